@@ -3,7 +3,7 @@
 import typer
 
 from streamd.cli_options import ConfigOption, DataOption, err, out, settings_of
-from streamd.errors import SettingsError
+from streamd.errors import KafkaError, SettingsError
 from streamd.telemetry.progress import ProgressLine
 
 changelog_app = typer.Typer(
@@ -15,7 +15,9 @@ changelog_app = typer.Typer(
 def changelog_verify(config: ConfigOption = None, data_dir: DataOption = None) -> None:
     """Compare a data directory with the changelog, of the leader or of a follower, also while it is
     written. Exit status 1 where they differ."""
+    from streamd.replica.connect import find_changelog
     from streamd.replica.kafka_changelog import KafkaReader
+    from streamd.replica.start import check_changelog
     from streamd.replica.verify import compare
     from streamd.store.changelog import changelog_topic
 
@@ -23,7 +25,11 @@ def changelog_verify(config: ConfigOption = None, data_dir: DataOption = None) -
     if not settings.log.name:
         raise SettingsError("This log has no changelog.", "set log.name.")
     topic = changelog_topic(settings.log.name)
-    reader = KafkaReader(settings.kafka, topic)
+    found_topic = find_changelog(settings)
+    if found_topic is None:
+        raise KafkaError(f"There is no topic {topic}.", "start the leader, which makes it.")
+    check_changelog(settings.data_dir, found_topic.changelog)
+    reader = KafkaReader(settings.kafka, found_topic.changelog)
     try:
         with ProgressLine(err, f"comparing with {topic}", "records") as line:
             found = compare(settings.data_dir, reader, line.at)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from streamd.cli_options import ConfigOption, DataOption, err, out, settings_of
-from streamd.errors import StreamdError
+from streamd.errors import SettingsError, StreamdError
 from streamd.settings import Settings
 from streamd.telemetry.progress import ProgressLine
 
@@ -134,7 +134,12 @@ def backup(
 
 
 def restore(
-    url: UrlArgument,
+    url: Annotated[
+        str,
+        typer.Argument(
+            help="The store, as for backup; or the data directory of another machine, as a path."
+        ),
+    ],
     seq: Annotated[
         int | None,
         typer.Option(min=0, help="The commit whose manifest to take; the newest otherwise."),
@@ -146,22 +151,36 @@ def restore(
         typer.Option(help="Data directory (setting data_dir); it must be empty or missing."),
     ] = None,
 ) -> None:
-    """Make a data directory of a backup: every object is checked against its checksum, then the
-    directory as `streamd verify` does."""
+    """Make a data directory of a backup, or of another one: what is read is checked against its
+    checksums, then the directory as `streamd verify` does."""
     from streamd.maintenance import damage_outside_the_log
+    from streamd.store.directory import copy_directory, directory_at
     from streamd.store.restore import check_free, choose
     from streamd.store.restore import restore as make
     from streamd.store.store import Store
 
     settings = settings_of(config, data_dir)
     check_free(settings.data_dir)
-    store = Store(url, timeout)
-    manifest = choose(store, seq)
+    source = directory_at(url)
 
     def damage(folder: Path) -> list[str]:
         line.begin("checking what was restored")
         return list(damage_outside_the_log(settings.model_copy(update={"data_dir": folder})))
 
+    if source is not None:
+        if seq is not None:
+            raise SettingsError(
+                f"{source} is a data directory, which has its newest commit only.",
+                "leave out --seq.",
+            )
+        with ProgressLine(err, f"copying {source}", "bytes") as line:
+            state = copy_directory(source, settings.data_dir, line.at, damage)
+        text = f"{settings.data_dir} made of {source} at commit {state.seq:,}; every checksum holds"
+        out.print(text, markup=False, soft_wrap=True)
+        return
+
+    store = Store(url, timeout)
+    manifest = choose(store, seq)
     with ProgressLine(err, f"restoring from {store.shown}", "bytes") as line:
         make(store, manifest, settings.data_dir, line.at, damage)
     out.print(

@@ -242,20 +242,10 @@ def _run_follow(settings: Settings, stop: threading.Event) -> None:
 
 def _run_score(settings: Settings, stop: threading.Event) -> None:
     """Score each event into the score topic until `stop`. Raises: SettingsError."""
-    from streamd.scoring.role import check_topic, score
+    from streamd.scoring.role import run_score
 
-    check_topic(settings)
-    lock = lock_name(settings.data_dir, SCORE, stop)
-    if lock is None:
-        return
-    beat = Heartbeat(settings.data_dir, SCORE)
-    open_port(
-        settings.telemetry.score_port, settings.server.host, beat, ApiKeys(settings.server).allows
-    )
-    beat.touch("preparing")
-    make_kernels_ready()
-    beat.end_when_stalled()
-    score(settings, beat, lambda: settings.log.member == "leader", stop)
+    if lock_name(settings.data_dir, SCORE, stop) is not None:
+        run_score(settings, make_kernels_ready, lambda: settings.log.member == "leader", stop)
 
 
 def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:

@@ -120,13 +120,14 @@ class ChangelogError(StreamdError):
 
 
 class FencedError(ChangelogError):
-    """When another process has published commits in the place of this one's, or claimed the
-    trainer's term, so that two lead. The operator stops one of them, or makes it a replica."""
+    """When another process leads, in a higher term or by an earlier claim. Nothing is wrong where
+    it was to lead; else the operator makes one of the two a replica."""
 
 
 class DivergedError(ChangelogError):
-    """When this directory has shown readers another commit than the changelog has under its number.
-    The operator keeps the directory aside and starts with an empty one."""
+    """When this directory has shown readers another commit than the changelog has under its number,
+    or the changelog lost records that were read here. The operator keeps the directory aside and
+    starts with an empty one."""
 
 
 class SchemaRegistryError(StreamdError):

@@ -80,7 +80,8 @@ def run_ranks(settings: Settings, command: Sequence[str] = RANK) -> int:
 
 
 def _say_refused(settings: Settings, ends: dict[int, int]) -> None:
-    """Write the heartbeat that says so, unless the first rank did: the others write none."""
+    """Write the refusal to the role's heartbeat, unless the first rank did: the other ranks only
+    log theirs."""
     if "train" not in refusals(settings.data_dir, ["train"]):
         ranks = [str(rank) for rank, status in ends.items() if status == ROLE_REFUSED]
         why = f"rank {', '.join(ranks)} refused its data; its log lines say why"

@@ -1,4 +1,4 @@
-"""A typed client of a server, blocking and for asyncio: `pip install 'streamd[client]'`.
+"""A typed client of a server, blocking and for asyncio; the extra `client` has what it needs.
 
 It imports httpx2 and msgspec, and nothing else of streamd.
 """

@@ -6,6 +6,14 @@ LITTLE = 0.005
 """MRR below which a sure difference is called little: another seed moves MRR by up to .002, another
 graph layer by .001 to .005."""
 
+BOTH = {
+    "makes no clear difference": "neither state nor learning makes a clear difference",
+    "does harm": "state and learning do harm",
+    "matters little": "state and learning matter little",
+    "matters": "state and learning matter",
+}
+"""What is said where state and learning have the same effect."""
+
 
 def verdict(
     *,
@@ -44,6 +52,8 @@ def verdict(
         causes = f"learning {by_learning} here"
     elif (by_state, by_learning) == ("matters", "matters little"):
         causes = "state matters here, learning little"
+    elif by_state == by_learning:
+        causes = f"{BOTH[by_state]} here"
     else:
         causes = f"state {by_state}, learning {by_learning} here"
     text = f"Live {found}: {causes}"

@@ -100,7 +100,7 @@ class IngestLoop:
             # Each turn is one assignment of partitions; it ends where they change.
             while not stop.is_set():
                 if not self.begin(source):
-                    stop.wait(RETRY_SECONDS)
+                    self._offsets.wait(stop, RETRY_SECONDS)
                     self._rediscover(source, stop)
                     continue
                 while not stop.is_set() and self.step(source):
@@ -127,7 +127,7 @@ class IngestLoop:
                     return source
             except KafkaError as error:
                 self._warn_seldom("broker_unavailable", str(error))
-            stop.wait(CONNECT_SECONDS)
+            self._offsets.wait(stop, CONNECT_SECONDS)
         if source is not None:
             source.close()
         return None
@@ -145,7 +145,7 @@ class IngestLoop:
             except KafkaError as error:
                 self._warn_seldom("broker_unavailable", str(error))
             self._beat.touch("connecting")
-            stop.wait(CONNECT_SECONDS)
+            self._offsets.wait(stop, CONNECT_SECONDS)
 
     def _has_topics(self, source: KafkaSource) -> bool:
         """Whether all topics exist; for each that does not, log how to create it."""
@@ -312,6 +312,7 @@ class IngestLoop:
         """Wait before a further attempt; a time in which nothing could come is not quiet."""
         self._last_event = self._clock.monotonic()
         self._beat.touch(why, edges=self._log.num_edges, watermark=self._log.watermark)
+        self._log.show_acknowledged()
         self._clock.sleep(seconds)
 
     def _poll_timeout(self) -> float:

@@ -1,5 +1,6 @@
 """Offsets of commits, published to Kafka once readers are shown the commits."""
 
+import threading
 from collections import deque
 from collections.abc import Sequence
 
@@ -30,15 +31,19 @@ class ShownOffsets:
         self._waiting.append((self._log.seq, positions))
 
     def publish(self, source: KafkaSource) -> None:
-        """Show the commits that are acknowledged, and publish the newest one's offsets."""
-        if not self._waiting and not self._log.is_waiting:
-            return
+        """Show the commits that are acknowledged, and publish the newest one's offsets. Other
+        machines hear by it that this one runs."""
         shown = self._log.show_acknowledged()
         newest = None
         while self._waiting and self._waiting[0][0] <= shown:
             newest = self._waiting.popleft()[1]
         if newest is not None:
             source.publish(newest)
+
+    def wait(self, stop: threading.Event, seconds: float) -> None:
+        """Wait for what is away; other machines hear meanwhile that this one runs."""
+        self._log.show_acknowledged()
+        stop.wait(seconds)
 
     def longest_wait(self, seconds: float) -> float:
         """How long nobody need look, up to some seconds."""

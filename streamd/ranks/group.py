@@ -138,7 +138,7 @@ class Ranks:
         return bool(said.all())
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """The sums of every rank's values, added in rank order."""
+        """The sums over all ranks, value by value, added in rank order."""
         if self.size == 1:
             return list(values)
         import torch
@@ -167,14 +167,15 @@ class Ranks:
         return gather(self.learning, rows)
 
     def not_before(self, ids: "Tensor") -> "Tensor":
-        """Which ids, int64[N], each once, no rank before this one has: bool[N]."""
+        """Which ids no rank before this one has. ids: int64[N], each once. Returns: bool[N]."""
         import torch
 
         of_ranks = gather(self.learning, ids)
         return ~torch.isin(ids, torch.cat([ids[:0], *of_ranks[: self.rank]]))
 
     def tensors_to_first(self, tensors: "dict[str, Tensor]") -> "list[dict[str, Tensor]] | None":
-        """The tensors of every rank, in rank order, on rank 0; None on the others."""
+        """Send tensors to rank 0. Returns: on rank 0 those of every rank, in rank order; None on
+        the others."""
         import safetensors.torch
         import torch
 
@@ -188,8 +189,8 @@ class Ranks:
         return [safetensors.torch.load(file) for file in files]
 
     def add_gradients(self, parameters: "Sequence[Tensor]") -> None:
-        """Give each parameter the sum of its gradients over all ranks; one that has none on any
-        rank keeps none."""
+        """Give each parameter the sum of its gradients over all ranks. A parameter without a
+        gradient on any rank gets none."""
         if self.size == 1:
             return
         import torch

@@ -133,8 +133,7 @@ def add_up(lane: Lane, values: "Tensor") -> "Tensor":
 
 
 def tell(lane: Lane, message: bytes) -> bytes:
-    """Rank 0's message, on every rank. message: what this rank would say, which only rank 0's
-    does."""
+    """Rank 0's message, on every rank. message: what the other ranks pass does not matter."""
     if lane.size == 1:
         return message
     import torch

@@ -1,80 +1,118 @@
-"""Decides which records of the changelog count: those of the highest term so far, with the next
-commit in order."""
+"""Decides which records of the changelog count: those of the term in force, with the next commit in
+order."""
 
 from enum import Enum, auto
 
+from streamd.errors import DivergedError
 from streamd.replica.changelog import OutOfRange
-from streamd.replica.records import Record
+from streamd.replica.records import Claim, Entry, Heartbeat, Record
 from streamd.segments.log_files import MAX_IN_FLIGHT
+
+UNCLAIMED = 1
+"""The term of leaders that made no claim, as those of the release before: a changelog begins in
+it."""
 
 
 class Verdict(Enum):
     """What becomes of a record."""
 
+    LEADS = auto()
+    """It is the first claim of the next term: from here on that term is in force."""
+    ALIVE = auto()
+    """It is a heartbeat of the leader."""
     KNOWN = auto()
-    """It is of a commit that is whole already. The first record of a number counts: another line
-    behind it is of a leader that lost, or of a killed process that published it twice."""
+    """It is of a commit that is whole already."""
     FIRST = auto()
     """It begins the next commit; one that was begun and not finished is dropped."""
     NEXT = auto()
     """It goes on with the commit that was begun."""
-    AHEAD = auto()
-    """A commit before it is missing. It counts for nothing where the missing one follows: the
-    broker refused that one of several that were on their way, and took those behind it."""
-    PASSED_OVER = auto()
-    """It counts for nothing: of a leader that was deposed, or of a killed process's commit that was
-    published again."""
+    VOID = auto()
+    """It counts for nothing: of a leader that was deposed, a claim that lost, or a commit behind
+    one that the broker refused, so that its leader ended."""
 
 
 class Admission:
     """Judges records in order of offsets. Owner: who applies them.
 
-    term: the highest so far. seq: the newest commit that is whole.
+    term: the one in force, whose claim was read. seq: the newest commit that is whole.
     """
 
     def __init__(self, term: int, seq: int) -> None:
-        self.term = term
+        """term, seq: what holds where the reading begins."""
+        self.term = max(term, UNCLAIMED)
         self.seq = seq
         self._next_part = 0
         self._begun: Record | None = None
 
-    def judge(self, record: Record) -> Verdict:
-        """Judge the next record. Raises: OutOfRange where commits before it are missing."""
-        if record.term < self.term:
-            return Verdict.PASSED_OVER
-        if record.term > self.term:
-            # Whatever a deposed leader has not finished, nobody else will.
-            self.term = record.term
-            self._next_part = 0
+    @property
+    def has_begun(self) -> bool:
+        """Whether a commit was begun and is not whole."""
+        return self._next_part > 0
+
+    def judge(self, entry: Entry) -> Verdict:
+        """Judge the next record. Raises: OutOfRange where commits before it are missing,
+        DivergedError where a claim is."""
+        if isinstance(entry, Claim):
+            return self._judge_claim(entry)
+        if entry.term > self.term:
+            raise _unclaimed(entry)
+        if entry.term < self.term:
+            return Verdict.VOID
+        return Verdict.ALIVE if isinstance(entry, Heartbeat) else self._judge_commit(entry)
+
+    def _judge_claim(self, claim: Claim) -> Verdict:
+        if claim.term <= self.term:
+            return Verdict.VOID
+        if claim.term > self.term + 1:
+            raise _unclaimed(claim)
+        if claim.seq > self.seq:
+            raise missing(self.seq, claim.seq + 1)
+        # Whatever a deposed leader has not finished, nobody else will.
+        self.term = claim.term
+        self._next_part = 0
+        return Verdict.LEADS
+
+    def _judge_commit(self, record: Record) -> Verdict:
         if record.seq <= self.seq:
             return Verdict.KNOWN
         if record.seq != self.seq + 1:
-            if not 0 < record.seq - self.seq <= MAX_IN_FLIGHT or self.seq == 0:
-                raise missing_before(record, self.seq)
-            return Verdict.AHEAD
+            # The broker refused one of several that were on their way, and took those behind it.
+            if record.seq - self.seq > MAX_IN_FLIGHT or self.seq == 0:
+                raise missing(self.seq, record.seq)
+            return Verdict.VOID
         begun = self._begun if self._next_part else None
         if record.part == 0:
             # One that came twice must not undo the parts behind it.
             if begun is not None and begun.headers() == record.headers():
-                return Verdict.PASSED_OVER
+                return Verdict.VOID
             self._begun = record._replace(value=b"")
             self._next_part = 1
-            return Verdict.FIRST
-        # Parts of two leaders may lie between each other.
-        is_same = begun is not None and (begun.line, begun.parts) == (record.line, record.parts)
-        if record.part != self._next_part or not is_same:
-            return Verdict.PASSED_OVER
-        self._next_part += 1
-        return Verdict.NEXT
+        else:
+            # Without claims, parts of two leaders may lie between each other.
+            is_same = begun is not None and (begun.line, begun.parts) == (record.line, record.parts)
+            if record.part != self._next_part or not is_same:
+                return Verdict.VOID
+            self._next_part += 1
+        if record.is_last:
+            self.go_on_behind(record.seq)
+        return Verdict.FIRST if record.part == 0 else Verdict.NEXT
 
-    def taken(self, seq: int) -> None:
-        """Say that a commit is whole."""
+    def go_on_behind(self, seq: int) -> None:
+        """Say that commit `seq` is whole, as far as the changelog need have it."""
         self.seq = seq
         self._next_part = 0
 
 
-def missing_before(record: Record, seq: int) -> OutOfRange:
-    """What to raise where the commits between `seq` and a record's do not come."""
+def missing(seq: int, following: int) -> OutOfRange:
+    """What to raise where the commits between `seq` and `following` are not in the changelog."""
     return OutOfRange(
-        f"the log here ends with commit {seq}, the changelog goes on with {record.seq}"
+        f"the log here ends with commit {seq}, the changelog goes on with {following}"
+    )
+
+
+def _unclaimed(entry: Entry) -> DivergedError:
+    return DivergedError(
+        f"The record at offset {entry.offset} of the changelog is of term {entry.term}, whose "
+        "claim was not there when what lies before was read here: the changelog lost records.",
+        "keep the directory aside, and start here with an empty one.",
     )

@@ -11,7 +11,7 @@ import structlog
 
 from streamd.errors import DataDirectoryError, DiskError
 from streamd.roles import FOLDER as ROLES_FOLDER
-from streamd.segments.changelog_position import CHANGELOG
+from streamd.segments.changelog_position import CHANGELOG, UNKNOWN, ChangelogId
 from streamd.segments.layout import APPENDED
 from streamd.segments.recovery import lock_directory
 from streamd.storage import DISK, SCRATCH, Disk
@@ -32,12 +32,13 @@ OF_THE_OLD_LOG = ("hold", "facts", "memory")
 """What roles made of the log that is replaced; they make it again."""
 
 
-def newest_manifest(store: Store) -> Manifest | None:
-    """The newest manifest that says where it stands in the changelog, None where there is none.
-    Raises: StoreError."""
+def newest_manifest(store: Store, changelog: ChangelogId = UNKNOWN) -> Manifest | None:
+    """The newest manifest that says where it stands in this changelog, None where there is none. Of
+    one that was made anew, those from before say nothing. Raises: StoreError."""
     for name in reversed(manifests.names(store)):
         manifest = manifests.read(store, name)
-        if manifest.changelog_offset is not None:
+        is_other = ChangelogId(*manifest.changelog).is_other(changelog)
+        if manifest.changelog_offset is not None and not is_other:
             return manifest
     return None
 

@@ -3,7 +3,8 @@ by one. Kafka's are in `kafka_changelog.py`, a twin in memory in the tests."""
 
 from typing import Protocol
 
-from streamd.replica.records import Record
+from streamd.replica.records import Entry
+from streamd.segments.changelog_position import ChangelogId
 
 
 class OutOfRange(Exception):  # noqa: N818 - handled at once: a newer manifest is needed
@@ -12,7 +13,9 @@ class OutOfRange(Exception):  # noqa: N818 - handled at once: a newer manifest i
 
 class ChangelogReader(Protocol):
     """Reads the changelog from any offset. Owner: one thread. Raises KafkaError where the broker
-    does not answer, ChangelogError for a record that is none."""
+    does not answer, ChangelogError for a record that is none. changelog: which one it reads."""
+
+    changelog: ChangelogId
 
     def bounds(self) -> tuple[int, int]:
         """Offsets of the first record there is, and one past the newest."""
@@ -22,7 +25,7 @@ class ChangelogReader(Protocol):
         """Read on from an offset."""
         ...
 
-    def read(self, seconds: float) -> list[Record]:
+    def read(self, seconds: float) -> list[Entry]:
         """The next records, those that come within some seconds. Raises: OutOfRange."""
         ...
 
@@ -53,7 +56,7 @@ class ChangelogProducer(Protocol):
     part_bytes: int
     """Most bytes of a record's value."""
 
-    def send(self, record: Record) -> Receipt:
+    def send(self, record: Entry) -> Receipt:
         """Send a record. Raises: KafkaError."""
         ...
 

@@ -9,6 +9,7 @@ from streamd.errors import KafkaError
 from streamd.ingest.client import make_admin
 from streamd.replica.kafka_changelog import KafkaProducer, KafkaReader
 from streamd.replica.leader import lead
+from streamd.replica.members import member_name
 from streamd.replica.publisher import ChangelogPublisher
 from streamd.replica.topic import TopicState, ensure_topic, find_topic
 from streamd.settings import Settings
@@ -74,11 +75,12 @@ def connect_leader(
         with ExitStack() as stack:
             try:
                 topic = open_topic(settings)
-                reader = KafkaReader(settings.kafka, topic.name, idle)
+                reader = KafkaReader(settings.kafka, topic.changelog, idle)
                 stack.callback(reader.close)
                 producer = KafkaProducer(settings.kafka, topic.name, topic.max_message_bytes)
                 stack.callback(producer.close)
-                publisher = lead(settings.data_dir, producer, reader, waiting=idle)
+                name = member_name(settings.data_dir)
+                publisher = lead(settings.data_dir, producer, reader, waiting=idle, member=name)
                 # A log that is closed waits for acknowledgements although it was told to stop.
                 publisher.waiting = waiting
                 stack.pop_all()

@@ -7,10 +7,16 @@ import structlog
 
 from streamd.errors import ChangelogError
 from streamd.events import Schema
-from streamd.replica.admission import Admission, Verdict, missing_before
+from streamd.replica.admission import Admission, Verdict
 from streamd.replica.changelog import ChangelogReader, OutOfRange
-from streamd.replica.records import LINE, Head, Record, decode_value
-from streamd.replica.start import has_log, reconcile
+from streamd.replica.records import LINE, Entry, Head, Record, decode_value
+from streamd.replica.start import (
+    check_changelog,
+    check_follows,
+    has_log,
+    line_before,
+    reconcile,
+)
 from streamd.segments.applier import LogApplier
 from streamd.segments.changelog_position import ChangelogPosition
 from streamd.segments.journal import decode_line
@@ -57,15 +63,16 @@ class Follower:
         self._made: dict[str, int] = {}
         self._line_bytes = 0
         self._position = ChangelogPosition(0, 0, 0)
+        check_changelog(data_dir, reader.changelog)
         if has_log(data_dir):
             self._open(Schema())
-        else:
-            begin, _ = reader.bounds()
-            self._position = ChangelogPosition(0, 0, begin)
-        self._ahead: Record | None = None
+        elif begin := reader.bounds()[0]:
+            raise OutOfRange(f"there is no log here, and the changelog begins at offset {begin}")
+        self._last_line = line_before(data_dir, self._position.seq)
         self._admission = Admission(self._position.term, self._position.seq)
         reader.seek(self._position.offset)
         self._applied = self._position
+        self._stored = self._position
 
     def _open(self, schema: Schema) -> None:
         """Open the log, whose lines then all are the changelog's."""
@@ -77,7 +84,9 @@ class Follower:
             elif last_state(self.data_dir, schema).seq > self._position.seq:
                 take_back(self.data_dir, self._position.seq + 1, self._disk)
 
-        self._applier = LogApplier(self.data_dir, schema, self._disk, prepare)
+        self._applier = LogApplier(
+            self.data_dir, schema, self._reader.changelog, self._disk, prepare
+        )
         try:
             self._applier.flush(self._position)
         except BaseException:
@@ -97,7 +106,7 @@ class Follower:
 
     @property
     def term(self) -> int:
-        """The highest term that the changelog has, as far as it was read."""
+        """The term in force, as far as the changelog was read."""
         return self._admission.term
 
     @property
@@ -106,40 +115,43 @@ class Follower:
         return max(0, self._reader.bounds()[1] - self._applied.offset)
 
     def step(self, seconds: float) -> int:
-        """Apply what comes within some seconds. Returns: number of records.
+        """Apply what comes within some seconds.
 
-        Raises: OutOfRange where a newer manifest is needed, DiskError, ChangelogError, KafkaError.
+        Returns: number of records of the term in force, heartbeats among them: what nobody heeds
+        any more is no sign of a leader. Raises: OutOfRange where a newer manifest is needed,
+        DivergedError, DiskError, ChangelogError, KafkaError.
         """
-        records = self._reader.read(seconds)
-        for record in records:
-            self._take(record)
-        if self._applier is not None and self._applier.num_finished:
-            self._applier.flush(self._applied)
-        if records:
+        num_heard = 0
+        for entry in self._reader.read(seconds):
+            num_heard += self._take(entry)
+        if self._applier is not None:
+            # Over heartbeats the place moves as well: what lies before it may be deleted.
+            if self._applier.num_finished:
+                self._applier.flush(self._applied)
+            elif self._applied != self._stored:
+                self._applier.move(self._applied)
+            self._stored = self._applied
+        if num_heard:
             metrics.follow_seq.set(self.seq)
-        else:
-            self.check_none_missing()
-        return len(records)
+        return num_heard
 
-    def check_none_missing(self) -> None:
-        """Check, at the changelog's end, that it has no commits behind one that is missing. Raises:
-        OutOfRange."""
-        if self._ahead is not None:
-            raise missing_before(self._ahead, self._admission.seq)
-
-    def _take(self, record: Record) -> None:
-        verdict = self._admission.judge(record)
-        if verdict is Verdict.AHEAD:
-            self._ahead = record
-        elif verdict is Verdict.FIRST or verdict is Verdict.NEXT:
-            self._ahead = None
-            head, data = decode_value(record)
+    def _take(self, entry: Entry) -> bool:
+        """Take a record. Returns: whether it is of the term in force."""
+        verdict = self._admission.judge(entry)
+        if isinstance(entry, Record) and verdict in (Verdict.FIRST, Verdict.NEXT):
+            head, data = decode_value(entry)
             if verdict is Verdict.FIRST:
-                self._begin(record, head)
-            self._write(record, head, data)
-            metrics.follow_bytes.inc(len(record.value))
-            if record.is_last:
-                self._finish(record)
+                check_follows(self.data_dir, entry, self._last_line)
+                self._begin(entry, head)
+            self._write(entry, head, data)
+            metrics.follow_bytes.inc(len(entry.value))
+            if entry.is_last:
+                self._finish(entry)
+        elif not self._admission.has_begun:
+            self._applied = ChangelogPosition(
+                self._admission.term, self._admission.seq, entry.offset + 1
+            )
+        return verdict is not Verdict.VOID
 
     def _begin(self, record: Record, head: Head) -> None:
         """Begin a commit; what was begun and not finished is dropped."""
@@ -147,12 +159,12 @@ class Follower:
             if record.seq != 1 or head.schema is None:
                 raise OutOfRange(f"there is no log here, and the changelog has commit {record.seq}")
             schema = _schema_of(record, head)
-            self._applier = LogApplier(self.data_dir, schema, self._disk)
+            self._applier = LogApplier(self.data_dir, schema, self._reader.changelog, self._disk)
         elif self._applier.has_begun:
             # What it has written is cut off and zeroed as after a crash.
             self._applier.flush(self._applied)
             self._applier.close()
-            self._applier = LogApplier(self.data_dir, Schema(), self._disk)
+            self._applier = LogApplier(self.data_dir, Schema(), self._reader.changelog, self._disk)
         self._line.clear()
         self._line_bytes = head.line_bytes
         self._made = dict(head.made)
@@ -188,7 +200,7 @@ class Follower:
         position = ChangelogPosition(record.term, record.seq, record.offset + 1)
         self._applier.finish(position)
         self._applied = position
-        self._admission.taken(record.seq)
+        self._last_line = record.line
         metrics.follow_commits.inc()
 
     def close(self) -> None:

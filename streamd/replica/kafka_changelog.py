@@ -11,7 +11,8 @@ from kafka.errors import OffsetOutOfRangeError
 from streamd.errors import KafkaError
 from streamd.ingest.client import make_consumer, make_producer
 from streamd.replica.changelog import OutOfRange
-from streamd.replica.records import Record, decode_record
+from streamd.replica.records import Entry, decode_record
+from streamd.segments.changelog_position import ChangelogId
 from streamd.settings import KafkaSettings
 
 READ_RECORDS = 200
@@ -28,10 +29,15 @@ class KafkaReader:
     """Reads the changelog's partition. Owner: one thread. It joins no group."""
 
     def __init__(
-        self, kafka: KafkaSettings, topic: str, idle: Callable[[], None] = lambda: None
+        self,
+        kafka: KafkaSettings,
+        changelog: ChangelogId,
+        idle: Callable[[], None] = lambda: None,
     ) -> None:
-        """idle: called after a read that brought nothing. Raises: KafkaError."""
-        self._partition = TopicPartition(topic, 0)
+        """changelog: as the broker has just described its topic. idle: called after a read that
+        brought nothing. Raises: KafkaError."""
+        self.changelog = changelog
+        self._partition = TopicPartition(changelog.topic, 0)
         self._kafka = kafka
         self._idle = idle
         self._consumer = make_consumer(kafka)
@@ -57,7 +63,7 @@ class KafkaReader:
         self._consumer.seek(self._partition, offset)
         self.position = offset
 
-    def read(self, seconds: float) -> list[Record]:
+    def read(self, seconds: float) -> list[Entry]:
         """The next records. Raises: OutOfRange, KafkaError, ChangelogError."""
         try:
             polled = self._consumer.poll(timeout_ms=int(seconds * 1000), max_records=READ_RECORDS)
@@ -111,7 +117,7 @@ class KafkaProducer:
         fixed = {**FIXED, "max_request_size": self.part_bytes + OVERHEAD_BYTES}
         self._producer = make_producer(kafka, fixed)
 
-    def send(self, record: Record) -> KafkaReceipt:
+    def send(self, record: Entry) -> KafkaReceipt:
         """Send a record. Raises: KafkaError."""
         try:
             sent = self._producer.send(

@@ -1,18 +1,25 @@
-"""Makes a member of a log on many machines its leader: it brings the directory and the changelog to
-one end, and publishes from there on."""
+"""Makes a member of a log on many machines its leader: it claims the next term, brings directory
+and changelog to one end, and publishes from there on."""
 
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+import structlog
+
 from streamd.errors import ChangelogError, FencedError
+from streamd.replica.admission import UNCLAIMED, Admission, Verdict
 from streamd.replica.changelog import ChangelogProducer, ChangelogReader, OutOfRange
 from streamd.replica.follower import Follower
-from streamd.replica.publisher import TERM, ChangelogPublisher
+from streamd.replica.publisher import HEARTBEAT_SECONDS, WAIT_SECONDS, ChangelogPublisher
+from streamd.replica.records import Claim
+from streamd.replica.start import line_before, reconcile
 from streamd.segments.changelog_position import ChangelogPosition
 from streamd.segments.journal import LogState, decode_line, journal_files
 from streamd.segments.take_back import lines_after
 from streamd.storage import DISK, Disk
 
+logger = structlog.get_logger()
 READ_SECONDS = 0.2
 
 
@@ -22,67 +29,165 @@ def lead(
     reader: ChangelogReader,
     disk: Disk = DISK,
     waiting: Callable[[], None] = lambda: None,
+    *,
+    member: str,
+    heartbeat_seconds: float = HEARTBEAT_SECONDS,
 ) -> ChangelogPublisher:
-    """Bring a directory and the changelog to one end, so that every durable line is acknowledged.
+    """Claim the next term, and bring a directory and the changelog to one end, so that every
+    durable line is acknowledged.
 
-    Args: reader: from here on the publisher's; waiting: called while something is awaited.
-    Returns: the publisher of what follows. Raises: FencedError where another process leads,
-    ChangelogError, KafkaError, and those of `LogApplier`.
+    The changelog is read to its end first, so that nobody claims who must not lead or is far
+    behind. What an older leader has on its way lies behind the claim, and counts for nothing.
+
+    Args: reader: from here on the publisher's; waiting: called while something is awaited; member:
+    name of this machine; heartbeat_seconds: longest silence of the publisher.
+    Returns: the publisher of what follows. Raises: FencedError where another member claimed first:
+    follow it, or try again; ChangelogError, KafkaError, and those of `LogApplier`.
     """
-
-    def republish(agreed: ChangelogPosition) -> ChangelogPosition:
-        _check_term(agreed.term)
-        # From there on whatever others append is looked at.
-        begin = ChangelogPosition(TERM, agreed.seq, agreed.offset)
-        publisher = ChangelogPublisher(data_dir, producer, reader, begin, waiting)
-        return _published_again(data_dir, publisher, agreed)
-
+    start = _Start(data_dir, producer, reader, disk, waiting, member, heartbeat_seconds)
     try:
-        follower = Follower(data_dir, reader, disk, republish)
-        try:
-            _, end = reader.bounds()
-            while reader.position < end:
-                follower.step(READ_SECONDS)
-                waiting()
-            follower.check_none_missing()
-            _check_term(follower.term)
-            position = follower.position
-        finally:
-            follower.close()
+        return start.lead()
     except OutOfRange as error:
         raise ChangelogError(
             f"{data_dir} is older than the changelog: {error}.",
             "move its contents away and run `streamd restore` with log.store, then start it again.",
         ) from None
-    start = ChangelogPosition(TERM, position.seq, end)
-    return ChangelogPublisher(data_dir, producer, reader, start, waiting)
 
 
-def _check_term(term: int) -> None:
-    """Check that nobody leads in a higher term: followers would pass over all that came from here,
-    without a word. Raises: FencedError."""
-    if term > TERM:
-        raise FencedError(
-            f"The changelog is led in term {term}.", "set log.member to replica here."
+class _Start:
+    """The start of a leader. Owner: `lead`."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        producer: ChangelogProducer,
+        reader: ChangelogReader,
+        disk: Disk,
+        waiting: Callable[[], None],
+        member: str,
+        heartbeat_seconds: float,
+    ) -> None:
+        self._data_dir = data_dir
+        self._producer = producer
+        self._reader = reader
+        self._disk = disk
+        self._waiting = waiting
+        self._member = member
+        self._heartbeat_seconds = heartbeat_seconds
+        self._claimed: Claim | None = None
+        self._publisher: ChangelogPublisher | None = None
+
+    def lead(self) -> ChangelogPublisher:
+        """Do all of it. Raises: as `lead` of the module, and OutOfRange."""
+        follower = Follower(self._data_dir, self._reader, self._disk, self._publish_again)
+        try:
+            # A directory that had no line beyond the changelog's end may have less than that.
+            if self._claimed is None:
+                self._follow(follower, self._reader.bounds()[1])
+                self._claimed = self._claim(follower.position)
+            if self._publisher is None:
+                self._follow(follower, self._claimed.offset + 1)
+            position = follower.position
+        finally:
+            follower.close()
+        return self._publisher or self._publish_from(position)
+
+    def _follow(self, follower: Follower, until: int) -> None:
+        """Apply what the changelog has before an offset, and what comes with it."""
+        while self._reader.position < until:
+            follower.step(READ_SECONDS)
+            self._waiting()
+
+    def _publish_again(self, agreed: ChangelogPosition) -> ChangelogPosition:
+        """Publish the lines beyond the changelog's end, if there are any, before they are shown.
+
+        agreed: where directory and changelog are the same. Returns: where they are it then.
+        """
+        if next(lines_after(self._data_dir, agreed.seq), None) is None:
+            return agreed
+        self._claimed = self._claim(agreed)
+
+        # Until the claim the leader before may have put others in their place.
+        until = self._claimed.offset + 1
+        agreed = reconcile(self._data_dir, self._reader, self._disk, until)
+        if agreed.offset < until:
+            return agreed
+        self._publisher = self._publish_from(agreed)
+        state = None
+        newest = agreed.seq
+        for seq, line in lines_after(self._data_dir, agreed.seq):
+            fields = decode_line(line)
+            assert fields is not None, "lines are whole"
+            state = state or _state_at(self._data_dir, seq - 1)
+            self._publisher.publish(state, fields, line)
+            state = state.after(fields)
+            newest = seq
+        while self._publisher.acknowledged().seq < newest:
+            self._publisher.wait()
+        return self._publisher.acknowledged()
+
+    def _publish_from(self, position: ChangelogPosition) -> ChangelogPublisher:
+        assert self._claimed is not None
+        assert position.term == self._claimed.term
+        return ChangelogPublisher(
+            self._data_dir,
+            self._producer,
+            self._reader,
+            position,
+            self._waiting,
+            member=self._member,
+            last_line=line_before(self._data_dir, position.seq),
+            heartbeat_seconds=self._heartbeat_seconds,
+        )
+
+    def _claim(self, position: ChangelogPosition) -> Claim:
+        """Append a claim of the next term, and see that it is the first one.
+
+        position: from which the changelog need be read. Returns: the claim, with its offset; the
+        reader stands where it stood. Raises: FencedError, KafkaError.
+        """
+        claim = Claim(
+            offset=0,
+            term=max(position.term, UNCLAIMED) + 1,
+            member=self._member,
+            id=uuid.uuid4().hex,
+            seq=position.seq,
+        )
+        receipt = self._producer.send(claim)
+        while (offset := receipt.offset()) is None:
+            self._waiting()
+            receipt.wait(WAIT_SECONDS)
+
+        # Read up to it; the broker does not tell where it is if it got it twice.
+        begin = self._reader.position
+        end = offset + 1 if offset >= 0 else self._reader.bounds()[1]
+        admission = Admission(position.term, position.seq)
+        winner: Claim | None = None
+        self._reader.seek(position.offset)
+        while self._reader.position < end:
+            for entry in self._reader.read(READ_SECONDS):
+                leads = admission.judge(entry) is Verdict.LEADS
+                if isinstance(entry, Claim) and leads:
+                    winner = winner or entry
+                if isinstance(entry, Claim) and entry.id == claim.id:
+                    self._reader.seek(begin)
+                    if winner is not entry:
+                        raise _fenced(winner)
+                    logger.info("term_claimed", term=claim.term, offset=entry.offset)
+                    return entry
+            self._waiting()
+        raise ChangelogError(
+            "The changelog lost a record: a claim was acknowledged and is not there.",
+            "see that brokers elect no leader out of sync and that nobody removes the topic.",
         )
 
 
-def _published_again(
-    data_dir: Path, publisher: ChangelogPublisher, agreed: ChangelogPosition
-) -> ChangelogPosition:
-    """Publish the lines of the journal behind a commit, and wait until all are acknowledged."""
-    state = None
-    newest = agreed.seq
-    for seq, line in lines_after(data_dir, agreed.seq):
-        fields = decode_line(line)
-        assert fields is not None, "lines are whole"
-        state = state or _state_at(data_dir, seq - 1)
-        publisher.publish(state, fields, line)
-        state = state.after(fields)
-        newest = seq
-    while publisher.acknowledged().seq < newest:
-        publisher.wait()
-    return agreed if newest == agreed.seq else publisher.acknowledged()
+def _fenced(winner: Claim | None) -> FencedError:
+    who = "another process" if winner is None else f"{winner.member}, in term {winner.term}"
+    return FencedError(
+        f"Another process leads: {who}, whose claim came before this one's.",
+        "nothing where that machine was to lead.",
+    )
 
 
 def _state_at(data_dir: Path, seq: int) -> LogState:

@@ -1,7 +1,9 @@
-"""Publishes the leader's commits to the changelog, and sees that nobody else leads."""
+"""Publishes the leader's commits to the changelog under its term, and sees that nobody else
+leads."""
 
 import os
-from collections import OrderedDict, deque
+import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,8 +11,8 @@ from typing import Any, NamedTuple
 import structlog
 
 from streamd.errors import ChangelogError, FencedError
-from streamd.replica.changelog import ChangelogProducer, ChangelogReader, Receipt
-from streamd.replica.records import Commit, encode
+from streamd.replica.changelog import ChangelogProducer, ChangelogReader, OutOfRange, Receipt
+from streamd.replica.records import Claim, Commit, Entry, Heartbeat, Record, encode
 from streamd.segments.changelog_position import ChangelogPosition
 from streamd.segments.journal import LogState
 from streamd.segments.line_ranges import (
@@ -22,25 +24,29 @@ from streamd.segments.line_ranges import (
 from streamd.telemetry import metrics
 
 logger = structlog.get_logger()
-TERM = 1
-"""The term of the leader that the settings name; others come with elections."""
 WAIT_SECONDS = 0.05
 """Longest wait for an acknowledgement before the heartbeat is touched."""
-REMEMBERED = 64
-"""Newest commits whose lines are known by their checksums: more than are ever in flight."""
+HEARTBEAT_SECONDS = 1.0
+"""Longest silence of a leader that has nothing to say."""
+
+
+class _Part(NamedTuple):
+    """A record that was sent and is not acknowledged. entry: without offset and value."""
+
+    entry: Record | Heartbeat
+    receipt: Receipt
 
 
 class _Sent(NamedTuple):
-    """A commit that was sent: its number, and of how many records; receipts: of those that are not
-    acknowledged yet."""
+    """A commit that was sent, or a heartbeat, which has no number; parts: those of its records that
+    are not acknowledged yet."""
 
-    seq: int
-    parts: int
-    receipts: list[Receipt]
+    seq: int | None
+    parts: deque[_Part]
 
 
 class ChangelogPublisher:
-    """Publishes commits under a term. Owner: the log's writer.
+    """Publishes commits and heartbeats under a term that was won. Owner: the log's writer.
 
     Offsets of the leader's records run on by one. Where they do not, somebody else has appended:
     what lies between is read before anything behind it counts as acknowledged.
@@ -53,16 +59,34 @@ class ChangelogPublisher:
         reader: ChangelogReader,
         position: ChangelogPosition,
         waiting: Callable[[], None] = lambda: None,
+        *,
+        member: str,
+        last_line: str,
+        heartbeat_seconds: float = HEARTBEAT_SECONDS,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """position: the changelog's end, which has all commits of the log up to it. reader: for
-        what others appended; closed with the publisher. waiting: called while it waits."""
+        """position: just behind the claim, where the changelog has all commits of the log. reader:
+        for what others appended; closed with the publisher. waiting: called while it waits. member:
+        name of this machine. last_line: CRC32C in hex of the newest commit's line, "" where it is
+        gone. heartbeat_seconds: longest silence."""
         self._data_dir = data_dir
         self._producer = producer
         self._reader = reader
+        self.changelog = reader.changelog
         self._position = position
+        self._next_offset = position.offset
         self.waiting = waiting
+        self._member = member
+        self._last_line = last_line
+        self._heartbeat_seconds = heartbeat_seconds
+        self._now = now
         self._sent: deque[_Sent] = deque()
-        self._lines: OrderedDict[int, str] = OrderedDict()
+        self._sent_at = now()
+
+    @property
+    def term(self) -> int:
+        """The term of this leader."""
+        return self._position.term
 
     def publish(self, before: LogState, fields: dict[str, Any], line: bytes) -> None:
         """Send a commit. Raises: KafkaError."""
@@ -72,88 +96,124 @@ class ChangelogPublisher:
         for path, file in files.items():
             ranges += written_ranges(path, file)
         commit = Commit(
-            term=TERM,
+            term=self.term,
             seq=after.seq,
             line=line,
             made=[(path, file.stat().st_size) for path, file in files.items()],
             schema=before.schema.fields() if before.seq == 0 else None,
             ranges=ranges,
+            before=self._last_line,
         )
 
         # Files are opened once a commit, and read where their bytes are in the page cache.
+        parts: deque[_Part] = deque()
         with _Files(self._data_dir, files) as opened:
-            receipts = []
             for record in encode(commit, opened.read, self._producer.part_bytes):
-                receipts.append(self._producer.send(record))
+                receipt = self._producer.send(record)
+                parts.append(_Part(record._replace(value=b""), receipt))
                 metrics.changelog_bytes.inc(len(record.value))
-        self._sent.append(_Sent(after.seq, len(receipts), receipts))
-        self._lines[after.seq] = line[:8].decode()
-        if len(self._lines) > REMEMBERED:
-            self._lines.popitem(last=False)
-        metrics.changelog_waiting.set(len(self._sent))
+        self._append(_Sent(after.seq, parts))
+        self._last_line = line[:8].decode()
+
+    def heartbeat(self) -> None:
+        """Send a heartbeat where nothing was sent for a while; what is on its way says as much.
+        Raises: KafkaError."""
+        if self._sent or self._now() - self._sent_at < self._heartbeat_seconds:
+            return
+        entry = Heartbeat(0, self.term, self._member)
+        self._append(_Sent(None, deque([_Part(entry, self._producer.send(entry))])))
+
+    def _append(self, sent: _Sent) -> None:
+        self._sent.append(sent)
+        self._sent_at = self._now()
+        self._count_waiting()
+
+    def _count_waiting(self) -> None:
+        metrics.changelog_waiting.set(sum(sent.seq is not None for sent in self._sent))
 
     def acknowledged(self) -> ChangelogPosition:
-        """The newest commit up to which all are acknowledged. Raises: KafkaError, FencedError,
-        ChangelogError where the changelog lost what it had acknowledged."""
+        """The newest commit up to which all are acknowledged, and the offset up to which all is
+        known. Raises: KafkaError; FencedError where another member leads, ChangelogError where the
+        changelog lost what it had acknowledged."""
         while self._sent:
-            sent = self._sent[0]
-            while sent.receipts:
-                offset = sent.receipts[0].offset()
+            seq, parts = self._sent[0]
+            while parts:
+                offset = parts[0].receipt.offset()
                 if offset is None:
                     return self._position
-                if offset != self._position.offset:
-                    offset = self._look_at_gap(sent, offset)
-                sent.receipts.pop(0)
-                self._position = ChangelogPosition(TERM, self._position.seq, offset + 1)
-            self._position = ChangelogPosition(TERM, sent.seq, self._position.offset)
+                if offset != self._next_offset:
+                    offset = self._look_at_gap(parts[0].entry, offset)
+                parts.popleft()
+                self._next_offset = offset + 1
+
+            # Only whole commits count: whoever reads on from here would miss their first parts.
             self._sent.popleft()
-            metrics.changelog_waiting.set(len(self._sent))
-            metrics.changelog_seq.set(sent.seq)
+            newest = self._position.seq if seq is None else seq
+            self._position = ChangelogPosition(self.term, newest, self._next_offset)
+            self._count_waiting()
+            metrics.changelog_seq.set(newest)
         return self._position
 
-    def _look_at_gap(self, sent: _Sent, offset: int) -> int:
-        """Look at the records that lie before one of ours.
+    def _look_at_gap(self, ours: Record | Heartbeat, offset: int) -> int:
+        """Look at the records that lie before one of ours: of leaders that this one deposed, and of
+        members that claimed its term too late, which counts for nothing.
 
-        Records of this leader may lie there too, which a killed process had sent. Returns: the
-        offset of ours, which the broker does not tell where it got it twice. Raises: FencedError.
+        Returns: the offset of ours, which the broker does not tell where it got it twice. Raises:
+        FencedError where another member leads.
         """
-        first = self._position.offset
-        part = sent.parts - len(sent.receipts)
+        first = self._next_offset
         if 0 <= offset < first:
             raise _lost(f"offset {offset} came behind offset {first - 1}")
         found = offset
         end = offset if offset >= 0 else self._reader.bounds()[1]
         self._reader.seek(first)
-        while self._reader.position < end:
-            for record in self._reader.read(WAIT_SECONDS):
-                if record.offset >= end:
-                    break
-                known = self._lines.get(record.seq)
-                if record.term != TERM or (known is not None and known != record.line):
-                    raise FencedError(
-                        f"Another process leads: it published commit {record.seq} in term "
-                        f"{record.term} at offset {record.offset} of the changelog.",
-                        "run one leader; set log.member to replica on the other machine, and start "
-                        "it with an empty data_dir.",
-                    )
-                if found < 0 and (record.seq, record.part) == (sent.seq, part):
-                    found = record.offset
-                    end = found + 1
-            self.waiting()
-        if found < 0:
-            raise _lost(f"part {part} of commit {sent.seq} was acknowledged and is not there")
-        logger.warning("changelog_gap", first=first, end=end, meaning="a killed leader's records")
+        try:
+            while found < 0 or self._reader.position < end:
+                if found < 0 and self._reader.position >= end:
+                    raise _lost("a record was acknowledged and is not there")
+                for entry in self._reader.read(WAIT_SECONDS):
+                    if entry.offset >= end:
+                        break
+                    if found < 0 and _without_place(entry) == ours:
+                        found = end = entry.offset
+                        break
+                    self._check_void(entry)
+                self.waiting()
+        except OutOfRange as error:
+            raise _lost(str(error)) from None
+        logger.warning("changelog_gap", first=first, end=end, meaning="records of deposed leaders")
         return found
+
+    def _check_void(self, entry: Entry) -> None:
+        """Check that a record of somebody else counts for nothing. Raises: FencedError."""
+        if entry.term < self.term or (entry.term == self.term and isinstance(entry, Claim)):
+            return
+        if isinstance(entry, Claim):
+            what = f"{entry.member} claimed term {entry.term}"
+        else:
+            what = f"another process published in term {entry.term}"
+        raise FencedError(
+            f"Another process leads: {what} at offset {entry.offset} of the changelog.",
+            "nothing where that machine was to lead. Else see that log.member is replica on all "
+            "machines but one.",
+        )
 
     def wait(self) -> None:
         """Wait a little for a further acknowledgement."""
         self.waiting()
-        if self._sent and self._sent[0].receipts:
-            self._sent[0].receipts[0].wait(WAIT_SECONDS)
+        if self._sent and self._sent[0].parts:
+            self._sent[0].parts[0].receipt.wait(WAIT_SECONDS)
 
     def close(self) -> None:
         self._producer.close()
         self._reader.close()
+
+
+def _without_place(entry: Entry) -> Entry:
+    """A record as it was before it was sent, without its value, of which it has the checksum."""
+    if isinstance(entry, Record):
+        return entry._replace(offset=0, value=b"")
+    return entry._replace(offset=0)
 
 
 def _lost(what: str) -> ChangelogError:

@@ -1,9 +1,13 @@
-"""A commit as records of the changelog: the line of the journal, and the bytes that it is about.
+"""What the changelog's records say: a commit, a claim to lead, or a leader's heartbeat.
 
-A record has headers `term`, `seq`, `part`, `parts` (decimal digits), `line` (the line's own CRC32C,
-eight hex digits) and `crc` (CRC32C of the value). The value is four bytes, little-endian: the
-length of a JSON head, then the head, then the bytes of its pieces, one behind the other. A commit
-that is larger than a record is cut into parts.
+A record without the header `kind` is of a commit: the line of the journal, and the bytes that it is
+about. It has headers `term`, `seq`, `part`, `parts` (decimal digits), `line` and `before` (CRC32C
+of the line and of the one before it, eight hex digits each) and `crc` (CRC32C of the value). The
+value is four bytes, little-endian: the length of a JSON head, then the head, then the bytes of its
+pieces, one behind the other. A commit that is larger than a record is cut into parts.
+
+A claim has headers `kind`, `term` and `crc`, and a JSON object as value. A heartbeat has headers
+`kind`, `term` and `member`, and no value.
 """
 
 import struct
@@ -26,10 +30,19 @@ HEAD_BYTES = 1 << 16
 MAX_LINE_BYTES = 1 << 26
 """Most bytes of a line, 64 MiB: one with positions of a million partitions."""
 LENGTH = struct.Struct("<I")
+CLAIM = "claim"
+HEARTBEAT = "heartbeat"
+MAX_NUMBER = (1 << 63) - 1
+"""Largest term or commit: positions hold them in eight bytes."""
+MAX_CLAIM_BYTES = 4_096
+"""Most bytes of a claim's value: a name and three numbers take some hundred."""
+MAX_NAME = 255
+"""Most characters of a member's name, and of a claim's id."""
 
 
 class Record(NamedTuple):
-    """A record of the changelog. line: the CRC32C of the commit's line, in hex."""
+    """A part of a commit. line: the CRC32C of the commit's line, in hex; before: of the line before
+    it, "" where that is not told."""
 
     offset: int
     term: int
@@ -39,6 +52,7 @@ class Record(NamedTuple):
     line: str
     crc: int
     value: bytes
+    before: str = ""
 
     @property
     def is_last(self) -> bool:
@@ -47,7 +61,54 @@ class Record(NamedTuple):
     def headers(self) -> list[tuple[str, bytes]]:
         numbers = {"term": self.term, "seq": self.seq, "part": self.part, "parts": self.parts}
         texts = {**numbers, "line": self.line, "crc": self.crc}
-        return [(name, str(text).encode()) for name, text in texts.items()]
+        if self.before:
+            texts["before"] = self.before
+        return _encoded(texts)
+
+
+class Claim(NamedTuple):
+    """A member says that it leads from here on. The first claim of a term counts.
+
+    member: its name. id: of this claim alone, by which its member knows it again. seq: the commit
+    that it goes on behind; of those up to it the changelog may lack some, where a log that exists
+    begins to be published.
+    """
+
+    offset: int
+    term: int
+    member: str
+    id: str
+    seq: int
+
+    @property
+    def value(self) -> bytes:
+        return msgspec.json.encode({"member": self.member, "id": self.id, "seq": self.seq})
+
+    def headers(self) -> list[tuple[str, bytes]]:
+        return _encoded({"kind": CLAIM, "term": self.term, "crc": crc32c(self.value)})
+
+
+class Heartbeat(NamedTuple):
+    """The leader of a term lives, and has nothing to say."""
+
+    offset: int
+    term: int
+    member: str
+
+    @property
+    def value(self) -> bytes:
+        return b""
+
+    def headers(self) -> list[tuple[str, bytes]]:
+        return _encoded({"kind": HEARTBEAT, "term": self.term, "member": self.member})
+
+
+Entry = Record | Claim | Heartbeat
+"""What a record of the changelog is."""
+
+
+def _encoded(headers: dict[str, Any]) -> list[tuple[str, bytes]]:
+    return [(name, str(text).encode()) for name, text in headers.items()]
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True):
@@ -66,7 +127,8 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Commit(NamedTuple):
-    """A commit that is to be published. ranges: of files, which `read` reads."""
+    """A commit that is to be published. ranges: of files, which `read` reads. before: the CRC32C of
+    the line before it in hex, "" where that line is gone or was never there."""
 
     term: int
     seq: int
@@ -74,6 +136,7 @@ class Commit(NamedTuple):
     made: list[tuple[str, int]]
     schema: dict[str, Any] | None
     ranges: Sequence[FileRange]
+    before: str = ""
 
 
 def encode(commit: Commit, read: Callable[[FileRange], bytes], part_bytes: int) -> Iterator[Record]:
@@ -98,7 +161,17 @@ def encode(commit: Commit, read: Callable[[FileRange], bytes], part_bytes: int) 
             for p in pieces
         ]
         value = b"".join([LENGTH.pack(len(text)), text, *data])
-        yield Record(0, commit.term, commit.seq, part, len(plan), line_crc, crc32c(value), value)
+        yield Record(
+            offset=0,
+            term=commit.term,
+            seq=commit.seq,
+            part=part,
+            parts=len(plan),
+            line=line_crc,
+            crc=crc32c(value),
+            value=value,
+            before=commit.before,
+        )
 
 
 def _planned(commit: Commit, room: int) -> Iterator[list[FileRange]]:
@@ -120,19 +193,68 @@ def _planned(commit: Commit, room: int) -> Iterator[list[FileRange]]:
     yield pieces
 
 
-def decode_record(offset: int, headers: Iterable[tuple[str, bytes]], value: bytes) -> Record:
+def decode_record(offset: int, headers: Iterable[tuple[str, bytes]], value: bytes) -> Entry:
     """Decode a record of the changelog. Raises: ChangelogError where it is none."""
     found = dict(headers)
     try:
+        kind = found["kind"].decode() if "kind" in found else ""
+        if kind == CLAIM:
+            return _claim(offset, found, value)
+        if kind == HEARTBEAT:
+            member = found["member"].decode()
+            _check_name(member)
+            return Heartbeat(offset, _number(found["term"]), member)
+        if kind:
+            raise _damaged(offset, f"its kind is {kind!r}, which this streamd does not know")
         term, seq, part, parts, crc = (
-            int(found[name]) for name in ("term", "seq", "part", "parts", "crc")
+            _number(found[name]) for name in ("term", "seq", "part", "parts", "crc")
         )
-        record = Record(offset, term, seq, part, parts, found["line"].decode(), crc, value)
+        line = found["line"].decode()
+        before = found.get("before", b"").decode()
+        record = Record(offset, term, seq, part, parts, line, crc, value, before)
     except (KeyError, ValueError, TypeError, AttributeError):
-        raise _damaged(offset, "its headers are not those of a commit") from None
-    if record.term < 0 or record.seq < 1 or not 0 <= record.part < record.parts:
+        raise _damaged(
+            offset, "its headers are not those of a commit, claim or heartbeat"
+        ) from None
+    if record.seq < 1 or not 0 <= record.part < record.parts:
         raise _damaged(offset, "its numbers are out of range")
     return record
+
+
+class _ClaimValue(msgspec.Struct, frozen=True):
+    member: str
+    id: str
+    seq: int
+
+
+def _claim(offset: int, headers: dict[str, bytes], value: bytes) -> Claim:
+    """Decode a claim. Raises: ChangelogError, KeyError, ValueError."""
+    term = _number(headers["term"])
+    if len(value) > MAX_CLAIM_BYTES or crc32c(value) != _number(headers["crc"]):
+        raise _damaged(offset, "the claim differs from its checksum")
+    try:
+        said = msgspec.json.decode(value, type=_ClaimValue)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _damaged(offset, str(error)) from None
+    _check_name(said.member)
+    _check_name(said.id)
+    if not 0 <= said.seq <= MAX_NUMBER:
+        raise _damaged(offset, f"its commit is {said.seq}")
+    return Claim(offset, term, said.member, said.id, said.seq)
+
+
+def _check_name(name: str) -> None:
+    """Check that a name is short, and has nothing that a terminal acts on. Raises: ValueError."""
+    if not 0 < len(name) <= MAX_NAME or not name.isprintable():
+        raise ValueError(name)
+
+
+def _number(text: bytes) -> int:
+    """Decode a header of decimal digits. Raises: ValueError."""
+    # Digits alone: `int` takes signs, blanks and underscores too.
+    if not text.isdigit() or len(text) > len(str(MAX_NUMBER)) or int(text) > MAX_NUMBER:
+        raise ValueError(text)
+    return int(text)
 
 
 def decode_value(record: Record) -> tuple[Head, memoryview]:

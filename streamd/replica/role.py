@@ -17,6 +17,7 @@ from streamd.replica.follower import Follower
 from streamd.replica.kafka_changelog import KafkaReader
 from streamd.replica.own_holds import DROP_SECONDS, readers_before
 from streamd.replica.start import has_log, published_seq
+from streamd.segments.changelog_position import UNKNOWN
 from streamd.settings import Settings
 from streamd.store.changelog import changelog_topic
 from streamd.store.store import Store
@@ -61,6 +62,8 @@ class FollowLoop:
         self._parts = parts
         self._failures = LastingFailures(clock.monotonic)
         self._reported_at = -REPORT_SECONDS
+        self._changelog = UNKNOWN
+        """The one that was followed last."""
         self._store = Store(settings.log.store) if settings.log.store else None
         for why in REASONS:
             metrics.follow_waiting.labels(why).set(0)
@@ -99,11 +102,12 @@ class FollowLoop:
             if topic is None:
                 self._wait_for_leader()
                 return
-            reader = KafkaReader(self._settings.kafka, topic.name, self._idle)
+            reader = KafkaReader(self._settings.kafka, topic.changelog, self._idle)
             stack.callback(reader.close)
+            self._changelog = topic.changelog
             finish_bootstrap(data_dir)
             if self._store is not None and not has_log(data_dir):
-                manifest = newest_manifest(self._store)
+                manifest = newest_manifest(self._store, topic.changelog)
                 if manifest is not None:
                     bootstrap(self._store, manifest, data_dir, self._progress)
             follower = Follower(data_dir, reader, before_drop=self._let_servers_pass)
@@ -127,7 +131,9 @@ class FollowLoop:
         here."""
         data_dir = self._settings.data_dir
         try:
-            manifest = newest_manifest(self._store) if self._store is not None else None
+            manifest = None
+            if self._store is not None:
+                manifest = newest_manifest(self._store, self._changelog)
             if manifest is None or manifest.seq <= published_seq(data_dir):
                 self._wait("manifest", f"{why}; the store has no newer manifest yet")
                 return

@@ -8,16 +8,35 @@ from pathlib import Path
 import structlog
 
 from streamd.errors import ChangelogError, DivergedError
-from streamd.replica.admission import Admission, Verdict, missing_before
+from streamd.replica.admission import UNCLAIMED, Admission, Verdict
 from streamd.replica.changelog import ChangelogReader, OutOfRange
-from streamd.replica.records import Record
-from streamd.segments.changelog_position import CHANGELOG, ChangelogPosition, read_position
+from streamd.replica.records import Claim, Entry, Record
+from streamd.segments.changelog_position import (
+    CHANGELOG,
+    ChangelogId,
+    ChangelogPosition,
+    read_position,
+)
 from streamd.segments.journal import decode_line, journal_files
 from streamd.segments.take_back import lines_after, mend, take_back
 from streamd.storage import DISK, Disk
 
 logger = structlog.get_logger()
 READ_SECONDS = 0.2
+PUBLISH_ANEW = "remove the topic unless it is new, and {}, to publish from the present commit on"
+"""What the operator does where the changelog is not that of the log any more."""
+
+
+def check_changelog(data_dir: Path, changelog: ChangelogId) -> None:
+    """Check that what a directory read so far is of this changelog. Raises: ChangelogError."""
+    stored = read_position(data_dir)
+    if stored is not None and stored.changelog.is_other(changelog):
+        raise ChangelogError(
+            f"{data_dir} goes with {stored.changelog.shown}, not with {changelog.shown}.",
+            "set log.name and kafka.bootstrap_servers as they were. Where the topic was made anew, "
+            f"remove {data_dir / CHANGELOG} on the leader, to publish from the present commit on, "
+            "and elsewhere start with an empty data_dir once there is a manifest.",
+        )
 
 
 class OwnLines:
@@ -72,14 +91,29 @@ def settled_seq(data_dir: Path) -> int:
     return newest
 
 
-def reconcile(data_dir: Path, reader: ChangelogReader, disk: Disk = DISK) -> ChangelogPosition:
+def line_before(data_dir: Path, seq: int) -> str:
+    """The checksum of the line of commit `seq` in hex, "" where that is gone."""
+    return OwnLines(data_dir, seq - 1).crc(seq) or "" if seq else ""
+
+
+def check_follows(data_dir: Path, record: Record, line: str | None) -> None:
+    """Check that the commit that a record begins was made behind the commit that is the newest
+    here, whose line has the checksum `line`. Raises: DivergedError."""
+    if line and record.before and record.before != line:
+        raise _diverged(data_dir, record.seq - 1)
+
+
+def reconcile(
+    data_dir: Path, reader: ChangelogReader, disk: Disk = DISK, until: int | None = None
+) -> ChangelogPosition:
     """Compare the directory's lines with the changelog's, from the stored position on, and take
     back those whose place another record took.
 
-    Returns: the newest commit that both have, the offset from which to read on, and the highest
-    term so far. Lines of the
-    directory behind it are beyond the changelog's end; the caller publishes them or takes them
-    back. Raises: DivergedError, ChangelogError, OutOfRange where a newer manifest is needed.
+    until: offset before which to stop, the changelog's end where None.
+    Returns: the newest commit that both have, the offset from which to read on, and the term in
+    force there. Lines of the directory behind it are beyond the changelog's end; the caller
+    publishes them or takes them back. Raises: DivergedError, ChangelogError, OutOfRange where a
+    newer manifest is needed.
     """
     shown = settled_seq(data_dir)
     stored = read_position(data_dir)
@@ -89,67 +123,67 @@ def reconcile(data_dir: Path, reader: ChangelogReader, disk: Disk = DISK) -> Cha
         raise ChangelogError(
             f"The changelog ends at offset {end}, and {data_dir} has read it up to "
             f"{stored.offset}: its topic was made anew, or lost records.",
-            f"on the leader, remove {data_dir / CHANGELOG} to publish from the present commit on; "
-            "elsewhere start with an empty data_dir once there is a manifest.",
+            f"on the leader, {PUBLISH_ANEW.format(data_dir / CHANGELOG)}; elsewhere start with an "
+            "empty data_dir once there is a manifest.",
+        )
+    position = stored or ChangelogPosition(0, 0, 0)
+    if position.offset < begin:
+        # Which term is in force is known only from the claims.
+        raise OutOfRange(
+            f"the changelog begins at offset {begin}, and was read here up to {position.offset}"
         )
 
     # Read what came since the position was stored. Of old commits the lines may be gone.
-    position = stored or ChangelogPosition(0, 0, begin)
-    unread = stored is not None and position.offset < begin
-    if unread:
-        position = ChangelogPosition(position.term, position.seq, begin)
-    own = OwnLines(data_dir, position.seq)
+    until = end if until is None else until
+    own = OwnLines(data_dir, max(0, position.seq - 1))
     admission = Admission(position.term, position.seq)
-    ahead: Record | None = None
     reader.seek(position.offset)
-    while reader.position < end:
-        for record in reader.read(READ_SECONDS):
-            if record.offset >= end:
+    while reader.position < until:
+        for entry in reader.read(READ_SECONDS):
+            if entry.offset >= until:
                 break
-            if stored is None and admission.seq < record.seq - 1 <= shown:
-                # The changelog was turned on later, or its first records are deleted.
-                admission.taken(record.seq - 1)
-                position = ChangelogPosition(record.term, record.seq - 1, record.offset)
-            verdict = admission.judge(record)
-            if verdict is Verdict.AHEAD:
-                if unread:
-                    raise missing_before(record, admission.seq)
-                ahead = record
-                continue
-            unread = False
-            fresh = verdict is Verdict.FIRST or verdict is Verdict.NEXT
-            mine = own.crc(record.seq) if fresh else None
-            # One that was shown is another only where the other is whole.
-            is_due = record.seq > shown or record.is_last
-            if mine is not None and mine != record.line and is_due:
-                if record.seq <= shown:
-                    raise _diverged(data_dir, record.seq)
-                logger.warning("lines_taken_back", first_seq=record.seq, data_dir=str(data_dir))
-                take_back(data_dir, record.seq, disk)
-                return replace(position, term=admission.term)
-            if fresh and record.seq > shown and mine is None:
-                return replace(position, term=admission.term)
-            ahead = None if fresh else ahead
+            if stored is None:
+                _pass_over_lacking(admission, entry, shown)
+            verdict = admission.judge(entry)
+            if isinstance(entry, Record) and verdict in (Verdict.FIRST, Verdict.NEXT):
+                if verdict is Verdict.FIRST:
+                    check_follows(data_dir, entry, own.crc(entry.seq - 1))
+                mine = own.crc(entry.seq)
+                # One that was shown is another only where the other is whole.
+                is_due = entry.seq > shown or entry.is_last
+                if mine is not None and mine != entry.line and is_due:
+                    if entry.seq <= shown:
+                        raise _diverged(data_dir, entry.seq)
+                    logger.warning("lines_taken_back", first_seq=entry.seq, data_dir=str(data_dir))
+                    take_back(data_dir, entry.seq, disk)
+                    return position
+                if mine is None and entry.seq > shown:
+                    return position
             # A commit is shown once all of it is there.
-            if fresh and record.is_last:
-                admission.taken(record.seq)
-                position = ChangelogPosition(record.term, record.seq, record.offset + 1)
-    if unread:
-        # What was deleted may have been other commits than those here.
-        raise OutOfRange(f"the changelog begins at offset {begin} and has no record")
-    if ahead is not None and OwnLines(data_dir, position.seq).crc(ahead.seq) != ahead.line:
-        raise missing_before(ahead, position.seq)
+            if not admission.has_begun:
+                position = ChangelogPosition(admission.term, admission.seq, entry.offset + 1)
     if position.seq < shown and stored is not None:
         raise ChangelogError(
             f"The changelog ends at commit {position.seq}, and {data_dir} has shown commit "
             f"{shown}: it went on without the changelog, or that lost records.",
-            f"on the leader, remove {data_dir / CHANGELOG} to publish from the present commit on; "
-            "elsewhere start with an empty data_dir.",
+            f"on the leader, {PUBLISH_ANEW.format(data_dir / CHANGELOG)}; elsewhere start with an "
+            "empty data_dir.",
         )
-    if position.seq < shown:
-        # It went on without a changelog, so far: all that readers were shown stays.
-        position = ChangelogPosition(position.term, shown, end)
-    return ChangelogPosition(admission.term, position.seq, max(position.offset, begin))
+    # It went on without a changelog, so far: all that readers were shown stays.
+    return replace(position, seq=max(position.seq, shown))
+
+
+def _pass_over_lacking(admission: Admission, entry: Entry, shown: int) -> None:
+    """Pass over commits that the changelog lacks and this directory, which has no place in it yet,
+    has shown: the changelog was turned on later."""
+    if isinstance(entry, Claim):
+        lacks_until = entry.seq if entry.term == admission.term + 1 else 0
+    elif isinstance(entry, Record) and entry.term == admission.term == UNCLAIMED:
+        lacks_until = entry.seq - 1
+    else:
+        lacks_until = 0
+    if admission.seq < lacks_until <= shown:
+        admission.go_on_behind(lacks_until)
 
 
 def _diverged(data_dir: Path, seq: int) -> DivergedError:

@@ -10,12 +10,15 @@ from kafka.errors import KafkaError as ClientError
 from kafka.errors import TopicAlreadyExistsError
 
 from streamd.errors import ChangelogError, KafkaError
+from streamd.segments.changelog_position import ChangelogId
 from streamd.settings import KafkaSettings
 
 REPLICAS = 3
 MIN_IN_SYNC = 2
 """With three copies, one broker may be lost and every acknowledged record is still there."""
 FOREVER = "-1"
+CLUSTER_CHARACTERS = 128
+"""Characters of a cluster's id that are kept: Kafka's have 22."""
 DEFAULT_MAX_BYTES = 1_048_588
 """`max.message.bytes` of a topic for which nothing else is set."""
 WANTED = {
@@ -30,9 +33,11 @@ checked: off is the default, and where it cannot be set the topic must still be 
 
 
 class TopicState(NamedTuple):
-    """What the broker says of the topic. num_brokers: of the cluster. warnings: in words."""
+    """What the broker says of the topic. changelog: ids of cluster and topic. num_brokers: of the
+    cluster. warnings: in words."""
 
     name: str
+    changelog: ChangelogId
     num_brokers: int
     replicas: int
     max_message_bytes: int
@@ -85,7 +90,8 @@ def look_at_topic(admin: KafkaAdminClient, name: str) -> TopicState | None:
     described = _described(admin, name)
     if described is None:
         return None
-    num_brokers = len(admin.describe_cluster()["brokers"])
+    cluster = admin.describe_cluster()
+    num_brokers = len(cluster["brokers"])
     partitions = described["partitions"]
     replicas = len(partitions[0]["replica_nodes"])
     found = _configs(admin, name)
@@ -109,7 +115,12 @@ def look_at_topic(admin: KafkaAdminClient, name: str) -> TopicState | None:
     elif replicas < REPLICAS or in_sync < MIN_IN_SYNC:
         warnings.append(f"{replicas} copies, {in_sync} in sync: fewer than 3 and 2")
     size = int(found.get("max.message.bytes", DEFAULT_MAX_BYTES))
-    return TopicState(name, num_brokers, replicas, size, warnings)
+    changelog = ChangelogId(
+        str(cluster.get("cluster_id") or "")[:CLUSTER_CHARACTERS],
+        str(described.get("topic_id") or ""),
+        name,
+    )
+    return TopicState(name, changelog, num_brokers, replicas, size, warnings)
 
 
 def _described(admin: KafkaAdminClient, name: str) -> dict[str, Any] | None:

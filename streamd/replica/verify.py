@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from streamd.replica.admission import Admission, Verdict
+from streamd.replica.admission import UNCLAIMED, Admission, Verdict
 from streamd.replica.changelog import ChangelogReader
-from streamd.replica.records import LINE, Record, decode_value
+from streamd.replica.records import LINE, Claim, Record, decode_value
 from streamd.replica.start import OwnLines, published_seq
+from streamd.segments.changelog_position import read_position
 from streamd.segments.format import PAGE
 from streamd.segments.journal import LogState
 from streamd.segments.tail import JournalTail
@@ -54,21 +55,27 @@ def compare(
     where records are deleted meanwhile.
     """
     begin, end = reader.bounds()
+    admission = Admission(_term_at(begin, end, reader, data_dir), 0)
+    is_placed = False
     reader.seek(begin)
     shown = published_seq(data_dir)
     tail = JournalTail.open(data_dir)
     found = Comparison()
-    admission: Admission | None = None
     own = OwnLines(data_dir, 0)
     while reader.position < end:
         for record in reader.read(READ_SECONDS):
             if record.offset >= end:
                 break
-            admission = admission or Admission(record.term, record.seq - 1)
-            if admission.judge(record) not in (Verdict.FIRST, Verdict.NEXT):
+            # It begins with any commit, and goes on behind what it lacks.
+            if isinstance(record, Claim) and record.term == admission.term + 1:
+                admission.go_on_behind(max(admission.seq, record.seq))
+            if isinstance(record, Record) and record.term == admission.term and not is_placed:
+                admission.go_on_behind(record.seq - 1)
+                is_placed = record.part == 0
+            verdict = admission.judge(record)
+            if not isinstance(record, Record) or verdict not in (Verdict.FIRST, Verdict.NEXT):
                 continue
             if record.is_last:
-                admission.taken(record.seq)
                 found.commits += record.seq <= shown
                 found.behind += record.seq > shown
             if record.seq > shown or tail is None:
@@ -82,6 +89,24 @@ def compare(
                 return found
         progress(reader.position - begin, end - begin)
     return found
+
+
+def _term_at(begin: int, end: int, reader: ChangelogReader, data_dir: Path) -> int:
+    """The term in force where the changelog begins, by what lies there: its claim may be
+    deleted."""
+    if begin == 0:
+        return UNCLAIMED
+    position = read_position(data_dir)
+    highest = UNCLAIMED
+    reader.seek(begin)
+    while reader.position < end:
+        for record in reader.read(READ_SECONDS):
+            if isinstance(record, Claim) and record.term > highest:
+                return record.term - 1
+            highest = max(highest, record.term)
+            if position is not None and highest >= position.term:
+                return highest
+    return highest
 
 
 def _compare_bytes(

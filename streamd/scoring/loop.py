@@ -11,6 +11,7 @@ import structlog
 
 from streamd.errors import KafkaError
 from streamd.registry import Registry
+from streamd.roles import SCORE
 from streamd.scoring.arrivals import Arrivals
 from streamd.scoring.outbox import Outbox, Sink
 from streamd.scoring.scorer import Scorer
@@ -20,7 +21,6 @@ from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 
 logger = structlog.get_logger()
-NAME = "score"
 POLL_SECONDS = 0.005
 """Rest while nothing is to be done: so late may an event be noticed."""
 CHECK_SECONDS = 1.0
@@ -110,7 +110,7 @@ class ScoreLoop:
                 break
             if stop.wait(RETRY_SECONDS):
                 return None
-        scorer = Scorer(self._settings, self._registry, log, NAME, self._skipped, start)
+        scorer = Scorer(self._settings, self._registry, log, SCORE, self._skipped, start)
         while scorer.rebuild():
             self._beat.touch("rebuilding", edges=scorer.position)
             if stop.is_set():

@@ -11,7 +11,7 @@ from crc32c import crc32c
 
 from streamd.errors import ChangelogError, JournalError, TGUFError
 from streamd.events import Schema
-from streamd.segments.changelog_position import ChangelogPosition
+from streamd.segments.changelog_position import ChangelogId, ChangelogPosition
 from streamd.segments.journal import (
     NOTHING,
     FileState,
@@ -47,6 +47,7 @@ class LogApplier(LogFiles):
         self,
         data_dir: Path,
         schema: Schema,
+        changelog: ChangelogId,
         disk: Disk = DISK,
         prepare: Callable[[], None] = nothing,
     ) -> None:
@@ -58,7 +59,7 @@ class LogApplier(LogFiles):
         """Lines that are finished but not durable, each with the state before it."""
         self._unsynced: dict[int, None] = {}
         self._commit: _Commit | None = None
-        super().__init__(data_dir, schema, disk, has_changelog=True, prepare=prepare)
+        super().__init__(data_dir, schema, disk, changelog, prepare)
         self.newest = self.state
         """The log's state after all commits that are finished, durable or not."""
 
@@ -150,6 +151,12 @@ class LogApplier(LogFiles):
         """Make the finished commits durable, and show them. Raises: DiskError."""
         with self._steps():
             self._flush(position)
+
+    def move(self, position: ChangelogPosition) -> None:
+        """Note that the changelog was read further, over records that are no commits. Raises:
+        DiskError."""
+        with self._steps():
+            self._move(position)
 
     def _flush(self, position: ChangelogPosition | None) -> None:
         """Steps 2 to 4 for all finished commits. position: None where it is not known."""

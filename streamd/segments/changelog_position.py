@@ -1,15 +1,18 @@
 """The file `changelog` of a data directory: how far the directory agrees with the changelog, by
-which other machines follow.
+which other machines follow, and which changelog that is.
 
-40 bytes: four numbers of eight bytes, little-endian (the format, 1; term, commit, offset), and the
-CRC32C of them in the first four of the last eight. Like `published` it is written in place and not
-synced: one that a power cut made older only lets more be read again.
+512 bytes: four numbers of eight bytes, little-endian (the format, 2; term, commit, offset), then
+the ids of Kafka's cluster and of the topic and the topic's name, each with a zero byte behind it,
+then zeros; the CRC32C of all that in the first four of the last eight bytes. Format 1 had 40 bytes
+and no names: it is read, and written anew as format 2. Like `published` the file is written in
+place and not synced: one that a power cut made older only lets more be read again.
 """
 
 import os
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 from crc32c import crc32c
@@ -19,9 +22,37 @@ from streamd.storage import DISK, Disk
 logger = structlog.get_logger()
 CHANGELOG = "changelog"
 """Name of the file in the data directory."""
-FORMAT = 1
+FORMAT = 2
+FORMAT_WITHOUT_NAMES = 1
 NUMBERS = struct.Struct("<4Q")
 CRC = struct.Struct("<Q")
+FILE_BYTES = 512
+"""What a disk writes as one: a reader seldom meets half of it."""
+NAMES_BYTES = FILE_BYTES - NUMBERS.size - CRC.size
+"""Room for the three names. Kafka's topics have at most 249 characters, its ids 36; those of other
+brokers' clusters are somewhat longer."""
+
+
+class ChangelogId(NamedTuple):
+    """Which changelog: ids of Kafka's cluster and of the topic, and the topic's name; each empty
+    where it is not known, as the topic's id of brokers before Kafka 2.8."""
+
+    cluster: str = ""
+    topic_id: str = ""
+    topic: str = ""
+
+    @property
+    def shown(self) -> str:
+        """For messages."""
+        topic_id = f" (id {self.topic_id})" if self.topic_id else ""
+        return f"topic {self.topic}{topic_id} of cluster {self.cluster or 'unknown'}"
+
+    def is_other(self, changelog: "ChangelogId") -> bool:
+        """Whether something that both know differs."""
+        return any(a and b and a != b for a, b in zip(self, changelog, strict=True))
+
+
+UNKNOWN = ChangelogId()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +60,21 @@ class ChangelogPosition:
     """Where a directory stands in the changelog.
 
     term: of the leader that wrote the commit. seq: newest commit of this directory that the
-    changelog has acknowledged. offset: the one just behind that commit's last record.
+    changelog has acknowledged. offset: the one just behind that commit's last record. changelog:
+    which one, as far as it is known.
     """
 
     term: int
     seq: int
     offset: int
+    changelog: ChangelogId = field(default=UNKNOWN, compare=False)
 
     def pack(self) -> bytes:
+        names = b"".join(name.encode() + b"\0" for name in self.changelog)
+        assert len(names) <= NAMES_BYTES, self.changelog
         numbers = NUMBERS.pack(FORMAT, self.term, self.seq, self.offset)
-        return numbers + CRC.pack(crc32c(numbers))
+        data = numbers + names.ljust(NAMES_BYTES, b"\0")
+        return data + CRC.pack(crc32c(data))
 
 
 def read_position(data_dir: Path) -> ChangelogPosition | None:
@@ -48,24 +84,31 @@ def read_position(data_dir: Path) -> ChangelogPosition | None:
         data = (data_dir / CHANGELOG).read_bytes()
     except FileNotFoundError:
         return None
-    numbers = data[: NUMBERS.size]
-    if len(data) != NUMBERS.size + CRC.size or data[NUMBERS.size :] != CRC.pack(crc32c(numbers)):
+    content, crc = data[: -CRC.size], data[-CRC.size :]
+    if len(data) < NUMBERS.size + CRC.size or crc != CRC.pack(crc32c(content)):
         logger.warning("changelog_position_damaged", path=str(data_dir / CHANGELOG))
         return None
-    found, term, seq, offset = NUMBERS.unpack(numbers)
-    return ChangelogPosition(term, seq, offset) if found == FORMAT else None
+    found, term, seq, offset = NUMBERS.unpack(content[: NUMBERS.size])
+    if found == FORMAT_WITHOUT_NAMES:
+        return ChangelogPosition(term, seq, offset)
+    if found != FORMAT:
+        return None
+    names = content[NUMBERS.size :].decode(errors="replace").split("\0")[: len(UNKNOWN)]
+    return ChangelogPosition(term, seq, offset, ChangelogId(*names))
 
 
 class PositionFile:
     """Writes the position of a directory. Owner: the process that writes its log."""
 
-    def __init__(self, data_dir: Path, disk: Disk = DISK) -> None:
+    def __init__(self, data_dir: Path, changelog: ChangelogId, disk: Disk = DISK) -> None:
+        """changelog: which one the positions are in."""
         self._disk = disk
+        self._changelog = changelog
         self._fd = disk.open(data_dir / CHANGELOG, os.O_RDWR | os.O_CREAT)
 
     def write(self, position: ChangelogPosition) -> None:
         """Write the position; what it says must be durable. Raises: OSError."""
-        self._disk.write(self._fd, position.pack(), 0)
+        self._disk.write(self._fd, replace(position, changelog=self._changelog).pack(), 0)
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""

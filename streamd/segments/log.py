@@ -14,7 +14,7 @@ from crc32c import crc32c
 from streamd.errors import ChangelogError
 from streamd.events import Bools, EventBatch, Gap, Int64, Progress, Schema
 from streamd.schema_change import check_extends
-from streamd.segments.changelog_position import CHANGELOG
+from streamd.segments.changelog_position import CHANGELOG, ChangelogPosition
 from streamd.segments.commit_rows import append_rows, appended_bytes, read_keys
 from streamd.segments.features import widened
 from streamd.segments.journal import SegmentState, changed_progress, encode_line
@@ -67,7 +67,10 @@ class LogWriter(LogFiles):
         self._publisher = publisher
         self._waiting: deque[tuple[int, SegmentState | None]] = deque()
         """Commits that are durable but not acknowledged, each with the segment it appended to."""
-        super().__init__(data_dir, schema, disk, has_changelog=publisher is not None)
+        self._placed: ChangelogPosition | None = None
+        """Where the directory says that it stands in the changelog."""
+        changelog = None if publisher is None else publisher.changelog
+        super().__init__(data_dir, schema, disk, changelog)
         self.shown_seq = self.state.seq
         """Newest commit that readers may use."""
         with self._giving_back():
@@ -80,7 +83,11 @@ class LogWriter(LogFiles):
             position = self._publisher.acknowledged()
             assert position.seq == self.state.seq, "all that the journal holds is acknowledged"
             self._publish(position.seq, position)
+            self._placed = position
         self.keys = read_keys(self.data_dir, self.state)
+        if self._publisher is not None:
+            # Many keys take a while.
+            self._publisher.heartbeat()
         self.newest_us = newest_time(self.data_dir, self.state)
         """Event time of the newest edge, microseconds; None before there is one."""
         self._lookup = EdgeLookup(self.data_dir)
@@ -226,10 +233,12 @@ class LogWriter(LogFiles):
 
     def show_acknowledged(self) -> int:
         """Show readers the commits that the changelog has acknowledged since. Returns: the newest
-        commit shown. Raises: DiskError, KafkaError, ChangelogError."""
-        if self._waiting:
+        commit shown. Called by the loop whether commits wait or not, so that other machines hear
+        that it runs. Raises: DiskError, KafkaError, ChangelogError."""
+        if self._publisher is not None:
             with self._steps():
                 self._show()
+                self._publisher.heartbeat()
         return self.shown_seq
 
     @property
@@ -255,6 +264,9 @@ class LogWriter(LogFiles):
         if self.shown_seq > before:
             assert self.shown_seq == position.seq
             self._publish(self.shown_seq, position, segment)
+        elif position != self._placed:
+            self._move(position)
+        self._placed = position
 
     def _let_through(self, most: int) -> None:
         """Show commits until at most so many wait."""

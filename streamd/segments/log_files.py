@@ -10,7 +10,7 @@ import structlog
 
 from streamd.errors import DiskError
 from streamd.events import Schema
-from streamd.segments.changelog_position import ChangelogPosition, PositionFile
+from streamd.segments.changelog_position import ChangelogId, ChangelogPosition, PositionFile
 from streamd.segments.journal import NOTHING, FileState, JournalWriter, LogState, SegmentState
 from streamd.segments.layout import EDGES, segment_path
 from streamd.segments.recovery import last_state, lock_directory, open_appended, settle
@@ -43,13 +43,14 @@ class LogFiles:
         data_dir: Path,
         schema: Schema,
         disk: Disk = DISK,
-        has_changelog: bool = False,
+        changelog: ChangelogId | None = None,
         prepare: Callable[[], None] = nothing,
     ) -> None:
         """Lock, recover and open the log.
 
-        schema: of a log that has no line yet. has_changelog: whether commits are shown only when
-        the changelog has them. prepare: called under the lock, before anything is read.
+        schema: of a log that has no line yet. changelog: where it has one, so that commits are
+        shown only when the changelog has them. prepare: called under the lock, before anything is
+        read.
         Raises: LockedError, JournalError, DataDirectoryError, DiskError.
         """
         self.data_dir = data_dir
@@ -66,7 +67,7 @@ class LogFiles:
         """Descriptor of the lock on the directory, held until `close`."""
         with self._giving_back():
             prepare()
-            self._open(has_changelog)
+            self._open(changelog)
 
     @contextmanager
     def _giving_back(self) -> Iterator[None]:
@@ -83,7 +84,7 @@ class LogFiles:
             os.close(self.lock)
             raise
 
-    def _open(self, has_changelog: bool) -> None:
+    def _open(self, changelog: ChangelogId | None) -> None:
         state = last_state(self.data_dir, self.schema)
         self.schema = state.schema
 
@@ -96,13 +97,15 @@ class LogFiles:
         # changelog that may be the rows of several commits.
         self._segment: TGUFWriter | SetsWriter | None = None
         self._segment_first = self._segment_revision = 0
-        self._rows_behind = MAX_COMMIT_ROWS * (MAX_IN_FLIGHT + 1 if has_changelog else 1)
+        self._rows_behind = MAX_COMMIT_ROWS * (1 if changelog is None else MAX_IN_FLIGHT + 1)
         self._files = open_appended(self.data_dir, state, self.disk)
         self._open_segment()
 
         # Show readers the newest commit: a crash may have come between its line and this.
         self._published = self.disk.open(self.data_dir / "published", os.O_RDWR | os.O_CREAT)
-        self._position = PositionFile(self.data_dir, self.disk) if has_changelog else None
+        self._position: PositionFile | None = None
+        if changelog is not None:
+            self._position = PositionFile(self.data_dir, changelog, self.disk)
         self._publish(self.state.seq)
 
     def close(self) -> None:
@@ -201,14 +204,19 @@ class LogFiles:
         them, where they have rows.
         """
         self.disk.write(self._published, seq.to_bytes(8, "little"), 0)
-        if self._position is not None and position is not None:
-            self._position.write(position)
+        if position is not None:
+            self._move(position)
 
         # Readers without the journal count rows by the file's header. A crash before this line
         # leaves the old counts, which recovery raises.
         if segment is not None and self._segment is not None:
             rows = segment.rows_per_set or (segment.num_edges,)
             self._segment.raise_counts(rows, segment.num_labels)
+
+    def _move(self, position: ChangelogPosition) -> None:
+        """Write where the log stands in the changelog; what it says must be durable."""
+        if self._position is not None:
+            self._position.write(position)
 
 
 def disk_error(data_dir: Path, error: OSError) -> DiskError:

@@ -50,7 +50,8 @@ class StatusPage:
         num_ranks = train.detail.get("ranks", 0) if train else 0
         num_ranks = num_ranks or self._settings.training.ranks
         names: list[str] = []
-        for role in roles_of(log.name, log.store, log.member):
+        topic = self._settings.server.score_topic
+        for role in roles_of(log.name, log.store, log.member, topic):
             names += rank_names(num_ranks) if role == "train" else [role]
 
         # Ranks of an earlier, larger group are gone.

@@ -1,19 +1,20 @@
 """Makes a data directory of a manifest in a store, whole or not at all."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from crc32c import crc32c
 
-from streamd.errors import DataDirectoryError, StoreError
-from streamd.segments.changelog_position import CHANGELOG, ChangelogPosition
+from streamd.errors import DataDirectoryError, StoreError, StreamdError
+from streamd.segments.changelog_position import CHANGELOG, ChangelogId, ChangelogPosition
 from streamd.segments.journal import LogState
 from streamd.segments.recovery import last_state
 from streamd.segments.verify import verify_log
 from streamd.storage import DISK, HOLE_BYTES, SCRATCH, Disk, write_durably
 from streamd.store import manifest as manifests
-from streamd.store.manifest import OBJECT_BYTES, Manifest, StoredFile
+from streamd.store.manifest import OBJECT_BYTES, Manifest, Piece, StoredFile
 from streamd.store.store import Store
 
 AGAIN = "take another manifest (--seq), or back up again."
@@ -50,14 +51,23 @@ def restore(
     Raises: DataDirectoryError where something is there already, StoreError where an object or what
     was made of them is not what it should be.
     """
+    with new_directory(data_dir, disk) as scratch:
+        _write_files(store, manifest, scratch, progress, disk)
+        what = f"What {manifest.name} in {store.shown} makes"
+        verify_made(scratch, LogState.restored(manifest.log), check, what, AGAIN)
+
+
+@contextmanager
+def new_directory(data_dir: Path, disk: Disk) -> Iterator[Path]:
+    """Yield a folder to write to, which then becomes the data directory, or is removed where that
+    fails. Raises: DataDirectoryError where something is there already or cannot be written."""
     check_free(data_dir)
     data_dir.parent.mkdir(parents=True, exist_ok=True)
     scratch = data_dir.with_name(f".{data_dir.name}.restore{SCRATCH}")
     try:
         disk.remove_folder(scratch)
         disk.make_folder(scratch)
-        _write_files(store, manifest, scratch, progress, disk)
-        _verify(store, manifest, scratch, check)
+        yield scratch
         disk.replace(scratch, data_dir)
         disk.sync_folder(data_dir.parent)
     except OSError as error:
@@ -66,7 +76,7 @@ def restore(
             f"{data_dir} cannot be written: {error.strerror}.",
             "free space or mend the volume, and restore again.",
         ) from error
-    except StoreError:
+    except StreamdError:
         disk.remove_folder(scratch)
         raise
 
@@ -91,8 +101,7 @@ def _write_files(
     progress: Callable[[int, int], None],
     disk: Disk,
 ) -> None:
-    """Write every file and make it durable, then the place in the changelog, and `published`
-    last."""
+    """Write every file and make it durable, then what makes a log of them."""
     total = sum(piece.size for file in manifest.files for piece in file.pieces)
     done = 0
 
@@ -101,27 +110,35 @@ def _write_files(
         done += num_bytes
         progress(done, total)
 
-    folders = {folder}
     last = LogState.restored(manifest.log).last
     for file in manifest.files:
-        parent = (folder / file.path).parent
-        parent.mkdir(parents=True, exist_ok=True)
-        folders |= {parent, *(p for p in parent.parents if p.is_relative_to(folder))}
+        (folder / file.path).parent.mkdir(parents=True, exist_ok=True)
         # Commits go on in the last segment: its blocks are reserved, as those of a new one are.
         reserve = last is not None and file.path == last.path
         write_file(store, folder / file.path, file, reserve, written, disk)
-
-    # By its place in the changelog the directory knows where to read on.
+    place = None
     if manifest.changelog_offset is not None:
-        place = ChangelogPosition(manifest.term, manifest.changelog_seq, manifest.changelog_offset)
+        place = ChangelogPosition(
+            manifest.term,
+            manifest.changelog_seq,
+            manifest.changelog_offset,
+            ChangelogId(*manifest.changelog),
+        )
+    write_ends(folder, manifest.seq, place, disk)
+
+
+def write_ends(folder: Path, seq: int, place: ChangelogPosition | None, disk: Disk) -> None:
+    """Write the place in the changelog, by which a directory knows where to read on, and
+    `published` last; then make the folders durable."""
+    if place is not None:
         write_durably(folder / CHANGELOG, place.pack(), disk)
     published = disk.open(folder / "published", os.O_RDWR | os.O_CREAT)
     try:
-        disk.write(published, manifest.seq.to_bytes(8, "little"), 0)
+        disk.write(published, seq.to_bytes(8, "little"), 0)
         disk.sync(published)
     finally:
         disk.close(published)
-    for one in sorted(folders):
+    for one in sorted([folder, *(path for path in folder.rglob("*") if path.is_dir())]):
         disk.sync_folder(one)
 
 
@@ -134,12 +151,8 @@ def write_file(
     disk: Disk,
 ) -> None:
     """Write a file from its pieces. Raises: StoreError naming the object that differs."""
-    fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-    try:
-        disk.truncate(fd, file.size)
-        if reserve:
-            disk.allocate(fd, file.size)
-        end = 0
+
+    def read() -> Iterator[tuple[Piece, bytes]]:
         for piece in file.pieces:
             data = store.get(piece.object, OBJECT_BYTES)
             if len(data) != piece.size or crc32c(data) != piece.crc:
@@ -148,6 +161,28 @@ def write_file(
                     "checksum.",
                     AGAIN,
                 )
+            yield piece, data
+
+    write_pieces(path, file.size, read(), reserve, written, disk)
+
+
+def write_pieces(
+    path: Path,
+    size: int,
+    pieces: Iterable[tuple[Piece, bytes]],
+    reserve: bool,
+    written: Callable[[int], None],
+    disk: Disk,
+) -> None:
+    """Write a file of so many bytes, and make it durable. reserve: its blocks too, which commits
+    go on to write."""
+    fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    try:
+        disk.truncate(fd, size)
+        if reserve:
+            disk.allocate(fd, size)
+        end = 0
+        for piece, data in pieces:
             at = 0
             for offset, length in piece.extents:
                 part = memoryview(data)[at : at + length]
@@ -181,19 +216,17 @@ def _write_extent(fd: int, data: memoryview, offset: int, over: bool, disk: Disk
         disk.write(fd, data[begin:], offset + begin)
 
 
-def _verify(
-    store: Store, manifest: Manifest, folder: Path, check: Callable[[Path], list[str]]
+def verify_made(
+    folder: Path, expected: LogState, check: Callable[[Path], list[str]], what: str, again: str
 ) -> None:
-    """Check the directory as `streamd verify` does, and that its log is the manifest's. Raises:
-    StoreError."""
-    expected = LogState.restored(manifest.log)
+    """Check a directory as `streamd verify` does, and that its log ends in the expected state.
+
+    what: begins the message. again: what the operator does. Raises: StoreError.
+    """
     found = last_state(folder, expected.schema)
     damage = [f"{d.path} {d.what}" for d in verify_log(folder)[1]]
     if found != expected:
         damage.insert(0, f"the journal ends at commit {found.seq} in another state")
     damage += check(folder)
     if damage:
-        raise StoreError(
-            f"What {manifest.name} in {store.shown} makes is damaged: {'; '.join(damage[:10])}.",
-            AGAIN,
-        )
+        raise StoreError(f"{what} is damaged: {'; '.join(damage[:10])}.", again)

@@ -77,6 +77,25 @@ def take_snapshot(data_dir: Path, name: str = NAME, disk: Disk = DISK) -> Iterat
             os.close(lock)
 
 
+@contextmanager
+def look_in_place(data_dir: Path) -> Iterator[Snapshot]:
+    """Yield a snapshot without links of a directory that cannot be written to, as of a volume's
+    snapshot that is mounted. Where it changes all the same, whoever reads the files finds out.
+
+    Raises: StoreError where it changes while it is listed, JournalError.
+    """
+    for _ in range(TRIES):
+        try:
+            learned = _listed(data_dir)
+            state, journals, stats = _link_log(data_dir, data_dir, DISK)
+            break
+        except (FileNotFoundError, _Moved):
+            time.sleep(PAUSE_SECONDS)
+    else:
+        raise _restless(data_dir)
+    yield Snapshot(data_dir, state, list(learned), journals, learned | stats)
+
+
 def _taken(data_dir: Path, folder: Path, disk: Disk) -> Snapshot:
     """Link until nothing was replaced meanwhile."""
     for _ in range(TRIES):
@@ -94,8 +113,12 @@ def _taken(data_dir: Path, folder: Path, disk: Disk) -> Snapshot:
                 f"{data_dir} cannot be linked for a backup: {error.strerror}.",
                 "free space on the volume; nothing of the log is touched.",
             ) from error
-    raise StoreError(
-        f"{data_dir} changed {TRIES} times while its files were listed.", "run the backup again."
+    raise _restless(data_dir)
+
+
+def _restless(data_dir: Path) -> StoreError:
+    return StoreError(
+        f"{data_dir} changed {TRIES} times while its files were listed.", "run it again."
     )
 
 
@@ -141,8 +164,11 @@ def _listed(data_dir: Path) -> dict[str, FileStat]:
 def _link_log(
     data_dir: Path, folder: Path, disk: Disk
 ) -> tuple[LogState, dict[str, int], dict[str, FileStat]]:
-    """Link the log's files as they are after the newest published commit. Returns: its state, and
-    bytes and stat of each journal file."""
+    """Link the log's files as they are after the newest published commit.
+
+    folder: the directory itself where nothing is to be linked. Returns: the log's state, and bytes
+    and stat of each journal file.
+    """
     tail = JournalTail.open(data_dir)
     assert tail is not None, "`published` was there"
     state = tail.state
@@ -177,6 +203,8 @@ def _link_log(
 
 
 def _link(data_dir: Path, folder: Path, path: Path, disk: Disk) -> None:
+    if folder == data_dir:
+        return
     (folder / path).parent.mkdir(parents=True, exist_ok=True)
     link_or_copy(data_dir / path, folder / path, disk)
 

@@ -10,7 +10,12 @@ import structlog
 
 from streamd.errors import StoreError
 from streamd.roles import folder_of
-from streamd.segments.changelog_position import CHANGELOG, ChangelogPosition, read_position
+from streamd.segments.changelog_position import (
+    CHANGELOG,
+    UNKNOWN,
+    ChangelogPosition,
+    read_position,
+)
 from streamd.segments.holds import read_compacted
 from streamd.segments.journal import LogState
 from streamd.storage import DISK, Disk
@@ -19,7 +24,7 @@ from streamd.store.index import FILE, FileIndex
 from streamd.store.manifest import OBJECTS, Manifest, StoredFile
 from streamd.store.marks import UPLOADS, marked, new_owner, wait_for_removals
 from streamd.store.ranges import Earlier, holds, objects_of, wanted_files
-from streamd.store.snapshot import NAME, PAUSE_SECONDS, Snapshot, take_snapshot
+from streamd.store.snapshot import NAME, PAUSE_SECONDS, Snapshot, look_in_place, take_snapshot
 from streamd.store.store import Store
 
 logger = structlog.get_logger()
@@ -62,9 +67,11 @@ def upload(
     owner = owner or new_owner()
     with marked(store, UPLOADS, owner, now) as mark:
         wait_for_removals(store, owner, now, store.sleep)
-        with _placed_snapshot(data_dir, name, disk) as (snapshot, position, compacted):
+        with placed_snapshot(data_dir, name, disk) as (snapshot, position, compacted):
             index = FileIndex(folder_of(data_dir, name) / FILE)
-            earlier = _earlier(store, snapshot, index)
+            # By the term a deposed leader's archive knows that it writes no manifest any more.
+            term = snapshot.state.term if position is None else position.term
+            earlier = _earlier(store, snapshot, index, term)
             wanted = list(wanted_files(snapshot, earlier))
             total = sum(one.num_bytes for one in wanted)
             done = objects = sent = 0
@@ -85,7 +92,7 @@ def upload(
                 if one.path in snapshot.stats:
                     index.note(snapshot.stats[one.path], files[-1])
             index.keep(set(snapshot.stats), disk)
-            made = _manifest(snapshot, files, position, compacted, now())
+            made = _manifest(snapshot, files, term, position, compacted, now())
             check_there(store, made.files, "back up again; if it stays so, take another store.")
             _check_newest(store, made.term, made.seq)
             store.put(made.name, manifests.encode(made))
@@ -94,15 +101,19 @@ def upload(
 
 
 @contextmanager
-def _placed_snapshot(
-    data_dir: Path, name: str, disk: Disk
+def placed_snapshot(
+    data_dir: Path, name: str, disk: Disk, in_place: bool = False
 ) -> Iterator[tuple[Snapshot, ChangelogPosition | None, int]]:
     """Yield a snapshot, a place in the changelog that it holds all commits before, and the newest
-    compaction that was done before it was taken."""
+    compaction that was done before it was taken.
+
+    in_place: without links, of a directory that cannot be written to.
+    """
     # Both are read first: what is published later may only be more.
     position = _position(data_dir)
     done = read_compacted(data_dir)
-    with take_snapshot(data_dir, name, disk) as snapshot:
+    taken = look_in_place(data_dir) if in_place else take_snapshot(data_dir, name, disk)
+    with taken as snapshot:
         if position is not None and position.seq > snapshot.state.seq:
             raise StoreError(
                 f"{data_dir} shows readers commit {snapshot.state.seq}, while the changelog has "
@@ -148,6 +159,7 @@ def check_there(store: Store, files: Iterable[StoredFile], again: str) -> None:
 def _manifest(
     snapshot: Snapshot,
     files: list[StoredFile],
+    term: int,
     position: ChangelogPosition | None,
     compacted: int,
     created_at: float,
@@ -155,12 +167,13 @@ def _manifest(
     parts = [path.split("/") for path in snapshot.learned]
     checkpoints = {p[2] for p in parts if "/".join(p[:2]) == CHECKPOINTS and len(p) > 2}
     return Manifest(
-        term=snapshot.state.term,
+        term=term,
         seq=snapshot.state.seq,
         created_at=created_at,
         log=snapshot.state.checkpoint(),
         changelog_seq=0 if position is None else position.seq,
         changelog_offset=None if position is None else position.offset,
+        changelog=UNKNOWN if position is None else position.changelog,
         compacted=compacted,
         versions=sorted({p[1] for p in parts if p[0] == "models" and len(p) > 2}),
         checkpoint=max(checkpoints, default=""),
@@ -168,10 +181,10 @@ def _manifest(
     )
 
 
-def _earlier(store: Store, snapshot: Snapshot, index: FileIndex) -> Earlier:
+def _earlier(store: Store, snapshot: Snapshot, index: FileIndex, term: int) -> Earlier:
     """What of this log the store has: by its newest manifest, where this log goes on from it.
     Raises: StoreError where the store is ahead of the log."""
-    _check_newest(store, snapshot.state.term, snapshot.state.seq)
+    _check_newest(store, term, snapshot.state.seq)
     objects = store.sizes(OBJECTS)
     newest = manifests.newest(store)
     if newest is None:

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+from streamd.graph.negatives import LEARNED
+from streamd.ranks import Ranks
 from streamd.segments.reader import LogReader
 from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder, prefetch
@@ -55,12 +57,12 @@ class TimedLane:
 class Learning:
     """A learner and a recorder at the first event after the graph before."""
 
-    def __init__(self, folder: str, name: str, chunk: int, ranks):
+    def __init__(self, folder: str, name: str, chunk: int, ranks, recorder=Recorder):
         log = LogReader.open(Path(folder), keep_keys=False)
         s = settings(Path(folder), stream__edge_feature_dim=log.state.schema.edge_feature_dim, model__name=name, model__dim=100,
                      model__time_dim=100, model__neighbors=10, model__memory_chunk=chunk, model__max_pairs=2_000_000, training__epochs=1,
                      training__replay_events=0, training__tail_share=0.0, windows__max_events=10**6)
-        self.learner, self.recorder = Learner(s, log, ReplayStore(None, 1, 0, ranks=ranks), ranks), Recorder(s, log, ranks)
+        self.learner, self.recorder = Learner(s, log, ReplayStore(None, 1, 0, ranks=ranks), ranks), recorder(s, log, ranks)
         self.recorder.rebuild(WARM)
         self.learner.start_at(WARM)
         self._times = log.edges(0, log.num_edges)[2]
@@ -88,8 +90,6 @@ def mrr_of(ranks, logits: list) -> float:
 def worker(folder: str, name: str, chunk: int, edges: int) -> None:
     """One rank: learn the events, and print what it took as JSON."""
     import torch
-
-    from streamd.ranks import Ranks
 
     torch.set_num_threads(1)
     ranks = Ranks.join(120)
@@ -195,7 +195,43 @@ def of_model(folder: str, preset: str, name: str) -> list[Row]:
     return rows
 
 
-PARTS = {"ranks-entries": entries, **{f"ranks-{preset}-{name}": partial(measured, preset, name) for preset in FEATURES for name in EDGES}}
+def roots(preset: str) -> list[Row]:
+    """Nodes that ranks embed for a chunk of events: each those of its own events, though others embed many of them too. What they
+    would be if each node were embedded by its owner alone is the whole over the ranks, a little more for the fullest rank."""
+    from streamd.graph.ownership import owner_of
+
+    asked = []
+
+    class Asked(Recorder):
+        """Notes the nodes of events."""
+
+        def _around(self, src, candidates, before_event, query_us):
+            asked.append((src, candidates))
+            return super()._around(src, candidates, before_event, query_us)
+
+    rows = []
+    with log_of(preset) as folder:
+        for chunk in (600, 4000):
+            learning = Learning(folder, "tgat", chunk, Ranks(), Asked)
+            asked.clear()
+            learning.learn(WARM, WARM + WINDOW)
+            for what, columns in (("scored", slice(None)), ("learned", LEARNED)):
+                for size in (2, 4, 8):
+                    each = [[len(np.unique(np.concatenate([s[part], c[part][:, columns].ravel()])))
+                             for part in (slice(len(s) * r // size, len(s) * (r + 1) // size) for r in range(size))] for s, c in asked]
+                    all_of = [np.unique(np.concatenate([s, c[:, columns].ravel()])) for s, c in asked]
+                    label = f"{preset}, chunks of {chunk}, {what}, {size} ranks"
+                    whole = sum(map(len, all_of))
+                    rows.append(Row(f"{label}: nodes of the fullest rank", 100 * sum(map(max, each)) / whole, "% of the chunk's",
+                                    100 * sum(np.bincount(owner_of(n, size)).max() for n in all_of) / whole, "by owner"))
+    return rows
+
+
+PARTS = {
+    "ranks-entries": entries,
+    **{f"ranks-roots-{preset}": partial(roots, preset) for preset in FEATURES},
+    **{f"ranks-{preset}-{name}": partial(measured, preset, name) for preset in FEATURES for name in EDGES},
+}
 
 
 def evenness(preset: str, g: dict) -> list[Row]:

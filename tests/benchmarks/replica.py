@@ -15,7 +15,7 @@ from streamd.replica.bootstrap import bootstrap, newest_manifest
 from streamd.replica.connect import connect_leader, open_topic
 from streamd.replica.follower import Follower
 from streamd.replica.kafka_changelog import KafkaReader
-from streamd.segments.changelog_position import ChangelogPosition, PositionFile
+from streamd.segments.changelog_position import UNKNOWN, ChangelogPosition, PositionFile
 from streamd.segments.log import LogWriter
 from streamd.store.store import Store
 from streamd.store.upload import upload
@@ -72,7 +72,7 @@ def rates(broker: ApacheKafka, folder: Path, form: str, size: int, arrow: bool) 
 def follow_seconds(broker: ApacheKafka, leader: Path, path: Path, name: str) -> float:
     path.mkdir()
     s = leader_settings(broker, leader, name)
-    reader = KafkaReader(s.kafka, open_topic(s).name)
+    reader = KafkaReader(s.kafka, open_topic(s).changelog)
     end = reader.bounds()[1]
     begun = time.perf_counter()
     follower = Follower(path, reader)
@@ -114,7 +114,7 @@ def bootstrap_seconds(folder: Path) -> list[Row]:
         writer.commit(batch(Schema(16), rng.integers(0, 5000, 20_000), n % 5000, n, [f"n{k}" for k in range(5000)] if i == 0 else (), i), Progress(), i)
     writer.close()
     store = Store(f"file://{folder}/store")
-    place = PositionFile(path)
+    place = PositionFile(path, UNKNOWN)
     place.write(ChangelogPosition(0, 0, 0))
     place.close()
     num_bytes = sum(n for f in upload(path, store).manifest.files for n in [f.size])

@@ -102,7 +102,7 @@ def test_a_file_is_backtested_without_a_data_directory(tmp_path):
     (tmp_path / "events.csv").write_text("who,what,when\n" + rows)
     s = settings(tmp_path / "none", stream__time_unit="s", model__name="pair")
     (table, verdict), _ = backtest_file(s, tmp_path / "events.csv", Columns("who", "what", "when"), Plan(), lambda *_: None)
-    assert re.match(r"Live .*nightly .*frozen weights .*: state .*, learning ", verdict)
+    assert re.match(r"Live .*nightly .*frozen weights .*: .*state .*learning ", verdict)
     assert table.row_count == 8 and not (tmp_path / "none").exists()
     assert re.search(r"; times 1970-01-01T00:\S+Z to 1970-01-02T23:\S+Z, read as seconds\. Nightly models first ", str(table.caption))
 

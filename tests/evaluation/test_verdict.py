@@ -45,6 +45,13 @@ def test_state_is_told_from_nightly_weights_that_see_it_and_not_from_live():
     assert "state does harm" in said(state=of(-0.01))
 
 
+@pytest.mark.parametrize(("effect", "words"), [
+    (of(0.01), "state and learning matter here."), (of(0.002), "state and learning matter little here."),
+    (of(0.001, 0.001), "neither state nor learning makes a clear difference here."), (of(-0.01), "state and learning do harm here.")])
+def test_the_same_effect_of_both_is_said_once(effect, words):
+    assert said(frozen=effect, state=effect).endswith(words)
+
+
 @pytest.mark.parametrize(
     ("by", "words"),
     [

@@ -29,7 +29,7 @@ class Learning:
 
     def __init__(self, path, size, wanted):
         self.world, self.path, self.size, self.wanted = World(path, training__ranks=size, **SMALL).grow(), path, size, wanted
-        self.agent, self.seen, self.said = None, set(), 0
+        self.agent, self.seen, self.struck, self.said = None, set(), set(), 0
 
     def start(self, size=None):
         """size: how many ranks from now on."""
@@ -41,8 +41,8 @@ class Learning:
             self.agent = subprocess.Popen((*PYTHON, "-m", "streamd", "run", "--role", "train"), env=env, stdout=output, stderr=output)
 
     def ranks(self):
-        """Process ids of the ranks, once all are there."""
-        found = soon(lambda: len(found := children(self.agent.pid)) >= self.size and found, "ranks are there")
+        """Process ids of the ranks, once all are there; those that were struck do not count, nor those that end with them."""
+        found = soon(lambda: len(found := set(children(self.agent.pid)) - self.struck) >= self.size and sorted(found), "ranks are there")
         self.seen |= set(found)
         return found
 
@@ -63,9 +63,9 @@ class Learning:
 
     def strike(self, victim, number):
         """Send a signal; a killed agent leaves no rank, and is started again."""
-        self.said = (self.path / "output").stat().st_size
-        if is_alive(victim):
-            os.kill(victim, number)
+        self.said, self.struck = (self.path / "output").stat().st_size, set(children(self.agent.pid))
+        assert is_alive(victim), "what is struck runs"
+        os.kill(victim, number)
         if victim == self.agent.pid:
             self.agent.wait()
             soon(lambda: not any(map(is_alive, self.seen)), "no rank outlives its agent")

@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from streamd.errors import DiskError, DivergedError, JournalError
+from streamd.errors import ChangelogError, DiskError, DivergedError, JournalError
 from streamd.replica.bootstrap import MADE, bootstrap, finish_bootstrap, newest_manifest
 from streamd.replica.follower import Follower
 from streamd.replica.leader import lead
@@ -24,7 +24,7 @@ from tests.segments import test_crash as life
 def world(tmp_path):
     """A leader that stored a manifest after 6 commits and went on to 10; the changelog begins at the manifest."""
     topic = Topic(10**6)
-    log = LogWriter(tmp_path / "a", life.SCHEMA, life.SEGMENT_EDGES, publisher=lead(tmp_path / "a", topic.producer(), topic.reader()))
+    log = LogWriter(tmp_path / "a", life.SCHEMA, life.SEGMENT_EDGES, publisher=lead(tmp_path / "a", topic.producer(), topic.reader(), member="m"))
     life.live(log, 3, housekeeping=False)
     log._let_through(0)
     follow(tmp_path / "old", topic)
@@ -54,6 +54,18 @@ def test_an_empty_directory_takes_the_manifest_and_goes_on(tmp_path, world):
     assert difference(tmp_path / "a", tmp_path / "b") == ""
 
 
+def test_a_manifest_of_a_changelog_that_is_gone_is_not_taken(tmp_path, world):
+    """The topic was made anew: an offset of before would lead anywhere in it."""
+    topic, store = world
+    assert newest_manifest(store, topic.changelog).seq == 6
+    topic.changelog = topic.changelog._replace(topic_id="id-2")
+    assert newest_manifest(store, topic.changelog) is None
+    (tmp_path / "b").mkdir()
+    bootstrap(store, newest_manifest(store), tmp_path / "b")
+    with pytest.raises(ChangelogError, match=r"goes with topic t.changelog \(id id-1\) .* not with topic t.changelog \(id id-2\)"):
+        follow(tmp_path / "b", topic)
+
+
 def test_a_disk_that_is_full_is_said_as_such_and_the_next_try_goes_on(tmp_path, world):
     topic, store = world
     (tmp_path / "b").mkdir()
@@ -74,16 +86,16 @@ def test_a_disk_that_is_full_is_said_as_such_and_the_next_try_goes_on(tmp_path, 
 
 def test_commits_between_the_place_in_the_changelog_and_the_manifest_are_compared(tmp_path, world):
     topic, store = world
-    (tmp_path / "a" / CHANGELOG).write_bytes(ChangelogPosition(1, 8, 8).pack())
+    (tmp_path / "a" / CHANGELOG).write_bytes(ChangelogPosition(2, 8, 9).pack())
     upload(tmp_path / "a", store)
     for name in "bc":
         (tmp_path / name).mkdir()
         bootstrap(store, newest_manifest(store), tmp_path / name)
-        assert read_position(tmp_path / name) == ChangelogPosition(0, 8, 8)
+        assert read_position(tmp_path / name) == ChangelogPosition(2, 8, 9)
     follow(tmp_path / "b", topic)
     assert difference(tmp_path / "a", tmp_path / "b") == ""
-    headers, value = topic.records[8 - topic.begin]
-    topic.records[8 - topic.begin] = [(k, b"0badf00d" if k == "line" else v) for k, v in headers], value
+    headers, value = topic.records[9 - topic.begin]
+    topic.records[9 - topic.begin] = [(k, b"0badf00d" if k == "line" else v) for k, v in headers], value
     with pytest.raises(DivergedError, match="another commit 9"):
         follow(tmp_path / "c", topic)
 

@@ -31,7 +31,7 @@ def told(request, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(life, "SCHEMA", request.param)
         path, topic = tmp_path_factory.mktemp("told") / "a", Topic(10**6)
-        log = LogWriter(path, life.SCHEMA, life.SEGMENT_EDGES, publisher=lead(path, topic.producer(), topic.reader()))
+        log = LogWriter(path, life.SCHEMA, life.SEGMENT_EDGES, publisher=lead(path, topic.producer(), topic.reader(), member="m"))
         life.live(log)
         log.close()
         yield path, topic

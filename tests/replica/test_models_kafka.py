@@ -13,7 +13,7 @@ from streamd.clock import SystemClock
 from streamd.errors import ChangelogError, FencedError, KafkaError
 from streamd.events import Position, Progress, Schema, empty_batch
 from streamd.ingest.client import make_admin
-from streamd.replica.connect import open_topic
+from streamd.replica.connect import find_changelog, open_topic
 from streamd.replica.ends import SourceEnds
 from streamd.replica.models_follower import ModelsFollower
 from streamd.replica.models_standby import Beginning
@@ -125,6 +125,18 @@ def test_a_follower_makes_no_topic_and_goes_on_once_the_leader_made_it(kafka, tm
     finally:
         stop.set()
         thread.join()
+
+
+def test_a_topic_that_was_made_anew_is_another(kafka, tmp_path):
+    s = settings(tmp_path, log__name=uuid.uuid4().hex, kafka__bootstrap_servers=kafka.bootstrap_servers)
+    first = open_topic(s).changelog
+    assert first.topic == f"{s.log.name}.changelog" and first.cluster and uuid.UUID(first.topic_id).int
+    assert find_changelog(s).changelog == first
+    with closing(make_admin(s.kafka)) as admin:
+        admin.delete_topics([first.topic])
+    wait(lambda: find_changelog(s) is None, 30)
+    again = open_topic(s).changelog
+    assert again == first._replace(topic_id=again.topic_id) and again.is_other(first)
 
 
 def test_a_replicas_lag_counts_from_what_kafka_has(kafka, tmp_path):

@@ -38,7 +38,7 @@ def test_only_servers_that_run_and_are_not_past_an_event_are_waited_for(tmp_path
 
 def test_a_follower_waits_before_it_drops(tmp_path, monkeypatch):
     topic, calls = Topic(), []
-    publisher = lead(tmp_path / "a", topic.producer(), topic.reader())
+    publisher = lead(tmp_path / "a", topic.producer(), topic.reader(), member="m")
     log = LogWriter(tmp_path / "a", life.SCHEMA, life.SEGMENT_EDGES, publisher=publisher)
     life.live(log)
     first_edge = log.state.first_edge

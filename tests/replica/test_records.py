@@ -50,7 +50,7 @@ def test_parts_hold_each_byte_once_and_in_order(room):
 def told(tmp_path, commits=3):
     """A topic that tells a few commits, and the directory that they are of."""
     topic = Topic(10**6)
-    log = LogWriter(tmp_path / "a", life.SCHEMA, life.SEGMENT_EDGES, publisher=lead(tmp_path / "a", topic.producer(), topic.reader()))
+    log = LogWriter(tmp_path / "a", life.SCHEMA, life.SEGMENT_EDGES, publisher=lead(tmp_path / "a", topic.producer(), topic.reader(), member="m"))
     life.live(log, commits, housekeeping=False)
     log.close()
     return topic
@@ -58,11 +58,11 @@ def told(tmp_path, commits=3):
 
 def test_any_flipped_bit_is_refused_and_nothing_of_the_commit_is_shown(tmp_path):
     topic, rng = told(tmp_path), random.Random(5)
-    headers, value = topic.records[1]
+    headers, value = topic.records[2]
     for number in range(60):
         at = rng.randrange(len(value))
         broken = value[:at] + bytes([value[at] ^ 1 << rng.randrange(8)]) + value[at + 1:]
-        topic.records[1] = headers, broken
+        topic.records[2] = headers, broken
         follower = Follower(tmp_path / f"b{number}", topic.reader())
         with pytest.raises(ChangelogError, match="checksum"):
             follower.step(0)
@@ -116,10 +116,10 @@ HOSTILE = {
 @pytest.mark.parametrize("what", HOSTILE)
 def test_a_record_that_asks_for_something_else_is_refused(tmp_path, what):
     topic = told(tmp_path, 4)
-    number = 1  # its commit has rows, keys, features
+    number = 2  # its commit has rows, keys, features
     topic.records[number] = forged(topic.records[number], HOSTILE[what])
     follower = Follower(tmp_path / "b", topic.reader())
-    with pytest.raises(ChangelogError, match=r"Commit 2 of the changelog cannot be applied|another line|offset 1"):
+    with pytest.raises(ChangelogError, match=r"Commit 2 of the changelog cannot be applied|another line|offset 2"):
         follower.step(0)
     follower.close()
     assert {p.name for p in tmp_path.iterdir()} == {"a", "b"}
@@ -130,7 +130,7 @@ def test_a_record_that_asks_for_something_else_is_refused(tmp_path, what):
 def test_a_forged_record_that_changes_nothing_is_taken(tmp_path):
     """So that the refusals above are of what was changed."""
     topic = told(tmp_path, 4)
-    topic.records[1] = forged(topic.records[1], lambda line, pieces, made: None)
+    topic.records[2] = forged(topic.records[2], lambda line, pieces, made: None)
     follower = Follower(tmp_path / "b", topic.reader())
     follower.step(0)
     assert follower.seq == 4

@@ -1,111 +1,165 @@
-"""Records of two leaders, or of a killed one, between each other; commits that the broker refused; records that it lost."""
+"""Members that claim, are deposed, wake up and come back, and changelogs that lost records."""
 
 import shutil
 
 import pytest
 
-from streamd.errors import ChangelogError, FencedError
+from streamd.errors import ChangelogError, DivergedError, FencedError
 from streamd.replica.changelog import OutOfRange
 from streamd.replica.follower import Follower
-from streamd.replica.leader import lead
+from streamd.replica.records import Claim
 from streamd.replica.start import published_seq
-from streamd.segments.changelog_position import CHANGELOG
-from streamd.segments.log import LogWriter
-from tests.replica.directories import difference
-from tests.replica.twin import Topic, record
+from streamd.segments.changelog_position import CHANGELOG, ChangelogPosition, read_position
+from tests.replica.rivals import commit, difference, drain, leader
+from tests.replica.twin import Topic
 from tests.segments import test_crash as life
-
-
-def leader(path, topic):
-    return LogWriter(path, life.SCHEMA, life.SEGMENT_EDGES, publisher=lead(path, topic.producer(), topic.reader()))
-
-
-def follow(path, topic):
-    follower = Follower(path, topic.reader())
-    try:
-        while follower.step(0):
-            pass
-    finally:
-        follower.close()
-
-
-def commit(log, number):
-    log.commit(life.commit_number(number), life.Progress("c", {"t": "id"}, {"t": {0: life.Position(log.seq + 1)}}), 10**4 + log.seq)
-
-
-def on_their_way(path, topic, *numbers):
-    """What a leader sends that is killed then, by commit: the records as the broker would store them."""
-    held = Topic(topic.part_bytes)
-    held.records, held.begin, held.hold, held.patience = list(topic.records), topic.begin, True, 10**9
-    log = leader(path, held)
-    for number in numbers:
-        commit(log, number)
-    commits = {}
-    for receipt in held.sent:
-        commits.setdefault(receipt.record.seq, []).append((receipt.record.headers(), bytes(receipt.record.value)))
-    log._waiting.clear()
-    log.close()
-    return list(commits.values())
 
 
 @pytest.fixture
 def topic(tmp_path):
-    """Two leaders and a follower of the same four commits."""
+    """Two members that may lead and a follower, of the same four commits."""
     topic = Topic()
     log = leader(tmp_path / "a", topic)
     life.live(log, 4, housekeeping=False)
     log.close()
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    shutil.copytree(tmp_path / "a", tmp_path / "f")
+    for name in "bf":
+        shutil.copytree(tmp_path / "a", tmp_path / name)
     return topic
 
 
 def all_agree(tmp_path, topic, seq):
-    """The follower goes on twice, as one that is started again; then each leader starts and is one."""
     for _ in range(2):
-        follow(tmp_path / "f", topic)
+        drain(tmp_path / "f", topic)
     for name in "ab":
         leader(tmp_path / name, topic).close()
-    follow(tmp_path / "f", topic)
+    drain(tmp_path / "f", topic)
     assert published_seq(tmp_path / "f") == seq
     assert difference(tmp_path / "a", tmp_path / "f") == difference(tmp_path / "b", tmp_path / "f") == ""
 
 
-@pytest.mark.parametrize("order", ["a0 a1 a2 a3 b0 b1 b2 b3", "b0 b1 b2 b3 a0 a1 a2 a3", "a0 b0 a1 a2 a3 b1 b2 b3",
-                                   "a0 a1 b0 b1 b2 a2 a3 b3", "a0 b0 b1 a1 b2 b3 a2 a3"])
-def test_of_two_leaders_the_first_whole_commit_counts_for_everybody(tmp_path, topic, order):
-    parts = dict(zip("ab", (on_their_way(tmp_path / name, topic, number)[0] for name, number in (("a", 20), ("b", 22))), strict=True))
-    assert len(parts["a"]) == len(parts["b"]) == 4 and parts["a"] != parts["b"]
-    topic.records += [parts[one[0]][int(one[1])] for one in order.split()]
-    all_agree(tmp_path, topic, 5)
+def abandon(log):
+    """Close a log as a kill would: what waits is not waited for."""
+    log._waiting.clear()
+    log.close()
 
 
-@pytest.mark.parametrize("order", ["0 1 2 0 3", "0 1 2 0 1 2 3", "0 0 1 1 2 3", "0 1 0 1 2 2 3 3"])
-def test_parts_that_came_twice_from_a_killed_process_do_no_harm(tmp_path, topic, order):
-    ((*parts,),) = on_their_way(tmp_path / "a", topic, 20)
-    topic.records += [parts[int(one)] for one in order.split()]
-    all_agree(tmp_path, topic, 5)
+@pytest.mark.parametrize("stored", range(6))
+def test_what_a_paused_leader_has_on_its_way_counts_only_before_the_claim(tmp_path, topic, stored):
+    """a sends a commit of four parts, and another; b claims when some have arrived; a wakes up."""
+    a = leader(tmp_path / "a", topic)
+    topic.hold, topic.patience = True, 10**9
+    for number in (20, 21):
+        commit(a, number)
+    topic.store(stored)
+    late, topic.sent = topic.sent, []
+    topic.hold = False
+    b = leader(tmp_path / "b", topic)
+    whole = 4 + (stored >= 4)
+    assert b.seq == whole and b._publisher.term == a._publisher.term + 1
+    commit(b, 22)
+    b._let_through(0)
+    topic.sent = late
+    topic.store()
+    topic.acknowledge()
+    with pytest.raises(FencedError, match="b claimed term 4"):
+        a._let_through(0)
+    assert published_seq(tmp_path / "a") in (4, whole)
+    abandon(a)
+    commit(b, 23)
+    b.close()
+    drain(tmp_path / "a", topic)
+    assert difference(tmp_path / "a", tmp_path / "b") == ""
+    all_agree(tmp_path, topic, whole + 2)
 
 
-@pytest.mark.parametrize("republished", [0, 1, 2, 3])
-def test_commits_behind_one_that_the_broker_refused_are_published_again(tmp_path, topic, republished):
-    commits = on_their_way(tmp_path / "a", topic, 20, 21, 23)
-    topic.records += [record for number in (1, 2) for record in commits[number]]
-    with pytest.raises(OutOfRange):
-        follow(tmp_path / "f", topic)
-    # Whoever never had the missing commit must not put another in its place.
-    with pytest.raises(ChangelogError, match="older than the changelog"):
-        leader(tmp_path / "b", topic)
-    # A start that is killed may have published some of them again.
-    topic.records += [record for number in range(republished) for record in commits[number]]
+def test_of_two_claims_of_one_term_the_first_wins_and_the_other_member_follows(tmp_path, topic):
+    topic.on_turn = lambda: topic.append(Claim(0, 3, "b", "other", 4)) if topic.records[-1][0][0][1] != b"claim" else None
+    follower = Follower(tmp_path / "f", topic.reader())
+    with pytest.raises(FencedError, match="b, in term 3"):
+        leader(tmp_path / "a", topic)
+    topic.on_turn = lambda: None
+    assert (follower.step(0), follower.term) == (1, 3), "the claim that lost counts for nothing"
+    follower.close()
+    log = leader(tmp_path / "a", topic)
+    assert log._publisher.term == 4
+    log.close()
+
+
+def test_an_idle_leader_that_was_deposed_finds_out_by_its_heartbeat(tmp_path, topic):
+    a = leader(tmp_path / "a", topic, heartbeat_seconds=0)
+    for _ in range(3):
+        a.show_acknowledged()
+        topic.turn()
+    assert a.show_acknowledged() == 4
+    assert read_position(tmp_path / "a").offset == topic.end, "its place moves over heartbeats"
+    b = leader(tmp_path / "b", topic)
+    a.show_acknowledged()
+    topic.turn()
+    with pytest.raises(FencedError, match="b claimed term 4"):
+        a.show_acknowledged()
+    a.close()
+    b.close()
+
+
+def test_a_followers_place_moves_over_heartbeats_so_that_they_may_be_deleted(tmp_path, topic):
+    log = leader(tmp_path / "a", topic, heartbeat_seconds=0)
+    follower = Follower(tmp_path / "f", topic.reader())
+    shown_at = [(tmp_path / name / "published").stat().st_mtime_ns for name in "af"]
+    for _ in range(5):
+        log.show_acknowledged()
+        topic.turn()
+        assert follower.step(0) == 1
+    log.show_acknowledged()
+    follower.close()
+    assert read_position(tmp_path / "a") == read_position(tmp_path / "f") == ChangelogPosition(3, 4, topic.end)
+    assert [(tmp_path / name / "published").stat().st_mtime_ns for name in "af"] == shown_at, "which says when the newest commit came"
+    topic.delete_before(topic.end)
+    drain(tmp_path / "f", topic)
+    commit(log, 20)
+    log.close()
+    drain(tmp_path / "f", topic)
     leader(tmp_path / "a", topic).close()
-    all_agree(tmp_path, topic, 7)
+    assert difference(tmp_path / "a", tmp_path / "f") == "" and published_seq(tmp_path / "f") == 5
+
+
+def test_a_fork_after_the_changelog_lost_its_tail_is_noticed_by_name(tmp_path, topic):
+    """f has read two commits of a that are lost, with a's volume; b goes on without them, and is further by now."""
+    a = leader(tmp_path / "a", topic)
+    begin = topic.end
+    for number in (20, 21):
+        commit(a, number)
+    a.close()
+    drain(tmp_path / "f", topic)
+    read = topic.end
+    del topic.records[begin - topic.begin:]
+    b = leader(tmp_path / "b", topic)
+    for number in (22, 23, 24, 25):
+        commit(b, number)
+    b._let_through(0)
+    assert topic.end > read
+    with pytest.raises(DivergedError, match="term 4, whose claim"):
+        drain(tmp_path / "f", topic)
+    b.close()
+
+
+def test_a_fork_within_a_term_is_noticed_by_the_line_before(tmp_path, topic):
+    a = leader(tmp_path / "a", topic)
+    for number in (20, 21):
+        commit(a, number)
+    a.close()
+    topic.records = [([(k, b"0badf00d" if (k, dict(h).get("seq")) == ("before", b"6") else v) for k, v in h], value) for h, value in topic.records]
+    with pytest.raises(DivergedError, match="another commit 5"):
+        drain(tmp_path / "f", topic)
+    assert published_seq(tmp_path / "f") == 5
+    with pytest.raises(DivergedError, match="another commit 5"):
+        leader(tmp_path / "b", topic)
 
 
 def test_a_changelog_that_lost_what_it_acknowledged_is_noticed(tmp_path, topic):
     log = leader(tmp_path / "a", topic)
     del topic.records[-1:]
-    with pytest.raises(ChangelogError, match="lost records: offset 19 came behind offset 19"):
+    at = topic.end
+    with pytest.raises(ChangelogError, match=f"lost records: offset {at} came behind offset {at}"):
         for number in (20, 21):
             commit(log, number)
             log._let_through(0)
@@ -114,17 +168,29 @@ def test_a_changelog_that_lost_what_it_acknowledged_is_noticed(tmp_path, topic):
         log.close()
 
 
-def test_an_old_directory_does_not_lead_where_all_that_it_lacks_is_deleted(tmp_path, topic):
+def test_an_old_directory_neither_leads_nor_claims_where_all_that_it_lacks_is_deleted(tmp_path, topic):
     log = leader(tmp_path / "a", topic)
     for number in (20, 21):
         commit(log, number)
-    log.close()
+    log._let_through(0)
     topic.delete_before(topic.end)
     with pytest.raises(ChangelogError, match="older than the changelog"):
         leader(tmp_path / "b", topic)
     with pytest.raises(OutOfRange):
-        follow(tmp_path / "f", topic)
+        drain(tmp_path / "f", topic)
+    commit(log, 22)
+    log.close()
     leader(tmp_path / "a", topic).close()
+
+
+def test_a_directory_without_its_place_neither_leads_nor_follows_where_claims_are_deleted(tmp_path, topic):
+    topic.delete_before(3)
+    for name in "bf":
+        (tmp_path / name / CHANGELOG).unlink()
+    with pytest.raises(ChangelogError, match="older than the changelog"):
+        leader(tmp_path / "b", topic)
+    with pytest.raises(OutOfRange, match="begins at offset 3"):
+        drain(tmp_path / "f", topic)
 
 
 class SilentReceipt:
@@ -137,37 +203,39 @@ class SilentReceipt:
         return None if self.receipt.offset() is None else -1
 
 
-def test_the_offset_of_each_part_is_found_where_the_broker_does_not_tell_it(tmp_path, topic):
-    log = leader(tmp_path / "a", topic)
-    producer = log._publisher._producer
+def test_offsets_are_found_where_the_broker_does_not_tell_them(tmp_path, topic):
+    """Of the claim, of each part, and of a heartbeat; records of an older leader lie between."""
+    producer = topic.producer()
     send = producer.send
     producer.send = lambda record: SilentReceipt(send(record))
-    topic.records += topic.records[-2:]
+    topic.producer = lambda: producer
+    log = leader(tmp_path / "a", topic, heartbeat_seconds=0)
+    assert log._publisher.acknowledged().offset == topic.end
+    topic.records += topic.records[1:3]
     for number in (20, 21):
         commit(log, number)
     log._let_through(0)
     assert log._publisher.acknowledged().offset == topic.end and published_seq(tmp_path / "a") == 6
+    topic.records += topic.records[1:3]
+    log.show_acknowledged()
+    topic.turn()
+    log.show_acknowledged()
+    assert read_position(tmp_path / "a").offset == topic.end
     log.close()
-    follow(tmp_path / "f", topic)
+    drain(tmp_path / "f", topic)
     assert difference(tmp_path / "a", tmp_path / "f") == ""
 
 
-def test_nobody_leads_where_followers_would_pass_over_what_comes(tmp_path, topic):
-    topic.append(record(seq=2, term=2))
-    for _ in range(2):
-        with pytest.raises(FencedError, match="term 2"):
-            leader(tmp_path / "a", topic)
-    fork = Topic()
-    fork.records = topic.records[:-1]
-    topic.records += on_their_way(tmp_path / "b", fork, 20)[0]
-    follow(tmp_path / "f", topic)
-    assert published_seq(tmp_path / "f") == 4, "of a leader that was deposed"
-
-
-@pytest.mark.parametrize("order", ["a0 a1 b0 b1 b2 b3", "b0 b1 b2 b3 a0 a1"])
-def test_a_commit_that_was_never_whole_is_no_difference_where_all_is_compared_again(tmp_path, topic, order):
-    parts = {name: on_their_way(tmp_path / name, topic, number)[0] for name, number in (("a", 20), ("b", 22))}
-    topic.records += [parts[one[0]][int(one[1])] for one in order.split()]
-    follow(tmp_path / "f", topic)
-    (tmp_path / "f" / CHANGELOG).unlink()
-    all_agree(tmp_path, topic, 5)
+def test_a_place_in_the_changelog_never_lies_amid_a_commit(tmp_path, topic):
+    """Whoever begins there, as after a restore, would miss the first parts."""
+    log = leader(tmp_path / "a", topic)
+    topic.hold, topic.patience = True, 10**9
+    commit(log, 20)
+    commit(log, 21)
+    whole = topic.end + 4
+    topic.store(5)
+    topic.acknowledge(5)
+    assert log.show_acknowledged() == 5
+    assert read_position(tmp_path / "a").offset == whole
+    topic.hold = False
+    log.close()

@@ -1,15 +1,18 @@
 """What a member does with its lines at its start, who is fenced, and what is told of a difference."""
 
 import dataclasses
+import struct
 
 import numpy as np
 import pytest
+from crc32c import crc32c
 
 from streamd.errors import ChangelogError, DivergedError, FencedError
 from streamd.events import Schema
 from streamd.replica.changelog import OutOfRange
 from streamd.replica.follower import Follower
 from streamd.replica.leader import lead
+from streamd.replica.records import Claim, Heartbeat
 from streamd.replica.start import published_seq
 from streamd.replica.verify import compare
 from streamd.segments.changelog_position import CHANGELOG, read_position
@@ -24,7 +27,7 @@ from tests.segments import test_crash as life
 
 
 def leader(path, topic, schema=None):
-    return LogWriter(path, schema or life.SCHEMA, life.SEGMENT_EDGES, publisher=lead(path, topic.producer(), topic.reader()))
+    return LogWriter(path, schema or life.SCHEMA, life.SEGMENT_EDGES, publisher=lead(path, topic.producer(), topic.reader(), member="m"))
 
 
 def follow(path, topic):
@@ -36,7 +39,7 @@ def follow(path, topic):
 
 def test_a_commit_is_shown_when_it_is_acknowledged_and_sixteen_may_wait(tmp_path):
     topic = Topic()
-    log = LogWriter(tmp_path, Schema(2), publisher=lead(tmp_path, topic.producer(), topic.reader()))
+    log = LogWriter(tmp_path, Schema(2), publisher=lead(tmp_path, topic.producer(), topic.reader(), member="m"))
     topic.hold = True
     one = dataclasses.replace(life.empty_batch(Schema(2)))
     for number in range(16):
@@ -45,7 +48,7 @@ def test_a_commit_is_shown_when_it_is_acknowledged_and_sixteen_may_wait(tmp_path
     topic.store(3)
     topic.acknowledge(2)
     assert log.show_acknowledged() == published_seq(tmp_path) == 2
-    assert LogReader.open(tmp_path).state.seq == 2 and read_position(tmp_path).offset == 2
+    assert LogReader.open(tmp_path).state.seq == 2 and read_position(tmp_path).offset == 3
     topic.turns = 0
     for number in range(16, 20):
         log.commit(one, life.Progress(), number)
@@ -73,6 +76,47 @@ def test_a_directory_that_exists_begins_at_its_present_commit(tmp_path):
     assert read_position(tmp_path / "a").offset == topic.end
 
 
+@pytest.mark.parametrize("changed", [{"cluster": "another"}, {"topic_id": "id-2"}, {"topic": "u.changelog"}])
+@pytest.mark.parametrize("who", ["leader", "follower"])
+def test_a_member_is_not_led_into_another_changelog(tmp_path, changed, who):
+    """As by a changed log.name or broker, or a topic that was made anew, though offsets and commits would fit."""
+    topic, other = Topic(), Topic()
+    other.changelog = topic.changelog._replace(**changed)
+    for number, one in enumerate((topic, other)):
+        log = leader(tmp_path / f"leader-{number}", one)
+        life.live(log, 3 + number, housekeeping=False)
+        log.close()
+    path = tmp_path / "leader-0"
+    if who == "follower":
+        path = tmp_path / "b"
+        follow(path, topic)
+    before = {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
+    with pytest.raises(ChangelogError) as error:
+        leader(path, other) if who == "leader" else follow(path, other)
+    assert f"goes with {topic.changelog.shown}, not with {other.changelog.shown}" in str(error.value)
+    assert {p: p.read_bytes() for p in path.rglob("*") if p.is_file()} == before
+    assert read_position(path).changelog == topic.changelog
+
+    # With the right one it goes on.
+    leader(path, topic).close() if who == "leader" else follow(path, topic)
+
+
+def test_a_position_of_the_release_before_learns_its_changelog_at_the_next_start(tmp_path):
+    topic = Topic()
+    log = leader(tmp_path / "a", topic)
+    life.live(log, 3, housekeeping=False)
+    log.close()
+    follow(tmp_path / "b", topic)
+    for name in "ab":
+        place = read_position(tmp_path / name)
+        numbers = struct.pack("<4Q", 1, place.term, place.seq, place.offset)
+        (tmp_path / name / CHANGELOG).write_bytes(numbers + struct.pack("<Q", crc32c(numbers)))
+    leader(tmp_path / "a", topic).close()
+    follow(tmp_path / "b", topic)
+    for name in "ab":
+        assert read_position(tmp_path / name).changelog == topic.changelog and published_seq(tmp_path / name) == 3
+
+
 def copy(old, new):
     import shutil
     shutil.copytree(old, new)
@@ -90,8 +134,9 @@ def test_lines_whose_place_another_record_took_are_taken_back(tmp_path, other):
 
     # One writes a line that never arrives; some begin a segment.
     held = Topic()
-    held.records, held.hold, held.patience = list(topic.records), True, 10**9
+    held.records = list(topic.records)
     late = leader(tmp_path / "b", held)
+    held.hold, held.patience = True, 10**9
     late.commit(life.commit_number(other), life.Progress("c", {"t": "id"}, {"t": {0: life.Position(5)}}), 10**4)
     late._waiting.clear()
     late.close()
@@ -117,7 +162,8 @@ def test_a_commit_that_was_shown_and_is_another_ends_the_member(tmp_path):
         leader(tmp_path / "b", topic)
 
 
-@pytest.mark.parametrize("foreign", [record(seq=3, line="0badf00d"), record(seq=3, term=2)])
+@pytest.mark.parametrize("foreign", [record(seq=3, term=2, line="0badf00d"), record(seq=3, term=3), Claim(0, 3, "n", "id", 2), Heartbeat(0, 2, "n"),
+                                     Heartbeat(0, 3, "n")])
 def test_a_leader_that_finds_a_foreign_record_between_its_own_shows_nothing_more(tmp_path, foreign):
     topic = Topic()
     log = leader(tmp_path, topic)
@@ -209,9 +255,10 @@ def test_rows_of_a_line_that_is_taken_back_are_zeroed(tmp_path):
     log.close()
     copy(tmp_path / "a", tmp_path / "b")
     held = Topic()
-    held.records, held.hold, held.patience = list(topic.records), True, 10**9
+    held.records = list(topic.records)
     for name, broker, number in (("b", held, 3), ("a", topic, 1)):
         log = leader(tmp_path / name, broker)
+        held.hold, held.patience = True, 10**9
         assert log.remaining_rows() >= 3
         ends = np.zeros(number, np.int64)
         log.commit(dataclasses.replace(life.empty_batch(life.SCHEMA), src_E=ends, dst_E=ends + 1, time_E=ends + 500,

@@ -3,6 +3,7 @@
 from streamd.errors import KafkaError
 from streamd.replica.changelog import OutOfRange
 from streamd.replica.records import HEAD_BYTES, Record, decode_record
+from streamd.segments.changelog_position import ChangelogId
 
 
 class TwinReceipt:
@@ -25,6 +26,7 @@ class Topic:
         self.records, self.sent, self.unacknowledged, self.begin = [], [], [], 0
         self.part_bytes, self.failed, self.hold, self.turns, self.patience = part_bytes, False, False, 0, 5
         self.on_turn = lambda: None
+        self.changelog = ChangelogId("cluster", "id-1", "t.changelog")
 
     def producer(self):
         return Producer(self)
@@ -90,6 +92,7 @@ class Reader:
 
     def __init__(self, topic):
         self.topic, self.position, self.max_records = topic, 0, 1000
+        self.changelog = topic.changelog
 
     def bounds(self):
         return self.topic.begin, self.topic.end

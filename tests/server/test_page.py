@@ -22,7 +22,7 @@ from streamd.clock import SystemClock
 from streamd.events import Progress
 from streamd.ingest.deadletter import DeadLetter, LocalDeadLetters
 from streamd.roles import folder_of
-from streamd.segments.changelog_position import ChangelogPosition, PositionFile
+from streamd.segments.changelog_position import UNKNOWN, ChangelogPosition, PositionFile
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.server.app import create_app
@@ -175,7 +175,9 @@ def test_the_page_is_small_still_and_sends_nothing_elsewhere(browser, served):
     page.fill("#key", "reader")
     page.press("#key", "Enter")
     page.wait_for_selector("#versions button")
-    page.wait_for_timeout(2500)
+    with page.expect_response("**/status.json*"):
+        pass
+    page.wait_for_timeout(200)
     assert 10_000 < sum(sizes) < 150_000, sizes
     assert page.evaluate("window.shift") < 0.02
     source = page.content()
@@ -272,7 +274,9 @@ def test_windows_expand_to_their_scores(browser, served):
     inner = page.inner_text("#windows table")
     record = served.world.state.page._history.refresh()[-1]
     assert f"{record.scores['nightly']['mrr']:.3f}" in inner and "EdgeBank" in inner and "hits@10" in inner
-    page.wait_for_timeout(2500)
+    with page.expect_response("**/status.json*"):
+        pass
+    page.wait_for_timeout(200)
     assert page.locator("#windows table").count() == 1, "it stays open while the page follows the server"
     page.click("#more-windows")
     assert page.locator("#windows > tbody > tr").count() == 11
@@ -362,7 +366,7 @@ def test_the_page_says_what_this_machine_is_to_the_log(browser, served, monkeypa
     """A leader, a replica that follows, one that waits, and a standby that leads."""
     alone, page, path = served.world.settings, opened(browser, served), served.world.path
     assert page.is_hidden("#member") and page.is_hidden("#part")
-    with closing(PositionFile(path)) as file:
+    with closing(PositionFile(path, UNKNOWN)) as file:
         file.write(ChangelogPosition(4, 1, 9))
     said = [("leader", "ingest", "running", {}, "leader", "leads the log shop, term 4"),
             ("replica", "follow", "following", {"lag_records": 1234}, "replica", "follows the log shop, 1,234 records behind"),

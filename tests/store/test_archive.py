@@ -13,7 +13,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from streamd.errors import StoreError
-from streamd.segments.changelog_position import ChangelogPosition, PositionFile, read_position
+from streamd.segments.changelog_position import (
+    ChangelogId,
+    ChangelogPosition,
+    PositionFile,
+    read_position,
+)
 from streamd.segments.holds import compact_done, read_compacted
 from streamd.segments.log import LogWriter
 from streamd.segments.verify import verify_log
@@ -36,6 +41,7 @@ from tests.store.test_store import committed, grow, rich_log
 
 SRC, DST, _ = stream(20_000)
 TIME = np.arange(20_000) * SECOND + 10**12
+CHANGELOG_ID = ChangelogId("cluster", "id", "t.changelog")
 BOOTSTRAP, MANIFEST_SECONDS = 1000.0, 600.0
 
 
@@ -46,7 +52,7 @@ class Leader:
         self.path, self.url, self.changelog = path, url, changelog or TwinChangelog()
         self.clock, self.store, self.num = ManualClock(), Store(url, timeout_seconds=1, sleep=lambda s: None), 12
         self.log = rich_log(path, segment_edges=segment_edges)
-        self.position = PositionFile(path)
+        self.position = PositionFile(path, CHANGELOG_ID)
         self.acknowledge()
         self.begin()
 
@@ -87,7 +93,9 @@ class Leader:
         manifest = choose(self.store)
         restore(self.store, manifest, back)
         assert verify_log(back)[1] == []
-        assert read_position(back) == ChangelogPosition(manifest.term, manifest.changelog_seq, manifest.changelog_offset)
+        place = read_position(back)
+        assert place == ChangelogPosition(manifest.term, manifest.changelog_seq, manifest.changelog_offset)
+        assert place.changelog == CHANGELOG_ID
         if manifest.seq == self.log.state.seq:
             assert committed(back) == committed(self.path)
         return manifest

@@ -1,0 +1,83 @@
+"""Makes a data directory of another one, as of a follower whose volume or its snapshot is mounted:
+without store and network, and whether or not a daemon runs on it."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from streamd.errors import StoreError
+from streamd.segments.journal import LogState
+from streamd.storage import DISK, Disk
+from streamd.store.index import FileIndex
+from streamd.store.ranges import Earlier, objects_of, wanted_files
+from streamd.store.restore import new_directory, verify_made, write_ends, write_pieces
+from streamd.store.snapshot import NAME
+from streamd.store.upload import placed_snapshot
+
+COPIED = "models/"
+"""Where what is copied beside the log lies. What roles and the trainer keep is theirs: a member's
+name, holds, heartbeats and locks must not come twice, and the rest is made again."""
+AGAIN = "run `streamd verify` there, and restore again, or from the store."
+
+
+def directory_at(url: str) -> Path | None:
+    """The data directory that a path or a file:// URL names, None where it names none, and so a
+    store."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("", "file") or parts.netloc not in ("", "localhost"):
+        return None
+    path = Path(unquote(parts.path) if parts.scheme else url)
+    is_log = (path / "published").is_file() and (path / "journal").is_dir()
+    return path if is_log else None
+
+
+def copy_directory(
+    source: Path,
+    data_dir: Path,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+    check: Callable[[Path], list[str]] = lambda folder: [],
+    disk: Disk = DISK,
+) -> LogState:
+    """Copy the log up to its newest published commit, the versions, and the place in the changelog,
+    to a directory that is empty or missing; then check all of it.
+
+    A source that can be written to gets links in `roles/backup` meanwhile, as by a backup, so that
+    nothing goes while it is copied. One that cannot is read as it is.
+
+    Args: as of `restore.restore`. Returns: the log's state. Raises: DataDirectoryError where
+    something is there already; StoreError where a file changed or was removed meanwhile, or is
+    damaged; LockedError where a backup of the source runs; JournalError, DiskError.
+    """
+    with (
+        new_directory(data_dir, disk) as scratch,
+        placed_snapshot(source, NAME, DISK, in_place=not os.access(source, os.W_OK)) as taken,
+    ):
+        snapshot, place, _ = taken
+        nothing = Earlier(state=None, files={}, index=FileIndex(), objects={})
+        wanted = [
+            one
+            for one in wanted_files(snapshot, nothing)
+            if one.path not in snapshot.learned or one.path.startswith(COPIED)
+        ]
+        total = sum(one.num_bytes for one in wanted)
+        done = 0
+
+        def written(num_bytes: int) -> None:
+            nonlocal done
+            done += num_bytes
+            progress(done, total)
+
+        last = snapshot.state.last
+        try:
+            for one in wanted:
+                path = scratch / one.path
+                path.parent.mkdir(parents=True, exist_ok=True)
+                reserve = last is not None and one.path == last.path
+                pieces = objects_of(snapshot.folder, one)
+                write_pieces(path, one.size, pieces, reserve, written, disk)
+        except FileNotFoundError as error:
+            raise StoreError(f"{error.filename} was removed while it was copied.", AGAIN) from None
+        write_ends(scratch, snapshot.state.seq, place, disk)
+        verify_made(scratch, snapshot.state, check, f"The copy of {source}", AGAIN)
+    return snapshot.state
