@@ -29,8 +29,8 @@ from tests.benchmarks.measure import Row
 from tests.builders import HOUR, settings, stream, write_log
 from tests.replica.models_world import MemoryLog, MemoryTopic
 
-EVENTS, HOURS = 12_000, 6
-NODES, DIM, TOUCHED, WINDOWS = 1_000_000, 100, 5_000, 70
+EVENTS, HOURS = 3_000, 6
+NODES, DIM, TOUCHED, WINDOWS = 1_000_000, 100, 5_000, 66
 
 
 def run() -> list[Row]:
@@ -39,9 +39,9 @@ def run() -> list[Row]:
 
 
 def small(folder: Path) -> list[Row]:
-    """A trainer with the default model on 2,000 events a window: all of it, and beside what a window takes."""
+    """A trainer with the default model on 500 events a window: all of it, and beside what a window takes."""
     write_log(folder / "log", *stream(EVENTS, 2_000, 1_000, hours=HOURS), watermark=100 * HOUR)
-    s = settings(folder / "log", model__dim=100, model__name="tgn", training__replay_capacity_events=100_000, windows__max_events=100_000,
+    s = settings(folder / "log", training__replay_capacity_events=100_000, windows__max_events=100_000,
                  log__name="t", log__store=f"file://{folder}/store")
     log, beat, starts = MemoryLog(), Heartbeat(folder / "log", "train"), []
     reign = Beginning(s, s, beat, threading.Event(), lambda _: MemoryTopic(log)).begin()
@@ -69,7 +69,7 @@ def small(folder: Path) -> list[Row]:
     with closing(reign):
         Trainer(s, LogReader.open(folder / "log"), Registry(s), SystemClock(), beat, on_step).run(Idle())
     steady = slice(3, HOURS)
-    return [Row("a window's checkpoint and version to the store, 2,000 events, MB", float(np.median(sent[steady])) / 1e6, "MB"),
+    return [Row("a window's checkpoint and version to the store, 500 events, MB", float(np.median(sent[steady])) / 1e6, "MB"),
             Row("the same, seconds in a thread beside learning", float(np.median(seconds[steady])), "s",
                 float(np.median(learned[steady])), "learning the window")]
 
@@ -112,7 +112,7 @@ def large(folder: Path) -> list[Row]:
     steady = [size for size in sent if size <= whole / 2]
     gaps = [b - a for a, b in itertools.pairwise(i for i, size in enumerate(sent) if size > whole / 2)]
     return [Row("memory of 1,000,000 nodes x 100, 5,000 touched: a window, median MB", float(np.median(steady)) / 1e6, "MB", whole / 1e6, "all"),
-            Row("the same, mean over 70 windows without the first, MB", sum(sent[1:]) / len(sent[1:]) / 1e6, "MB", whole / 1e6, "all"),
+            Row("the same, mean over 66 windows without the first, MB", sum(sent[1:]) / len(sent[1:]) / 1e6, "MB", whole / 1e6, "all"),
             Row(f"the same, most bytes of a window, once in {min(gaps, default=0)} windows, MB", max(full) / 1e6, "MB"),
             Row("the same, a window's median seconds", float(np.median([t for t, size in zip(seconds, sent, strict=True) if size in steady])), "s",
                 max(seconds), "the slowest"),
