@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 import structlog
 
 from streamd.clock import SystemClock
+from streamd.daemon_log import once_unlocked, run_archive, run_follow, run_ingest
 from streamd.errors import (
     DataLossError,
     DeviceMemoryError,
@@ -30,7 +31,6 @@ from streamd.errors import (
 from streamd.processes import (
     SUPERVISED_BY,
     Place,
-    collect_garbage_rarely,
     end_with_supervisor,
     place_of,
     raise_file_limit,
@@ -43,13 +43,12 @@ from streamd.roles import (
     make_folder,
     rank_names,
     server_names,
-    take_over,
 )
-from streamd.settings import Settings, schema_of
+from streamd.settings import Settings
 from streamd.supervisor import REFUSED, ROLE_REFUSED, make_data_dir
 from streamd.telemetry import metrics
 from streamd.telemetry.api_keys import ApiKeys
-from streamd.telemetry.heartbeat import REFUSED_STATE, Heartbeat, read_beat
+from streamd.telemetry.heartbeat import REFUSED_STATE, Heartbeat, leads_here, read_beat
 from streamd.telemetry.logs import configure_logs
 from streamd.telemetry.port import open_port
 from streamd.telemetry.spans import begin_spans, end_spans
@@ -103,15 +102,15 @@ def run_role(settings: Settings, role: str, name: str = "") -> int:
         if role == "serve":
             _run_serve(settings, name, stop, at_once)
         elif role == ARCHIVE:
-            _run_archive(settings, stop)
+            run_archive(settings, stop)
         elif role == "train":
             _run_train(settings, stop, place or Place(0, 1, 0))
         elif role == FOLLOW:
-            _run_follow(settings, stop)
+            run_follow(settings, stop)
         elif role == SCORE:
             _run_score(settings, stop)
         else:
-            _run_ingest(settings, stop)
+            run_ingest(settings, stop)
     except StreamdError as error:
         # A rank that was told to stop as well may find that the first one has left.
         if isinstance(error, RanksError) and stop.is_set():
@@ -141,111 +140,17 @@ def run_role(settings: Settings, role: str, name: str = "") -> int:
     return 0
 
 
-def _run_ingest(settings: Settings, stop: threading.Event) -> None:
-    """Run ingest until `stop`."""
-    from streamd.ingest.deadletter import make_dead_letters
-    from streamd.ingest.loop import IngestLoop
-    from streamd.segments.housekeeper import Housekeeper
-    from streamd.segments.log import LogWriter
-
-    if settings.log.member == "replica":
-        raise SettingsError(
-            "On a replica the log is written by the follow role.",
-            "run --role follow, or set log.member: leader on the one machine that leads.",
-        )
-
-    # The log has one writer: wait for one that is still ending.
-    beat = Heartbeat(settings.data_dir, "ingest")
-    schema = schema_of(settings)
-    size = settings.ingest.segment_edges
-
-    def open_log() -> LogWriter | None:
-        if not settings.log.name:
-            return LogWriter(settings.data_dir, schema, size)
-        from streamd.replica.connect import connect_leader
-
-        publisher = connect_leader(settings, beat, stop)
-        if publisher is None:
-            return None
-        return LogWriter(settings.data_dir, schema, size, publisher=publisher)
-
-    writer = _once_unlocked(open_log, beat, stop)
-    if writer is None:
-        return
-
-    # Build the parts, and only then say that ingest lives.
-    try:
-        take_over(settings.data_dir, "ingest")
-        letters = make_dead_letters(settings)
-        keeper = Housekeeper(
-            writer, settings.retention, letters.purge, settings.holds.lease_seconds
-        )
-        open_port(
-            settings.telemetry.ingest_port,
-            settings.server.host,
-            beat,
-            ApiKeys(settings.server).allows,
-        )
-        collect_garbage_rarely()
-        beat.touch("starting")
-        beat.end_when_stalled()
-        IngestLoop(settings, writer, letters, SystemClock(), beat, keeper.step).run(stop)
-    finally:
-        writer.close()
-
-
-def _run_archive(settings: Settings, stop: threading.Event) -> None:
-    """Keep the store for other machines until `stop`. Raises: SettingsError, StoreError."""
-    from streamd.segments.recovery import lock_directory
-    from streamd.store.archive import RUNNING, open_archive
-
-    # One archive for each data directory.
-    beat = Heartbeat(settings.data_dir, ARCHIVE)
-    folder = make_folder(settings.data_dir, ARCHIVE)
-    lock = _once_unlocked(lambda: lock_directory(folder / RUNNING), beat, stop)
-    if lock is None:
-        return
-    try:
-        archive = open_archive(settings, beat, stop)
-        open_port(
-            settings.telemetry.archive_port,
-            settings.server.host,
-            beat,
-            ApiKeys(settings.server).allows,
-            archive.refresh_metrics,
-        )
-        beat.touch("starting")
-        beat.end_when_stalled()
-        archive.run()
-    finally:
-        os.close(lock)
-
-
-def _run_follow(settings: Settings, stop: threading.Event) -> None:
-    """Write the log that another machine leads, until `stop`. Raises: SettingsError."""
-    from streamd.replica.parts import follow_models
-    from streamd.replica.role import FollowLoop
-
-    if not settings.log.name or settings.log.member != "replica":
-        raise SettingsError(
-            "This machine follows no log.", "set log.name to the leader's, and log.member: replica."
-        )
-    beat = Heartbeat(settings.data_dir, FOLLOW)
-    open_port(
-        settings.telemetry.ingest_port, settings.server.host, beat, ApiKeys(settings.server).allows
-    )
-    collect_garbage_rarely()
-    beat.touch("starting")
-    beat.end_when_stalled()
-    FollowLoop(settings, SystemClock(), beat, follow_models(settings)).run(stop)
-
-
 def _run_score(settings: Settings, stop: threading.Event) -> None:
     """Score each event into the score topic until `stop`. Raises: SettingsError."""
     from streamd.scoring.role import run_score
 
     if lock_name(settings.data_dir, SCORE, stop) is not None:
-        run_score(settings, make_kernels_ready, lambda: settings.log.member == "leader", stop)
+        run_score(
+            settings,
+            make_kernels_ready,
+            lambda: settings.log.member == "leader" or leads_here(settings.data_dir),
+            stop,
+        )
 
 
 def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
@@ -277,7 +182,7 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
     lock = None
     if is_first:
         folder = learning_dir(settings) / "train" / "lock"
-        lock = _once_unlocked(lambda: lock_directory(folder), beat, stop)
+        lock = once_unlocked(lambda: lock_directory(folder), beat, stop)
         if lock is None:
             return
     try:
@@ -374,30 +279,6 @@ def _learn(
             stop.wait(0.1)
 
 
-def _once_unlocked(
-    take: Callable[[], Held], beat: Heartbeat | None, stop: threading.Event
-) -> Held | None:
-    """Take a lock, waiting for its owner to end, as after the supervisor of an older role was
-    killed.
-
-    Args: take: raises LockedError while another process has the lock; beat: the heartbeat of the
-    one that waits, None where the owner writes under that name.
-    Returns: what `take` returns, None where `stop` was set meanwhile.
-    """
-    logged = False
-    while True:
-        try:
-            return take()
-        except LockedError as error:
-            if not logged:
-                logger.warning("waiting_for_lock", error=str(error))
-            logged = True
-        if beat is not None:
-            beat.touch("waiting for another process")
-        if stop.wait(0.1):
-            return None
-
-
 def _run_serve(
     settings: Settings, name: str, stop: threading.Event, at_once: threading.Event
 ) -> None:
@@ -446,7 +327,7 @@ def _run_serve(
     beat = Heartbeat(settings.data_dir, "serve", name)
     engine = Engine(settings, registry, beat, end_process, make_kernels_ready)
     moves: Moves = registry
-    if settings.log.name and settings.log.member == "replica":
+    if settings.log.follows:
         from streamd.replica.requests import RequestedMoves
 
         moves = RequestedMoves(settings, registry, settings.server.deadline_seconds)
@@ -507,7 +388,7 @@ def lock_name(data_dir: Path, name: str, stop: threading.Event) -> int | None:
             "stop that process, or start this server with a --name of its own, such as serve-2.",
         )
 
-    return _once_unlocked(take, None, stop) if SUPERVISED_BY in os.environ else take()
+    return once_unlocked(take, None, stop) if SUPERVISED_BY in os.environ else take()
 
 
 def make_kernels_ready() -> None:

@@ -24,7 +24,7 @@ from streamd.segments.recovery import lock_directory
 from streamd.segments.tail import JournalTail
 from streamd.settings import Settings
 from streamd.store.store import Store
-from streamd.telemetry.heartbeat import Heartbeat, read_beat
+from streamd.telemetry.heartbeat import Heartbeat, leads_here
 from streamd.telemetry.lasting import LastingFailures
 
 logger = structlog.get_logger()
@@ -37,21 +37,10 @@ LEAVE_SECONDS = 10.0
 leads in the meantime claims a term of the trainer too."""
 
 
-LEADING = "leading"
-"""State of ingest's heartbeat, or a detail of it that is true, while it leads the log."""
-
-
 def leads(settings: Settings) -> bool:
     """Whether ingest leads the log here: always on the leader that the settings name, else by
     ingest's heartbeat."""
-    if settings.log.member == "leader" or not settings.log.name:
-        return True
-    beat = read_beat(settings.data_dir, "ingest")
-    return (
-        beat is not None
-        and beat.alive
-        and (beat.state == LEADING or bool(beat.detail.get(LEADING)))
-    )
+    return not settings.log.follows or leads_here(settings.data_dir)
 
 
 def lock_writer(registry: Registry) -> int:

@@ -58,7 +58,7 @@ class StopsWhenIdle(threading.Event):
 
 
 def chosen(path, store, **more):
-    return settings(path, stream__edge_feature_dim=2, log__name="t", log__store=f"file://{store}", **more)
+    return settings(path, stream__edge_feature_dim=2, windows__merge_after=0, log__name="t", log__store=f"file://{store}", **more)
 
 
 def train(path, store, open_topic, on_step=lambda _: None, **more):
