@@ -209,8 +209,8 @@ def _check_term(store: Store, newest: Manifest, position: ChangelogPosition) -> 
     is_other = ChangelogId(*newest.changelog).is_other(position.changelog)
     if not is_other and newest.changelog_term > position.term:
         raise StoreError(
-            f"{store.shown} holds a manifest of term {newest.changelog_term}, and this machine knows "
-            f"term {position.term}.",
+            f"{store.shown} holds a manifest of term {newest.changelog_term}, and this machine "
+            f"knows term {position.term}.",
             "let the machine that leads write it; this one does again when it is leader.",
         )
 
