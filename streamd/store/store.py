@@ -1,6 +1,7 @@
 """A store keeps objects under a URL: a thin layer over fsspec, which bounds and names failures."""
 
 import time
+import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
@@ -12,7 +13,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from streamd.errors import StoreError
 from streamd.settings_log import without_secrets
-from streamd.storage import DISK, replace_durably
+from streamd.storage import DISK, SCRATCH
 
 T = TypeVar("T")
 TIMEOUT_SECONDS = 60.0
@@ -175,7 +176,15 @@ def _secrets_of(url: str) -> list[str]:
 def _write_file(path: Path, data: bytes) -> None:
     """Write an object of a local store durably."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replace_durably(path) as scratch, scratch.open("wb") as file:
-        file.write(data)
-        file.flush()
-        DISK.sync(file.fileno())
+    # Trainer and archive may send the same object at once: each renames a file of its own.
+    scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex}{SCRATCH}")
+    try:
+        with scratch.open("xb") as file:
+            file.write(data)
+            file.flush()
+            DISK.sync(file.fileno())
+        DISK.replace(scratch, path)
+    except OSError:
+        DISK.unlink(scratch)
+        raise
+    DISK.sync_folder(path.parent)

@@ -181,8 +181,7 @@ def test_a_standby_waits_until_ingest_leads_here_and_forgets_what_others_have_pa
     log = MemoryLog()
     train(first, tmp_path / "store", lambda: MemoryTopic(log))
     train(second, tmp_path / "store", lambda: MemoryTopic(log))
-    s = chosen(first, tmp_path / "store")
-    object.__setattr__(s.log, "member", "standby")
+    s = chosen(first, tmp_path / "store", log__member="standby")
     ingest = Heartbeat(first, "ingest")
     ingest.touch("following")
     assert not leads(s)
@@ -192,8 +191,8 @@ def test_a_standby_waits_until_ingest_leads_here_and_forgets_what_others_have_pa
     thread.start()
     wait(lambda: (beat := read_beat(first, "train")) is not None and beat.state == "standby" and not (first / "train/checkpoints").exists())
     before = len(log.values)
-    ingest.touch("leading")
-    thread.join(30)
+    ingest.touch("leading", leading=True)
+    thread.join(60)
     assert kinds(log)[before:] == ["claimed"] and (first / "train/checkpoints").exists() and leads(s)
     begun[0].close()
 
@@ -214,7 +213,7 @@ def test_a_trainer_begins_once_kafka_and_store_are_back(tmp_path):
     log.is_away = False
     wait(lambda: read_beat(second, "train").state == "waiting for store")
     (tmp_path / "away").rename(tmp_path / "store")
-    thread.join(30)
+    thread.join(60)
     assert (second / "train/checkpoints").exists()
     begun[0].close()
 
@@ -256,10 +255,11 @@ def test_processes_that_are_killed_leave_it_to_the_next_one(tmp_path, step, numb
 
 def test_time_passes_for_a_trainer_whose_ingest_is_gone(tmp_path):
     first, = logs(tmp_path, "first")
-    s = chosen(first, tmp_path / "store")
-    log = MemoryLog()
+    s = chosen(first, tmp_path / "store", log__member="standby")
+    log, ingest = MemoryLog(), Heartbeat(first, "ingest")
+    ingest.touch("leading", leading=True)
     reign = Beginning(s, s, Heartbeat(first, "train"), threading.Event(), lambda _: MemoryTopic(log)).begin()
-    object.__setattr__(s.log, "member", "standby")
+    ingest.touch("following", leading=False)
     with closing(reign):
         reign.on_step("learn")
         reign._led_at -= 11

@@ -413,3 +413,21 @@ def test_the_commands_back_up_and_restore(tmp_path):
     assert isinstance(done.exception, DataDirectoryError) and "is not empty" in str(done.exception)
     done = run("restore", url, "--seq", 7, "--data-dir", tmp_path / "seven")
     assert isinstance(done.exception, StoreError) and "commit 7" in str(done.exception)
+
+
+def test_two_that_send_the_same_object_at_once_leave_it_whole(tmp_path):
+    url, data, failed = f"file://{tmp_path}/store", b"x" * 100_000, []
+
+    def send():
+        try:
+            for number in range(30):
+                Store(url).put(f"objects/ab/{number}", data)
+        except StoreError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=send) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == [] and {p.read_bytes() for p in (tmp_path / "store").rglob("*") if p.is_file()} == {data}
