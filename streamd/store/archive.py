@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import structlog
 
@@ -23,6 +24,7 @@ from streamd.settings import Settings
 from streamd.storage import DISK, Disk, write_durably
 from streamd.store import manifest as manifests
 from streamd.store.changelog import Changelog, KafkaChangelog, changelog_topic
+from streamd.store.checkpoints import stored_checkpoints
 from streamd.store.manifest import Manifest
 from streamd.store.marks import new_owner
 from streamd.store.snapshot import held_bytes
@@ -62,13 +64,40 @@ LONGEST_RETRY_SECONDS = 60.0
 """Pauses after rounds that failed grow from the first to the longest."""
 
 
-def open_archive(settings: Settings, beat: Heartbeat, stop: threading.Event) -> "Archive":
-    """Open the archive of a leader. Raises: SettingsError where the log has no store, StoreError
-    where none can be opened at its URL."""
+class Lead(Protocol):
+    """Whether the machine of an archive leads. A fixed leader always does."""
+
+    def is_here(self) -> bool:
+        """Whether it leads, as far as it knows."""
+
+    def check(self) -> None:
+        """Check that nobody else leads. Raises: FencedError, KafkaError."""
+
+
+class FixedLead:
+    """The lead of a machine that the settings name."""
+
+    def is_here(self) -> bool:
+        """As `Lead` says."""
+        return True
+
+    def check(self) -> None:
+        """As `Lead` says."""
+
+
+def open_archive(
+    settings: Settings, beat: Heartbeat, stop: threading.Event, lead: Lead | None = None
+) -> "Archive":
+    """Open the archive of a leader, or of a standby.
+
+    lead: of a standby. Raises: SettingsError where the log has no store, StoreError where none can
+    be opened at its URL.
+    """
     log = settings.log
-    if not (log.name and log.store) or log.member != "leader":
+    if not (log.name and log.store) or log.member == "replica":
         raise SettingsError(
-            "There is nothing to archive.", "set log.name and log.store, and log.member: leader."
+            "There is nothing to archive.",
+            "set log.name and log.store, and log.member: leader or standby.",
         )
     store = Store(log.store, sleep=_wait(stop))
     archive = Archive(
@@ -79,6 +108,7 @@ def open_archive(settings: Settings, beat: Heartbeat, stop: threading.Event) -> 
         clock=SystemClock(),
         beat=beat,
         stop=stop,
+        lead=lead,
     )
     store.before_try = archive.tell
     return archive
@@ -113,10 +143,12 @@ class Archive:
         clock: Clock,
         beat: Heartbeat,
         stop: threading.Event | None = None,
+        lead: Lead | None = None,
         bootstrap_seconds: float = BOOTSTRAP_SECONDS,
         disk: Disk = DISK,
     ) -> None:
-        """changelog: None where no machine follows by one. stop: ends a round early."""
+        """changelog: None where no machine follows by one. stop: ends a round early. lead: of a
+        machine that may lead or not."""
         self._data_dir = data_dir
         self._store = store
         self._changelog = changelog
@@ -124,6 +156,7 @@ class Archive:
         self._clock = clock
         self._beat = beat
         self._stop = stop or threading.Event()
+        self._lead: Lead = lead or FixedLead()
         self._bootstrap = bootstrap_seconds
         self._disk = disk
         self._folder = folder_of(data_dir, NAME)
@@ -134,7 +167,7 @@ class Archive:
         self._begun_at = self._stored_at = self._cleaned_at = -float("inf")
         self._cleaned = True
         self._left: list[str] = []
-        """Versions that a compaction removed here, and the store still names."""
+        """What the trainer has in the store from before a compaction, in words."""
         self._retry_at = -float("inf")
         self._failures = 0
         self._lasting = LastingFailures(clock.monotonic)
@@ -153,6 +186,9 @@ class Archive:
     def step(self) -> None:
         """Look at the data directory once, and do a round where one is due."""
         now = self._clock.monotonic()
+        if not self._lead.is_here():
+            self._follow()
+            return
         self._touch("waiting" if self._failures else "idle")
         if now < self._retry_at or not (self._data_dir / "published").exists():
             return
@@ -170,6 +206,13 @@ class Archive:
             self._lasting.over()
             self.error = ""
             self._retry_at = -float("inf")
+
+    def _follow(self) -> None:
+        """While another member leads, it writes the store: what is known of it here grows old."""
+        self._seen = self._newest = self._written = None
+        self._stored_at = self._begun_at = -float("inf")
+        self._cleaned = True
+        self._touch("following")
 
     def refresh_metrics(self) -> None:
         """Bring up to date what is only known when somebody asks."""
@@ -213,6 +256,7 @@ class Archive:
             self._owner,
             self._disk,
             lambda: self._clock.now_us() / 1e6,
+            self._lead.check,
         )
 
         # Only now it counts: before, the next round must look at the same things again.
@@ -231,6 +275,7 @@ class Archive:
     def _clean(self) -> None:
         """Remove from store and changelog what nobody needs any more."""
         self._cleaned_at = self._clock.monotonic()
+        self._lead.check()
         compaction = self._compaction_to_forget()
         removed = self._sweep.remove(
             self._clock.now_us() / 1e6,
@@ -240,18 +285,24 @@ class Archive:
         if any(removed):
             logger.info("store_swept", manifests=removed[0], objects=removed[1])
         self._trim(compaction)
-        self._left = self._versions_left() if compaction is not None else []
+        self._left = self._left_by_trainer(compaction) if compaction is not None else []
         self._cleaned = not self._sweep.waiting and not self._left
         if compaction is not None and not self.forgetting_waits():
             write_durably(self._folder / FORGOTTEN, b"%d" % compaction.seq, self._disk)
             logger.info("compaction_left_store_and_changelog", seq=compaction.seq)
         self._say_forgetting()
 
-    def _versions_left(self) -> list[str]:
-        """Versions in the store that are no longer here: the trainer lets go of them. Raises:
-        StoreError."""
+    def _left_by_trainer(self, compaction: Compacted) -> list[str]:
+        """What the store has of the trainer that may hold what a compaction removed, in words: the
+        trainer lets go of it. Raises: StoreError."""
         stored = {Path(name).stem for name in self._store.sizes(VERSIONS)}
-        return sorted(stored - {path.name for path in (self._data_dir / "models").glob("*")})
+        gone = stored - {path.name for path in (self._data_dir / "models").glob("*")}
+        old = [
+            name
+            for name, one in stored_checkpoints(self._store).items()
+            if one.purged_before < compaction.edge
+        ]
+        return [f"version {name}" for name in sorted(gone)] + sorted(old)
 
     def _trim(self, compaction: Compacted | None) -> None:
         """Delete the changelog's begin, up to the manifest that new followers may have taken; of a
@@ -261,6 +312,7 @@ class Archive:
         until = self._deletable() if compaction is None else self._behind(compaction)
         first, end = self._changelog.bounds()
         if until is not None and until > first:
+            self._lead.check()
             self._changelog.delete_before(until)
             logger.info("changelog_trimmed", first_offset=until, records=until - first)
             first = until
@@ -323,7 +375,7 @@ class Archive:
             if self._sweep.waiting:
                 return self._sweep.waiting
             if self._left:
-                return f"the trainer, which still names version {self._left[0]} in the store"
+                return f"the trainer, which still has {self._left[0]} in the store"
             if not self._cleaned:
                 return "removal of what older manifests named, and of the changelog's records"
         return ""
