@@ -6,11 +6,12 @@ DEMO_ARGS ?=
 CLIENTS ?= triton kserve openapi registry producers beam store
 TESTS ?= $(CLIENTS:%=% or) none
 RECORDS ?= 1000000
+SEEDS ?= 200
 # What is imported is compiled then, once; to compile all that is installed would double the time this takes.
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo demos test screenshots contract tgb slow fuzz mutants lint bench docs helm wheel clean keys image image-release pin-base
+.PHONY: demo demos test screenshots contract tgb slow fences fuzz mutants lint bench docs helm wheel clean keys image image-release pin-base
 
 demo: $(VENV)/.demo
 	$(BIN)/streamd demo $(DEMO_ARGS)
@@ -29,7 +30,7 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 3 --dist loadfile
 
 # Brokers that live a minute: Java's second compiler would take half of the CPU that one uses.
-demos test contract slow: export JDK_JAVA_OPTIONS ?= -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
+demos test contract slow fences: export JDK_JAVA_OPTIONS ?= -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 
 # Clients that others wrote, serializers of a schema registry, Apache Beam's runners, S3; CLIENTS=openapi for that one alone.
 contract: $(VENV)/.dev $(CLIENTS:%=$(VENV)-contract-%/.made)
@@ -47,6 +48,10 @@ screenshots: $(VENV)/.dev
 
 slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow --timeout 3600
+
+# Two live leaders on three brokers, one of them stopped amid a commit while the other takes over.
+fences: $(VENV)/.dev
+	FENCE_SEEDS=$(SEEDS) $(BIN)/python -m pytest -m slow -s --timeout 3600 tests/replica/test_fences.py
 
 # Hostile records of topics in a shape of their own; each run draws others.
 fuzz: $(VENV)/.dev

@@ -193,7 +193,7 @@ def _earlier(
     if newest is None:
         return Earlier(state=None, files={}, index=index, objects=objects)
     if position is not None:
-        _check_term(store, newest, position)
+        _check_place(store, newest, position)
 
     # The journal has checksums of all rows: a log with the same newest lines has the same rows.
     files = {file.path: file for file in newest.files}
@@ -204,13 +204,15 @@ def _earlier(
     return Earlier(state=state, files=files, index=index, objects=objects)
 
 
-def _check_term(store: Store, newest: Manifest, position: ChangelogPosition) -> None:
-    """Check that no leader of a higher term has stored a manifest. Raises: StoreError."""
+def _check_place(store: Store, newest: Manifest, position: ChangelogPosition) -> None:
+    """Check that no manifest stands further in the same changelog: what is before that may be
+    deleted. Raises: StoreError."""
+    place = newest.changelog_term, newest.changelog_offset or 0
     is_other = ChangelogId(*newest.changelog).is_other(position.changelog)
-    if not is_other and newest.changelog_term > position.term:
+    if not is_other and place > (position.term, position.offset):
         raise StoreError(
-            f"{store.shown} holds a manifest of term {newest.changelog_term}, and this machine "
-            f"knows term {position.term}.",
+            f"{store.shown} holds a manifest of term {place[0]} at offset {place[1]} of the "
+            f"changelog, and this machine knows it up to term {position.term}, {position.offset}.",
             "let the machine that leads write it; this one does again when it is leader.",
         )
 

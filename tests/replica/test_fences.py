@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from streamd.demo.broker import ApacheKafka
+from streamd.errors import KafkaError
 from streamd.ingest.client import make_admin
 from streamd.replica.start import published_seq
 from streamd.replica.topic import ensure_topic
@@ -78,13 +79,21 @@ def processes():
         yield made
 
 
+def has_topic(kafka, name):
+    """Make the topic; a busy cluster says some moments later that it has it."""
+    try:
+        with closing(make_admin(kafka)) as admin:
+            return ensure_topic(admin, kafka, name) is not None
+    except KafkaError:
+        return False
+
+
 def play(seed, folder, servers, processes):
     """One seed: both lead in turn, each stopped once while the other takes over. Returns: the steps at which they were stopped."""
     rng = random.Random(seed)
     name = f"fence-{uuid.uuid4().hex[:8]}"
     kafka = KafkaSettings(bootstrap_servers=servers)
-    with closing(make_admin(kafka)) as admin:
-        ensure_topic(admin, kafka, name)
+    wait(lambda: has_topic(kafka, name), "the topic is there", 60)
     paths = [folder / "a", folder / "b"]
     for process, path in zip(processes, paths, strict=True):
         process.ask("open", path=str(path), topic=name, servers=servers, room=rng.choice([120, 400, 100_000]))

@@ -13,7 +13,9 @@ from streamd.replica.records import (
     HEAD_BYTES,
     LENGTH,
     LINE,
+    Claim,
     Commit,
+    Heartbeat,
     decode_record,
     decode_value,
     encode,
@@ -136,3 +138,39 @@ def test_a_forged_record_that_changes_nothing_is_taken(tmp_path):
     assert follower.seq == 4
     follower.close()
 
+
+KIND = {"kind": b"claim", "term": b"7"}
+
+
+@pytest.mark.parametrize("entry", [Claim(3, 7, "host-1", "id", 0), Claim(3, 2**63 - 1, "m" * 255, "é", 2**63 - 1), Heartbeat(3, 2, "host-1")])
+def test_claims_and_heartbeats_come_back(entry):
+    assert decode_record(3, entry.headers(), entry.value) == entry
+
+
+@pytest.mark.parametrize("value", [
+    b"", b"{}", b"[]", b"null", b'{"member": "m", "id": "i"}', b'{"member": 1, "id": "i", "seq": 0}', b'{"member": "", "id": "i", "seq": 0}',
+    b'{"member": "m\\u001b[2J", "id": "i", "seq": 0}', b'{"member": "m", "id": "i", "seq": -1}', b'{"member": "m", "id": "i", "seq": 9223372036854775808}',
+    b'{"member": "m", "id": "i", "seq": 0.5}', b'{"member": "' + b"m" * 256 + b'", "id": "i", "seq": 0}', b"[" * 4000, b" " * 5000, b"\xff"])
+def test_a_claim_that_says_something_else_is_refused(value):
+    from crc32c import crc32c
+
+    with pytest.raises(ChangelogError, match="offset 3"):
+        decode_record(3, [*KIND.items(), ("crc", str(crc32c(value)).encode())], value)
+
+
+@pytest.mark.parametrize("headers", [
+    {"kind": b"claim"}, {**KIND, "crc": b"1"}, {"kind": b"heartbeat", "term": b"2"}, {"kind": b"heartbeat", "term": b"+2", "member": b"m"},
+    {"kind": b"heartbeat", "term": b"2_0", "member": b"m"}, {"kind": b"heartbeat", "term": b"9" * 19, "member": b"m"},
+    {"kind": b"heartbeat", "term": b"9" * 5000, "member": b"m"}, {"kind": b"heartbeat", "term": b"2", "member": b"\xff"}, {"kind": b"merger", "term": b"2"},
+    {"kind": b"\xff"}, {"kind": None}])
+def test_headers_of_no_record_are_refused(headers):
+    with pytest.raises(ChangelogError, match="offset 3"):
+        decode_record(3, list(headers.items()), b"{}")
+
+
+def test_a_flipped_bit_of_a_claim_is_refused():
+    claim = Claim(3, 7, "host-1", "id", 9)
+    for at in range(len(claim.value)):
+        value = claim.value[:at] + bytes([claim.value[at] ^ 1]) + claim.value[at + 1:]
+        with pytest.raises(ChangelogError, match="checksum"):
+            decode_record(3, claim.headers(), value)

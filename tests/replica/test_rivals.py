@@ -4,12 +4,16 @@ import shutil
 
 import pytest
 
-from streamd.errors import ChangelogError, DivergedError, FencedError
+from streamd.errors import ChangelogError, DivergedError, FencedError, StoreError
+from streamd.replica.bootstrap import bootstrap, is_newer, newest_manifest
 from streamd.replica.changelog import OutOfRange
 from streamd.replica.follower import Follower
 from streamd.replica.records import Claim
 from streamd.replica.start import published_seq
+from streamd.replica.verify import compare
 from streamd.segments.changelog_position import CHANGELOG, ChangelogPosition, read_position
+from streamd.store.store import Store
+from streamd.store.upload import upload
 from tests.replica.rivals import commit, difference, drain, leader
 from tests.replica.twin import Topic
 from tests.segments import test_crash as life
@@ -239,3 +243,90 @@ def test_a_place_in_the_changelog_never_lies_amid_a_commit(tmp_path, topic):
     assert read_position(tmp_path / "a").offset == whole
     topic.hold = False
     log.close()
+
+
+def test_a_commit_that_a_dead_leader_never_finished_keeps_nobody_waiting(tmp_path, topic):
+    """Its parts are read, so nothing lags; a claim drops them, and the place moves on."""
+    follower = Follower(tmp_path / "f", topic.reader())
+    log = leader(tmp_path / "a", topic)
+    topic.hold, topic.patience = True, 10**9
+    commit(log, 20)
+    topic.store(2)
+    begin = topic.end - 2
+    abandon(log)
+    topic.sent.clear()
+    topic.hold = False
+    follower.step(0)
+    assert (follower.lag, follower.position.offset, follower.seq) == (0, begin, 4)
+    log = leader(tmp_path / "b", topic)
+    follower.step(0)
+    assert follower.position == ChangelogPosition(4, 4, topic.end)
+    commit(log, 22)
+    log.close()
+    follower.step(0)
+    assert follower.seq == 5
+    follower.close()
+    assert difference(tmp_path / "b", tmp_path / "f") == ""
+
+
+def test_a_manifest_that_stands_further_lets_a_follower_go_on_whose_heartbeats_are_deleted(tmp_path, topic):
+    store = Store(f"file://{tmp_path}/store")
+    log = leader(tmp_path / "a", topic, heartbeat_seconds=0)
+    upload(tmp_path / "a", store)
+    for _ in range(4):
+        log.show_acknowledged()
+        topic.turn()
+    log.show_acknowledged()
+    first = newest_manifest(store)
+    assert is_newer(first, tmp_path / "f") and not is_newer(first, tmp_path / "a")
+    made = upload(tmp_path / "a", store).manifest
+    assert (made.seq, made.changelog_term, made.changelog_offset) == (4, 3, topic.end)
+    topic.delete_before(made.changelog_offset)
+    with pytest.raises(OutOfRange):
+        drain(tmp_path / "f", topic)
+    assert is_newer(made, tmp_path / "f")
+    bootstrap(store, made, tmp_path / "f")
+    assert not is_newer(made, tmp_path / "f"), "one that helped once does not help again"
+    commit(log, 20)
+    log.close()
+    drain(tmp_path / "f", topic)
+    assert difference(tmp_path / "a", tmp_path / "f") == ""
+
+    # A machine that was deposed, or restored from an older manifest, stores none over it.
+    with pytest.raises(StoreError, match="term 3 at offset"):
+        upload(tmp_path / "b", store)
+
+
+def test_a_leader_that_stood_still_until_its_gap_was_deleted_is_a_deposed_one(tmp_path, topic):
+    a = leader(tmp_path / "a", topic, heartbeat_seconds=0)
+    b = leader(tmp_path / "b", topic)
+    commit(b, 20)
+    b.close()
+    topic.delete_before(topic.end)
+    a.show_acknowledged()
+    topic.turn()
+    with pytest.raises(FencedError, match="begins behind"):
+        a.show_acknowledged()
+    a.close()
+    assert published_seq(tmp_path / "a") == 4
+
+
+def test_verify_passes_over_what_does_not_count_also_where_the_claim_is_deleted(tmp_path, topic):
+    a = leader(tmp_path / "a", topic)
+    topic.hold, topic.patience = True, 10**9
+    commit(a, 20)
+    late, topic.sent, topic.hold = topic.sent, [], False
+    b = leader(tmp_path / "b", topic)
+    claimed = topic.end
+    topic.sent = late
+    topic.store()
+    commit(b, 22)
+    topic.acknowledge()
+    with pytest.raises(FencedError):
+        a._let_through(0)
+    abandon(a)
+    b.close()
+    for begin in (0, claimed):
+        topic.delete_before(begin)
+        found = compare(tmp_path / "b", topic.reader())
+        assert found.difference is None and found.behind == 0 and found.commits == (5 if begin == 0 else 1)
