@@ -19,6 +19,7 @@ from streamd import __version__
 from streamd.cli_backtest import GridCommand, backtest
 from streamd.cli_changelog import changelog_app
 from streamd.cli_init import init
+from streamd.cli_lead import lead
 from streamd.cli_models import models_app
 from streamd.cli_options import (
     ConfigOption,
@@ -252,6 +253,7 @@ def compact(
 
 
 app.command()(verify)
+app.command()(lead)
 app.command()(backup)
 app.command()(restore)
 

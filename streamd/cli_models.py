@@ -73,10 +73,11 @@ def models_rollback(
 
 
 def _moves(config: Path | None, data_dir: Path | None) -> Any:
-    """Who moves the champion: the registry, or of a replica the trainer, which is asked."""
+    """Who moves the champion: the registry, or, where the trainer may be elsewhere, the trainer,
+    which is asked."""
     registry = _registry(config, data_dir)
     settings = settings_of(config, data_dir)
-    if not settings.log.name or settings.log.member != "replica":
+    if not settings.log.follows:
         return registry
     from streamd.replica.requests import RequestedMoves
 

@@ -10,17 +10,19 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import structlog
 
 from streamd.clock import SystemClock
+from streamd.daemon_log import run_archive, run_follow, run_ingest
 from streamd.errors import (
     DataLossError,
     DeviceMemoryError,
     DiskError,
+    FencedError,
     KafkaError,
     LockedError,
     RanksError,
@@ -30,26 +32,24 @@ from streamd.errors import (
 from streamd.processes import (
     SUPERVISED_BY,
     Place,
-    collect_garbage_rarely,
     end_with_supervisor,
+    ended_by_signals,
     place_of,
     raise_file_limit,
 )
+from streamd.role_lock import lock_name, once_unlocked
 from streamd.roles import (
     ARCHIVE,
     FOLLOW,
-    LOCK,
     SCORE,
-    make_folder,
     rank_names,
     server_names,
-    take_over,
 )
-from streamd.settings import Settings, schema_of
+from streamd.settings import Settings
 from streamd.supervisor import REFUSED, ROLE_REFUSED, make_data_dir
 from streamd.telemetry import metrics
 from streamd.telemetry.api_keys import ApiKeys
-from streamd.telemetry.heartbeat import REFUSED_STATE, Heartbeat, read_beat
+from streamd.telemetry.heartbeat import REFUSED_STATE, Heartbeat, leads_here, read_beat
 from streamd.telemetry.logs import configure_logs
 from streamd.telemetry.port import open_port
 from streamd.telemetry.spans import begin_spans, end_spans
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from streamd.ranks import Ranks
 
 logger = structlog.get_logger()
-Held = TypeVar("Held")
 FULL_OR_BROKEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 """Errors of a disk that takes no bytes."""
 TRIED_AGAIN = (LockedError, DiskError, KafkaError, DeviceMemoryError, RanksError)
@@ -106,15 +105,15 @@ def run_role(settings: Settings, role: str, name: str = "") -> int:
             if role == "serve":
                 _run_serve(settings, name, stop, at_once)
             elif role == ARCHIVE:
-                _run_archive(settings, stop)
+                run_archive(settings, stop)
             elif role == "train":
                 _run_train(settings, stop, place or Place(0, 1, 0))
             elif role == FOLLOW:
-                _run_follow(settings, stop)
+                run_follow(settings, stop)
             elif role == SCORE:
                 _run_score(settings, stop)
             else:
-                _run_ingest(settings, stop)
+                run_ingest(settings, stop)
     except StreamdError as error:
         # A rank that was told to stop as well may find that the first one has left.
         if isinstance(error, RanksError) and stop.is_set():
@@ -123,6 +122,9 @@ def run_role(settings: Settings, role: str, name: str = "") -> int:
         logger.error("refused", error=str(error), kind=type(error).__name__)
         if isinstance(error, SettingsError):
             return REFUSED
+        # A standby's process begins again as a follower, or as a trainer that waits.
+        if isinstance(error, FencedError) and settings.log.member != "leader":
+            return 1
         if isinstance(error, TRIED_AGAIN) and not isinstance(error, DataLossError):
             return 1
         if place is None or place.rank == 0:
@@ -157,111 +159,17 @@ def _disk_errors(role: str, settings: Settings) -> Iterator[None]:
         ) from error
 
 
-def _run_ingest(settings: Settings, stop: threading.Event) -> None:
-    """Run ingest until `stop`."""
-    from streamd.ingest.deadletter import make_dead_letters
-    from streamd.ingest.loop import IngestLoop
-    from streamd.segments.housekeeper import Housekeeper
-    from streamd.segments.log import LogWriter
-
-    if settings.log.member == "replica":
-        raise SettingsError(
-            "On a replica the log is written by the follow role.",
-            "run --role follow, or set log.member: leader on the one machine that leads.",
-        )
-
-    # The log has one writer: wait for one that is still ending.
-    beat = Heartbeat(settings.data_dir, "ingest")
-    schema = schema_of(settings)
-    size = settings.ingest.segment_edges
-
-    def open_log() -> LogWriter | None:
-        if not settings.log.name:
-            return LogWriter(settings.data_dir, schema, size)
-        from streamd.replica.connect import connect_leader
-
-        publisher = connect_leader(settings, beat, stop)
-        if publisher is None:
-            return None
-        return LogWriter(settings.data_dir, schema, size, publisher=publisher)
-
-    writer = _once_unlocked(open_log, beat, stop)
-    if writer is None:
-        return
-
-    # Build the parts, and only then say that ingest lives.
-    try:
-        take_over(settings.data_dir, "ingest")
-        letters = make_dead_letters(settings)
-        keeper = Housekeeper(
-            writer, settings.retention, letters.purge, settings.holds.lease_seconds
-        )
-        open_port(
-            settings.telemetry.ingest_port,
-            settings.server.host,
-            beat,
-            ApiKeys(settings.server).allows,
-        )
-        collect_garbage_rarely()
-        beat.touch("starting")
-        beat.end_when_stalled()
-        IngestLoop(settings, writer, letters, SystemClock(), beat, keeper.step).run(stop)
-    finally:
-        writer.close()
-
-
-def _run_archive(settings: Settings, stop: threading.Event) -> None:
-    """Keep the store for other machines until `stop`. Raises: SettingsError, StoreError."""
-    from streamd.segments.recovery import lock_directory
-    from streamd.store.archive import RUNNING, open_archive
-
-    # One archive for each data directory.
-    beat = Heartbeat(settings.data_dir, ARCHIVE)
-    folder = make_folder(settings.data_dir, ARCHIVE)
-    lock = _once_unlocked(lambda: lock_directory(folder / RUNNING), beat, stop)
-    if lock is None:
-        return
-    try:
-        archive = open_archive(settings, beat, stop)
-        open_port(
-            settings.telemetry.archive_port,
-            settings.server.host,
-            beat,
-            ApiKeys(settings.server).allows,
-            archive.refresh_metrics,
-        )
-        beat.touch("starting")
-        beat.end_when_stalled()
-        archive.run()
-    finally:
-        os.close(lock)
-
-
-def _run_follow(settings: Settings, stop: threading.Event) -> None:
-    """Write the log that another machine leads, until `stop`. Raises: SettingsError."""
-    from streamd.replica.parts import follow_models
-    from streamd.replica.role import FollowLoop
-
-    if not settings.log.name or settings.log.member != "replica":
-        raise SettingsError(
-            "This machine follows no log.", "set log.name to the leader's, and log.member: replica."
-        )
-    beat = Heartbeat(settings.data_dir, FOLLOW)
-    open_port(
-        settings.telemetry.ingest_port, settings.server.host, beat, ApiKeys(settings.server).allows
-    )
-    collect_garbage_rarely()
-    beat.touch("starting")
-    beat.end_when_stalled()
-    FollowLoop(settings, SystemClock(), beat, follow_models(settings)).run(stop)
-
-
 def _run_score(settings: Settings, stop: threading.Event) -> None:
     """Score each event into the score topic until `stop`. Raises: SettingsError."""
     from streamd.scoring.role import run_score
 
     if lock_name(settings.data_dir, SCORE, stop) is not None:
-        run_score(settings, make_kernels_ready, lambda: settings.log.member == "leader", stop)
+        run_score(
+            settings,
+            make_kernels_ready,
+            lambda: settings.log.member == "leader" or leads_here(settings.data_dir),
+            stop,
+        )
 
 
 def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
@@ -281,7 +189,7 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
         )
     if place.size > 1 and settings.device == "cuda":
         take_gpu(place.local_rank)
-    with _ended_by_signals(stop) if place.size > 1 else contextlib.nullcontext():
+    with ended_by_signals(stop) if place.size > 1 else contextlib.nullcontext():
         make_kernels_ready()
     device = choose_device(settings.device)
     metrics.gpu_in_use.set(device == "cuda")
@@ -293,7 +201,7 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
     lock = None
     if is_first:
         folder = learning_dir(settings) / "train" / "lock"
-        lock = _once_unlocked(lambda: lock_directory(folder), beat, stop)
+        lock = once_unlocked(lambda: lock_directory(folder), beat, stop)
         if lock is None:
             return
     try:
@@ -328,21 +236,6 @@ def learning_dir(settings: Settings) -> Path:
     return settings.training.checkpoint_dir or settings.data_dir
 
 
-@contextlib.contextmanager
-def _ended_by_signals(stop: threading.Event) -> Iterator[None]:
-    """Let a signal end this process meanwhile: a rank that waits for others has nothing to put in
-    order yet, and sees no signal until they come. stop: set by a signal that came before, which
-    ends the process too."""
-    handlers = {n: signal.signal(n, signal.SIG_DFL) for n in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        if stop.is_set():
-            sys.exit(0)
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-
 def _join(settings: Settings, place: Place, device: str, stop: threading.Event) -> "Ranks":
     """Join the other ranks. stop: set by a signal. Raises: RanksError, SettingsError."""
     from streamd.ranks import ALONE, Ranks
@@ -356,7 +249,7 @@ def _join(settings: Settings, place: Place, device: str, stop: threading.Event) 
             f"training.mesh has {mesh[0]} x {shards} ranks, and {place.size} were started.",
             "start as many ranks as the mesh has.",
         )
-    with _ended_by_signals(stop):
+    with ended_by_signals(stop):
         ranks = Ranks.join(settings.training.rank_timeout_seconds, device, shards)
     logger.info("rank_joined", size=ranks.size)
     return ranks
@@ -382,30 +275,6 @@ def _learn(settings: Settings, ranks: "Ranks", beat: Heartbeat, stop: threading.
         else:
             beat.touch("waiting")
             stop.wait(0.1)
-
-
-def _once_unlocked(
-    take: Callable[[], Held], beat: Heartbeat | None, stop: threading.Event
-) -> Held | None:
-    """Take a lock, waiting for its owner to end, as after the supervisor of an older role was
-    killed.
-
-    Args: take: raises LockedError while another process has the lock; beat: the heartbeat of the
-    one that waits, None where the owner writes under that name.
-    Returns: what `take` returns, None where `stop` was set meanwhile.
-    """
-    logged = False
-    while True:
-        try:
-            return take()
-        except LockedError as error:
-            if not logged:
-                logger.warning("waiting_for_lock", error=str(error))
-            logged = True
-        if beat is not None:
-            beat.touch("waiting for another process")
-        if stop.wait(0.1):
-            return None
 
 
 def _run_serve(
@@ -456,7 +325,7 @@ def _run_serve(
     beat = Heartbeat(settings.data_dir, "serve", name)
     engine = Engine(settings, registry, beat, end_process, make_kernels_ready)
     moves: Moves = registry
-    if settings.log.name and settings.log.member == "replica":
+    if settings.log.follows:
         from streamd.replica.requests import RequestedMoves
 
         moves = RequestedMoves(settings, registry, settings.server.deadline_seconds)
@@ -501,23 +370,6 @@ def _run_serve(
     server.run(sockets=[listening])
     if failed.is_set():
         sys.exit(1)
-
-
-def lock_name(data_dir: Path, name: str, stop: threading.Event) -> int | None:
-    """Lock a server's name until this process ends.
-
-    Under a supervisor it waits, because the server of one that was killed may still be ending.
-    Returns: the lock's descriptor, None where `stop` was set meanwhile. Raises: LockedError.
-    """
-    from streamd.segments.recovery import lock_directory
-
-    def take() -> int:
-        return lock_directory(
-            make_folder(data_dir, name) / LOCK,
-            "stop that process, or start this server with a --name of its own, such as serve-2.",
-        )
-
-    return _once_unlocked(take, None, stop) if SUPERVISED_BY in os.environ else take()
 
 
 def make_kernels_ready() -> None:

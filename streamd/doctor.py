@@ -176,7 +176,7 @@ def _data_directory(settings: Settings) -> str:
 
 def _store(settings: Settings) -> str:
     """Check that the store of a log that other machines follow answers, and takes objects where
-    this is the leader. Credentials are never shown."""
+    this machine leads or may lead. Credentials are never shown."""
     from streamd.store import manifest as manifests
     from streamd.store.store import Store
 
@@ -189,7 +189,7 @@ def _store(settings: Settings) -> str:
     if names:
         _, seq = manifests.commit_of(names[-1])
         newest = f"newest manifest at commit {seq:,}"
-    if log.member != "leader":
+    if log.member == "replica":
         return f"{store.shown} can be read, {newest}"
     probe = f"probes/{os.getpid()}-{time.time_ns()}"
     store.put(probe, b"1")

@@ -143,7 +143,7 @@ def _until_forgotten(
     """
     log = settings.log
     compacted = read_compacted(settings.data_dir)
-    if not (log.name and log.store) or log.member != "leader" or compacted is None:
+    if not (log.name and log.store) or log.member == "replica" or compacted is None:
         return True, done
     while read_forgotten(settings.data_dir) < compacted.seq:
         if time.monotonic() >= deadline:

@@ -45,7 +45,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 
 def roles_of(name: str, store: str, member: str, score_topic: str = "") -> tuple[str, ...]:
     """The roles that `streamd run` starts, by the settings `log.name`, `log.store`, `log.member`
-    and `server.score_topic`."""
+    and `server.score_topic`; a standby has those of a leader."""
     if member == "replica":
         return REPLICA_ROLES
     archive = (ARCHIVE,) if name and store else ()

@@ -19,7 +19,7 @@ from pydantic_settings import EnvSettingsSource
 from streamd.errors import SettingsError
 from streamd.settings_branch import Branch
 from streamd.settings_lines import line_of, nearest_name
-from streamd.settings_log import LogSettings, without_secrets
+from streamd.settings_log import LeaderSettings, LogSettings, without_secrets
 from streamd.settings_server import LOOPBACK, ServerSettings, TelemetrySettings, has_keys
 from streamd.settings_sets import Misplaced, check_sets
 from streamd.settings_sources import REGISTRY_FORMATS, check_sources
@@ -56,6 +56,7 @@ __all__ = [
     "IngestSettings",
     "KafkaSettings",
     "LOOPBACK",
+    "LeaderSettings",
     "LogSettings",
     "ModelName",
     "ModelSettings",
@@ -291,6 +292,13 @@ def _check_together(s: Settings) -> None:
     if s.server.workers > 1 and not s.server.port:
         raise SettingsError(
             "server.workers share one port, and server.port is 0.", "set server.port to a number."
+        )
+
+    # Who leads next must find what the one before had.
+    if s.log.member == "standby" and not (s.log.name and s.log.store):
+        raise SettingsError(
+            "log.member is standby, which needs log.name and log.store.",
+            "set both, or log.member: leader on a machine that is alone.",
         )
 
     # Model and graph: sizes that must fit one another.

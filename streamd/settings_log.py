@@ -32,10 +32,35 @@ class LogSettings(Branch):
         description="URL of the store of sealed segments, versions and checkpoints, as "
         "s3://bucket/folder; needed with log.name",
     )
-    member: Literal["leader", "replica"] = Field(
+    member: Literal["leader", "replica", "standby"] = Field(
         "leader",
-        description="leader: ingest and trainer run here; replica: a follower writes the log here",
+        description="leader: ingest and trainer run here; replica: a follower writes the log here; "
+        "standby: a follower that leads when no leader is heard, or when it is asked to",
     )
     manifest_seconds: Seconds = Field(
         600, description="the leader writes a manifest to the store at least so often"
     )
+
+    @property
+    def follows(self) -> bool:
+        """Whether this machine follows, now or at times: what other machines send may be newer
+        than what it has."""
+        return bool(self.name) and self.member != "leader"
+
+
+class LeaderSettings(Branch):
+    """When a standby takes the lead."""
+
+    timeout_seconds: float = Field(
+        10,
+        ge=2,
+        le=600,
+        description="a standby leads when it has heard nothing of a leader for so long, while the "
+        "brokers answered",
+    )
+
+    @property
+    def heartbeat_seconds(self) -> float:
+        """A leader without commits lets others hear of it so often: a third of the timeout, so that
+        one heartbeat may be late, and one second at most."""
+        return min(1.0, self.timeout_seconds / 3)

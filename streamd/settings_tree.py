@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from streamd.events import Schema
 from streamd.schema import DEFAULT_SET
 from streamd.settings_branch import Branch, Natural, Positive, Seconds
-from streamd.settings_log import LogSettings
+from streamd.settings_log import LeaderSettings, LogSettings
 from streamd.settings_server import ServerSettings, TelemetrySettings
 from streamd.settings_sets import (
     EdgeSetSettings,
@@ -370,6 +370,7 @@ class Settings(BaseSettings):
     stream: StreamSettings = StreamSettings()
     ingest: IngestSettings = IngestSettings()
     log: LogSettings = LogSettings()
+    leader: LeaderSettings = LeaderSettings()
     retention: RetentionSettings = RetentionSettings()
     holds: HoldSettings = HoldSettings()
     windows: WindowSettings = WindowSettings()

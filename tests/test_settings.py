@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 
 from streamd.errors import SettingsError
+from streamd.roles import ARCHIVE, ROLES, roles_of
 from streamd.schema import EdgeSet, NodeSet, Schema
 from streamd.settings import (
     as_environment,
@@ -200,3 +201,21 @@ def test_a_wrong_set_is_one_line_that_names_key_and_line(tmp_path, old, new, say
 def test_edges_are_between_declared_sets(tmp_path, graph, says):
     with pytest.raises(SettingsError, match=says):
         of_sources(tmp_path, f"graph: {graph}")
+
+
+@pytest.mark.parametrize("missing", ["log.name", "log.store"])
+def test_a_standby_needs_a_name_and_a_store(missing):
+    whole = {"log.name": "t", "log.store": "file:///x", "log.member": "standby"}
+    found, _ = load_settings(None, whole, environ={})
+    assert found.log.follows and roles_of(found.log.name, found.log.store, "standby") == (*ROLES, ARCHIVE)
+    with pytest.raises(SettingsError, match="standby, which needs log.name and log.store"):
+        load_settings(None, {k: v for k, v in whole.items() if k != missing}, environ={})
+
+
+@pytest.mark.parametrize(("timeout", "heartbeat"), [(2, 2 / 3), (3, 1.0), (10, 1.0), (600, 1.0)])
+def test_a_leader_is_heard_three_times_within_the_timeout(timeout, heartbeat):
+    found, _ = load_settings(None, {"leader.timeout_seconds": timeout}, environ={})
+    assert found.leader.heartbeat_seconds == heartbeat
+    for wrong in (1.9, 601):
+        with pytest.raises(SettingsError, match="leader.timeout_seconds"):
+            load_settings(None, {"leader.timeout_seconds": wrong}, environ={})

@@ -64,8 +64,10 @@ class IngestLoop:
         clock: Clock,
         beat: Heartbeat,
         housekeep: Callable[[], None] = lambda: None,
+        doing: str = "running",
     ) -> None:
-        """housekeep: does a little work on the log; called about once a second between commits."""
+        """Args: housekeep: does a little work on the log; called about once a second between
+        commits. doing: what the heartbeat says while all is well."""
         s = settings.ingest
         self._settings = settings
         self._log = log_writer
@@ -77,6 +79,7 @@ class IngestLoop:
         self._clock = clock
         self._beat = beat
         self._housekeep = housekeep
+        self._doing = doing
         self._builder = BatchBuilder(w.schema, w.keys, s.max_nodes, s.late_policy, w.has_edges)
         self._width_us = settings.windows.width_seconds * 1_000_000
         self._max_ahead_us = int(s.max_ahead_seconds * 1e6)
@@ -494,4 +497,4 @@ class IngestLoop:
         read = {"edges": self._log.num_edges, "watermark": self._log.watermark}
         state = {**read, **unread(source, self._merger, self._clock)}
         refused = {"dead_letters": self._letters.num_letters}
-        self._beat.touch("running", **state, **refused, clamped=int(metrics.clamped_total()))
+        self._beat.touch(self._doing, **state, **refused, clamped=int(metrics.clamped_total()))

@@ -80,7 +80,14 @@ def connect_leader(
                 producer = KafkaProducer(settings.kafka, topic.name, topic.max_message_bytes)
                 stack.callback(producer.close)
                 name = member_name(settings.data_dir)
-                publisher = lead(settings.data_dir, producer, reader, waiting=idle, member=name)
+                publisher = lead(
+                    settings.data_dir,
+                    producer,
+                    reader,
+                    waiting=idle,
+                    member=name,
+                    heartbeat_seconds=settings.leader.heartbeat_seconds,
+                )
                 # A log that is closed waits for acknowledgements although it was told to stop.
                 publisher.waiting = waiting
                 stack.pop_all()

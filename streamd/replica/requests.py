@@ -22,11 +22,6 @@ POLL_SECONDS = 0.1
 """Pause between two looks at the journal, or at the topic."""
 
 
-def is_replica(settings: Settings) -> bool:
-    """Whether the trainer is on another machine."""
-    return bool(settings.log.name) and settings.log.member == "replica"
-
-
 class RequestedMoves:
     """Moves of the champion that the trainer elsewhere makes. Safe to use from several threads."""
 
@@ -123,7 +118,7 @@ def _request(
     version: str = "",
     event: int = 0,
 ) -> Request:
-    member = member_name(settings.data_dir) if is_replica(settings) else socket.gethostname()
+    member = member_name(settings.data_dir) if settings.log.follows else socket.gethostname()
     return Request(
         term=0,
         id=uuid.uuid4().hex,

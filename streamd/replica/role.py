@@ -1,22 +1,25 @@
-"""The loop of the follow role: it reads the changelog into the log here, and waits for what is
-away."""
+"""The loop of a follower, which is the follow role's, and a standby's until it leads: it reads the
+changelog into the log here, and waits for what is away."""
 
+import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Protocol
 
 import structlog
 
 from streamd.clock import Clock
-from streamd.errors import DiskError, KafkaError, LockedError, StoreError
+from streamd.errors import DiskError, FencedError, KafkaError, LockedError, StoreError
 from streamd.replica.bootstrap import bootstrap, finish_bootstrap, newest_manifest
-from streamd.replica.changelog import OutOfRange
-from streamd.replica.connect import Stopped, find_changelog
+from streamd.replica.changelog import ChangelogReader, OutOfRange
+from streamd.replica.connect import Stopped, find_changelog, open_topic
 from streamd.replica.follower import Follower
 from streamd.replica.kafka_changelog import KafkaReader
 from streamd.replica.own_holds import DROP_SECONDS, readers_before
+from streamd.replica.publisher import ChangelogPublisher
 from streamd.replica.start import has_log, published_seq
+from streamd.replica.succession import Succession
 from streamd.segments.changelog_position import UNKNOWN
 from streamd.settings import Settings
 from streamd.store.changelog import changelog_topic
@@ -42,11 +45,48 @@ class Part(Protocol):
         """Do a little work, of some milliseconds at most; raises nothing that can be waited out."""
         ...
 
+    def stop(self) -> None:
+        """Begin to end, without waiting for it."""
+        ...
+
     def close(self) -> None: ...
 
 
+class FollowedReader(ChangelogReader, Protocol):
+    """Reads the changelog, and knows how much there is still to read."""
+
+    @property
+    def lag(self) -> int | None:
+        """Records behind the position, as the newest answer told; None before there was one."""
+        ...
+
+
+Connect = Callable[[Settings, Callable[[], None]], tuple[str, FollowedReader] | None]
+"""Connects to the changelog. Args: settings; what is called while a read brings nothing. Returns:
+what to show of the topic, and its reader; None where there is no topic. Raises: KafkaError,
+ChangelogError."""
+
+
+def connect_reader(
+    settings: Settings, idle: Callable[[], None]
+) -> tuple[str, FollowedReader] | None:
+    """Connect to the changelog in Kafka, as `Connect` says; who may lead makes the topic."""
+    may_lead = settings.log.member != "replica"
+    topic = open_topic(settings) if may_lead else find_changelog(settings)
+    if topic is None:
+        return None
+    return topic.shown, KafkaReader(settings.kafka, topic.changelog, idle)
+
+
+def _forget_following() -> None:
+    """Leave out what no longer changes: it would look like a follower that is stuck."""
+    for gauge in (metrics.follow_caught_up, metrics.follow_lag_records, metrics.follow_seq):
+        gauge.set(math.nan)
+
+
 class FollowLoop:
-    """Follows the changelog until it is stopped. Owner: the follow process.
+    """Follows the changelog until it is stopped, or until this member leads. Owner: the process of
+    the follow role, or of a standby's ingest.
 
     A broker, a store or a disk that is away or full is waited for: the servers here go on
     answering, and heartbeat and metrics say what is missing. What cannot get better by itself ends
@@ -54,8 +94,17 @@ class FollowLoop:
     """
 
     def __init__(
-        self, settings: Settings, clock: Clock, beat: Heartbeat, parts: Sequence[Part] = ()
+        self,
+        settings: Settings,
+        clock: Clock,
+        beat: Heartbeat,
+        parts: Sequence[Part] = (),
+        succession: Succession | None = None,
+        connect: Connect = connect_reader,
     ) -> None:
+        """succession: of a standby; a replica never leads."""
+        self._succession = succession
+        self._connect = connect
         self._settings = settings
         self._clock = clock
         self._beat = beat
@@ -65,20 +114,30 @@ class FollowLoop:
         self._changelog = UNKNOWN
         """The one that was followed last."""
         self._store = Store(settings.log.store) if settings.log.store else None
+        metrics.leads.set(0)
         for why in REASONS:
             metrics.follow_waiting.labels(why).set(0)
 
-    def run(self, stop: threading.Event) -> None:
-        """Follow until `stop`. Raises: ChangelogError, DivergedError, SettingsError, JournalError,
-        and others that the operator must look at."""
+    def run(self, stop: threading.Event) -> ChangelogPublisher | None:
+        """Follow until `stop`, or until this member leads.
+
+        Returns: the publisher of what it leads, None where it was stopped. Raises: ChangelogError,
+        DivergedError, SettingsError, JournalError, and others that the operator must look at.
+        """
         self._stop = stop
         try:
             while not stop.is_set():
                 self._step_parts()
                 try:
-                    self._follow()
+                    if self._follow() and self._succession is not None:
+                        # The parts go on meanwhile: they end only where this member leads.
+                        led = self._succession.lead()
+                        _forget_following()
+                        return led
                 except Stopped:
-                    return
+                    return None
+                except FencedError as error:
+                    logger.info("another_member_leads", error=str(error))
                 except OutOfRange as error:
                     self._take_manifest(str(error))
                 except LockedError as error:
@@ -89,35 +148,43 @@ class FollowLoop:
                     self._wait("store", str(error))
                 except DiskError as error:
                     self._wait("disk", str(error))
+            return None
         finally:
+            for part in self._parts:
+                part.stop()
             for part in self._parts:
                 part.close()
 
-    def _follow(self) -> None:
-        """Connect, and apply what comes until `stop`; whatever goes wrong is the caller's."""
+    def _follow(self) -> bool:
+        """Connect, and apply what comes until `stop`; whatever goes wrong is the caller's. Returns:
+        whether this member is to claim the lead."""
         data_dir = self._settings.data_dir
         self._beat.touch("connecting")
         with ExitStack() as stack:
-            topic = find_changelog(self._settings)
-            if topic is None:
+            connected = self._connect(self._settings, self._idle)
+            if connected is None:
                 self._wait_for_leader()
-                return
-            reader = KafkaReader(self._settings.kafka, topic.changelog, self._idle)
+                return False
+            topic, reader = connected
             stack.callback(reader.close)
-            self._changelog = topic.changelog
+            self._changelog = reader.changelog
             finish_bootstrap(data_dir)
             if self._store is not None and not has_log(data_dir):
-                manifest = newest_manifest(self._store, topic.changelog)
+                manifest = newest_manifest(self._store, reader.changelog)
                 if manifest is not None:
                     bootstrap(self._store, manifest, data_dir, self._progress)
             follower = Follower(data_dir, reader, before_drop=self._let_servers_pass)
             stack.callback(follower.close)
-            logger.info("following", topic=topic.shown, seq=follower.seq)
+            logger.info("following", topic=topic, seq=follower.seq)
             self._well()
             while not self._stop.is_set():
-                follower.step(POLL_SECONDS)
+                heard = follower.step(POLL_SECONDS)
                 self._step_parts()
                 self._report(follower, reader)
+                succession = self._succession
+                if succession is not None and succession.is_due(follower, reader, heard):
+                    return True
+        return False
 
     def _wait_for_leader(self) -> None:
         """Wait for the topic: made here, one of a wrong name or broker would be waited on for
@@ -183,16 +250,20 @@ class FollowLoop:
             logger.warning("follower_waits", missing=why, error=error)
         self._stop.wait(RETRY_SECONDS)
 
-    def _report(self, follower: Follower, reader: KafkaReader) -> None:
+    def _report(self, follower: Follower, reader: FollowedReader) -> None:
         """Set the metrics and touch the heartbeat."""
         now = self._clock.monotonic()
         if now - self._reported_at < REPORT_SECONDS:
-            self._beat.touch("following", seq=follower.seq)
+            self._say(follower, reader.lag)
             return
         self._reported_at = now
+        metrics.leader_term.set(follower.term)
         lag = reader.lag
         if lag is not None:
             metrics.follow_lag_records.set(lag)
             if lag == 0:
                 metrics.follow_caught_up.set(self._clock.now_us() / 1e6)
-        self._beat.touch("following", seq=follower.seq, lag_records=lag)
+        self._say(follower, lag)
+
+    def _say(self, follower: Follower, lag: int | None) -> None:
+        self._beat.touch("following", seq=follower.seq, lag_records=lag, term=follower.term)

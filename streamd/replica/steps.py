@@ -70,7 +70,11 @@ class StepThread:
     def step(self) -> None:
         """Nothing: it steps by itself. So the loop that follows the log takes it as a part."""
 
+    def stop(self) -> None:
+        """Tell the thread to end, without waiting for it."""
+        self._stop.set()
+
     def close(self) -> None:
         """Stop the thread and wait for it, not for long: it may be in the midst of a file."""
-        self._stop.set()
+        self.stop()
         self._thread.join(CLOSE_SECONDS)

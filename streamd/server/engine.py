@@ -117,7 +117,7 @@ class Engine:
         self._served: LoadedVersion | None = None
         """None while the rule answers."""
         self._seen = Seen()
-        self._complete = Completeness(settings.data_dir, settings.log.member == "replica")
+        self._complete = Completeness(settings.data_dir, settings.log.follows)
         self._swap = Swap(settings, registry)
         self._rebuild = Rebuild(None)
 

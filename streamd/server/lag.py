@@ -8,7 +8,7 @@ from pathlib import Path
 
 from streamd.roles import ENDS, FOLLOW, folder_of
 from streamd.segments.journal import LogState
-from streamd.telemetry.heartbeat import read_beat
+from streamd.telemetry.heartbeat import leads_here, read_beat
 
 LOOK_SECONDS = 0.2
 """Time between two looks at ingest's heartbeat, which is written as often. Each reads a file."""
@@ -51,10 +51,11 @@ class Completeness:
     until one is known, as before the server has caught up once.
     """
 
-    def __init__(self, data_dir: Path, is_replica: bool = False) -> None:
-        """is_replica: the follower says what is in Kafka, since no ingest is here."""
+    def __init__(self, data_dir: Path, follows: bool = False) -> None:
+        """follows: where no ingest reads Kafka here, or not now, the follower says what is in
+        it."""
         self._data_dir = data_dir
-        self._is_replica = is_replica
+        self._follows = follows
         self._looked_at = -LOOK_SECONDS
         self._pending: deque[_Look] = deque()
         """Looks whose ends the view has not passed, oldest first."""
@@ -65,7 +66,7 @@ class Completeness:
         if now - self._looked_at < LOOK_SECONDS:
             return
         self._looked_at = now
-        if self._is_replica:
+        if self._follows and not leads_here(self._data_dir):
             known_at, ends = self._of_follower()
         else:
             known_at, ends = self._of_ingest()

@@ -239,9 +239,10 @@ class Swap:
         next_view = state.view
         log = next_view.log
 
-        # On a replica the log may come later than the version, as after a start from a manifest.
+        # Where a follower writes the log, it may come later than the version, as after a start from
+        # a manifest.
         ahead = served is not None and served.manifest.edge > log.num_edges
-        if ahead and self._settings.log.member == "replica":
+        if ahead and self._settings.log.follows:
             if next_view is not view:
                 next_view.follow()
             return state

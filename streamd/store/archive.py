@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import structlog
 
@@ -62,13 +63,40 @@ LONGEST_RETRY_SECONDS = 60.0
 """Pauses after rounds that failed grow from the first to the longest."""
 
 
-def open_archive(settings: Settings, beat: Heartbeat, stop: threading.Event) -> "Archive":
-    """Open the archive of a leader. Raises: SettingsError where the log has no store, StoreError
-    where none can be opened at its URL."""
+class Lead(Protocol):
+    """Whether the machine of an archive leads. A fixed leader always does."""
+
+    def is_here(self) -> bool:
+        """Whether it leads, as far as it knows."""
+
+    def check(self) -> None:
+        """Check that nobody else leads. Raises: FencedError, KafkaError."""
+
+
+class FixedLead:
+    """The lead of a machine that the settings name."""
+
+    def is_here(self) -> bool:
+        """As `Lead` says."""
+        return True
+
+    def check(self) -> None:
+        """As `Lead` says."""
+
+
+def open_archive(
+    settings: Settings, beat: Heartbeat, stop: threading.Event, lead: Lead | None = None
+) -> "Archive":
+    """Open the archive of a leader, or of a standby.
+
+    lead: of a standby. Raises: SettingsError where the log has no store, StoreError where none can
+    be opened at its URL.
+    """
     log = settings.log
-    if not (log.name and log.store) or log.member != "leader":
+    if not (log.name and log.store) or log.member == "replica":
         raise SettingsError(
-            "There is nothing to archive.", "set log.name and log.store, and log.member: leader."
+            "There is nothing to archive.",
+            "set log.name and log.store, and log.member: leader or standby.",
         )
     store = Store(log.store, sleep=_wait(stop))
     archive = Archive(
@@ -79,6 +107,7 @@ def open_archive(settings: Settings, beat: Heartbeat, stop: threading.Event) -> 
         clock=SystemClock(),
         beat=beat,
         stop=stop,
+        lead=lead,
     )
     store.before_try = archive.tell
     return archive
@@ -113,10 +142,12 @@ class Archive:
         clock: Clock,
         beat: Heartbeat,
         stop: threading.Event | None = None,
+        lead: Lead | None = None,
         bootstrap_seconds: float = BOOTSTRAP_SECONDS,
         disk: Disk = DISK,
     ) -> None:
-        """changelog: None where no machine follows by one. stop: ends a round early."""
+        """changelog: None where no machine follows by one. stop: ends a round early. lead: of a
+        machine that may lead or not."""
         self._data_dir = data_dir
         self._store = store
         self._changelog = changelog
@@ -124,6 +155,7 @@ class Archive:
         self._clock = clock
         self._beat = beat
         self._stop = stop or threading.Event()
+        self._lead: Lead = lead or FixedLead()
         self._bootstrap = bootstrap_seconds
         self._disk = disk
         self._folder = folder_of(data_dir, NAME)
@@ -153,6 +185,9 @@ class Archive:
     def step(self) -> None:
         """Look at the data directory once, and do a round where one is due."""
         now = self._clock.monotonic()
+        if not self._lead.is_here():
+            self._follow()
+            return
         self._touch("waiting" if self._failures else "idle")
         if now < self._retry_at or not (self._data_dir / "published").exists():
             return
@@ -170,6 +205,13 @@ class Archive:
             self._lasting.over()
             self.error = ""
             self._retry_at = -float("inf")
+
+    def _follow(self) -> None:
+        """While another member leads, it writes the store: what is known of it here grows old."""
+        self._seen = self._newest = self._written = None
+        self._stored_at = self._begun_at = -float("inf")
+        self._cleaned = True
+        self._touch("following")
 
     def refresh_metrics(self) -> None:
         """Bring up to date what is only known when somebody asks."""
@@ -213,6 +255,7 @@ class Archive:
             self._owner,
             self._disk,
             lambda: self._clock.now_us() / 1e6,
+            self._lead.check,
         )
 
         # Only now it counts: before, the next round must look at the same things again.
@@ -231,6 +274,7 @@ class Archive:
     def _clean(self) -> None:
         """Remove from store and changelog what nobody needs any more."""
         self._cleaned_at = self._clock.monotonic()
+        self._lead.check()
         compaction = self._compaction_to_forget()
         removed = self._sweep.remove(
             self._clock.now_us() / 1e6,
@@ -261,6 +305,7 @@ class Archive:
         until = self._deletable() if compaction is None else self._behind(compaction)
         first, end = self._changelog.bounds()
         if until is not None and until > first:
+            self._lead.check()
             self._changelog.delete_before(until)
             logger.info("changelog_trimmed", first_offset=until, records=until - first)
             first = until

@@ -53,6 +53,7 @@ def upload(
     owner: str = "",
     disk: Disk = DISK,
     now: Callable[[], float] = time.time,
+    check: Callable[[], None] = lambda: None,
 ) -> Uploaded:
     """Upload the state of a data directory after its newest published commit.
 
@@ -60,7 +61,7 @@ def upload(
 
     Args: progress: called with (bytes looked at, bytes in all); name: of the folder in `roles/` for
     lock, links and index; owner: of the mark in the store, a new one where empty; now: wall time in
-    seconds.
+    seconds; check: called before the manifest is written, which it prevents by raising.
     Raises: StreamdError where there is no log, LockedError where another upload under that name
     runs, DiskError, StoreError.
     """
@@ -95,6 +96,7 @@ def upload(
             made = _manifest(snapshot, files, term, position, compacted, now())
             check_there(store, made.files, "back up again; if it stays so, take another store.")
             _check_newest(store, made.term, made.seq)
+            check()
             store.put(made.name, manifests.encode(made))
     logger.info("manifest_stored", store=store.shown, seq=made.seq, objects=objects, num_bytes=sent)
     return Uploaded(manifest=made, objects=objects, num_bytes=sent)
@@ -206,7 +208,8 @@ def _check_newest(store: Store, term: int, seq: int) -> None:
         raise StoreError(
             f"{store.shown} holds a manifest of term {newest_term}, this log is of term {term}: "
             "another leader has written since.",
-            "let that leader write it; this one must follow.",
+            "let that leader write it; where the changelog's topic was made anew, remove the "
+            "store's folder manifests.",
         )
     if (newest_term, newest_seq) > (term, seq):
         raise StoreError(

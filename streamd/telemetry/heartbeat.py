@@ -63,6 +63,7 @@ class Heartbeat:
         self._path = None if data_dir is None else make_folder(data_dir, self.name) / HEARTBEAT
         self._interval = interval_seconds
         self._turned = time.monotonic()
+        self._noted: dict[str, Any] = {}
         self._state = ""
         self._latest: dict[str, Any] = {}
         self._written: dict[str, Any] = {}
@@ -81,7 +82,7 @@ class Heartbeat:
             "pid": os.getpid(),
             "host": HOST,
             "time": time.time(),
-            "detail": detail,
+            "detail": self._noted | detail,
         }
         if state != self._state:
             self._state = state
@@ -91,6 +92,10 @@ class Heartbeat:
             threading.Thread(
                 target=_keep_writing, args=(weakref.ref(self), self._interval), daemon=True
             ).start()
+
+    def note(self, **detail: Any) -> None:
+        """Say details that every later touch carries."""
+        self._noted |= detail
 
     def _write(self) -> None:
         """Write the newest heartbeat, unless it is written already."""
@@ -196,6 +201,12 @@ def read_beats(data_dir: Path, role: str | None = None) -> list[Beat]:
         if (beat := read_beat(data_dir, name)) and beat.role in wanted
     ]
     return sorted(beats, key=lambda beat: ALL_ROLES.index(beat.role))
+
+
+def leads_here(data_dir: Path) -> bool:
+    """Whether this machine leads a log that several hold, by the heartbeat of ingest."""
+    beat = read_beat(data_dir, "ingest")
+    return beat is not None and beat.alive and bool(beat.detail.get("leading"))
 
 
 def refusals(data_dir: Path, roles: Sequence[str]) -> dict[str, str]:

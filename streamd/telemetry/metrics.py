@@ -11,7 +11,16 @@ from prometheus_client import Counter, Histogram
 
 from streamd import __version__
 from streamd.telemetry.gauge import Gauge
-from streamd.telemetry.registries import ARCHIVE, FOLLOW, INGEST, MODEL, SCORE, SERVE, TRAIN
+from streamd.telemetry.registries import (
+    ARCHIVE,
+    FOLLOW,
+    INGEST,
+    MEMBER,
+    MODEL,
+    SCORE,
+    SERVE,
+    TRAIN,
+)
 from streamd.telemetry.registries import OWNED as OWNED
 from streamd.telemetry.registries import exported_by as exported_by
 
@@ -75,6 +84,10 @@ changelog_waiting = Gauge(
     registry=INGEST,
 )
 changelog_bytes = Counter("streamd_changelog_bytes", "Bytes sent to the changelog", registry=INGEST)
+leader_term = Gauge(
+    "streamd_leader_term", "Term of the newest leader that this member knows of", registry=MEMBER
+)
+leads = Gauge("streamd_leads", "1 while this member leads, 0 while it follows", registry=MEMBER)
 follow_seq = Gauge("streamd_follow_seq", "Newest commit shown here", registry=FOLLOW)
 follow_lag_records = Gauge(
     "streamd_follow_lag_records", "Records of the changelog not applied yet", registry=FOLLOW
@@ -215,7 +228,7 @@ window_mrr_known = Gauge(
 )
 window_ap = Gauge(
     "streamd_window_average_precision",
-    "Prequential AP of the newest window",
+    "Prequential AP of the last window",
     ["model"],
     registry=TRAIN,
 )
@@ -284,11 +297,7 @@ requests = Counter(
     "streamd_requests", "HTTP requests answered", ["route", "status"], registry=SERVE
 )
 request_seconds = Histogram(
-    "streamd_request_seconds",
-    "Seconds from request to answer",
-    ["route"],
-    buckets=FAST,
-    registry=SERVE,
+    "streamd_request_seconds", "Seconds to an answer", ["route"], buckets=FAST, registry=SERVE
 )
 recommend_recall = Histogram(
     "streamd_recommend_recall",
@@ -351,10 +360,7 @@ champion_not_served = Gauge(
 )
 swaps = Counter("streamd_swaps", "Model versions swapped in", registry=SERVE)
 swap_seconds = Histogram(
-    "streamd_swap_seconds",
-    "Seconds from noticing a version to serving it",
-    buckets=SLOW,
-    registry=SERVE,
+    "streamd_swap_seconds", "Seconds from seeing a version to serving", buckets=SLOW, registry=SERVE
 )
 # Of the archive: the store, and how much of the changelog it lets go.
 manifest_at = Gauge(
@@ -455,10 +461,7 @@ gpu_kernel_seconds = Counter(
     registry=MODEL,
 )
 gpu_cache_rows = Counter(
-    "streamd_gpu_cache_rows",
-    "Feature rows asked of the cache on the GPU",
-    ["result"],
-    registry=TRAIN,
+    "streamd_gpu_cache_rows", "Feature rows asked of the GPU's cache", ["result"], registry=TRAIN
 )
 
 

@@ -7,7 +7,7 @@ from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import make_wsgi_app
+from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from streamd.errors import SettingsError
 from streamd.telemetry import metrics
@@ -40,16 +40,18 @@ def open_port(
     beat: Heartbeat,
     allows: Callable[[str | None], bool],
     refresh: Callable[[], object] = lambda: None,
+    also: Iterable[CollectorRegistry] = (),
 ) -> None:
     """Answer `/metrics` and `/livez` of a role, from a thread of its own.
 
     Args: port: 0 for none; host: the address that the server listens at too; allows: whether a key
-    opens the metrics; refresh: brings metrics up to date that are only known when somebody asks.
+    opens the metrics; refresh: brings metrics up to date that are only known when somebody asks;
+    also: metrics of a role whose work this process does too.
     Raises: SettingsError where the port is taken.
     """
     if not port:
         return
-    measured = make_wsgi_app(metrics.exported_by(beat.role))
+    measured = make_wsgi_app(metrics.exported_by(beat.role, *also))
 
     def answer(environ: "WSGIEnvironment", start: "StartResponse") -> Iterable[bytes]:
         # A probe has no key, and learns nothing but whether the loop turns.

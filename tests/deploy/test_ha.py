@@ -51,17 +51,33 @@ def test_a_field_that_kubernetes_does_not_know_is_noticed(documents, kind, name)
 
 
 @needs["kubectl"]
-def test_one_pod_leads_and_the_others_follow(documents):
+def test_two_pods_may_lead_and_the_others_follow(documents):
     leader, replica = pod_of(documents, "StatefulSet", "streamd"), pod_of(documents, "Deployment", "streamd-replica")
     assert [c["name"] for c in leader["containers"]] == ["ingest", "train", "archive"]
     assert {c["args"][-1] for c in leader["containers"] + replica["containers"]} == set(ALL_ROLES) - {"score"}, "events are scored where the settings name a topic"
     assert [c["name"] for c in replica["containers"]] == ["follow", "serve"]
-    assert {settings_of(documents, c).log.member for c in leader["containers"]} == {"leader"}
+    assert {settings_of(documents, c).log.member for c in leader["containers"]} == {"standby"}
     assert {settings_of(documents, c).log.member for c in replica["containers"]} == {"replica"}
     assert len({(s.log.name, s.log.store) for c in leader["containers"] + replica["containers"] for s in [settings_of(documents, c)]}) == 1
     assert json.loads(replica["containers"][0]["env"][2]["value"].replace("$(ZONE)", "b")) == {"client_rack": "b"}
     for container in leader["containers"] + replica["containers"]:
         get_command(app).commands["run"].make_context("run", list(container["args"][1:]))
+
+
+@needs["kubectl"]
+def test_members_are_two_on_two_machines_and_none_waits_for_the_other(documents):
+    found = one(documents, "StatefulSet", "streamd")
+    spec, pod = found["spec"], found["spec"]["template"]["spec"]
+    assert spec["replicas"] == 2 and spec["podManagementPolicy"] == "Parallel"
+    s = settings_of(documents, pod["containers"][0])
+    assert spec["minReadySeconds"] >= 2 * s.leader.timeout_seconds
+    rule, = pod["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert rule["topologyKey"] == "kubernetes.io/hostname"
+    assert rule["labelSelector"]["matchLabels"].items() <= spec["template"]["metadata"]["labels"].items()
+    assert spec["volumeClaimTemplates"], "each has a volume of its own"
+    # Who follows takes manifests and versions from the store, with its credentials.
+    assert all({"secretRef": {"name": "streamd-store", "optional": True}} in c["envFrom"] for c in pod["containers"])
+    assert one(documents, "PodDisruptionBudget", "streamd")["spec"]["maxUnavailable"] == 1
 
 
 @needs["kubectl"]

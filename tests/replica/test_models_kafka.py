@@ -156,7 +156,7 @@ def test_a_replicas_lag_counts_from_what_kafka_has(kafka, tmp_path):
         commit(writer, 3)
         ends.step()
         assert json.loads((tmp_path / "roles/follow/ends.json").read_bytes())["behind"] == {}
-        complete = Completeness(tmp_path, is_replica=True)
+        complete = Completeness(tmp_path, follows=True)
         complete.look(100.0)
         complete.show(writer.state, 101.0)
         assert complete.until == json.loads((tmp_path / "roles/follow/ends.json").read_bytes())["time"]

@@ -336,7 +336,7 @@ def test_while_no_broker_answers_answers_grow_older_and_are_given(world, log):
 
 def test_on_a_replica_the_follower_says_what_kafka_has(tmp_path):
     beat(tmp_path, age=5.0)
-    complete = Completeness(tmp_path, is_replica=True)
+    complete = Completeness(tmp_path, follows=True)
     file = make_folder(tmp_path, FOLLOW) / ENDS
     for at, (text, known) in enumerate([(None, None), ("torn", None), ('{"time": 50.0, "behind": {"events": {"0": 8}}}', None),
                                         ('{"time": 60.0, "behind": {}}', None)]):
@@ -347,6 +347,20 @@ def test_on_a_replica_the_follower_says_what_kafka_has(tmp_path):
         assert complete.until == known
     complete.show(LogState(Schema(), progress=Progress(positions={"events": {0: Position(8)}})), 9.0)
     assert complete.until == 60.0
+
+
+def test_a_standby_says_itself_what_kafka_has_while_it_leads(tmp_path):
+    """Before, and when ingest here ended, the follower's word counts."""
+    complete = Completeness(tmp_path, follows=True)
+    (make_folder(tmp_path, FOLLOW) / ENDS).write_text('{"time": 60.0, "behind": {}}')
+    beat(tmp_path, age=5.0)
+    complete.look(0.0)
+    complete.show(LogState(Schema()), 9.0)
+    assert complete.until == 60.0
+    beat(tmp_path, age=5.0, leading=True)
+    complete.look(1.0)
+    complete.show(LogState(Schema()), 9.0)
+    assert 4 < time.time() - complete.until < 60
 
 
 def test_looks_that_wait_for_the_view_are_bounded_and_the_newest_counts(tmp_path, monkeypatch):

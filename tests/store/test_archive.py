@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from streamd.errors import StoreError
+from streamd.errors import FencedError, StoreError
 from streamd.segments.changelog_position import (
     ChangelogId,
     ChangelogPosition,
@@ -463,6 +463,80 @@ def test_a_manifest_of_a_higher_term_is_never_written_over(leader):
     leader.step()
     assert choose(leader.store).term == 3 and "another leader has written since" in leader.archive.error
     assert len(manifests.names(leader.store)) == 2
+
+
+class MovingLead:
+    """Whether the archive's machine leads; checked says how often it was asked for certain."""
+
+    def __init__(self):
+        self.here, self.checked, self.lost_at = True, 0, None
+
+    def is_here(self):
+        return self.here
+
+    def check(self):
+        self.checked += 1
+        if self.lost_at is not None and self.checked >= self.lost_at:
+            raise FencedError("Another member leads.")
+
+
+@pytest.fixture
+def moving(leader):
+    leader.lead = MovingLead()
+    leader.archive = Archive(leader.path, leader.store, leader.changelog, manifest_seconds=MANIFEST_SECONDS, clock=leader.clock,
+                             beat=Heartbeat(leader.path, "archive"), bootstrap_seconds=BOOTSTRAP, lead=leader.lead)
+    return leader
+
+
+def test_a_standby_keeps_the_store_only_while_it_leads(moving):
+    moving.lead.here = False
+    for _ in range(5):
+        moving.commit(seal=True)
+        moving.step(MANIFEST_SECONDS)
+    assert moving.newest == 0 and read_beat(moving.path, "archive").state == "following"
+    moving.lead.here = True
+    moving.step(0)
+    assert moving.newest == moving.log.state.seq, "at once"
+    moving.lead.here = False
+    moving.step()
+    stored = moving.newest
+    moving.commit(seal=True)
+    moving.step()
+    assert moving.newest == stored
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_member_that_lost_the_lead_in_the_midst_of_a_round_goes_no_further(moving, at):
+    """It is checked before the manifest, before old manifests go, and before records are deleted."""
+    moving.step(0)
+    for _ in range(3):
+        moving.commit(seal=True)
+        moving.step(BOOTSTRAP + 1)
+    before, first, stored = moving.newest, moving.changelog.first, len(manifests.names(moving.store))
+    moving.commit(seal=True)
+    moving.lead.checked, moving.lead.lost_at = 0, at
+    moving.step(BOOTSTRAP + 1)
+    assert moving.archive.error == "Another member leads."
+    assert (moving.newest == before) == (at == 1)
+    assert len(manifests.names(moving.store)) == stored + (at == 2)
+    assert moving.changelog.first == first, "no record was deleted"
+    moving.lead.lost_at = None
+    moving.step(BOOTSTRAP + 1)
+    assert moving.newest == moving.log.state.seq and moving.changelog.first > first
+
+
+def test_what_another_leader_stored_meanwhile_is_known_when_the_lead_comes_back(moving):
+    moving.step(0)
+    moving.lead.here = False
+    moving.step()
+    moving.commit(seal=True)
+    upload(moving.path, moving.store)
+    moving.clock.advance(BOOTSTRAP + 1)
+    moving.lead.here = True
+    moving.commit(seal=True)
+    moving.step()
+    assert moving.changelog.first == 0 or moving.changelog.first <= 10 * moving.newest
+    assert moving.check(moving.path.parent / "back").seq == moving.log.state.seq
 
 
 def test_a_leader_that_came_while_objects_were_sent_keeps_the_newest_manifest(leader):

@@ -1,0 +1,169 @@
+"""The roles that write the log, or keep it elsewhere, each as one process: ingest, follow, archive.
+
+Beside `streamd.daemon` this module alone may import all packages.
+"""
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+import structlog
+
+from streamd.clock import SystemClock
+from streamd.errors import SettingsError
+from streamd.processes import collect_garbage_rarely
+from streamd.role_lock import once_unlocked
+from streamd.roles import ARCHIVE, FOLLOW, make_folder, take_over
+from streamd.settings import Settings, schema_of
+from streamd.telemetry import metrics, registries
+from streamd.telemetry.api_keys import ApiKeys
+from streamd.telemetry.heartbeat import Heartbeat
+from streamd.telemetry.port import open_port
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+    from streamd.replica.publisher import ChangelogPublisher
+
+logger = structlog.get_logger()
+
+
+def run_ingest(settings: Settings, stop: threading.Event) -> None:
+    """Run ingest until `stop`."""
+    from streamd.ingest.deadletter import make_dead_letters
+    from streamd.ingest.loop import IngestLoop
+    from streamd.segments.housekeeper import Housekeeper
+    from streamd.segments.log import LogWriter
+
+    if settings.log.member == "replica":
+        raise SettingsError(
+            "On a replica the log is written by the follow role.",
+            "run --role follow, or set log.member: leader on the one machine that leads.",
+        )
+
+    # The log has one writer: wait for one that is still ending.
+    beat = Heartbeat(settings.data_dir, "ingest")
+    schema = schema_of(settings)
+    size = settings.ingest.segment_edges
+    is_standby = settings.log.member == "standby"
+
+    def open_log() -> LogWriter | None:
+        if not settings.log.name:
+            return LogWriter(settings.data_dir, schema, size)
+        from streamd.replica.connect import connect_leader
+
+        find = _stand_by if is_standby else connect_leader
+        publisher = find(settings, beat, stop)
+        if publisher is None:
+            return None
+        try:
+            log = LogWriter(settings.data_dir, schema, size, publisher=publisher)
+        except BaseException:
+            publisher.close()
+            raise
+        beat.note(term=publisher.term, leading=True)
+        metrics.leads.set(1)
+        metrics.leader_term.set(publisher.term)
+        return log
+
+    if is_standby:
+        _open_ingest_port(settings, beat, (registries.FOLLOW,))
+        beat.touch("starting")
+        beat.end_when_stalled()
+    writer = once_unlocked(open_log, beat, stop)
+    if writer is None:
+        return
+
+    # Build the parts, and only then say that ingest lives.
+    try:
+        take_over(settings.data_dir, "ingest")
+        letters = make_dead_letters(settings)
+        keeper = Housekeeper(
+            writer, settings.retention, letters.purge, settings.holds.lease_seconds
+        )
+        if not is_standby:
+            _open_ingest_port(settings, beat)
+            beat.touch("starting")
+            beat.end_when_stalled()
+        collect_garbage_rarely()
+        doing = "leading" if settings.log.name else "running"
+        IngestLoop(settings, writer, letters, SystemClock(), beat, keeper.step, doing).run(stop)
+    finally:
+        writer.close()
+
+
+def _open_ingest_port(
+    settings: Settings, beat: Heartbeat, also: "tuple[CollectorRegistry, ...]" = ()
+) -> None:
+    open_port(
+        settings.telemetry.ingest_port,
+        settings.server.host,
+        beat,
+        ApiKeys(settings.server).allows,
+        also=also,
+    )
+
+
+def _stand_by(
+    settings: Settings, beat: Heartbeat, stop: threading.Event
+) -> "ChangelogPublisher | None":
+    """Follow until this member leads. Returns: the publisher of what it leads, None where `stop`
+    was set before."""
+    from streamd.replica.claim import claim_lead
+    from streamd.replica.parts import follow_models
+    from streamd.replica.role import FollowLoop
+    from streamd.replica.succession import StandbySuccession
+
+    clock = SystemClock()
+    succession = StandbySuccession(
+        settings, clock.monotonic, lambda: claim_lead(settings, beat, stop)
+    )
+    return FollowLoop(settings, clock, beat, follow_models(settings), succession).run(stop)
+
+
+def run_archive(settings: Settings, stop: threading.Event) -> None:
+    """Keep the store for other machines until `stop`. Raises: SettingsError, StoreError."""
+    from streamd.replica.led_here import LedHere
+    from streamd.segments.recovery import lock_directory
+    from streamd.store.archive import RUNNING, open_archive
+
+    # One archive for each data directory.
+    beat = Heartbeat(settings.data_dir, ARCHIVE)
+    folder = make_folder(settings.data_dir, ARCHIVE)
+    lock = once_unlocked(lambda: lock_directory(folder / RUNNING), beat, stop)
+    if lock is None:
+        return
+    try:
+        lead = LedHere(settings) if settings.log.member == "standby" else None
+        archive = open_archive(settings, beat, stop, lead)
+        open_port(
+            settings.telemetry.archive_port,
+            settings.server.host,
+            beat,
+            ApiKeys(settings.server).allows,
+            archive.refresh_metrics,
+        )
+        beat.touch("starting")
+        beat.end_when_stalled()
+        archive.run()
+    finally:
+        os.close(lock)
+
+
+def run_follow(settings: Settings, stop: threading.Event) -> None:
+    """Write the log that another machine leads, until `stop`. Raises: SettingsError."""
+    from streamd.replica.parts import follow_models
+    from streamd.replica.role import FollowLoop
+
+    if not settings.log.name or settings.log.member != "replica":
+        raise SettingsError(
+            "This machine follows no log.", "set log.name to the leader's, and log.member: replica."
+        )
+    beat = Heartbeat(settings.data_dir, FOLLOW)
+    open_port(
+        settings.telemetry.ingest_port, settings.server.host, beat, ApiKeys(settings.server).allows
+    )
+    collect_garbage_rarely()
+    beat.touch("starting")
+    beat.end_when_stalled()
+    FollowLoop(settings, SystemClock(), beat, follow_models(settings)).run(stop)

@@ -1,0 +1,70 @@
+"""What a standby keeps of leading, in the folder of ingest: that somebody asked for it, and the
+term in which it led last."""
+
+import time
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from streamd.roles import make_folder
+from streamd.storage import DISK, write_durably
+
+logger = structlog.get_logger()
+INGEST = "ingest"
+ASKED = "lead"
+"""File with a request to lead."""
+LED = "led"
+"""File with the term in which this directory led last."""
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A request to lead. until: wall time in seconds; whoever asked waits no longer."""
+
+    until: float
+
+
+def ask_to_lead(data_dir: Path, seconds: float) -> None:
+    """Ask the standby of a directory to lead; the request ends after some time."""
+    path = make_folder(data_dir, INGEST) / ASKED
+    write_durably(path, msgspec.json.encode(Asked(time.time() + seconds)))
+
+
+def is_asked_to_lead(data_dir: Path) -> bool:
+    """Whether there is a request whose time is not over; one that is over is removed."""
+    path = make_folder(data_dir, INGEST) / ASKED
+    try:
+        asked = msgspec.json.decode(path.read_bytes(), type=Asked)
+    except FileNotFoundError:
+        return False
+    except msgspec.DecodeError:
+        asked = Asked(0)
+    if time.time() < asked.until:
+        return True
+    withdraw(data_dir)
+    return False
+
+
+def withdraw(data_dir: Path) -> None:
+    """Remove the request, where there is one."""
+    DISK.unlink(make_folder(data_dir, INGEST) / ASKED)
+
+
+def led_term(data_dir: Path) -> int:
+    """The term in which a directory led last, 0 for none."""
+    try:
+        return int((make_folder(data_dir, INGEST) / LED).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return 0
+
+
+def note_led(data_dir: Path, term: int) -> None:
+    """Note that a directory leads in a term: there is no more to ask for.
+
+    On a full disk the note is left out, which costs the next start the wait for a silence.
+    """
+    try:
+        write_durably(make_folder(data_dir, INGEST) / LED, b"%d" % term)
+        withdraw(data_dir)
+    except OSError as error:
+        logger.warning("lead_not_noted", term=term, error=str(error))

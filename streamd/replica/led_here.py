@@ -1,0 +1,55 @@
+"""What else runs on a member that may lead asks here whether it does."""
+
+from collections.abc import Callable
+
+from streamd.errors import FencedError
+from streamd.replica.changelog import ChangelogReader
+from streamd.replica.kafka_changelog import KafkaReader
+from streamd.segments.changelog_position import ChangelogId, read_position
+from streamd.settings import Settings
+from streamd.store.changelog import changelog_topic
+from streamd.telemetry.heartbeat import leads_here
+
+READ_SECONDS = 0.5
+
+
+class LedHere:
+    """Whether this member leads. It keeps no connection: it is asked once a round."""
+
+    def __init__(
+        self, settings: Settings, connect: Callable[[Settings], ChangelogReader] | None = None
+    ) -> None:
+        """connect: makes a reader of the changelog, Kafka's where None."""
+        self._settings = settings
+        self._connect = connect or _kafka_reader
+
+    def is_here(self) -> bool:
+        """Whether ingest on this machine says that it leads."""
+        return leads_here(self._settings.data_dir)
+
+    def check(self) -> None:
+        """Check that the changelog has no term above this member's. Raises: FencedError,
+        KafkaError."""
+        position = read_position(self._settings.data_dir)
+        if position is None or not self.is_here():
+            raise FencedError("This member does not lead any more.", "none is needed.")
+
+        # What lies before the position was judged by ingest here.
+        reader = self._connect(self._settings)
+        try:
+            _, end = reader.bounds()
+            reader.seek(position.offset)
+            while reader.position < end:
+                for entry in reader.read(READ_SECONDS):
+                    if entry.term > position.term:
+                        raise FencedError(
+                            f"Another member leads: the changelog has term {entry.term}, and this "
+                            f"one led in term {position.term}.",
+                            "none is needed: it follows.",
+                        )
+        finally:
+            reader.close()
+
+
+def _kafka_reader(settings: Settings) -> ChangelogReader:
+    return KafkaReader(settings.kafka, ChangelogId(topic=changelog_topic(settings.log.name)))

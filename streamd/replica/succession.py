@@ -1,0 +1,144 @@
+"""Decides when a standby leads: when no leader was heard for some time in which the brokers
+answered, when somebody asked for it, or when it led last and starts again."""
+
+import random
+from collections.abc import Callable
+from typing import Protocol
+
+import structlog
+
+from streamd.replica import leading
+from streamd.replica.changelog import ChangelogReader
+from streamd.replica.follower import Follower
+from streamd.replica.publisher import ChangelogPublisher
+from streamd.replica.start import has_log
+from streamd.settings import Settings
+from streamd.store import manifest as manifests
+from streamd.store.store import Store
+
+logger = structlog.get_logger()
+ASK_SECONDS = 0.5
+"""Pause between two questions to the brokers whether the changelog has more."""
+ANSWER_SECONDS = 3.0
+"""A broker that took longer to answer was away: what a leader sent meanwhile may not be there
+yet, so silence begins anew."""
+JITTER = 0.25
+"""Share of the timeout that a standby waits longer, at random: so that seldom two claim at once.
+Both may; then the first claim counts."""
+
+
+class Silence:
+    """How long nothing was heard of a leader, while the brokers answered. Owner: `Succession`.
+
+    All times are monotonic seconds.
+    """
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._answered = 0.0
+
+    def heard(self, now: float) -> None:
+        """A record of the leader came."""
+        self._since = self._answered = now
+
+    def answered(self, now: float, records: int) -> None:
+        """The brokers said how many records of the changelog are not read yet."""
+        if records:
+            # Behind, as after a pause of this process: what there is to read may be the leader's.
+            self._since = None
+        elif self._since is None or now - self._answered > ANSWER_SECONDS:
+            self._since = now
+        self._answered = now
+
+    def seconds(self, now: float) -> float:
+        """How long it lasts: 0 where this member is behind, or the brokers do not answer."""
+        return 0.0 if self._since is None else self._answered - self._since
+
+
+class Succession(Protocol):
+    """Whether a follower goes on following, and how it stops doing so."""
+
+    def is_due(self, follower: Follower, reader: ChangelogReader, heard: int) -> bool:
+        """Whether to claim the lead, after a read of the changelog in which so many records of a
+        leader came. Raises: KafkaError, StoreError."""
+        ...
+
+    def lead(self) -> ChangelogPublisher:
+        """Claim the lead. Raises: FencedError where another one has it; KafkaError."""
+        ...
+
+
+class StandbySuccession:
+    """The succession of a standby. Owner: the loop that follows.
+
+    led_term: the term in which this directory led last, 0 for none.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        monotonic: Callable[[], float],
+        lead: Callable[[], ChangelogPublisher],
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        """Args: monotonic: seconds. lead: claims. chance: a number from 0 to 1."""
+        self._data_dir = settings.data_dir
+        self._store = settings.log.store
+        self._timeout = settings.leader.timeout_seconds
+        self._monotonic = monotonic
+        self._lead = lead
+        self._chance = chance
+        self._silence = Silence()
+        self._asked_at = -ASK_SECONDS
+        self._wait_seconds = self._drawn()
+        self.led_term = leading.led_term(self._data_dir)
+
+    def _drawn(self) -> float:
+        return self._timeout * (1 + JITTER * self._chance())
+
+    def is_due(self, follower: Follower, reader: ChangelogReader, heard: int) -> bool:
+        """As `Succession` says."""
+        now = self._monotonic()
+        if heard:
+            self._silence.heard(now)
+        if now - self._asked_at < ASK_SECONDS:
+            return False
+
+        # No records may also mean that no broker answers: only their answer makes it silence.
+        begin, end = reader.bounds()
+        answered = self._monotonic()
+        behind = max(0, end - reader.position)
+        self._silence.answered(answered, behind)
+        self._asked_at = answered
+        if behind or not (why := self._reason(follower, answered)):
+            return False
+        if not has_log(self._data_dir) and not self._may_begin(begin):
+            return False
+        logger.info("claiming_the_lead", why=why, seq=follower.seq, term=follower.term)
+        return True
+
+    def _reason(self, follower: Follower, now: float) -> str:
+        """Why this member leads now that it has all of the changelog, empty where it does not."""
+        if leading.is_asked_to_lead(self._data_dir):
+            return "asked to"
+        if self.led_term and self.led_term == follower.term:
+            return "it led last"
+        silent = self._silence.seconds(now)
+        return f"no leader for {silent:.1f} s" if silent >= self._wait_seconds else ""
+
+    def _may_begin(self, first_offset: int) -> bool:
+        """Whether a member without a log may begin one: only where there is none elsewhere.
+
+        first_offset: of the changelog, which was read to its end. Raises: StoreError.
+        """
+        return first_offset == 0 and not manifests.names(Store(self._store))
+
+    def lead(self) -> ChangelogPublisher:
+        """As `Succession` says."""
+        # Whatever comes of it, a second try waits again.
+        self._silence = Silence()
+        self._wait_seconds = self._drawn()
+        self.led_term = 0
+        publisher = self._lead()
+        leading.note_led(self._data_dir, publisher.term)
+        return publisher

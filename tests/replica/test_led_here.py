@@ -1,0 +1,41 @@
+"""What runs beside ingest learns from the changelog that another member leads."""
+
+import pytest
+
+from streamd.errors import FencedError
+from streamd.replica.leader import lead
+from streamd.replica.led_here import LedHere
+from streamd.segments.changelog_position import CHANGELOG
+from streamd.segments.log import LogWriter
+from streamd.telemetry.heartbeat import Heartbeat
+from tests.builders import settings
+from tests.replica.twin import Topic
+from tests.segments import test_crash as life
+
+
+def test_a_member_leads_until_a_higher_term_is_in_the_changelog(tmp_path):
+    topic = Topic()
+    publisher = lead(tmp_path / "a", topic.producer(), topic.reader(), member="a")
+    log = LogWriter(tmp_path / "a", life.SCHEMA, life.SEGMENT_EDGES, publisher=publisher)
+    life.live(log, 3)
+    here = LedHere(settings(tmp_path / "a", log__name="t"), lambda _: topic.reader())
+    assert not here.is_here()
+    with pytest.raises(FencedError):
+        here.check()
+    beat = Heartbeat(tmp_path / "a", "ingest")
+    beat.note(term=publisher.term, leading=True)
+    beat.touch("leading")
+    assert here.is_here()
+    here.check()
+    life.live(log, 5)
+    here.check()
+
+    # Another member claims; ingest here has not noticed it yet.
+    lead(tmp_path / "b", topic.producer(), topic.reader(), member="b")
+    assert here.is_here()
+    with pytest.raises(FencedError, match="Another member leads"):
+        here.check()
+    (tmp_path / "a" / CHANGELOG).unlink()
+    with pytest.raises(FencedError):
+        here.check()
+    log.close()
