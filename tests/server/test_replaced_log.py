@@ -12,7 +12,7 @@ from streamd.segments.changelog_position import CHANGELOG
 from streamd.segments.log import LogWriter
 from streamd.store.store import Store
 from streamd.store.upload import upload
-from tests.builders import HOUR, batch, stream
+from tests.builders import batch, stream
 from tests.replica.twin import Topic
 from tests.server.world import SCHEMA, World, ask, wait
 
@@ -44,7 +44,7 @@ class Machines:
         for at in range(begin, end, 10):
             keys = [f"n:{i}" for i in range(40)] if at == 0 else ()
             rows = slice(at, at + 10)
-            log.commit(batch(SCHEMA, SRC[rows], DST[rows], TIME[rows], keys, at), Progress(), int(TIME[at]) + 30 * HOUR)
+            log.commit(batch(SCHEMA, SRC[rows], DST[rows], TIME[rows], keys, at), Progress(), int(TIME[at + 9]))
         log.close()
 
     def follow(self):
@@ -90,6 +90,13 @@ def test_a_server_ends_where_its_log_is_replaced_and_answers_right_after_its_res
         wait(lambda: again.engine.status.edge == leader.engine.status.edge == 500)
         for src in ("n:0", "n:3", "n:7"):
             wait(lambda src=src: ask(again, src) == ask(leader, src))
+
+        # The follower and the server go on behind the manifest.
+        machines.commit(500, 560)
+        machines.follow()
+        wait(lambda: again.engine.status.edge == leader.engine.status.edge == 560)
+        # Memory is moved on in slices, behind the graph.
+        wait(lambda: ask(again) == ask(leader) and ask(again)["as_of"]["last_edge"] == 559)
     finally:
         again.stop()
         leader.stop()
