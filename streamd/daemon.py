@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -213,19 +213,17 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
                 ApiKeys(settings.server).allows,
             )
         if not stop.is_set():
-            # The others stop when the first one says so.
-            ranks = _join(settings, place, device, stop)
-            publisher = None
-            if is_first and settings.log.name:
-                from streamd.replica.parts import publish_models
+            with contextlib.ExitStack() as stack:
+                on_step = None
+                if is_first and settings.log.name:
+                    from streamd.replica.parts import training_in_term
 
-                publisher = publish_models(settings, learning_dir(settings))
-            try:
-                _learn(settings, ranks, beat, stop if is_first else threading.Event())
-            finally:
-                ranks.end()
-                if publisher is not None:
-                    publisher.close()
+                    kept_in = learning_dir(settings)
+                    on_step = stack.enter_context(training_in_term(settings, kept_in, beat, stop))
+                # The others stop when the first one says so.
+                ranks = _join(settings, place, device, stop)
+                stack.callback(ranks.end)
+                _learn(settings, ranks, beat, stop if is_first else threading.Event(), on_step)
     finally:
         if lock is not None:
             os.close(lock)
@@ -255,8 +253,15 @@ def _join(settings: Settings, place: Place, device: str, stop: threading.Event) 
     return ranks
 
 
-def _learn(settings: Settings, ranks: "Ranks", beat: Heartbeat, stop: threading.Event) -> None:
-    """Learn until `stop` is set on the first rank."""
+def _learn(
+    settings: Settings,
+    ranks: "Ranks",
+    beat: Heartbeat,
+    stop: threading.Event,
+    on_step: Callable[[str], None] | None,
+) -> None:
+    """Learn until `stop` is set on the first rank. on_step: as of `Trainer`, if anything. Raises:
+    FencedError where it is not this trainer any more."""
     from streamd.registry import Registry
     from streamd.segments.reader import LogReader
     from streamd.training.trainer import Trainer
@@ -271,7 +276,8 @@ def _learn(settings: Settings, ranks: "Ranks", beat: Heartbeat, stop: threading.
         if ranks.all(reader is not None):
             assert reader is not None
             registry = Registry(kept)
-            Trainer(kept, reader, registry, SystemClock(), beat, ranks=ranks).run(stop)
+            on_step = on_step or (lambda _: None)
+            Trainer(kept, reader, registry, SystemClock(), beat, on_step, ranks).run(stop)
         else:
             beat.touch("waiting")
             stop.wait(0.1)
