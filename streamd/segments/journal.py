@@ -109,8 +109,8 @@ OTHER = "use the streamd that wrote it."
 
 @dataclass(frozen=True)
 class LogState:
-    """What is committed after commit `seq`. files: append-only files by path. term: reserved for
-    logs that several machines write in turn, as in Raft; always 0 today.
+    """What is committed after commit `seq`. files: append-only files by path. term: of the leader
+    that made the commit, 0 where no other machine follows the log.
 
     sealed: the segments before the last, in order of event ids. States share this tuple until a
     segment is sealed, replaced or dropped, so that a commit costs the same however many there are.

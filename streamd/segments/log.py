@@ -191,12 +191,19 @@ class LogWriter(LogFiles):
         if batch.num_edges:
             self.newest_us = int(batch.time_E[-1])
 
+    @property
+    def _term(self) -> int:
+        """The term of the next commit: the leader's, and never less than that of the last commit,
+        where a new changelog counts from the begin."""
+        led_in = 0 if self._publisher is None else self._publisher.term
+        return max(self.state.term, led_in)
+
     def _line(
         self, segments: Sequence[SegmentState], fields: dict[str, Any], replaces: bool = False
     ) -> None:
         line = {
             "seq": self.state.seq + 1,
-            "term": self.state.term,
+            "term": self._term,
             "rows": 0,
             "nodes": self.state.num_nodes,
             "watermark": self.state.watermark,

@@ -17,6 +17,11 @@ class Publisher(Protocol):
 
     changelog: ChangelogId
 
+    @property
+    def term(self) -> int:
+        """The term in which it publishes."""
+        ...
+
     def publish(self, before: LogState, fields: dict[str, Any], line: bytes) -> None:
         """Hand over a commit that is durable: its line of the journal, decoded and as bytes, and
         the state before it. What the line says of files is read from them."""

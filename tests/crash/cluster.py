@@ -2,6 +2,7 @@
 
 What they answered is compared with a plain reading of the log, up to the edge that each answer says it saw."""
 
+import http.client
 import json
 import os
 import random
@@ -122,8 +123,12 @@ class Member(Daemon):
         named = {k.replace("_", "-"): v for k, v in headers.items()}
         url = f"http://127.0.0.1:{self.settings.server.port}/v1/score"
         request = urllib.request.Request(url, body, {"content-type": "application/json", **named})
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return json.load(answer) | {"position": answer.headers["streamd-position"]}
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return json.load(answer) | {"position": answer.headers["streamd-position"]}
+        except http.client.HTTPException as error:
+            # A kill came between head and body.
+            raise ConnectionError(f"half an answer: {error!r}") from error
 
     def command(self, *words):
         """Run a command of streamd on its directory. Returns: exit status and what it printed."""

@@ -16,6 +16,7 @@ from streamd.replica.records import Claim, Heartbeat
 from streamd.replica.start import published_seq
 from streamd.replica.verify import compare
 from streamd.segments.changelog_position import CHANGELOG, read_position
+from streamd.segments.journal import decode_line
 from streamd.segments.layout import KEYS
 from streamd.segments.log import LogWriter
 from streamd.segments.nodekeys import without_keys
@@ -115,6 +116,42 @@ def test_a_position_of_the_release_before_learns_its_changelog_at_the_next_start
     follow(tmp_path / "b", topic)
     for name in "ab":
         assert read_position(tmp_path / name).changelog == topic.changelog and published_seq(tmp_path / name) == 3
+
+
+def test_each_commit_names_the_term_of_the_leader_that_made_it(tmp_path):
+    """Answers say it as `streamd-position`: on every machine the same."""
+    topic, terms = Topic(), []
+    for number in (3, 5, 8):
+        log = leader(tmp_path / "a", topic)
+        life.live(log, number, housekeeping=False)
+        log.close()
+        follow(tmp_path / "b", topic)
+        for name in "ab":
+            state = LogReader.open(tmp_path / name).state
+            assert (state.seq, state.term) == (number, read_position(tmp_path / name).term)
+        terms.append(state.term)
+    assert terms == [2, 3, 4]
+    assert [decode_line(line)["term"] for _, line in sorted(lines_of(tmp_path / "b").items())] == [2, 2, 2, 3, 3, 4, 4, 4]
+
+    # A line that was durable and not yet acknowledged keeps its term when the next leader publishes it.
+    log = leader(tmp_path / "a", topic)
+    topic.hold, topic.patience = True, 10**9
+    log.commit(life.empty_batch(life.SCHEMA), log.progress, 10**6)
+    topic.lose()
+    log._waiting.clear()
+    log.close()
+    topic.hold = False
+    leader(tmp_path / "a", topic).close()
+    follow(tmp_path / "b", topic)
+    assert LogReader.open(tmp_path / "b").state.term == 5 and read_position(tmp_path / "b").term == 6
+    assert difference(tmp_path / "a", tmp_path / "b") == ""
+
+    # Where the topic is made anew, terms in it begin again; those of commits never fall, or tokens would be lost.
+    (tmp_path / "a" / CHANGELOG).unlink()
+    log = leader(tmp_path / "a", Topic())
+    log.commit(life.empty_batch(life.SCHEMA), log.progress, 10**7)
+    log.close()
+    assert LogReader.open(tmp_path / "a").state.term == 5 and read_position(tmp_path / "a").term == 2
 
 
 def copy(old, new):
