@@ -10,14 +10,14 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import structlog
 
 from streamd.clock import SystemClock
-from streamd.daemon_log import once_unlocked, run_archive, run_follow, run_ingest
+from streamd.daemon_log import run_archive, run_follow, run_ingest
 from streamd.errors import (
     DataLossError,
     DeviceMemoryError,
@@ -37,12 +37,11 @@ from streamd.processes import (
     place_of,
     raise_file_limit,
 )
+from streamd.role_lock import lock_name, once_unlocked
 from streamd.roles import (
     ARCHIVE,
     FOLLOW,
-    LOCK,
     SCORE,
-    make_folder,
     rank_names,
     server_names,
 )
@@ -59,7 +58,6 @@ if TYPE_CHECKING:
     from streamd.ranks import Ranks
 
 logger = structlog.get_logger()
-Held = TypeVar("Held")
 FULL_OR_BROKEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 """Errors of a disk that takes no bytes."""
 TRIED_AGAIN = (LockedError, DiskError, KafkaError, DeviceMemoryError, RanksError)
@@ -215,19 +213,17 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
                 ApiKeys(settings.server).allows,
             )
         if not stop.is_set():
-            # The others stop when the first one says so.
-            ranks = _join(settings, place, device, stop)
-            publisher = None
-            if is_first and settings.log.name:
-                from streamd.replica.parts import publish_models
+            with contextlib.ExitStack() as stack:
+                on_step = None
+                if is_first and settings.log.name:
+                    from streamd.replica.parts import training_in_term
 
-                publisher = publish_models(settings, learning_dir(settings))
-            try:
-                _learn(settings, ranks, beat, stop if is_first else threading.Event())
-            finally:
-                ranks.end()
-                if publisher is not None:
-                    publisher.close()
+                    kept_in = learning_dir(settings)
+                    on_step = stack.enter_context(training_in_term(settings, kept_in, beat, stop))
+                # The others stop when the first one says so.
+                ranks = _join(settings, place, device, stop)
+                stack.callback(ranks.end)
+                _learn(settings, ranks, beat, stop if is_first else threading.Event(), on_step)
     finally:
         if lock is not None:
             os.close(lock)
@@ -257,8 +253,15 @@ def _join(settings: Settings, place: Place, device: str, stop: threading.Event) 
     return ranks
 
 
-def _learn(settings: Settings, ranks: "Ranks", beat: Heartbeat, stop: threading.Event) -> None:
-    """Learn until `stop` is set on the first rank."""
+def _learn(
+    settings: Settings,
+    ranks: "Ranks",
+    beat: Heartbeat,
+    stop: threading.Event,
+    on_step: Callable[[str], None] | None,
+) -> None:
+    """Learn until `stop` is set on the first rank. on_step: as of `Trainer`, if anything. Raises:
+    FencedError where it is not this trainer any more."""
     from streamd.registry import Registry
     from streamd.segments.reader import LogReader
     from streamd.training.trainer import Trainer
@@ -273,7 +276,8 @@ def _learn(settings: Settings, ranks: "Ranks", beat: Heartbeat, stop: threading.
         if ranks.all(reader is not None):
             assert reader is not None
             registry = Registry(kept)
-            Trainer(kept, reader, registry, SystemClock(), beat, ranks=ranks).run(stop)
+            on_step = on_step or (lambda _: None)
+            Trainer(kept, reader, registry, SystemClock(), beat, on_step, ranks).run(stop)
         else:
             beat.touch("waiting")
             stop.wait(0.1)
@@ -372,23 +376,6 @@ def _run_serve(
     server.run(sockets=[listening])
     if failed.is_set():
         sys.exit(1)
-
-
-def lock_name(data_dir: Path, name: str, stop: threading.Event) -> int | None:
-    """Lock a server's name until this process ends.
-
-    Under a supervisor it waits, because the server of one that was killed may still be ending.
-    Returns: the lock's descriptor, None where `stop` was set meanwhile. Raises: LockedError.
-    """
-    from streamd.segments.recovery import lock_directory
-
-    def take() -> int:
-        return lock_directory(
-            make_folder(data_dir, name) / LOCK,
-            "stop that process, or start this server with a --name of its own, such as serve-2.",
-        )
-
-    return once_unlocked(take, None, stop) if SUPERVISED_BY in os.environ else take()
 
 
 def make_kernels_ready() -> None:

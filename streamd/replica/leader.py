@@ -90,6 +90,10 @@ class _Start:
             position = follower.position
         finally:
             follower.close()
+
+        # With the claim more may have been read, such as the next one.
+        if self._publisher is None and position.term > self._claimed.term:
+            raise _fenced(None)
         return self._publisher or self._publish_from(position)
 
     def _follow(self, follower: Follower, until: int) -> None:
@@ -183,11 +187,11 @@ class _Start:
 
 
 def _fenced(winner: Claim | None) -> FencedError:
-    who = "another process" if winner is None else f"{winner.member}, in term {winner.term}"
-    return FencedError(
-        f"Another process leads: {who}, whose claim came before this one's.",
-        "nothing where that machine was to lead.",
-    )
+    if winner is None:
+        what = "it claimed a higher term"
+    else:
+        what = f"{winner.member}, in term {winner.term}, whose claim came before this one's"
+    return FencedError(f"Another process leads: {what}.", "nothing where that machine was to lead.")
 
 
 def _state_at(data_dir: Path, seq: int) -> LogState:
