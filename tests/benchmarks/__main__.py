@@ -10,6 +10,7 @@ from rich.table import Table
 from tests.benchmarks import (
     cache,
     explain,
+    failover,
     files,
     gpu,
     graph,
@@ -38,7 +39,7 @@ ALL = {"files": files.run, "graph": graph.run, "ingest": ingest.run, "ingest-set
        "serving": serving.run, "explain": explain.run, "traces": traces.run, "server-memory": server_memory.run, "inference": inference.run,
        "cache": cache.run, "growth": growth.run, "tgb": tgb.run, "labels": labels.run, "tfgnn": tfgnn.run,
        "sampling": sampling.run, "sampling-sets": sampling_sets.run, "restart-sets": restart_sets.run, **ranks.PARTS,
-       "replica": replica.run, "store": store.run, "nightly": nightly.run, **ranks_model.PARTS, **gpu.PARTS}
+       "replica": replica.run, "failover": failover.run, "store": store.run, "nightly": nightly.run, **ranks_model.PARTS, **gpu.PARTS}
 
 
 def named(words: list[str]) -> list[str]:
