@@ -266,7 +266,7 @@ def _say_next(file: Path, topic: str, sample: str) -> None:
     """Name the commands that come next; those on a file need no broker."""
     lines = [f"written: {file}", f"  export STREAMD_CONFIG={file}"]
     if sample:
-        lines.append(f"  streamd backtest {sample} --source {topic}")
+        lines += [f"  streamd backtest {sample} --source {topic}", "with a broker:"]
     lines += [f"  streamd sources check {topic}", "  streamd doctor && streamd run"]
     for line in lines:
         out.print(printable(line), soft_wrap=True, markup=False, highlight=False)

@@ -4,19 +4,20 @@ This module alone imports all packages: it puts the parts of each role together.
 """
 
 import contextlib
+import errno
 import os
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import structlog
 
 from streamd.clock import SystemClock
-from streamd.daemon_log import once_unlocked, run_archive, run_follow, run_ingest
+from streamd.daemon_log import run_archive, run_follow, run_ingest
 from streamd.errors import (
     DataLossError,
     DeviceMemoryError,
@@ -32,15 +33,15 @@ from streamd.processes import (
     SUPERVISED_BY,
     Place,
     end_with_supervisor,
+    ended_by_signals,
     place_of,
     raise_file_limit,
 )
+from streamd.role_lock import lock_name, once_unlocked
 from streamd.roles import (
     ARCHIVE,
     FOLLOW,
-    LOCK,
     SCORE,
-    make_folder,
     rank_names,
     server_names,
 )
@@ -57,7 +58,8 @@ if TYPE_CHECKING:
     from streamd.ranks import Ranks
 
 logger = structlog.get_logger()
-Held = TypeVar("Held")
+FULL_OR_BROKEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+"""Errors of a disk that takes no bytes."""
 TRIED_AGAIN = (LockedError, DiskError, KafkaError, DeviceMemoryError, RanksError)
 """Errors that may be over the next time."""
 
@@ -99,18 +101,19 @@ def run_role(settings: Settings, role: str, name: str = "") -> int:
     try:
         if SUPERVISED_BY not in os.environ:
             make_data_dir(settings.data_dir)
-        if role == "serve":
-            _run_serve(settings, name, stop, at_once)
-        elif role == ARCHIVE:
-            run_archive(settings, stop)
-        elif role == "train":
-            _run_train(settings, stop, place or Place(0, 1, 0))
-        elif role == FOLLOW:
-            run_follow(settings, stop)
-        elif role == SCORE:
-            _run_score(settings, stop)
-        else:
-            run_ingest(settings, stop)
+        with _disk_errors(role, settings):
+            if role == "serve":
+                _run_serve(settings, name, stop, at_once)
+            elif role == ARCHIVE:
+                run_archive(settings, stop)
+            elif role == "train":
+                _run_train(settings, stop, place or Place(0, 1, 0))
+            elif role == FOLLOW:
+                run_follow(settings, stop)
+            elif role == SCORE:
+                _run_score(settings, stop)
+            else:
+                run_ingest(settings, stop)
     except StreamdError as error:
         # A rank that was told to stop as well may find that the first one has left.
         if isinstance(error, RanksError) and stop.is_set():
@@ -138,6 +141,22 @@ def run_role(settings: Settings, role: str, name: str = "") -> int:
     finally:
         end_spans()
     return 0
+
+
+@contextlib.contextmanager
+def _disk_errors(role: str, settings: Settings) -> Iterator[None]:
+    """Say what a full or broken disk did not take as a DiskError, after which the role is tried
+    again; other errors stay as they are."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL_OR_BROKEN:
+            raise
+        folder = learning_dir(settings) if role == "train" else settings.data_dir
+        raise DiskError(
+            f"What {role} keeps in {folder} could not be written: {error.strerror}.",
+            "free space or mend the disk; it goes on by itself from what was written last.",
+        ) from error
 
 
 def _run_score(settings: Settings, stop: threading.Event) -> None:
@@ -170,7 +189,7 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
         )
     if place.size > 1 and settings.device == "cuda":
         take_gpu(place.local_rank)
-    with _ended_by_signals(stop) if place.size > 1 else contextlib.nullcontext():
+    with ended_by_signals(stop) if place.size > 1 else contextlib.nullcontext():
         make_kernels_ready()
     device = choose_device(settings.device)
     metrics.gpu_in_use.set(device == "cuda")
@@ -194,19 +213,17 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
                 ApiKeys(settings.server).allows,
             )
         if not stop.is_set():
-            # The others stop when the first one says so.
-            ranks = _join(settings, place, device, stop)
-            publisher = None
-            if is_first and settings.log.name:
-                from streamd.replica.parts import publish_models
+            with contextlib.ExitStack() as stack:
+                on_step = None
+                if is_first and settings.log.name:
+                    from streamd.replica.parts import training_in_term
 
-                publisher = publish_models(settings, learning_dir(settings))
-            try:
-                _learn(settings, ranks, beat, stop if is_first else threading.Event())
-            finally:
-                ranks.end()
-                if publisher is not None:
-                    publisher.close()
+                    kept_in = learning_dir(settings)
+                    on_step = stack.enter_context(training_in_term(settings, kept_in, beat, stop))
+                # The others stop when the first one says so.
+                ranks = _join(settings, place, device, stop)
+                stack.callback(ranks.end)
+                _learn(settings, ranks, beat, stop if is_first else threading.Event(), on_step)
     finally:
         if lock is not None:
             os.close(lock)
@@ -215,21 +232,6 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
 def learning_dir(settings: Settings) -> Path:
     """The directory of what is learned, which all ranks reach."""
     return settings.training.checkpoint_dir or settings.data_dir
-
-
-@contextlib.contextmanager
-def _ended_by_signals(stop: threading.Event) -> Iterator[None]:
-    """Let a signal end this process meanwhile: a rank that waits for others has nothing to put in
-    order yet, and sees no signal until they come. stop: set by a signal that came before, which
-    ends the process too."""
-    handlers = {n: signal.signal(n, signal.SIG_DFL) for n in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        if stop.is_set():
-            sys.exit(0)
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 def _join(settings: Settings, place: Place, device: str, stop: threading.Event) -> "Ranks":
@@ -245,14 +247,21 @@ def _join(settings: Settings, place: Place, device: str, stop: threading.Event) 
             f"training.mesh has {mesh[0]} x {shards} ranks, and {place.size} were started.",
             "start as many ranks as the mesh has.",
         )
-    with _ended_by_signals(stop):
+    with ended_by_signals(stop):
         ranks = Ranks.join(settings.training.rank_timeout_seconds, device, shards)
     logger.info("rank_joined", size=ranks.size)
     return ranks
 
 
-def _learn(settings: Settings, ranks: "Ranks", beat: Heartbeat, stop: threading.Event) -> None:
-    """Learn until `stop` is set on the first rank."""
+def _learn(
+    settings: Settings,
+    ranks: "Ranks",
+    beat: Heartbeat,
+    stop: threading.Event,
+    on_step: Callable[[str], None] | None,
+) -> None:
+    """Learn until `stop` is set on the first rank. on_step: as of `Trainer`, if anything. Raises:
+    FencedError where it is not this trainer any more."""
     from streamd.registry import Registry
     from streamd.segments.reader import LogReader
     from streamd.training.trainer import Trainer
@@ -267,7 +276,8 @@ def _learn(settings: Settings, ranks: "Ranks", beat: Heartbeat, stop: threading.
         if ranks.all(reader is not None):
             assert reader is not None
             registry = Registry(kept)
-            Trainer(kept, reader, registry, SystemClock(), beat, ranks=ranks).run(stop)
+            on_step = on_step or (lambda _: None)
+            Trainer(kept, reader, registry, SystemClock(), beat, on_step, ranks).run(stop)
         else:
             beat.touch("waiting")
             stop.wait(0.1)
@@ -366,23 +376,6 @@ def _run_serve(
     server.run(sockets=[listening])
     if failed.is_set():
         sys.exit(1)
-
-
-def lock_name(data_dir: Path, name: str, stop: threading.Event) -> int | None:
-    """Lock a server's name until this process ends.
-
-    Under a supervisor it waits, because the server of one that was killed may still be ending.
-    Returns: the lock's descriptor, None where `stop` was set meanwhile. Raises: LockedError.
-    """
-    from streamd.segments.recovery import lock_directory
-
-    def take() -> int:
-        return lock_directory(
-            make_folder(data_dir, name) / LOCK,
-            "stop that process, or start this server with a --name of its own, such as serve-2.",
-        )
-
-    return once_unlocked(take, None, stop) if SUPERVISED_BY in os.environ else take()
 
 
 def make_kernels_ready() -> None:

@@ -5,14 +5,14 @@ Beside `streamd.daemon` this module alone may import all packages.
 
 import os
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import structlog
 
 from streamd.clock import SystemClock
-from streamd.errors import LockedError, SettingsError
+from streamd.errors import SettingsError
 from streamd.processes import collect_garbage_rarely
+from streamd.role_lock import once_unlocked
 from streamd.roles import ARCHIVE, FOLLOW, make_folder, take_over
 from streamd.settings import Settings, schema_of
 from streamd.telemetry import metrics, registries
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from streamd.replica.publisher import ChangelogPublisher
 
 logger = structlog.get_logger()
-Held = TypeVar("Held")
 
 
 def run_ingest(settings: Settings, stop: threading.Event) -> None:
@@ -117,7 +116,7 @@ def _stand_by(
 
     clock = SystemClock()
     succession = StandbySuccession(
-        settings, clock.monotonic, lambda: claim_lead(settings, beat, stop)
+        settings, clock.monotonic, lambda after: claim_lead(settings, beat, stop, after)
     )
     return FollowLoop(settings, clock, beat, follow_models(settings), succession).run(stop)
 
@@ -168,27 +167,3 @@ def run_follow(settings: Settings, stop: threading.Event) -> None:
     beat.touch("starting")
     beat.end_when_stalled()
     FollowLoop(settings, SystemClock(), beat, follow_models(settings)).run(stop)
-
-
-def once_unlocked(
-    take: Callable[[], Held], beat: Heartbeat | None, stop: threading.Event
-) -> Held | None:
-    """Take a lock, waiting for its owner to end, as after the supervisor of an older role was
-    killed.
-
-    Args: take: raises LockedError while another process has the lock; beat: the heartbeat of the
-    one that waits, None where the owner writes under that name.
-    Returns: what `take` returns, None where `stop` was set meanwhile.
-    """
-    logged = False
-    while True:
-        try:
-            return take()
-        except LockedError as error:
-            if not logged:
-                logger.warning("waiting_for_lock", error=str(error))
-            logged = True
-        if beat is not None:
-            beat.touch("waiting for another process")
-        if stop.wait(0.1):
-            return None

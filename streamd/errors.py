@@ -7,7 +7,7 @@
     |   |-- JournalError       the journal is damaged before its last line, or of other settings
     |   |   `-- SchemaError    the settings declare other sets or features than the log has
     |   |-- CorruptionError    bytes that were committed differ from their checksum
-    |   `-- DiskError          a write or sync of the log failed: the disk is full or broken
+    |   `-- DiskError          a write or sync failed: the disk is full or broken
     |-- TGUFError              a file is not a TGUF version 1 file this reader can trust
     |-- TFGNNError             a schema, spec, record or table of TF-GNN is not what it must be
     |   `-- TFRecordError      a TFRecord file is truncated or damaged
@@ -72,8 +72,8 @@ class CorruptionError(DataDirectoryError):
 
 
 class DiskError(DataDirectoryError):
-    """When a write or sync of the log failed. The operator frees space; ingest starts again by
-    itself."""
+    """When a write or sync of the log, or of what a role keeps, failed. The operator frees space;
+    the role starts again by itself."""
 
 
 class TGUFError(StreamdError):

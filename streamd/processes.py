@@ -1,13 +1,15 @@
 """What a process of streamd knows of itself, its parent and its place among ranks, and what it
 sets: its end, its open files, how often garbage is collected."""
 
+import contextlib
 import ctypes
 import gc
 import os
 import resource
 import signal
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import structlog
@@ -67,6 +69,21 @@ def end_with_supervisor(number: int = signal.SIGTERM) -> None:
     if os.getppid() != parent:
         logger.error("supervisor_gone", pid=parent)
         sys.exit(1)
+
+
+@contextlib.contextmanager
+def ended_by_signals(stop: threading.Event) -> Iterator[None]:
+    """Let a signal end this process meanwhile: a rank that waits for others has nothing to put in
+    order yet, and sees no signal until they come. stop: set by a signal that came before, which
+    ends the process too."""
+    handlers = {n: signal.signal(n, signal.SIG_DFL) for n in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        if stop.is_set():
+            sys.exit(0)
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def raise_file_limit() -> None:

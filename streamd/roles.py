@@ -20,6 +20,8 @@ ALL_ROLES = (*ROLES, ARCHIVE, FOLLOW, SCORE)
 REPLICA_ROLES = (FOLLOW, "serve")
 BACKUP = "backup"
 """Folder of `streamd backup`, which is no role."""
+HANDOVER = "handover"
+"""Folder of the hold for the trainer's newest stored checkpoint, which is no role."""
 WORKER = "serve-worker-"
 """How the names of all but the first of several `server.workers` begin."""
 RANK = "train-rank-"
@@ -97,7 +99,7 @@ def check_name(role: str, name: str) -> None:
             f"{name!r} is no name for a server.",
             "use at most 32 of a-z, 0-9 and -, beginning with a letter or digit, such as serve-2.",
         )
-    others = ("ingest", "train", ARCHIVE, FOLLOW, SCORE, BACKUP, COMPACT)
+    others = ("ingest", "train", ARCHIVE, FOLLOW, SCORE, BACKUP, COMPACT, HANDOVER)
     if name in others or name.startswith(RANK):
         raise SettingsError(
             f"A server cannot be called {name!r}: that is another part's name.", "call it serve-2."

@@ -18,6 +18,7 @@ from streamd import daemon, supervisor
 from streamd.daemon import run_role
 from streamd.errors import LockedError, SettingsError
 from streamd.processes import PYTHON
+from streamd.role_lock import lock_name
 from streamd.roles import ROLES, make_folder
 from streamd.segments.log import LogWriter
 from streamd.settings import schema_of
@@ -139,15 +140,15 @@ def test_a_role_says_in_words_which_path_it_cannot_use(tmp_path, monkeypatch):
 def test_a_second_server_of_a_name_is_refused_and_told_what_to_do(tmp_path, monkeypatch):
     monkeypatch.delenv(daemon.SUPERVISED_BY, raising=False)
     stop = threading.Event()
-    held = [daemon.lock_name(tmp_path, name, stop) for name in ("serve", "serve-2")]
+    held = [lock_name(tmp_path, name, stop) for name in ("serve", "serve-2")]
     with pytest.raises(LockedError, match=rf"roles/serve-2 .* process {os.getpid()}.*--name of its own"):
-        daemon.lock_name(tmp_path, "serve-2", stop)
+        lock_name(tmp_path, "serve-2", stop)
     monkeypatch.setenv(daemon.SUPERVISED_BY, "1")
     threading.Timer(0.3, stop.set).start()
-    assert daemon.lock_name(tmp_path, "serve", stop) is None, "under a supervisor it waits for one that ends"
+    assert lock_name(tmp_path, "serve", stop) is None, "under a supervisor it waits for one that ends"
     for lock in held:
         os.close(lock)
-    os.close(daemon.lock_name(tmp_path, "serve", threading.Event()))
+    os.close(lock_name(tmp_path, "serve", threading.Event()))
 
 
 EVIL = "import pathlib; pathlib.Path('was_here').touch(); raise SystemExit(77)"

@@ -316,6 +316,9 @@ def backtest(
     Returns: None where no window could be scored.
     """
     cut, parts = _windows(settings, log, plan)
+    if not plan.initial_epochs:
+        # What was read is done; loading and making the models is part of what comes.
+        progress("fresh facts", 0, log.num_edges - log.first_edge, "events")
 
     # All regimes with fresh facts. A nightly model needs windows shorter than a day.
     names = [

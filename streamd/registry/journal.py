@@ -4,6 +4,7 @@ when and why.
 `aliases.json` repeats the last move for other tools.
 """
 
+import contextlib
 import os
 import time
 from collections import deque
@@ -176,3 +177,13 @@ class ModelJournal:
     def _write_aliases(self, move: Move) -> None:
         aliases = msgspec.json.encode({"champion": move.champion, "shadow": move.shadow})
         write_durably(self._aliases, aliases, self._disk)
+
+
+def decoded_moves(data: bytes) -> list[Move]:
+    """The moves of a journal's bytes, without a torn last line and lines that are no moves."""
+    moves = []
+    for line in data.splitlines(keepends=True):
+        if line.endswith(b"\n") and line.strip():
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+                moves.append(msgspec.json.decode(line, type=Move))
+    return moves

@@ -10,8 +10,9 @@ import msgspec
 import structlog
 
 from streamd.errors import DataDirectoryError, DiskError
+from streamd.replica.start import published_seq
 from streamd.roles import FOLDER as ROLES_FOLDER
-from streamd.segments.changelog_position import CHANGELOG, UNKNOWN, ChangelogId
+from streamd.segments.changelog_position import CHANGELOG, UNKNOWN, ChangelogId, read_position
 from streamd.segments.layout import APPENDED
 from streamd.segments.recovery import lock_directory
 from streamd.storage import DISK, SCRATCH, Disk
@@ -41,6 +42,15 @@ def newest_manifest(store: Store, changelog: ChangelogId = UNKNOWN) -> Manifest 
         if manifest.changelog_offset is not None and not is_other:
             return manifest
     return None
+
+
+def is_newer(manifest: Manifest, data_dir: Path) -> bool:
+    """Whether a manifest has more than the log in a directory, or stands further in the changelog,
+    as where only heartbeats came since and are deleted."""
+    shown = published_seq(data_dir)
+    position = read_position(data_dir)
+    is_further = position is None or (manifest.changelog_offset or 0) > position.offset
+    return manifest.seq > shown or (manifest.seq == shown and is_further)
 
 
 def bootstrap(

@@ -111,8 +111,9 @@ class Follower:
 
     @property
     def lag(self) -> int:
-        """Records of the changelog that are not applied yet. Raises: KafkaError."""
-        return max(0, self._reader.bounds()[1] - self._applied.offset)
+        """Records of the changelog that are not read yet: a commit of which a dead leader sent only
+        some parts is never applied. Raises: KafkaError."""
+        return max(0, self._reader.bounds()[1] - self._reader.position)
 
     def step(self, seconds: float) -> int:
         """Apply what comes within some seconds.

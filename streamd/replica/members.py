@@ -12,7 +12,7 @@ import structlog
 from streamd.errors import CorruptionError
 from streamd.replica import models_records as records
 from streamd.replica.models_state import ModelsState
-from streamd.roles import FOLLOW, make_folder
+from streamd.roles import FOLLOW, HANDOVER, make_folder
 from streamd.segments.holds import (
     Hold,
     ask_to_compact,
@@ -86,7 +86,8 @@ class Member:
             waiting = [r for r in waiting if r.event <= num_events]
         needed = max([state.purged_event, *(r.event for r in waiting)])
         try:
-            holds = read_holds(self._data_dir)
+            # For the checkpoint in the store there are no files here.
+            holds = {n: h for n, h in read_holds(self._data_dir).items() if n != HANDOVER}
         except CorruptionError as error:
             logger.error("members_answer_waits", error=str(error))
             return

@@ -12,6 +12,7 @@ from streamd.registry.outcome import REFUSED
 from streamd.registry.registry import read_manifests
 from streamd.replica import models_records as records
 from streamd.replica.members import Member
+from streamd.replica.models_mark import remove_mark
 from streamd.replica.models_state import ModelsState
 from streamd.replica.models_topic import ModelsTopic
 from streamd.segments.tail import JournalTail
@@ -110,25 +111,24 @@ class ModelsFollower:
         if self._is_here(version):
             return
         self._on_step("download")
+        self._own()
         begun = time.monotonic()
-        own = {
-            checksum: self._registry.folder / manifest.name / file
-            for manifest in read_manifests(self._registry)
-            for file, checksum in manifest.checksums.items()
-            if (self._registry.folder / manifest.name / file).exists()
-        }
-        # In the way is one without memory, or one of the same name that was learned before.
-        beside = self._registry.folder / f".{version.name}.fetched{SCRATCH}"
-        DISK.remove_folder(beside)
-        with_memory = version.name in self.state.with_memory
-        download_version(self._store, version, beside, with_memory, own)
-        self._on_step("downloaded")
-        self._registry.put(version.name, beside)
+        fetch_version(
+            self._registry,
+            self._store,
+            version,
+            version.name in self.state.with_memory,
+            lambda: self._on_step("downloaded"),
+        )
         logger.info(
             "version_fetched",
             version=version.name,
             seconds=round(time.monotonic() - begun, 3),
         )
+
+    def _own(self) -> None:
+        """Say that versions and history are no longer those of a trainer's checkpoint here."""
+        remove_mark(self._settings.data_dir)
 
     def _is_here(self, version: StoredVersion) -> bool:
         """Whether a version is whole here, with memory where it must have it."""
@@ -158,6 +158,7 @@ class ModelsFollower:
         if not self._log_has(champion):
             return
         self._on_step("move")
+        self._own()
         self._registry.journal.replace(moves)
 
     def _log_has(self, version: StoredVersion) -> bool:
@@ -178,6 +179,7 @@ class ModelsFollower:
         if here[: len(lines)] == lines:
             return
         self._on_step("window")
+        self._own()
         self._history.parent.mkdir(parents=True, exist_ok=True)
         if here == lines[: len(here)]:
             text = "".join(f"{line}\n" for line in lines[len(here) :])
@@ -190,6 +192,9 @@ class ModelsFollower:
         if self.state.versions and not self._num_missing():
             self._on_step("prune")
             names = {name: name in self.state.with_memory for name in self.state.versions}
+            here = read_manifests(self._registry)
+            if any(names.get(m.name) != self._registry.is_servable(m) for m in here):
+                self._own()
             self._registry.keep(names)
 
     def _num_missing(self) -> int:
@@ -210,3 +215,29 @@ class ModelsFollower:
             self.member.leave(self.state)
         finally:
             self._topic.close()
+
+
+def fetch_version(
+    registry: Registry,
+    store: Store,
+    version: StoredVersion,
+    with_memory: bool,
+    fetched: Callable[[], None] = lambda: None,
+) -> None:
+    """Make a version's folder, in the place of one of that name. What versions here have too is
+    linked to.
+
+    fetched: called once it is whole, before it has its name. Raises: StoreError, OSError.
+    """
+    own = {
+        checksum: registry.folder / manifest.name / file
+        for manifest in read_manifests(registry)
+        for file, checksum in manifest.checksums.items()
+        if (registry.folder / manifest.name / file).exists()
+    }
+    # In the way is one without memory, or one of the same name that was learned before.
+    beside = registry.folder / f".{version.name}.fetched{SCRATCH}"
+    DISK.remove_folder(beside)
+    download_version(store, version, beside, with_memory, own)
+    fetched()
+    registry.put(version.name, beside)

@@ -1,8 +1,10 @@
-"""The trainer's side of the models topic: what the registry has and the topic lacks is sent, and
-what others ask for is done.
+"""The trainer's side of the models topic: checkpoints are stored, what they have and the topic
+lacks is sent, and what others ask for is done.
 
 The registry on disk is the queue: a crash or an outage anywhere leaves a difference, which the next
-step finds by comparing the two, so that nothing is sent twice and nothing is lost.
+step finds by comparing the two, so that nothing is sent twice and nothing is lost. A checkpoint is
+in the store before the topic says anything of the windows behind it, so a trainer that goes on from
+the newest one learns no window again that a replica has shown.
 """
 
 import contextlib
@@ -11,30 +13,32 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import structlog
+from crc32c import crc32c
 
-from streamd.errors import CorruptionError, VersionError
+from streamd.errors import KafkaError, VersionError
 from streamd.registry import Registry
-from streamd.registry.journal import Move
+from streamd.registry.journal import Move, decoded_moves
 from streamd.registry.manifest import Manifest
 from streamd.registry.registry import read_manifests
 from streamd.replica import models_records as records
+from streamd.replica.models_hold import HandoverHold
+from streamd.replica.models_mark import Stored
+from streamd.replica.models_reign import Reign
 from streamd.replica.models_state import ModelsState
 from streamd.replica.models_topic import ModelsTopic
-from streamd.segments.holds import ask_to_compact, asked_to_compact
+from streamd.segments.holds import ask_to_compact, asked_to_compact, read_compacted
 from streamd.segments.tail import events_shown
 from streamd.settings import Settings
-from streamd.storage import DISK, link_or_copy
+from streamd.store import checkpoints
 from streamd.store import versions as stored
 from streamd.store.manifest import StoredFile
 from streamd.store.store import Store
+from streamd.store.versions import StoredVersion
 from streamd.telemetry import metrics
+from streamd.training.handover import VERSIONS, Handover
 from streamd.windows.history import FILE as HISTORY
 
 logger = structlog.get_logger()
-TERM = 1
-"""Term of the configured trainer."""
-LINKS = "train/.publishing"
-"""Folder with links to the version that is sent: the trainer drops versions meanwhile."""
 REQUEST_SECONDS = 3600.0
 """Age at which a request is refused: who asked has long looked for another way."""
 BEYOND_SECONDS = 60.0
@@ -54,49 +58,53 @@ class ModelsPublisher:
         registry: Registry,
         topic: ModelsTopic,
         store: Store,
-        counted: Callable[[], int],
+        reign: Reign,
         log_dir: Path,
         on_step: Callable[[str], None] = lambda _: None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Args: settings: with the directory of what is learned. log_dir: data directory of the
-        log, where compaction is asked for. counted: returns the bytes of the history that a
-        checkpoint follows. on_step: called with the name of each step as it begins; tests stop
-        there. now: wall time, seconds.
+        """Args: settings: with the directory of what is learned. reign: of this trainer, which has
+        claimed. log_dir: data directory of the log, where compaction is asked for. on_step: called
+        with the name of each step as it begins; tests stop there. now: wall time, seconds.
         """
         self._settings = settings
         self._registry = registry
         self._topic = topic
         self._store = store
-        self._counted = counted
+        self._reign = reign
+        self._hold = HandoverHold(log_dir)
         self._log_dir = log_dir
         self._on_step = on_step
         self._now = now
-        self._links = settings.data_dir / LINKS
         self._settled: tuple[list[tuple[str, int, int]], int] | None = None
         """What was there, and the topic's newest number, when nothing was left to send."""
-        self._swept_for: set[str] | None = None
-        """Versions by which the store was swept last."""
+        self._swept_for: object = None
+        """Versions and checkpoints by which the store was swept last."""
         self._moves: list[Move] = []
         self._moves_stamp: tuple[int, int] | None = None
         self.state = ModelsState()
 
     def step(self, wait_seconds: float = 0.0) -> None:
-        """Read the topic to its end, do what others ask for, and send what the topic lacks.
+        """Read the topic to its end, do what others ask for, store the newest checkpoint, and send
+        what the topic lacks of it.
 
         wait_seconds: how long to wait for a record where there is none.
-        Raises: KafkaError, StoreError: then another step goes on where this one stopped.
+        Raises: FencedError where a later trainer has claimed; KafkaError, StoreError: then another
+        step goes on where this one stopped.
         """
-        self.state.take(self._topic.read(wait_seconds))
+        self._read(wait_seconds)
+        self._hold.keep(self.state)
         self._do_requests()
         self._go_on_with_compaction()
         here = self._seen()
-        if (here, self.state.number) == self._settled:
+        if (here, self.state.number) == self._settled and not self._reign.handovers.is_waiting:
             metrics.models_published.set(self._now())
             return
 
-        # Versions before the moves that name them. What comes meanwhile is for the next step.
+        # The checkpoint first, then versions, then the moves that name them. What comes meanwhile
+        # is for the next step.
         metrics.models_waiting.set(self._num_waiting())
+        self._store_checkpoint()
         self._send_versions()
         self._send_moves()
         self._send_windows()
@@ -106,12 +114,18 @@ class ModelsPublisher:
         self._settled = here, self.state.number
         metrics.models_published.set(self._now())
 
+    def _read(self, wait_seconds: float = 0.0) -> None:
+        """Read the topic to its end. Raises: FencedError where a later trainer has claimed; nothing
+        more is appended then."""
+        self.state.take(self._topic.read(wait_seconds))
+        self._reign.check(self._topic, self.state)
+
     def _seen(self) -> list[tuple[str, int, int]]:
         """What tells whether anything of the registry or the history has changed."""
         folder = self._registry.folder
         paths = [self._settings.data_dir / HISTORY, folder / "journal.jsonl"]
         paths += [path for path in folder.iterdir() if not path.name.startswith(".")]
-        seen = [("", self._counted(), 0)]
+        seen = []
         for path in sorted(paths):
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()
@@ -130,7 +144,7 @@ class ModelsPublisher:
             number += 1
             self._topic.append(records.encode(make(number)))
         if number != self.state.number:
-            self.state.take(self._topic.read(0.0))
+            self._read()
 
     # What others ask for
 
@@ -157,36 +171,109 @@ class ModelsPublisher:
         self._append(
             [
                 lambda number: records.Refused(
-                    term=TERM, number=number, request=request, reason=reason[: records.MAX_TEXT]
+                    term=self.state.term,
+                    number=number,
+                    request=request,
+                    reason=reason[: records.MAX_TEXT],
                 )
             ]
         )
 
+    # The newest checkpoint
+
+    def _store_checkpoint(self) -> None:
+        """Store the trainer's newest state, and then say so, where it was not stored."""
+        handover = self._reign.handovers.begin()
+        if handover is None:
+            return
+        begun = time.monotonic()
+        self._on_step("upload")
+        versions = [self._uploaded(handover, name) for name in handover.versions]
+        self._on_step("checkpoint")
+        done = checkpoints.upload_checkpoint(
+            handover.local,
+            self.state.term,
+            versions,
+            self._store,
+            self._reign.newest,
+            self._reign.index,
+        )
+
+        # A kill behind the record must not leave a directory that does not know its own checkpoint.
+        self._on_step("mark")
+        entry = Stored(
+            name=done.name,
+            num_moves=len(_moves_in(handover)),
+            history_bytes=handover.num_history_bytes,
+            versions={v.name: crc32c(v.manifest.encode()) for v in versions},
+        )
+        self._reign.note(entry, self.state)
+        self._on_step("checkpointed")
+        self._append(
+            [
+                lambda number: records.Checkpointed(
+                    term=self.state.term,
+                    number=number,
+                    name=done.name,
+                    size=len(done.data),
+                    crc=crc32c(done.data),
+                    edge=handover.local.edge,
+                    held=handover.local.held,
+                    purged=handover.local.purged_before,
+                )
+            ]
+        )
+        if self.state.checkpoints[-1].name != done.name:
+            # A record of an earlier try came late and has its number.
+            raise KafkaError("A checkpoint's record was not taken.", "none is needed.")
+        self._hold.keep(self.state)
+        self._reign.newest = done.stored
+        self._reign.handovers.end()
+        metrics.checkpoint_stored.set(self._now())
+        metrics.checkpoint_bytes.inc(done.num_bytes)
+        logger.info(
+            "checkpoint_stored",
+            edge=handover.local.edge,
+            objects=done.objects,
+            num_bytes=done.num_bytes,
+            seconds=round(time.monotonic() - begun, 3),
+        )
+
+    def _uploaded(self, handover: Handover, name: str) -> StoredVersion:
+        """A version of a handover, whose files the store has afterwards. Raises: StoreError."""
+        folder = handover.local.folder / VERSIONS / name
+        text = (folder / stored.MANIFEST).read_text()
+        for known in (self.state.versions.get(name), self._reign.uploaded.get(name)):
+            if known is not None and known.manifest == text:
+                break
+        else:
+            known = stored.upload_version(folder, self._store, self._stored_files())
+        self._reign.uploaded[name] = known
+        # One whose memory the trainer has dropped is kept as a record.
+        files = [file for file in known.files if (folder / file.path).exists()]
+        return StoredVersion(name=name, manifest=text, files=files)
+
     # What the topic lacks
 
     def _send_versions(self) -> None:
+        """Send the versions that the newest checkpoint has."""
+        there = self._reign.lets_through(self.state).versions
         for manifest in self._unsent_versions():
-            self._on_step("links")
-            folder = self._linked(manifest.name)
-            if folder is None:
+            version = self._reign.uploaded.get(manifest.name)
+            text = self._manifest_text(manifest.name)
+            if version is None or version.manifest != text:
                 continue
-            try:
-                self._on_step("upload")
-                version = stored.upload_version(folder, self._store, self._stored_files())
-            except (FileNotFoundError, CorruptionError) as error:
-                # Somebody removed it by hand: the next step looks again.
-                logger.warning("version_not_sent", version=manifest.name, error=str(error))
+            if there.get(version.name) != crc32c(version.manifest.encode()):
                 continue
             self._on_step("version")
             self._append(
                 [
                     lambda number, version=version: records.Version(  # type: ignore[misc]
-                        term=TERM, number=number, version=version
+                        term=self.state.term, number=number, version=version
                     )
                 ]
             )
-            DISK.remove_folder(self._links)
-            logger.info("version_sent", version=manifest.name)
+            logger.info("version_sent", version=version.name)
 
     def _unsent_versions(self) -> list[Manifest]:
         """Versions that are not on the topic as they are here, the one made first first."""
@@ -195,30 +282,20 @@ class ModelsPublisher:
 
     def _is_sent(self, name: str) -> bool:
         known = self.state.versions.get(name)
-        try:
-            text = (self._registry.folder / name / stored.MANIFEST).read_text()
-        except FileNotFoundError:
-            return True
-        return known is not None and known.manifest == text
+        text = self._manifest_text(name)
+        return text is None or (known is not None and known.manifest == text)
 
-    def _linked(self, name: str) -> Path | None:
-        """Link to the files of a version as they are at one moment. Returns: the folder, None where
-        it was dropped meanwhile."""
-        folder = self._links / name
-        DISK.remove_folder(self._links)
-        folder.mkdir(parents=True)
-        with self._registry.journal.lock:
-            own = self._registry.folder / name
-            if not own.exists():
-                return None
-            for path in own.iterdir():
-                link_or_copy(path, folder / path.name)
-        return folder
+    def _manifest_text(self, name: str) -> str | None:
+        """The manifest of a version here, None where the trainer dropped it."""
+        try:
+            return (self._registry.folder / name / stored.MANIFEST).read_text()
+        except FileNotFoundError:
+            return None
 
     def _stored_files(self) -> dict[tuple[str, int], StoredFile]:
         """Files that are in the store, by checksum and bytes."""
         found = {}
-        for version in self.state.versions.values():
+        for version in (*self.state.versions.values(), *self._reign.uploaded.values()):
             checksums = version.checksums
             for file in version.files:
                 if checksum := checksums.get(file.path):
@@ -239,7 +316,11 @@ class ModelsPublisher:
                 self._registry.journal.move("promote", last.champion, "trainer", why, None, "")
             ]
         ready = []
+        stored_moves = set(moves[: self._reign.lets_through(self.state).num_moves])
         for move in unsent:
+            # What someone did by hand does not wait for a checkpoint.
+            if move not in stored_moves and move.who == "trainer":
+                break
             here = [n for n in (move.champion, move.shadow) if (self._registry.folder / n).exists()]
             if not all(self._is_sent(name) for name in here):
                 break
@@ -248,7 +329,7 @@ class ModelsPublisher:
             self._on_step("move")
         self._append(
             lambda number, move=move: records.Moved(  # type: ignore[misc]
-                term=TERM, number=number, line=move.line().decode().rstrip("\n")
+                term=self.state.term, number=number, line=move.line().decode().rstrip("\n")
             )
             for move in ready
         )
@@ -271,15 +352,17 @@ class ModelsPublisher:
             self._on_step("window")
         self._append(
             lambda number, index=index, line=line: records.Scored(  # type: ignore[misc]
-                term=TERM, number=number, index=index, line=line
+                term=self.state.term, number=number, index=index, line=line
             )
             for index, line in unsent
         )
 
     def _unsent_windows(self) -> list[tuple[int, str]]:
-        """The lines of the history that count and that the topic lacks, each with its place."""
+        """The lines of the history that the newest checkpoint has and the topic lacks, each with
+        its place."""
         try:
-            data = (self._settings.data_dir / HISTORY).read_bytes()[: self._counted()]
+            counted = self._reign.lets_through(self.state).history_bytes
+            data = (self._settings.data_dir / HISTORY).read_bytes()[:counted]
         except FileNotFoundError:
             return []
         lines = data.decode(errors="replace").split("\n")[:-1]
@@ -296,19 +379,23 @@ class ModelsPublisher:
         if not here.keys() <= there.keys() or here in (there, self.state.kept_as):
             return
         self._on_step("kept")
-        self._append([lambda number: records.Kept(term=TERM, number=number, versions=here)])
+        self._append(
+            [lambda number: records.Kept(term=self.state.term, number=number, versions=here)]
+        )
 
     def _num_waiting(self) -> int:
         """Records that are to be sent, about."""
         sent = set(self.state.moves)
         unsent = sum(move not in sent for move in self._local_moves())
-        return len(self._unsent_versions()) + unsent + len(self._unsent_windows())
+        versions = len(self._unsent_versions())
+        return versions + unsent + len(self._unsent_windows()) + self._reign.handovers.is_waiting
 
     # Compaction over machines
 
     def _go_on_with_compaction(self) -> None:
         """Let compaction go on here once every member has answered, or its lease ran out; say so,
         and when it is done."""
+        self._ask_again()
         requests = self.state.compactions()
         num_events = events_shown(self._log_dir) if requests else 0
         for request in requests:
@@ -338,22 +425,59 @@ class ModelsPublisher:
             if late:
                 logger.warning("members_left", members=late, lease_seconds=lease)
 
+    def _ask_again(self) -> None:
+        """Ask the log here, once, for what an earlier trainer let go on, perhaps elsewhere."""
+        if self._reign.has_asked:
+            return
+        done = read_compacted(self._log_dir)
+        let_go = [r.event for r in self.state.compactions() if r.id in self.state.released]
+        missing = [event for event in let_go if done is None or done.edge < event]
+        if missing:
+            ask_to_compact(self._log_dir, max(*missing, asked_to_compact(self._log_dir) or 0))
+        self._reign.has_asked = True
+
     def _compacted(self, request: str) -> Callable[[int], records.Known]:
-        return lambda number: records.Compacted(term=TERM, number=number, request=request)
+        return lambda number: records.Compacted(
+            term=self.state.term, number=number, request=request
+        )
 
     def _released(
         self, request: records.Request, left: list[str]
     ) -> Callable[[int], records.Known]:
         return lambda number: records.Released(
-            term=TERM, number=number, request=request.id, event=request.event, left=left
+            term=self.state.term, number=number, request=request.id, event=request.event, left=left
         )
 
     def _sweep_store(self) -> None:
-        """Let go, in the store, of the versions that no machine needs any more."""
-        needed = set(self.state.versions)
-        if self._swept_for == needed:
+        """Let go, in the store, of the versions and checkpoints that no machine needs any more."""
+        if self._swept_for == self._needed():
             return
         self._on_step("sweep")
-        names = {stored.object_of(name) for name in needed}
-        self._store.remove(n for n in self._store.sizes(stored.FOLDER) if n not in names)
-        self._swept_for = needed
+        # What a later trainer stores comes behind its claim: the topic is read after the list.
+        listed = self._store.sizes(stored.FOLDER)
+        old = self._store.sizes(checkpoints.FOLDER)
+        self._read()
+        versions, names = self._needed()
+        objects = {stored.object_of(name) for name in versions}
+        self._store.remove(name for name in listed if name not in objects)
+        self._store.remove(name for name in old if name not in names)
+        # An earlier trainer that was paused may have removed one of the same name.
+        for name in versions:
+            if stored.object_of(name) not in listed:
+                self._store.put(stored.object_of(name), stored.encode(self.state.versions[name]))
+        self._swept_for = versions, names
+
+    def _needed(self) -> tuple[set[str], set[str]]:
+        """Names of versions, and of the objects of checkpoints, that must stay."""
+        newest = self.state.checkpoints[-1:]
+        # Of two, the older may hold what was deleted.
+        least = min([self.state.purged_event, *(one.purged for one in newest)])
+        kept = {one.name for one in self.state.checkpoints if one.purged >= least}
+        return set(self.state.versions), kept | {one.name for one in newest}
+
+
+def _moves_in(handover: Handover) -> list[Move]:
+    """The moves of a handover's journal."""
+    path = handover.local.folder / checkpoints.MOVES
+    data = path.read_bytes()[: handover.num_moves_bytes] if path.exists() else b""
+    return decoded_moves(data)

@@ -1,4 +1,4 @@
-"""The records of the models topic: what the trainer did, and what others ask of it.
+"""The records of the models topic: who trains, what the trainer did, and what others ask of it.
 
 A value is JSON, `{"crc": "8 hex digits", "record": {"type": ..., ...}}`; the CRC32C is of the bytes
 of its second value.
@@ -10,6 +10,7 @@ import msgspec
 from crc32c import crc32c
 
 from streamd.errors import ModelsTopicError, StoreError
+from streamd.store.checkpoints import NAME as CHECKPOINT_NAME
 from streamd.store.versions import NAME, StoredVersion, check
 
 MAX_BYTES = 950_000
@@ -79,6 +80,35 @@ class Compacted(Trained, frozen=True, kw_only=True, tag="compacted"):
     request: str
 
 
+class Checkpointed(Trained, frozen=True, kw_only=True, tag="checkpointed"):
+    """A checkpoint of the trainer is in the store, from which another machine's trainer goes on.
+
+    name: of the object that names its files. size, crc: bytes and CRC32C of that object. edge:
+    event id at which learning goes on. held: the oldest event that going on there needs. purged: it
+    holds nothing that deletes before this event hide.
+    """
+
+    name: str
+    size: int
+    crc: int
+    edge: int
+    held: int
+    purged: int
+
+
+class Claimed(Record, frozen=True, kw_only=True, tag="claimed"):
+    """A trainer begins. The first claim of the highest term so far and one wins that term: records
+    of earlier ones that come behind it do not count.
+
+    member: its machine's host name. id: chosen by the trainer at its start, 32 hex digits. at:
+    wall time in seconds.
+    """
+
+    member: str
+    id: str
+    at: float
+
+
 class Request(Record, frozen=True, kw_only=True, tag="request"):
     """What a member asks of the trainer.
 
@@ -126,6 +156,8 @@ Known = (
     | Refused
     | Released
     | Compacted
+    | Checkpointed
+    | Claimed
     | Request
     | Joined
     | Left
@@ -192,6 +224,8 @@ def _wrong(record: Known) -> str:
         return "it holds several lines"
     if isinstance(record, Kept) and not all(map(NAME.fullmatch, record.versions)):
         return "it keeps what is no version"
+    if isinstance(record, Checkpointed) and not CHECKPOINT_NAME.fullmatch(record.name):
+        return "it names no checkpoint"
     if isinstance(record, Request) and not _names_a_version(record):
         return f"{record.version[:SHOWN]!r} is no version"
     texts = [

@@ -16,21 +16,29 @@ MAX_OPEN = 1000
 MAX_REFUSED = 1000
 """Newest refusals that are remembered, for those who still wait for one."""
 MAX_MEMBERS = 10_000
+KEPT_CHECKPOINTS = 2
+"""Newest checkpoints that stay in the store: whoever has just read which one is the newest may
+still take it while the next one comes."""
 
 
 class ModelsState:
     """Folds the records of the models topic. Owner: one thread.
 
-    term, number: of the trainer's newest record. versions: those that the trainer keeps, by name.
-    with_memory: names of those whose memory it keeps. moves: all, oldest first. windows: lines of
-    the history. open: the requests without an answer, by id. refused: id -> why. members: those
-    that follow, and since when. answers: id of a compaction request -> members that answered.
-    released: compaction requests that wait for nobody any more. purged_event: the newest event of
-    any of them: nobody may keep what was deleted before it.
+    term: the highest that was claimed; 1, without a claim, is that of trainers of older releases.
+    trainer: id of the claim that won it, "" without one. number: of that trainer's newest record.
+    checkpoints: the newest that are in the store, newest last. versions: those that the trainer
+    keeps, by name. with_memory: names of those whose memory it keeps. moves: all, oldest first.
+    windows: lines of the history. open: the requests without an answer, by id. refused: id -> why.
+    members: those that follow, and since when. answers: id of a compaction request -> members that
+    answered. released: compaction requests that wait for nobody any more. purged_event: the newest
+    event of any of them: nobody may keep what was deleted before it.
     """
 
     def __init__(self) -> None:
-        self.term = self.number = 0
+        self.term = 1
+        self.number = 0
+        self.trainer = ""
+        self.checkpoints: list[records.Checkpointed] = []
         self.versions: dict[str, StoredVersion] = {}
         self.with_memory: set[str] = set()
         self.moves: list[Move] = []
@@ -59,20 +67,28 @@ class ModelsState:
                 logger.error("models_record_passed_over", error=str(error))
 
     def _admit(self, record: records.Known) -> None:
-        """Take a record, unless it is of an older term or comes again."""
+        """Take a record. One of another term than the highest, a claim that another one came
+        before, and a record that comes again do not count."""
         if isinstance(record, records.Trained):
-            if (record.term, record.number) <= (self.term, self.number):
-                self.passed_over += 1
-                logger.warning(
-                    "models_record_passed_over",
-                    error=f"record {record.number} of term {record.term} is no news behind record "
-                    f"{self.number} of term {self.term}",
-                )
+            if record.term != self.term or record.number <= self.number:
+                self._pass_over(f"record {record.number} of term {record.term}")
                 return
             self._trained(record)
-            self.term, self.number = record.term, record.number
+            self.number = record.number
+        elif isinstance(record, records.Claimed):
+            if record.term != self.term + 1:
+                self._pass_over(f"a claim of term {record.term}")
+                return
+            self.term, self.number, self.trainer = record.term, 0, record.id
         else:
             self._asked(record)
+
+    def _pass_over(self, what: str) -> None:
+        self.passed_over += 1
+        logger.warning(
+            "models_record_passed_over",
+            error=f"{what} is no news behind record {self.number} of term {self.term}",
+        )
 
     def _trained(self, record: records.Known) -> None:
         """Take a record of the trainer. Raises: ModelsTopicError."""
@@ -99,6 +115,8 @@ class ModelsState:
                 self.versions = {n: v for n, v in self.versions.items() if n in versions}
                 self.with_memory &= {name for name, whole in versions.items() if whole}
                 self.kept_as = versions
+            case records.Checkpointed():
+                self.checkpoints = [*self.checkpoints, record][-KEPT_CHECKPOINTS:]
             case records.Refused(request=request, reason=reason):
                 self._close(request)
                 self.refused[request] = reason

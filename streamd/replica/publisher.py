@@ -179,8 +179,12 @@ class ChangelogPublisher:
                         break
                     self._check_void(entry)
                 self.waiting()
-        except OutOfRange as error:
-            raise _lost(str(error)) from None
+        except OutOfRange:
+            # Only what manifests have is deleted: this process stood still while others went on.
+            raise FencedError(
+                f"Another process leads: the changelog begins behind offset {first} by now.",
+                "nothing where another machine was to lead.",
+            ) from None
         logger.warning("changelog_gap", first=first, end=end, meaning="records of deposed leaders")
         return found
 

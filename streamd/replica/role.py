@@ -11,14 +11,14 @@ import structlog
 
 from streamd.clock import Clock
 from streamd.errors import DiskError, FencedError, KafkaError, LockedError, StoreError
-from streamd.replica.bootstrap import bootstrap, finish_bootstrap, newest_manifest
+from streamd.replica.bootstrap import bootstrap, finish_bootstrap, is_newer, newest_manifest
 from streamd.replica.changelog import ChangelogReader, OutOfRange
 from streamd.replica.connect import Stopped, find_changelog, open_topic
 from streamd.replica.follower import Follower
 from streamd.replica.kafka_changelog import KafkaReader
 from streamd.replica.own_holds import DROP_SECONDS, readers_before
 from streamd.replica.publisher import ChangelogPublisher
-from streamd.replica.start import has_log, published_seq
+from streamd.replica.start import has_log
 from streamd.replica.succession import Succession
 from streamd.segments.changelog_position import UNKNOWN
 from streamd.settings import Settings
@@ -201,7 +201,7 @@ class FollowLoop:
             manifest = None
             if self._store is not None:
                 manifest = newest_manifest(self._store, self._changelog)
-            if manifest is None or manifest.seq <= published_seq(data_dir):
+            if manifest is None or not is_newer(manifest, data_dir):
                 self._wait("manifest", f"{why}; the store has no newer manifest yet")
                 return
             assert self._store is not None

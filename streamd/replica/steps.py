@@ -6,7 +6,7 @@ from typing import Protocol
 
 import structlog
 
-from streamd.errors import KafkaError
+from streamd.errors import FencedError, KafkaError
 from streamd.telemetry.lasting import LastingFailures
 
 logger = structlog.get_logger()
@@ -29,7 +29,10 @@ class Stepped(Protocol):
 
 class StepThread:
     """Makes something in a thread of its own and lets it step until `close`, so that nobody else
-    waits for Kafka or the store. Owner: who made it."""
+    waits for Kafka or the store. Owner: who made it.
+
+    fenced: why it ended by itself: somebody else does what it did. None while nobody does.
+    """
 
     def __init__(self, name: str, make: Callable[[], Stepped]) -> None:
         """make: called again after an error of Kafka. name: of the thread, and in logs."""
@@ -37,6 +40,7 @@ class StepThread:
         self._make = make
         self._stop = threading.Event()
         self._failures = LastingFailures()
+        self.fenced: FencedError | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -47,6 +51,9 @@ class StepThread:
                 made = made or self._make()
                 made.step(WAIT_SECONDS)
                 self._failures.over()
+            except FencedError as error:
+                self.fenced = error
+                break
             except Exception as error:  # noqa: BLE001 - the thread must go on: its process does other things
                 self._log(error)
                 if isinstance(error, KafkaError) and made is not None:

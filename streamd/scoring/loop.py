@@ -14,6 +14,7 @@ from streamd.registry import Registry
 from streamd.roles import SCORE
 from streamd.scoring.arrivals import Arrivals
 from streamd.scoring.outbox import Outbox, Sink
+from streamd.scoring.place import Place
 from streamd.scoring.scorer import Scorer
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
@@ -21,7 +22,7 @@ from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 
 logger = structlog.get_logger()
-POLL_SECONDS = 0.005
+POLL_SECONDS = 0.01
 """Rest while nothing is to be done: so late may an event be noticed."""
 CHECK_SECONDS = 1.0
 """Time between two looks at whether this machine leads: each reads a file."""
@@ -69,6 +70,7 @@ class ScoreLoop:
         self._read_end = read_end
         self._max_age = settings.server.score_max_age_seconds
         self._outbox = Outbox(open_sink, self._written, self._skipped)
+        self._place = Place(settings.data_dir)
 
         # Whether it scores, since when it asks for the topic's end, and when it last looked.
         self._leading = False
@@ -104,7 +106,7 @@ class ScoreLoop:
         # One that does not lead stays so far behind that it could go on for the one that does.
         start = max(log.first_edge, log.num_edges - MAX_BACKLOG)
         while self._leads():
-            if (found := self._start(log.num_edges)) is not None:
+            if (found := self._start(log.num_edges, log.num_edges)) is not None:
                 self._leading = True
                 start = found
                 break
@@ -125,10 +127,13 @@ class ScoreLoop:
         logger.info("scoring_begins", from_event=scorer.position, leading=self._leading)
         return scorer, Arrivals(log.num_edges, time.monotonic())
 
-    def _start(self, newest: int) -> int | None:
-        """The event from which on scores are due, by what the topic holds; the rest is passed over
-        and counted. newest: one past the log's newest event. Returns: None where the topic cannot
-        be read now."""
+    def _start(self, newest: int, default: int) -> int | None:
+        """The event from which on scores are due, by what the topic holds and what was written here
+        last; the rest is passed over and counted.
+
+        newest: one past the log's newest event. default: where nothing was ever written. Returns:
+        None where the topic cannot be read now.
+        """
         self._beat.touch("reading the score topic")
         try:
             told = self._read_end()
@@ -138,8 +143,10 @@ class ScoreLoop:
             self._warned = True
             return None
         self._warned = False
+        told = max((x for x in (told, self._place.read()) if x is not None), default=None)
         if told is None:
-            return newest
+            self._place.write(default)
+            return default
         if told > newest:
             logger.warning(
                 "score_topic_ahead",
@@ -207,7 +214,7 @@ class ScoreLoop:
             self._leading = False
             self._outbox.drop()
         elif leads and not self._leading:
-            start = self._start(scorer.view.log.num_edges)
+            start = self._start(scorer.view.log.num_edges, scorer.position)
             if start is None:
                 return
             self._leading = True
@@ -234,7 +241,10 @@ class ScoreLoop:
         """Store what a restart needs, once the topic has what facts and memory have seen."""
         if now - self._kept_at < KEEP_SECONDS:
             return
-        if self._leading and self._outbox.complete_before(scorer.position) < scorer.view.live.edge:
+        written = self._outbox.complete_before(scorer.position)
+        if self._leading:
+            self._place.write(written)
+        if self._leading and written < scorer.reached:
             return
         self._kept_at = now
         scorer.view.retention.keep(scorer.served)

@@ -1,21 +1,26 @@
 """The parts of the scoring role, put together."""
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 
-from streamd.errors import SettingsError
+import structlog
+
+from streamd.errors import SettingsError, StreamdError
 from streamd.registry import Registry
 from streamd.roles import SCORE
 from streamd.scoring.loop import ScoreLoop
 from streamd.scoring.topic import KafkaSink, read_end
 from streamd.settings import Settings
+from streamd.store.changelog import changelog_topic, models_topic
 from streamd.telemetry.api_keys import ApiKeys
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.telemetry.port import open_port
 
-NICE = 5
-"""Niceness of the role, between the server's 0 and `training.nice`."""
+logger = structlog.get_logger()
+NICE = 10
+"""Niceness of the role, as the trainer's by default: ingest and the server have 0."""
 
 
 def check_topic(settings: Settings) -> None:
@@ -23,9 +28,12 @@ def check_topic(settings: Settings) -> None:
     topic = settings.server.score_topic
     if not topic:
         raise SettingsError("No events are scored to a topic.", "set server.score_topic to one.")
-    if topic in settings.kafka.topics:
+    taken = {*settings.kafka.topics, settings.ingest.dead_letter_topic}
+    if settings.log.name:
+        taken |= {changelog_topic(settings.log.name), models_topic(settings.log.name)}
+    if topic in taken:
         raise SettingsError(
-            f"The topic {topic!r} is read as events too.", "set server.score_topic to another."
+            f"The topic {topic!r} is used for something else.", "set server.score_topic to another."
         )
 
 
@@ -42,7 +50,7 @@ def run_score(
     """
     check_topic(settings)
 
-    # Answers go before scores, and scores before learning.
+    # Answers go before scores.
     os.nice(NICE)
     beat = Heartbeat(settings.data_dir, SCORE)
     open_port(
@@ -52,11 +60,18 @@ def run_score(
     prepare()
     beat.end_when_stalled()
     topic = settings.server.score_topic
-    ScoreLoop(
+    loop = ScoreLoop(
         settings,
         Registry(settings),
         beat,
         leads,
         lambda: KafkaSink(settings.kafka, topic),
         lambda: read_end(settings.kafka, topic),
-    ).run(stop)
+    )
+    try:
+        loop.run(stop)
+    except (StreamdError, OSError) as error:
+        # As a follower may put a newer log in the place of the one that is read: another process
+        # opens that. What stays wrong, ingest or the server says too.
+        logger.exception("scoring_failed", error=str(error))
+        sys.exit(1)

@@ -92,6 +92,12 @@ class Scorer:
         return self.view.position
 
     @property
+    def reached(self) -> int:
+        """The event that facts or memory have reached: what is stored cannot score those before."""
+        memory = 0 if self._served is None else self._served.memory.edge
+        return max(self.view.live.edge, memory)
+
+    @property
     def version(self) -> str:
         """Name of the version that scores, empty where there is none."""
         return "" if self._served is None else self._served.manifest.name

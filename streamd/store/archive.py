@@ -24,6 +24,7 @@ from streamd.settings import Settings
 from streamd.storage import DISK, Disk, write_durably
 from streamd.store import manifest as manifests
 from streamd.store.changelog import Changelog, KafkaChangelog, changelog_topic
+from streamd.store.checkpoints import stored_checkpoints
 from streamd.store.manifest import Manifest
 from streamd.store.marks import new_owner
 from streamd.store.snapshot import held_bytes
@@ -166,7 +167,7 @@ class Archive:
         self._begun_at = self._stored_at = self._cleaned_at = -float("inf")
         self._cleaned = True
         self._left: list[str] = []
-        """Versions that a compaction removed here, and the store still names."""
+        """What the trainer has in the store from before a compaction, in words."""
         self._retry_at = -float("inf")
         self._failures = 0
         self._lasting = LastingFailures(clock.monotonic)
@@ -284,18 +285,24 @@ class Archive:
         if any(removed):
             logger.info("store_swept", manifests=removed[0], objects=removed[1])
         self._trim(compaction)
-        self._left = self._versions_left() if compaction is not None else []
+        self._left = self._left_by_trainer(compaction) if compaction is not None else []
         self._cleaned = not self._sweep.waiting and not self._left
         if compaction is not None and not self.forgetting_waits():
             write_durably(self._folder / FORGOTTEN, b"%d" % compaction.seq, self._disk)
             logger.info("compaction_left_store_and_changelog", seq=compaction.seq)
         self._say_forgetting()
 
-    def _versions_left(self) -> list[str]:
-        """Versions in the store that are no longer here: the trainer lets go of them. Raises:
-        StoreError."""
+    def _left_by_trainer(self, compaction: Compacted) -> list[str]:
+        """What the store has of the trainer that may hold what a compaction removed, in words: the
+        trainer lets go of it. Raises: StoreError."""
         stored = {Path(name).stem for name in self._store.sizes(VERSIONS)}
-        return sorted(stored - {path.name for path in (self._data_dir / "models").glob("*")})
+        gone = stored - {path.name for path in (self._data_dir / "models").glob("*")}
+        old = [
+            name
+            for name, one in stored_checkpoints(self._store).items()
+            if one.purged_before < compaction.edge
+        ]
+        return [f"version {name}" for name in sorted(gone)] + sorted(old)
 
     def _trim(self, compaction: Compacted | None) -> None:
         """Delete the changelog's begin, up to the manifest that new followers may have taken; of a
@@ -368,7 +375,7 @@ class Archive:
             if self._sweep.waiting:
                 return self._sweep.waiting
             if self._left:
-                return f"the trainer, which still names version {self._left[0]} in the store"
+                return f"the trainer, which still has {self._left[0]} in the store"
             if not self._cleaned:
                 return "removal of what older manifests named, and of the changelog's records"
         return ""

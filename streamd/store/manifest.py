@@ -63,11 +63,10 @@ class StoredFile(msgspec.Struct, frozen=True):
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a data directory after a commit.
 
-    term: in force in the changelog where `changelog_offset` is, without one of the log. seq: of the
-    commit. created_at: wall time in seconds. log: `LogState.checkpoint` after it.
+    term, seq: of the commit. created_at: wall time in seconds. log: `LogState.checkpoint` after it.
     changelog_seq, changelog_offset: a commit up to this one, and the offset in the changelog behind
     it: whoever has the files reads on from there; 0 and None where there is no changelog.
-    changelog: which one, a `ChangelogId`.
+    changelog: which one, a `ChangelogId`; changelog_term: the term in force there.
     compacted: commit after which a compaction was done that nothing in the files is older than, 0
     for none. versions: names of the model versions. checkpoint: name of the trainer's checkpoint,
     "" where there is none.
@@ -81,6 +80,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     changelog_seq: int = 0
     changelog_offset: int | None
     changelog: tuple[str, str, str] = ("", "", "")
+    changelog_term: int = 0
     compacted: int = 0
     versions: list[str]
     checkpoint: str

@@ -90,24 +90,24 @@ def wanted_files(snapshot: Snapshot, earlier: Earlier) -> Iterator[Wanted]:
 
     # Files that commits append to, and the journal up to the commit.
     for path, file in state.files.items():
-        yield _appended(path, file.num_bytes, file.revision, earlier.file(path))
+        yield appended(path, file.num_bytes, file.revision, earlier.file(path))
     for path, size in snapshot.journals.items():
         old = earlier.file(path)
         same = earlier.index.find(path, snapshot.stats[path])
         if same is None or same != old:
             old = old if old.size <= size and holds(snapshot.folder / path, old) else NO_FILE
-        yield _appended(path, size, 0, old)
+        yield appended(path, size, 0, old)
 
     # What was learned is stored whole: only what changed since it was read is read again.
     for path in snapshot.learned:
         stat = snapshot.stats[path]
-        yield _appended(path, stat.size, 0, earlier.unchanged(path, stat))
+        yield appended(path, stat.size, 0, earlier.unchanged(path, stat))
 
 
 NO_FILE = StoredFile("", 0, [])
 
 
-def _appended(path: str, size: int, revision: int, old: StoredFile) -> Wanted:
+def appended(path: str, size: int, revision: int, old: StoredFile) -> Wanted:
     """A file of which the first bytes may be stored already."""
     goes_on = old.revision == revision and old.size <= size
     kept = _worth_keeping(old.pieces) if goes_on else []

@@ -119,7 +119,7 @@ def _write_files(
     place = None
     if manifest.changelog_offset is not None:
         place = ChangelogPosition(
-            manifest.term,
+            manifest.changelog_term,
             manifest.changelog_seq,
             manifest.changelog_offset,
             ChangelogId(*manifest.changelog),

@@ -5,6 +5,7 @@ import time
 import structlog
 
 from streamd.store import manifest as manifests
+from streamd.store.checkpoints import files_of, stored_checkpoints
 from streamd.store.manifest import FOLDER, OBJECTS
 from streamd.store.marks import REMOVALS, UPLOADS, marked, new_owner, others
 from streamd.store.store import Store
@@ -71,6 +72,10 @@ class Sweep:
             # Versions that replicas fetch are newer than the newest manifest.
             for version in stored_versions(store).values():
                 needed |= {piece.object for file in version.files for piece in file.pieces}
+            # And so are the checkpoints that a trainer elsewhere goes on from.
+            for checkpoint in stored_checkpoints(store).values():
+                for file in files_of(checkpoint):
+                    needed |= {piece.object for piece in file.pieces}
             if found and not kept:
                 self.waiting = "no manifest is newer than the compaction"
                 return 0, 0

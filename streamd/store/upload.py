@@ -13,6 +13,7 @@ from streamd.roles import folder_of
 from streamd.segments.changelog_position import (
     CHANGELOG,
     UNKNOWN,
+    ChangelogId,
     ChangelogPosition,
     read_position,
 )
@@ -70,9 +71,7 @@ def upload(
         wait_for_removals(store, owner, now, store.sleep)
         with placed_snapshot(data_dir, name, disk) as (snapshot, position, compacted):
             index = FileIndex(folder_of(data_dir, name) / FILE)
-            # By the term a deposed leader's archive knows that it writes no manifest any more.
-            term = snapshot.state.term if position is None else position.term
-            earlier = _earlier(store, snapshot, index, term)
+            earlier = _earlier(store, snapshot, index, position)
             wanted = list(wanted_files(snapshot, earlier))
             total = sum(one.num_bytes for one in wanted)
             done = objects = sent = 0
@@ -93,7 +92,7 @@ def upload(
                 if one.path in snapshot.stats:
                     index.note(snapshot.stats[one.path], files[-1])
             index.keep(set(snapshot.stats), disk)
-            made = _manifest(snapshot, files, term, position, compacted, now())
+            made = _manifest(snapshot, files, position, compacted, now())
             check_there(store, made.files, "back up again; if it stays so, take another store.")
             _check_newest(store, made.term, made.seq)
             check()
@@ -161,7 +160,6 @@ def check_there(store: Store, files: Iterable[StoredFile], again: str) -> None:
 def _manifest(
     snapshot: Snapshot,
     files: list[StoredFile],
-    term: int,
     position: ChangelogPosition | None,
     compacted: int,
     created_at: float,
@@ -169,13 +167,14 @@ def _manifest(
     parts = [path.split("/") for path in snapshot.learned]
     checkpoints = {p[2] for p in parts if "/".join(p[:2]) == CHECKPOINTS and len(p) > 2}
     return Manifest(
-        term=term,
+        term=snapshot.state.term,
         seq=snapshot.state.seq,
         created_at=created_at,
         log=snapshot.state.checkpoint(),
         changelog_seq=0 if position is None else position.seq,
         changelog_offset=None if position is None else position.offset,
         changelog=UNKNOWN if position is None else position.changelog,
+        changelog_term=0 if position is None else position.term,
         compacted=compacted,
         versions=sorted({p[1] for p in parts if p[0] == "models" and len(p) > 2}),
         checkpoint=max(checkpoints, default=""),
@@ -183,14 +182,18 @@ def _manifest(
     )
 
 
-def _earlier(store: Store, snapshot: Snapshot, index: FileIndex, term: int) -> Earlier:
+def _earlier(
+    store: Store, snapshot: Snapshot, index: FileIndex, position: ChangelogPosition | None
+) -> Earlier:
     """What of this log the store has: by its newest manifest, where this log goes on from it.
-    Raises: StoreError where the store is ahead of the log."""
-    _check_newest(store, term, snapshot.state.seq)
+    Raises: StoreError where the store is ahead of the log, or of its leader."""
+    _check_newest(store, snapshot.state.term, snapshot.state.seq)
     objects = store.sizes(OBJECTS)
     newest = manifests.newest(store)
     if newest is None:
         return Earlier(state=None, files={}, index=index, objects=objects)
+    if position is not None:
+        _check_term(store, newest, position)
 
     # The journal has checksums of all rows: a log with the same newest lines has the same rows.
     files = {file.path: file for file in newest.files}
@@ -199,6 +202,17 @@ def _earlier(store: Store, snapshot: Snapshot, index: FileIndex, term: int) -> E
         return Earlier(state=None, files={}, index=index, objects=objects)
     state = LogState.restored(newest.log)
     return Earlier(state=state, files=files, index=index, objects=objects)
+
+
+def _check_term(store: Store, newest: Manifest, position: ChangelogPosition) -> None:
+    """Check that no leader of a higher term has stored a manifest. Raises: StoreError."""
+    is_other = ChangelogId(*newest.changelog).is_other(position.changelog)
+    if not is_other and newest.changelog_term > position.term:
+        raise StoreError(
+            f"{store.shown} holds a manifest of term {newest.changelog_term}, and this machine "
+            f"knows term {position.term}.",
+            "let the machine that leads write it; this one does again when it is leader.",
+        )
 
 
 def _check_newest(store: Store, term: int, seq: int) -> None:

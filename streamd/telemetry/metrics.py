@@ -185,6 +185,10 @@ models_published = Gauge(
     "When the models topic last had all that the trainer has",
     registry=TRAIN,
 )
+checkpoint_stored = Gauge(
+    "streamd_checkpoint_stored_timestamp_seconds", "When one was last stored", registry=TRAIN
+)
+checkpoint_bytes = Counter("streamd_checkpoint_stored_bytes", "Bytes to the store", registry=TRAIN)
 models_followed = Gauge(
     "streamd_models_followed_timestamp_seconds",
     "When this machine last had all of the models topic",

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from streamd.errors import RanksError
+from streamd.errors import FencedError, RanksError
 from streamd.storage import write_durably
 from streamd.windows import Window
 
@@ -74,12 +74,12 @@ def begin_attempt(folder: Path, window: Window) -> int:
 def counting_failures(folder: Path) -> Iterator[None]:
     """Count an error of the work inside against the window that was begun.
 
-    A signal that ends the process, a disk that takes no bytes (OSError) and another rank that is
-    gone never count: they are not the window's fault.
+    A signal that ends the process, a disk that takes no bytes (OSError), another rank that is gone
+    and another trainer that leads never count: they are not the window's fault.
     """
     try:
         yield
-    except (OSError, RanksError):
+    except (OSError, RanksError, FencedError):
         raise
     except Exception:
         before = last_attempt(folder)

@@ -62,8 +62,9 @@ class Trainer:
         on_step: Callable[[str], None] = lambda _: None,
         ranks: Ranks = ALONE,
     ) -> None:
-        """on_step: called with the name of each step as it begins; tests stop the process there.
-        ranks: that learn together, each of which runs a trainer.
+        """on_step: called with the name of each step as it begins, and with "rest" where nothing is
+        under way and all that was learned is durable; what it raises ends the trainer. ranks: that
+        learn together, each of which runs a trainer.
 
         Raises: VersionError where the checkpoint is not of this log or this release.
         """
@@ -102,6 +103,7 @@ class Trainer:
         self.bootstrap()
         while not (stops := self._ranks.tell(stop.is_set())) and self._read_on():
             report_trained_until(self.log, self.edge, self._width_us)
+            self._on_step("rest")
             windows = self.due()
             if not windows:
                 self._touch("waiting")

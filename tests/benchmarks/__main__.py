@@ -9,6 +9,7 @@ from rich.table import Table
 
 from tests.benchmarks import (
     cache,
+    checkpoints,
     explain,
     failover,
     files,
@@ -26,6 +27,7 @@ from tests.benchmarks import (
     restart_sets,
     sampling,
     sampling_sets,
+    scores,
     server_memory,
     serving,
     store,
@@ -39,7 +41,8 @@ ALL = {"files": files.run, "graph": graph.run, "ingest": ingest.run, "ingest-set
        "serving": serving.run, "explain": explain.run, "traces": traces.run, "server-memory": server_memory.run, "inference": inference.run,
        "cache": cache.run, "growth": growth.run, "tgb": tgb.run, "labels": labels.run, "tfgnn": tfgnn.run,
        "sampling": sampling.run, "sampling-sets": sampling_sets.run, "restart-sets": restart_sets.run, **ranks.PARTS,
-       "replica": replica.run, "failover": failover.run, "store": store.run, "nightly": nightly.run, **ranks_model.PARTS, **gpu.PARTS}
+       "replica": replica.run, "failover": failover.run, "checkpoints": checkpoints.run, "store": store.run, "scores": scores.run,
+       "nightly": nightly.run, **ranks_model.PARTS, **gpu.PARTS}
 
 
 def named(words: list[str]) -> list[str]:

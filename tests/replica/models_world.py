@@ -1,5 +1,7 @@
 """A models topic in memory, and a trainer's registry with versions that are small and real."""
 
+import dataclasses
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -12,11 +14,16 @@ from streamd.registry import Registry
 from streamd.registry.candidate import Candidate, TrainResult
 from streamd.replica.models_follower import ModelsFollower
 from streamd.replica.models_publisher import ModelsPublisher
+from streamd.replica.models_reign import Reign
+from streamd.replica.models_state import ModelsState
+from streamd.replica.models_takeover import Takeover
+from streamd.segments.holds import Hold, write_hold
 from streamd.storage import StoredFile
 from streamd.store.store import Store
 from streamd.tensors import file_checksum
+from streamd.training.handover import newest_checkpoint
 from streamd.windows import Window
-from streamd.windows.history import FILE, WindowRecord, append_record
+from streamd.windows.history import FILE, WindowRecord, append_record, truncate_records
 from tests.builders import settings, stream, write_log
 
 MADE = tempfile.TemporaryDirectory()
@@ -88,36 +95,96 @@ def window(n):
 class TrainerSide:
     """A trainer's directory with a log of 600 events, and its publisher."""
 
-    def __init__(self, folder, log, url, **more):
+    def __init__(self, folder, log, url, dies=lambda _: None, **more):
+        """dies: called with the name of each step while it begins."""
         self.settings = settings(folder, registry__keep=3, log__name="t", log__store=url, **more)
         self.log, self.url = log, url
         if not (folder / "published").exists():
             shutil.copytree(LOG, folder)
-        self.registry = Registry(self.settings)
-        self.counted = self.history_bytes()
-        self.now = 1_000_000.0
-        self.start()
+        self.now, self.purged, self.is_half = 1_000_000.0, 0, False
+        self.start(dies)
 
     def history_bytes(self):
         path = self.settings.data_dir / FILE
         return path.stat().st_size if path.exists() else 0
 
-    def start(self, on_step=lambda _: None):
-        """Start the publisher, as after a kill."""
-        self.publisher = ModelsPublisher(self.settings, self.registry, MemoryTopic(self.log), Store(self.url, 0.1, sleep=lambda _: None),
-                                         lambda: self.counted, self.settings.data_dir, on_step, lambda: self.now)
+    def claim(self):
+        """Begin as the train process does: claim, and take the newest checkpoint where this directory is behind."""
+        self.registry = Registry(self.settings)
+        self.reign, self.state = Reign(self.settings.data_dir, "m", lambda: self.now), ModelsState()
+        topic = MemoryTopic(self.log)
+        self.reign.claim(topic, self.state)
+        newest = self.state.checkpoints[-1] if self.state.checkpoints else None
+        if newest is not None and not self.reign.has_stored(newest.name):
+            Takeover(self.settings.data_dir, self.registry, self.store(), self.on_step).take(newest, self.state)
+            self.reign.renew()
+        # As a trainer does where it resumes.
+        checkpoint = newest_checkpoint(self.settings.data_dir)
+        counted = json.loads((checkpoint / "cursor.json").read_text())["history_bytes"] if checkpoint else 0
+        truncate_records(self.settings.data_dir, counted)
 
-    def learn(self, n):
-        """Publish and record a window, as the trainer does before its checkpoint."""
-        result = self.registry.publish(candidate(n, self.registry.champion() or ""))
-        append_record(self.settings.data_dir, window(n))
-        self.counted = self.history_bytes()
+    def store(self):
+        return Store(self.url, 0.1, sleep=lambda _: None)
+
+    def start(self, on_step=lambda _: None):
+        """Start, as after a kill."""
+        self.on_step = on_step
+        self.claim()
+        self.publish(on_step)
+        self.rest()
+
+    def publish(self, on_step=lambda _: None):
+        """Make the publisher, as after an error of Kafka."""
+        self.publisher = ModelsPublisher(self.settings, self.registry, MemoryTopic(self.log), self.store(), self.reign,
+                                         self.settings.data_dir, on_step, lambda: self.now)
+
+    def learn(self, n, at=0.0):
+        """Publish and record a window, write its checkpoint, and rest. at: when, so that each learning has a record of its own."""
+        version = self.learn_half(n, at)
+        self.checkpoint(n)
+        return version
+
+    def learn_half(self, n, at=0.0):
+        """Publish and record a window, learned from the version that the checkpoint names, or that somebody chose by hand."""
+        checkpoint = newest_checkpoint(self.settings.data_dir)
+        parent = json.loads((checkpoint / "cursor.json").read_text())["version"] if checkpoint else ""
+        result = self.registry.publish(candidate(n, self.registry.moved_by_hand() or parent))
+        append_record(self.settings.data_dir, dataclasses.replace(window(n), finished_at=at or float(n)))
         return result.version
 
+    def checkpoint(self, n):
+        """Write a checkpoint with what makes it this one's, and a chunk of replay that it names."""
+        train = self.settings.data_dir / "train"
+        (train / "replay").mkdir(parents=True, exist_ok=True)
+        (train / "replay" / f"{n:020d}.safetensors").write_bytes(f"chunk {n}".encode())
+        folder = train / "checkpoints" / f"{n:020d}.000000"
+        shutil.rmtree(train / "checkpoints", ignore_errors=True)
+        folder.mkdir(parents=True)
+        (folder / "state.safetensors").write_bytes(f"state {n}".encode())
+        cursor = {"edge": n, "history_bytes": self.history_bytes(), "replay": {"offered": n, "chunks": [n]}, "nightly": "",
+                  "version": self.registry.champion() or ""}
+        (folder / "cursor.json").write_text(json.dumps(cursor))
+        for old in (train / "replay").iterdir():
+            if old.name != f"{n:020d}.safetensors":
+                old.unlink()
+        self.rest()
+
+    def rest(self):
+        """Nothing is under way: the state may be handed over."""
+        write_hold(self.settings.data_dir, "train", Hold(0, self.purged))
+        self.reign.handovers.take()
+
     def step(self):
+        self.rest()
         self.publisher.step()
 
     settle = step
+
+    @property
+    def edge(self):
+        """The last window that is learned, 0 for none."""
+        folders = list((self.settings.data_dir / "train/checkpoints").glob("*"))
+        return int(folders[0].name.split(".")[0]) if folders else 0
 
 
 class ReplicaSide:

@@ -15,6 +15,7 @@ from streamd.segments.holds import Hold, asked_to_compact, compact_done, read_ho
 from streamd.store.store import Store
 from streamd.store.sweep import remove_unneeded
 from streamd.store.versions import FOLDER, stored_versions
+from streamd.windows.history import append_record
 from tests.replica.models_world import (
     Killed,
     MemoryLog,
@@ -88,7 +89,7 @@ def test_files_that_versions_share_are_sent_and_fetched_once(trainer, replica, t
     assert sum(p.read_bytes() == rows[0].read_bytes() for p in objects) == 1
 
 
-@pytest.mark.parametrize("step", ["links", "upload", "version", "move", "window", "kept", "sweep"])
+@pytest.mark.parametrize("step", ["upload", "checkpoint", "mark", "checkpointed", "version", "move", "window", "kept", "sweep"])
 def test_a_trainer_killed_at_any_step_sends_nothing_twice_and_loses_nothing(step, trainer, replica, log):
     for n in (1, 2, 3):
         trainer.learn(n)
@@ -321,20 +322,66 @@ def test_windows_learned_again_take_the_place_of_those_before(trainer, replica):
     history = trainer.settings.data_dir / "train/windows.jsonl"
     lines = history.read_bytes().splitlines(keepends=True)
     history.write_bytes(lines[0] + window(4).line())
-    trainer.counted = trainer.history_bytes()
+    trainer.checkpoint(4)
     trainer.settle()
     replica.step()
     assert (replica.settings.data_dir / "train/windows.jsonl").read_bytes() == history.read_bytes()
 
 
-def test_a_window_counts_once_a_checkpoint_follows_it(trainer, log):
+def test_nothing_of_a_window_is_told_before_its_checkpoint_is_stored(trainer, replica, log, tmp_path):
     trainer.learn(1)
-    trainer.counted = 0
     trainer.settle()
-    assert "window" not in kinds(log)
+
+    # The trainer is amid window 2: version and move are there, and the window's record.
+    trainer.registry.publish(candidate(2, "11-1"))
+    append_record(trainer.settings.data_dir, window(2))
+    trainer.publisher.step()
+    replica.step()
+    assert kinds(log).count("version") == kinds(log).count("move") == kinds(log).count("window") == 1
+    assert replica.registry.champion() == "11-1"
+
+    # Its checkpoint cannot be stored.
+    trainer.checkpoint(2)
+    (tmp_path / "store").rename(tmp_path / "away")
+    (tmp_path / "store").write_text("no folder")
+    with pytest.raises(StoreError):
+        trainer.settle()
+    replica.step()
+    assert kinds(log).count("move") == 1 and replica.registry.champion() == "11-1"
+    (tmp_path / "store").unlink()
+    (tmp_path / "away").rename(tmp_path / "store")
+    trainer.settle()
+    replica.step()
+    assert replica.registry.champion() == "12-2"
+    order = [k for k in kinds(log) if k in ("checkpointed", "version", "move", "window")]
+    assert order == ["checkpointed", "version", "move", "window"] * 2
 
 
-def test_a_trainer_restored_from_a_backup_takes_the_replicas_with_it(trainer, replica, log, tmp_path):
+def test_a_move_by_hand_does_not_wait_for_a_checkpoint(trainer, replica, log, tmp_path):
+    for n in (1, 2):
+        trainer.learn(n)
+    trainer.settle()
+    (tmp_path / "store").rename(tmp_path / "away")
+    (tmp_path / "store").write_text("no folder")
+    trainer.registry.promote("11-1", "operator", "the newer one is odd")
+    trainer.publisher.step()
+    replica.follower.state.take([])
+    assert trainer.publisher.state.champion == "11-1"
+
+
+def test_a_topic_that_was_made_anew_gets_all_again(trainer, replica, log):
+    for n in (1, 2, 3):
+        trainer.learn(n)
+    trainer.settle()
+    log.values.clear()
+    trainer.publish()
+    for _ in range(2):
+        trainer.settle()
+    replica.step()
+    assert content(replica.settings.data_dir) == content(trainer.settings.data_dir) and kinds(log)[0] == "claimed"
+
+
+def test_a_trainer_restored_from_a_backup_goes_on_from_the_newest_checkpoint(trainer, replica, log, tmp_path):
     trainer.learn(1)
     trainer.settle()
     shutil.copytree(trainer.settings.data_dir, tmp_path / "backup")
@@ -343,8 +390,28 @@ def test_a_trainer_restored_from_a_backup_takes_the_replicas_with_it(trainer, re
         trainer.settle()
     replica.step()
     restored = TrainerSide(tmp_path / "backup", log, trainer.url)
+    assert restored.edge == 3 and content(restored.settings.data_dir) == content(replica.settings.data_dir)
+    restored.learn(4)
     restored.settle()
-    restored.settle()
+    replica.step()
+    assert content(restored.settings.data_dir) == content(replica.settings.data_dir)
+
+
+def test_a_trainer_restored_where_no_checkpoint_was_stored_takes_the_replicas_with_it(trainer, replica, log, tmp_path):
+    trainer.learn(1)
+    trainer.settle()
+    shutil.copytree(trainer.settings.data_dir, tmp_path / "backup")
+    for n in (2, 3):
+        trainer.learn(n)
+        trainer.settle()
+    # As an older release left the topic.
+    log.values = [v for v, kind in zip(log.values, kinds(log), strict=True) if kind not in ("claimed", "checkpointed")]
+    log.values = [records.encode(msgspec.structs.replace(records.decode(v), term=1)) for v in log.values]
+    replica.start()
+    replica.step()
+    restored = TrainerSide(tmp_path / "backup", log, trainer.url)
+    for _ in range(2):
+        restored.settle()
     replica.step()
     assert replica.registry.champion() == "11-1" and "older state" in replica.registry.journal.last().why
     restored.learn(2)
@@ -397,7 +464,9 @@ def test_a_version_that_would_write_elsewhere_is_passed_over(trainer, log):
 def test_records_of_an_older_term_do_not_count():
     state = ModelsState()
     move = Move(time=1.0, action="promote", champion="1-1", shadow="1-1", who="trainer", why="").line().decode().strip()
-    state.take([records.encode(records.Moved(term=2, number=1, line=move)), records.encode(records.Moved(term=1, number=9, line=move))])
+    claimed = records.Claimed(term=2, member="m", id="a" * 32, at=1.0)
+    moved = [records.Moved(term=term, number=number, line=move) for term, number in ((2, 1), (1, 9))]
+    state.take([records.encode(record) for record in (claimed, *moved)])
     assert len(state.moves) == 1 and state.passed_over == 1
 
 

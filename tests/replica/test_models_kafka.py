@@ -10,13 +10,13 @@ import pytest
 from kafka import KafkaProducer, TopicPartition
 
 from streamd.clock import SystemClock
-from streamd.errors import ChangelogError, KafkaError
+from streamd.errors import ChangelogError, FencedError, KafkaError
 from streamd.events import Position, Progress, Schema, empty_batch
 from streamd.ingest.client import make_admin
 from streamd.replica.connect import find_changelog, open_topic
 from streamd.replica.ends import SourceEnds
 from streamd.replica.models_follower import ModelsFollower
-from streamd.replica.models_publisher import ModelsPublisher
+from streamd.replica.models_standby import Beginning
 from streamd.replica.models_topic import KafkaModelsTopic
 from streamd.replica.requests import RequestedMoves, compact_everywhere
 from streamd.replica.role import FollowLoop
@@ -28,7 +28,6 @@ from streamd.store.changelog import models_topic
 from streamd.store.store import Store
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat, read_beat
-from streamd.training.checkpoint import counted_history
 from tests.builders import HOUR, settings, stream, write_log
 from tests.readings import reading
 from tests.replica.models_world import content
@@ -38,26 +37,30 @@ pytestmark = pytest.mark.kafka
 WHY = {"why": "to see"}
 
 
+def begin(settings):
+    """What runs beside a trainer that begins now."""
+    return Beginning(settings, settings, Heartbeat(settings.data_dir, "train"), threading.Event()).begin()
+
+
 def test_a_server_on_another_machine_serves_the_trainers_versions(kafka, tmp_path):
     write_log(tmp_path / "trainer", *stream(300), SCHEMA, watermark=100 * HOUR)
     shutil.copytree(tmp_path / "trainer", tmp_path / "replica")
     values = {"log__name": uuid.uuid4().hex, "log__store": f"file://{tmp_path}/store", "kafka__bootstrap_servers": kafka.bootstrap_servers}
     first, second = World(tmp_path / "trainer", **values), World(tmp_path / "replica", **values, log__member="replica")
+    shutil.copytree(tmp_path / "trainer", tmp_path / "third", ignore=shutil.ignore_patterns("models"))
+    third = World(tmp_path / "third", **values)
     second.state.moves = RequestedMoves(second.settings, second.registry, 30)
-
-    def publisher():
-        checkpoints = tmp_path / "trainer/train/checkpoints"
-        return ModelsPublisher(first.settings, first.registry, KafkaModelsTopic(first.settings, make=True), Store(values["log__store"]), lambda: counted_history(checkpoints), first.path)
 
     def follower():
         return ModelsFollower(second.settings, second.registry, KafkaModelsTopic(second.settings), Store(values["log__store"]))
 
     with ExitStack() as stack:
-        for name, make in (("publisher", publisher), ("follower", follower)):
-            stack.enter_context(closing(StepThread(name, make)))
+        reign = stack.enter_context(closing(begin(first.settings)))
+        stack.enter_context(closing(StepThread("follower", follower)))
         for world in (first, second):
             stack.callback(world.stop)
         first.train(2)
+        reign.on_step("rest")
         wait(lambda: content(second.path) == content(first.path) != {}, 60)
         first.start()
         second.start()
@@ -85,6 +88,14 @@ def test_a_server_on_another_machine_serves_the_trainers_versions(kafka, tmp_pat
 
         topic = stack.enter_context(closing(KafkaModelsTopic(second.settings)))
         assert compact_everywhere(second.settings, 250, 60, tell, topic)[0] and told
+
+        # The machine of the replica takes over. What the first one learned while it slept is shown to nobody.
+        stack.enter_context(closing(begin(third.settings)))
+        wait(lambda: content(third.path) == content(second.path))
+        first.train(1)
+        with pytest.raises(FencedError, match="claimed term 3"):
+            wait(lambda: reign.on_step("rest"))
+        assert content(third.path) == content(second.path) != content(first.path)
 
 
 def test_a_topic_that_would_lose_moves_is_refused(kafka, tmp_path):

@@ -24,10 +24,9 @@ from tests.replica.models_world import (
     ReplicaSide,
     TrainerSide,
     content,
-    window,
 )
 
-TRAINER_STEPS = ("request", "links", "upload", "version", "move", "window", "kept", "sweep", "released", "compacted")
+TRAINER_STEPS = ("request", "upload", "checkpoint", "mark", "checkpointed", "version", "move", "window", "kept", "sweep", "released", "compacted")
 REPLICA_STEPS = ("download", "downloaded", "move", "window", "prune")
 
 
@@ -66,16 +65,6 @@ class Machines(RuleBasedStateMachine):
     def learn(self):
         self.learned += 1
         self.trainer.learn(self.learned)
-
-    @rule()
-    def learn_again(self):
-        """A trainer that lost its last checkpoint learns its last window once more."""
-        if self.learned > 1:
-            path = self.trainer.settings.data_dir / "train/windows.jsonl"
-            lines = path.read_bytes().splitlines(keepends=True)
-            self.learned += 1
-            path.write_bytes(b"".join(lines[:-1]) + window(self.learned).line())
-            self.trainer.counted = self.trainer.history_bytes()
 
     @rule(dies_at=st.sampled_from((None, *TRAINER_STEPS)))
     def trainer_steps(self, dies_at):

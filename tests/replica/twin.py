@@ -7,26 +7,59 @@ from streamd.segments.changelog_position import ChangelogId
 
 
 class TwinReceipt:
+    """refused: the broker did not take the record, and says so."""
+
     def __init__(self, topic, record):
-        self.topic, self.record, self.at, self.shown = topic, record, None, False
+        self.topic, self.record, self.at, self.shown, self.refused = topic, record, None, False, False
 
     def offset(self):
-        if self.topic.failed:
+        if self.topic.failed or self.refused:
             raise KafkaError("a record was not stored")
-        return self.at if self.shown else None
+        if not self.shown:
+            return None
+        return -1 if self.topic.silent else self.at
 
     def wait(self, seconds):
         self.topic.turn()
 
 
-class Topic:
-    """One partition. sent: records on their way to the broker. unacknowledged: stored, but their producer does not know."""
+class Broker:
+    """What is stored. told: all that ever was, also what was deleted since."""
 
-    def __init__(self, part_bytes=HEAD_BYTES + 400):
-        self.records, self.sent, self.unacknowledged, self.begin = [], [], [], 0
-        self.part_bytes, self.failed, self.hold, self.turns, self.patience = part_bytes, False, False, 0, 5
+    def __init__(self):
+        self.records, self.begin, self.told = [], 0, []
+
+
+class Topic:
+    """One partition, as one member reaches it. sent: records on their way to the broker. unacknowledged: stored, but their producer
+    does not know. silent: the broker does not tell offsets, as where it had a record already. Other members reach the same partition by
+    `line`: their records come between, in the order in which the broker takes them."""
+
+    def __init__(self, part_bytes=HEAD_BYTES + 400, broker=None):
+        self.broker, self.sent, self.unacknowledged = broker or Broker(), [], []
+        self.part_bytes, self.failed, self.silent, self.hold, self.turns, self.patience = part_bytes, False, False, False, 0, 5
         self.on_turn = lambda: None
         self.changelog = ChangelogId("cluster", "id-1", "t.changelog")
+
+    def line(self):
+        """Another member's way to the same broker."""
+        return Topic(self.part_bytes, self.broker)
+
+    @property
+    def records(self):
+        return self.broker.records
+
+    @records.setter
+    def records(self, records):
+        self.broker.records = records
+
+    @property
+    def begin(self):
+        return self.broker.begin
+
+    @begin.setter
+    def begin(self, begin):
+        self.broker.begin = begin
 
     def producer(self):
         return Producer(self)
@@ -40,9 +73,14 @@ class Topic:
 
     def append(self, record):
         """Store a record as the broker does. Returns: its offset."""
-        headers = record.headers()
-        self.records.append((headers, bytes(record.value)))
+        self.records.append((record.headers(), bytes(record.value)))
+        self.broker.told.append(record)
         return self.end - 1
+
+    def refuse(self):
+        """The broker refuses the oldest record that is on its way; it may take those behind it."""
+        if self.sent:
+            self.sent.pop(0).refused = True
 
     def store(self, number=10**9):
         """The broker takes the oldest records that are on their way."""

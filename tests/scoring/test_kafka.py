@@ -145,5 +145,10 @@ def test_the_doctor_looks_at_the_topic(kafka, tmp_path):
     kafka.create_topic(topic, 2)
     assert said(server__score_topic=topic).seen == f"{topic} has 2 partitions"
     assert not said(server__score_topic="events").good
-    with pytest.raises(SettingsError, match="No events are scored"):
-        check_topic(settings(tmp_path))
+
+
+@pytest.mark.parametrize("values", [{}, {"server__score_topic": "events"}, {"server__score_topic": "g.models", "log__name": "g"},
+                                    {"server__score_topic": "odd", "ingest__dead_letter_topic": "odd"}])
+def test_a_topic_that_is_used_already_is_refused(tmp_path, values):
+    with pytest.raises(SettingsError, match="No events are scored|is used for something else"):
+        check_topic(settings(tmp_path, **values))

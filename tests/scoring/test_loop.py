@@ -8,9 +8,11 @@ from hypothesis import given
 from hypothesis import settings as given_settings
 from hypothesis import strategies as st
 
+from streamd.errors import SettingsError
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.graph.ranking import ranks
 from streamd.registry import Registry
+from streamd.roles import ROLES, check_name, roles_of
 from streamd.scoring.arrivals import Arrivals
 from streamd.scoring.record import ScoreRecord, decode
 from streamd.segments.log import LogWriter
@@ -377,6 +379,14 @@ def test_node_features_are_those_of_the_chunks_beginning(tmp_path):
     assert [r.event for r in records] == list(range(260, 420))
     np.testing.assert_allclose([r.score for r in records], [logits[r.event][0] for r in records], atol=1e-5)
     assert [r.rank for r in records] == [ranks(logits[r.event][None])[0] for r in records]
+
+
+def test_the_role_runs_where_a_topic_is_set_and_this_machine_may_lead():
+    assert "score" not in roles_of("graph", "file:///x", "leader")
+    assert roles_of("", "", "leader", "scores") == (*ROLES, "score")
+    assert "score" not in roles_of("graph", "file:///x", "replica", "scores")
+    with pytest.raises(SettingsError):
+        check_name("serve", "score")
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=30), st.integers(0, 100), st.integers(0, 40))

@@ -1,0 +1,31 @@
+"""The hold for the newest checkpoint in the store: where the trainer goes on from it, this machine
+has the events for that."""
+
+import time
+from pathlib import Path
+
+from streamd.replica.models_state import ModelsState
+from streamd.roles import HANDOVER
+from streamd.segments.holds import RENEW_SECONDS, Hold, write_hold
+
+
+class HandoverHold:
+    """Writes and renews `roles/handover/hold`: a leader keeps what it says, and so does a machine
+    that begins to lead. It is a lease. Owner: one thread of the train process."""
+
+    def __init__(self, log_dir: Path) -> None:
+        """log_dir: data directory of the log."""
+        self._log_dir = log_dir
+        self._written: Hold | None = None
+        self._written_at = 0.0
+
+    def keep(self, state: ModelsState) -> None:
+        """Hold what the topic's newest checkpoint needs, where there is one. Raises: OSError."""
+        if not state.checkpoints:
+            return
+        newest = state.checkpoints[-1]
+        hold = Hold(newest.held, newest.purged)
+        now = time.monotonic()
+        if hold != self._written or now - self._written_at >= RENEW_SECONDS:
+            write_hold(self._log_dir, HANDOVER, hold)
+            self._written, self._written_at = hold, now

@@ -1,0 +1,95 @@
+"""A trainer's reign: the term of the models topic that it claimed, and what it has in the store."""
+
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from streamd.errors import FencedError
+from streamd.replica import models_records as records
+from streamd.replica.models_mark import NOTHING, Stored, read_mark, write_mark
+from streamd.replica.models_state import ModelsState
+from streamd.replica.models_topic import ModelsTopic
+from streamd.store.checkpoints import StoredCheckpoint
+from streamd.store.index import FileIndex
+from streamd.store.versions import StoredVersion
+from streamd.training.handover import Handovers
+
+logger = structlog.get_logger()
+INDEX = "train/stored.index"
+"""File in the data directory that knows what of the trainer's files was read before."""
+
+
+class Reign:
+    """A trainer's claim, and what it hands over under it. Owner: the trainer's process, which makes
+    one at each start; its publisher may be made several times.
+
+    id: of its claim. handovers: what is to be stored. newest: the checkpoint stored last, None
+    before the first. uploaded: versions whose files are in the store, by name. has_asked: whether
+    the log here was asked for the compactions that an earlier trainer let go on.
+    """
+
+    def __init__(self, data_dir: Path, member: str, now: Callable[[], float] = time.time) -> None:
+        """Args: data_dir: of what is learned. member: name of this machine. now: wall time,
+        seconds."""
+        self._data_dir = data_dir
+        self._member = member
+        self._now = now
+        self.id = uuid.uuid4().hex
+        self.handovers = Handovers(data_dir)
+        self.index = FileIndex(data_dir / INDEX)
+        self.newest: StoredCheckpoint | None = None
+        self.uploaded: dict[str, StoredVersion] = {}
+        self.has_asked = False
+        self._entries = read_mark(data_dir)
+
+    def claim(self, topic: ModelsTopic, state: ModelsState) -> None:
+        """Win a term of the models topic, and read the topic to its end. Raises: KafkaError: then
+        call again, as whether the claim is in shows in the topic."""
+        state.take(topic.read(0.0))
+        while state.trainer != self.id:
+            claimed = records.Claimed(
+                term=state.term + 1, member=self._member, id=self.id, at=self._now()
+            )
+            topic.append(records.encode(claimed))
+            state.take(topic.read(0.0))
+        logger.info("trainer_leads", term=state.term)
+
+    def check(self, topic: ModelsTopic, state: ModelsState) -> None:
+        """Check that no later trainer has claimed. Where nobody has, the topic was made anew, and
+        this one claims again. Raises: FencedError, KafkaError."""
+        if not state.trainer:
+            logger.warning("models_topic_made_anew", meaning="all is stored and sent again")
+            self.claim(topic, state)
+            self.handovers.take_again()
+        if state.trainer != self.id:
+            raise FencedError(
+                f"Another trainer has claimed term {state.term} of the models topic.",
+                "none is needed where members stand by; else stop one of the two leaders.",
+            )
+
+    def note(self, entry: Stored, state: ModelsState) -> None:
+        """Write down durably that a checkpoint is in the store, before the topic says so. Raises:
+        OSError."""
+        # Behind the one that counts, each may be in the topic although nobody acknowledged it.
+        names = [one.name for one in self._entries]
+        newest = state.checkpoints[-1].name if state.checkpoints else ""
+        since = names.index(newest) if newest in names else 0
+        self._entries = [*self._entries[since:], entry]
+        write_mark(self._data_dir, self._entries)
+
+    def has_stored(self, name: str) -> bool:
+        """Whether what is learned here goes on from a checkpoint."""
+        return any(entry.name == name for entry in self._entries)
+
+    def lets_through(self, state: ModelsState) -> Stored:
+        """What the newest checkpoint in the store has of the directory: so much the topic may
+        say."""
+        name = state.checkpoints[-1].name if state.checkpoints else ""
+        return next((one for one in reversed(self._entries) if one.name == name), NOTHING)
+
+    def renew(self) -> None:
+        """Read the mark again, after a checkpoint was taken."""
+        self._entries = read_mark(self._data_dir)

@@ -1,0 +1,230 @@
+"""How a trainer begins: it waits until this machine leads the log, claims its term, and takes the
+newest stored checkpoint where its own directory is behind it."""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import structlog
+
+from streamd.errors import FencedError, KafkaError, LockedError, StoreError
+from streamd.registry import Registry
+from streamd.replica.connect import Stopped
+from streamd.replica.models_hold import HandoverHold
+from streamd.replica.models_mark import read_mark
+from streamd.replica.models_publisher import ModelsPublisher
+from streamd.replica.models_reign import Reign
+from streamd.replica.models_state import ModelsState
+from streamd.replica.models_takeover import Takeover, clear, has_state
+from streamd.replica.models_topic import KafkaModelsTopic, ModelsTopic
+from streamd.replica.steps import StepThread
+from streamd.segments.recovery import lock_directory
+from streamd.segments.tail import JournalTail
+from streamd.settings import Settings
+from streamd.store.store import Store
+from streamd.telemetry.heartbeat import Heartbeat, leads_here
+from streamd.telemetry.lasting import LastingFailures
+
+logger = structlog.get_logger()
+WRITER = ".writer"
+"""File in the folder of versions that is locked by who writes there: trainer or follower."""
+LOOK_SECONDS = 0.5
+RETRY_SECONDS = 1.0
+LEAVE_SECONDS = 10.0
+"""How long ingest may be away before its trainer ends: it is started again within seconds, and who
+leads in the meantime claims a term of the trainer too."""
+
+
+def leads(settings: Settings) -> bool:
+    """Whether ingest leads the log here: always on the leader that the settings name, else by
+    ingest's heartbeat."""
+    return not settings.log.follows or leads_here(settings.data_dir)
+
+
+def lock_writer(registry: Registry) -> int:
+    """Lock the folder of versions for its one writer. Returns: the lock's descriptor. Raises:
+    LockedError."""
+    return lock_directory(registry.folder / WRITER, "none is needed: it ends by itself.")
+
+
+def make_topic(settings: Settings) -> ModelsTopic:
+    """Open the models topic, which a trainer makes where it is missing. Raises: KafkaError,
+    ChangelogError."""
+    return KafkaModelsTopic(settings, make=True)
+
+
+class TrainersReign:
+    """What runs beside a trainer that has claimed its term. Owner: the train process."""
+
+    def __init__(self, settings: Settings, reign: Reign, publisher: StepThread, lock: int) -> None:
+        self._settings = settings
+        self._reign = reign
+        self._publisher = publisher
+        self._lock = lock
+        self._led_at = self._looked_at = time.monotonic()
+
+    def on_step(self, name: str) -> None:
+        """Called by the trainer before each step. Raises: FencedError where another trainer has
+        claimed since, or ingest here does not lead any more."""
+        if self._publisher.fenced is not None:
+            raise self._publisher.fenced
+        now = time.monotonic()
+        if now - self._looked_at >= LOOK_SECONDS:
+            self._looked_at = now
+            if leads(self._settings):
+                self._led_at = now
+            elif now - self._led_at > LEAVE_SECONDS:
+                raise FencedError("Ingest here leads no more.", "none is needed: it stands by.")
+        if name == "rest":
+            self._reign.handovers.take()
+
+    def close(self) -> None:
+        """Stop sending, and let others write versions here."""
+        self._publisher.close()
+        os.close(self._lock)
+
+
+class Beginning:
+    """Makes a trainer ready to begin, and waits for what is away. Owner: the train process."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        kept: Settings,
+        beat: Heartbeat,
+        stop: threading.Event,
+        open_topic: Callable[[Settings], ModelsTopic] = make_topic,
+        on_step: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Args: kept: the settings with the directory of what is learned. on_step: called with the
+        name of each step as it begins; tests stop there."""
+        self._settings = settings
+        self._kept = kept
+        self._beat = beat
+        self._stop = stop
+        self._open_topic = open_topic
+        self._on_step = on_step
+        self._registry = Registry(kept)
+        self._hold = HandoverHold(settings.data_dir)
+        self._store = Store(settings.log.store, sleep=lambda seconds: self._pause(seconds))
+        self._store.before_try = lambda: beat.touch("taking over")
+        self._failures = LastingFailures()
+
+    def begin(self) -> TrainersReign | None:
+        """Wait until this machine leads, claim, and bring the directory to the newest checkpoint.
+
+        Returns: what runs beside the trainer, None where `stop` was set meanwhile. Raises:
+        FencedError where another trainer claimed meanwhile, ChangelogError, SettingsError.
+        """
+        topic: ModelsTopic | None = None
+        lock = -1
+        reign = Reign(self._kept.data_dir, socket.gethostname())
+        state = ModelsState()
+        try:
+            while not self._stop.is_set():
+                try:
+                    if topic is None:
+                        topic, state = self._open_topic(self._settings), ModelsState()
+                    if self._is_ready(topic, state):
+                        lock = lock if lock >= 0 else lock_writer(self._registry)
+                        reign.claim(topic, state)
+                        if self._take(reign, topic, state):
+                            begun, lock = self._begun(reign, lock), -1
+                            return begun
+                except Stopped:
+                    break
+                except LockedError as error:
+                    self._wait("lock", error)
+                except (StoreError, OSError) as error:
+                    self._wait("store", error)
+                except KafkaError as error:
+                    self._wait("broker", error)
+                    _close(topic)
+                    topic = None
+            return None
+        finally:
+            _close(topic)
+            if lock >= 0:
+                os.close(lock)
+
+    def _is_ready(self, topic: ModelsTopic, state: ModelsState) -> bool:
+        """Whether this machine leads; while it does not, follow what the trainer stores."""
+        state.take(topic.read(0.0))
+        if leads(self._settings):
+            return True
+        self._on_step("stand by")
+        self._hold.keep(state)
+        # What was learned here before another trainer went on elsewhere is of no use, and may hold
+        # what is deleted.
+        newest = state.checkpoints[-1].name if state.checkpoints else ""
+        names = {entry.name for entry in read_mark(self._kept.data_dir)}
+        if newest and newest not in names and has_state(self._kept.data_dir):
+            logger.info("trainer_cleared", reason="another trainer has gone on from there")
+            clear(self._kept.data_dir)
+        self._beat.touch("standby", term=state.term)
+        self._stop.wait(LOOK_SECONDS)
+        return False
+
+    def _take(self, reign: Reign, topic: ModelsTopic, state: ModelsState) -> bool:
+        """Take the newest checkpoint where the directory is behind it. Returns: whether learning
+        may begin."""
+        newest = state.checkpoints[-1] if state.checkpoints else None
+        if newest is None or reign.has_stored(newest.name):
+            return True
+        self._hold.keep(state)
+        tail = JournalTail.open(self._settings.data_dir)
+        if tail is None or tail.state.num_edges < newest.edge:
+            there = 0 if tail is None else tail.state.num_edges
+            self._wait("log", f"the checkpoint is at event {newest.edge}, the log ends at {there}")
+            return False
+        begun = time.monotonic()
+        takeover = Takeover(
+            self._kept.data_dir, self._registry, self._store, self._on_step, self._progress
+        )
+        stored = takeover.take(newest, state)
+        reign.renew()
+        logger.info(
+            "checkpoint_taken",
+            edge=stored.edge,
+            term=stored.term,
+            seconds=round(time.monotonic() - begun, 3),
+        )
+        state.take(topic.read(0.0))
+        reign.check(topic, state)
+        return True
+
+    def _begun(self, reign: Reign, lock: int) -> TrainersReign:
+        def make() -> ModelsPublisher:
+            return ModelsPublisher(
+                self._kept,
+                Registry(self._kept),
+                self._open_topic(self._settings),
+                Store(self._settings.log.store),
+                reign,
+                self._settings.data_dir,
+            )
+
+        return TrainersReign(self._settings, reign, StepThread("models", make), lock)
+
+    def _progress(self, done: int, of: int) -> None:
+        self._beat.touch("taking over", done=done, of=of)
+        if self._stop.is_set():
+            raise Stopped
+
+    def _pause(self, seconds: float) -> None:
+        if self._stop.wait(seconds):
+            raise Stopped
+
+    def _wait(self, why: str, error: object) -> None:
+        """Say what is missing, and wait a little."""
+        self._beat.touch(f"waiting for {why}", why=str(error))
+        if self._failures.is_due(why):
+            logger.warning("trainer_waits", missing=why, error=str(error))
+        self._stop.wait(RETRY_SECONDS)
+
+
+def _close(topic: ModelsTopic | None) -> None:
+    if topic is not None:
+        topic.close()

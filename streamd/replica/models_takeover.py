@@ -1,0 +1,171 @@
+"""Puts the newest stored checkpoint in the place of what a trainer's directory has, so that
+learning goes on there exactly as it would after a crash where it was stored.
+
+A kill at any step leaves a directory without a mark (`models_mark`), so that the next start takes
+the newest checkpoint again, from its beginning. The folder of checkpoints goes first and comes
+last: whoever reads what a kill left meets none.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+from crc32c import crc32c
+
+from streamd.registry import Registry
+from streamd.registry.journal import decoded_moves
+from streamd.replica.models_follower import fetch_version
+from streamd.replica.models_mark import Stored, remove_mark, write_mark
+from streamd.replica.models_records import Checkpointed
+from streamd.replica.models_state import ModelsState
+from streamd.roles import FACTS, HOLD, folder_of
+from streamd.storage import DISK, Disk
+from streamd.store.checkpoints import (
+    HISTORY,
+    MOVES,
+    StoredCheckpoint,
+    download_checkpoint,
+    read_checkpoint,
+)
+from streamd.store.store import Store
+from streamd.store.versions import MANIFEST
+from streamd.training.attempts import FILE as ATTEMPT
+from streamd.training.bootstrap import FILE as RANGE
+from streamd.training.handover import CHECKPOINTS, NIGHTLY, REPLAY, ROLE
+from streamd.windows.history import FILE as HISTORY_FILE
+
+logger = structlog.get_logger()
+TAKEN = "train/.taken"
+"""Folder in the data directory with the checkpoint's files, until they are in place."""
+MEMORY = "train/memory"
+"""Links to files of memory, which a trainer makes again."""
+
+
+class Takeover:
+    """Takes a checkpoint from the store. Owner: the train process, before it learns."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        registry: Registry,
+        store: Store,
+        on_step: Callable[[str], None] = lambda _: None,
+        progress: Callable[[int, int], None] = lambda done, of: None,
+        disk: Disk = DISK,
+    ) -> None:
+        """Args: data_dir, registry: of what is learned. on_step: called with the name of each step
+        as it begins; tests stop there. progress: called with (bytes fetched, bytes in all)."""
+        self._data_dir = data_dir
+        self._registry = registry
+        self._store = store
+        self._on_step = on_step
+        self._progress = progress
+        self._disk = disk
+
+    def take(self, newest: Checkpointed, state: ModelsState) -> StoredCheckpoint:
+        """Put a checkpoint in the place of what is here. state: of the whole topic.
+
+        Raises: StoreError, OSError: another call begins again.
+        """
+        # All that takes long comes first, and changes nothing.
+        taken = self._data_dir / TAKEN
+        self._on_step("fetch")
+        stored = read_checkpoint(self._store, newest.name, newest.size, newest.crc)
+        self._disk.remove_folder(taken)
+        taken.mkdir(parents=True)
+        download_checkpoint(self._store, stored, taken, self._progress, self._disk)
+        self._registry.sweep()
+
+        # From here on the directory belongs to no checkpoint until all is in place.
+        self._on_step("unmark")
+        remove_mark(self._data_dir, self._disk)
+        self._fetch_versions(stored)
+        moves = self._put_moves(taken, state)
+        self._on_step("prune")
+        self._registry.keep({v.name: len(v.files) > 1 for v in stored.versions})
+        self._put_files(taken, stored)
+
+        self._on_step("mark")
+        versions = {v.name: crc32c(v.manifest.encode()) for v in stored.versions}
+        entry = Stored(
+            name=newest.name,
+            num_moves=moves,
+            history_bytes=stored.file(HISTORY).size,
+            versions=versions,
+        )
+        write_mark(self._data_dir, [entry], self._disk)
+        self._disk.remove_folder(taken)
+        return stored
+
+    def _fetch_versions(self, stored: StoredCheckpoint) -> None:
+        """Make the checkpoint's versions, those that are here already aside."""
+        for version in stored.versions:
+            self._on_step("version")
+            folder = self._registry.folder / version.name
+            try:
+                is_same = (folder / MANIFEST).read_text() == version.manifest
+            except FileNotFoundError:
+                is_same = False
+            if not is_same or not all((folder / file.path).exists() for file in version.files):
+                fetch_version(self._registry, self._store, version, len(version.files) > 1)
+
+    def _put_moves(self, taken: Path, state: ModelsState) -> int:
+        """Make the journal what the trainer's was. Returns: the moves that the checkpoint has."""
+        path = taken / MOVES
+        stored = decoded_moves(path.read_bytes()) if path.exists() else []
+        # Both are the beginning of one journal: moves by hand are sent at once, others behind the
+        # checkpoint.
+        moves = stored if len(stored) > len(state.moves) else state.moves
+        self._on_step("moves")
+        if moves and self._registry.journal.moves() != moves:
+            self._registry.journal.replace(moves)
+        return len(stored)
+
+    def _put_files(self, taken: Path, stored: StoredCheckpoint) -> None:
+        """Put the trainer's own files in place, its checkpoint last."""
+        train = self._data_dir / "train"
+        train.mkdir(exist_ok=True)
+        role = folder_of(self._data_dir, ROLE)
+        role.mkdir(parents=True, exist_ok=True)
+        self._on_step("clear")
+        clear(self._data_dir, self._disk)
+
+        self._on_step("files")
+        places = {
+            "replay": self._data_dir / REPLAY,
+            "facts": role / FACTS,
+            "nightly": self._data_dir / NIGHTLY / stored.nightly,
+            HISTORY: self._data_dir / HISTORY_FILE,
+            ATTEMPT: train / ATTEMPT,
+            RANGE: train / RANGE,
+        }
+        for path, place in places.items():
+            if (taken / path).exists():
+                place.parent.mkdir(exist_ok=True)
+                self._disk.replace(taken / path, place)
+                self._disk.sync_folder(place.parent)
+        self._on_step("place")
+        checkpoints = self._data_dir / CHECKPOINTS
+        checkpoints.mkdir()
+        self._disk.replace(taken / "checkpoint", checkpoints / stored.checkpoint)
+        for folder in (checkpoints, train, role, self._data_dir):
+            self._disk.sync_folder(folder)
+
+
+def clear(data_dir: Path, disk: Disk = DISK) -> None:
+    """Remove what a trainer keeps beside versions and history, its hold on the log last; the mark
+    goes first."""
+    remove_mark(data_dir, disk)
+    role = folder_of(data_dir, ROLE)
+    for folder in (CHECKPOINTS, REPLAY, NIGHTLY, MEMORY):
+        disk.remove_folder(data_dir / folder)
+    for name in (ATTEMPT, RANGE):
+        disk.unlink(data_dir / "train" / name)
+    disk.remove_folder(role / FACTS)
+    disk.unlink(role / HOLD)
+
+
+def has_state(data_dir: Path) -> bool:
+    """Whether a trainer left a checkpoint or a hold here."""
+    places = (data_dir / CHECKPOINTS, folder_of(data_dir, ROLE) / HOLD)
+    return any(place.exists() for place in places)

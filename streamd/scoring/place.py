@@ -1,0 +1,42 @@
+"""The place that scoring has reached, kept beside the topic: one whose records have all gone, or
+that never had any, cannot say it."""
+
+from pathlib import Path
+
+import structlog
+
+from streamd.roles import SCORE, make_folder
+from streamd.storage import write_durably
+
+logger = structlog.get_logger()
+FILE = "complete"
+
+
+class Place:
+    """The event id before which nothing was missing when it was written. Owner: the role's loop."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._path = make_folder(data_dir, SCORE) / FILE
+        self._written: int | None = None
+        self._failing = False
+
+    def read(self) -> int | None:
+        """What was written last, None where nothing can be read."""
+        try:
+            return int(self._path.read_bytes())
+        except (OSError, ValueError):
+            return None
+
+    def write(self, event: int) -> None:
+        """Write it durably, where it changed. A failure is logged, and the older place stays."""
+        if event == self._written:
+            return
+        try:
+            write_durably(self._path, b"%d" % event)
+        except OSError as error:
+            if not self._failing:
+                logger.error("place_not_written", file=str(self._path), error=str(error))
+            self._failing = True
+        else:
+            self._written = event
+            self._failing = False

@@ -1,0 +1,220 @@
+"""What a trainer elsewhere needs to go on exactly as this one would after a crash, as links.
+
+Links are taken while nothing is under way: between two windows all that was learned is durable, so
+that files, journal and history are of one moment. Whoever sends them takes his time; the trainer
+drops and replaces files meanwhile.
+"""
+
+import contextlib
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from streamd.registry.registry import FOLDER as MODELS
+from streamd.registry.registry import NAME as VERSION_NAME
+from streamd.roles import FACTS, HOLD, folder_of
+from streamd.segments.holds import Hold
+from streamd.storage import DISK, link_or_copy
+from streamd.store.checkpoints import HISTORY, MOVES, LocalCheckpoint
+from streamd.training.attempts import FILE as ATTEMPT
+from streamd.training.bootstrap import FILE as RANGE
+from streamd.windows.history import FILE as HISTORY_FILE
+
+logger = structlog.get_logger()
+LINKS = "train/.handover"
+"""Folder of the links in the data directory; hidden, so that no backup takes them."""
+ROLE = "train"
+"""The trainer's name, and that of its folder in `roles/`."""
+CHECKPOINTS = "train/checkpoints"
+REPLAY = "train/replay"
+NIGHTLY = "train/nightly"
+JOURNAL = f"{MODELS}/journal.jsonl"
+VERSIONS = "versions"
+"""Folder of the links to versions."""
+
+
+class _Cursor(msgspec.Struct):
+    """What of a checkpoint's cursor says which other files it needs."""
+
+    edge: int
+    history_bytes: int
+    replay: dict[str, int | list[int]] = {}
+    nightly: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """A trainer's state after a window, as links. Owner: `Handovers`.
+
+    local: files but those of versions. versions: names of all versions, whose links are folders in
+    VERSIONS.
+    """
+
+    local: LocalCheckpoint
+    versions: tuple[str, ...]
+
+    @property
+    def num_moves_bytes(self) -> int:
+        """Bytes of the registry's journal."""
+        return self.local.files.get(MOVES, 0)
+
+    @property
+    def num_history_bytes(self) -> int:
+        """Bytes of the history that count."""
+        return self.local.files.get(HISTORY, 0)
+
+
+class Handovers:
+    """Keeps the newest handover until it was sent. Owner of the links: the trainer's thread takes
+    them, another one sends them."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._data_dir = data_dir
+        self._links = data_dir / LINKS
+        self._lock = threading.Lock()
+        self._number = 0
+        self._seen: object = None
+        self._waiting: Handover | None = None
+        self._sending: Handover | None = None
+        DISK.remove_folder(self._links)
+
+    def take(self) -> None:
+        """Link to the trainer's state, where it has changed since the last call. Call it between
+        two windows. A disk that is full is logged: learning goes on, and the next call tries
+        again."""
+        checkpoint = newest_checkpoint(self._data_dir)
+        if checkpoint is None or (seen := self._stamp(checkpoint)) == self._seen:
+            return
+        self._number += 1
+        folder = self._links / f"{self._number}"
+        try:
+            folder.mkdir(parents=True)
+            taken = self._linked(checkpoint, folder)
+        except OSError as error:
+            DISK.remove_folder(folder)
+            logger.error(
+                "handover_not_taken",
+                error=str(error),
+                meaning="other machines stay at the window before until there is room",
+            )
+            return
+        with self._lock:
+            old, self._waiting, self._seen = self._waiting, taken, seen
+        if old is not None:
+            DISK.remove_folder(old.local.folder)
+
+    def begin(self) -> Handover | None:
+        """The newest state that was not sent, None where there is none. It stays until `end`, so
+        that a try that failed is repeated unless there is a newer one."""
+        with self._lock:
+            old = None
+            if self._waiting is not None:
+                old, self._sending, self._waiting = self._sending, self._waiting, None
+        if old is not None:
+            DISK.remove_folder(old.local.folder)
+        return self._sending
+
+    def end(self) -> None:
+        """Note that the one `begin` returned was sent, and remove its links."""
+        sent, self._sending = self._sending, None
+        if sent is not None:
+            DISK.remove_folder(sent.local.folder)
+
+    def take_again(self) -> None:
+        """Let the next call of `take` link to the state although it may be the same."""
+        with self._lock:
+            self._seen = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there is a state that was not sent."""
+        return self._waiting is not None or self._sending is not None
+
+    def _stamp(self, checkpoint: Path) -> object:
+        """What changes when the trainer's state does."""
+        stats: list[object] = [checkpoint.name, self._hold()]
+        for path in (JOURNAL, f"train/{ATTEMPT}"):
+            with contextlib.suppress(FileNotFoundError):
+                status = (self._data_dir / path).stat()
+                stats.append((path, status.st_ino, status.st_size))
+        return stats
+
+    def _hold(self) -> Hold:
+        """The trainer's hold, which says what a restart needs of the log and what is purged."""
+        try:
+            data = (folder_of(self._data_dir, ROLE) / HOLD).read_bytes()
+            return msgspec.json.decode(data, type=Hold)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return Hold(0, 0)
+
+    def _linked(self, checkpoint: Path, folder: Path) -> Handover:
+        """Link to all that belongs to a checkpoint. Raises: OSError."""
+        hold = self._hold()
+        cursor = msgspec.json.decode((checkpoint / "cursor.json").read_bytes(), type=_Cursor)
+        files: dict[str, int] = {}
+
+        def link(old: Path, path: str, size: int | None = None) -> None:
+            new = folder / path
+            new.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                link_or_copy(old, new)
+                bytes_there = new.stat().st_size
+                files[path] = bytes_there if size is None else min(size, bytes_there)
+
+        # The checkpoint, and what it names by its cursor.
+        for path in checkpoint.iterdir():
+            link(path, f"checkpoint/{path.name}")
+        chunks = cursor.replay.get("chunks", [])
+        for edge in chunks if isinstance(chunks, list) else []:
+            name = f"{edge:020d}.safetensors"
+            link(self._data_dir / REPLAY / name, f"replay/{name}")
+        for path in _files(self._data_dir / NIGHTLY / cursor.nightly) if cursor.nightly else ():
+            link(path, f"nightly/{path.name}")
+        for path in _files(folder_of(self._data_dir, ROLE) / FACTS):
+            link(path, f"facts/{path.name}")
+
+        # What is appended to counts as far as it goes now.
+        link(self._data_dir / HISTORY_FILE, HISTORY, cursor.history_bytes)
+        link(self._data_dir / JOURNAL, MOVES)
+        for name in (ATTEMPT, RANGE):
+            link(self._data_dir / "train" / name, name)
+
+        # Versions, of which the topic may lack some.
+        versions = []
+        for version in sorted((self._data_dir / MODELS).iterdir()):
+            if VERSION_NAME.fullmatch(version.name) and (version / "manifest.json").exists():
+                for path in _files(version):
+                    own = folder / VERSIONS / version.name / path.name
+                    own.parent.mkdir(parents=True, exist_ok=True)
+                    link_or_copy(path, own)
+                versions.append(version.name)
+        return Handover(
+            LocalCheckpoint(
+                folder=folder,
+                checkpoint=checkpoint.name,
+                nightly=cursor.nightly if "nightly/twin.json" in files else "",
+                edge=cursor.edge,
+                held=hold.edge,
+                purged_before=hold.purged_before_event,
+                files=files,
+            ),
+            tuple(versions),
+        )
+
+
+def newest_checkpoint(data_dir: Path) -> Path | None:
+    """The folder of a trainer's newest checkpoint, None where there is none."""
+    folder = data_dir / CHECKPOINTS
+    if not folder.is_dir():
+        return None
+    return max((path for path in folder.iterdir() if path.name[:1].isdigit()), default=None)
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files of a folder but half written ones; none where there is no such folder."""
+    if not folder.is_dir():
+        return []
+    return sorted(p for p in folder.iterdir() if p.is_file() and not p.name.startswith("."))

@@ -1,0 +1,32 @@
+"""What ends a process."""
+
+import signal
+import subprocess
+
+import pytest
+
+from streamd.processes import PYTHON
+
+PROGRAM = """
+import os, signal, threading
+from streamd.processes import ended_by_signals
+
+stop = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: stop.set())
+told = "{told}"
+if told == "before":
+    os.kill(os.getpid(), signal.SIGTERM)
+with ended_by_signals(stop):
+    print("waits", flush=True)
+    if told == "meanwhile":
+        os.kill(os.getpid(), signal.SIGTERM)
+os.kill(os.getpid(), signal.SIGTERM)
+print("goes on" if stop.is_set() else "was not told")
+"""
+
+
+@pytest.mark.parametrize(("told", "status", "said"), [
+    ("before", 0, ""), ("meanwhile", -signal.SIGTERM, "waits\n"), ("after", 0, "waits\ngoes on\n")])
+def test_a_signal_ends_a_process_that_waits_for_others_and_is_seen_by_its_own_handler_afterwards(told, status, said):
+    done = subprocess.run([*PYTHON, "-c", PROGRAM.format(told=told)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (status, said), done.stderr
