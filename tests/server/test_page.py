@@ -42,6 +42,9 @@ DESKTOP, PHONE = {"width": 1100, "height": 900}, {"width": 375, "height": 740}
 WATCH = """() => { window.shift = 0; new PerformanceObserver(l => l.getEntries().forEach(e => { if (!e.hadRecentInput) window.shift += e.value; }))
                    .observe({ type: "layout-shift", buffered: true }); }"""
 
+SOON = "{ const real = setTimeout; window.setTimeout = (f, ms, ...rest) => real(f, Math.min(ms, 200), ...rest); }"
+"""The page asks every two seconds; no test waits so long."""
+
 
 @pytest.fixture(scope="module")
 def browser():
@@ -116,6 +119,7 @@ def opened(browser, served, key="reader", **options):
     page.on("pageerror", lambda error: page.faults.append(str(error)))
     page.on("request", lambda request: page.asked.append(request.url))
     page.add_init_script(f"({WATCH})()")
+    page.add_init_script(SOON)
     page.goto(served.address)
     if key:
         page.fill("#key", key)
