@@ -116,7 +116,7 @@ def _stand_by(
 
     clock = SystemClock()
     succession = StandbySuccession(
-        settings, clock.monotonic, lambda: claim_lead(settings, beat, stop)
+        settings, clock.monotonic, lambda after: claim_lead(settings, beat, stop, after)
     )
     return FollowLoop(settings, clock, beat, follow_models(settings), succession).run(stop)
 

@@ -22,8 +22,11 @@ records would let it wait for ever, while another member may reach them."""
 CLAIMING = "claiming the lead"
 
 
-def claim_lead(settings: Settings, beat: Heartbeat, stop: threading.Event) -> ChangelogPublisher:
-    """Claim the lead once. Returns: the publisher of what this member leads.
+def claim_lead(
+    settings: Settings, beat: Heartbeat, stop: threading.Event, after_term: int
+) -> ChangelogPublisher:
+    """Claim the lead once, behind the leader of a term. Returns: the publisher of what this member
+    leads.
 
     Raises: FencedError where another one claimed first, KafkaError where the brokers do not take
     the claim in time, `Stopped` where `stop` was set, and those of `lead`.
@@ -57,6 +60,7 @@ def claim_lead(settings: Settings, beat: Heartbeat, stop: threading.Event) -> Ch
             waiting=idle,
             member=member_name(settings.data_dir),
             heartbeat_seconds=settings.leader.heartbeat_seconds,
+            after_term=after_term,
         )
         # A log that is closed waits for acknowledgements although it was told to stop.
         publisher.waiting = waiting

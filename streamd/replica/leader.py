@@ -32,6 +32,7 @@ def lead(
     *,
     member: str,
     heartbeat_seconds: float = HEARTBEAT_SECONDS,
+    after_term: int | None = None,
 ) -> ChangelogPublisher:
     """Claim the next term, and bring a directory and the changelog to one end, so that every
     durable line is acknowledged.
@@ -40,11 +41,12 @@ def lead(
     behind. What an older leader has on its way lies behind the claim, and counts for nothing.
 
     Args: reader: from here on the publisher's; waiting: called while something is awaited; member:
-    name of this machine; heartbeat_seconds: longest silence of the publisher.
+    name of this machine; heartbeat_seconds: longest silence of the publisher; after_term: the term
+    whose leader is to be followed, so that nobody is deposed who claimed since; None for any.
     Returns: the publisher of what follows. Raises: FencedError where another member claimed first:
     follow it, or try again; ChangelogError, KafkaError, and those of `LogApplier`.
     """
-    start = _Start(data_dir, producer, reader, disk, waiting, member, heartbeat_seconds)
+    start = _Start(data_dir, producer, reader, disk, waiting, member, heartbeat_seconds, after_term)
     try:
         return start.lead()
     except OutOfRange as error:
@@ -66,7 +68,9 @@ class _Start:
         waiting: Callable[[], None],
         member: str,
         heartbeat_seconds: float,
+        after_term: int | None,
     ) -> None:
+        self._after_term = after_term
         self._data_dir = data_dir
         self._producer = producer
         self._reader = reader
@@ -150,6 +154,8 @@ class _Start:
         position: from which the changelog need be read. Returns: the claim, with its offset; the
         reader stands where it stood. Raises: FencedError, KafkaError.
         """
+        if self._after_term is not None and position.term > self._after_term:
+            raise _fenced(None)
         claim = Claim(
             offset=0,
             term=max(position.term, UNCLAIMED) + 1,

@@ -78,10 +78,11 @@ class StandbySuccession:
         self,
         settings: Settings,
         monotonic: Callable[[], float],
-        lead: Callable[[], ChangelogPublisher],
+        lead: Callable[[int], ChangelogPublisher],
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """Args: monotonic: seconds. lead: claims. chance: a number from 0 to 1."""
+        """Args: monotonic: seconds. lead: claims, behind the leader of a term. chance: a number
+        from 0 to 1."""
         self._data_dir = settings.data_dir
         self._store = settings.log.store
         self._timeout = settings.leader.timeout_seconds
@@ -91,6 +92,8 @@ class StandbySuccession:
         self._silence = Silence()
         self._asked_at = -ASK_SECONDS
         self._wait_seconds = self._drawn()
+        self._after_term = 0
+        """Term of the leader that was not heard, or that hands over."""
         self.led_term = leading.led_term(self._data_dir)
 
     def _drawn(self) -> float:
@@ -114,6 +117,7 @@ class StandbySuccession:
             return False
         if not has_log(self._data_dir) and not self._may_begin(begin):
             return False
+        self._after_term = follower.term
         logger.info("claiming_the_lead", why=why, seq=follower.seq, term=follower.term)
         return True
 
@@ -139,6 +143,6 @@ class StandbySuccession:
         self._silence = Silence()
         self._wait_seconds = self._drawn()
         self.led_term = 0
-        publisher = self._lead()
+        publisher = self._lead(self._after_term)
         leading.note_led(self._data_dir, publisher.term)
         return publisher

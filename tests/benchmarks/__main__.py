@@ -11,6 +11,7 @@ from tests.benchmarks import (
     cache,
     checkpoints,
     explain,
+    failover,
     files,
     gpu,
     graph,
@@ -40,7 +41,7 @@ ALL = {"files": files.run, "graph": graph.run, "ingest": ingest.run, "ingest-set
        "serving": serving.run, "explain": explain.run, "traces": traces.run, "server-memory": server_memory.run, "inference": inference.run,
        "cache": cache.run, "growth": growth.run, "tgb": tgb.run, "labels": labels.run, "tfgnn": tfgnn.run,
        "sampling": sampling.run, "sampling-sets": sampling_sets.run, "restart-sets": restart_sets.run, **ranks.PARTS,
-       "replica": replica.run, "checkpoints": checkpoints.run, "store": store.run, "scores": scores.run,
+       "replica": replica.run, "failover": failover.run, "checkpoints": checkpoints.run, "store": store.run, "scores": scores.run,
        "nightly": nightly.run, **ranks_model.PARTS, **gpu.PARTS}
 
 

@@ -33,6 +33,7 @@ from streamd.replica.start import published_seq
 from streamd.segments.reader import LogReader
 from streamd.server.loaded_version import UNKNOWN
 from streamd.settings import as_environment
+from streamd.telemetry.heartbeat import read_beat
 from streamd.windows.history import FILE as HISTORY
 from tests.builders import HOUR, SECOND
 from tests.crash.daemons import Daemon, produce, wait
@@ -44,6 +45,8 @@ STEP = 10 * SECOND
 """Event time between two events of the stream."""
 RECORD = 7
 """Events a record: a log that lacks one lacks so many."""
+TIMEOUT = 5
+"""`leader.timeout_seconds` of standbys: on cores that are shared, a leader may be quiet for seconds."""
 PATIENCE = 240
 """Longest wait for anything, seconds: these machines share their cores with much else."""
 
@@ -93,6 +96,21 @@ class Member(Daemon):
                 os.kill(pid, signal.SIGKILL)
         for pid in children:
             wait(lambda pid=pid: not runs(pid), "its processes are gone")
+
+    def pause(self, seconds, *roles):
+        """Let some roles, or the whole machine, stand still for a while, as a virtual machine that is moved does."""
+        children = self.children()
+        pids = [children[r] for r in roles if r in children] if roles else [self.process.pid, *children.values()]
+        if not roles:
+            self.down.append([time.monotonic(), None])
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            time.sleep(seconds)
+        finally:
+            for pid in pids:
+                if runs(pid):
+                    os.kill(pid, signal.SIGCONT)
 
     def kill_daemon(self):
         """Kill -9 of the daemon alone: its roles end with it, in good order."""
@@ -229,17 +247,23 @@ def place(answer):
 
 
 class Cluster:
-    """A leader and replicas of one log, a stream of events into its topic, and askers. Owner: the test, which closes it."""
+    """A leader and replicas of one log, or standbys of which one leads, a stream of events into its topic, and askers.
 
-    def __init__(self, folder, broker, topic, replicas, pause=0.1, **values):
-        self.folder, self.broker, self.topic, self.pause = folder, broker, topic, pause
+    Owner: the test, which closes it."""
+
+    def __init__(self, folder, broker, topic, replicas=0, standbys=0, pause=0.1, timeout=TIMEOUT, **values):
+        self.folder, self.broker, self.topic, self.pause, self.timeout = folder, broker, topic, pause, timeout
         self.store = folder / "store"
         self.store.mkdir()
         common = {"model__name": "pair", "log__name": topic, "log__store": f"file://{self.store}", "log__manifest_seconds": 10, "telemetry__archive_port": 0,
                   "ingest__segment_edges": 5_000, "server__deadline_seconds": 30, "registry__keep": 1_000, **values}
-        self.leader = Member(folder / "leader", broker.bootstrap_servers, topic, **common)
+        moving = {"log__member": "standby", "leader__timeout_seconds": timeout}
+        self.may_lead = [Member(folder / f"standby{i}", broker.bootstrap_servers, topic, **common, **moving) for i in range(standbys)]
+        if not standbys:
+            self.may_lead = [Member(folder / "leader", broker.bootstrap_servers, topic, **common)]
         self.replicas = [Member(folder / f"replica{i}", broker.bootstrap_servers, topic, log__member="replica", **common) for i in range(replicas)]
-        self.members = [self.leader, *self.replicas]
+        self.members = [*self.may_lead, *self.replicas]
+        self.terms = set()
         self.producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers, retries=1000, acks="all", enable_idempotence=True)
         self.sent, self.done = [], Counter()
         self.lock, self.clock = threading.Lock(), HOUR
@@ -261,6 +285,28 @@ class Cluster:
         for thread in (*self.askers, self.writer):
             thread.start()
         return self
+
+    @property
+    def leader(self):
+        """The member that leads, as it says itself; among standbys this waits until one does."""
+        if len(self.may_lead) == 1:
+            return self.may_lead[0]
+        until = time.monotonic() + PATIENCE
+        while True:
+            # Of two that say so the one in the higher term does: the other one has not noticed.
+            beats = [(read_beat(m.path, "ingest"), m) for m in self.may_lead]
+            lead = [(b.detail["term"], m.name, m) for b, m in beats if b is not None and b.alive and b.detail.get("leading")]
+            if lead:
+                term, _, member = max(lead)
+                self.terms.add(term)
+                return member
+            assert time.monotonic() < until, "nobody leads"
+            time.sleep(0.05)
+
+    @property
+    def followers(self):
+        leader = self.leader
+        return [m for m in self.members if m is not leader]
 
     def next_times(self, count):
         with self.lock:
@@ -306,7 +352,11 @@ class Cluster:
         """Let one thing go wrong, and start again what nothing else would."""
         self.done[what] += 1
         kind, _, part = what.partition(" ")
-        member = self.leader if kind == "leader" else rng.choice(self.replicas)
+        if kind == "standby":
+            leader = self.leader
+            member = rng.choice([m for m in self.may_lead if m is not leader])
+        else:
+            member = rng.choice(self.replicas) if kind == "replica" else self.leader
         if kind == "broker":
             node = self.leader_node()
             self.broker.kill(node)
@@ -315,13 +365,21 @@ class Cluster:
         elif kind == "store":
             with self.store_away():
                 time.sleep(rng.uniform(5, 15))
+        elif part == "paused":
+            member.pause(rng.uniform(1, 3 * self.timeout))
+        elif part == "ingest-paused":
+            member.pause(rng.uniform(self.timeout, 3 * self.timeout), "ingest")
+        elif part == "asked":
+            status, said = member.command("lead")
+            assert status == 0 and said.startswith("leads in term"), said
         elif part == "disk":
             full_disk(member.path, rng.uniform(4, 10))
         elif part in ("machine", "wiped"):
             member.kill_machine()
             if part == "wiped":
                 member.wipe()
-            time.sleep(rng.uniform(0, 3))
+            # Among standbys sometimes longer than it takes the other one to lead.
+            time.sleep(rng.uniform(0, 3 if len(self.may_lead) == 1 else 3 * self.timeout))
             member.start()
         elif part == "daemon":
             member.kill_daemon()
@@ -384,7 +442,7 @@ class Cluster:
             time.sleep(1)
 
     def check_logs(self):
-        for member in self.replicas:
+        for member in self.followers:
             assert difference(self.leader.path, member.path) == "", member.name
         want = sorted((u, v) for u, v, _ in self.sent)
         assert sorted((u, v) for u, v, _ in self.leader.events()) == want, "each event is in the log once"
@@ -435,6 +493,12 @@ class Cluster:
         self.closed.set()
         self.feeder.join()
         self.settle()
+        if len(self.may_lead) > 1:
+            # Whoever is stopped last leads last, and has a commit of its own.
+            self.check_logs()
+            for member in (*self.followers, self.leader):
+                assert member.stop() == 0
+            return kept
         assert self.leader.stop() == 0
         for member in self.replicas:
             wait(lambda member=member: published_seq(member.path) == published_seq(self.leader.path), f"{member.name} has the last commit", PATIENCE)

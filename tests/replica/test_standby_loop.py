@@ -93,11 +93,11 @@ class World:
             raise KafkaError("no broker answers")
         return "t.changelog", Reader(self, idle)
 
-    def claim(self):
+    def claim(self, after_term):
         self.claims += 1
         if self.away:
             raise KafkaError("no broker answers")
-        return lead(self.settings.data_dir, self.topic.producer(), self.topic.reader(), member="b")
+        return lead(self.settings.data_dir, self.topic.producer(), self.topic.reader(), member="b", after_term=after_term)
 
     def run(self, seconds, plan=lambda: None, chance=0.0):
         """Run the loop for at most so long. Returns: what it leads by, None where it does not; `self.took` says after how long."""
@@ -287,7 +287,7 @@ def test_one_that_lost_the_claim_goes_on_following(world):
         rival.append(lead(world.folder / "c", world.topic.producer(), world.topic.reader(), member="c"))
         raise FencedError("Another member claimed first.")
 
-    def claim():
+    def claim(after_term):
         world.claims += 1
         claim_first()
     world.claim = claim
@@ -296,16 +296,30 @@ def test_one_that_lost_the_claim_goes_on_following(world):
     assert world.states[-1][1]["term"] == rival[0].term == world.publisher.term + 1
 
 
+def test_one_that_claimed_between_the_silence_and_the_claim_is_not_deposed(world):
+    world.lead_elsewhere()
+    world.beats = False
+    claim, rival = world.claim, []
+
+    def late(after_term):
+        if not rival:
+            rival.append(lead(world.folder / "c", world.topic.producer(), world.topic.reader(), member="c"))
+        return claim(after_term)
+    world.claim = late
+    assert world.run(TIMEOUT + 6) is None
+    assert world.states[-1][1]["term"] == rival[0].term, "it follows the one that was first"
+
+
 def test_a_claim_that_the_brokers_do_not_take_is_made_again_later(world):
     world.lead_elsewhere()
     world.beats = False
     claim = world.claim
 
-    def fail_once():
+    def fail_once(after_term):
         if not world.claims:
             world.claims += 1
             raise KafkaError("the changelog did not take a claim")
-        return claim()
+        return claim(after_term)
     world.claim = fail_once
     assert world.run(60) is not None
     assert world.claims == 2 and world.took > 2 * TIMEOUT and "waiting for broker" in world.said()
