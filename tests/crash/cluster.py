@@ -263,7 +263,7 @@ class Cluster:
             self.may_lead = [Member(folder / "leader", broker.bootstrap_servers, topic, **common)]
         self.replicas = [Member(folder / f"replica{i}", broker.bootstrap_servers, topic, log__member="replica", **common) for i in range(replicas)]
         self.members = [*self.may_lead, *self.replicas]
-        self.terms = set()
+        self.terms, self.led_last = set(), None
         self.producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers, retries=1000, acks="all", enable_idempotence=True)
         self.sent, self.done = [], Counter()
         self.lock, self.clock = threading.Lock(), HOUR
@@ -291,6 +291,8 @@ class Cluster:
         """The member that leads, as it says itself; among standbys this waits until one does."""
         if len(self.may_lead) == 1:
             return self.may_lead[0]
+        if self.led_last is not None:
+            return self.led_last
         until = time.monotonic() + PATIENCE
         while True:
             # Of two that say so the one in the higher term does: the other one has not noticed.
@@ -496,7 +498,8 @@ class Cluster:
         if len(self.may_lead) > 1:
             # Whoever is stopped last leads last, and has a commit of its own.
             self.check_logs()
-            for member in (*self.followers, self.leader):
+            followers, self.led_last = self.followers, self.leader
+            for member in (*followers, self.led_last):
                 assert member.stop() == 0
             return kept
         assert self.leader.stop() == 0
