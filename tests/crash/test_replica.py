@@ -50,7 +50,7 @@ def test_kills_of_leader_and_follower_leave_two_equal_logs(pair, producer, topic
     leader, replica = pair
     rng = random.Random(3)
     rows = rows_of(3000)
-    started(leader, "ingest", "running")
+    started(leader, "ingest", "leading")
     started(replica, "follow", "following")
     for number in range(4):
         some = rows[number * 750: (number + 1) * 750]
@@ -58,7 +58,7 @@ def test_kills_of_leader_and_follower_leave_two_equal_logs(pair, producer, topic
         time.sleep(rng.uniform(0, 0.3))
         (leader, replica)[number % 2].kill()
         produce(producer, topic, some[600:], size=7)
-        started(*((leader, "ingest", "running"), (replica, "follow", "following"))[number % 2])
+        started(*((leader, "ingest", "leading"), (replica, "follow", "following"))[number % 2])
     wait(lambda: leader.edges() == 3000, "the leader shows all events", 90)
     assert leader.stop() == 0
     wait(lambda: published_seq(replica.path) == published_seq(leader.path), "the replica has the leader's last commit", 60)
@@ -72,7 +72,7 @@ def test_a_replica_from_nothing_takes_the_manifest_and_answers(pair, producer, t
     leader, replica = pair
     store = f"file://{tmp_path}/store"
     rows = rows_of(1200)
-    started(leader, "ingest", "running")
+    started(leader, "ingest", "leading")
     produce(producer, topic, rows[:800], size=7)
     wait(lambda: leader.edges() == 800, "the leader shows the first events", 60)
     check = run_check("changelog", leader.settings)
