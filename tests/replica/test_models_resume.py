@@ -247,8 +247,9 @@ def test_processes_that_are_killed_leave_it_to_the_next_one(tmp_path, step, numb
     alone, *both = logs(tmp_path, "alone", "first", "second")
     assert process(alone, tmp_path / "store-alone", tmp_path / "topic-alone") == 0
     want = outcome(alone)
-    for turn in range(4):
-        assert process(both[turn % 2], tmp_path / "store", tmp_path / "topic", step, number if turn == 0 else 2) == -9
+    ends = [process(both[turn % 2], tmp_path / "store", tmp_path / "topic", step, number if turn == 0 else 2) for turn in range(4)]
+    # The last ones may have so little left that no second step of that name comes.
+    assert ends[0] == -9 and set(ends) <= {-9, 0}, ends
     assert process(both[0], tmp_path / "store", tmp_path / "topic") == 0
     assert_alike(both[0], want)
 
