@@ -5,11 +5,12 @@ import math
 from streamd import storage
 from streamd.replica.follower import Follower
 from streamd.replica.leader import lead
+from streamd.replica.start import published_seq
 from streamd.segments.log import LogWriter
 from tests.replica.directories import difference
 from tests.segments import test_crash as life
 
-__all__ = ["commit", "difference", "drain", "leader"]
+__all__ = ["all_agree", "commit", "difference", "drain", "leader"]
 
 
 def leader(path, topic, disk=storage.DISK, heartbeat_seconds=math.inf, **values):
@@ -34,3 +35,14 @@ def drain(path, topic):
 def commit(log, number):
     """Commit some rows, as one of many that are all different."""
     log.commit(life.commit_number(number), life.Progress("c", {"t": "id"}, {"t": {0: life.Position(log.seq + 1)}}), 10**4 + log.seq)
+
+
+def all_agree(tmp_path, topic, seq):
+    """The follower goes on twice, as one that is started again; then each leader starts and is one."""
+    for _ in range(2):
+        drain(tmp_path / "f", topic)
+    for name in "ab":
+        leader(tmp_path / name, topic).close()
+    drain(tmp_path / "f", topic)
+    assert published_seq(tmp_path / "f") == seq
+    assert difference(tmp_path / "a", tmp_path / "f") == difference(tmp_path / "b", tmp_path / "f") == ""

@@ -14,7 +14,7 @@ from streamd.replica.verify import compare
 from streamd.segments.changelog_position import CHANGELOG, ChangelogPosition, read_position
 from streamd.store.store import Store
 from streamd.store.upload import upload
-from tests.replica.rivals import commit, difference, drain, leader
+from tests.replica.rivals import all_agree, commit, difference, drain, leader
 from tests.replica.twin import Topic
 from tests.segments import test_crash as life
 
@@ -29,16 +29,6 @@ def topic(tmp_path):
     for name in "bf":
         shutil.copytree(tmp_path / "a", tmp_path / name)
     return topic
-
-
-def all_agree(tmp_path, topic, seq):
-    for _ in range(2):
-        drain(tmp_path / "f", topic)
-    for name in "ab":
-        leader(tmp_path / name, topic).close()
-    drain(tmp_path / "f", topic)
-    assert published_seq(tmp_path / "f") == seq
-    assert difference(tmp_path / "a", tmp_path / "f") == difference(tmp_path / "b", tmp_path / "f") == ""
 
 
 def abandon(log):

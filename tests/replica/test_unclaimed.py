@@ -7,7 +7,7 @@ import pytest
 
 from streamd.replica.start import published_seq
 from streamd.segments.changelog_position import CHANGELOG, ChangelogPosition
-from tests.replica.rivals import commit, difference, drain, leader
+from tests.replica.rivals import all_agree, commit, drain, leader
 from tests.replica.twin import Topic
 from tests.segments import test_crash as life
 
@@ -51,17 +51,6 @@ def topic(tmp_path):
     for name in "bf":
         shutil.copytree(tmp_path / "a", tmp_path / name)
     return topic
-
-
-def all_agree(tmp_path, topic, seq):
-    """The follower goes on twice, as one that is started again; then each leader starts and is one."""
-    for _ in range(2):
-        drain(tmp_path / "f", topic)
-    for name in "ab":
-        leader(tmp_path / name, topic).close()
-    drain(tmp_path / "f", topic)
-    assert published_seq(tmp_path / "f") == seq
-    assert difference(tmp_path / "a", tmp_path / "f") == difference(tmp_path / "b", tmp_path / "f") == ""
 
 
 @pytest.mark.parametrize("order", ["a0 a1 a2 a3 b0 b1 b2 b3", "b0 b1 b2 b3 a0 a1 a2 a3", "a0 b0 a1 a2 a3 b1 b2 b3",

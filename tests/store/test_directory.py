@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from contextlib import closing
 
@@ -26,12 +25,12 @@ from streamd.store.directory import copy_directory, directory_at
 from streamd.store.store import Store
 from streamd.store.upload import upload
 from streamd.telemetry.heartbeat import Heartbeat
-from tests.builders import compact, stream
+from tests.builders import stream
 from tests.faults import Crash, FaultyDisk
 from tests.replica.directories import difference
 from tests.replica.twin import Topic
 from tests.segments import test_crash as life
-from tests.store.test_store import committed, grow, rich_log
+from tests.store.test_store import busy_writer, committed, grow, rich_log
 
 
 class World:
@@ -117,31 +116,9 @@ def test_only_what_readers_were_shown_is_copied(tmp_path):
 
 
 def test_a_copy_beside_a_writer_that_commits_drops_and_compacts(tmp_path):
-    src, dst, time_E = stream(40_000, hours=300)
-    log, stop, wrong = rich_log(tmp_path / "log"), threading.Event(), []
-
-    def write():
-        try:
-            i = 12
-            while not stop.is_set() and log.num_edges < 39_000:
-                grow(log, src, dst, np.maximum(time_E, log.watermark), i)
-                if i % 40 == 0 and len(log.state.sealed) > 3:
-                    log.drop_before(log.state.sealed[1].end)
-                if i % 55 == 0:
-                    compact(log)
-                i += 1
-        except BaseException as error:  # noqa: BLE001 - shown by the test
-            wrong.append(error)
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
+    with busy_writer(tmp_path / "log"):
         seqs = [copy_directory(tmp_path / "log", tmp_path / f"copy{number}").seq for number in range(5)]
-    finally:
-        stop.set()
-        writer.join()
-        log.close()
-    assert not wrong and seqs == sorted(seqs) and len(set(seqs)) > 1
+    assert seqs == sorted(seqs) and len(set(seqs)) > 1
     assert all(verify_log(tmp_path / f"copy{number}")[1] == [] for number in range(5))
 
 

@@ -5,7 +5,7 @@ import os
 import random
 import shutil
 import threading
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import fsspec
 import msgspec
@@ -186,9 +186,11 @@ def test_a_log_that_was_restored_and_went_another_way_mixes_nothing(tmp_path, st
         round_trip(tmp_path / "other", store, tmp_path / "back")
 
 
-def test_a_backup_beside_a_writer_that_commits_drops_and_compacts(tmp_path, store):
+@contextmanager
+def busy_writer(path):
+    """A log whose writer commits, drops segments and compacts until the block ends; what goes wrong in it is raised there."""
     src, dst, time = stream(40_000, hours=300)
-    log, stop, wrong = rich_log(tmp_path / "log"), threading.Event(), []
+    log, stop, wrong = rich_log(path), threading.Event(), []
 
     def write():
         try:
@@ -206,15 +208,21 @@ def test_a_backup_beside_a_writer_that_commits_drops_and_compacts(tmp_path, stor
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        seqs = []
-        for number in range(6):
-            seqs.append(upload(tmp_path / "log", store).manifest.seq)
-            restore(store, choose(store, seqs[-1]), tmp_path / f"back{number}")
+        yield
     finally:
         stop.set()
         writer.join()
         log.close()
-    assert not wrong and seqs == sorted(seqs) and len(set(seqs)) > 1
+    assert not wrong
+
+
+def test_a_backup_beside_a_writer_that_commits_drops_and_compacts(tmp_path, store):
+    seqs = []
+    with busy_writer(tmp_path / "log"):
+        for number in range(6):
+            seqs.append(upload(tmp_path / "log", store).manifest.seq)
+            restore(store, choose(store, seqs[-1]), tmp_path / f"back{number}")
+    assert seqs == sorted(seqs) and len(set(seqs)) > 1
 
 
 def test_what_was_learned_goes_with_the_log_and_half_written_files_do_not(tmp_path, store):
