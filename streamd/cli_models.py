@@ -23,7 +23,7 @@ def models_list(config: ConfigOption = None, data_dir: DataOption = None) -> Non
     from streamd.registry.registry import read_manifests
 
     registry = _registry(config, data_dir)
-    last = registry.journal.last()
+    last = registry.shown()
     table = Table("version", "edge", "loss", "MRR of its window", "", box=None)
     # Champion and shadow are named by the last move, not by the manifests.
     for m in read_manifests(registry):

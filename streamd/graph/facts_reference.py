@@ -48,6 +48,16 @@ class ReferenceFacts:
         self.hours: dict[int, tuple[int, int, int, int]] = {}
         """By place in the table: source or ANYONE, destination, hour of the day, events."""
 
+    def popularity(self, i: int, c: int, t: int) -> tuple[float, float]:
+        """The weights at time t (microseconds) of all events, and of those to candidate c. i: which
+        half-life."""
+        weight = {
+            x: 2.0 ** (-(t - when) / 1e6 / self.half_lives[i])
+            for x, (_, _, when) in enumerate(self.events)
+        }
+        mine = math.fsum(weight[x] for x, (_, v, _) in enumerate(self.events) if v == c)
+        return math.fsum(weight.values()), mine
+
     def row(self, u: int, c: int, t: int) -> list[float]:
         """The facts about source u and candidate c for a query at time t (microseconds), in the
         order of FactColumn."""
@@ -71,13 +81,8 @@ class ReferenceFacts:
             out[column] = self._log_seconds(t, sent)  # type: ignore[arg-type]
 
         # The candidate's popularity.
-        for column, half_life in zip(columns[LOG_SHARES], self.half_lives, strict=True):
-            weight = {
-                x: 2.0 ** (-(t - when) / 1e6 / half_life)
-                for x, (_, _, when) in enumerate(self.events)
-            }
-            total = math.fsum(weight.values())
-            mine = math.fsum(weight[x] for x, (_, v, _) in enumerate(self.events) if v == c)
+        for i, column in enumerate(columns[LOG_SHARES]):
+            total, mine = self.popularity(i, c, t)
             out[column] = (
                 max(math.log(mine / total), FLOOR_LOG_SHARE) if mine > 0 else FLOOR_LOG_SHARE
             )

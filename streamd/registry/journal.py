@@ -1,7 +1,8 @@
 """The registry's journal: one JSON line for each move, which says who made which version champion,
 when and why.
 
-`aliases.json` repeats the last move for other tools.
+`aliases.json` repeats the last move for other tools. Of a log on many machines, `shown.json` has
+the newest move that all of them know of, by which servers go.
 """
 
 import contextlib
@@ -53,6 +54,7 @@ class ModelJournal:
     def __init__(self, folder: Path, disk: Disk = DISK) -> None:
         self._path = folder / "journal.jsonl"
         self._aliases = folder / "aliases.json"
+        self._shown = folder / "shown.json"
         self._disk = disk
         self.passed_over: dict[bytes, str] = {}
         """Lines that were read and are no moves -> why; each is logged once."""
@@ -173,6 +175,22 @@ class ModelJournal:
             text = b"".join(move.line() for move in moves)
             write_durably(self._path, text, self._disk)
             self._write_aliases(moves[-1])
+
+    def show(self, move: Move | None) -> None:
+        """Let servers go by a move that all machines know of, None before there is one. It is
+        durable afterwards."""
+        line = move.line() if move else b""
+        try:
+            same = self._shown.read_bytes() == line
+        except FileNotFoundError:
+            same = False
+        if not same:
+            write_durably(self._shown, line, self._disk)
+
+    def shown(self) -> Move | None:
+        """The move by which servers go, None before there is one. Raises: FileNotFoundError where
+        `show` was never called here."""
+        return self._decoded(self._shown.read_bytes())
 
     def _write_aliases(self, move: Move) -> None:
         aliases = msgspec.json.encode({"champion": move.champion, "shadow": move.shadow})

@@ -1,6 +1,7 @@
 """The store of model versions: each is written whole and durably before a move names it, and read
 without pickle."""
 
+import contextlib
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -168,10 +169,21 @@ class Registry:
         )
 
     def champion(self) -> str | None:
-        """Name of the champion, which serves unless a server refused it; None before there is
-        one."""
+        """Name of the champion by the newest move, from which the trainer goes on; None before
+        there is one. What serves is that of `shown`."""
         last = self.journal.last()
         return last.champion if last else None
+
+    def shown(self) -> Move | None:
+        """The move by which servers go, None before there is one: the newest, and of a log on many
+        machines the newest that all of them know of.
+
+        A trainer has moves that it may take back with its machine: they do not serve before.
+        """
+        if self._settings.log.name and self._settings.log.store:
+            with contextlib.suppress(FileNotFoundError):
+                return self.journal.shown()
+        return self.journal.last()
 
     def moved_by_hand(self) -> str | None:
         """The champion where it was last moved by someone other than the trainer."""
@@ -427,11 +439,13 @@ class Registry:
 
     def named_windows(self) -> list[tuple[int, int]]:
         """The event ids [first, end) of the windows of champion and shadow."""
-        return [(m.first_edge, m.edge) for m in read_manifests(self) if m.name in self._named()]
+        named = self._named()
+        return [(m.first_edge, m.edge) for m in read_manifests(self) if m.name in named]
 
     def _named(self) -> set[str]:
-        last = self.journal.last()
-        return {last.champion, last.shadow} if last else set()
+        """Champion and shadow, for the trainer and for servers."""
+        moves = (self.journal.last(), self.shown())
+        return {name for move in moves if move for name in (move.champion, move.shadow)}
 
     def _drop(self, names: list[str]) -> None:
         named = self._named()

@@ -149,17 +149,18 @@ class ModelsFollower:
         moves = self.state.moves
         if not moves:
             return
-        here = set(self._registry.journal.moves())
         champion = self.state.versions.get(self.state.champion)
-        # What a backup brought along is newer than the topic, which will say the same.
-        if here.issuperset(moves) or champion is None or not self._is_here(champion):
+        if champion is None or not self._is_here(champion):
             return
         # Servers refuse for good what has an event that the log does not have.
         if not self._log_has(champion):
             return
-        self._on_step("move")
-        self._own()
-        self._registry.journal.replace(moves)
+        # What a backup brought along is newer than the topic, which will say the same.
+        if not set(self._registry.journal.moves()).issuperset(moves):
+            self._on_step("move")
+            self._own()
+            self._registry.journal.replace(moves)
+        self._registry.journal.show(moves[-1])
 
     def _log_has(self, version: StoredVersion) -> bool:
         """Whether the log here has come to the place that a version was made at."""
@@ -200,7 +201,7 @@ class ModelsFollower:
     def _num_missing(self) -> int:
         """Versions that are not here yet, and moves, as one, that are not."""
         moves = self.state.moves
-        behind = bool(moves) and not set(self._registry.journal.moves()).issuperset(moves)
+        behind = bool(moves) and self._registry.shown() != moves[-1]
         return behind + sum(not self._is_here(v) for v in self.state.versions.values())
 
     def _write_refusals(self) -> None:

@@ -4,7 +4,8 @@ lacks is sent, and what others ask for is done.
 The registry on disk is the queue: a crash or an outage anywhere leaves a difference, which the next
 step finds by comparing the two, so that nothing is sent twice and nothing is lost. A checkpoint is
 in the store before the topic says anything of the windows behind it, so a trainer that goes on from
-the newest one learns no window again that a replica has shown.
+the newest one learns no window again that a replica has shown. Servers beside the trainer go by
+what the topic has too.
 """
 
 import contextlib
@@ -15,9 +16,9 @@ from pathlib import Path
 import structlog
 from crc32c import crc32c
 
-from streamd.errors import KafkaError, VersionError
+from streamd.errors import KafkaError, StoreError, VersionError
 from streamd.registry import Registry
-from streamd.registry.journal import Move, decoded_moves
+from streamd.registry.journal import Move
 from streamd.registry.manifest import Manifest
 from streamd.registry.registry import read_manifests
 from streamd.replica import models_records as records
@@ -104,7 +105,11 @@ class ModelsPublisher:
         # The checkpoint first, then versions, then the moves that name them. What comes meanwhile
         # is for the next step.
         metrics.models_waiting.set(self._num_waiting())
-        self._store_checkpoint()
+        try:
+            self._store_checkpoint()
+        except StoreError:
+            self._send_moves(by_hand=True)
+            raise
         self._send_versions()
         self._send_moves()
         self._send_windows()
@@ -119,6 +124,12 @@ class ModelsPublisher:
         more is appended then."""
         self.state.take(self._topic.read(wait_seconds))
         self._reign.check(self._topic, self.state)
+        self._show()
+
+    def _show(self) -> None:
+        """Let servers here go by the newest move that the topic has."""
+        if self.state.moves and (self._registry.folder / self.state.champion).exists():
+            self._registry.journal.show(self.state.moves[-1])
 
     def _seen(self) -> list[tuple[str, int, int]]:
         """What tells whether anything of the registry or the history has changed."""
@@ -203,7 +214,7 @@ class ModelsPublisher:
         self._on_step("mark")
         entry = Stored(
             name=done.name,
-            num_moves=len(_moves_in(handover)),
+            num_moves=len(handover.moves()),
             history_bytes=handover.num_history_bytes,
             versions={v.name: crc32c(v.manifest.encode()) for v in versions},
         )
@@ -302,11 +313,14 @@ class ModelsPublisher:
                     found[checksum, file.size] = file
         return found
 
-    def _send_moves(self) -> None:
-        """Send the moves that the topic lacks, each behind the version that it makes champion."""
+    def _send_moves(self, by_hand: bool = False) -> None:
+        """Send the moves that the topic lacks, each behind the version that it makes champion.
+
+        by_hand: whether what someone did by hand passes over the trainer's moves that wait for a
+        checkpoint, which nobody is told any more then.
+        """
         moves = self._local_moves()
-        sent = set(self.state.moves)
-        unsent = [move for move in moves if move not in sent]
+        unsent = self._unsent_moves()
         if moves and not unsent and self.state.moves and self.state.moves[-1] not in set(moves):
             # This directory is older than the topic, as after a restore: what serves here counts.
             logger.warning("models_topic_ahead", champion_there=self.state.champion)
@@ -320,6 +334,8 @@ class ModelsPublisher:
         for move in unsent:
             # What someone did by hand does not wait for a checkpoint.
             if move not in stored_moves and move.who == "trainer":
+                if by_hand:
+                    continue
                 break
             here = [n for n in (move.champion, move.shadow) if (self._registry.folder / n).exists()]
             if not all(self._is_sent(name) for name in here):
@@ -333,6 +349,13 @@ class ModelsPublisher:
             )
             for move in ready
         )
+
+    def _unsent_moves(self) -> list[Move]:
+        """The moves of the registry behind the last one that the topic has."""
+        moves = self._local_moves()
+        sent = set(self.state.moves)
+        newest = max((i for i, move in enumerate(moves) if move in sent), default=-1)
+        return moves[newest + 1 :]
 
     def _local_moves(self) -> list[Move]:
         """All moves of the registry's journal; the file is read again only where it changed."""
@@ -385,10 +408,8 @@ class ModelsPublisher:
 
     def _num_waiting(self) -> int:
         """Records that are to be sent, about."""
-        sent = set(self.state.moves)
-        unsent = sum(move not in sent for move in self._local_moves())
-        versions = len(self._unsent_versions())
-        return versions + unsent + len(self._unsent_windows()) + self._reign.handovers.is_waiting
+        unsent = len(self._unsent_versions()) + len(self._unsent_moves())
+        return unsent + len(self._unsent_windows()) + self._reign.handovers.is_waiting
 
     # Compaction over machines
 
@@ -474,10 +495,3 @@ class ModelsPublisher:
         least = min([self.state.purged_event, *(one.purged for one in newest)])
         kept = {one.name for one in self.state.checkpoints if one.purged >= least}
         return set(self.state.versions), kept | {one.name for one in newest}
-
-
-def _moves_in(handover: Handover) -> list[Move]:
-    """The moves of a handover's journal."""
-    path = handover.local.folder / checkpoints.MOVES
-    data = path.read_bytes()[: handover.num_moves_bytes] if path.exists() else b""
-    return decoded_moves(data)

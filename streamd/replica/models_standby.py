@@ -196,6 +196,9 @@ class Beginning:
         return True
 
     def _begun(self, reign: Reign, lock: int) -> TrainersReign:
+        # What is learned from here on serves once the topic has it.
+        self._registry.journal.show(self._registry.shown())
+
         def make() -> ModelsPublisher:
             return ModelsPublisher(
                 self._kept,

@@ -110,16 +110,19 @@ class Takeover:
                 fetch_version(self._registry, self._store, version, len(version.files) > 1)
 
     def _put_moves(self, taken: Path, state: ModelsState) -> int:
-        """Make the journal what the trainer's was. Returns: the moves that the checkpoint has."""
+        """Make the journal what the trainer's was. Returns: its moves, which all may be told."""
         path = taken / MOVES
         stored = decoded_moves(path.read_bytes()) if path.exists() else []
-        # Both are the beginning of one journal: moves by hand are sent at once, others behind the
-        # checkpoint.
-        moves = stored if len(stored) > len(state.moves) else state.moves
+        # Moves by hand are sent at once, others behind the checkpoint: where the topic's last move
+        # is not stored, it came by hand behind all that are.
+        told = state.moves
+        moves = stored if not told or told[-1] in stored else told
         self._on_step("moves")
+        # Servers here do not see what only the checkpoint has.
+        self._registry.journal.show(told[-1] if told else None)
         if moves and self._registry.journal.moves() != moves:
             self._registry.journal.replace(moves)
-        return len(stored)
+        return len(moves)
 
     def _put_files(self, taken: Path, stored: StoredCheckpoint) -> None:
         """Put the trainer's own files in place, its checkpoint last."""

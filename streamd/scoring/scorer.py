@@ -335,9 +335,9 @@ class Scorer:
 def _champions_settings(settings: Settings, registry: Registry) -> ModelSettings:
     """Model settings of the champion, since facts of others would be made again for it; the role's
     own where there is none that can be read, which the swap says."""
-    name = registry.champion()
+    move = registry.shown()
     try:
-        return registry.manifest(name).model_settings() if name else settings.model
+        return registry.manifest(move.champion).model_settings() if move else settings.model
     except (StreamdError, OSError, ValueError):
         return settings.model
 

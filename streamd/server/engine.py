@@ -289,7 +289,8 @@ class Engine:
         Returns: None and this server's settings where there is no champion that can be read; the
         swap, which tries to load it, reports the error again.
         """
-        name = self._registry.champion()
+        move = self._registry.shown()
+        name = move.champion if move else None
         try:
             manifest = self._registry.manifest(name) if name else None
             return manifest, manifest.model_settings() if manifest else self._settings.model

@@ -257,8 +257,8 @@ def request_outcome(
 @router.get("/models", tags=["models"])
 def models(state: State) -> ModelsResponse:
     """All versions kept, by the end of their windows, and which one is champion."""
-    # The journal says who serves, the manifests what each version is.
-    last = state.registry.journal.last()
+    # A move says who serves, the manifests what each version is.
+    last = state.registry.shown()
     scale = _scale(state)
     return ModelsResponse(
         champion=last.champion if last else None,

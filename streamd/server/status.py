@@ -68,7 +68,7 @@ class StatusPage:
         # What training wrote.
         records = self._history.refresh()
         moves, num_moves = self._registry.journal.recent()
-        last = moves[-1] if moves else None
+        last = self._registry.shown()
         shown = records[-num_windows:] if num_windows else []
         sets = edge_sets(shown)
         headline = headline_of(records[-MAX_WINDOWS:])

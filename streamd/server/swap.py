@@ -159,8 +159,9 @@ class Swap:
         Returns: None where neither can.
         """
         # The metric tells operators that something other than the champion answers.
-        names = [self._registry.champion(), self._registry.shadow()]
-        metrics.champion_not_served.set(names[0] in self._refused)
+        move = self._registry.shown()
+        names = [move.champion, move.shadow] if move else []
+        metrics.champion_not_served.set(bool(names) and names[0] in self._refused)
         return next((name for name in names if name and name not in self._refused), None)
 
     def _load(

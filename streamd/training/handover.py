@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from streamd.registry.journal import Move, decoded_moves
 from streamd.registry.registry import FOLDER as MODELS
 from streamd.registry.registry import NAME as VERSION_NAME
 from streamd.roles import FACTS, HOLD, folder_of
@@ -56,10 +57,11 @@ class Handover:
     local: LocalCheckpoint
     versions: tuple[str, ...]
 
-    @property
-    def num_moves_bytes(self) -> int:
-        """Bytes of the registry's journal."""
-        return self.local.files.get(MOVES, 0)
+    def moves(self) -> list[Move]:
+        """Read the moves of the registry's journal."""
+        path = self.local.folder / MOVES
+        size = self.local.files.get(MOVES, 0)
+        return decoded_moves(path.read_bytes()[:size] if path.exists() else b"")
 
     @property
     def num_history_bytes(self) -> int:

@@ -130,6 +130,7 @@ class TrainerSide:
         """Start, as after a kill."""
         self.on_step = on_step
         self.claim()
+        self.registry.journal.show(self.registry.shown())
         self.publish(on_step)
         self.rest()
 
@@ -210,7 +211,7 @@ def content(data_dir):
     """What a machine has of versions, moves and windows: path -> bytes."""
     models = data_dir / "models"
     paths = [p for p in models.rglob("*") if p.is_file() and not any(x.startswith(".") for x in p.relative_to(models).parts)
-             and p.name != "refused.json"]
+             and p.name != "refused.json" and (p.name, p.stat().st_size) != ("shown.json", 0)]
     found = {str(p.relative_to(data_dir)): p.read_bytes() for p in paths}
     history = data_dir / FILE
     return found | ({FILE: history.read_bytes()} if history.exists() else {})

@@ -1,5 +1,6 @@
 """The trainer's registry and a replica's, over a topic in memory and a store in a folder."""
 
+import contextlib
 import json
 import shutil
 import time
@@ -46,6 +47,16 @@ def trainer(tmp_path, log, url):
 @pytest.fixture
 def replica(tmp_path, log, url):
     return ReplicaSide(tmp_path / "replica", log, url)
+
+
+@contextlib.contextmanager
+def store_away(tmp_path):
+    """In the place of the store's folder is a file meanwhile."""
+    (tmp_path / "store").rename(tmp_path / "away")
+    (tmp_path / "store").write_text("no folder")
+    yield
+    (tmp_path / "store").unlink()
+    (tmp_path / "away").rename(tmp_path / "store")
 
 
 def kinds(log):
@@ -367,6 +378,69 @@ def test_a_move_by_hand_does_not_wait_for_a_checkpoint(trainer, replica, log, tm
     trainer.publisher.step()
     replica.follower.state.take([])
     assert trainer.publisher.state.champion == "11-1"
+
+
+def test_a_server_beside_the_trainer_goes_by_what_the_topic_has(trainer, replica, log, tmp_path):
+    trainer.learn(1)
+    assert trainer.registry.shown() is None, "its checkpoint is not stored: the rule answers"
+    trainer.settle()
+    assert trainer.registry.shown().champion == "11-1"
+    with store_away(tmp_path):
+        for n in range(2, 8):
+            trainer.learn(n)
+            with pytest.raises(StoreError):
+                trainer.step()
+        assert trainer.registry.champion() == "17-7" and trainer.registry.shown().champion == "11-1"
+        assert trainer.registry.load("11-1").memory, "what serves keeps its memory however many versions come"
+        trainer.start()
+        assert trainer.registry.shown().champion == "11-1", "also where the trainer was restarted"
+    trainer.settle()
+    replica.step()
+    assert trainer.registry.shown() == replica.registry.shown() == trainer.registry.journal.last()
+
+
+def test_a_rollback_while_the_store_is_away_passes_over_what_only_the_trainer_knows(trainer, replica, log, tmp_path):
+    for n in (1, 2):
+        trainer.learn(n)
+        trainer.settle()
+    trainer.registry.prove("11-1", "it is the older one")
+    trainer.settle()
+    replica.step()
+    with store_away(tmp_path):
+        trainer.learn(3)
+        with pytest.raises(StoreError):
+            trainer.step()
+        trainer.registry.rollback("operator", "it is worse")
+        with pytest.raises(StoreError):
+            trainer.step()
+        replica.step()
+        assert trainer.registry.shown() == replica.registry.shown() == trainer.registry.journal.last()
+        assert replica.registry.shown().champion == "11-1"
+    trainer.learn(4)
+    trainer.settle()
+    replica.step()
+    assert replica.registry.shown().champion == "14-4"
+    assert "13-3" not in [move.champion for move in replica.registry.journal.moves()]
+    elsewhere = TrainerSide(tmp_path / "elsewhere", log, trainer.url)
+    assert elsewhere.registry.champion() == "14-4" and elsewhere.edge == 4
+
+
+def test_a_takeover_behind_a_move_by_hand_goes_on_from_it(trainer, log, tmp_path):
+    """The newest checkpoint is older than the move, which passed over others."""
+    for n in (1, 2):
+        trainer.learn(n)
+        trainer.settle()
+    with store_away(tmp_path):
+        trainer.learn(3)
+        trainer.registry.promote("11-1", "operator", "by hand")
+        with pytest.raises(StoreError):
+            trainer.step()
+    elsewhere = TrainerSide(tmp_path / "elsewhere", log, trainer.url)
+    assert elsewhere.registry.champion() == "11-1" and elsewhere.edge == 2
+    elsewhere.learn(3)
+    assert elsewhere.registry.shown().champion == "11-1"
+    elsewhere.settle()
+    assert elsewhere.registry.shown().champion == "13-3"
 
 
 def test_a_topic_that_was_made_anew_gets_all_again(trainer, replica, log):
