@@ -108,6 +108,7 @@ class ScoreLoop:
         while self._leads():
             if (found := self._start(log.num_edges, log.num_edges)) is not None:
                 self._leading = True
+                self._outbox.open()
                 start = found
                 break
             if stop.wait(RETRY_SECONDS):
@@ -220,6 +221,7 @@ class ScoreLoop:
             if start is None:
                 return
             self._leading = True
+            self._outbox.open()
             # What the one before it has scored is not scored again.
             if start < scorer.position:
                 self._skipped("old", scorer.position - start)

@@ -1,6 +1,7 @@
 """Records on their way to the score topic: kept until they are acknowledged, sent again where they
 fail, and taken back where a delete hides what they say."""
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -89,6 +90,13 @@ class Outbox:
     def complete_before(self, position: int) -> int:
         """Id below which each event is in the topic or was passed over. position: of the scorer."""
         return self._waiting[0].scored.record.event if self._waiting else position
+
+    def open(self) -> None:
+        """Open the sink before a record needs it: the first one would wait for its connections.
+        Where that fails now, the first record tries again."""
+        if self._sink is None and not self._retry_at:
+            with contextlib.suppress(KafkaError):
+                self._sink = self._open_sink()
 
     def add(self, scored: Sequence[Scored], visible_at: Sequence[float]) -> None:
         """Take records, by event id, each with the time at which its event became visible."""

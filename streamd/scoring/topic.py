@@ -49,6 +49,12 @@ class KafkaSink:
         """Raises: KafkaError where no broker answers, SettingsError."""
         self._topic = topic
         self._producer = make_producer(kafka, FIXED, **OWN)
+        # Ask for the topic's brokers at once, so that no record waits for that.
+        try:
+            self._producer.partitions_for(topic)
+        except ClientError as error:
+            self.abandon()
+            raise _not_taken(error) from None
 
     def send(self, key: bytes, value: bytes) -> Receipt:
         """Raises: KafkaError."""

@@ -145,6 +145,7 @@ def _scoring(s: Settings) -> None:
 def _feed(s: Settings, rate: int, seconds: float) -> None:
     """A hundred times a second, each event with the time at which it is produced."""
     events, producer = islice(wikipedia_events(), BEHIND, None), make_producer(s.kafka, linger_ms=1)
+    producer.partitions_for("events")
     begun, sent = time.monotonic(), 0
     while (at := time.monotonic() - begun) < seconds:
         for event in islice(events, max(0, int(at * rate) - sent)):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import settings as given_settings
 from hypothesis import strategies as st
 
-from streamd.errors import SettingsError
+from streamd.errors import KafkaError, SettingsError
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.graph.ranking import ranks
 from streamd.registry import Registry
@@ -80,6 +80,37 @@ def life(tmp_path, learned):
 
 def events_of(topic):
     return [r.event for r in topic.records]
+
+
+def test_the_topic_is_opened_when_scoring_begins_and_not_by_the_first_event(tmp_path):
+    topic, opened = Topic(), []
+    make = topic.open
+    topic.open = lambda: opened.append(make()) or opened[-1]
+    standby = Life(tmp_path).learned().scoring(topic, leads=False)
+    standby.turn()
+    assert not opened
+    standby.leads = True
+    standby.check_lead()
+    standby.turn()
+    assert len(opened) == 1
+
+
+def test_a_topic_that_cannot_be_opened_early_is_tried_again_by_the_first_record(tmp_path):
+    topic, tries = Topic(), []
+    make = topic.open
+
+    def open_later():
+        tries.append(1)
+        if len(tries) == 1:
+            raise KafkaError("no broker", "wait")
+        return make()
+
+    topic.open = open_later
+    life = Life(tmp_path).learned()
+    scoring = life.scoring(topic).ready()
+    life.feed.commit(265)
+    scoring.turn()
+    assert len(tries) == 2 and sum(map(len, topic.partitions)) == 5
 
 
 def test_a_record_says_what_the_docs_say(life):
