@@ -486,8 +486,6 @@ class Cluster:
     def finish(self, verify=True):
         """Check all once more, stop, and check the directories at rest. Returns: how many tokens were kept since the last check."""
         kept = self.check()
-        if verify:
-            self.verify()
         self.feeding.clear()
         for thread in (*self.askers, self.writer):
             thread.stop.set()
@@ -496,6 +494,8 @@ class Cluster:
         self.closed.set()
         self.feeder.join()
         self.settle()
+        if verify:
+            self.verify()
         if len(self.may_lead) > 1:
             # Whoever is stopped last leads last, and has a commit of its own.
             self.check_logs()
