@@ -66,6 +66,20 @@ def test_old_versions_go_but_never_champion_or_shadow(registry):
     assert [m.name for m in read_manifests(registry)] == registry.names()
 
 
+def test_what_serves_is_the_newest_move_unless_other_machines_have_to_know_of_it(tmp_path):
+    alone = Registry(settings(tmp_path))
+    many = Registry(settings(tmp_path, log__name="t", log__store="file:///unused"))
+    first = alone.publish(candidate(1)).version
+    assert many.shown().champion == first, "as before an update, where nothing was ever shown"
+    many.journal.show(many.shown())
+    second = many.publish(candidate(2)).version
+    assert (many.champion(), many.shown().champion, alone.shown().champion) == (second, first, second)
+    many.journal.show(many.journal.last())
+    assert many.shown().champion == second
+    (many.folder / "shown.json").write_bytes(b"{torn\n")
+    assert many.shown() is None and many.journal.passed_over, "the rule answers, and the trainer writes it again"
+
+
 def test_a_half_written_version_is_invisible(registry):
     registry.publish(candidate(1))
     (registry.folder / ".99-9.tmp").mkdir()

@@ -1,4 +1,4 @@
-"""On a replica a version may come before the events that it was made of."""
+"""A version may come before the events that it was made of, on a replica, and before other machines know of it, beside the trainer."""
 
 import shutil
 
@@ -37,3 +37,19 @@ def test_a_version_ahead_of_the_log_is_waited_for_and_not_refused(tmp_path):
     wait(lambda: replica.engine.status.ready and ask(replica)["as_of"]["version"] == leader.registry.champion())
     assert not reading(metrics.champion_not_served)
     replica.stop()
+
+
+def test_a_server_beside_the_trainer_waits_until_all_machines_know_of_a_version(tmp_path):
+    write_log(tmp_path, *stream(), SCHEMA)
+    world = World(tmp_path, log__name="t", log__store=f"file://{tmp_path}/store")
+    world.registry.journal.show(None)
+    world.train(1)
+    world.start()
+    try:
+        assert ask(world)["as_of"]["version"] == "rule"
+        assert world.client.get("/v1/models").json()["champion"] is None
+        assert world.client.get("/status.json").json()["champion"] is None
+        world.registry.journal.show(world.registry.journal.last())
+        wait(lambda: ask(world)["as_of"]["version"] == world.registry.champion())
+    finally:
+        world.stop()
