@@ -1,14 +1,18 @@
 """What became of a request to move the champion that another machine's trainer was asked for."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
 
 from streamd.registry.journal import Move
 from streamd.registry.registry import Registry
+from streamd.storage import write_durably
 
 REFUSED = "refused.json"
-"""File in `models/` of a replica: id of a request -> why the trainer refused it, of the newest."""
+"""File in `models/`: id of a request -> why the trainer refused it, of the newest."""
+KEPT_REFUSALS = 100
+"""Newest refusals that servers here are told, whose callers wait for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +27,21 @@ class Refusal:
     """The trainer did not do what it was asked for. reason: in words."""
 
     reason: str
+
+
+class Refusals:
+    """Tells servers here what the trainer refused, and why. Owner: one thread."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._path = registry.folder / REFUSED
+        self._told: dict[str, str] = {}
+
+    def tell(self, refused: Mapping[str, str]) -> None:
+        """refused: id of a request -> why, oldest first. Raises: OSError."""
+        if refused != self._told:
+            newest = dict(list(refused.items())[-KEPT_REFUSALS:])
+            write_durably(self._path, msgspec.json.encode(newest))
+            self._told = dict(refused)
 
 
 def outcome_of(registry: Registry, request: str) -> Move | Refusal | Waiting:

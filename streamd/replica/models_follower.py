@@ -8,7 +8,7 @@ import structlog
 
 from streamd.errors import StoreError, VersionError
 from streamd.registry import Registry
-from streamd.registry.outcome import REFUSED
+from streamd.registry.outcome import Refusals
 from streamd.registry.registry import read_manifests
 from streamd.replica import models_records as records
 from streamd.replica.members import Member
@@ -24,8 +24,6 @@ from streamd.telemetry import metrics
 from streamd.windows.history import FILE as HISTORY
 
 logger = structlog.get_logger()
-KEPT_REFUSALS = 100
-"""Newest refusals that servers here are told, whose callers wait for one."""
 
 
 class _Place(msgspec.Struct):
@@ -58,7 +56,7 @@ class ModelsFollower:
         self._on_step = on_step
         self._now = now
         self._settled = -1
-        self._refused: dict[str, str] = {}
+        self._refusals = Refusals(registry)
         self._history = settings.data_dir / HISTORY
         self.state = ModelsState()
         self.member = Member(
@@ -77,7 +75,7 @@ class ModelsFollower:
         tries again, and what does not need it is done.
         """
         self.state.take(self._topic.read(wait_seconds))
-        self._write_refusals()
+        self._refusals.tell(self.state.refused)
         self.member.step(self.state)
         if self.state.number == self._settled:
             metrics.models_followed.set(self._now())
@@ -203,12 +201,6 @@ class ModelsFollower:
         moves = self.state.moves
         behind = bool(moves) and self._registry.shown() != moves[-1]
         return behind + sum(not self._is_here(v) for v in self.state.versions.values())
-
-    def _write_refusals(self) -> None:
-        if self.state.refused != self._refused:
-            newest = dict(list(self.state.refused.items())[-KEPT_REFUSALS:])
-            write_durably(self._registry.folder / REFUSED, msgspec.json.encode(newest))
-            self._refused = dict(self.state.refused)
 
     def close(self) -> None:
         """Say that this machine stops, and close the connections. Raises: KafkaError."""

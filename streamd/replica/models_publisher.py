@@ -20,6 +20,7 @@ from streamd.errors import KafkaError, StoreError, VersionError
 from streamd.registry import Registry
 from streamd.registry.journal import Move
 from streamd.registry.manifest import Manifest
+from streamd.registry.outcome import Refusals
 from streamd.registry.registry import read_manifests
 from streamd.replica import models_records as records
 from streamd.replica.models_hold import HandoverHold
@@ -74,6 +75,7 @@ class ModelsPublisher:
         self._store = store
         self._reign = reign
         self._hold = HandoverHold(log_dir)
+        self._refusals = Refusals(registry)
         self._log_dir = log_dir
         self._on_step = on_step
         self._now = now
@@ -127,7 +129,8 @@ class ModelsPublisher:
         self._show()
 
     def _show(self) -> None:
-        """Let servers here go by the newest move that the topic has."""
+        """Let servers here go by the newest move that the topic has, and know what was refused."""
+        self._refusals.tell(self.state.refused)
         if self.state.moves and (self._registry.folder / self.state.champion).exists():
             self._registry.journal.show(self.state.moves[-1])
 
