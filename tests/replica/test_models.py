@@ -55,9 +55,11 @@ def store_away(tmp_path):
     """In the place of the store's folder is a file meanwhile."""
     (tmp_path / "store").rename(tmp_path / "away")
     (tmp_path / "store").write_text("no folder")
-    yield
-    (tmp_path / "store").unlink()
-    (tmp_path / "away").rename(tmp_path / "store")
+    try:
+        yield
+    finally:
+        (tmp_path / "store").unlink()
+        (tmp_path / "away").rename(tmp_path / "store")
 
 
 def kinds(log):
@@ -355,14 +357,11 @@ def test_nothing_of_a_window_is_told_before_its_checkpoint_is_stored(trainer, re
 
     # Its checkpoint cannot be stored.
     trainer.checkpoint(2)
-    (tmp_path / "store").rename(tmp_path / "away")
-    (tmp_path / "store").write_text("no folder")
-    with pytest.raises(StoreError):
-        trainer.settle()
-    replica.step()
-    assert kinds(log).count("move") == 1 and replica.registry.champion() == "11-1"
-    (tmp_path / "store").unlink()
-    (tmp_path / "away").rename(tmp_path / "store")
+    with store_away(tmp_path):
+        with pytest.raises(StoreError):
+            trainer.settle()
+        replica.step()
+        assert kinds(log).count("move") == 1 and replica.registry.champion() == "11-1"
     trainer.settle()
     replica.step()
     assert replica.registry.champion() == "12-2"
@@ -370,16 +369,14 @@ def test_nothing_of_a_window_is_told_before_its_checkpoint_is_stored(trainer, re
     assert order == ["checkpointed", "version", "move", "window"] * 2
 
 
-def test_a_move_by_hand_does_not_wait_for_a_checkpoint(trainer, replica, log, tmp_path):
+def test_a_move_by_hand_does_not_wait_for_a_checkpoint(trainer, tmp_path):
     for n in (1, 2):
         trainer.learn(n)
     trainer.settle()
-    (tmp_path / "store").rename(tmp_path / "away")
-    (tmp_path / "store").write_text("no folder")
-    trainer.registry.promote("11-1", "operator", "the newer one is odd")
-    trainer.publisher.step()
-    replica.follower.state.take([])
-    assert trainer.publisher.state.champion == "11-1"
+    with store_away(tmp_path):
+        trainer.registry.promote("11-1", "operator", "the newer one is odd")
+        trainer.publisher.step()
+        assert trainer.publisher.state.champion == "11-1"
 
 
 def test_a_server_beside_the_trainer_goes_by_what_the_topic_has(trainer, replica, log, tmp_path):
