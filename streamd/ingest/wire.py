@@ -54,6 +54,7 @@ MAX_NAMED_BYTES = 65_536
 """Largest event that is parsed once more for the names of its fields, which takes time."""
 _raws = msgspec.json.Decoder(list[msgspec.Raw])
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
+JSON_BLANKS = b" \t\r\n"
 FAILURES = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What msgspec raises of values that cannot be parsed."""
 
@@ -84,6 +85,23 @@ def lines(value: bytes, most: int) -> list[bytes]:
                 raise BadEvent("too_many_events", f"more than {most} lines")
             kept.append(line.removesuffix(b"\n"))
     return kept
+
+
+def object_lines(values: Sequence[bytes]) -> bytes | None:
+    """Values joined to lines, for a parser of lines that may hold several objects, or parts of one.
+
+    Where the parser finds as many objects as there are values, each value is one object: none ends
+    where a further part of an object could begin.
+    Returns: None where some value is not one line with a brace at both ends.
+    """
+    joined = b"\n".join(values)
+    if joined.count(b"}\n{") != len(values) - 1:
+        # Blanks around a value are none of it.
+        joined = b"\n".join([value.strip(JSON_BLANKS) for value in values])
+    num_ends = joined.count(b"}\n{") + 1
+    if num_ends != len(values) or joined.count(b"\n") != len(values) - 1:
+        return None
+    return joined if joined[:1] == b"{" and joined[-1:] == b"}" else None
 
 
 def elements(value: bytes) -> Sequence[msgspec.Raw]:
