@@ -246,7 +246,8 @@ def backtest_file(
         f"{result.num_events:,} events in {counted(len(result.windows), 'window')}, "
         "each scored before it was learned"
     )
-    note = result.nightly_note() and f". {result.nightly_note()}"
+    notes = " ".join(filter(None, (result.nightly_note(), result.late_note())))
+    note = notes and f". {notes}"
     title = f"streamd backtest of {file or settings.data_dir}"
     told: list[Table | str] = [_table(COLUMNS, result.table(), title, caption + times + note)]
     if sets := result.set_table(SHORT_TITLES):

@@ -201,7 +201,12 @@ models_missing = Gauge(
 )
 
 # Of the trainer: the windows and their scores.
-windows = Counter("streamd_windows", "Windows finished by the trainer", ["outcome"], registry=TRAIN)
+windows = Counter(
+    "streamd_windows",
+    "Windows finished by the trainer: learned, unscored, or left out because they are mostly late",
+    ["outcome"],
+    registry=TRAIN,
+)
 window_seconds = Histogram(
     "streamd_window_seconds",
     "Seconds to score and learn one window",
@@ -480,7 +485,7 @@ def begin_at_zero(counter: Counter, values: Iterable[str]) -> None:
 
 begin_at_zero(events, ("edge", "label", "node", "delete"))
 begin_at_zero(schema_requests, ("found", "unknown", "refused", "failed"))
-begin_at_zero(windows, ("learned", "unscored"))
+begin_at_zero(windows, ("learned", "unscored", "left_out"))
 begin_at_zero(gate_verdicts, ("proven", "worse"))
 begin_at_zero(versions, ("true", "false"))
 begin_at_zero(

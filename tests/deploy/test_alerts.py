@@ -53,6 +53,8 @@ CASES = {
                            {EVENTS: "0+1000x30", 'ingest streamd_dead_letters_total{reason="bad_json"}': "0+9x30"}, {}),
     "StreamdEventsLate": ("1m", 25, {EVENTS: "0+100x30", "ingest streamd_clamped_events_total": "0+6x30"},
                           {EVENTS: "0+100x30", "ingest streamd_clamped_events_total": "0+4x30"}, {}),
+    "StreamdWindowsLeftOut": ("1m", 5, {'train streamd_windows_total{outcome="left_out"}': "0 0 1x9"},
+                              {'train streamd_windows_total{outcome="learned"}': "0+1x9"}, TRAIN | {"outcome": "left_out"}),
     "StreamdClockWrong": ("1m", 5, {"ingest streamd_clock_behind_log_seconds": "3600x9"}, {}, {},
                           "Ingest's clock is 1h 0m 0s behind the newest event; it reads nothing until the clock is right."),
     "StreamdSchemaRegistryAway": ("1m", 8, {"ingest streamd_schema_registry_away": "0 1x9"}, {"ingest streamd_schema_registry_away": "0 1 0 1 0x9"}, {},
