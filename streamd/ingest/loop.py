@@ -195,7 +195,7 @@ class IngestLoop:
         dim = self._log.schema.edge_feature_dim
         self._merger = Merger(len(begun), self._settings.ingest.merge_wait_seconds, dim)
         self._suspects = [Suspects(self._max_ahead_us, dim) for _ in begun]
-        self._letters.begin(source.partitions)
+        self._letters.begin(source.partitions, source.progress(begun).topic_ids)
         self._traced.begin()
         self._decoder.begin()
         self._topics = [tp.topic for tp in source.partitions]
@@ -423,7 +423,7 @@ class IngestLoop:
         metrics.events.labels("label").inc(len(batch.label_node_L))
         metrics.events.labels("node").inc(len(batch.node_F))
         metrics.events.labels("delete").inc(len(batch.deletions_X))
-        metrics.clamped.inc(len(batch.late_edge))
+        metrics.clamped.inc(len(batch.late_edge) + batch.num_late_labels)
         metrics.last_commit.set(self._clock.now_us() / 1e6)
         self._report_log()
         self._touch_heartbeat(source)
