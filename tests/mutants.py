@@ -76,12 +76,15 @@ NAMED = [
     Named("a retired id is given again after a restart", "streamd/segments/log.py",
           "        return self.state.num_nodes\n", "        return len(self.keys)\n", ["tests/ingest"]),
     Named("dead letters are flushed after the commit", "streamd/ingest/loop.py", """        self._letters.flush()
-        with metrics.commit_seconds.time():
+        with self._traced.commit(self._topics, positions, batch):
             self._log.commit(batch, source.progress(positions), watermark)
-""", """        with metrics.commit_seconds.time():
+""", """        with self._traced.commit(self._topics, positions, batch):
             self._log.commit(batch, source.progress(positions), watermark)
         self._letters.flush()
 """, ["tests/ingest"]),
+    Named("a deleted row's key is remembered over other records", "streamd/ingest/mapped.py",
+          "before = self._newest.get(batch.source), record.key\n",
+          "before = self._row_delete.get(batch.source, (-1, b\"\"))[0], record.key\n", ["tests/ingest/test_envelopes.py"]),
     Named("embeddings are kept after the delete of a neighbour", "streamd/server/engine.py",
           "            if deleted:\n                self._served.forget", "            if False:\n                self._served.forget",
           ["tests/test_deletes.py"]),

@@ -33,13 +33,12 @@ SILENT_SECONDS = 30.0
 
 
 class LetterName(NamedTuple):
-    """Where a letter's event was. index: of the event in its record. topic_id: as of `DeadLetter`;
-    older releases did not know it."""
+    """Where a letter's event was. topic_id: as of `DeadLetter`; older releases did not know it."""
 
     topic: str
     partition: int
     offset: int
-    index: int
+    event_index: int
     topic_id: str = ""
 
 
