@@ -201,12 +201,7 @@ models_missing = Gauge(
 )
 
 # Of the trainer: the windows and their scores.
-windows = Counter(
-    "streamd_windows",
-    "Windows finished by the trainer: learned, unscored, or left out because they are mostly late",
-    ["outcome"],
-    registry=TRAIN,
-)
+windows = Counter("streamd_windows", "Windows finished by the trainer", ["outcome"], registry=TRAIN)
 window_seconds = Histogram(
     "streamd_window_seconds",
     "Seconds to score and learn one window",
