@@ -1,6 +1,7 @@
 """The events that producers send, and how values of each content type are split into them."""
 
 import io
+import operator
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args
@@ -55,6 +56,8 @@ MAX_NAMED_BYTES = 65_536
 _raws = msgspec.json.Decoder(list[msgspec.Raw])
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 JSON_BLANKS = b" \t\r\n"
+BRACES = ({ord("{")}, {ord("}")})
+_first, _last = operator.itemgetter(0), operator.itemgetter(-1)
 FAILURES = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What msgspec raises of values that cannot be parsed."""
 
@@ -94,14 +97,20 @@ def object_lines(values: Sequence[bytes]) -> bytes | None:
     where a further part of an object could begin.
     Returns: None where some value is not one line with a brace at both ends.
     """
-    joined = b"\n".join(values)
-    if joined.count(b"}\n{") != len(values) - 1:
+    if not _have_braces(values):
         # Blanks around a value are none of it.
-        joined = b"\n".join([value.strip(JSON_BLANKS) for value in values])
-    num_ends = joined.count(b"}\n{") + 1
-    if num_ends != len(values) or joined.count(b"\n") != len(values) - 1:
-        return None
-    return joined if joined[:1] == b"{" and joined[-1:] == b"}" else None
+        values = [value.strip(JSON_BLANKS) for value in values]
+        if not _have_braces(values):
+            return None
+    joined = b"\n".join(values)
+    return joined if joined.count(b"\n") == len(values) - 1 else None
+
+
+def _have_braces(values: Sequence[bytes]) -> bool:
+    """Whether each of some values begins and ends as an object."""
+    if not all(values):
+        return False
+    return (set(map(_first, values)), set(map(_last, values))) == BRACES
 
 
 def elements(value: bytes) -> Sequence[msgspec.Raw]:
