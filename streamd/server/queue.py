@@ -50,8 +50,13 @@ class PendingBatch:
         if self.span is None:
             return
         self.span.child("wait", self.since, begun)
-        named = {"streamd.version": version, "streamd.requests": len(self.requests)}
-        self.span.child("answer", begun, ended, named)
+        num_requests = len(self.requests)
+        self.span.child(
+            "answer",
+            begun,
+            ended,
+            {"streamd.version": version, "streamd.requests": num_requests},
+        )
 
     def traced_done(self, version: str) -> Done:
         """What a search calls with its answers: `done`, after the spans of both."""
