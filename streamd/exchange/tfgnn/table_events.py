@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import structlog
 
 from streamd.clock import Clock
 from streamd.errors import TFGNNError
@@ -33,6 +34,7 @@ from streamd.exchange.tfgnn.unigraph import Rows, table_path
 from streamd.settings import Settings
 from streamd.settings_sets import nearest_of
 
+logger = structlog.get_logger()
 EVENTS = 4096
 """Events that are made at once."""
 OF_EDGES = (TIME, "time", "#source", "#target")
@@ -288,14 +290,24 @@ class TableEvents:
             numbers = nodes.numbers(rows.ids, place, ID).tolist()
             for row, number in enumerate(numbers):
                 if number in seen:
+                    first = nodes.place((nodes.row_number + numbers).index(number))
                     raise TFGNNError(
-                        f"{place(row)}: the id {nodes.keys[number]!r} is there twice.",
+                        f"{place(row)}: the id {nodes.keys[number]!r} is there twice, first in "
+                        f"{first}.",
                         "remove one of the rows.",
                     )
                 seen.add(number)
             nodes.row_number += numbers
             values.append(encoder.numbers(rows, place))
         nodes.values_ND = np.concatenate(values)
+        if without := nodes.named - seen:
+            logger.warning(
+                "tfgnn_nodes_without_row",
+                node_set=name,
+                nodes=len(without),
+                example=repr(nodes.keys[min(without)]),
+                meaning="edges name them: they are in the graph, without features of the table",
+            )
         self._leave_out(f"node set {name}", encoder)
 
     def _wanted_nodes(self, name: str) -> list[int]:
