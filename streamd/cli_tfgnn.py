@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from streamd.cli_options import ConfigOption, DataOption, err, out, printable, settings_of
+from streamd.cli_options import (
+    ConfigOption,
+    DataOption,
+    err,
+    out,
+    printable,
+    settings_of,
+    tell_rounded,
+)
 from streamd.errors import SettingsError
 from streamd.telemetry.progress import ProgressLine
 
@@ -93,11 +101,11 @@ def tfgnn_import(
     ] = None,
     first_time: Annotated[
         str | None,
-        typer.Option(help="Time of the first row of tables without times, ISO 8601; 1970."),
+        typer.Option(help="Make up times for tables without them, from this one on; ISO 8601."),
     ] = None,
     step_seconds: Annotated[
-        float, typer.Option(min=1e-6, help="From one row of such a table to the next.")
-    ] = 1,
+        float | None, typer.Option(min=1e-6, help="From one made-up time to the next; 1 otherwise.")
+    ] = None,
     data_path: Annotated[Path | None, DATA] = None,
     config: ConfigOption = None,
     data_dir: DataOption = None,
@@ -113,13 +121,15 @@ def tfgnn_import(
         raise SettingsError(f"--time-unit is {time_unit!r}.", f"one of {', '.join(MICROSECONDS)}.")
     if speed and topic is None:
         raise SettingsError("--speed is of a topic.", "name one with --topic.")
+    if first_time is None:
+        _refuse_given({"--step-seconds": step_seconds}, "needs --first-time")
     settings, clock = settings_of(config, data_dir), SystemClock()
     path = schema_file(graph_schema)
     options = TimeOptions(
         column=time_column,
         unit=time_unit,
         first_us=None if first_time is None else parse_time_us(first_time, "--first-time"),
-        step_us=round(step_seconds * 1e6),
+        step_us=round((step_seconds or 1) * 1e6),
     )
 
     # The tables are read whole before the first event goes out.
@@ -140,6 +150,7 @@ def tfgnn_import(
             send_tables(settings, tables, topic, speed, clock, lambda done: line.at(done, total))
     for column in tables.left_out:
         err.print(f"left out: {printable(column)}", soft_wrap=True, markup=False, highlight=False)
+    tell_rounded(tables.rounded.words)
     where = f"sent to {topic}" if topic else f"appended to {settings.data_dir}"
     out.print(
         f"{tables.num_nodes:,} nodes and {tables.num_edges:,} edges {where}: {tables.times}",

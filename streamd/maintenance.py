@@ -297,6 +297,11 @@ def _log_of(
     """Yield the log of data_dir, or a temporary one of a file's events, and how the file's times
     were read."""
     if file is None:
+        if columns != Columns():
+            raise SettingsError(
+                "Columns, --source and --edge-set are of a file, and none is given.",
+                "name the file, or leave them out to play the log of data_dir.",
+            )
         yield open_log(settings.data_dir), ""
         return
 
@@ -306,7 +311,8 @@ def _log_of(
         done = import_file(
             own, file, columns, lambda done, of: progress(f"reading {file}", done, of, "events")
         )
-        yield open_log(own.data_dir), f"; {done.times}"
+        notes = "; ".join(note for note in (done.times, done.rounded.words) if note)
+        yield open_log(own.data_dir), f"; {notes}"
 
 
 def _table(

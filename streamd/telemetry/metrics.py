@@ -351,6 +351,11 @@ seen_edges = Gauge("streamd_served_edges", "Edges the server has taken in", regi
 memory_lag = Gauge(
     "streamd_memory_lag_edges", "Edges taken in that memory has not advanced over", registry=SERVE
 )
+caught_up_at = Gauge(
+    "streamd_caught_up_timestamp_seconds",
+    "Wall time at which the server's graph and memory last had all of the log",
+    registry=SERVE,
+)
 role_refused = Gauge(
     "streamd_role_refused",
     "1 where another role refused its data and is not started again; `/readyz` says why",

@@ -21,6 +21,7 @@ from tests.benchmarks import (
     ingest_sets,
     labels,
     nightly,
+    overload,
     ranks,
     ranks_model,
     replica,
@@ -42,7 +43,7 @@ ALL = {"files": files.run, "graph": graph.run, "ingest": ingest.run, "ingest-set
        "cache": cache.run, "growth": growth.run, "tgb": tgb.run, "labels": labels.run, "tfgnn": tfgnn.run,
        "sampling": sampling.run, "sampling-sets": sampling_sets.run, "restart-sets": restart_sets.run, **ranks.PARTS,
        "replica": replica.run, "failover": failover.run, "checkpoints": checkpoints.run, "store": store.run, "scores": scores.run,
-       "nightly": nightly.run, **ranks_model.PARTS, **gpu.PARTS}
+       "nightly": nightly.run, "overload": overload.run, **ranks_model.PARTS, **gpu.PARTS}
 
 
 def named(words: list[str]) -> list[str]:

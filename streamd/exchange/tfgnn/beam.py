@@ -26,7 +26,7 @@ from streamd.exchange.tfgnn.beam_steps import (
     no_samples,
     write_shard,
 )
-from streamd.exchange.tfgnn.sampled import Marker, TableRun, write_schema
+from streamd.exchange.tfgnn.sampled import Marker, TableRun, warn_missing, write_schema
 from streamd.exchange.tfgnn.sampling import check_columns, check_time, seed_set
 from streamd.exchange.tfgnn.schema import NodeSet, read_schema, schema_file
 from streamd.exchange.tfgnn.shards import find_files
@@ -87,6 +87,8 @@ def sample_with_beam(run: TableRun, runner: str, options: list[str]) -> int:
         write_schema(run.output, sampled_schema(run.schema, seed_set(run.spec), timed))
         count = files.count_seeds()
         marker.end(count)
+        for name, is_seed, num, example in plan.read_missing():
+            warn_missing(name, is_seed, num, example)
     finally:
         # What workers that were lost left behind.
         for path in run.output.parent.glob(f".{plan.run_id}.*"):

@@ -7,6 +7,7 @@ from typing import Any
 from streamd.errors import TFGNNError
 from streamd.exchange.tfgnn.proto import message_class, parse_message, print_text
 from streamd.exchange.tfgnn.schema import GraphSchema
+from streamd.settings_sets import nearest_of
 
 STRATEGIES = ("TOP_K", "RANDOM_UNIFORM", "RANDOM_WEIGHTED", "LATEST_K")
 """By their number. An operation that names none has the first."""
@@ -95,7 +96,8 @@ def _check_op(
         edge_set = schema.edge_sets[op.edge_set_name]
     for name in op.input_op_names:
         if name not in ends:
-            raise _refused(f"{place}: its input {name!r} is not defined before it")
+            near = nearest_of(name, ends)
+            raise _refused(f"{place}: its input {name!r} is not defined before it{near}")
         end = ends[name]
         if edge_set is not None and end is not None and end != edge_set.source:
             raise _refused(
@@ -116,8 +118,8 @@ def _named(name: str, place: str) -> None:
 
 def _in_schema(sets: Any, name: str, kind: str, place: str) -> None:
     if name not in sets:
-        known = ", ".join(sorted(sets)[:20]) or "none"
-        raise _refused(f"{place}: the {kind} {name!r} is not in the schema, which has: {known}")
+        near = nearest_of(name, sorted(sets))
+        raise _refused(f"{place}: the {kind} {name!r} is not in the schema{near}")
 
 
 def read_spec(path: Path, schema: GraphSchema | None = None) -> SamplingSpec:
