@@ -9,6 +9,10 @@ MAX_SHARDS = 99_999
 """A shard's number has five digits."""
 _SHARDED = re.compile(r"(?P<base>.+)@(?P<count>[0-9]+)(?P<end>(\.[A-Za-z][A-Za-z0-9]*)*)")
 """The ending of a file may come behind the number too: base@N.tfrecord."""
+_SHARD = re.compile(
+    r"(?P<base>.+)-(?P<number>[0-9]+)-of-(?P<count>[0-9]+)(?P<end>(\.[A-Za-z0-9]+)*)"
+)
+"""The name of one shard."""
 _TFRECORD = re.compile(r"[_.-]tfrecords?|\btfr\b")
 _CSV = re.compile(r"[_.-]csv\b")
 
@@ -59,7 +63,8 @@ def is_compressed(path: Path) -> bool:
 def find_files(path: Path) -> list[Path]:
     """The files to read, by name: a file, a glob such as base-?????-of-00003, or base@N.
 
-    Raises: TFGNNError where there is none, or a shard is missing.
+    The name of one shard stands for that file alone. A glob skips hidden files. Raises: TFGNNError
+    if there is none, a shard is missing, or a glob matches a shard twice.
     """
     if path.is_file():
         return [path]
@@ -67,11 +72,44 @@ def find_files(path: Path) -> list[Path]:
         # Each shard may be compressed, as a file may.
         return [_plain_or_gz(shard) for shard in shard_paths(path)]
     if re.search(r"[*?\[]", path.name):
-        matches = sorted(p for p in path.parent.glob(path.name) if p.is_file())
+        found = (p for p in path.parent.glob(path.name) if p.is_file())
+        matches = sorted(p for p in found if path.name[0] == "." or p.name[0] != ".")
         if not matches:
             raise TFGNNError(f"no file matches {path}.", "check the path.")
+        _check_whole(matches, path)
         return matches
     return [_plain_or_gz(path)]
+
+
+def _check_whole(files: list[Path], path: Path) -> None:
+    """Refuse shards that are not all there once. path: the glob. Raises: TFGNNError."""
+    shards: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for file in files:
+        name = _SHARD.fullmatch(file.name)
+        if name is not None:
+            key = name["base"], name["end"].removesuffix(".gz")
+            shards.setdefault(key, []).append((int(name["count"]), int(name["number"])))
+    for (base, end), found in shards.items():
+        counts = sorted({count for count, _ in found})
+        if len(counts) > 1:
+            raise TFGNNError(
+                f"{path} matches shards of {counts[0]} and of {counts[1]} files of {base + end!r}.",
+                f"name those of one, as {base}@{counts[0]}{end}.",
+            )
+        numbers = sorted(number for _, number in found)
+        if numbers == list(range(len(numbers))) and len(numbers) == counts[0]:
+            continue
+        missing = next(i for i in range(len(numbers) + 1) if i not in numbers)
+        if missing < counts[0]:
+            raise TFGNNError(
+                f"{path} does not match all {counts[0]} shards of {base + end!r}: number {missing} "
+                "is missing.",
+                "copy it too; a single file is read by its own name.",
+            )
+        raise TFGNNError(
+            f"{path} matches {len(numbers)} files, and {base + end!r} has {counts[0]} shards.",
+            "remove those that are there twice.",
+        )
 
 
 def _plain_or_gz(path: Path) -> Path:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gzip
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from streamd.errors import TFGNNError, TFRecordError
 from streamd.exchange.tfgnn import unigraph
+from streamd.exchange.tfgnn.examples import Codec
 from streamd.exchange.tfgnn.proto import message_class
 from streamd.exchange.tfgnn.records import frame, read_records
 from streamd.exchange.tfgnn.schema import (
@@ -86,6 +88,17 @@ def test_a_glob_reads_every_shard_by_its_own_header(tmp_path):
     for name in ("x.csv@2", "x.csv-?????-of-00002", "x.csv-?????-of-?????"):
         rows = list(read_table(one, tmp_path / name))
         assert [(r.first, r.ids.tolist(), r.features["a"].tolist()) for r in rows] == [(0, [b"n0"], [1]), (1, [b"n1"], [2])]
+
+
+def test_rows_seeds_and_records_of_half_the_shards_are_refused(tmp_path):
+    (tmp_path / "x.csv-00001-of-00002").write_text("id,source,target\nn0,n0,n1\n")
+    (tmp_path / "x.tfrecord-00001-of-00002").write_bytes(b"")
+    for read in (partial(read_table, NodeSet()), partial(read_table, EdgeSet(source="a", target="b")), read_seeds, read_ids):
+        with pytest.raises(TFGNNError, match="number 0 is missing"):
+            list(read(tmp_path / "x.csv-?????-of-00002"))
+    for read in (partial(read_table, NodeSet()), read_records, Codec(read_schema(CSV)).read):
+        with pytest.raises(TFGNNError, match="number 0 is missing"):
+            list(read(tmp_path / "x.tfrecord-*"))
 
 
 def test_typed_cells_and_columns_that_the_schema_lacks(tmp_path):
