@@ -14,7 +14,7 @@ from typing import Any
 
 from streamd.errors import TFGNNError
 from streamd.exchange.tfgnn.adjacency import Graph
-from streamd.exchange.tfgnn.assembly import Assembler, is_latent
+from streamd.exchange.tfgnn.assembly import Assembler, is_latent, schema_of_samples
 from streamd.exchange.tfgnn.records import read_blocks
 from streamd.exchange.tfgnn.sampling import AGGREGATIONS, Sampler, seed_set
 from streamd.exchange.tfgnn.schema import GraphSchema, read_schema, schema_file, schema_text
@@ -83,7 +83,10 @@ class TableRun(Run):
                 one: Any = sets[name]
                 if one.metadata is not None and one.metadata.filename:
                     files += find_files(table_of(name, one, self.base))
-        found = hashlib.sha256(f"{self.asked} {file_states(files)}".encode()).hexdigest()
+        # A version that writes other features does not go on with the shards of this one.
+        features = schema_text(schema_of_samples(self.schema, {}, ()))
+        parts = f"{self.asked} {file_states(files)} {features}"
+        found = hashlib.sha256(parts.encode()).hexdigest()
         return {"asked": self.asked, "sha256": found}
 
 

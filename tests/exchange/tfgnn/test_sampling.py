@@ -50,7 +50,7 @@ def same(graph, world, want):
     table = world.nodes["paper"]
     assert papers.features["year"].tolist() == [table[id][0] for id in ids["paper"]]
     assert papers.features["words"].tolist() == [list(table[id][1]) for id in ids["paper"]]
-    assert graph.node_sets["author"].num == len(ids["author"])
+    assert graph.node_sets["author"].features["#id"].tolist() == ids["author"]
     assert graph.node_sets["topic"].features["#id"].tolist() == ids["topic"]
     for name, (source, target) in world.sets.items():
         one = graph.edge_sets[name]
