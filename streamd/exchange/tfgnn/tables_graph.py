@@ -146,16 +146,23 @@ class Columns:
         self.ids = [] if is_edges else ids(lambda rows: rows.ids)
         self.source = ids(lambda rows: rows.source) if is_edges else []
         self.target = ids(lambda rows: rows.target) if is_edges else []
-        self.weight = _whole([rows.weight for rows in parts], np.float32)
-        self.time = _whole([rows.time for rows in parts], np.int64)
+        self.weight = whole([rows.weight for rows in parts], np.float32)
+        self.time = whole([rows.time for rows in parts], np.int64)
         # The ids of nodes are kept once, also where they are a feature.
         types = {k: f for k, f in one.features.items() if is_edges or k != ID}
         kept: list[Values] = [{k: rows.features[k] for k in types} for rows in parts]
         self.features: Values = join(kept) if kept else no_rows(types)
 
 
-def _whole(parts: list[Array | None], dtype: Any) -> Array | None:
-    """The parts of a column, None where some of a table's files lack it."""
-    if any(part is None for part in parts):
+def whole(parts: list[Array | None], dtype: Any) -> Array | None:
+    """The parts of a column, None if the table lacks it. Raises: TFGNNError if some of its files
+    have the column and some have none."""
+    found = [part for part in parts if part is not None]
+    if parts and not found:
         return None
-    return np.concatenate([np.empty(0, dtype), *[part for part in parts if part is not None]])
+    if len(found) < len(parts):
+        raise TFGNNError(
+            "Some files of a table have #weight or #time and some have none.",
+            "write it in all of them.",
+        )
+    return np.concatenate([np.empty(0, dtype), *found])

@@ -238,8 +238,8 @@ def test_a_log_of_one_set_is_sampled(tmp_path):
 
 def test_a_strategy_by_weight_needs_one(tmp_path):
     world = LiveWorld(tmp_path / "in", 1)
-    world.write_spec([("x", ("seed",), "follows", 2, "TOP_K")])
-    with pytest.raises(TFGNNError, match="'x' has the strategy TOP_K.*'follows' has no #weight"):
+    world.write_spec([("x", ("seed",), "follows", 2, "RANDOM_WEIGHTED")])
+    with pytest.raises(TFGNNError, match="'x' has the strategy RANDOM_WEIGHTED.*'follows' has no #weight"):
         world.run(tmp_path / "out" / "s.tfrecord")
     world.write_spec([("x", ("seed",), "rev_follows", 2, "LATEST_K")])
     with pytest.raises(TFGNNError, match="'rev_follows' is not in the schema, which has: follows, views"):

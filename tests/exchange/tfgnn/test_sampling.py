@@ -25,7 +25,7 @@ from streamd.exchange.tfgnn.records import read_records
 from streamd.exchange.tfgnn.sampled import plan_run, sample_tables
 from streamd.exchange.tfgnn.schema import read_schema
 from tests.exchange.tfgnn import plain_sampler
-from tests.exchange.tfgnn.sampled_world import World
+from tests.exchange.tfgnn.sampled_world import OPS, World
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -186,11 +186,43 @@ def test_what_an_operation_goes_by_must_be_there(tmp_path):
     has = world.path / "has.csv"
     rows = [line.split(",") for line in has.read_text().splitlines()]
     has.write_text("\n".join(",".join(row[:2]) for row in rows))
-    refused(world, tmp_path, "'on' has the strategy TOP_K, which an operation has that names none, and edge set 'has' has no #weight")
+    world.ops = [(*op[:4], "RANDOM_WEIGHTED" if op[0] == "on" else op[4]) for op in OPS]
+    world.write_spec()
+    refused(world, tmp_path, "'on' has the strategy RANDOM_WEIGHTED, and edge set 'has' has no #weight")
+    world.ops = OPS
+    world.write_spec()
     has.write_text("\n".join(",".join(row[:3]) for row in rows))
     seeds = world.seeds([(b"p0", 3)], True)
     refused(world, tmp_path, "seeds have times, and edge set 'has' has no #time", seeds=seeds)
     run(world, tmp_path / "out" / "s.tfrecord")
+
+
+@pytest.mark.parametrize("is_timed", [False, True])
+def test_without_weights_top_k_takes_all_as_equal_and_warns_once(tmp_path, is_timed, capsys):
+    world = World(tmp_path / "in", 1)
+    world.ops = [*OPS[:-1], ("on", ("seed",), "has", 2, "TOP_K"), ("too", ("hop",), "has", 1, "TOP_K")]
+    world.write_spec()
+    has = world.path / "has.csv"
+    rows = [line.split(",") for line in has.read_text().splitlines()]
+    at = rows[0].index("#weight")
+    has.write_text("\n".join(",".join(row[:at] + row[at + 1 :]) for row in rows))
+    world.edges["has"] = [(s, t, time, 1.0, f) for s, t, time, _, f in world.edges["has"]]
+    seeds = [(id, 9) for id in world.nodes["paper"]]
+    got = run(world, tmp_path / "out" / "s.tfrecord@2", seeds=world.seeds(seeds, is_timed), processes=2)
+    for id, until in seeds:
+        want = plain_sampler.sample(world.nodes, world.edges, world.sets, "paper", world.ops, id, until=until if is_timed else None)
+        same(got[id, id], world, want)
+    told = capsys.readouterr().out
+    assert told.count("tfgnn_top_k_without_weights") == 1 and "'on', 'too'" in told
+
+
+def test_weights_in_some_files_of_a_table_alone_are_refused(tmp_path):
+    world = World(tmp_path / "in", 1, shards="@2")
+    one = world.path / "writes.csv-00001-of-00002"
+    rows = [line.split(",") for line in one.read_text().splitlines()]
+    at = rows[0].index("#weight")
+    one.write_text("\n".join(",".join(row[:at] + row[at + 1 :]) for row in rows))
+    refused(world, tmp_path, "Some files of a table have #weight or #time and some have none")
 
 
 @pytest.mark.parametrize("weight", ["-1", "nan", "inf"])
