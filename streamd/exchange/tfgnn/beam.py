@@ -58,18 +58,29 @@ def sample_with_beam(run: TableRun, runner: str, options: list[str]) -> int:
     if why is not None:
         raise TFGNNError(f"The runner {runner} is refused: {why}.", "take another one.")
     try:
-        import apache_beam as beam
-        from apache_beam.options.pipeline_options import PipelineOptions
+        import apache_beam  # noqa: F401
     except ImportError:
         raise TFGNNError(
             "Apache Beam is not installed.", "pip install 'streamd[beam]', or leave --runner out."
         ) from None
 
     marker = Marker(run.output, run.state())
-    if marker.begin():
-        raise TFGNNError(
-            f"Some shards of {run.output} are there already.", "remove them, or choose a new name."
-        )
+    with marker.begin() as done:
+        if done:
+            raise TFGNNError(
+                f"Some shards of {run.output} are there already.",
+                "remove them, or choose a new name.",
+            )
+        count = _sample(run, runner, options)
+        marker.end(count)
+    return count
+
+
+def _sample(run: TableRun, runner: str, options: list[str]) -> int:
+    """Run the pipeline. Returns: how many samples there must be. Raises: TFGNNError."""
+    import apache_beam as beam
+    from apache_beam.options.pipeline_options import PipelineOptions
+
     files = _Files(run)
     has, timed = files.check()
     plan = Plan(
@@ -86,13 +97,11 @@ def sample_with_beam(run: TableRun, runner: str, options: list[str]) -> int:
         with beam.Pipeline(runner=runner, options=PipelineOptions(options)) as pipeline:
             build(pipeline, run, plan, files)
         write_schema(run.output, sampled_schema(run.schema, seed_set(run.spec), timed))
-        count = files.count_seeds()
-        marker.end(count)
+        return files.count_seeds()
     finally:
         # What workers that were lost left behind.
         for path in run.output.parent.glob(f".{plan.run_id}.*"):
             path.unlink(missing_ok=True)
-    return count
 
 
 def build(pipeline: Any, run: TableRun, plan: Plan, files: "_Files") -> None:

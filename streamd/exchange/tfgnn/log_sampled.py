@@ -91,12 +91,12 @@ def sample_log(
     """
     needed = needed_sets(run.schema, run.spec, run.aggregation)
     rows, marker = source.begin(run.output, run.schema, run.asked)
-    done = marker.begin()
-    seeds, timed = (None, False) if run.seeds is None else load_seeds(run.seeds)
-    others = {seed_set(run.spec): set() if seeds is None else set(seeds.seed_ids)}
-    graph = load_log_graph(
-        rows, run.schema, needed, first=source.first, others=others, progress=progress
-    )
-    counts = sample_graph(run, graph, seeds, timed, done, progress)
-    marker.end(counts[0])
+    with marker.begin() as done:
+        seeds, timed = (None, False) if run.seeds is None else load_seeds(run.seeds)
+        others = {seed_set(run.spec): set() if seeds is None else set(seeds.seed_ids)}
+        graph = load_log_graph(
+            rows, run.schema, needed, first=source.first, others=others, progress=progress
+        )
+        counts = sample_graph(run, graph, seeds, timed, done, progress)
+        marker.end(counts[0])
     return counts

@@ -26,7 +26,12 @@ from streamd.exchange.tfgnn.kernels import (
     TRUNCATED,
     scan_frames,
 )
-from streamd.exchange.tfgnn.shards import find_files, is_compressed, shard_paths
+from streamd.exchange.tfgnn.shards import (
+    find_files,
+    is_compressed,
+    make_folder_of,
+    shard_paths,
+)
 from streamd.storage import replace_durably
 
 BLOCK_BYTES = 8 << 20
@@ -204,9 +209,14 @@ class ShardFiles:
         files = []
         with ExitStack() as stack:
             for path in self._paths:
-                path.parent.mkdir(parents=True, exist_ok=True)
+                make_folder_of(path)
                 scratch = stack.enter_context(replace_durably(path))
-                opened = _synced(scratch, is_compressed(path))
+                try:
+                    opened = _synced(scratch, is_compressed(path))
+                except OSError as error:
+                    raise TFGNNError(
+                        f"{path} cannot be written: {error.strerror}.", "choose another path."
+                    ) from None
                 files.append(stack.enter_context(opened))
             self._stack = stack.pop_all()
         return files

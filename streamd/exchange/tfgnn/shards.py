@@ -55,6 +55,32 @@ def shard_paths(path: Path) -> list[Path]:
     return [path.with_name(f"{base}-{i:05d}-of-{count:05d}{end}") for i in range(count)]
 
 
+def output_path(text: str) -> Path:
+    """The file or base@N to write, by its name as a user gives it. Raises: TFGNNError for the name
+    of a folder, whose last / a path would lose."""
+    path = Path(text)
+    if text.rpartition("/")[2] in ("", ".", "..") or path.is_dir():
+        raise TFGNNError(
+            f"{text!r} is a folder, and a file is written.",
+            f"name one, such as {path / 'samples.tfrecord'}.",
+        )
+    return path
+
+
+def make_folder_of(path: Path) -> None:
+    """Make the folder of a file to write. Raises: TFGNNError if that cannot be, or if the file's
+    name is that of a folder."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = "a file has its name" if isinstance(error, FileExistsError) else error.strerror
+        raise TFGNNError(
+            f"The folder of {path} cannot be made: {why}.", "choose another path."
+        ) from None
+    if path.is_dir():
+        raise TFGNNError(f"{path} is a folder, and a file is written.", "choose another name.")
+
+
 def is_compressed(path: Path) -> bool:
     """Whether a file, or the base of a shard, is written as gzip by its name."""
     return re.search(r"\.gz(-[0-9]{5}-of-[0-9]{5})?$", path.name) is not None
