@@ -97,10 +97,10 @@ def tfgnn_import(
     ] = None,
     first_time: Annotated[
         str | None,
-        typer.Option(help="Time of the first row of tables without times, ISO 8601; 1970."),
+        typer.Option(help="Make up times for tables without them, from this one on; ISO 8601."),
     ] = None,
     step_seconds: Annotated[
-        float, typer.Option(min=1e-6, help="From one row of such a table to the next.")
+        float, typer.Option(min=1e-6, help="From one made-up time to the next.")
     ] = 1,
     data_path: Annotated[Path | None, DATA] = None,
     config: ConfigOption = None,

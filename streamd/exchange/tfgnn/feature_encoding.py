@@ -11,7 +11,7 @@ from streamd.events import Float32
 from streamd.exchange.tfgnn import schema as peer
 from streamd.exchange.tfgnn.declared import DeclaredSet, noted_features, nothing_text
 from streamd.exchange.tfgnn.draws import Array
-from streamd.exchange.tfgnn.feature_values import Place
+from streamd.exchange.tfgnn.row_names import Place
 from streamd.exchange.tfgnn.tensor import Ragged, Value
 from streamd.exchange.tfgnn.unigraph import WEIGHT, Rows
 from streamd.ingest.checks import FLOAT32_MAX

@@ -9,16 +9,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamd.errors import TFGNNError
 from streamd.exchange.tfgnn.columns import Column, ColumnReader
-from streamd.exchange.tfgnn.lists import typed
+from streamd.exchange.tfgnn.lists import not_held, typed
 from streamd.exchange.tfgnn.records import MAX_RECORDS, open_file, read_blocks
-from streamd.exchange.tfgnn.schema import TYPES, Context, EdgeSet, Feature, NodeSet
+from streamd.exchange.tfgnn.row_names import FileRows, Place
+from streamd.exchange.tfgnn.schema import TYPES, Context, DataType, EdgeSet, Feature, NodeSet
 from streamd.exchange.tfgnn.shards import find_files, table_format
 from streamd.exchange.tfgnn.tensor import Ragged, Value
 
@@ -45,7 +46,8 @@ class Rows:
     first: the number of the first row, from 0. ids: of nodes, and source and target: of edges,
     object arrays of bytes, None where the set has none. features: [R, *shape] by name. weight: of
     edges, float32, None where the table has none. time: of edges and seeds, int64, None where the
-    table has none. others: columns that the schema does not have, as bytes (CSV only).
+    table has none. others: columns that the schema does not have, as bytes (CSV only). place: names
+    the rows for errors.
     """
 
     first: int
@@ -57,6 +59,7 @@ class Rows:
     time: Array | None = None
     features: Mapping[str, Value] = field(default_factory=dict)
     others: Mapping[str, Array] = field(default_factory=dict)
+    place: FileRows = FileRows()
 
 
 def table_path(one: Set, base: Path) -> Path | None:
@@ -141,32 +144,22 @@ class _Table:
         keys += [(name, "float") for name in weights] + [(name, "int64") for name in times]
         reader = ColumnReader(keys)
         for block in read_blocks(path, max(1, min(MAX_RECORDS, CELLS // max(1, len(keys))))):
-            where = f"{path} record {block.first}"
-            columns = dict(
-                zip(
-                    reader.names,
-                    reader.read(block.data, block.start_R, block.end_R, where),
-                    strict=True,
-                )
-            )
+            place = FileRows(path, "record", block.first)
+            found = reader.read(block.data, block.start_R, block.end_R, place)
+            columns = dict(zip(reader.names, found, strict=True))
             num = len(block.start_R)
             values: dict[str, Value] = {
-                name: _of_column(columns[name], feature, num, f"{where}: feature {name!r}")
+                name: _of_column(columns[name], feature, num, place, name)
                 for name, feature in features.items()
             }
             ends = {
-                key: _one_each(columns[key], f"{where}: {key}")
-                for key in self._keys
-                if key not in values
+                key: _one_each(columns[key], place, key) for key in self._keys if key not in values
             }
             weight, time = (
-                next(
-                    (_one_each(columns[n], f"{where}: {n}") for n in of if len(columns[n].values)),
-                    None,
-                )
+                next((_one_each(columns[n], place, n) for n in of if len(columns[n].values)), None)
                 for of in (weights, times)
             )
-            yield self._rows(first, num, ends, values, weight, time, {})
+            yield self._rows(first, place, num, ends, values, weight, time, {})
             first += num
 
     def _undeclared(self, names: tuple[str, ...], is_wanted: bool) -> list[str]:
@@ -221,28 +214,28 @@ class _Table:
         self, chunk: list[list[str]], names: list[str], path: Path, at: int, first: int
     ) -> Rows:
         """Rows of cells. at: the number of the first row in the file. Raises: TFGNNError."""
+        place = FileRows(path, "row", at)
         values: dict[str, Value] = {}
         ends: dict[str, Array] = {}
         others: dict[str, Array] = {}
         weight = time = None
         for name, cells in zip(names, zip(*chunk, strict=True), strict=True):
             if name in self._features:
-                dtype = self._features[name].dtype
-                flat = _parsed(cells, dtype.wire, f"{path} row", at, name)
-                values[name] = typed(flat, dtype, f"{path} rows from {at}, column {name!r}")
+                values[name] = _parsed(cells, self._features[name].dtype, place, name)
             elif name in self._keys:
                 ends[name] = _strings(cells)
             elif self._is_edges and name in (WEIGHT, "weight"):
-                weight = _parsed(cells, "float", f"{path} row", at, name)
+                weight = _parsed(cells, TYPES["DT_FLOAT"], place, name)
             elif self._is_timed and name in (TIME, "time"):
-                time = _parsed(cells, "int64", f"{path} row", at, name)
+                time = _parsed(cells, TYPES["DT_INT64"], place, name)
             else:
                 others[name] = _strings(cells)
-        return self._rows(first, len(chunk), ends, values, weight, time, others)
+        return self._rows(first, place, len(chunk), ends, values, weight, time, others)
 
     def _rows(
         self,
         first: int,
+        place: FileRows,
         num: int,
         ends: dict[str, Array],
         values: dict[str, Value],
@@ -267,7 +260,7 @@ class _Table:
             if time is not None or not self._is_timed or not isinstance(declared, np.ndarray):
                 continue
             if declared.ndim == 1 and declared.dtype.kind in "iu":
-                time = typed(declared, TYPES["DT_INT64"], name)
+                time = _held(declared, TYPES["DT_INT64"], place, name)
         return Rows(
             first=first,
             num=num,
@@ -278,6 +271,7 @@ class _Table:
             time=time,
             features=values,
             others=others,
+            place=place,
         )
 
 
@@ -314,28 +308,39 @@ def _cells(path: Path, rows: Any) -> Iterator[list[str]]:
             yield row
 
 
-def _parsed(cells: Iterable[str], wire: str, place: str, at: int, name: str) -> Array:
-    """The values of a column of cells. Raises: TFGNNError naming the row."""
-    if wire == "bytes":
+def _parsed(cells: Iterable[str], dtype: DataType, place: Place, name: str) -> Array:
+    """The values of a column of cells, as their dtype. Raises: TFGNNError naming the row."""
+    if dtype.wire == "bytes":
         return _strings(cells)
-    parse: Callable[[str], float | int] = float if wire == "float" else int
-    values = []
-    for row, cell in enumerate(cells, at):
-        try:
-            value = parse(cell)
-            if wire == "int64" and not -(2**63) <= value < 2**64:
-                raise ValueError
-        except ValueError:
-            words = "a number" if wire == "float" else "an integer of 64 bits"
+    if dtype.wire == "float":
+        numbers = [_number(float, cell, place, row, name) for row, cell in enumerate(cells)]
+        return typed(np.array(numbers, np.float64), dtype, name)
+    bounds: Any = np.iinfo(np.int64 if dtype.numpy == np.bool_ else dtype.numpy)
+    values: list[int] = []
+    for row, cell in enumerate(cells):
+        value = _number(int, cell, place, row, name)
+        if not bounds.min <= value <= bounds.max:
             raise TFGNNError(
-                f"{place} {row}, column {name!r}: {cell[:40]!r} is not {words}.", "correct it."
-            ) from None
+                f"{place(row)}, column {name!r}: {cell[:40]} is not from {bounds.min} to "
+                f"{bounds.max}, the range of {dtype.name}.",
+                "correct it, or the schema's dtype.",
+            )
         values.append(value)
-    if wire == "float":
-        with np.errstate(over="ignore", invalid="ignore"):
-            return np.array(values, np.float64).astype(np.float32)
-    # An integer beyond int64 is one of uint64, by its bits.
-    return np.array([v - 2**64 if v >= 2**63 else v for v in values], np.int64)
+    return typed(np.array(values, bounds.dtype), dtype, name)
+
+
+Number = TypeVar("Number", int, float)
+
+
+def _number(parse: Callable[[str], Number], cell: str, place: Place, row: int, name: str) -> Number:
+    """A cell as a number. Raises: TFGNNError naming the row."""
+    try:
+        return parse(cell)
+    except ValueError:
+        words = "a number" if parse is float else "an integer"
+        raise TFGNNError(
+            f"{place(row)}, column {name!r}: {cell[:40]!r} is not {words}.", "correct it."
+        ) from None
 
 
 def _strings(cells: Iterable[str]) -> Array:
@@ -346,20 +351,35 @@ def _strings(cells: Iterable[str]) -> Array:
     return array
 
 
-def _one_each(column: Column, place: str) -> Array:
+def _held(
+    flat: Array, dtype: DataType, place: Place, name: str, count_R: Array | None = None
+) -> Array:
+    """Values as their dtype. count_R: how many are of each row, one where None. Raises: TFGNNError
+    naming the row of an integer that the dtype does not hold."""
+    if (wrong := not_held(flat, dtype)) is not None:
+        row = wrong
+        if count_R is not None:
+            row = int(np.searchsorted(np.cumsum(count_R), wrong, "right"))
+        raise TFGNNError(
+            f"{place(row)}: feature {name!r} has {flat[wrong]}, which {dtype.name} does not hold.",
+            "correct it, or the schema's dtype.",
+        )
+    return typed(flat, dtype, name)
+
+
+def _one_each(column: Column, place: Place, name: str) -> Array:
     """The values of a column with one in each record. Raises: TFGNNError."""
     wrong = np.flatnonzero(column.count_R != 1)
     if len(wrong):
         r = int(wrong[0])
         raise TFGNNError(
-            f"{place} has {int(column.count_R[r])} values in the record {r} behind that one; it "
-            "must have one.",
+            f"{place(r)}: {name} has {int(column.count_R[r])} values; it must have one.",
             "write the table again.",
         )
     return column.values
 
 
-def _of_column(column: Column, feature: Feature, num: int, place: str) -> Value:
+def _of_column(column: Column, feature: Feature, num: int, place: Place, name: str) -> Value:
     """The value of a feature over rows. Raises: TFGNNError."""
     inner = 1
     trailing = feature.shape[1:] if feature.ragged_dims else feature.shape
@@ -369,13 +389,13 @@ def _of_column(column: Column, feature: Feature, num: int, place: str) -> Value:
         column.count_R % max(inner, 1) if feature.ragged_dims else column.count_R != inner
     )
     if len(wrong) or (inner == 0 and len(column.values)):
-        r = int(wrong[0]) if len(wrong) else 0
+        r = int(wrong[0]) if len(wrong) else int(np.flatnonzero(column.count_R)[0])
         raise TFGNNError(
-            f"{place} has {int(column.count_R[r])} values in the record {r} behind that one, its "
-            f"shape is {feature.shape}.",
+            f"{place(r)}: feature {name!r} has {int(column.count_R[r])} values, its shape is "
+            f"{feature.shape}.",
             "write the value for every row.",
         )
-    flat = typed(column.values, feature.dtype, place)
+    flat = _held(column.values, feature.dtype, place, name, column.count_R)
     shape = [size or 0 for size in trailing]
     if not feature.ragged_dims:
         return flat.reshape(num, *shape)

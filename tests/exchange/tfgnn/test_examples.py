@@ -341,7 +341,7 @@ def test_what_is_no_example_is_refused():
 def test_a_column_reader_mixes_fast_and_slow_records():
     records = [field(0x0A, entry(b"f", field(0x1A, field(0x0A, bytes([i])) if i % 3 else b"\x08" + bytes([i])))) for i in range(100)]
     ends = np.cumsum([len(r) for r in records])
-    column, = ColumnReader([("f", "int64")]).read(b"".join(records), ends - [len(r) for r in records], ends, "x")
+    column, = ColumnReader([("f", "int64")]).read(b"".join(records), ends - [len(r) for r in records], ends, "record {}".format)
     assert column.values.tolist() == list(range(100)) and column.count_R.tolist() == [1] * 100
 
 
