@@ -3,6 +3,7 @@
 import csv
 import io
 import itertools
+import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -315,29 +316,34 @@ def _parsed(cells: Iterable[str], dtype: DataType, place: Place, name: str) -> A
     if dtype.wire == "float":
         numbers = [_number(float, cell, place, row, name) for row, cell in enumerate(cells)]
         return typed(np.array(numbers, np.float64), dtype, name)
-    bounds: Any = np.iinfo(np.int64 if dtype.numpy == np.bool_ else dtype.numpy)
+    least, most = dtype.bounds
     values: list[int] = []
     for row, cell in enumerate(cells):
         value = _number(int, cell, place, row, name)
-        if not bounds.min <= value <= bounds.max:
+        if not least <= value <= most:
             raise TFGNNError(
-                f"{place(row)}, column {name!r}: {cell[:40]} is not from {bounds.min} to "
-                f"{bounds.max}, the range of {dtype.name}.",
+                f"{place(row)}, column {name!r}: {cell[:40]} is not from {least} to {most}, the "
+                f"range of {dtype.name}.",
                 "correct it, or the schema's dtype.",
             )
         values.append(value)
-    return typed(np.array(values, bounds.dtype), dtype, name)
+    return np.array(values, dtype.numpy)
 
 
+_DIGITS = re.compile(r"-?[0-9]+")
 Number = TypeVar("Number", int, float)
 
 
 def _number(parse: Callable[[str], Number], cell: str, place: Place, row: int, name: str) -> Number:
     """A cell as a number. Raises: TFGNNError naming the row."""
     try:
+        # Python would take 1_0 too, digits of all scripts, and integers with blanks and a +.
+        is_plain = _DIGITS.fullmatch(cell) if parse is int else cell.isascii() and "_" not in cell
+        if not is_plain:
+            raise ValueError
         return parse(cell)
     except ValueError:
-        words = "a number" if parse is float else "an integer"
+        words = "a number" if parse is float else "an integer, which is digits alone"
         raise TFGNNError(
             f"{place(row)}, column {name!r}: {cell[:40]!r} is not {words}.", "correct it."
         ) from None
