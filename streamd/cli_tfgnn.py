@@ -136,7 +136,7 @@ def tfgnn_import(
             clock,
             lambda what, at, of: line.of(what, at, of, "rows"),
         )
-        total = tables.num_nodes + tables.num_edges
+        total = tables.num_events
         line.begin(f"to {topic or settings.data_dir}")
         if topic is None:
             append_tables(settings, tables, clock, lambda done: line.at(done, total))

@@ -269,7 +269,9 @@ def test_tables_of_others_become_a_log(papers, tmp_path):
 def test_columns_that_no_feature_takes_are_told(papers, tmp_path):
     settings_for(papers, tmp_path)
     text = streamd("tfgnn", "import", papers, "--first-time", "1970-01-01", "--config", tmp_path / "papers.yaml", "--data-dir", tmp_path / "log")
-    assert "left out: edge set cites, #weight" in text and "left out: node set paper, title" in text and "3 nodes and 5 edges appended" in text
+    assert "left out: edge set cites, #weight" in text and "left out: node set paper, title" in text
+    # p2, 7 and bea have no event of their own.
+    assert "6 nodes and 5 edges appended" in text and LogReader.open(tmp_path / "log").num_nodes == 6
 
 
 def test_a_column_of_times_may_be_named_and_hold_iso_8601(papers, tmp_path):
@@ -381,7 +383,7 @@ def test_events_for_a_topic_are_those_for_a_log_in_the_streams_unit(tmp_path):
     exported(made, write(made, shop_events(6, 60)), tmp_path / "out")
     tables = events_of(made, tmp_path / "out")
     sent = list(checked_events(made, tables, SystemClock()))
-    assert [e.row for e in sent] == list(range(1, tables.num_nodes + tables.num_edges + 1))
+    assert [e.row for e in sent] == list(range(1, tables.num_events + 1))
     again = write(elsewhere(made, tmp_path / "sent"), [json.loads(e.value) for e in sent])
     assert edges_of(again) == edges_of(imported(elsewhere(made, tmp_path / "log 2"), tmp_path / "out"))
     coarse = made.model_copy(update={"stream": made.stream.model_copy(update={"time_unit": "s"})})
@@ -406,7 +408,7 @@ def test_tables_are_sent_to_a_topic_of_our_own_events(papers, tmp_path, monkeypa
     monkeypatch.setattr(produce, "make_producer", lambda kafka, **how: Producer())
     settings_for(papers, tmp_path, WEIGHTED)
     text = streamd("tfgnn", "import", papers, "--first-time", "1970-01-01", "--topic", "papers", "--config", tmp_path / "papers.yaml")
-    assert "3 nodes and 5 edges sent to papers" in text and {(topic, e.get("type")) for topic, _, e in sent} == {("papers", "node"), ("papers", None)}
+    assert "6 nodes and 5 edges sent to papers" in text and {(topic, e.get("type")) for topic, _, e in sent} == {("papers", "node"), ("papers", None)}
     assert sent[0] == ("papers", b"p0", {"type": "node", "id": "p0", "node_set": "paper", "features": [2001]})
     assert sent[3] == ("papers", b"7", {"src": 7, "dst": "p0", "time": 0, "edge_set": "writes", "features": [1]})
     (tmp_path / "papers.yaml").write_text((tmp_path / "papers.yaml").read_text() + """sources:
