@@ -177,7 +177,7 @@ class _Table:
                     "write the table as .tfrecord.",
                 )
         with ExitStack() as stack:
-            reader = _csv_reader(path, stack)
+            reader = csv_reader(path, stack)
             header = next(reader, None)
             if header is None:
                 raise TFGNNError(f"{path} is empty.", "write a header.")
@@ -276,7 +276,7 @@ class _Table:
         )
 
 
-def _csv_reader(path: Path, stack: ExitStack) -> Iterator[list[str]]:
+def csv_reader(path: Path, stack: ExitStack) -> Iterator[list[str]]:
     """Yield the rows of cells of a CSV file that are not blank. Raises: TFGNNError."""
     try:
         file = stack.enter_context(open_file(path))
