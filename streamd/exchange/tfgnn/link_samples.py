@@ -17,7 +17,7 @@ from streamd.errors import TFGNNError
 from streamd.events import Int64
 from streamd.exchange.tfgnn.adjacency import Graph
 from streamd.exchange.tfgnn.assembly import TEXT, TIME, Body, schema_of_samples, texts
-from streamd.exchange.tfgnn.declared import Declared, graph_schema
+from streamd.exchange.tfgnn.declared import Declared, graph_schema, reverse_names
 from streamd.exchange.tfgnn.draws import Array, draw_keys, draw_places, hash_strings
 from streamd.exchange.tfgnn.examples import Codec
 from streamd.exchange.tfgnn.log_graph import load_log_graph, numbers_of_nodes
@@ -67,7 +67,8 @@ def plan_link_run(
     if name not in declared.edge_sets:
         raise TFGNNError(f"The log has no edge set {name!r}; it has {known}.", "name one of them.")
     schema = graph_schema(declared, declared.edge_sets if with_reverse else ())
-    spec = read_spec(sampling_spec, with_readout(schema, schema.edge_sets[name]))
+    linked = with_readout(schema, schema.edge_sets[name])
+    spec = read_spec(sampling_spec, linked, reverse_names(declared))
     _check(spec, schema, name)
     return LinkRun(
         schema=schema,

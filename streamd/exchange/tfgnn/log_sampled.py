@@ -5,7 +5,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from streamd.exchange.tfgnn.declared import Declared, graph_schema
+from streamd.exchange.tfgnn.declared import Declared, graph_schema, reverse_names
 from streamd.exchange.tfgnn.log_graph import load_log_graph
 from streamd.exchange.tfgnn.log_rows import LogCut, LogRows
 from streamd.exchange.tfgnn.sampled import Marker, Run, sample_graph
@@ -72,7 +72,7 @@ def plan_log_run(
     schema = graph_schema(declared, declared.edge_sets if with_reverse else ())
     return Run(
         schema=schema,
-        spec=read_spec(sampling_spec, schema),
+        spec=read_spec(sampling_spec, schema, reverse_names(declared)),
         seeds=seeds,
         output=output,
         aggregation=aggregation,

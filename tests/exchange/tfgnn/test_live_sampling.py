@@ -242,8 +242,12 @@ def test_a_strategy_by_weight_needs_one(tmp_path):
     with pytest.raises(TFGNNError, match="'x' has the strategy RANDOM_WEIGHTED.*'follows' has no #weight"):
         world.run(tmp_path / "out" / "s.tfrecord")
     world.write_spec([("x", ("seed",), "rev_follows", 2, "LATEST_K")])
-    with pytest.raises(TFGNNError, match="'rev_follows' is not in the schema, which has: follows, views"):
+    with pytest.raises(TFGNNError, match="'rev_follows' is not in the schema, which has: follows, views.*give --reversed, and name 'rev_follows'"):
         world.run(tmp_path / "out" / "s.tfrecord", with_reverse=False)
+    world.write_spec([("x", ("seed",), "views", 2, "LATEST_K"), ("y", ("x",), "views", 2, "LATEST_K")])
+    for with_reverse, advice in ((False, "give --reversed, and name 'rev_views', which is the reverse of 'views'"), (True, "name 'rev_views', the reverse")):
+        with pytest.raises(TFGNNError, match=f"gives nodes of 'item', and its edge set 'views' begins at 'user'.*{advice}"):
+            world.run(tmp_path / "out" / "s.tfrecord", with_reverse=with_reverse)
     append(world, [{"edge_set": "views", "src": "u1", "dst": "i1", "time": world.time, "features": {"weight": -1, "agent": "a"}}])
     world.write_spec()
     with pytest.raises(TFGNNError, match="Edge set 'rev_views' has the weight -1"):

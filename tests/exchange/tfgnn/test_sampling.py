@@ -337,8 +337,14 @@ def test_the_specs_of_the_guide_run_where_its_reversed_set_is_there(tmp_path):
     text = (GOLDEN / "unigraph_csv" / "graph.pbtxt").read_text()
     i, j = text.index('edge_sets { key: "written"'), text.index('edge_sets { key: "affiliated_with"')
     (tmp_path / "graph.pbtxt").write_text(text[:i] + text[j:])
-    with pytest.raises(TFGNNError, match="'paper->author': the edge set 'written' is not in the schema"):
+    # The set that is told is the one to add.
+    with pytest.raises(TFGNNError, match="'paper->author': the edge set 'written' is not in the schema.* add the reverse of 'writes'") as error:
         plan_run(tmp_path / "graph.pbtxt", tmp_path / "spec.pbtxt", tmp_path / "s.tfrecord")
+    added = str(error.value).partition("features: ")[2]
+    (tmp_path / "graph.pbtxt").write_text(text[:i] + added + text[j:])
+    made = plan_run(tmp_path / "graph.pbtxt", tmp_path / "spec.pbtxt", tmp_path / "s.tfrecord", data_path=GOLDEN / "unigraph_csv").schema
+    one, want = made.edge_sets["written"], read_schema(GOLDEN / "unigraph_csv").edge_sets["written"]
+    assert (one.source, one.target, one.metadata.filename) == (want.source, want.target, want.metadata.filename) and one.metadata.is_reversed
 
 
 def test_a_killed_run_goes_on_to_the_same_files(tmp_path):
