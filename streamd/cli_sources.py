@@ -6,7 +6,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from streamd.cli_options import ConfigOption, err, out, printable, settings_of
+from streamd.cli_options import ConfigOption, err, out, printable, settings_of, tell_rounded
 from streamd.schema import DEFAULT_SET
 from streamd.telemetry.progress import ProgressLine
 
@@ -50,6 +50,7 @@ def sources_check(
         )
     out.print(table)
     out.print(verdict.words(len(sample)), soft_wrap=True, markup=False, highlight=False)
+    tell_rounded(verdict.rounded.words)
     raise typer.Exit(1 if verdict.refused else 0)
 
 

@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from streamd.cli_options import ConfigOption, DataOption, err, out, printable, settings_of
+from streamd.cli_options import (
+    ConfigOption,
+    DataOption,
+    err,
+    out,
+    printable,
+    settings_of,
+    tell_rounded,
+)
 from streamd.errors import SettingsError
 from streamd.telemetry.progress import ProgressLine
 
@@ -144,6 +152,7 @@ def tfgnn_import(
             send_tables(settings, tables, topic, speed, clock, lambda done: line.at(done, total))
     for column in tables.left_out:
         err.print(f"left out: {printable(column)}", soft_wrap=True, markup=False, highlight=False)
+    tell_rounded(tables.rounded.words)
     where = f"sent to {topic}" if topic else f"appended to {settings.data_dir}"
     out.print(
         f"{tables.num_nodes:,} nodes and {tables.num_edges:,} edges {where}: {tables.times}",

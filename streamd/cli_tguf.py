@@ -18,6 +18,7 @@ from streamd.cli_options import (
     err,
     out,
     settings_of,
+    tell_rounded,
 )
 from streamd.errors import SettingsError, StreamdError
 from streamd.settings import load_settings
@@ -174,3 +175,4 @@ def tguf_import(
         soft_wrap=True,
         markup=False,
     )
+    tell_rounded(done.rounded.words)

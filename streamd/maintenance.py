@@ -305,7 +305,8 @@ def _log_of(
         done = import_file(
             own, file, columns, lambda done, of: progress(f"reading {file}", done, of, "events")
         )
-        yield open_log(own.data_dir), f"; {done.times}"
+        notes = "; ".join(note for note in (done.times, done.rounded.words) if note)
+        yield open_log(own.data_dir), f"; {notes}"
 
 
 def _table(

@@ -24,6 +24,7 @@ from streamd.exchange.tables import (
     read_rows,
     resolved,
 )
+from streamd.ingest.rounding import Rounded
 from streamd.segments.log import LogWriter
 from streamd.segments.tguf import TGUFFile, open_tguf
 from streamd.settings import Settings, schema_of
@@ -34,10 +35,12 @@ IMPORT_ROWS = 65_536
 
 @dataclass(frozen=True)
 class Imported:
-    """The outcome of an import. times: their range and how they were read, as a text."""
+    """The outcome of an import. times: their range and how they were read, as a text. rounded: the
+    values of features that were rounded."""
 
     num_events: int
     times: str
+    rounded: Rounded
 
 
 def import_file(
@@ -92,7 +95,7 @@ def import_file(
         writer.close()
     if topic and loader.last_us >= 0:
         times.extend(loader.first_us, loader.last_us, f"the source of {topic} says")
-    return Imported(loader.num_events, times.summary())
+    return Imported(loader.num_events, times.summary(), loader.rounded)
 
 
 def _check_set(file: TGUFFile, edge_set: str, schema: Schema) -> None:

@@ -20,6 +20,7 @@ from streamd.ingest.client import make_consumer
 from streamd.ingest.columns import as_json
 from streamd.ingest.kafka_records import make_reading_safe
 from streamd.ingest.mapped import make_decoder
+from streamd.ingest.rounding import Rounded
 from streamd.settings import Settings, schema_of
 
 PATIENCE_SECONDS = 10.0
@@ -108,12 +109,14 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What becomes of a sample. counts: by type of event, and of refused ones by reason."""
+    """What becomes of a sample. counts: by type of event, and of refused ones by reason. rounded:
+    values of features."""
 
     judged: list[Judged]
     num_skipped: int
     counts: Counter[str]
     refused: Counter[str]
+    rounded: Rounded
 
     def words(self, num_records: int) -> str:
         """The counts in words."""
@@ -151,4 +154,5 @@ def judge(settings: Settings, sample: Sample, clock: Clock) -> Verdict:
         num_skipped,
         Counter(j.what for j in judged if j.event),
         Counter(j.what for j in judged if not j.event),
+        decoder.rounded,
     )

@@ -20,6 +20,7 @@ from streamd.ingest.event_reader import EventReader, WireEdge
 from streamd.ingest.explain import Explainer
 from streamd.ingest.headers import JSONHeaders, content_header
 from streamd.ingest.notices import Notices
+from streamd.ingest.rounding import Rounded
 from streamd.ingest.wire import (
     ARROW,
     NDJSON,
@@ -90,6 +91,12 @@ class Decoder:
         self.headers = JSONHeaders()
         self.explain = Explainer(self.checker.sets, rules.time_unit).text
 
+    @property
+    def rounded(self) -> Rounded:
+        """The values of valid events that were rounded so far, in all topics."""
+        topics = self.mapped.values()
+        return sum((of.notices.all_rounded for of in topics), self.notices.all_rounded)
+
     def decode(
         self, records: Sequence[Any], source: int, now_us: int, topic: str = ""
     ) -> tuple[Block, list[Rejected]]:
@@ -155,7 +162,7 @@ class Batch:
     ) -> None:
         self._decoder = decoder
         self._checker = decoder.checker if mapped is None else mapped.checker
-        self._notices = decoder.notices if mapped is None else mapped.notices
+        self.notices = decoder.notices if mapped is None else mapped.notices
         self._explain: Explain = decoder.explain if mapped is None else mapped.explain
         self._rules = decoder.rules
         self.source = source
@@ -172,7 +179,7 @@ class Batch:
     def finish(self) -> tuple[Block, list[Rejected]]:
         """The events taken so far as one block, and the rejected ones."""
         block = joined(self._blocks) if self._blocks else empty_block(self.dim)
-        self._notices.times(block.rows["time"][has_time(block.rows)], self.now_us)
+        self.notices.times(block.rows["time"][has_time(block.rows)], self.now_us)
         return block, self._rejected
 
     def native(self, checker: EventChecker | None) -> "Batch":
@@ -434,7 +441,8 @@ class Batch:
             if self._reader.met_unknown:
                 self._notice_fields([raw(item)])
             if event.time is None and kind in (EDGE, LABEL):
-                self._notices.no_time()
+                self.notices.no_time()
+            self.notices.rounded(self._checker.rounded)
 
             # Edges carry their features as a row of the matrix, other kinds as an extra.
             extra = -1

@@ -29,6 +29,7 @@ from streamd.ingest.forms import CHANGED, DELETED, Form, FormMaker, forms_of
 from streamd.ingest.headers import content_header, content_of
 from streamd.ingest.mapping import FeatureSets
 from streamd.ingest.notices import Notices
+from streamd.ingest.rounding import NOTHING
 from streamd.ingest.shapes import Columns, kind_of, parsed
 from streamd.ingest.wire import (
     OWN_EVENT,
@@ -109,6 +110,7 @@ class MappedTopic:
             self._format = make_format(source, settings)
         self._deleted_key: dict[int, bytes | None] = {}
         self._num_skipped = 0
+        self._rounded = NOTHING
         metrics.begin_at_zero(metrics.skipped, (source.topic,))
 
     def prepare(self, records: Sequence[Any], waiting: Callable[[], None]) -> None:
@@ -244,6 +246,7 @@ class MappedTopic:
         at_edges, at_others = np.flatnonzero(is_edge), np.flatnonzero(is_other)
 
         # Edges as columns, events of other types from the same columns one by one.
+        self._rounded = NOTHING
         blocks = []
         if len(at_edges):
             columns_E = columns
@@ -265,6 +268,7 @@ class MappedTopic:
             order = np.argsort(np.concatenate([at_edges, at_others]))
             batch.add(joined(made).take(order))
         self._num_skipped += len(records) - len(at_edges) - len(at_others)
+        self.notices.rounded(self._rounded)
         return True
 
     def _edge_block(
@@ -282,6 +286,7 @@ class MappedTopic:
             return None
         if (edges.time > self.checker.horizon(stamp, batch.now_us)).any():
             return None
+        self._rounded += edges.rounded
         return edge_block(
             edges.time,
             edges.src,
@@ -316,6 +321,7 @@ class MappedTopic:
                 time, kind, a, b, carried = self.checker.event(event, stamp_us, latest, 1)
             except BadEvent:
                 return None
+            self._rounded += self.checker.rounded
             extra = len(extras) if carried else -1
             extras += [carried] if carried else []
             seen = min(stamp_us, batch.now_us)

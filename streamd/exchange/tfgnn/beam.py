@@ -26,7 +26,7 @@ from streamd.exchange.tfgnn.beam_steps import (
     no_samples,
     write_shard,
 )
-from streamd.exchange.tfgnn.sampled import Marker, TableRun, write_schema
+from streamd.exchange.tfgnn.sampled import Marker, TableRun, warn_missing, write_schema
 from streamd.exchange.tfgnn.sampling import Has, check_columns, seed_set
 from streamd.exchange.tfgnn.schema import NodeSet, read_schema, schema_file
 from streamd.exchange.tfgnn.shards import find_files
@@ -97,6 +97,8 @@ def _sample(run: TableRun, runner: str, options: list[str]) -> int:
         with beam.Pipeline(runner=runner, options=PipelineOptions(options)) as pipeline:
             build(pipeline, run, plan, files)
         write_schema(run.output, sampled_schema(run.schema, seed_set(run.spec), timed))
+        for name, is_seed, num, example in plan.read_missing():
+            warn_missing(name, is_seed, num, example)
         return files.count_seeds()
     finally:
         # What workers that were lost left behind.

@@ -13,8 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from streamd.errors import TFGNNError
-from streamd.exchange.tfgnn.adjacency import Graph
+from streamd.exchange.tfgnn.adjacency import Graph, shown_id
 from streamd.exchange.tfgnn.assembly import Assembler, is_latent, schema_of_samples
 from streamd.exchange.tfgnn.records import read_blocks
 from streamd.exchange.tfgnn.sampling import AGGREGATIONS, Sampler, seed_set
@@ -32,6 +34,7 @@ from streamd.exchange.tfgnn.tables_graph import (
 )
 from streamd.storage import write_durably
 
+logger = structlog.get_logger()
 SCHEMA_NAME = "schema.pbtxt"
 """The schema of samples, beside them."""
 
@@ -169,8 +172,12 @@ def sample_graph(
     that are there. Returns: as `write_shards`. Raises: TFGNNError.
     """
     start = seed_set(run.spec)
+    nodes = graph.node_sets[start]
+    if seeds is not None and start not in graph.latent:
+        missing = {id for id in seeds.seed_ids if nodes.row_N[nodes.number[id]] < 0}
+        if missing:
+            warn_missing(start, True, len(missing), shown_id(min(missing)))
     if seeds is None:
-        nodes = graph.node_sets[start]
         seeds = every_node(id for id, row in zip(nodes.ids, nodes.row_N, strict=True) if row >= 0)
     sampler = Sampler(
         graph,
@@ -190,6 +197,18 @@ def sample_graph(
     counts = write_shards(shards, draw, done, run.processes, progress)
     write_schema(run.output, assembler.schema)
     return counts
+
+
+def warn_missing(node_set: str, is_seed: bool, count: int, example: str) -> None:
+    """Warn of nodes without a row, which no sample holds. is_seed: whether seeds name them, or
+    edges that samples walk along."""
+    logger.warning(
+        "tfgnn_seeds_without_row" if is_seed else "tfgnn_nodes_without_row",
+        node_set=node_set,
+        nodes=count,
+        example=example,
+        meaning="their samples are empty" if is_seed else "edges to and from them are left out",
+    )
 
 
 def sample_records(sampler: Sampler, assembler: Assembler, seeds: Seeds) -> Iterator[bytes]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import structlog
 
 from streamd.clock import Clock
 from streamd.errors import TFGNNError
@@ -30,9 +31,11 @@ from streamd.exchange.tfgnn.row_names import Place, TableRows
 from streamd.exchange.tfgnn.schema import EdgeSet, GraphSchema
 from streamd.exchange.tfgnn.tables_graph import Progress, Read, read_tables
 from streamd.exchange.tfgnn.unigraph import Rows, table_path
+from streamd.ingest.rounding import NOTHING
 from streamd.settings import Settings
 from streamd.settings_sets import nearest_of
 
+logger = structlog.get_logger()
 EVENTS = 4096
 """Events that are made at once."""
 OF_EDGES = (TIME, "time", "#source", "#target")
@@ -113,7 +116,7 @@ class TableEvents:
 
     First come node features, in force from the start; then edges by time, those of one time in the
     order of the settings' sets and of the tables' rows. left_out: columns that no feature takes, in
-    words. times: their range, in words.
+    words. times: their range, in words. rounded: values of features.
     """
 
     def __init__(
@@ -137,6 +140,7 @@ class TableEvents:
         self._declared = declared_sets(settings)
         self._summaries: list[str] = []
         self.left_out: list[str] = []
+        self.rounded = NOTHING
         names = self._check_sets()
         self._nodes = {
             name: _Nodes(checked_form(note(one, KEYS), name))
@@ -209,8 +213,9 @@ class TableEvents:
                 )
         return [name for name in self._declared.edge_sets if name in wanted]
 
-    def _leave_out(self, place: str, encoder: Encoder) -> None:
-        """Note the columns of a set that no feature takes."""
+    def _note(self, place: str, encoder: Encoder) -> None:
+        """Note the columns of a set that no feature takes, and its rounded values."""
+        self.rounded += encoder.rounded
         self.left_out += [f"{place}, {name}" for name in encoder.left_out]
 
     def _read_edges(self, name: str, read: Read) -> _Edges:
@@ -239,7 +244,7 @@ class TableEvents:
                 raise TFGNNError(
                     f"{place(0)}: edge set {name!r} has times in some files.", "write them in all."
                 )
-        self._leave_out(f"edge set {name}", encoder)
+        self._note(f"edge set {name}", encoder)
         known = [t for t in time if t is not None]
         edges = _Edges(
             name=name,
@@ -300,15 +305,25 @@ class TableEvents:
             numbers = nodes.numbers(rows.ids, place, ID).tolist()
             for row, number in enumerate(numbers):
                 if number in seen:
+                    first = nodes.place((nodes.row_number + numbers).index(number))
                     raise TFGNNError(
-                        f"{place(row)}: the id {nodes.keys[number]!r} is there twice.",
+                        f"{place(row)}: the id {nodes.keys[number]!r} is there twice, first in "
+                        f"{first}.",
                         "remove one of the rows.",
                     )
                 seen.add(number)
             nodes.row_number += numbers
             values.append(encoder.numbers(rows, place))
         nodes.values_ND = np.concatenate(values)
-        self._leave_out(f"node set {name}", encoder)
+        if without := nodes.named - seen:
+            logger.warning(
+                "tfgnn_nodes_without_row",
+                node_set=name,
+                nodes=len(without),
+                example=repr(nodes.keys[min(without)]),
+                meaning="edges name them: they are in the graph, without features of the table",
+            )
+        self._note(f"node set {name}", encoder)
 
     def _wanted_nodes(self, name: str) -> list[int]:
         """The rows of a node set that need an event: with features, or that no edge names."""

@@ -94,12 +94,12 @@ def test_a_bucket_without_weights_is_refused_where_the_table_has_some(world, tmp
     _, seeds = next(name_seeds((0, [SeedBlock([b"p0"], np.full(1, ENDLESS))]), plan))
     op = dataclasses.replace(plan.spec.sampling_ops[-1], input_op_names=("seed",))
     bare = dataclasses.replace(edges, weight=None)
-    with pytest.raises(TFGNNError, match="Some files of edge set 'has' have #weight or #time"):
+    with pytest.raises(TFGNNError, match="Edge set 'has': some files have #weight or #time"):
         list(expand((0, [seeds, bare]), plan, [op]))
     without = dataclasses.replace(plan, has={"has": Has(False, True)})
     walked = [b for _, b in expand((0, [seeds, bare]), without, [op]) if isinstance(b, Walked)]
     assert sum(len(b.edge_P) for b in walked) == op.sample_size, "TOP_K without weights takes some"
-    with pytest.raises(TFGNNError, match="Some files of a table have #weight or #time and some have none"):
+    with pytest.raises(TFGNNError, match="Edge set 'has': there is no #weight, and other files"):
         list(expand((0, [seeds, bare, edges]), plan, [op]))
 
 

@@ -81,7 +81,7 @@ def test_a_refused_run_leaves_nothing(tmp_path):
     with (world.path / "has.csv").open("a") as file:
         file.write("p0,t0,-1,1\n")
     for output in (tmp_path / "new" / "s.tfrecord@2", tmp_path / "s.tfrecord"):
-        with pytest.raises(TFGNNError, match="has the weight -1"):
+        with pytest.raises(TFGNNError, match="its weight is -1"):
             streamd("sample", "--graph-schema", world.path, "--sampling-spec", spec, "--output", output)
     write_log(tmp_path / "log", *stream(20))
     link_spec = tmp_path / "link.pbtxt"

@@ -250,7 +250,7 @@ def test_a_strategy_by_weight_needs_one(tmp_path):
             world.run(tmp_path / "out" / "s.tfrecord", with_reverse=with_reverse)
     append(world, [{"edge_set": "views", "src": "u1", "dst": "i1", "time": world.time, "features": {"weight": -1, "agent": "a"}}])
     world.write_spec()
-    with pytest.raises(TFGNNError, match="Edge set 'rev_views' has the weight -1"):
+    with pytest.raises(TFGNNError, match="Edge set 'rev_views', event [0-9]+: its weight is -1"):
         world.run(tmp_path / "out" / "s.tfrecord")
 
 

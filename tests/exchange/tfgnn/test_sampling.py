@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import re
 import subprocess
 import sys
 import time
@@ -10,8 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import structlog
 
 from streamd.errors import TFGNNError
+from streamd.exchange.tfgnn.beam_blocks import Arrivals, TableFile, bucket_of, read_file
+from streamd.exchange.tfgnn.beam_steps import Plan, join_rows
 from streamd.exchange.tfgnn.draws import (
     RANDOM_UNIFORM,
     RANDOM_WEIGHTED,
@@ -222,7 +226,7 @@ def test_weights_in_some_files_of_a_table_alone_are_refused(tmp_path):
     rows = [line.split(",") for line in one.read_text().splitlines()]
     at = rows[0].index("#weight")
     one.write_text("\n".join(",".join(row[:at] + row[at + 1 :]) for row in rows))
-    refused(world, tmp_path, "Some files of a table have #weight or #time and some have none")
+    refused(world, tmp_path, "writes.csv-00001-of-00002 row 1: there is no #weight, and other files of the table have one")
 
 
 @pytest.mark.parametrize("weight", ["-1", "nan", "inf"])
@@ -230,14 +234,65 @@ def test_a_weight_that_is_no_weight_is_refused(tmp_path, weight):
     world = World(tmp_path / "in", 1)
     with (world.path / "has.csv").open("a") as file:
         file.write(f"p0,t0,{weight},1\n")
-    refused(world, tmp_path, "Edge set 'has' has the weight")
+    row = len(world.edges["has"]) + 1
+    refused(world, tmp_path, rf"has.csv row {row}: its weight is {float(weight)}; weights are finite")
+    # A worker of a pipeline says the same, where it reads the file.
+    one = world.schema.edge_sets["has"]
+    with pytest.raises(TFGNNError, match=rf"has.csv row {row}: its weight is"):
+        list(read_file(TableFile("edges", "has", world.path / "has.csv", one), 8))
 
 
 def test_an_id_that_a_table_has_twice_is_refused(tmp_path):
     world = World(tmp_path / "in", 1)
     with (world.path / "author.csv").open("a") as file:
         file.write("a3\n")
-    refused(world, tmp_path, "node set 'author' has the id 'a3' twice")
+    lines = (world.path / "author.csv").read_text().split()
+    words = rf"author.csv row {len(lines) - 1}: the id 'a3' is there twice, first in .*author.csv row {lines.index('a3')}\."
+    refused(world, tmp_path, words)
+    one = world.schema.node_sets["author"]
+    bucket = [block for key, block in read_file(TableFile("nodes", "author", world.path / "author.csv", one), 1)]
+    plan = Plan(schema=world.schema, spec=world.spec, has={}, seed=0, is_timed=False, buckets=1, output=tmp_path / "s.tfrecord", run_id="run")
+    with pytest.raises(TFGNNError, match=words):
+        list(join_rows((0, bucket), plan))
+
+
+def test_edges_and_seeds_without_a_row_are_counted(tmp_path):
+    """p28 and p29 are in no table of papers; topics have none."""
+    world = World(tmp_path / "in", 1)
+    without = {b"p28", b"p29"}
+    with structlog.testing.capture_logs() as logs:
+        run(world, tmp_path / "out" / "s.tfrecord", seeds=world.seeds([(b"p0", 0), (b"p29", 0), (b"p29", 0), (b"nobody", 0)], False))
+    said = {(log["event"], log.get("edge_set", log.get("node_set"))): log for log in logs}
+    cites, has = ([bool(without & {s, *([t] if name == "cites" else [])}) for s, t, *_ in world.edges[name]] for name in ("cites", "has"))
+    of = said["tfgnn_edges_left_out", "cites"]
+    assert 0 < of["edges"] == sum(cites) < of["of"] == len(cites) and re.fullmatch(r".*cites.tfrecord record \d+: 'p\d+' to 'p\d+'", of["example"])
+    assert said["tfgnn_edges_left_out", "has"]["edges"] == sum(has)
+    seeds = said["tfgnn_seeds_without_row", "paper"]
+    assert (seeds["nodes"], seeds["example"]) == (2, "'nobody'") and len(logs) == 4
+    # Where all are there, nothing is said.
+    world.nodes["paper"] |= dict.fromkeys(without, (1900, ()))
+    world.write()
+    with structlog.testing.capture_logs() as logs:
+        run(world, tmp_path / "all" / "s.tfrecord")
+    assert logs == []
+
+
+def test_a_pipeline_counts_nodes_without_a_row_once_however_often_a_bucket_is_joined(tmp_path):
+    world = World(tmp_path / "in", 1)
+    plan = Plan(schema=world.schema, spec=world.spec, has={}, seed=0, is_timed=False, buckets=2, output=tmp_path / "s.tfrecord", run_id="run")
+    file = TableFile("nodes", "paper", world.path / "paper.tfrecord", world.schema.node_sets["paper"])
+    buckets = [[], []]
+    for key, block in read_file(file, 2):
+        buckets[key].append(block)
+    for op, ids in (("seed", [b"p0", b"nobody"]), ("hop", [b"p1", b"p28", b"p29"])):
+        for id, key in zip(ids, bucket_of(ids, 2).tolist(), strict=True):
+            buckets[key].append(Arrivals(op, [b"0:p0"], np.array([9]), [id], np.array([0]), np.array([0])))
+    (tmp_path / ".another.missing-0").write_text("[]")
+    for _ in range(2):
+        for key, blocks in enumerate(buckets):
+            list(join_rows((key, blocks), plan))
+    assert [found[:3] for found in plan.read_missing()] == [("paper", False, 2), ("paper", True, 1)]
+    assert plan.read_missing()[1][3] == "'nobody'"
 
 
 def test_a_stopped_run_goes_on_and_another_one_does_not(tmp_path):

@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+import structlog
 from typer.testing import CliRunner
 
 from streamd.cli import app
@@ -264,6 +265,15 @@ def test_tables_of_others_become_a_log(papers, tmp_path):
         ("p0", 2001), ("p1", 1999), ("alone", 1990), ("p2", 0), (7,), ("bea",)}
     # p2 has a year of 0, as a node without features has, and an edge names it.
     assert sum(len(nodes) for nodes, _ in log.feature_updates().until(9)) == 3
+
+
+def test_nodes_that_edges_name_and_their_table_lacks_are_counted(papers, tmp_path):
+    made = settings_for(papers, tmp_path)
+    (papers / "writes.csv").write_text((papers / "writes.csv").read_text().replace("bea,p0", "bea,p9"))
+    with structlog.testing.capture_logs() as logs:
+        events_of(made, papers, first_us=0)
+    (log,) = logs
+    assert (log["event"], log["node_set"], log["nodes"], log["example"]) == ("tfgnn_nodes_without_row", "paper", 1, "'p9'")
 
 
 def test_columns_that_no_feature_takes_are_told(papers, tmp_path):
