@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from streamd.exchange.tfgnn.log_sampled import LogSource
 
 tfgnn_app = typer.Typer(
-    help="TensorFlow GNN's formats: schema, import, export, sample, random.", no_args_is_help=True
+    help="TensorFlow GNN's formats: schema, import, export, sample, show, random.",
+    no_args_is_help=True,
 )
 
 SCHEMA = typer.Option("--graph-schema", help="A GraphSchema, or a folder with one .pbtxt.")
@@ -391,6 +392,32 @@ def _refuse_given(options: dict[str, Any], why: str) -> None:
     for name, value in options.items():
         if value is not None and value is not False:
             raise SettingsError(f"{name} {why}.", "leave one of them out.")
+
+
+@tfgnn_app.command("show")
+def tfgnn_show(
+    file: Annotated[
+        Path, typer.Argument(help="TFRecord or CSV: a file, shards as base@10, or a glob.")
+    ],
+    graph_schema: Annotated[Path | None, SCHEMA] = None,
+    set_: Annotated[
+        str | None, typer.Option("--set", help="The file is the table of this set of the schema.")
+    ] = None,
+    skip: Annotated[int, typer.Option(min=0, help="Records before the first one shown.")] = 0,
+    count: Annotated[int, typer.Option(min=1, help="Records to show.")] = 3,
+    values: Annotated[
+        int, typer.Option(min=1, help="Most items of a set, and values of a feature.")
+    ] = 8,
+) -> None:
+    """Print some records of a file: graphs, examples of any kind, rows of unigraph tables."""
+    from streamd.exchange.tfgnn.listing import Part, lines_of
+    from streamd.exchange.tfgnn.schema import read_schema
+
+    if graph_schema is None:
+        _refuse_given({"--set": set_}, "needs --graph-schema")
+    schema = None if graph_schema is None else read_schema(graph_schema)
+    for line in lines_of(file, Part(skip=skip, count=count, values=values), schema, set_):
+        out.print(printable(line), soft_wrap=True, markup=False, highlight=False)
 
 
 @tfgnn_app.command("random")

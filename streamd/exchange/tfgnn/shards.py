@@ -32,6 +32,11 @@ def table_format(path: Path) -> str:
     )
 
 
+def is_csv(path: Path) -> bool:
+    """Whether a file is CSV by its name; of any other name it may hold records."""
+    return not _TFRECORD.search(path.name) and _CSV.search(path.name) is not None
+
+
 def shard_count(path: Path) -> int | None:
     """N of base@N or base@N.end, None for a file that is not sharded. Raises: TFGNNError for N out
     of range."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from streamd.errors import TFGNNError
 from streamd.exchange.tfgnn.columns import Column, ColumnReader
 from streamd.exchange.tfgnn.lists import not_held, typed
-from streamd.exchange.tfgnn.records import MAX_RECORDS, open_file, read_blocks
+from streamd.exchange.tfgnn.records import MAX_RECORD_BYTES, MAX_RECORDS, open_file, read_blocks
 from streamd.exchange.tfgnn.row_names import FileRows, Place
 from streamd.exchange.tfgnn.schema import TYPES, Context, DataType, EdgeSet, Feature, NodeSet
 from streamd.exchange.tfgnn.shards import find_files, table_format
@@ -76,13 +76,16 @@ def table_path(one: Set, base: Path) -> Path | None:
     return (base if base.is_dir() else base.parent) / name
 
 
-def read_table(one: Set, path: Path) -> Iterator[Rows]:
+def read_table(
+    one: Set, path: Path, *, at_once: int = MAX_RECORDS, max_bytes: int = MAX_RECORD_BYTES
+) -> Iterator[Rows]:
     """Yield the rows of a set's table: a file, a glob or base@N, CSV or TFRecord by its name.
 
+    at_once: most rows that are given at once. max_bytes: most of a record.
     Sources and targets change places where the set's metadata says `edge_type: reversed`. Raises:
     TFGNNError naming file and row where one does not fit the set; what comes before was yielded.
     """
-    yield from _read(_Table(one, isinstance(one, EdgeSet)), path)
+    yield from _read(_Table(one, isinstance(one, EdgeSet), at_once, max_bytes), path)
 
 
 def _read(table: "_Table", path: Path) -> Iterator[Rows]:
@@ -111,7 +114,14 @@ def read_seeds(path: Path) -> Iterator[Rows]:
 class _Table:
     """Reads rows of the table of one set."""
 
-    def __init__(self, one: Set, is_timed: bool) -> None:
+    def __init__(
+        self,
+        one: Set,
+        is_timed: bool,
+        at_once: int = MAX_RECORDS,
+        max_bytes: int = MAX_RECORD_BYTES,
+    ) -> None:
+        self._at_once, self._max_bytes = at_once, max_bytes
         self._features = dict(one.features)
         self._is_timed = is_timed
         self._is_reversed = one.metadata is not None and one.metadata.is_reversed
@@ -144,7 +154,8 @@ class _Table:
         keys += [(name, feature.dtype.wire) for name, feature in features.items()]
         keys += [(name, "float") for name in weights] + [(name, "int64") for name in times]
         reader = ColumnReader(keys)
-        for block in read_blocks(path, max(1, min(MAX_RECORDS, CELLS // max(1, len(keys))))):
+        most = max(1, min(self._at_once, CELLS // max(1, len(keys))))
+        for block in read_blocks(path, most, self._max_bytes):
             place = FileRows(path, "record", block.first)
             found = reader.read(block.data, block.start_R, block.end_R, place)
             columns = dict(zip(reader.names, found, strict=True))
@@ -184,7 +195,7 @@ class _Table:
             names = [IDS.get(name, name) for name in header]
             self._check_header(names, path)
             at = 1
-            take = max(1, min(ROWS, CELLS // len(names)))
+            take = max(1, min(ROWS, self._at_once, CELLS // len(names)))
             while chunk := list(itertools.islice(reader, take)):
                 for row, cells in enumerate(chunk, at):
                     if len(cells) != len(names):
