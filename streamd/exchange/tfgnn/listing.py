@@ -107,8 +107,9 @@ def _record(
         return
     graph = codec.decode(record, where)
     yield from _graph(graph, codec.schema, part)
-    sets = (*graph.node_sets.values(), *graph.edge_sets.values())
-    if not any(int(one.sizes_C.sum()) for one in sets):
+    sizes = [one.sizes_C for one in graph.node_sets.values()]
+    sizes += [one.sizes_C for one in graph.edge_sets.values()]
+    if not any(int(sizes_C.sum()) for sizes_C in sizes):
         keys = list(parse_binary("Example", record, where).features.feature)
         if keys and not any(key.startswith(("context/", "nodes/", "edges/")) for key in keys):
             yield "  no key of it is of a graph; if it is a row of a table, name its set by --set"
@@ -208,15 +209,17 @@ def _csv_rows(path: Path) -> Iterator[Iterable[str]]:
 
 def _values_of(features: Values, part: Part) -> Callable[[int], str]:
     """A function that gives the features of an item in words."""
-    getters = [(name, by_row(value)) for name, value in islice(features.items(), MAX_KEYS)]
+    getters = [
+        (_text(name), by_row(value), isinstance(value, Ragged) or value.ndim > 1)
+        for name, value in islice(features.items(), MAX_KEYS)
+    ]
 
     def words(item: int) -> str:
         found = []
-        for name, get in getters:
+        for name, get, is_list in getters:
             flat = get(item)
             value = _some(flat[: part.values].tolist(), len(flat), part.values)
-            is_list = isinstance(features[name], Ragged) or np.ndim(features[name]) > 1
-            found.append(f"{_text(name)}={f'[{value}]' if is_list else value}")
+            found.append(f"{name}={f'[{value}]' if is_list else value}")
         return " ".join(found) + _more(len(features), MAX_KEYS)
 
     return words
