@@ -160,7 +160,8 @@ def produce(
     from streamd.clock import SystemClock
     from streamd.exchange.produce import send_events
     from streamd.exchange.sourced import rows_to_send
-    from streamd.exchange.tables import Times, count_rows, read_events, resolved
+    from streamd.exchange.tables import count_rows, read_events, resolved
+    from streamd.exchange.times import Times
 
     # Read lazily: the file may be larger than memory.
     settings = settings_of(config, None)

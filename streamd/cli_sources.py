@@ -28,7 +28,8 @@ def sources_check(
     ] = "",
     config: ConfigOption = None,
 ) -> None:
-    """Show the events that records become; exit status 1 where one is refused."""
+    """Show the events that records become; exit status 1 where one is refused, or no record has a
+    field that the source names."""
     from streamd.clock import SystemClock
     from streamd.exchange.sample import judge, read_sample
 
@@ -51,7 +52,9 @@ def sources_check(
     out.print(table)
     out.print(verdict.words(len(sample)), soft_wrap=True, markup=False, highlight=False)
     tell_rounded(verdict.rounded.words)
-    raise typer.Exit(1 if verdict.refused else 0)
+    for told in verdict.absent:
+        err.print(printable(told), soft_wrap=True, markup=False, highlight=False)
+    raise typer.Exit(1 if verdict.refused or verdict.absent else 0)
 
 
 @sources_app.command("guess")

@@ -109,8 +109,8 @@ def tfgnn_import(
         typer.Option(help="Make up times for tables without them, from this one on; ISO 8601."),
     ] = None,
     step_seconds: Annotated[
-        float, typer.Option(min=1e-6, help="From one made-up time to the next.")
-    ] = 1,
+        float | None, typer.Option(min=1e-6, help="From one made-up time to the next; 1 otherwise.")
+    ] = None,
     data_path: Annotated[Path | None, DATA] = None,
     config: ConfigOption = None,
     data_dir: DataOption = None,
@@ -126,13 +126,15 @@ def tfgnn_import(
         raise SettingsError(f"--time-unit is {time_unit!r}.", f"one of {', '.join(MICROSECONDS)}.")
     if speed and topic is None:
         raise SettingsError("--speed is of a topic.", "name one with --topic.")
+    if first_time is None:
+        _refuse_given({"--step-seconds": step_seconds}, "needs --first-time")
     settings, clock = settings_of(config, data_dir), SystemClock()
     path = schema_file(graph_schema)
     options = TimeOptions(
         column=time_column,
         unit=time_unit,
         first_us=None if first_time is None else parse_time_us(first_time, "--first-time"),
-        step_us=round(step_seconds * 1e6),
+        step_us=round((step_seconds or 1) * 1e6),
     )
 
     # The tables are read whole before the first event goes out.

@@ -15,7 +15,7 @@ from streamd.events import Bools, Float32, Int64, Schema
 from streamd.ingest.encoding import Feature, Times
 from streamd.ingest.node_ids import INT64_MAX, KeyTable
 from streamd.ingest.rounding import EXACT, NOTHING, Rounded, rounded_in
-from streamd.ingest.shapes import Columns, Steps, kind_of
+from streamd.ingest.shapes import Columns, Steps, follow, kind_of
 from streamd.ingest.wire import EventType, WireEvent
 from streamd.settings_sources import (
     DeleteFields,
@@ -149,6 +149,16 @@ class Condition:
         if set(map(type, column)) != {str}:
             column = list(map(_comparable, column))
         return np.fromiter(map(self.values.__contains__, column), np.bool_, len(column))
+
+
+def meets(where: Where, row: Any) -> bool:
+    """Whether a record's data meets conditions by path; those on its key or headers are passed
+    over."""
+    return all(
+        _comparable(follow(steps_of(path))(row)) in map(_comparable, values)
+        for path, values in where.items()
+        if path[0] != "$"
+    )
 
 
 def _comparable(value: Any) -> Any:

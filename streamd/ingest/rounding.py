@@ -60,13 +60,14 @@ def rounded_in(values: NDArray[Any], names: Sequence[str]) -> Rounded:
 
 
 def _is_rounded(values: NDArray[Any]) -> Bools:
+    is_rounded: Bools
     if values.dtype.kind == "f":
         with np.errstate(over="ignore"):
-            changes: Bools = values.astype(np.float32) != values
-        return changes & (values == np.rint(values))
-    # The smallest int64 has no positive one beside it; its bits as uint64 are its size.
-    signed = values if values.dtype.kind == "u" else np.abs(values.astype(np.int64))
-    size = signed.astype(np.uint64)
-    lowest_bit = np.maximum(size & (~size + np.uint64(1)), np.uint64(1))
-    found: Bools = size // lowest_bit >= EXACT
-    return found
+            is_rounded = (values.astype(np.float32) != values) & (values == np.rint(values))
+    else:
+        # The bits of the smallest int64, which no int64 negates, are its size as uint64.
+        signed = values if values.dtype.kind == "u" else np.abs(values.astype(np.int64))
+        size = signed.astype(np.uint64)
+        lowest_bit = np.maximum(size & (~size + np.uint64(1)), np.uint64(1))
+        is_rounded = size // lowest_bit >= EXACT
+    return is_rounded

@@ -109,8 +109,8 @@ def live(folder: Path, what: str, papers: int) -> list[Row]:
     settings, data = folder / "settings.yaml", folder / "data"
     with settings.open("w") as file:
         subprocess.run([sys.executable, "-m", "streamd", "config", "--from-schema", folder], stdout=file, check=True)
-    subprocess.run([sys.executable, "-m", "streamd", "tfgnn", "import", folder, "--config", settings, "--data-dir", data], check=True,
-                   capture_output=True)
+    subprocess.run([sys.executable, "-m", "streamd", "tfgnn", "import", folder, "--first-time", "1970-01-01", "--config", settings,
+                    "--data-dir", data], check=True, capture_output=True)
     log = open_log(data)
     source = LogSource(log=log, declared=declared_sets(load_settings(settings, {"data_dir": data})[0], log.state.schema))
     text = (folder / "spec.binpb").read_text().replace('"written"', '"rev_writes"')

@@ -9,10 +9,12 @@ import structlog
 from typer.testing import CliRunner
 
 from streamd.cli import app
+from streamd.exchange.tables import Columns
 from streamd.ingest.rounding import NOTHING, Rounded, rounded_in
 from streamd.ingest.wire import ARROW, NDJSON
+from streamd.maintenance import _log_of
 from tests.builders import Record
-from tests.ingest.mapped import CLICKS, Topic, click
+from tests.ingest.mapped import CLICKS, Topic, click, settings_of
 from tests.ingest.test_decode import NOW, arrow, decoder, edge
 
 BIG = 2**24 + 1
@@ -95,6 +97,9 @@ def test_commands_say_how_many_values_were_rounded(tmp_path):
     assert f"2 {words} seconds 16777217 as 16777216" in done.output and done.exit_code == 0
     given = ("--source", "clicks", "--config", tmp_path / "c.yaml", "--data-dir", tmp_path / "log")
     assert f"2 {words} seconds" in invoke("tguf", "import", tmp_path / "clicks.ndjson", *given).output
+    made = settings_of(CLICKS, tmp_path)
+    with _log_of(made, tmp_path / "clicks.ndjson", Columns(source="clicks"), lambda *_: None) as (_, caption):
+        assert f"2 {words} seconds 16777217 as 16777216" in caption
 
     (tmp_path / "graph.pbtxt").write_text("""node_sets { key: "n" value { metadata { filename: "n.csv" } features { key: "key" value { dtype: DT_INT64 } } } }
       edge_sets { key: "e" value { source: "n" target: "n" metadata { filename: "e.csv" } features { key: "d" value { dtype: DT_DOUBLE } } } }""")

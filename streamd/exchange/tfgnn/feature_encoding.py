@@ -17,7 +17,7 @@ from streamd.exchange.tfgnn.unigraph import WEIGHT, Rows
 from streamd.ingest.checks import FLOAT32_MAX
 from streamd.ingest.encoding import Feature
 from streamd.ingest.rounding import NOTHING, rounded_in
-from streamd.settings_sets import FeatureSettings, text_of
+from streamd.settings_sets import FeatureSettings, nearest_of, text_of
 
 WEIGHTS = (WEIGHT, "weight")
 """Features of edges that an undeclared column of weights fills."""
@@ -64,7 +64,8 @@ class Encoder:
                     )
             elif not (self._takes_weights and name in WEIGHTS) and declared.missing is None:
                 raise TFGNNError(
-                    f"{place}: the schema has no feature {name!r}, and no `missing` stands for it.",
+                    f"{place}: the schema has no feature {name!r}, and no `missing` stands for it"
+                    f"{nearest_of(name, its.features)}.",
                     "add the column, or declare `missing`.",
                 )
 

@@ -31,6 +31,7 @@ from streamd.exchange.tfgnn.shards import shard_paths
 from streamd.exchange.tfgnn.spec import READOUT, SamplingSpec, SeedOp, read_spec
 from streamd.exchange.tfgnn.tables_graph import Progress, needed_sets
 from streamd.exchange.tfgnn.tensor import Edges, GraphTensor, Nodes
+from streamd.settings_sets import nearest_of
 
 SOURCE, TARGET, LABEL = f"{READOUT}/source", f"{READOUT}/target", "label"
 
@@ -60,12 +61,13 @@ def plan_link_run(
     edge_set: of the events; the only one where None. negatives: drawn for each event. Raises:
     TFGNNError.
     """
-    known = ", ".join(declared.edge_sets)
     if edge_set is None and len(declared.edge_sets) > 1:
+        known = ", ".join(declared.edge_sets)
         raise TFGNNError(f"The log has the edge sets {known}.", "name the one of the events.")
     name = next(iter(declared.edge_sets)) if edge_set is None else edge_set
     if name not in declared.edge_sets:
-        raise TFGNNError(f"The log has no edge set {name!r}; it has {known}.", "name one of them.")
+        near = nearest_of(name, declared.edge_sets)
+        raise TFGNNError(f"The log has no edge set {name!r}{near}.", "name one of them.")
     schema = graph_schema(declared, declared.edge_sets if with_reverse else ())
     linked = with_readout(schema, schema.edge_sets[name])
     spec = read_spec(sampling_spec, linked, reverse_names(declared))

@@ -9,6 +9,7 @@ from streamd.errors import TFGNNError
 from streamd.exchange.tfgnn.proto import message_class, parse_message, print_text
 from streamd.exchange.tfgnn.reverse_advice import CORRECT, ReverseAdvice
 from streamd.exchange.tfgnn.schema import GraphSchema
+from streamd.settings_sets import nearest_of
 
 STRATEGIES = ("TOP_K", "RANDOM_UNIFORM", "RANDOM_WEIGHTED", "LATEST_K")
 """By their number. An operation that names none has the first."""
@@ -128,7 +129,8 @@ def _check_op(op: SamplingOp, ends: Mapping[str, str | None], place: str) -> Non
         raise _refused(f"{place} has no input_op_names", "name the seed or an earlier operation.")
     for name in op.input_op_names:
         if name not in ends:
-            raise _refused(f"{place}: its input {name!r} is not defined before it")
+            near = nearest_of(name, ends)
+            raise _refused(f"{place}: its input {name!r} is not defined before it{near}")
 
 
 def _refused(what: str, action: str = CORRECT) -> TFGNNError:
@@ -146,9 +148,8 @@ def _in_schema(sets: Any, name: str, kind: str, place: str) -> None:
 
 
 def _missing(sets: Any, name: str, kind: str, place: str, action: str = CORRECT) -> TFGNNError:
-    known = ", ".join(sorted(sets)[:20]) or "none"
-    words = f"the {kind} {name!r} is not in the schema, which has: {known}"
-    return _refused(f"{place}: {words}", action)
+    near = nearest_of(name, sorted(sets))
+    return _refused(f"{place}: the {kind} {name!r} is not in the schema{near}", action)
 
 
 def read_spec(

@@ -13,7 +13,6 @@ from streamd.clock import Clock
 from streamd.errors import TFGNNError
 from streamd.events import MICROSECONDS, Float32, Int64
 from streamd.exchange.produce import Outgoing
-from streamd.exchange.tables import Misfit, Times
 from streamd.exchange.tfgnn.declared import (
     ID,
     KEYS,
@@ -31,6 +30,7 @@ from streamd.exchange.tfgnn.row_names import Place, TableRows
 from streamd.exchange.tfgnn.schema import EdgeSet, GraphSchema
 from streamd.exchange.tfgnn.tables_graph import Progress, Read, read_tables
 from streamd.exchange.tfgnn.unigraph import Rows, table_path
+from streamd.exchange.times import Misfit, Times
 from streamd.ingest.rounding import NOTHING
 from streamd.settings import Settings
 from streamd.settings_sets import nearest_of
@@ -199,12 +199,14 @@ class TableEvents:
         )
         for name in self._schema.node_sets:
             if name not in self._declared.node_sets:
-                raise TFGNNError(f"The settings declare no node set {name!r}.", action)
+                near = nearest_of(name, self._declared.node_sets)
+                raise TFGNNError(f"The settings declare no node set {name!r}{near}.", action)
         wanted = [n for n in self._schema.edge_sets if forward_twin(n, self._schema) is None]
         for name in wanted:
             one, declared = self._schema.edge_sets[name], self._declared.edge_sets.get(name)
             if declared is None:
-                raise TFGNNError(f"The settings declare no edge set {name!r}.", action)
+                near = nearest_of(name, self._declared.edge_sets)
+                raise TFGNNError(f"The settings declare no edge set {name!r}{near}.", action)
             if (declared.source, declared.target) != (one.source, one.target):
                 raise TFGNNError(
                     f"Edge set {name!r} goes from {one.source} to {one.target}, the settings "

@@ -23,6 +23,7 @@ from streamd.exchange.tfgnn.row_names import FileRows, Place
 from streamd.exchange.tfgnn.schema import TYPES, Context, DataType, EdgeSet, Feature, NodeSet
 from streamd.exchange.tfgnn.shards import find_files, table_format
 from streamd.exchange.tfgnn.tensor import Ragged, Value
+from streamd.settings_sets import nearest_of
 
 ROWS = 1 << 13
 """Rows of a CSV file that are given at once."""
@@ -214,10 +215,8 @@ class _Table:
         """Refuse a header that lacks a column or has one twice. Raises: TFGNNError."""
         for name in (*self._keys, *self._features):
             if name not in names:
-                told = ", ".join(names[:20])
-                raise TFGNNError(
-                    f"{path} has no column {name!r}; there are {told}.", "add it to the table."
-                )
+                near = nearest_of(name, names)
+                raise TFGNNError(f"{path} has no column {name!r}{near}.", "add it to the table.")
         if len(set(names)) < len(names):
             name, _ = Counter(names).most_common(1)[0]
             raise TFGNNError(f"{path} has the column {name!r} twice.", "rename one.")

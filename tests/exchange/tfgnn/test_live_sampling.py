@@ -242,7 +242,8 @@ def test_a_strategy_by_weight_needs_one(tmp_path):
     with pytest.raises(TFGNNError, match="'x' has the strategy RANDOM_WEIGHTED.*'follows' has no #weight"):
         world.run(tmp_path / "out" / "s.tfrecord")
     world.write_spec([("x", ("seed",), "rev_follows", 2, "LATEST_K")])
-    with pytest.raises(TFGNNError, match="'rev_follows' is not in the schema, which has: follows, views.*give --reversed, and name 'rev_follows'"):
+    missing = "'rev_follows' is not in the schema; there are follows, views; did you mean 'follows'.*give --reversed, and name 'rev_follows'"
+    with pytest.raises(TFGNNError, match=missing):
         world.run(tmp_path / "out" / "s.tfrecord", with_reverse=False)
     world.write_spec([("x", ("seed",), "views", 2, "LATEST_K"), ("y", ("x",), "views", 2, "LATEST_K")])
     for with_reverse, advice in ((False, "give --reversed, and name 'rev_views', which is the reverse of 'views'"), (True, "name 'rev_views', the reverse")):

@@ -210,7 +210,7 @@ def changed(**fields):
 @pytest.mark.parametrize(("spec", "words"), [
     (changed(sample_size=-1), "operation 'hop1' has sample_size -1"),
     (changed(edge_set_name=""), "has no edge_set_name"),
-    (changed(edge_set_name="written"), "the edge set 'written' is not in the schema, which has: affiliated_with, cites"),
+    (changed(edge_set_name="written"), "the edge set 'written' is not in the schema; there are affiliated_with, cites"),
     (changed(input_op_names=()), "has no input_op_names"),
     (changed(input_op_names=("hop2",)), "its input 'hop2' is not defined before it"),
     (changed(input_op_names=("hop1",)), "its input 'hop1' is not defined before it"),
