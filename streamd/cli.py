@@ -277,11 +277,12 @@ def show_config(
         out.file.write(json.dumps(settings_schema(), indent=1) + "\n")
         return
     if from_schema is not None:
-        from streamd.exchange.tfgnn.schema import read_schema
+        from streamd.exchange.tfgnn.schema import read_schema, schema_file
         from streamd.exchange.tfgnn.schema_settings import settings_of_schema
 
         # What is left out is said in comments, so that all of it may go into a file.
-        text = printable_lines(settings_of_schema(read_schema(from_schema)))
+        path = schema_file(from_schema)
+        text = printable_lines(settings_of_schema(read_schema(path), path.parent))
         out.print(text, end="", soft_wrap=True, markup=False, highlight=False)
         return
     settings, origin = load_settings(config, {} if data_dir is None else {"data_dir": data_dir})

@@ -6,7 +6,7 @@ walked by the same kernels, and a shard is put together by the same `Assembler`.
 
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,11 +44,12 @@ from streamd.exchange.tfgnn.beam_blocks import (
 from streamd.exchange.tfgnn.draws import Array, draw_keys, hash_strings
 from streamd.exchange.tfgnn.records import write_records
 from streamd.exchange.tfgnn.row_names import Place
-from streamd.exchange.tfgnn.sampling import NONE, Found, before, seed_set, walk
+from streamd.exchange.tfgnn.sampling import NONE, Found, Has, before, seed_set, walk
 from streamd.exchange.tfgnn.schema import GraphSchema
 from streamd.exchange.tfgnn.seeds import Seeds, name_samples, shard_of
 from streamd.exchange.tfgnn.shards import shard_paths
 from streamd.exchange.tfgnn.spec import SamplingOp, SamplingSpec
+from streamd.exchange.tfgnn.tables_graph import whole
 from streamd.exchange.tfgnn.tensor import join, take
 
 Missing = dict[tuple[str, bool], set[bytes]]
@@ -57,10 +58,12 @@ Missing = dict[tuple[str, bool], set[bytes]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What all steps know. run_id: in the names of scratch files."""
+    """What all steps know. has: the columns of each edge set. run_id: in the names of scratch
+    files."""
 
     schema: GraphSchema
     spec: SamplingSpec
+    has: Mapping[str, Has]
     seed: int
     is_timed: bool
     buckets: int
@@ -149,7 +152,7 @@ def expand(bucket: Keyed, plan: Plan, ops: list[SamplingOp]) -> Iterator[Keyed]:
         if not came or not rows:
             continue
         if name not in made:
-            made[name] = _Edges(rows, plan.schema, name)
+            made[name] = _Edges(rows, plan, name)
         edges = made[name]
         samples, until_S, sample_R, node_R = _pairs(came, edges.source_number)
         node_hash = hash_strings(edges.sources)
@@ -167,22 +170,30 @@ def expand(bucket: Keyed, plan: Plan, ops: list[SamplingOp]) -> Iterator[Keyed]:
 class _Edges:
     """The edges of a bucket, as a sampler walks them."""
 
-    def __init__(self, rows: list[EdgeBlock], schema: GraphSchema, name: str) -> None:
+    def __init__(self, rows: list[EdgeBlock], plan: Plan, name: str) -> None:
         source = [id for block in rows for id in block.source]
         target = [id for block in rows for id in block.target]
         self.name = name
         self.sources, self.source_number = numbered(source)
         self.targets, self.target_number = numbered(target)
+        places = [f"Edge set {name!r}"] * len(rows)
         self.adjacency = adjacency(
             places_of(self.source_number, source),
             places_of(self.target_number, target),
             len(self.sources),
-            time_E=_whole([block.time for block in rows]),
-            weight_E=_whole([block.weight for block in rows]),
+            time_E=whole([block.time for block in rows], np.int64, "#time", places),
+            weight_E=whole([block.weight for block in rows], np.float32, "#weight", places),
             features=join([block.features for block in rows]),
-            types=schema.edge_sets[name].features,
+            types=plan.schema.edge_sets[name].features,
             place=lambda e: f"Edge set {name!r}, edge {e} of a bucket",
         )
+        has = Has(self.adjacency.weight_E is not None, self.adjacency.time_E is not None)
+        if has != plan.has[name]:
+            # Another bucket has the column.
+            raise TFGNNError(
+                f"Edge set {name!r}: some files have #weight or #time and some have none.",
+                "write it in all of them.",
+            )
 
     def walked(
         self, plan: Plan, samples: list[bytes], sample: Array, edge: Array
@@ -206,19 +217,6 @@ class _Edges:
                     edge_P,
                 ),
             )
-
-
-def _whole(parts: list[Array | None]) -> Array | None:
-    """The parts of a column. Raises: TFGNNError where some files of a table lack it."""
-    found = [part for part in parts if part is not None]
-    if not found:
-        return None
-    if len(found) < len(parts):
-        raise TFGNNError(
-            "Some files of a table have #weight or #time and some have none.",
-            "write it in all of them.",
-        )
-    return np.concatenate(found)
 
 
 def _pairs(
@@ -319,7 +317,7 @@ def between(bucket: Keyed, plan: Plan) -> Iterator[Keyed]:
         rows = [block for block in of(blocks, EdgeBlock) if block.edge_set == name]
         if not rows:
             continue
-        edges = _Edges(rows, plan.schema, name)
+        edges = _Edges(rows, plan, name)
         for block in hoods:
             for s, sample in enumerate(block.samples):
                 source = places_of(edges.source_number, block.sources[s])

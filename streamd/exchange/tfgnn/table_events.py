@@ -25,7 +25,7 @@ from streamd.exchange.tfgnn.declared import (
 )
 from streamd.exchange.tfgnn.draws import Array
 from streamd.exchange.tfgnn.feature_encoding import Encoder
-from streamd.exchange.tfgnn.node_keys import checked_form, key_of
+from streamd.exchange.tfgnn.node_keys import JSON, checked_form, key_of
 from streamd.exchange.tfgnn.row_names import Place, TableRows
 from streamd.exchange.tfgnn.schema import EdgeSet, GraphSchema
 from streamd.exchange.tfgnn.tables_graph import Progress, Read, read_tables
@@ -161,8 +161,20 @@ class TableEvents:
 
     @property
     def num_nodes(self) -> int:
-        """The events of nodes."""
+        """The nodes that rows of nodes or edges name."""
+        # Two ids of JSON may stand for one key.
+        every = self._nodes.values()
+        return sum(len(set(n.keys) if n.form == JSON else n.keys) for n in every)
+
+    @property
+    def num_node_events(self) -> int:
+        """The events of nodes: not all nodes need one."""
         return len(self._node_rows)
+
+    @property
+    def num_events(self) -> int:
+        """The events of nodes and edges."""
+        return self.num_node_events + self.num_edges
 
     @property
     def num_edges(self) -> int:
@@ -380,10 +392,10 @@ class TableEvents:
     def place_of(self, number: int) -> str:
         """Where the row of an event is, by its number from 1."""
         at = number - 1
-        if at < self.num_nodes:
+        if at < self.num_node_events:
             name, row = self._node_rows[at]
             return self._nodes[name].place(row)
-        at -= self.num_nodes
+        at -= self.num_node_events
         edges = self._edges[int(self._set_E[at])]
         return edges.place(int(self._row_E[at]))
 
@@ -396,7 +408,7 @@ class TableEvents:
         if len(finer):
             at = int(finer[0])
             raise TFGNNError(
-                f"{self.place_of(self.num_nodes + at + 1)}: its time of {self._time_E[at]} "
+                f"{self.place_of(self.num_node_events + at + 1)}: its time of {self._time_E[at]} "
                 f"microseconds is finer than {unit}.",
                 "set stream.time_unit to us, or round it.",
             )

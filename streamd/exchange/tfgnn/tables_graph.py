@@ -1,6 +1,6 @@
 """The graph of a schema's unigraph tables, loaded whole."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -178,16 +178,28 @@ class Columns:
         self.place = TableRows()
         for rows in parts:
             self.place.add(rows.first, rows.place)
-        self.weight = _whole([rows.weight for rows in parts], np.float32)
-        self.time = _whole([rows.time for rows in parts], np.int64)
+        places = [rows.place(0) for rows in parts]
+        self.weight = whole([rows.weight for rows in parts], np.float32, "#weight", places)
+        self.time = whole([rows.time for rows in parts], np.int64, "#time", places)
         # The ids of nodes are kept once, also where they are a feature.
         types = {k: f for k, f in one.features.items() if is_edges or k != ID}
         kept: list[Values] = [{k: rows.features[k] for k in types} for rows in parts]
         self.features: Values = join(kept) if kept else no_rows(types)
 
 
-def _whole(parts: list[Array | None], dtype: Any) -> Array | None:
-    """The parts of a column, None where some of a table's files lack it."""
-    if any(part is None for part in parts):
+def whole(parts: list[Array | None], dtype: Any, name: str, places: Sequence[str]) -> Array | None:
+    """The parts of a column, None if the table lacks it.
+
+    places: where the first row of each part is. Raises: TFGNNError if some files of a table have
+    the column and some have none.
+    """
+    found = [part for part in parts if part is not None]
+    if parts and not found:
         return None
-    return np.concatenate([np.empty(0, dtype), *[part for part in parts if part is not None]])
+    if len(found) < len(parts):
+        without = next(p for p, part in zip(places, parts, strict=True) if part is None)
+        raise TFGNNError(
+            f"{without}: there is no {name}, and other files of the table have one.",
+            "write it in all of them.",
+        )
+    return np.concatenate([np.empty(0, dtype), *found])

@@ -3,6 +3,7 @@
 import csv
 import io
 import itertools
+import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from streamd.errors import TFGNNError
 from streamd.exchange.tfgnn.columns import Column, ColumnReader
 from streamd.exchange.tfgnn.lists import not_held, typed
-from streamd.exchange.tfgnn.records import MAX_RECORDS, open_file, read_blocks
+from streamd.exchange.tfgnn.records import MAX_RECORD_BYTES, MAX_RECORDS, open_file, read_blocks
 from streamd.exchange.tfgnn.row_names import FileRows, Place
 from streamd.exchange.tfgnn.schema import TYPES, Context, DataType, EdgeSet, Feature, NodeSet
 from streamd.exchange.tfgnn.shards import find_files, table_format
@@ -76,13 +77,16 @@ def table_path(one: Set, base: Path) -> Path | None:
     return (base if base.is_dir() else base.parent) / name
 
 
-def read_table(one: Set, path: Path) -> Iterator[Rows]:
+def read_table(
+    one: Set, path: Path, *, at_once: int = MAX_RECORDS, max_bytes: int = MAX_RECORD_BYTES
+) -> Iterator[Rows]:
     """Yield the rows of a set's table: a file, a glob or base@N, CSV or TFRecord by its name.
 
+    at_once: most rows that are given at once. max_bytes: most of a record.
     Sources and targets change places where the set's metadata says `edge_type: reversed`. Raises:
     TFGNNError naming file and row where one does not fit the set; what comes before was yielded.
     """
-    yield from _read(_Table(one, isinstance(one, EdgeSet)), path)
+    yield from _read(_Table(one, isinstance(one, EdgeSet), at_once, max_bytes), path)
 
 
 def _read(table: "_Table", path: Path) -> Iterator[Rows]:
@@ -111,7 +115,14 @@ def read_seeds(path: Path) -> Iterator[Rows]:
 class _Table:
     """Reads rows of the table of one set."""
 
-    def __init__(self, one: Set, is_timed: bool) -> None:
+    def __init__(
+        self,
+        one: Set,
+        is_timed: bool,
+        at_once: int = MAX_RECORDS,
+        max_bytes: int = MAX_RECORD_BYTES,
+    ) -> None:
+        self._at_once, self._max_bytes = at_once, max_bytes
         self._features = dict(one.features)
         self._is_timed = is_timed
         self._is_reversed = one.metadata is not None and one.metadata.is_reversed
@@ -144,7 +155,8 @@ class _Table:
         keys += [(name, feature.dtype.wire) for name, feature in features.items()]
         keys += [(name, "float") for name in weights] + [(name, "int64") for name in times]
         reader = ColumnReader(keys)
-        for block in read_blocks(path, max(1, min(MAX_RECORDS, CELLS // max(1, len(keys))))):
+        most = max(1, min(self._at_once, CELLS // max(1, len(keys))))
+        for block in read_blocks(path, most, self._max_bytes):
             place = FileRows(path, "record", block.first)
             found = reader.read(block.data, block.start_R, block.end_R, place)
             columns = dict(zip(reader.names, found, strict=True))
@@ -177,14 +189,14 @@ class _Table:
                     "write the table as .tfrecord.",
                 )
         with ExitStack() as stack:
-            reader = _csv_reader(path, stack)
+            reader = csv_reader(path, stack)
             header = next(reader, None)
             if header is None:
                 raise TFGNNError(f"{path} is empty.", "write a header.")
             names = [IDS.get(name, name) for name in header]
             self._check_header(names, path)
             at = 1
-            take = max(1, min(ROWS, CELLS // len(names)))
+            take = max(1, min(ROWS, self._at_once, CELLS // len(names)))
             while chunk := list(itertools.islice(reader, take)):
                 for row, cells in enumerate(chunk, at):
                     if len(cells) != len(names):
@@ -274,7 +286,7 @@ class _Table:
         )
 
 
-def _csv_reader(path: Path, stack: ExitStack) -> Iterator[list[str]]:
+def csv_reader(path: Path, stack: ExitStack) -> Iterator[list[str]]:
     """Yield the rows of cells of a CSV file that are not blank. Raises: TFGNNError."""
     try:
         file = stack.enter_context(open_file(path))
@@ -314,29 +326,34 @@ def _parsed(cells: Iterable[str], dtype: DataType, place: Place, name: str) -> A
     if dtype.wire == "float":
         numbers = [_number(float, cell, place, row, name) for row, cell in enumerate(cells)]
         return typed(np.array(numbers, np.float64), dtype, name)
-    bounds: Any = np.iinfo(np.int64 if dtype.numpy == np.bool_ else dtype.numpy)
+    least, most = dtype.bounds
     values: list[int] = []
     for row, cell in enumerate(cells):
         value = _number(int, cell, place, row, name)
-        if not bounds.min <= value <= bounds.max:
+        if not least <= value <= most:
             raise TFGNNError(
-                f"{place(row)}, column {name!r}: {cell[:40]} is not from {bounds.min} to "
-                f"{bounds.max}, the range of {dtype.name}.",
+                f"{place(row)}, column {name!r}: {cell[:40]} is not from {least} to {most}, the "
+                f"range of {dtype.name}.",
                 "correct it, or the schema's dtype.",
             )
         values.append(value)
-    return typed(np.array(values, bounds.dtype), dtype, name)
+    return np.array(values, dtype.numpy)
 
 
+_DIGITS = re.compile(r"-?[0-9]+")
 Number = TypeVar("Number", int, float)
 
 
 def _number(parse: Callable[[str], Number], cell: str, place: Place, row: int, name: str) -> Number:
     """A cell as a number. Raises: TFGNNError naming the row."""
     try:
+        # Python would take 1_0 too, digits of all scripts, and integers with blanks and a +.
+        is_plain = _DIGITS.fullmatch(cell) if parse is int else cell.isascii() and "_" not in cell
+        if not is_plain:
+            raise ValueError
         return parse(cell)
     except ValueError:
-        words = "a number" if parse is float else "an integer"
+        words = "a number" if parse is float else "an integer, which is digits alone"
         raise TFGNNError(
             f"{place(row)}, column {name!r}: {cell[:40]!r} is not {words}.", "correct it."
         ) from None

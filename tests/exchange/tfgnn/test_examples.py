@@ -147,6 +147,15 @@ def test_types_and_the_lists_that_hold_them(dtype, values, kind, wire):
     assert back.dtype == TYPES[f"DT_{dtype}"].numpy and back.tolist() == (wire if dtype == "DOUBLE" else values)
 
 
+@pytest.mark.parametrize("value", [2, -1])
+def test_a_bool_is_0_or_1_in_records_read_and_written(value):
+    codec, as_integers = Codec(one_set(dtype="BOOL")), Codec(one_set(dtype="INT64"))
+    graph = GraphTensor(node_sets={"n": Nodes(sizes_C=np.array([2]), features={"f": np.array([1, value])})})
+    for refused in (lambda: codec.encode(graph), lambda: codec.decode(as_integers.encode(graph))):
+        with pytest.raises(TFGNNError, match=f"node set 'n', feature 'f' has {value}, which DT_BOOL does not hold"):
+            refused()
+
+
 CITES = GraphSchema(
     context=Context(features={"label": feature("INT64"), "tags": feature("STRING", -1)}),
     node_sets={"paper": NodeSet(features={"words": feature("STRING", -1), "year": feature("INT32"), "pairs": feature("INT64", 2, -1)}),

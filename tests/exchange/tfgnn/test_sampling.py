@@ -29,7 +29,7 @@ from streamd.exchange.tfgnn.records import read_records
 from streamd.exchange.tfgnn.sampled import plan_run, sample_tables
 from streamd.exchange.tfgnn.schema import read_schema
 from tests.exchange.tfgnn import plain_sampler
-from tests.exchange.tfgnn.sampled_world import World
+from tests.exchange.tfgnn.sampled_world import OPS, World
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -54,7 +54,7 @@ def same(graph, world, want):
     table = world.nodes["paper"]
     assert papers.features["year"].tolist() == [table[id][0] for id in ids["paper"]]
     assert papers.features["words"].tolist() == [list(table[id][1]) for id in ids["paper"]]
-    assert graph.node_sets["author"].num == len(ids["author"])
+    assert graph.node_sets["author"].features["#id"].tolist() == ids["author"]
     assert graph.node_sets["topic"].features["#id"].tolist() == ids["topic"]
     for name, (source, target) in world.sets.items():
         one = graph.edge_sets[name]
@@ -190,11 +190,43 @@ def test_what_an_operation_goes_by_must_be_there(tmp_path):
     has = world.path / "has.csv"
     rows = [line.split(",") for line in has.read_text().splitlines()]
     has.write_text("\n".join(",".join(row[:2]) for row in rows))
-    refused(world, tmp_path, "'on' has the strategy TOP_K, which an operation has that names none, and edge set 'has' has no #weight")
+    world.ops = [(*op[:4], "RANDOM_WEIGHTED" if op[0] == "on" else op[4]) for op in OPS]
+    world.write_spec()
+    refused(world, tmp_path, "'on' has the strategy RANDOM_WEIGHTED, and edge set 'has' has no #weight")
+    world.ops = OPS
+    world.write_spec()
     has.write_text("\n".join(",".join(row[:3]) for row in rows))
     seeds = world.seeds([(b"p0", 3)], True)
     refused(world, tmp_path, "seeds have times, and edge set 'has' has no #time", seeds=seeds)
     run(world, tmp_path / "out" / "s.tfrecord")
+
+
+@pytest.mark.parametrize("is_timed", [False, True])
+def test_without_weights_top_k_takes_all_as_equal_and_warns_once(tmp_path, is_timed, capsys):
+    world = World(tmp_path / "in", 1)
+    world.ops = [*OPS[:-1], ("on", ("seed",), "has", 2, "TOP_K"), ("too", ("hop",), "has", 1, "TOP_K")]
+    world.write_spec()
+    has = world.path / "has.csv"
+    rows = [line.split(",") for line in has.read_text().splitlines()]
+    at = rows[0].index("#weight")
+    has.write_text("\n".join(",".join(row[:at] + row[at + 1 :]) for row in rows))
+    world.edges["has"] = [(s, t, time, 1.0, f) for s, t, time, _, f in world.edges["has"]]
+    seeds = [(id, 9) for id in world.nodes["paper"]]
+    got = run(world, tmp_path / "out" / "s.tfrecord@2", seeds=world.seeds(seeds, is_timed), processes=2)
+    for id, until in seeds:
+        want = plain_sampler.sample(world.nodes, world.edges, world.sets, "paper", world.ops, id, until=until if is_timed else None)
+        same(got[id, id], world, want)
+    told = capsys.readouterr().out
+    assert told.count("tfgnn_top_k_without_weights") == 1 and "'on', 'too'" in told
+
+
+def test_weights_in_some_files_of_a_table_alone_are_refused(tmp_path):
+    world = World(tmp_path / "in", 1, shards="@2")
+    one = world.path / "writes.csv-00001-of-00002"
+    rows = [line.split(",") for line in one.read_text().splitlines()]
+    at = rows[0].index("#weight")
+    one.write_text("\n".join(",".join(row[:at] + row[at + 1 :]) for row in rows))
+    refused(world, tmp_path, "writes.csv-00001-of-00002 row 1: there is no #weight, and other files of the table have one")
 
 
 @pytest.mark.parametrize("weight", ["-1", "nan", "inf"])
@@ -219,7 +251,7 @@ def test_an_id_that_a_table_has_twice_is_refused(tmp_path):
     refused(world, tmp_path, words)
     one = world.schema.node_sets["author"]
     bucket = [block for key, block in read_file(TableFile("nodes", "author", world.path / "author.csv", one), 1)]
-    plan = Plan(schema=world.schema, spec=world.spec, seed=0, is_timed=False, buckets=1, output=tmp_path / "s.tfrecord", run_id="run")
+    plan = Plan(schema=world.schema, spec=world.spec, has={}, seed=0, is_timed=False, buckets=1, output=tmp_path / "s.tfrecord", run_id="run")
     with pytest.raises(TFGNNError, match=words):
         list(join_rows((0, bucket), plan))
 
@@ -247,7 +279,7 @@ def test_edges_and_seeds_without_a_row_are_counted(tmp_path):
 
 def test_a_pipeline_counts_nodes_without_a_row_once_however_often_a_bucket_is_joined(tmp_path):
     world = World(tmp_path / "in", 1)
-    plan = Plan(schema=world.schema, spec=world.spec, seed=0, is_timed=False, buckets=2, output=tmp_path / "s.tfrecord", run_id="run")
+    plan = Plan(schema=world.schema, spec=world.spec, has={}, seed=0, is_timed=False, buckets=2, output=tmp_path / "s.tfrecord", run_id="run")
     file = TableFile("nodes", "paper", world.path / "paper.tfrecord", world.schema.node_sets["paper"])
     buckets = [[], []]
     for key, block in read_file(file, 2):
@@ -360,8 +392,14 @@ def test_the_specs_of_the_guide_run_where_its_reversed_set_is_there(tmp_path):
     text = (GOLDEN / "unigraph_csv" / "graph.pbtxt").read_text()
     i, j = text.index('edge_sets { key: "written"'), text.index('edge_sets { key: "affiliated_with"')
     (tmp_path / "graph.pbtxt").write_text(text[:i] + text[j:])
-    with pytest.raises(TFGNNError, match="'paper->author': the edge set 'written' is not in the schema"):
+    # The set that is told is the one to add.
+    with pytest.raises(TFGNNError, match="'paper->author': the edge set 'written' is not in the schema.* add the reverse of 'writes'") as error:
         plan_run(tmp_path / "graph.pbtxt", tmp_path / "spec.pbtxt", tmp_path / "s.tfrecord")
+    added = str(error.value).partition("features: ")[2]
+    (tmp_path / "graph.pbtxt").write_text(text[:i] + added + text[j:])
+    made = plan_run(tmp_path / "graph.pbtxt", tmp_path / "spec.pbtxt", tmp_path / "s.tfrecord", data_path=GOLDEN / "unigraph_csv").schema
+    one, want = made.edge_sets["written"], read_schema(GOLDEN / "unigraph_csv").edge_sets["written"]
+    assert (one.source, one.target, one.metadata.filename) == (want.source, want.target, want.metadata.filename) and one.metadata.is_reversed
 
 
 def test_a_killed_run_goes_on_to_the_same_files(tmp_path):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gzip
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from streamd.errors import TFGNNError, TFRecordError
 from streamd.exchange.tfgnn import unigraph
+from streamd.exchange.tfgnn.examples import Codec
 from streamd.exchange.tfgnn.proto import message_class
 from streamd.exchange.tfgnn.records import frame, read_records
 from streamd.exchange.tfgnn.schema import (
@@ -86,6 +88,17 @@ def test_a_glob_reads_every_shard_by_its_own_header(tmp_path):
     for name in ("x.csv@2", "x.csv-?????-of-00002", "x.csv-?????-of-?????"):
         rows = list(read_table(one, tmp_path / name))
         assert [(r.first, r.ids.tolist(), r.features["a"].tolist()) for r in rows] == [(0, [b"n0"], [1]), (1, [b"n1"], [2])]
+
+
+def test_rows_seeds_and_records_of_half_the_shards_are_refused(tmp_path):
+    (tmp_path / "x.csv-00001-of-00002").write_text("id,source,target\nn0,n0,n1\n")
+    (tmp_path / "x.tfrecord-00001-of-00002").write_bytes(b"")
+    for read in (partial(read_table, NodeSet()), partial(read_table, EdgeSet(source="a", target="b")), read_seeds, read_ids):
+        with pytest.raises(TFGNNError, match="number 0 is missing"):
+            list(read(tmp_path / "x.csv-?????-of-00002"))
+    for read in (partial(read_table, NodeSet()), read_records, Codec(read_schema(CSV)).read):
+        with pytest.raises(TFGNNError, match="number 0 is missing"):
+            list(read(tmp_path / "x.tfrecord-*"))
 
 
 def test_typed_cells_and_columns_that_the_schema_lacks(tmp_path):
@@ -185,9 +198,18 @@ def test_a_table_that_cannot_be_read_is_refused_by_row(tmp_path, text, words):
     assert str(path) in str(error.value) and words in str(error.value)
 
 
+@pytest.mark.parametrize(("dtype", "cell"), [
+    *((dtype, cell) for dtype in ("INT64", "BOOL") for cell in ("1_0", " 1", "1 ", "+1", "\u0661", "1e0", "0x1", "--1", "-", "true")),
+    ("FLOAT", "1_0.5"), ("FLOAT", "\u0661.5"), ("FLOAT", "x")])
+def test_a_number_is_written_with_its_digits_alone(tmp_path, dtype, cell):
+    (tmp_path / "x.csv").write_text(f"id,a\nx,0\ny,{cell}\n")
+    with pytest.raises(TFGNNError, match=r"x.csv row 2, column 'a': .* is not a"):
+        list(read_table(NodeSet(features={"a": feature(dtype)}), tmp_path / "x.csv"))
+
+
 @pytest.mark.parametrize(("dtype", "least", "most"), [
     ("INT8", -2**7, 2**7 - 1), ("INT32", -2**31, 2**31 - 1), ("INT64", -2**63, 2**63 - 1),
-    ("UINT8", 0, 2**8 - 1), ("UINT32", 0, 2**32 - 1), ("UINT64", 0, 2**64 - 1)])
+    ("UINT8", 0, 2**8 - 1), ("UINT32", 0, 2**32 - 1), ("UINT64", 0, 2**64 - 1), ("BOOL", 0, 1)])
 def test_an_integer_beyond_its_dtype_is_refused_by_file_row_and_column(tmp_path, monkeypatch, dtype, least, most):
     monkeypatch.setattr(unigraph, "ROWS", 2)
     one = NodeSet(features={"a": feature(dtype)})
@@ -261,6 +283,8 @@ def record(**lists):
     (A, record(**{"#id": [b"a"], "a": [1, 2]}), "feature 'a' has 2 values"),
     (A, record(**{"#id": [b"a"], "a": [1]}) + record(**{"#id": [b"a"], "a": [0.5]}), "record 1: 'a' is a float_list"),
     (NodeSet(features={"a": feature("INT8")}), record(**{"#id": [b"a"], "a": [200]}), "has 200, which DT_INT8 does not hold"),
+    (NodeSet(features={"a": feature("BOOL")}), record(**{"#id": [b"a"], "a": [1]}) + record(**{"#id": [b"a"], "a": [2]}),
+     "record 1: feature 'a' has 2, which DT_BOOL does not hold"),
     (NodeSet(features={"a": feature("INT64", -1, 2)}), record(**{"#id": [b"a"], "a": [1, 2, 3]}), "feature 'a' has 3 values"),
     (NodeSet(features={"a": feature("INT64", -1, -1)}), b"", "holds one ragged dim at most"),
     (NodeSet(features={"a": feature("INT64", 2, -1)}), b"", "holds one ragged dim at most"),
