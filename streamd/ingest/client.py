@@ -14,6 +14,7 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka.errors import KafkaError as ClientError
 
 from streamd.errors import KafkaError, SettingsError
+from streamd.ingest.kafka_records import make_reading_safe
 from streamd.settings import KafkaSettings
 
 RECONNECT_MS = 2_000
@@ -38,6 +39,15 @@ FIXED_OPTIONS = {
 }
 """Options that streamd sets itself, because its promises depend on them."""
 NO_OPTIONS: Mapping[str, Any] = {}
+OWN_TOPIC = {
+    "acks": "all",
+    "enable_idempotence": True,
+    # Where one of our own topics was removed, streamd alone makes it again, as it must be.
+    "allow_auto_create_topics": False,
+    # A send waits so long for a topic that is away: less than the watchdog.
+    "max_block_ms": 30_000,
+}
+"""Options of producers of a log's own topics, whatever `kafka.client` says."""
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 """Security protocols that exist; kafka-python treats any other text as PLAINTEXT."""
 PASSWORD = ("sasl_plain_username", "sasl_plain_password")
@@ -236,7 +246,19 @@ def make_producer(
 ) -> KafkaProducer:
     """Make a producer from the settings; the caller closes it. fixed: options that hold whatever
     the user's say."""
-    return _made(KafkaProducer, kafka, settings, fixed)
+    # A broker would make a topic with partitions and a retention of its own.
+    return _made(KafkaProducer, kafka, {"allow_auto_create_topics": False, **settings}, fixed)
+
+
+def send(producer: Any, topic: str, **record: Any) -> Any:
+    """Send a record to a topic that must exist. Returns: its future. Raises: KafkaError."""
+    try:
+        return producer.send(topic, **record)
+    except ClientError as error:
+        raise KafkaError(
+            f"Topic {topic} takes no records: {type(error).__name__} {error}.",
+            "check the broker; create a missing topic as `streamd doctor` says.",
+        ) from error
 
 
 def settle(producer: Any, pending: list[Any]) -> None:
@@ -261,8 +283,10 @@ def make_admin(kafka: KafkaSettings) -> KafkaAdminClient:
 def make_consumer(kafka: KafkaSettings) -> KafkaConsumer:
     """Make a consumer for assigned partitions; the caller closes it.
 
-    It joins no group, commits nothing and never skips an offset by itself.
+    It joins no group, commits nothing and never skips an offset by itself. A record that the client
+    could not decode comes as a refused one (`streamd.ingest.kafka_records`).
     """
+    make_reading_safe()
     return _made(
         KafkaConsumer,
         kafka,

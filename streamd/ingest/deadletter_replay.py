@@ -11,7 +11,7 @@ from kafka import TopicPartition
 
 from streamd.errors import KafkaError
 from streamd.events import MAX_TIME_US
-from streamd.ingest.client import make_consumer, make_producer, settle
+from streamd.ingest.client import make_consumer, make_producer, send, settle
 from streamd.ingest.deadletter import FOLDER, MAX_KEY_BYTES, MAX_TOPIC_BYTES, DeadLetter
 from streamd.settings import Settings
 from streamd.storage import write_durably
@@ -207,7 +207,8 @@ def _send(producer: Any, part: list[StoredLetter]) -> None:
         known = 0 <= letter.timestamp_ms <= MAX_TIME_US // 1000
         stamp = letter.timestamp_ms if known else letter.time_us // 1000
         futures.append(
-            producer.send(
+            send(
+                producer,
                 letter.topic,
                 value=letter.value,
                 key=letter.key,

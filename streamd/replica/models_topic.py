@@ -8,7 +8,7 @@ from kafka import TopicPartition
 from kafka.errors import KafkaError as ClientError
 
 from streamd.errors import KafkaError
-from streamd.ingest.client import make_admin, make_consumer, make_producer
+from streamd.ingest.client import OWN_TOPIC, make_admin, make_consumer, make_producer
 from streamd.replica.topic import ensure_topic, find_topic
 from streamd.settings import Settings
 from streamd.store.changelog import models_topic
@@ -95,7 +95,7 @@ class KafkaModelsTopic:
         """As of `ModelsTopic`."""
         try:
             if self._producer is None:
-                self._producer = make_producer(self._kafka, acks="all", enable_idempotence=True)
+                self._producer = make_producer(self._kafka, OWN_TOPIC)
             sent = self._producer.send(self._partition.topic, value=value, partition=0)
             self._producer.flush(ACKNOWLEDGED_SECONDS)
             sent.get(ACKNOWLEDGED_SECONDS)

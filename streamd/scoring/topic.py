@@ -16,6 +16,8 @@ from streamd.settings import KafkaSettings
 FIXED = {"acks": "all", "enable_idempotence": True}
 """What the promise rests on, whatever `kafka.client` says."""
 OWN = {
+    # The topic is the user's, who may leave it to the broker to make it.
+    "allow_auto_create_topics": True,
     # A few milliseconds gather what one pass scores into one request.
     "linger_ms": 2,
     # Waits are bounded: the loop has a graph to move meanwhile.

@@ -74,6 +74,11 @@ watermark = Gauge(
     "Event time up to which the log is complete",
     registry=INGEST,
 )
+stray_records = Counter(
+    "streamd_stray_records",
+    "Records of a topic of the log's own that streamd did not write; they are skipped",
+    ["topic"],
+)
 # Of ingest and follow: the changelog, by which other machines have the log too.
 changelog_seq = Gauge(
     "streamd_changelog_seq", "Newest commit that the changelog acknowledged", registry=INGEST
