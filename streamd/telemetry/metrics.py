@@ -110,6 +110,12 @@ follow_bootstraps = Counter(
 follow_waiting = Gauge(
     "streamd_follow_waiting", "1 while it can apply nothing, for a reason", ["why"], registry=FOLLOW
 )
+cannot_lead = Gauge(
+    "streamd_cannot_lead",
+    "1 while a standby could not lead, for a reason",
+    ["why"],
+    registry=FOLLOW,
+)
 
 # Of ingest: how far it is behind Kafka, and what Kafka lost.
 lag = Gauge(
