@@ -38,12 +38,13 @@ FIXED_OPTIONS = {
     "metadata_max_age_ms",
 }
 """Options that streamd sets itself, because its promises depend on them."""
+AUTO_CREATE = "allow_auto_create_topics"
 NO_OPTIONS: Mapping[str, Any] = {}
 OWN_TOPIC = {
     "acks": "all",
     "enable_idempotence": True,
     # Where one of our own topics was removed, streamd alone makes it again, as it must be.
-    "allow_auto_create_topics": False,
+    AUTO_CREATE: False,
     # A send waits so long for a topic that is away: less than the watchdog.
     "max_block_ms": 30_000,
 }
@@ -247,7 +248,7 @@ def make_producer(
     """Make a producer from the settings; the caller closes it. fixed: options that hold whatever
     the user's say."""
     # A broker would make a topic with partitions and a retention of its own.
-    return _made(KafkaProducer, kafka, {"allow_auto_create_topics": False, **settings}, fixed)
+    return _made(KafkaProducer, kafka, {AUTO_CREATE: False, **settings}, fixed)
 
 
 def send(producer: Any, topic: str, **record: Any) -> Any:
@@ -301,7 +302,7 @@ def make_consumer(kafka: KafkaSettings) -> KafkaConsumer:
             "auto_offset_reset": "none",
             # Records of aborted transactions are left out.
             "isolation_level": "read_committed",
-            "allow_auto_create_topics": False,
+            AUTO_CREATE: False,
             "metadata_max_age_ms": 30_000,
         },
     )
@@ -317,7 +318,8 @@ def _made(
     options = client_settings(kafka, kind.DEFAULT_CONFIG)
     try:
         # The user's options win over ours; those that must not are in FIXED_OPTIONS.
-        return kind(**{**settings, **options, **fixed})
+        chosen = {**settings, **options, **fixed}
+        client = kind(**chosen)
     except ClientError as error:
         raise KafkaError(
             f"No broker answers at {kafka.bootstrap_servers}: {error}.",
@@ -327,6 +329,17 @@ def _made(
         raise SettingsError(
             f"kafka.client does not fit together: {error}.", "check kafka.client."
         ) from None
+    _let_make_topics(client, bool(chosen.get(AUTO_CREATE, False)))
+    return client
+
+
+def _let_make_topics(client: Any, allowed: bool) -> None:
+    """Say whether a client lets the broker make topics that it asks about. kafka-python 3.0 takes
+    the option and does not hand it on, so that every client would."""
+    manager = getattr(getattr(client, "_client", None), "_manager", None)
+    cluster = getattr(client, "_metadata", None) or getattr(manager, "cluster", None)
+    if cluster is not None:
+        cluster.config[AUTO_CREATE] = allowed
 
 
 def _token_provider(path: str) -> Any:

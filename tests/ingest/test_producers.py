@@ -26,6 +26,7 @@ class Producer:
 
     DEFAULT_CONFIG = KafkaProducer.DEFAULT_CONFIG
     options: dict
+    _sender = SimpleNamespace(force_close=lambda: None)
 
     def __init__(self, **options):
         Producer.options = options
