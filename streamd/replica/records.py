@@ -73,7 +73,7 @@ class Record(NamedTuple):
     @property
     def is_whole(self) -> bool:
         """Whether the value has its checksum."""
-        return crc32c(self.value) == self.crc
+        return bool(crc32c(self.value) == self.crc)
 
     def headers(self) -> list[tuple[str, bytes]]:
         numbers = {"term": self.term, "seq": self.seq, "part": self.part, "parts": self.parts}
@@ -97,8 +97,10 @@ class Claim(NamedTuple):
     id: str
     seq: int
 
-    is_whole = True
-    """A claim without its checksum is not decoded."""
+    @property
+    def is_whole(self) -> bool:
+        """True: one without its checksum is not decoded."""
+        return True
 
     @property
     def value(self) -> bytes:
@@ -115,8 +117,10 @@ class Heartbeat(NamedTuple):
     term: int
     member: str
 
-    is_whole = True
-    """It has no checksum."""
+    @property
+    def is_whole(self) -> bool:
+        """True: it has no checksum."""
+        return True
 
     @property
     def value(self) -> bytes:
@@ -133,8 +137,15 @@ class Stray(NamedTuple):
     offset: int
     why: str
 
-    term = 0
-    is_whole = False
+    @property
+    def term(self) -> int:
+        """0: of no leader."""
+        return 0
+
+    @property
+    def is_whole(self) -> bool:
+        """False: it has no checksum that fits."""
+        return False
 
 
 Entry = Record | Claim | Heartbeat
