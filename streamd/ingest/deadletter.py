@@ -327,7 +327,11 @@ def make_dead_letters(settings: Settings) -> DeadLetters:
         # A server reads local letters only, and needs no Kafka client for it.
         from streamd.ingest.client import make_producer
 
-        return TopicDeadLetters(lambda: make_producer(settings.kafka), topic)
+        return TopicDeadLetters(
+            # The topic is the user's, who may leave it to the broker to make it.
+            lambda: make_producer(settings.kafka, allow_auto_create_topics=True),
+            topic,
+        )
     prefixes = {prefix for source in settings.sources for prefix in source.prefixes()}
     most = settings.ingest.dead_letter_max_bytes
     return LocalDeadLetters(settings.data_dir / FOLDER, most, prefixes=prefixes)

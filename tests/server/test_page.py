@@ -391,6 +391,8 @@ def test_the_page_says_what_this_machine_is_to_the_log(browser, served, monkeypa
             ("replica", "follow", "following", {"lag_records": 0}, "replica", "follows the log shop, and has all of it"),
             ("replica", "follow", "waiting for broker", {"why": "<b>away"}, "replica", "is a replica of the log shop: waiting for broker (<b>away)"),
             ("standby", "ingest", "following", {"lag_records": 1}, "standby", "follows the log shop, 1 record behind"),
+            ("standby", "ingest", "following", {"lag_records": 0, "cannot_lead": "The disk is full."}, "standby",
+             "follows the log shop, and has all of it. It cannot lead: The disk is full"),
             ("standby", "ingest", "leading", {"term": 5}, "leader", "leads the log shop, term 5")]
     for member, role, state, detail, short, sentence in said:
         log = alone.log.model_copy(update={"name": "shop", "store": "/store", "member": member})
