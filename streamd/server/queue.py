@@ -17,9 +17,9 @@ EXPLAIN_WEIGHT = 8
 REQUEST_PAIRS = 20
 """A request takes about as long as scoring so many pairs, beside its own pairs."""
 STANDING_SHARE = 0.05
-"""While the oldest request has waited for this share of `server.deadline_seconds`, no further one
-is let in: more come than can be answered, and those that wait would wait ever longer. A burst that
-is answered sooner passes whole."""
+"""Once each pass has left some waiting for this share of `server.deadline_seconds`, no further one
+is let in until all are answered: more come than can be answered, and they would wait ever longer. A
+burst, and what came while the process stood still, is answered sooner and passes whole."""
 LEARNING = 0.1
 """Weight of the newest pass in what a pair is said to take."""
 
@@ -96,6 +96,8 @@ class RequestQueue:
         self._settings = settings
         self._waiting: deque[PendingBatch] = deque()
         self._wake = asyncio.Event()
+        self._standing_since: float | None = None
+        """Monotonic time since which each pass has left some waiting."""
         self._pair_seconds = 1e-5
         """What a pair takes, as far as it was measured: a moving mean over passes."""
 
@@ -132,8 +134,10 @@ class RequestQueue:
         """Refuse a request at once that could not be answered in time. Raises: Overloaded."""
         if len(self) >= self._settings.max_queue:
             raise Overloaded(f"{len(self)} requests are waiting (server.max_queue)")
-        standing = STANDING_SHARE * self._settings.deadline_seconds
-        if self._waiting and time.monotonic() - self._waiting[0].since > standing:
+        if self._standing_since is None:
+            return
+        standing = time.monotonic() - self._standing_since
+        if standing > STANDING_SHARE * self._settings.deadline_seconds:
             raise Overloaded("more requests come than can be answered")
 
     def take(self) -> list[PendingBatch]:
@@ -152,6 +156,10 @@ class RequestQueue:
                 batch.append(one)
                 weight += one.weight
                 seconds += one.pairs(self._settings.max_candidates) * self._pair_seconds
+        if not self._waiting:
+            self._standing_since = None
+        elif self._standing_since is None:
+            self._standing_since = now
         return batch
 
     def answered(self, batch: Sequence[PendingBatch], seconds: float) -> None:

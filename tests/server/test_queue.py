@@ -33,19 +33,36 @@ async def waiting(queue, count, request=SCORE):
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def test_a_burst_is_let_in_whole_and_a_queue_that_stands_lets_nobody_in(tmp_path, monkeypatch):
+def pass_time(monkeypatch, seconds):
+    later = time.monotonic() + seconds
+    monkeypatch.setattr(module.time, "monotonic", lambda: later)
+
+
+def test_a_queue_that_passes_leave_standing_lets_nobody_in_until_all_are_answered(tmp_path, monkeypatch):
     async def scenario():
         limited = queue(tmp_path, deadline_seconds=5)
         async with waiting(limited, 100):
+            assert len(limited.take()) == 32
             limited.check_load()
-            later = time.monotonic() + 1.1 * STANDING_SHARE * 5
-            monkeypatch.setattr(module.time, "monotonic", lambda: later)
+            pass_time(monkeypatch, 1.1 * STANDING_SHARE * 5)
+            assert len(limited.take()) == 32
             with pytest.raises(Overloaded, match="more requests come than can be answered"):
                 limited.check_load()
-
-            # Once the oldest are answered and the next one came lately, more are let in.
             while limited.take():
                 pass
+            limited.check_load()
+            monkeypatch.undo()
+
+    asyncio.run(scenario())
+
+
+def test_what_came_while_the_process_stood_still_is_let_in(tmp_path, monkeypatch):
+    async def scenario():
+        limited = queue(tmp_path, deadline_seconds=5)
+        async with waiting(limited, 40):
+            pass_time(monkeypatch, 3)
+            limited.check_load()
+            assert len(limited.take()) == 32
             limited.check_load()
             monkeypatch.undo()
 
