@@ -13,11 +13,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from streamd import __version__
 from streamd.cli_backtest import GridCommand, backtest
 from streamd.cli_changelog import changelog_app
+from streamd.cli_deadletter import letters_app
 from streamd.cli_init import init
 from streamd.cli_lead import lead
 from streamd.cli_models import models_app
@@ -52,7 +52,6 @@ app = typer.Typer(
 )
 app.add_typer(tguf_app, name="tguf")
 app.add_typer(tfgnn_app, name="tfgnn")
-letters_app = typer.Typer(help="Dead letters: list, replay.", no_args_is_help=True)
 app.add_typer(changelog_app, name="changelog")
 app.add_typer(letters_app, name="deadletter")
 app.add_typer(models_app, name="models")
@@ -160,7 +159,8 @@ def produce(
     from streamd.clock import SystemClock
     from streamd.exchange.produce import send_events
     from streamd.exchange.sourced import rows_to_send
-    from streamd.exchange.tables import Times, count_rows, read_events, resolved
+    from streamd.exchange.tables import count_rows, read_events, resolved
+    from streamd.exchange.times import Times
 
     # Read lazily: the file may be larger than memory.
     settings = settings_of(config, None)
@@ -258,73 +258,6 @@ app.command()(backup)
 app.command()(restore)
 
 
-@letters_app.command("list")
-def deadletter_list(
-    reason: Annotated[
-        list[str] | None, typer.Option(help="Only of this reason; may be given several times.")
-    ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 20,
-    config: ConfigOption = None,
-    data_dir: DataOption = None,
-) -> None:
-    """Show the newest dead letters and how many there are of each reason."""
-    from collections import Counter, deque
-
-    from streamd.ingest.deadletter_replay import read_letters
-
-    # One pass over all letters: counts of all, and the cells of the newest ones.
-    counts: Counter[str] = Counter()
-    newest: deque[tuple[str, ...]] = deque(maxlen=limit)
-    for stored in read_letters(settings_of(config, data_dir)):
-        letter = stored.letter
-        if not reason or letter.reason in reason:
-            counts[letter.reason] += 1
-            newest.append(
-                (
-                    f"{letter.topic}/{letter.partition}",
-                    f"{letter.offset}",
-                    f"{letter.index}",
-                    letter.reason,
-                    letter.error,
-                    letter.value[:80].decode(errors="backslashreplace"),
-                )
-            )
-
-    # Values come from outside, so they are shown as plain text without control characters.
-    table = Table("partition", "offset", "index", "reason", "error", "value", box=None)
-    for row in newest:
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    out.print(table)
-    summary = ", ".join(f"{printable(r)} {n:,}" for r, n in counts.most_common())
-    out.print(summary or "no dead letters", markup=False)
-
-
-@letters_app.command("replay")
-def deadletter_replay(
-    reason: Annotated[
-        list[str] | None, typer.Option(help="Only of this reason; may be given several times.")
-    ] = None,
-    again: Annotated[
-        bool, typer.Option("--again", help="Also those that were sent again before.")
-    ] = False,
-    config: ConfigOption = None,
-    data_dir: DataOption = None,
-) -> None:
-    """Send dead letters to the topics they came from, once what was wrong is mended; each once."""
-    from streamd.ingest.deadletter_replay import replay
-
-    settings = settings_of(config, data_dir)
-    done = replay(settings, reason or (), again)
-    # Each letter is in one of four counts, so that none is lost silently.
-    out.print(
-        f"{done.sent:,} sent, {done.before:,} were sent before, "
-        f"{done.broken:,} cannot be sent (cut off, or not the event itself), {done.foreign:,} "
-        f"name a topic that is not in kafka.topics ({', '.join(settings.kafka.topics)})",
-        soft_wrap=True,
-        markup=False,
-    )
-
-
 @app.command(name="config")
 def show_config(
     from_schema: Annotated[
@@ -344,11 +277,12 @@ def show_config(
         out.file.write(json.dumps(settings_schema(), indent=1) + "\n")
         return
     if from_schema is not None:
-        from streamd.exchange.tfgnn.schema import read_schema
+        from streamd.exchange.tfgnn.schema import read_schema, schema_file
         from streamd.exchange.tfgnn.schema_settings import settings_of_schema
 
         # What is left out is said in comments, so that all of it may go into a file.
-        text = printable_lines(settings_of_schema(read_schema(from_schema)))
+        path = schema_file(from_schema)
+        text = printable_lines(settings_of_schema(read_schema(path), path.parent))
         out.print(text, end="", soft_wrap=True, markup=False, highlight=False)
         return
     settings, origin = load_settings(config, {} if data_dir is None else {"data_dir": data_dir})

@@ -76,7 +76,7 @@ def _ingest_of(settings: Settings) -> Beat:
 
 
 def _says(beat: Beat) -> str:
-    why = beat.detail.get("why")
+    why = beat.detail.get("why") or beat.detail.get("cannot_lead")
     behind = beat.detail.get("lag_records")
     return f"ingest is {beat.state}" + (
         f" ({why})" if why else f", {behind:,} records behind" if behind else ""

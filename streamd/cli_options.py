@@ -87,6 +87,12 @@ def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
+def tell_rounded(words: str) -> None:
+    """Say beside a command's answer which values were rounded, where some were."""
+    if words:
+        err.print(printable(words), soft_wrap=True, markup=False, highlight=False)
+
+
 def make_kernels_ready() -> None:
     """Compile the kernels where that was not done before, with a notice that it takes a while."""
     from streamd.graph.jit import compile_notice

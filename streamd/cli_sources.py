@@ -6,7 +6,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from streamd.cli_options import ConfigOption, err, out, printable, settings_of
+from streamd.cli_options import ConfigOption, err, out, printable, settings_of, tell_rounded
 from streamd.schema import DEFAULT_SET
 from streamd.telemetry.progress import ProgressLine
 
@@ -28,7 +28,8 @@ def sources_check(
     ] = "",
     config: ConfigOption = None,
 ) -> None:
-    """Show the events that records become; exit status 1 where one is refused."""
+    """Show the events that records become; exit status 1 where one is refused, or no record has a
+    field that the source names."""
     from streamd.clock import SystemClock
     from streamd.exchange.sample import judge, read_sample
 
@@ -50,7 +51,10 @@ def sources_check(
         )
     out.print(table)
     out.print(verdict.words(len(sample)), soft_wrap=True, markup=False, highlight=False)
-    raise typer.Exit(1 if verdict.refused else 0)
+    tell_rounded(verdict.rounded.words)
+    for told in verdict.absent:
+        err.print(printable(told), soft_wrap=True, markup=False, highlight=False)
+    raise typer.Exit(1 if verdict.refused or verdict.absent else 0)
 
 
 @sources_app.command("guess")

@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from streamd.cli_options import ConfigOption, DataOption, err, out, printable, settings_of
+from streamd.cli_options import (
+    ConfigOption,
+    DataOption,
+    err,
+    out,
+    printable,
+    settings_of,
+    tell_rounded,
+)
 from streamd.errors import SettingsError
 from streamd.telemetry.progress import ProgressLine
 
@@ -13,7 +21,8 @@ if TYPE_CHECKING:
     from streamd.exchange.tfgnn.log_sampled import LogSource
 
 tfgnn_app = typer.Typer(
-    help="TensorFlow GNN's formats: schema, import, export, sample, random.", no_args_is_help=True
+    help="TensorFlow GNN's formats: schema, import, export, sample, show, random.",
+    no_args_is_help=True,
 )
 
 SCHEMA = typer.Option("--graph-schema", help="A GraphSchema, or a folder with one .pbtxt.")
@@ -21,8 +30,12 @@ OF_TABLES = typer.Option(
     "--graph-schema", help="A GraphSchema of tables, or a folder with one; the log otherwise."
 )
 SPEC = typer.Option("--sampling-spec", help="A SamplingSpec, text or binary.")
+# As text: a path would lose a / at the end, which means a folder.
 OUTPUT = typer.Option(
-    "--output-samples", "--output", help="A TFRecord file, or shards such as samples.tfrecord@10."
+    "--output-samples",
+    "--output",
+    metavar="PATH",
+    help="A TFRecord file, or shards such as samples.tfrecord@10.",
 )
 DATA = typer.Option("--data-path", help="Folder of the tables; that of the schema otherwise.")
 SEEDS = typer.Option(
@@ -93,11 +106,11 @@ def tfgnn_import(
     ] = None,
     first_time: Annotated[
         str | None,
-        typer.Option(help="Time of the first row of tables without times, ISO 8601; 1970."),
+        typer.Option(help="Make up times for tables without them, from this one on; ISO 8601."),
     ] = None,
     step_seconds: Annotated[
-        float, typer.Option(min=1e-6, help="From one row of such a table to the next.")
-    ] = 1,
+        float | None, typer.Option(min=1e-6, help="From one made-up time to the next; 1 otherwise.")
+    ] = None,
     data_path: Annotated[Path | None, DATA] = None,
     config: ConfigOption = None,
     data_dir: DataOption = None,
@@ -113,13 +126,15 @@ def tfgnn_import(
         raise SettingsError(f"--time-unit is {time_unit!r}.", f"one of {', '.join(MICROSECONDS)}.")
     if speed and topic is None:
         raise SettingsError("--speed is of a topic.", "name one with --topic.")
+    if first_time is None:
+        _refuse_given({"--step-seconds": step_seconds}, "needs --first-time")
     settings, clock = settings_of(config, data_dir), SystemClock()
     path = schema_file(graph_schema)
     options = TimeOptions(
         column=time_column,
         unit=time_unit,
         first_us=None if first_time is None else parse_time_us(first_time, "--first-time"),
-        step_us=round(step_seconds * 1e6),
+        step_us=round((step_seconds or 1) * 1e6),
     )
 
     # The tables are read whole before the first event goes out.
@@ -132,7 +147,7 @@ def tfgnn_import(
             clock,
             lambda what, at, of: line.of(what, at, of, "rows"),
         )
-        total = tables.num_nodes + tables.num_edges
+        total = tables.num_events
         line.begin(f"to {topic or settings.data_dir}")
         if topic is None:
             append_tables(settings, tables, clock, lambda done: line.at(done, total))
@@ -140,6 +155,7 @@ def tfgnn_import(
             send_tables(settings, tables, topic, speed, clock, lambda done: line.at(done, total))
     for column in tables.left_out:
         err.print(f"left out: {printable(column)}", soft_wrap=True, markup=False, highlight=False)
+    tell_rounded(tables.rounded.words)
     where = f"sent to {topic}" if topic else f"appended to {settings.data_dir}"
     out.print(
         f"{tables.num_nodes:,} nodes and {tables.num_edges:,} edges {where}: {tables.times}",
@@ -151,8 +167,10 @@ def tfgnn_import(
 @tfgnn_app.command("export")
 def tfgnn_export(
     output: Annotated[
-        Path,
-        typer.Argument(help="A new folder for schema and tables; with --samples a TFRecord file."),
+        str,
+        typer.Argument(
+            help="A new folder for schema and tables; with --samples a TFRecord file.",
+        ),
     ],
     start: Annotated[str | None, START] = None,
     end: Annotated[str | None, END] = None,
@@ -181,14 +199,17 @@ def tfgnn_export(
     data_dir: DataOption = None,
 ) -> None:
     """Write the log as a GraphSchema with unigraph tables, as of a time; or training samples."""
+    from streamd.exchange.tfgnn.shards import output_path
+
     if samples is not None:
         _refuse_given({"--format": format_, "--shards": shards}, "is of tables, not of --samples")
+        path = output_path(output)
         with ProgressLine(err, "reading the log", "events") as line:
             count, kept = _export_samples(
                 _log_source(config, data_dir, start, end, numbers),
                 line,
                 samples,
-                output,
+                path,
                 edge_set=edge_set,
                 negatives=1 if negatives is None else negatives,
                 with_reverse=reversed_,
@@ -196,7 +217,7 @@ def tfgnn_export(
                 seed=random_seed,
                 processes=processes,
             )
-        _tell_samples(count, kept, output)
+        _tell_samples(count, kept, path)
         return
     of_samples = {
         "--edge-set": edge_set,
@@ -207,7 +228,15 @@ def tfgnn_export(
     }
     _refuse_given(of_samples, "needs --samples")
     _export_tables(
-        output, start, end, format_ or "tfrecord", shards, reversed_, numbers, config, data_dir
+        Path(output),
+        start,
+        end,
+        format_ or "tfrecord",
+        shards,
+        reversed_,
+        numbers,
+        config,
+        data_dir,
     )
 
 
@@ -296,7 +325,7 @@ def _log_source(
 def tfgnn_sample(
     context: typer.Context,
     sampling_spec: Annotated[Path, SPEC],
-    output_samples: Annotated[Path, OUTPUT],
+    output_samples: Annotated[str, OUTPUT],
     graph_schema: Annotated[Path | None, OF_TABLES] = None,
     data_path: Annotated[Path | None, DATA] = None,
     input_seeds: Annotated[Path | None, SEEDS] = None,
@@ -312,6 +341,8 @@ def tfgnn_sample(
     data_dir: DataOption = None,
 ) -> None:
     """Sample subgraphs from the log, or from unigraph tables; a run that was stopped goes on."""
+    from streamd.exchange.tfgnn.shards import output_path
+
     if runner is not None:
         _refuse_given({"--processes": processes > 1}, "is not of Beam's runners")
     if graph_schema is None:
@@ -324,6 +355,7 @@ def tfgnn_sample(
             f"{context.args[0]} is no option without --runner, as all further ones are Beam's.",
             "leave it out, or name a runner.",
         )
+    output = output_path(output_samples)
     asked: dict[str, Any] = {
         "seeds": input_seeds,
         "aggregation": edge_aggregation_method,
@@ -341,22 +373,20 @@ def tfgnn_sample(
 
             source = _log_source(config, data_dir, start, end, numbers)
             run = plan_log_run(
-                source.declared, sampling_spec, output_samples, with_reverse=reversed_, **asked
+                source.declared, sampling_spec, output, with_reverse=reversed_, **asked
             )
             count, kept = sample_log(run, source, tell)
         else:
             from streamd.exchange.tfgnn.sampled import plan_run, sample_tables
 
-            planned = plan_run(
-                graph_schema, sampling_spec, output_samples, data_path=data_path, **asked
-            )
+            planned = plan_run(graph_schema, sampling_spec, output, data_path=data_path, **asked)
             if runner is None:
                 count, kept = sample_tables(planned, tell)
             else:
                 from streamd.exchange.tfgnn.beam import sample_with_beam
 
                 count, kept = sample_with_beam(planned, runner, context.args), 0
-    _tell_samples(count, kept, output_samples)
+    _tell_samples(count, kept, output)
 
 
 def _refuse_given(options: dict[str, Any], why: str) -> None:
@@ -366,11 +396,38 @@ def _refuse_given(options: dict[str, Any], why: str) -> None:
             raise SettingsError(f"{name} {why}.", "leave one of them out.")
 
 
+@tfgnn_app.command("show")
+def tfgnn_show(
+    file: Annotated[
+        Path, typer.Argument(help="TFRecord or CSV: a file, shards as base@10, or a glob.")
+    ],
+    graph_schema: Annotated[Path | None, SCHEMA] = None,
+    set_: Annotated[
+        str | None, typer.Option("--set", help="The file is the table of this set of the schema.")
+    ] = None,
+    skip: Annotated[int, typer.Option(min=0, help="Records before the first one shown.")] = 0,
+    count: Annotated[int, typer.Option(min=1, help="Records to show.")] = 3,
+    values: Annotated[
+        int, typer.Option(min=1, help="Most items of a set, and values of a feature.")
+    ] = 8,
+) -> None:
+    """Print some records of a file: graphs, examples of any kind, rows of unigraph tables."""
+    from streamd.exchange.tfgnn.listing import Part, lines_of
+    from streamd.exchange.tfgnn.schema import read_schema
+
+    if graph_schema is None:
+        _refuse_given({"--set": set_}, "needs --graph-schema")
+    schema = None if graph_schema is None else read_schema(graph_schema)
+    for line in lines_of(file, Part(skip=skip, count=count, values=values), schema, set_):
+        out.print(printable(line), soft_wrap=True, markup=False, highlight=False)
+
+
 @tfgnn_app.command("random")
 def tfgnn_random(
     graph_schema: Annotated[Path, SCHEMA],
     output: Annotated[
-        Path, typer.Option(help="A TFRecord file, or shards such as graphs.tfrecord@10.")
+        str,
+        typer.Option(metavar="PATH", help="A TFRecord file, or shards such as graphs.tfrecord@10."),
     ],
     count: Annotated[int, typer.Option(min=1, help="Graphs to write.")] = 1000,
     random_seed: Annotated[int, SEED] = 0,
@@ -379,7 +436,8 @@ def tfgnn_random(
     from streamd.exchange.tfgnn.examples import Codec
     from streamd.exchange.tfgnn.random_graphs import random_graphs
     from streamd.exchange.tfgnn.schema import read_schema
+    from streamd.exchange.tfgnn.shards import output_path
 
-    schema = read_schema(graph_schema)
-    Codec(schema).write(output, random_graphs(schema, count, seed=random_seed))
-    out.print(f"{count:,} graphs in {output}", soft_wrap=True, markup=False)
+    path, schema = output_path(output), read_schema(graph_schema)
+    Codec(schema).write(path, random_graphs(schema, count, seed=random_seed))
+    out.print(f"{count:,} graphs in {path}", soft_wrap=True, markup=False)

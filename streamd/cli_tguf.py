@@ -18,6 +18,7 @@ from streamd.cli_options import (
     err,
     out,
     settings_of,
+    tell_rounded,
 )
 from streamd.errors import SettingsError, StreamdError
 from streamd.settings import load_settings
@@ -99,12 +100,13 @@ def tguf_export(
     from streamd.clock import parse_time_us
     from streamd.exchange.export import ExportOptions, export_range, write_keys
     from streamd.maintenance import open_log
+    from streamd.settings_sets import nearest_of
 
     # Without a start or an end the range is open: no time of an event is at or above 2**62.
     log = open_log(settings_of(config, data_dir).data_dir)
     names = log.state.schema.edge_set_names
     if edge_set is not None and edge_set not in names:
-        raise StreamdError(f"The log has no edge set {edge_set!r}; it has {', '.join(names)}.")
+        raise StreamdError(f"The log has no edge set {edge_set!r}{nearest_of(edge_set, names)}.")
     options = ExportOptions(
         edge_set=None if edge_set is None else names.index(edge_set),
         start_us=0 if start is None else parse_time_us(start, "--start"),
@@ -174,3 +176,4 @@ def tguf_import(
         soft_wrap=True,
         markup=False,
     )
+    tell_rounded(done.rounded.words)

@@ -61,6 +61,10 @@ def run_ingest(settings: Settings, stop: threading.Event) -> None:
         except BaseException:
             publisher.close()
             raise
+        if is_standby:
+            from streamd.replica.leading import note_led
+
+            note_led(settings.data_dir, publisher.term)
         beat.note(term=publisher.term, leading=True)
         metrics.leads.set(1)
         metrics.leader_term.set(publisher.term)
@@ -116,9 +120,31 @@ def _stand_by(
 
     clock = SystemClock()
     succession = StandbySuccession(
-        settings, clock.monotonic, lambda after: claim_lead(settings, beat, stop, after)
+        settings,
+        clock.monotonic,
+        lambda after: claim_lead(settings, beat, stop, after),
+        lambda: _check_could_lead(settings),
     )
     return FollowLoop(settings, clock, beat, follow_models(settings), succession).run(stop)
+
+
+def _check_could_lead(settings: Settings) -> None:
+    """Check all that could refuse to lead here: log, disk, settings, and what Kafka still has.
+    Raises: StreamdError; KafkaError while the broker does not answer."""
+    from streamd.ingest.consumer import KafkaSource
+    from streamd.ingest.mapped import make_decoder
+    from streamd.segments.writable import check_writable
+
+    schema = schema_of(settings)
+    state = check_writable(settings.data_dir, schema, settings.ingest.segment_edges)
+    make_decoder(settings, schema)
+    source = KafkaSource(settings.kafka, settings.ingest)
+    try:
+        # Where the settings pass over a loss, there is nothing to refuse.
+        if not source.discover() and settings.ingest.on_data_loss == "fail":
+            source.begin(state.progress)
+    finally:
+        source.close()
 
 
 def run_archive(settings: Settings, stop: threading.Event) -> None:

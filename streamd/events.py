@@ -141,7 +141,7 @@ class EventBatch:
     seen here, in id order (None for a node that never has one). late_*: edges that got the
     watermark as their time (index among this commit's edges) with the time they came with.
     deletions_X: `DELETION` rows, `seq` still 0 and `edge` counted within the commit, as in
-    node_edge_F.
+    node_edge_F. num_late_labels: labels that got the watermark as their time.
     """
 
     src_E: Int64
@@ -159,6 +159,7 @@ class EventBatch:
     late_edge: tuple[int, ...] = ()
     late_time: tuple[int, ...] = ()
     deletions_X: NDArray[np.void] = field(default_factory=lambda: np.zeros(0, DELETION))
+    num_late_labels: int = 0
 
     @property
     def num_edges(self) -> int:

@@ -246,7 +246,8 @@ def backtest_file(
         f"{result.num_events:,} events in {counted(len(result.windows), 'window')}, "
         "each scored before it was learned"
     )
-    note = result.nightly_note() and f". {result.nightly_note()}"
+    notes = " ".join(filter(None, (result.nightly_note(), result.late_note())))
+    note = notes and f". {notes}"
     title = f"streamd backtest of {file or settings.data_dir}"
     told: list[Table | str] = [_table(COLUMNS, result.table(), title, caption + times + note)]
     if sets := result.set_table(SHORT_TITLES):
@@ -296,6 +297,11 @@ def _log_of(
     """Yield the log of data_dir, or a temporary one of a file's events, and how the file's times
     were read."""
     if file is None:
+        if columns != Columns():
+            raise SettingsError(
+                "Columns, --source and --edge-set are of a file, and none is given.",
+                "name the file, or leave them out to play the log of data_dir.",
+            )
         yield open_log(settings.data_dir), ""
         return
 
@@ -305,7 +311,8 @@ def _log_of(
         done = import_file(
             own, file, columns, lambda done, of: progress(f"reading {file}", done, of, "events")
         )
-        yield open_log(own.data_dir), f"; {done.times}"
+        notes = "; ".join(note for note in (done.times, done.rounded.words) if note)
+        yield open_log(own.data_dir), f"; {notes}"
 
 
 def _table(

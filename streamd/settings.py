@@ -21,7 +21,7 @@ from streamd.settings_branch import Branch
 from streamd.settings_lines import line_of, nearest_name
 from streamd.settings_log import LeaderSettings, LogSettings, without_secrets
 from streamd.settings_server import LOOPBACK, ServerSettings, TelemetrySettings, has_keys
-from streamd.settings_sets import Misplaced, check_sets
+from streamd.settings_sets import Misplaced, check_sets, nearest_of
 from streamd.settings_sources import REGISTRY_FORMATS, check_sources
 from streamd.settings_tree import (
     PREFIX,
@@ -202,7 +202,8 @@ def _completed(s: Settings, origin: Mapping[str, str]) -> Settings:
         kafka = s.kafka.model_copy(update={"topics": topics})
     for i, topic in enumerate(topics):
         if topic not in kafka.topics:
-            raise Misplaced(("sources", i, "topic"), f"{topic} is not in kafka.topics")
+            near = nearest_of(topic, kafka.topics)
+            raise Misplaced(("sources", i, "topic"), f"{topic} is not in kafka.topics{near}")
 
     check_sources(s.sources, node_sets(s), edge_sets(s), schema)
     return s.model_copy(update={"stream": stream, "kafka": kafka})

@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -261,7 +261,8 @@ def shown(names: Sequence[str]) -> str:
     return ", ".join(names[:MAX_NAMES]) + more
 
 
-def nearest_of(name: str, known: Sequence[str]) -> str:
-    """Complete an error by the known name that is nearest to an unknown one, or by all."""
+def nearest_of(name: str, known: Collection[str]) -> str:
+    """Complete an error about a name that is not there: the names that are, and the nearest."""
+    there = f"; there are {shown(list(known))}" if known else "; there are none"
     close = difflib.get_close_matches(name, known, 1, 0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; known are {shown(known)}"
+    return f"{there}; did you mean {close[0]!r}?" if close else there

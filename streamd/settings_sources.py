@@ -364,7 +364,8 @@ def _check_features(given: Fields, declared: _Declared, at: tuple[str | int, ...
     key, features = declared.key, declared.settings.features
     for name, field in given.items():
         if name not in features:
-            raise Misplaced((*at, "features", name), f"{name} is not declared in {key}")
+            near = nearest_of(name, features)
+            raise Misplaced((*at, "features", name), f"{name} is not declared in {key}{near}")
         feature = features[name]
         for word, value in (("default", field.default), ("constant", field.constant)):
             if value is not None and not feature.takes(value):

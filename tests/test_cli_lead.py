@@ -57,10 +57,13 @@ def test_it_waits_until_the_standby_leads(tmp_path):
     assert led_term(tmp_path) == 8 and not is_asked_to_lead(tmp_path)
 
 
-def test_a_request_that_is_not_met_in_time_is_withdrawn(tmp_path):
-    Heartbeat(tmp_path, "ingest").touch("waiting for broker", why="nobody answers")
+@pytest.mark.parametrize(("state", "detail"), [("waiting for broker", {"why": "nobody answers"}),
+                                               ("following", {"lag_records": 0, "cannot_lead": "The disk is full."})])
+def test_a_request_that_is_not_met_in_time_is_withdrawn(tmp_path, state, detail):
+    Heartbeat(tmp_path, "ingest").touch(state, **detail)
     begun = time.monotonic()
     done = run(tmp_path, "--wait", "1")
     assert done.exit_code == 1 and time.monotonic() - begun < 20
-    assert "does not lead after 1 s: ingest is waiting for broker (nobody answers)" in " ".join(done.output.split())
+    why = list(detail.values())[-1]
+    assert f"does not lead after 1 s: ingest is {state} ({why})" in " ".join(done.output.split())
     assert not is_asked_to_lead(tmp_path)

@@ -174,12 +174,12 @@ def without_names(schema):
 
 @pytest.mark.parametrize(("old", "new", "says"), [
     ("buys:", "2buys:", r"graph\.edge_sets\.2buys \(file .*line 8\): the name of a set is a letter"), ("buys:", "a/b:", "the name of a set"),
-    ("buys: {source: user", "buys: {source: usr", r"edge_sets\.buys\.source .*line 8\): usr is not in graph.node_sets; did you mean 'user'"),
+    ("buys: {source: user", "buys: {source: usr", r"edge_sets\.buys\.source .*line 8\): usr is not in graph.node_sets; there are user, item; did you mean 'user'"),
     ("buys: {source: user, target: item", "buys: {source: user", r"edge_sets\.buys .*line 8\): it needs a target: one of user, item"),
     ("buys: {source", "buys: {sorce", r"buys\.sorce .*line 8\) is unknown; did you mean 'source'"),
     ("    item: {}", "    item: {}\n" + "\n".join(f"    n{i}: {{}}" for i in range(60)), r"graph\.node_sets .*line 3\): 62 sets, at most 60"),
     ("sources:", "stream: {edge_feature_dim: 6}\nsources:", "it is 6, but what graph.edge_sets declares is 7 wide"),
-    ("edge_set: views", "edge_set: vews", r"sources\.0\.edge_set .*line 11\): vews is not in graph.edge_sets; did you mean 'views'"),
+    ("edge_set: views", "edge_set: vews", r"sources\.0\.edge_set .*line 11\): vews is not in graph.edge_sets; there are views, buys; did you mean 'views'"),
     ("    edge_set: views\n", "", r"sources\.0\.edge_set .*: it is not set, and there are several: views, buys"),
     ("edge_set: views", "edge_set: buys", r"seconds is not declared in graph\.edge_sets\.buys\.features"),
     ("node_set: user, fields: {node", "fields: {node", r"sources\.0\.deletes\.node_set .*: it is not set, and there are several: user, item"),
@@ -196,7 +196,7 @@ def test_a_wrong_set_is_one_line_that_names_key_and_line(tmp_path, old, new, say
 
 @pytest.mark.parametrize(("graph", "says"), [
     ("{node_sets: {a: {}, b: {}}}", r"graph\.node_sets .*several node sets need graph.edge_sets"),
-    ("{edge_sets: {a: {source: user}}}", r"a\.source .*user is not in graph.node_sets; known are default"),
+    ("{edge_sets: {a: {source: user}}}", r"a\.source .*user is not in graph.node_sets; there are default"),
 ])
 def test_edges_are_between_declared_sets(tmp_path, graph, says):
     with pytest.raises(SettingsError, match=says):

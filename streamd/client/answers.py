@@ -63,12 +63,14 @@ class Event(Struct, frozen=True, omit_defaults=True):
 # What is answered
 
 
-class AsOf(_Answer, frozen=True):
-    """Which model answered, until when it was trained, and what it had seen."""
+class AsOf(_Answer, frozen=True, kw_only=True):
+    """Which model answered, until when it was trained, and what it had seen. memory_edge: -1 from a
+    server of an older release."""
 
     version: str
     trained_until: int | None
     last_edge: int
+    memory_edge: int = -1
     newest_event: int
     time: int
 

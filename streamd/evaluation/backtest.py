@@ -13,7 +13,7 @@ from streamd.graph.label_history import LAST_LABELS
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
 from streamd.training.scores import Measures
-from streamd.windows import Window, recorded_windows
+from streamd.windows import Window, is_mostly_late, recorded_windows
 from streamd.windows.history import SetScores
 
 # Regimes and rules in the order of the report, with the names that it prints.
@@ -88,11 +88,13 @@ class Result:
     windows: the windows that are reported on, of the run with fresh facts.
     half_life: number of the popularity half-life, chosen on the windows before them.
     stale: age of facts -> event-weighted means of the live model, the fresh run included.
+    num_left_out: windows that are mostly late, which are not scored.
     """
 
     windows: list[RegimeWindow]
     half_life: int
     stale: dict[int | None, Measures]
+    num_left_out: int = 0
 
     @property
     def num_events(self) -> int:
@@ -188,6 +190,12 @@ class Result:
             "Nightly models first learn at midnight (UTC): what lies before it, "
             f"{counted(num_left_out, 'window')}, is left out of live's difference to them."
         )
+
+    def late_note(self) -> str:
+        """How many windows are left out because they are mostly late; empty where none is."""
+        if not self.num_left_out:
+            return ""
+        return f"{counted(self.num_left_out, 'window')} left out: most of their events came late."
 
     def verdict(self) -> str:
         """What keeping state and weights up to date brings, in one sentence."""
@@ -344,7 +352,9 @@ def backtest(
 
     # The half-life of popularity is chosen on the last third before the cut.
     first = log.first_edge
-    return Result(reported, best_half_life(windows, first + (cut - first) * 2 // 3, cut), stale)
+    half_life = best_half_life(windows, first + (cut - first) * 2 // 3, cut)
+    late = [w for w in parts if w.first_edge >= cut and is_mostly_late(log, w)]
+    return Result(reported, half_life, stale, len(late))
 
 
 def run_live(

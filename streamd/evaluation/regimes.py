@@ -33,7 +33,7 @@ from streamd.training.learner import Learner
 from streamd.training.recorder import Chunk, FreshSight, Recorder, prefetch
 from streamd.training.replay import ReplayStore
 from streamd.training.scores import Measures, measures, scores_of_sets
-from streamd.windows import Window
+from streamd.windows import Window, is_mostly_late
 from streamd.windows.history import SetScores
 
 DAY_US = 86_400_000_000
@@ -97,6 +97,7 @@ class Regimes:
         """
         # Where windows lie.
         self._settings = settings
+        self._log = log
         self._cut = cut
         self._epochs = initial_epochs
         self._first = log.first_edge
@@ -140,10 +141,13 @@ class Regimes:
 
         Returns: None for a window that is learned at once with others.
         """
+        # A window that is mostly late is neither scored nor learned, as the trainer leaves it out.
+        recorded = not is_mostly_late(self._log, window)
+
         # Before the cut: read the window for the one model that learns at once.
         if self.base is not None and self.is_initial(window):
             shown = self._first + int(SKIPPED * (self._cut - self._first))
-            for chunk in prefetch(self._recorder.chunks(window, first_recorded=shown)):
+            for chunk in prefetch(self._recorder.chunks(window, recorded, first_recorded=shown)):
                 self.base.score(chunk)
                 if chunk.labels is not None:
                     self._label_rules.add(chunk.labels)
@@ -168,7 +172,7 @@ class Regimes:
                 self.learners[name].begin()
         self._label_rules.begin()
         num_labelled = {name: len(own.label_scores) for name, own in self.learners.items()}
-        for chunk in prefetch(self._recorder.chunks(window)):
+        for chunk in prefetch(self._recorder.chunks(window, recorded)):
             if chunk.labels is not None:
                 self._label_rules.add(chunk.labels)
             for name in self.learners:
@@ -182,7 +186,7 @@ class Regimes:
 
         # Score it under the nightly model, from its own recorder.
         if self._nightly_is_stale and self._nightly_recorder is not None:
-            for chunk in self._nightly_recorder.chunks(window):
+            for chunk in self._nightly_recorder.chunks(window, recorded):
                 self._add(parts, "nightly", chunk)
 
         # Labels, before any of them is learned.

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,10 +12,12 @@ from streamd.errors import BadEvent, SettingsError
 from streamd.ingest.cloudevents import ATTRIBUTE
 from streamd.ingest.encoding import Times
 from streamd.ingest.explain import OTHER_NAMES, foreign
+from streamd.ingest.mapping import meets
 from streamd.ingest.notices import NEAR
-from streamd.ingest.shapes import parsed
+from streamd.ingest.shapes import follow, parsed
 from streamd.schema import DEFAULT_SET
-from streamd.settings_sources import NO_NAME
+from streamd.settings_sets import nearest_of
+from streamd.settings_sources import NO_NAME, SourceSettings, fields_of, steps_of
 
 MAX_DEPTH = 6
 MAX_PATHS = 200
@@ -146,8 +148,33 @@ def _check_chosen(chosen: Chosen, seen: dict[str, Seen]) -> None:
     for path in (chosen.src, chosen.dst, chosen.time, *(chosen.features or ())):
         if path and path not in seen:
             raise SettingsError(
-                f"No record has a field {path}.", f"give one of {', '.join(seen) or 'none'}."
+                f"No record has a field {path}{nearest_of(path, seen)}.", "give one of them."
             )
+
+
+def absent_paths(source: SourceSettings, records: Sequence[Any]) -> list[str]:
+    """The paths of a source at which no record has a value, a sentence each.
+
+    A rule's fields are looked for in the records that meet its conditions, and an envelope's own,
+    a record's key and headers nowhere. Records that are not JSON say nothing.
+    """
+    _, rows = _unwrapped(_objects(records, [])[0], records)
+    seen = _seen(rows)
+    told: dict[str, None] = {}
+
+    def look(paths: Iterable[str], among: list[dict[str, Any]]) -> None:
+        for path in paths:
+            walk = follow(steps_of(path))
+            if among and path[0] != "$" and all(walk(row) is None for row in among):
+                told[f"No record has a value at {path}{nearest_of(path, seen)}."] = None
+
+    for rule in (source, source.deletes, source.labels, source.nodes):
+        if rule is not None and rule.fields is not None:
+            # A condition may ask for null, which an absent field is.
+            look((path for path, values in rule.where.items() if None not in values), rows)
+            met = [row for row in rows if meets(rule.where, row)]
+            look((f.path for _, f in fields_of(rule.fields) if f.path is not None), met)
+    return list(told)
 
 
 def _yaml(settings: dict[str, Any]) -> str:

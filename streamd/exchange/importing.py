@@ -4,7 +4,7 @@ What can be checked is checked before the log is made.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,16 +14,15 @@ from streamd.errors import SettingsError, StreamdError
 from streamd.events import Schema
 from streamd.exchange.load import Loader
 from streamd.exchange.produce import Outgoing
-from streamd.exchange.sourced import source_named
+from streamd.exchange.sourced import rows_of_source, source_named
 from streamd.exchange.tables import (
     Columns,
-    Misfit,
-    Times,
     count_rows,
     read_events,
-    read_rows,
     resolved,
 )
+from streamd.exchange.times import Misfit, Times
+from streamd.ingest.rounding import Rounded
 from streamd.segments.log import LogWriter
 from streamd.segments.tguf import TGUFFile, open_tguf
 from streamd.settings import Settings, schema_of
@@ -34,10 +33,12 @@ IMPORT_ROWS = 65_536
 
 @dataclass(frozen=True)
 class Imported:
-    """The outcome of an import. times: their range and how they were read, as a text."""
+    """The outcome of an import. times: their range and how they were read, as a text. rounded: the
+    values of features that were rounded."""
 
     num_events: int
     times: str
+    rounded: Rounded
 
 
 def import_file(
@@ -66,12 +67,17 @@ def import_file(
     columns = resolved(columns, settings)
     edge_set = schema.edge_set_names.index(columns.edge_set) if columns.edge_set else 0
     if file is not None:
+        if replace(columns, edge_set="") != Columns():
+            raise SettingsError(
+                f"{path} is a TGUF file, whose columns have no names.",
+                "leave out --source and the names of columns.",
+            )
         _check_set(file, columns.edge_set, schema)
         _check_widths(file, schema, edge_set)
         _check_times(file, times)
     elif topic:
-        source_named(settings, topic)
-        events: Iterator[Outgoing] = (Outgoing(b"", v, None, n) for n, v in read_rows(path))
+        rows = rows_of_source(source_named(settings, topic), path)
+        events: Iterator[Outgoing] = (Outgoing(b"", v, None, n) for n, v in rows)
     else:
         events = read_events(path, columns, times)
 
@@ -92,7 +98,7 @@ def import_file(
         writer.close()
     if topic and loader.last_us >= 0:
         times.extend(loader.first_us, loader.last_us, f"the source of {topic} says")
-    return Imported(loader.num_events, times.summary())
+    return Imported(loader.num_events, times.summary(), loader.rounded)
 
 
 def _check_set(file: TGUFFile, edge_set: str, schema: Schema) -> None:

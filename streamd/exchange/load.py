@@ -29,6 +29,7 @@ from streamd.ingest.decode import Decoder
 from streamd.ingest.event_log import Log
 from streamd.ingest.loop import MAX_COMMIT_EVENTS
 from streamd.ingest.mapped import make_decoder
+from streamd.ingest.rounding import Rounded
 from streamd.settings import Settings
 
 RECORDS = 4096
@@ -92,6 +93,11 @@ class Loader:
         self.num_events = 0
         self.first_us = MAX_TIME_US
         self.last_us = -1
+
+    @property
+    def rounded(self) -> Rounded:
+        """The values of features of tables that were rounded so far."""
+        return self._decoder.rounded
 
     def rows(
         self, events: Iterator[Outgoing], progress: Callable[[int], None] = lambda _: None

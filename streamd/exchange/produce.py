@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamd.events import MICROSECONDS
-from streamd.ingest.client import make_producer, settle
+from streamd.ingest.client import make_producer, send, settle
 from streamd.settings import KafkaSettings
 
 FLUSH_EVERY = 5_000
@@ -58,7 +58,7 @@ def send_events(
                     time.sleep(wait)
 
             # Send it, and now and then wait for the acknowledgements.
-            pending.append(producer.send(topic, key=event.key, value=event.value))
+            pending.append(send(producer, topic, key=event.key, value=event.value))
             sent += 1
             if len(pending) >= FLUSH_EVERY:
                 settle(producer, pending)

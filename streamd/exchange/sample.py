@@ -11,15 +11,17 @@ from kafka import TopicPartition
 from kafka.errors import KafkaError as ClientError
 
 from streamd.clock import Clock
-from streamd.errors import KafkaError
+from streamd.errors import KafkaError, SettingsError
 from streamd.events import DELETE, EDGE, LABEL, NODE
+from streamd.exchange.guess import absent_paths
 from streamd.exchange.load import FileRow
-from streamd.exchange.sourced import source_named
+from streamd.exchange.sourced import rows_of_source, source_named
 from streamd.exchange.tables import read_rows
 from streamd.ingest.client import make_consumer
 from streamd.ingest.columns import as_json
 from streamd.ingest.kafka_records import make_reading_safe
 from streamd.ingest.mapped import make_decoder
+from streamd.ingest.rounding import Rounded
 from streamd.settings import Settings, schema_of
 
 PATIENCE_SECONDS = 10.0
@@ -47,14 +49,18 @@ def read_sample(settings: Settings, name: str, count: int, clock: Clock, topic: 
     """
     path = Path(name)
     if not path.is_file():
+        if topic:
+            raise SettingsError(
+                f"--source is of a file, and there is no file {name}.",
+                "leave it out for a topic, which has its own source, or check the path.",
+            )
         return Sample(name, _of_topic(settings, name, count))
-    if topic:
-        source_named(settings, topic)
-    elif len(settings.sources) == 1:
+    if not topic and len(settings.sources) == 1:
         topic = settings.sources[0].topic
+    all_rows = rows_of_source(source_named(settings, topic), path) if topic else read_rows(path)
     # A row of a file has no timestamp; Kafka will give it one when it is sent.
     now_ms = clock.now_us() // 1000
-    rows = islice(read_rows(path), count)
+    rows = islice(all_rows, count)
     return Sample(topic, {0: [FileRow(offset=n, value=v, timestamp=now_ms) for n, v in rows]})
 
 
@@ -108,12 +114,16 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What becomes of a sample. counts: by type of event, and of refused ones by reason."""
+    """What becomes of a sample. counts: by type of event, and of refused ones by reason. rounded:
+    values of features. absent: paths of the source at which no record has a value, a sentence each.
+    """
 
     judged: list[Judged]
     num_skipped: int
     counts: Counter[str]
     refused: Counter[str]
+    rounded: Rounded
+    absent: list[str]
 
     def words(self, num_records: int) -> str:
         """The counts in words."""
@@ -151,4 +161,13 @@ def judge(settings: Settings, sample: Sample, clock: Clock) -> Verdict:
         num_skipped,
         Counter(j.what for j in judged if j.event),
         Counter(j.what for j in judged if not j.event),
+        decoder.rounded,
+        _absent(settings, sample),
     )
+
+
+def _absent(settings: Settings, sample: Sample) -> list[str]:
+    """The paths of the sample's source at which no record has a value."""
+    named = [source for source in settings.sources if source.topic == sample.topic]
+    records = [record for part in sample.records.values() for record in part]
+    return [told for source in named for told in absent_paths(source, records)]

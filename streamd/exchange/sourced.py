@@ -12,7 +12,8 @@ from streamd.exchange.tables import read_rows
 from streamd.ingest.formats import JSON_FORMATS
 from streamd.ingest.mapped import first_events, make_decoder
 from streamd.settings import Settings, schema_of
-from streamd.settings_sources import SourceSettings
+from streamd.settings_sets import nearest_of
+from streamd.settings_sources import SourceSettings, steps_of
 
 
 def source_named(settings: Settings, topic: str) -> SourceSettings:
@@ -20,15 +21,26 @@ def source_named(settings: Settings, topic: str) -> SourceSettings:
     for source in settings.sources:
         if source.topic == topic:
             return source
-    known = ", ".join(s.topic for s in settings.sources) or "none"
-    raise SettingsError(f"There is no source of topic {topic}; there are: {known}.")
+    known = [source.topic for source in settings.sources]
+    raise SettingsError(f"There is no source of topic {topic}{nearest_of(topic, known)}.")
+
+
+def rows_of_source(source: SourceSettings, path: Path) -> Iterator[tuple[int, bytes]]:
+    """Read a file's rows, which must have the columns that the source names.
+
+    Rows in an envelope have those of the envelope instead. Raises: as `read_rows`.
+    """
+    paths = () if source.envelope is not None else tuple(source.paths())
+    first_steps = (steps_of(one)[0] for one in paths)
+    return read_rows(path, [step for step in dict.fromkeys(first_steps) if step[0] != "$"])
 
 
 def rows_to_send(settings: Settings, topic: str, path: Path, clock: Clock) -> Iterator[Outgoing]:
-    """Yield a file's rows as they are, each checked as ingest will check it.
+    """A file's rows as they are, each checked as ingest will check it.
 
     The key of a record is that of its first event's source or node, the time is in microseconds.
-    Raises: SettingsError naming the first row that does not fit, or where the topic is not JSON.
+    The columns are checked by the call, rows as they are read. Raises: SettingsError naming the
+    first row that does not fit, or where the topic is not JSON.
     """
     source = source_named(settings, topic)
     if source.format not in JSON_FORMATS:
@@ -36,8 +48,14 @@ def rows_to_send(settings: Settings, topic: str, path: Path, clock: Clock) -> It
             f"Topic {topic} is {source.format}, and rows are sent as JSON.",
             "send them by a producer of that format.",
         )
+    return _checked(settings, topic, path, rows_of_source(source, path), clock)
+
+
+def _checked(
+    settings: Settings, topic: str, path: Path, rows: Iterator[tuple[int, bytes]], clock: Clock
+) -> Iterator[Outgoing]:
+    """Yield rows as records. Raises: SettingsError."""
     decoder = make_decoder(settings, schema_of(settings))
-    rows = read_rows(path)
     while batch := list(itertools.islice(rows, RECORDS)):
         # Kafka will stamp them when they are sent.
         now_us = clock.now_us()

@@ -1,7 +1,6 @@
 """Rows of CSV, NDJSON and Parquet files read as JSON events, each checked as it is read."""
 
 import csv
-import datetime
 import gzip
 import itertools
 import json
@@ -15,24 +14,21 @@ from typing import Any, TextIO, TypeVar
 
 import msgspec
 
-from streamd.clock import Clock, parse_time_us, time_us, utc
 from streamd.errors import SettingsError
-from streamd.events import MAX_TIME_US, MICROSECONDS
 from streamd.exchange.produce import Outgoing
+from streamd.exchange.times import Misfit, Times, shown_value
 from streamd.settings import Settings, edge_sets
+from streamd.settings_sets import nearest_of
 
-UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds"}
 OWN_TYPES = ("node", "label", "delete")
 """NDJSON lines of these types are events already, whatever the columns of edges are called."""
 INTEGER_KEY = re.compile(r"0|-?[1-9][0-9]{0,18}")
 """Text in a table that is an integer key: as Python writes it, so that 007 stays text."""
 KINDS = (".csv", ".ndjson", ".jsonl", ".parquet")
 """Suffixes of files of events, before .gz."""
-MAX_NAMES = 30
-"""Most columns that an error lists: a table may have thousands."""
 NAME_COLUMNS = (
-    "name the columns with --src, --dst, --time and --features, "
-    "or a topic of `sources` with --source."
+    "name the columns with --src, --dst, --time and --features, or a topic of `sources`, which has "
+    "their names, with --source."
 )
 EDGE_SET = "edge_set"
 """The column that names the edge set of a row."""
@@ -67,130 +63,29 @@ class Columns:
 
 
 def resolved(columns: Columns, settings: Settings) -> Columns:
-    """Columns whose features count as names where all of them are declared as such.
+    """Columns whose features count as names where they are declared as such.
 
-    Raises: SettingsError where the edge set is not declared.
+    Raises: SettingsError where the edge set is not declared, or some features are and others not.
     """
     sets = edge_sets(settings)
     if columns.edge_set and columns.edge_set not in sets:
         raise SettingsError(
-            f"There is no edge set {columns.edge_set}; there are: {', '.join(sets)}.",
+            f"There is no edge set {columns.edge_set}{nearest_of(columns.edge_set, sets)}.",
             "declare it in graph.edge_sets, or name another.",
         )
     asked = [sets[columns.edge_set]] if columns.edge_set else list(sets.values())
     kinds = [[one.features[n] for one in asked if n in one.features] for n in columns.features]
-    if not all(kinds):
+    if not any(kinds):
         return columns
+    if not all(kinds):
+        name = columns.features[kinds.index([])]
+        declared = dict.fromkeys(name for one in asked for name in one.features)
+        raise SettingsError(
+            f"There is no declared feature {name}{nearest_of(name, declared)}.",
+            "name features as they are declared in graph.edge_sets, or none of them so.",
+        )
     by_name = tuple(all(feature.type == "number" for feature in of_name) for of_name in kinds)
     return replace(columns, by_name=by_name)
-
-
-class Misfit(ValueError):
-    """When a cell cannot be read. action: what the operator does. `at` adds where the cell is."""
-
-    def __init__(self, what: str, action: str = "correct it in the file.") -> None:
-        super().__init__(what)
-        self.action = action
-
-    def at(self, position: str) -> SettingsError:
-        """The error with the position in words, such as file and row."""
-        return SettingsError(f"{position}: {self}.", self.action)
-
-
-class Times:
-    """Reads the times of one file and remembers their range. Owner: the thread that reads the file.
-
-    Integers are in `unit`. Text is ISO 8601, in UTC where it names no zone; digits below a
-    microsecond are cut. `read` returns times in the unit `out`.
-    """
-
-    def __init__(self, unit: str, out: str, max_ahead_seconds: float, clock: Clock) -> None:
-        self._unit = unit
-        self._out = out
-        self._clock = clock
-        self._max_ahead_us = int(max_ahead_seconds * 1e6)
-        self._first_us = MAX_TIME_US
-        self._last_us = -1
-        self._forms: dict[str, None] = {}
-
-    def read(self, value: Any, of_event: bool = True) -> int:
-        """Read one cell. of_event: whether it counts for the range. Raises: Misfit."""
-        taken_us, form = self._microseconds(value)
-        self.check(taken_us, value)
-        if taken_us % MICROSECONDS[self._out]:
-            raise Misfit(
-                f"{value!s} is finer than {UNITS[self._out]}",
-                "set stream.time_unit to us, or round it.",
-            )
-        if of_event:
-            self.extend(taken_us, taken_us, form)
-        return taken_us // MICROSECONDS[self._out]
-
-    def check(self, taken_us: int, value: Any) -> None:
-        """Refuse a time before 1970, or further ahead of the clock than ingest takes.
-
-        Raises: Misfit.
-        """
-        unit = self._unit
-        if not 0 <= taken_us <= MAX_TIME_US:
-            raise Misfit(
-                f"the time {_shown(value)} is out of range",
-                f"correct it; integers are read in {UNITS[unit]}.",
-            )
-        if taken_us > self._clock.now_us() + self._max_ahead_us:
-            raise Misfit(
-                f"the time {_shown(value)} is {utc(taken_us)}, further ahead of the clock than "
-                f"ingest.max_ahead_seconds ({self._max_ahead_us / 1e6:g})",
-                f"correct it, or its unit; integers are read in {UNITS[unit]}.",
-            )
-
-    def extend(self, first_us: int, last_us: int, form: str) -> None:
-        """Extend the range to these times. form: how they were written, in words."""
-        self._first_us = min(self._first_us, first_us)
-        self._last_us = max(self._last_us, last_us)
-        self._forms[form] = None
-
-    def summary(self) -> str:
-        """The range in UTC and how the times were read, as a text for people."""
-        if self._last_us < 0:
-            return "no times"
-        forms = " and ".join(self._forms)
-        return f"times {utc(self._first_us)} to {utc(self._last_us)}, read as {forms}"
-
-    def _microseconds(self, value: Any) -> tuple[int, str]:
-        """A cell in microseconds, and how it was written. Raises: Misfit."""
-        if type(value) is str:
-            try:
-                number = int(value)
-            except ValueError:
-                return self._iso(value), "ISO 8601"
-            # Python reads 1_000 as a number.
-            if "_" in value:
-                raise self._unreadable(value)
-            value = number
-        if type(value) is int:
-            return value * MICROSECONDS[self._unit], UNITS[self._unit]
-        if isinstance(value, datetime.datetime):
-            return time_us(value), "timestamps"
-        raise self._unreadable(value)
-
-    def _iso(self, text: str) -> int:
-        """ISO 8601 text in microseconds. Raises: Misfit."""
-        # A number such as 20260131.05 would be read as a date.
-        if "-" not in text and "T" not in text:
-            raise self._unreadable(text)
-        try:
-            return parse_time_us(text.strip(), "")
-        except SettingsError:
-            raise self._unreadable(text) from None
-
-    def _unreadable(self, value: Any) -> Misfit:
-        if value is None:
-            return Misfit("there is no value")
-        return Misfit(
-            f"{_shown(value)} is neither an integer in {UNITS[self._unit]} "
-            "nor an ISO 8601 time such as 2026-01-31T00:00:00Z"
-        )
 
 
 def count_rows(path: Path) -> int:
@@ -221,26 +116,33 @@ def read_events(path: Path, columns: Columns, times: Times) -> Iterator[Outgoing
         events = _from_lines(path, columns, times)
     else:
         events = _from_rows(path, _parquet_rows(path, columns.names), columns, times)
-
-    # Read the first row now, so that an error comes before anything is made.
-    first = next(events, None)
-    return iter(()) if first is None else itertools.chain((first,), events)
+    return _begun(events)
 
 
-def read_rows(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the rows of a file in a shape of its own as JSON objects, with their numbers from 1.
+def read_rows(path: Path, wanted: Sequence[str] = ()) -> Iterator[tuple[int, bytes]]:
+    """Read the rows of a file in a shape of its own as JSON objects, with their numbers from 1.
 
-    Lines of NDJSON are not looked at. Of CSV an empty cell is null, and text that is an integer is
-    one. Timestamps of Parquet become ISO 8601.
-    Raises: SettingsError where the file cannot be read.
+    wanted: columns of CSV and Parquet that must be there. Lines of NDJSON are not looked at. Of CSV
+    an empty cell is null, and text that is an integer is one. Timestamps of Parquet become ISO
+    8601. The columns are checked by the call. Raises: SettingsError where the file cannot be read.
     """
+    return _begun(_rows_as_json(path, wanted))
+
+
+def _begun(rows: Iterator[T]) -> Iterator[T]:
+    """The same rows, the first of which is read now: an error comes before anything is made."""
+    first = list(itertools.islice(rows, 1))
+    return itertools.chain(first, rows)
+
+
+def _rows_as_json(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, bytes]]:
     kind = _kind_of(path)
     if kind in (".ndjson", ".jsonl"):
         for number, line in _counted(path, _lines(path), "line"):
             if line.strip():
                 yield number, line.strip().encode()
         return
-    rows = _csv_rows(path, ()) if kind == ".csv" else _parquet_rows(path, ())
+    rows = _csv_rows(path, wanted) if kind == ".csv" else _parquet_rows(path, wanted)
     for number, row in _counted(path, rows, "row"):
         if kind == ".csv":
             row = {name: _text_key(cell) if cell else None for name, cell in row.items()}
@@ -287,8 +189,7 @@ def _check_columns(found: Sequence[str], wanted: Sequence[str]) -> None:
     """Refuse a table that lacks a column, or has it twice. Raises: Misfit."""
     for column in wanted:
         if column not in found:
-            names = ", ".join(found[:MAX_NAMES]) + (", ..." if len(found) > MAX_NAMES else "")
-            raise Misfit(f"no column {column!r}; there are {names or 'none'}", NAME_COLUMNS)
+            raise Misfit(f"no column {column!r}{nearest_of(column, found)}", NAME_COLUMNS)
         if found.count(column) > 1:
             raise Misfit(
                 f"{found.count(column)} columns {column!r}", "give each a name of its own."
@@ -452,7 +353,7 @@ def _cell(column: str, read: Callable[[Any], T], value: Any) -> T:
 def _feature(value: Any) -> Any:
     """The value of a feature by name, None for an empty cell. Raises: Misfit."""
     if isinstance(value, float) and not math.isfinite(value):
-        raise Misfit(f"{_shown(value)} is not finite")
+        raise Misfit(f"{shown_value(value)} is not finite")
     return None if value == "" else value
 
 
@@ -466,9 +367,9 @@ def _finite(value: Any) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
-        raise Misfit(f"{_shown(value)} is not a number") from None
+        raise Misfit(f"{shown_value(value)} is not a number") from None
     if not math.isfinite(number):
-        raise Misfit(f"{_shown(value)} is not finite")
+        raise Misfit(f"{shown_value(value)} is not finite")
     return number
 
 
@@ -478,7 +379,7 @@ def _typed_key(value: Any) -> int | str:
         return value
     if value is None:
         raise Misfit("there is no value")
-    raise Misfit(f"{_shown(value)} is not a key: keys are text or integers")
+    raise Misfit(f"{shown_value(value)} is not a key: keys are text or integers")
 
 
 def _text_key(value: Any) -> int | str:
@@ -491,9 +392,3 @@ def _text_key(value: Any) -> int | str:
 def is_integer_key(text: str) -> bool:
     """Whether text in a table is an integer key."""
     return INTEGER_KEY.fullmatch(text) is not None and abs(int(text)) < 2**63
-
-
-def _shown(value: Any) -> str:
-    """A value for an error, at most 80 characters."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -13,7 +13,8 @@ from streamd.ingest.arrow_metadata import check_batches, check_head
 from streamd.ingest.event_sets import EventSets
 from streamd.ingest.explain import to_map
 from streamd.ingest.node_ids import KeyTable
-from streamd.ingest.notices import named
+from streamd.ingest.notices import Notices, named
+from streamd.ingest.rounding import NOTHING, Rounded, rounded_in
 from streamd.ingest.wire import FIELDS, WireEvent, converted
 
 EDGE_COLUMNS = {"src", "dst", "time", "features", "edge_set"}
@@ -31,6 +32,7 @@ class EventSink(Protocol):
     sets: EventSets
     keys: KeyTable
     max_feature: float
+    notices: Notices
 
     def check_count(self, count: int) -> None: ...
 
@@ -175,10 +177,14 @@ def _as_columns(table: Any, sink: EventSink, record: Any, pa: Any) -> bool:
         return False
     src = _numbers(columns["src"], number_E, 0, sink, pa)
     dst = None if src is None else _numbers(columns["dst"], number_E, 1, sink, pa)
-    values = None if dst is None else _rows(columns.get("features"), number_E, sink, pa)
-    if src is None or dst is None or values is None:
+    found = None if dst is None else _rows(columns.get("features"), number_E, sink, pa)
+    if src is None or dst is None or found is None:
         return False
-    return sink.add_columns(time, src, dst, values, record)
+    values, rounded = found
+    if not sink.add_columns(time, src, dst, values, record):
+        return False
+    sink.notices.rounded(rounded)
+    return True
 
 
 def _set_numbers(column: Any, names: tuple[str, ...], count: int) -> Int64 | None:
@@ -209,9 +215,11 @@ def _times(column: Any, unit: str, pa: Any) -> Int64 | None:
     return time * scale
 
 
-def _rows(column: Any, number_E: Int64, sink: EventSink, pa: Any) -> Float32 | None:
-    """Rows of edge features, float32[n, D]; None where a width, type or value does not fit."""
+def _rows(column: Any, number_E: Int64, sink: EventSink, pa: Any) -> tuple[Float32, Rounded] | None:
+    """Rows of edge features, float32[n, D], and their values that were rounded; None where a width,
+    type or value does not fit."""
     count = len(number_E)
+    rounded = NOTHING
     if column is None:
         # Without features all sets must be without.
         length_E = first_E = np.zeros(count, np.int64)
@@ -235,6 +243,7 @@ def _rows(column: Any, number_E: Int64, sink: EventSink, pa: Any) -> Float32 | N
             flat = values.to_numpy().astype(np.float32)
         if not (np.abs(flat) <= sink.max_feature).all():
             return None
+        rounded = rounded_in(values.to_numpy().reshape(-1, 1), ["features"])
 
     def of_set(number: int, at: Int64 | None) -> Float32 | None:
         width = sink.sets.of_edges[number].width
@@ -245,7 +254,8 @@ def _rows(column: Any, number_E: Int64, sink: EventSink, pa: Any) -> Float32 | N
             flat.reshape(count, width) if at is None else flat[first_E[at, None] + np.arange(width)]
         )
 
-    return sink.sets.rows(None if sink.sets.is_only else number_E, count, of_set)
+    rows = sink.sets.rows(None if sink.sets.is_only else number_E, count, of_set)
+    return None if rows is None else (rows, rounded)
 
 
 def _numbers(column: Any, number_E: Int64, end: int, sink: EventSink, pa: Any) -> Int64 | None:

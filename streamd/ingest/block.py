@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamd.events import EDGE, LABEL, Bools, Float32, Int64
+from streamd.events import EDGE, LABEL, MAX_TIME_US, Bools, Float32, Int64
 
 ROW = np.dtype(
     [
@@ -39,6 +39,12 @@ def has_time(rows: Rows) -> Bools:
     kind = rows["kind"]
     timed: Bools = (kind == EDGE) | (kind == LABEL)
     return timed
+
+
+def timestamp_us(record: Any) -> int:
+    """The record's Kafka timestamp in microseconds; NO_STAMP where it is absent or out of range."""
+    stamp = int(record.timestamp)
+    return stamp * 1000 if 0 <= stamp <= MAX_TIME_US // 1000 else NO_STAMP
 
 
 @dataclass
@@ -76,6 +82,18 @@ class Block:
         return Block(self.rows[:count], self.values[:count]), Block(
             self.rows[count:], self.values[count:]
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rejected:
+    """An event that does not fit, or a whole value (index -1), with its raw bytes."""
+
+    offset: int
+    index: int
+    reason: str
+    error: str
+    raw: bytes
+    content_type: str = ""
 
 
 def renumber_keys(blocks: Sequence[Block], renumber: Callable[[Int64], Int64]) -> None:

@@ -28,6 +28,7 @@ from streamd.ingest.event_reader import WireEdge
 from streamd.ingest.event_sets import EventSets, NamedFeatures, SetFeatures, named_features
 from streamd.ingest.node_ids import KeyTable
 from streamd.ingest.notices import Notices, other_unit
+from streamd.ingest.rounding import EXACT, NOTHING, rounded_in
 from streamd.ingest.wire import WireEvent
 from streamd.settings import Settings
 
@@ -76,7 +77,10 @@ def rules_of(settings: Settings, schema: Schema) -> Rules:
 
 
 class EventChecker:
-    """Checks parsed events against `rules` and numbers their keys. Owner: the decoder."""
+    """Checks parsed events against `rules` and numbers their keys. Owner: the decoder.
+
+    rounded: values that were rounded of what was checked last.
+    """
 
     def __init__(
         self, rules: Rules, notices: Notices, beside: "EventChecker | None" = None
@@ -89,6 +93,7 @@ class EventChecker:
         self._notices = notices
         self._scale = MICROSECONDS[rules.time_unit]
         self._schema = rules.schema
+        self.rounded = NOTHING
         self._any_filled = False
         """Whether the edges checked last had some without a time."""
 
@@ -104,6 +109,7 @@ class EventChecker:
         fields = _edge_fields if self.sets.is_only else _fields_of_sets
         src, dst, time, features, *number = zip(*map(fields, wire), strict=True)
         self._any_filled = False
+        self.rounded = NOTHING
         times = self._times(time, stamp, self.horizon(stamp, now_us))
         if times is None:
             return None
@@ -117,6 +123,7 @@ class EventChecker:
         # Only events that are taken are worth a notice.
         if self._any_filled:
             self._notices.no_time()
+        self._notices.rounded(self.rounded)
         return edge_block(times, a, b, rows, offset, item, source, np.minimum(stamp, now_us))
 
     def horizon(self, stamp: Any, now_us: int) -> Any:
@@ -160,10 +167,16 @@ class EventChecker:
 
         def of_set(number: int, at: Int64 | None) -> Float32 | None:
             given = features if at is None else [features[i] for i in at.tolist()]
-            values = self.sets.of_edges[number].columns(given)
-            # Compare as float64: a value beyond float32 would turn into infinity.
-            if values is None or not (np.abs(values) <= self._rules.max_feature).all():
+            of_edges = self.sets.of_edges[number]
+            values = of_edges.columns(given)
+            if values is None:
                 return None
+            # Compare as float64: a value beyond float32 would turn into infinity. NaN is refused.
+            largest = np.abs(values).max(initial=0)
+            if not largest <= self._rules.max_feature:
+                return None
+            if largest > EXACT:
+                self.rounded += rounded_in(values, of_edges.column_names)
             return values.astype(np.float32)
 
         return self.sets.rows(number_E, len(features), of_set)
@@ -177,6 +190,7 @@ class EventChecker:
         Returns: (time, kind, a, b, values), the first four as in a row of a block.
         Raises: BadEvent.
         """
+        self.rounded = NOTHING
         number = self.keys.number
         if e.type == "edge":
             if any(x is not None for x in (e.id, e.node, e.target, e.node_set)):
@@ -205,7 +219,7 @@ class EventChecker:
                 raise BadEvent(
                     "feature_width", f"target has {len(target)} values, the stream has {dim}"
                 )
-            self._check_values(target, "target")
+            self._check_values(target, "target", ["target"] * dim)
             time = self.checked_time(e.time, stamp_us, horizon, scale)
             return time, LABEL, number(e.node, "node", node_set), -1, target
 
@@ -230,7 +244,7 @@ class EventChecker:
     def _row(self, of_set: SetFeatures, given: Any, number: int, kind: int) -> Sequence[float]:
         """The row of features of one event of a set. Raises: BadEvent."""
         values = of_set.one(given, "features")
-        self._check_values(values, "features")
+        self._check_values(values, "features", of_set.column_names)
         schema = self._schema
         if (schema.num_edge_sets if kind == EDGE else schema.num_node_sets) == 1:
             return values
@@ -281,8 +295,10 @@ class EventChecker:
         self._notices.unit(unit)
         return f"; it looks like {unit}, {setting} is {self._rules.time_unit}"
 
-    def _check_values(self, values: Sequence[float], name: str) -> None:
-        """Refuse features or label targets that are too large. Raises: BadEvent."""
+    def _check_values(self, values: Sequence[float], name: str, columns: Sequence[str]) -> None:
+        """Refuse features or label targets that are too large, count rounded ones. Raises:
+        BadEvent."""
+        largest = 0.0
         for v in values:
             # Written so that NaN is refused too, which no comparison holds for.
             if not -self._rules.max_feature <= v <= self._rules.max_feature:
@@ -290,6 +306,9 @@ class EventChecker:
                     "bad_features",
                     f"{name} holds a value beyond ingest.max_feature, {self._rules.max_feature:g}",
                 )
+            largest = max(largest, abs(v))
+        if largest > EXACT:
+            self.rounded += rounded_in(np.array([values], np.float64), columns)
 
 
 def edge_block(

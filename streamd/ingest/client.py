@@ -14,6 +14,7 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka.errors import KafkaError as ClientError
 
 from streamd.errors import KafkaError, SettingsError
+from streamd.ingest.kafka_records import make_reading_safe
 from streamd.settings import KafkaSettings
 
 RECONNECT_MS = 2_000
@@ -37,7 +38,17 @@ FIXED_OPTIONS = {
     "metadata_max_age_ms",
 }
 """Options that streamd sets itself, because its promises depend on them."""
+AUTO_CREATE = "allow_auto_create_topics"
 NO_OPTIONS: Mapping[str, Any] = {}
+OWN_TOPIC = {
+    "acks": "all",
+    "enable_idempotence": True,
+    # Where one of our own topics was removed, streamd alone makes it again, as it must be.
+    AUTO_CREATE: False,
+    # A send waits so long for a topic that is away: less than the watchdog.
+    "max_block_ms": 30_000,
+}
+"""Options of producers of a log's own topics, whatever `kafka.client` says."""
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 """Security protocols that exist; kafka-python treats any other text as PLAINTEXT."""
 PASSWORD = ("sasl_plain_username", "sasl_plain_password")
@@ -236,7 +247,19 @@ def make_producer(
 ) -> KafkaProducer:
     """Make a producer from the settings; the caller closes it. fixed: options that hold whatever
     the user's say."""
-    return _made(KafkaProducer, kafka, settings, fixed)
+    # A broker would make a topic with partitions and a retention of its own.
+    return _made(KafkaProducer, kafka, {AUTO_CREATE: False, **settings}, fixed)
+
+
+def send(producer: Any, topic: str, **record: Any) -> Any:
+    """Send a record to a topic that must exist. Returns: its future. Raises: KafkaError."""
+    try:
+        return producer.send(topic, **record)
+    except ClientError as error:
+        raise KafkaError(
+            f"Topic {topic} takes no records: {type(error).__name__} {error}.",
+            "check the broker; create a missing topic as `streamd doctor` says.",
+        ) from error
 
 
 def settle(producer: Any, pending: list[Any]) -> None:
@@ -261,8 +284,10 @@ def make_admin(kafka: KafkaSettings) -> KafkaAdminClient:
 def make_consumer(kafka: KafkaSettings) -> KafkaConsumer:
     """Make a consumer for assigned partitions; the caller closes it.
 
-    It joins no group, commits nothing and never skips an offset by itself.
+    It joins no group, commits nothing and never skips an offset by itself. A record that the client
+    could not decode comes as a refused one (`streamd.ingest.kafka_records`).
     """
+    make_reading_safe()
     return _made(
         KafkaConsumer,
         kafka,
@@ -277,7 +302,7 @@ def make_consumer(kafka: KafkaSettings) -> KafkaConsumer:
             "auto_offset_reset": "none",
             # Records of aborted transactions are left out.
             "isolation_level": "read_committed",
-            "allow_auto_create_topics": False,
+            AUTO_CREATE: False,
             "metadata_max_age_ms": 30_000,
         },
     )
@@ -293,7 +318,8 @@ def _made(
     options = client_settings(kafka, kind.DEFAULT_CONFIG)
     try:
         # The user's options win over ours; those that must not are in FIXED_OPTIONS.
-        return kind(**{**settings, **options, **fixed})
+        chosen = {**settings, **options, **fixed}
+        client = kind(**chosen)
     except ClientError as error:
         raise KafkaError(
             f"No broker answers at {kafka.bootstrap_servers}: {error}.",
@@ -303,6 +329,17 @@ def _made(
         raise SettingsError(
             f"kafka.client does not fit together: {error}.", "check kafka.client."
         ) from None
+    _let_make_topics(client, bool(chosen.get(AUTO_CREATE, False)))
+    return client
+
+
+def _let_make_topics(client: Any, allowed: bool) -> None:
+    """Say whether a client lets the broker make topics that it asks about. kafka-python 3.0 takes
+    the option and does not hand it on, so that every client would."""
+    manager = getattr(getattr(client, "_client", None), "_manager", None)
+    cluster = getattr(client, "_metadata", None) or getattr(manager, "cluster", None)
+    if cluster is not None:
+        cluster.config[AUTO_CREATE] = allowed
 
 
 def _token_provider(path: str) -> Any:

@@ -277,6 +277,7 @@ class BatchBuilder:
             late_edge=tuple((edges_before[late_edges] - 1).tolist()),
             late_time=tuple(rows["time"][late_edges].tolist()),
             deletions_X=deletions,
+            num_late_labels=int((late & label).sum()),
         )
 
 

@@ -1,6 +1,7 @@
 """The consumer of ingest. It resumes from positions in the log, never from offsets committed to a
 consumer group."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,6 +28,9 @@ ANSWER_MS = 5_000
 without a leader."""
 UNKNOWN_END = 2**62
 """End of a partition without a leader, which is unknown: it never counts as read to its end."""
+LOOK_BACK = 8
+"""Offsets that are read again for the record before another: markers of transactions take some."""
+AGAIN = "ingest goes on trying."
 
 
 class OutOfRange(Exception):
@@ -287,6 +291,31 @@ class KafkaSource:
         self._consumer.assign(self.partitions)
         for tp in self.partitions:
             seek(self._consumer, tp, self._positions[tp], self._epochs.get(tp, -1))
+
+    def records_before(self, source: int, offset: int) -> list[Any]:
+        """Read the newest records before an offset again, at most LOOK_BACK; none where Kafka no
+        longer has them. Raises: KafkaError while the broker does not send them."""
+        tp = self.partitions[source]
+        # A client of its own: the other's place, and what it knows of leaders, stay as they are.
+        consumer = make_consumer(self._kafka)
+        found: list[Any] = []
+        try:
+            consumer.assign([tp])
+            first = consumer.beginning_offsets([tp], ANSWER_MS)[tp]
+            consumer.seek(tp, max(first, offset - LOOK_BACK))
+            until = time.monotonic() + ANSWER_MS / 1000
+            while consumer.position(tp, ANSWER_MS) < offset:
+                if time.monotonic() > until:
+                    raise KafkaError(f"The broker does not send {tp.topic}-{tp.partition}.", AGAIN)
+                for records in consumer.poll(timeout_ms=500).values():
+                    found += [record for record in records if record.offset < offset]
+        except OffsetOutOfRangeError:
+            return []
+        except ClientError as error:
+            raise KafkaError(f"The broker does not send records: {error}.", AGAIN) from None
+        finally:
+            consumer.close(autocommit=False)
+        return found
 
     def position(self, source: int) -> int:
         """The next offset to be read, as of the last poll.

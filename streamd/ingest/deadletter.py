@@ -72,7 +72,8 @@ class DeadLetter:
 
     time_us: wall clock. content_type: the record's header of that name where the whole value is
     kept, empty for one event as JSON. key, timestamp_ms: those of the record that the event came
-    in, None and -1 where it had none.
+    in, None and -1 where it had none. topic_id: of Kafka, which tells topics of one name that were
+    made one after the other; empty where it is not known.
     """
 
     topic: str
@@ -86,6 +87,7 @@ class DeadLetter:
     content_type: str = ""
     key: bytes | None = None
     timestamp_ms: int = -1
+    topic_id: str = ""
 
 
 class DeadLetters(Protocol):
@@ -141,6 +143,8 @@ class LocalDeadLetters:
             "value_base64": base64.b64encode(letter.value[: self._half // 2]).decode(),
             "timestamp_ms": letter.timestamp_ms,
         }
+        if letter.topic_id:
+            fields["topic_id"] = letter.topic_id
         if letter.key is not None:
             kept = letter.key[: min(MAX_KEY_BYTES, self._half // 8)]
             fields |= {
@@ -271,12 +275,17 @@ class TopicDeadLetters:
     def add(self, letter: DeadLetter) -> None:
         """Send a letter; where too many are under way, wait for them first. Raises: KafkaError."""
         self._producer = self._producer or self._make_producer()
+        with self._as_kafka_error():
+            self._send(letter)
 
+    def _send(self, letter: DeadLetter) -> None:
         # All but the value goes into headers, so that the value stays as it was sent.
         headers = [(name, str(getattr(letter, name)).encode()) for name in FIELDS]
         if letter.content_type:
             headers.append(("content-type", letter.content_type.encode()))
         headers.append(("timestamp", str(letter.timestamp_ms).encode()))
+        if letter.topic_id:
+            headers.append(("topic_id", letter.topic_id.encode()))
         if letter.key is not None:
             headers.append(("key", letter.key[:MAX_KEY_BYTES]))
 
@@ -291,16 +300,24 @@ class TopicDeadLetters:
         """Wait until all letters are acknowledged. Raises: KafkaError."""
         if not self._sent:
             return
-        try:
+        with self._as_kafka_error():
             self._producer.flush(ACKNOWLEDGED_SECONDS)
             for future in self._sent:
                 future.get(ACKNOWLEDGED_SECONDS)
+        self._sent.clear()
+
+    @contextmanager
+    def _as_kafka_error(self) -> Iterator[None]:
+        """Turn what the client raises into an error that tells the operator what to do."""
+        try:
+            yield
+        except KafkaError:
+            raise
         except Exception as error:  # noqa: BLE001 - any error means not acknowledged
             raise KafkaError(
                 f"A dead letter was not acknowledged by topic {self._topic}: {error}.",
                 "check the topic and its permissions; ingest resumes where it stopped.",
             ) from error
-        self._sent.clear()
 
 
 def make_dead_letters(settings: Settings) -> DeadLetters:
@@ -310,7 +327,11 @@ def make_dead_letters(settings: Settings) -> DeadLetters:
         # A server reads local letters only, and needs no Kafka client for it.
         from streamd.ingest.client import make_producer
 
-        return TopicDeadLetters(lambda: make_producer(settings.kafka), topic)
+        return TopicDeadLetters(
+            # The topic is the user's, who may leave it to the broker to make it.
+            lambda: make_producer(settings.kafka, allow_auto_create_topics=True),
+            topic,
+        )
     prefixes = {prefix for source in settings.sources for prefix in source.prefixes()}
     most = settings.ingest.dead_letter_max_bytes
     return LocalDeadLetters(settings.data_dir / FOLDER, most, prefixes=prefixes)

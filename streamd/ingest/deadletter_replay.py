@@ -1,28 +1,74 @@
 """Dead letters read back, and sent again to the topics they came from."""
 
 import base64
+import time
 from collections.abc import Collection, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import structlog
 from kafka import TopicPartition
+from kafka.errors import KafkaError as ClientError
+from kafka.errors import OffsetOutOfRangeError
 
-from streamd.errors import KafkaError
+from streamd.errors import CorruptionError, KafkaError
 from streamd.events import MAX_TIME_US
 from streamd.ingest.client import make_consumer, make_producer, settle
+from streamd.ingest.consumer import ANSWER_MS
 from streamd.ingest.deadletter import FOLDER, MAX_KEY_BYTES, MAX_TOPIC_BYTES, DeadLetter
 from streamd.settings import Settings
 from streamd.storage import write_durably
 
+logger = structlog.get_logger()
 SENT = "replayed.json"
 FLUSH_EVERY = 1_000
 """Letters sent before the names of those sent are stored; a crash sends so many again."""
 UNREPEATABLE = ("bad_batch", "tombstone")
 """Reasons whose letters lack what was sent: an unreadable batch, and a null value."""
-LetterName = tuple[str, int, int, int]
-"""Topic, partition, offset and index of the event."""
+SILENT_SECONDS = 30.0
+"""Longest wait for the next letters of a topic, which may have been removed meanwhile."""
+
+
+class LetterName(NamedTuple):
+    """Where a letter's event was. topic_id: as of `DeadLetter`; older releases did not know it."""
+
+    topic: str
+    partition: int
+    offset: int
+    event_index: int
+    topic_id: str = ""
+
+
+class Repeated(NamedTuple):
+    """A letter as a record of its topic. timestamp: milliseconds."""
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes
+    headers: list[tuple[str, bytes]]
+
+
+class _Line(msgspec.Struct):
+    """A letter as a line of the local files. Older releases kept no keys, timestamps and ids."""
+
+    topic: str
+    partition: int
+    offset: int
+    index: int
+    reason: str
+    error: str
+    time_us: int
+    content_type: str
+    num_bytes: int
+    value_base64: str
+    num_key_bytes: int = 0
+    key_base64: str | None = None
+    timestamp_ms: int = -1
+    topic_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -38,7 +84,8 @@ class StoredLetter:
     @property
     def name(self) -> LetterName:
         """Where the event was, which names the letter."""
-        return self.letter.topic, self.letter.partition, self.letter.offset, self.letter.index
+        own = self.letter
+        return LetterName(own.topic, own.partition, own.offset, own.index, own.topic_id)
 
 
 def read_letters(settings: Settings) -> Iterator[StoredLetter]:
@@ -52,57 +99,84 @@ def _of_files(folder: Path) -> Iterator[StoredLetter]:
     for name in ("previous.jsonl", "current.jsonl"):
         path = folder / name
         for line in path.read_bytes().splitlines() if path.exists() else ():
-            # Letters of older releases lack the fields of the key and the timestamp.
             try:
-                f = msgspec.json.decode(line)
-                value = base64.b64decode(f["value_base64"])
-                key = base64.b64decode(f["key_base64"]) if "key_base64" in f else None
-                letter = DeadLetter(
-                    topic=f["topic"],
-                    partition=f["partition"],
-                    offset=f["offset"],
-                    index=f["index"],
-                    reason=f["reason"],
-                    error=f["error"],
-                    time_us=f["time_us"],
-                    value=value,
-                    content_type=f["content_type"],
-                    key=key,
-                    timestamp_ms=f.get("timestamp_ms", -1),
-                )
-            except (ValueError, KeyError, TypeError):
+                f = msgspec.json.decode(line, type=_Line)
+                value = base64.b64decode(f.value_base64)
+                key = None if f.key_base64 is None else base64.b64decode(f.key_base64)
+            except ValueError:
                 continue  # a line that a crash tore
+            letter = DeadLetter(
+                topic=f.topic,
+                partition=f.partition,
+                offset=f.offset,
+                index=f.index,
+                reason=f.reason,
+                error=f.error,
+                time_us=f.time_us,
+                value=value,
+                content_type=f.content_type,
+                key=key,
+                timestamp_ms=f.timestamp_ms,
+                topic_id=f.topic_id,
+            )
 
             # Shorter than it came: the writer cut the value or the key.
-            yield StoredLetter(
-                letter,
-                len(value) == f["num_bytes"] and len(key or b"") == f.get("num_key_bytes", 0),
-            )
+            whole = len(value) == f.num_bytes and len(key or b"") == f.num_key_bytes
+            yield StoredLetter(letter, whole)
 
 
 def _of_topic(settings: Settings, topic: str) -> Iterator[StoredLetter]:
-    """Letters of a topic up to its present end. Raises: KafkaError where it does not exist."""
-    consumer = make_consumer(settings.kafka)
+    """Letters of a topic up to its present end; other records are counted and passed over. Raises:
+    KafkaError where the topic does not exist, or sends nothing more."""
+    num_strange = 0
     try:
-        partitions = [
-            TopicPartition(topic, p) for p in sorted(consumer.partitions_for_topic(topic) or ())
-        ]
-        if not partitions:
-            raise KafkaError(f"There is no topic {topic}.", "check ingest.dead_letter_topic.")
+        with closing(make_consumer(settings.kafka)) as consumer:
+            for record in _records_of(consumer, topic):
+                stored = _from_record(record)
+                if stored is None:
+                    num_strange += 1
+                else:
+                    yield stored
+    except ClientError as error:
+        raise KafkaError(
+            f"The dead letters of topic {topic} cannot be read: {error}.", "check the broker."
+        ) from error
+    if num_strange:
+        logger.warning("records_passed_over", topic=topic, count=num_strange, why="no dead letters")
 
-        # The ends are read once: letters that arrive meanwhile are left for another run.
-        consumer.assign(partitions)
-        consumer.seek_to_beginning(*partitions)
-        ends = consumer.end_offsets(partitions)
-        # Positions are compared, since the last offsets may be markers that give no record.
-        while any(consumer.position(tp) < ends[tp] for tp in partitions):
-            for records in consumer.poll(timeout_ms=500).values():
-                for record in records:
-                    stored = _from_record(record)
-                    if stored is not None:
-                        yield stored
-    finally:
-        consumer.close()
+
+def _records_of(consumer: Any, topic: str) -> Iterator[Any]:
+    """The records of a topic up to its present end. Raises: KafkaError, ClientError."""
+    partitions = [
+        TopicPartition(topic, p) for p in sorted(consumer.partitions_for_topic(topic) or ())
+    ]
+    if not partitions:
+        raise KafkaError(f"There is no topic {topic}.", "check ingest.dead_letter_topic.")
+
+    # The ends are read once: letters that arrive meanwhile are left for another run.
+    consumer.assign(partitions)
+    consumer.seek_to_beginning(*partitions)
+    ends = consumer.end_offsets(partitions, ANSWER_MS)
+    heard = time.monotonic()
+    # Positions are compared, since the last offsets may be markers that give no record.
+    while any(consumer.position(tp, ANSWER_MS) < ends[tp] for tp in partitions):
+        try:
+            polled = consumer.poll(timeout_ms=500)
+        except OffsetOutOfRangeError:
+            # Retention removed letters meanwhile: go on with those that are left.
+            first = consumer.beginning_offsets(partitions, ANSWER_MS)
+            for tp in partitions:
+                consumer.seek(tp, max(first[tp], consumer.position(tp, ANSWER_MS)))
+            polled = {}
+        for records in polled.values():
+            yield from records
+        if polled:
+            heard = time.monotonic()
+        elif time.monotonic() - heard > SILENT_SECONDS:
+            raise KafkaError(
+                f"Topic {topic} sends no more of its dead letters.",
+                "try again; it may have been removed or made anew meanwhile.",
+            )
 
 
 def _from_record(record: Any) -> StoredLetter | None:
@@ -124,6 +198,7 @@ def _from_record(record: Any) -> StoredLetter | None:
             content_type=headers.get("content-type", ""),
             key=key,
             timestamp_ms=int(headers.get("timestamp", "-1")),
+            topic_id=headers.get("topic_id", ""),
         )
     except (KeyError, ValueError):
         return None
@@ -134,85 +209,116 @@ def _from_record(record: Any) -> StoredLetter | None:
     )
 
 
-class Replayed(NamedTuple):
-    """Numbers of letters. before: sent earlier. broken: not whole. foreign: of a topic that is not
-    in `kafka.topics`."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """The letters that a replay sends, and the numbers of those that it does not.
 
-    sent: int
+    sent: names of all stored letters that were sent before. before: letters sent before. broken:
+    not whole. foreign: of a topic that is not in `kafka.topics`.
+    """
+
+    letters: list[StoredLetter]
+    sent: set[LetterName]
     before: int
     broken: int
     foreign: int
 
 
-def replay(settings: Settings, reasons: Collection[str], again: bool) -> Replayed:
-    """Send letters to the topics they came from, with the key and timestamp of their records.
+def names_sent(settings: Settings) -> set[LetterName]:
+    """Names of the letters that were sent again, as they were stored. Raises: CorruptionError."""
+    path = settings.data_dir / FOLDER / SENT
+    if not path.exists():
+        return set()
+    try:
+        return set(msgspec.json.decode(path.read_bytes(), type=list[LetterName]))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CorruptionError(
+            f"{path} does not say which dead letters were sent again: {error}.",
+            "restore it from a backup; or remove it, and all letters count as not sent.",
+        ) from None
+
+
+def plan(
+    settings: Settings, reasons: Collection[str], topics: Collection[str], again: bool
+) -> Plan:
+    """Choose the letters to send, each once.
 
     The topic is what a letter says, and anybody may have written it. So only topics in
     `kafka.topics` get letters.
 
-    Args: reasons: which letters, all where empty; again: also those sent before.
-    Raises: KafkaError where one was not acknowledged; those before it count as sent.
+    Args: reasons, topics: which letters, all where empty; again: also those sent before.
+    Raises: CorruptionError, KafkaError.
     """
-    # Choose the letters, each once.
-    path = settings.data_dir / FOLDER / SENT
-    before: set[LetterName] = (
-        set(msgspec.json.decode(path.read_bytes(), type=list[LetterName]))
-        if path.exists()
-        else set()
-    )
+    sent = names_sent(settings)
     present: set[LetterName] = set()
     chosen = []
-    skipped = 0
-    broken = 0
-    foreign = 0
+    skipped = broken = foreign = 0
     for stored in read_letters(settings):
+        letter = stored.letter
         if stored.name in present:
             continue  # a crash may leave a letter twice
         present.add(stored.name)
-        if reasons and stored.letter.reason not in reasons:
+        if (reasons and letter.reason not in reasons) or (topics and letter.topic not in topics):
             continue
-        if stored.letter.topic not in settings.kafka.topics:
+        if letter.topic not in settings.kafka.topics:
             foreign += 1
-        elif not stored.whole or stored.letter.reason in UNREPEATABLE:
+        elif not stored.whole or letter.reason in UNREPEATABLE:
             broken += 1
-        elif stored.name in before and not again:
+        elif stored.name in sent and not again:
             skipped += 1
         else:
             chosen.append(stored)
+    return Plan(letters=chosen, sent=sent & present, before=skipped, broken=broken, foreign=foreign)
 
-    # Send them part by part, and remember what was acknowledged.
-    done = before & present
-    producer = make_producer(settings.kafka) if chosen else None
+
+def send(settings: Settings, chosen: Plan) -> None:
+    """Send letters to the topics they came from, with the key and timestamp of their records.
+
+    Raises: KafkaError where one was not acknowledged; those before it count as sent.
+    """
+    path = settings.data_dir / FOLDER / SENT
+    sent = set(chosen.sent)
+    producer = make_producer(settings.kafka) if chosen.letters else None
     try:
-        for first in range(0, len(chosen), FLUSH_EVERY):
-            part = chosen[first : first + FLUSH_EVERY]
+        for first in range(0, len(chosen.letters), FLUSH_EVERY):
+            part = chosen.letters[first : first + FLUSH_EVERY]
             _send(producer, part)
             # Acknowledged, so they count as sent even if the next part fails.
-            done |= {f.name for f in part}
+            sent |= {stored.name for stored in part}
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_durably(path, msgspec.json.encode(sorted(done)))
+            write_durably(path, msgspec.json.encode(sorted(sent)))
     finally:
         if producer is not None:
             producer.close()
-    return Replayed(len(chosen), skipped, broken, foreign)
+
+
+def as_record(letter: DeadLetter, offset: int = 0) -> Repeated:
+    """The record that a letter is sent as."""
+    headers = [("content-type", letter.content_type.encode())] if letter.content_type else []
+    # A record without a timestamp gets the time at which it was refused.
+    known = 0 <= letter.timestamp_ms <= MAX_TIME_US // 1000
+    stamp = letter.timestamp_ms if known else letter.time_us // 1000
+    return Repeated(offset, max(stamp, 0), letter.key, letter.value, headers)
 
 
 def _send(producer: Any, part: list[StoredLetter]) -> None:
     """Send letters and wait for all of them. Raises: KafkaError."""
     futures = []
     for stored in part:
-        letter = stored.letter
-        headers = [("content-type", letter.content_type.encode())] if letter.content_type else []
-        # A record without a timestamp gets the time at which it was refused.
-        known = 0 <= letter.timestamp_ms <= MAX_TIME_US // 1000
-        stamp = letter.timestamp_ms if known else letter.time_us // 1000
-        futures.append(
-            producer.send(
-                letter.topic,
-                value=letter.value,
-                key=letter.key,
-                headers=headers,
-                timestamp_ms=stamp,
+        record = as_record(stored.letter)
+        try:
+            future = producer.send(
+                stored.letter.topic,
+                value=record.value,
+                key=record.key,
+                headers=record.headers,
+                timestamp_ms=record.timestamp,
             )
-        )
+        except ClientError as error:
+            where = f"{stored.letter.topic}/{stored.letter.partition}"
+            raise KafkaError(
+                f"The letter of {where}, offset {stored.letter.offset}, cannot be sent: {error}.",
+                "check the topic, and the largest record that kafka.client lets through.",
+            ) from error
+        futures.append(future)
     settle(producer, futures)

@@ -6,7 +6,6 @@ events are left, which are decoded one by one.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -14,12 +13,22 @@ import numpy as np
 
 from streamd.errors import BadEvent
 from streamd.events import EDGE, LABEL, MAX_TIME_US, Float32, Int64
-from streamd.ingest.block import NO_STAMP, ROW, Block, empty_block, has_time, joined
+from streamd.ingest.block import (
+    NO_STAMP,
+    ROW,
+    Block,
+    Rejected,
+    empty_block,
+    has_time,
+    joined,
+    timestamp_us,
+)
 from streamd.ingest.checks import EventChecker, Rules, edge_block
 from streamd.ingest.event_reader import EventReader, WireEdge
 from streamd.ingest.explain import Explainer
 from streamd.ingest.headers import JSONHeaders, content_header
 from streamd.ingest.notices import Notices
+from streamd.ingest.rounding import Rounded
 from streamd.ingest.wire import (
     ARROW,
     NDJSON,
@@ -43,18 +52,6 @@ SINGLES_BYTES = 1_048_576
 single larger record is a batch of its own."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rejected:
-    """An event that does not fit, or a whole value (index -1), with its raw bytes."""
-
-    offset: int
-    index: int
-    reason: str
-    error: str
-    raw: bytes
-    content_type: str = ""
-
-
 Explain = Callable[[BadEvent, bytes | msgspec.Raw], str]
 """Writes the text of an error for the sender; it has the bytes that were sent."""
 Take = Callable[[Sequence[Any], Sequence[bytes]], bool]
@@ -68,6 +65,10 @@ class Mapped(Protocol):
     notices: Notices
 
     def explain(self, bad: BadEvent, raw: bytes | msgspec.Raw) -> str: ...
+
+    def begin(self) -> None: ...
+
+    def lacks_record_before(self, partition: int, record: Any) -> bool: ...
 
     def prepare(self, records: Sequence[Any], waiting: Callable[[], None]) -> None: ...
 
@@ -89,6 +90,17 @@ class Decoder:
         self.reader = EventReader(self.checker.sets)
         self.headers = JSONHeaders()
         self.explain = Explainer(self.checker.sets, rules.time_unit).text
+
+    def begin(self) -> None:
+        """Forget what was decoded: partitions are numbered again."""
+        for mapped in self.mapped.values():
+            mapped.begin()
+
+    @property
+    def rounded(self) -> Rounded:
+        """The values of valid events that were rounded so far, in all topics."""
+        topics = self.mapped.values()
+        return sum((of.notices.all_rounded for of in topics), self.notices.all_rounded)
 
     def decode(
         self, records: Sequence[Any], source: int, now_us: int, topic: str = ""
@@ -155,7 +167,7 @@ class Batch:
     ) -> None:
         self._decoder = decoder
         self._checker = decoder.checker if mapped is None else mapped.checker
-        self._notices = decoder.notices if mapped is None else mapped.notices
+        self.notices = decoder.notices if mapped is None else mapped.notices
         self._explain: Explain = decoder.explain if mapped is None else mapped.explain
         self._rules = decoder.rules
         self.source = source
@@ -172,7 +184,7 @@ class Batch:
     def finish(self) -> tuple[Block, list[Rejected]]:
         """The events taken so far as one block, and the rejected ones."""
         block = joined(self._blocks) if self._blocks else empty_block(self.dim)
-        self._notices.times(block.rows["time"][has_time(block.rows)], self.now_us)
+        self.notices.times(block.rows["time"][has_time(block.rows)], self.now_us)
         return block, self._rejected
 
     def native(self, checker: EventChecker | None) -> "Batch":
@@ -434,7 +446,8 @@ class Batch:
             if self._reader.met_unknown:
                 self._notice_fields([raw(item)])
             if event.time is None and kind in (EDGE, LABEL):
-                self._notices.no_time()
+                self.notices.no_time()
+            self.notices.rounded(self._checker.rounded)
 
             # Edges carry their features as a row of the matrix, other kinds as an extra.
             extra = -1
@@ -484,9 +497,3 @@ class Batch:
         return (
             self.now_us if stamp == NO_STAMP else min(stamp, self.now_us)
         ) + self._rules.max_ahead_us
-
-
-def timestamp_us(record: Any) -> int:
-    """The record's Kafka timestamp in microseconds; NO_STAMP where it is absent or out of range."""
-    stamp = int(record.timestamp)
-    return stamp * 1000 if 0 <= stamp <= MAX_TIME_US // 1000 else NO_STAMP

@@ -10,7 +10,7 @@ import msgspec
 
 from streamd.errors import BadEvent
 from streamd.ingest.event_sets import EventSets, SetFeatures
-from streamd.ingest.wire import FAILURES, TOO_DEEP, StrictEvent, WireEvent, misfit
+from streamd.ingest.wire import FAILURES, TOO_DEEP, StrictEvent, WireEvent, misfit, object_lines
 
 
 class WireEdge(Protocol):
@@ -90,9 +90,8 @@ class EventReader:
 
     def edges_of_lines(self, values: Sequence[bytes]) -> list[WireEdge] | None:
         """Parse one edge of each value in one call; None unless each is one edge on one line."""
-        # A value with line ends inside would be taken for several.
-        lines = b"\n".join(values)
-        if lines.count(b"\n") != len(values) - 1:
+        lines = object_lines(values)
+        if lines is None:
             return None
         try:
             edges = self._read(self._strict.one.decode_lines, self._lenient.one.decode_lines, lines)

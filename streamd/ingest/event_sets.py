@@ -53,14 +53,17 @@ def features_of(declared: SetSettings) -> Named:
 class SetFeatures:
     """Reads the features of events of one set. Owner: the decoder.
 
-    type: the msgspec type of features by name; None where none is declared, or one has a name that
-    msgspec cannot read.
+    column_names: of each number its feature, for errors. type: the msgspec type of features by
+    name; None where none is declared, or one has a name that msgspec cannot read.
     """
 
     def __init__(self, owner: str, width: int, features: Named) -> None:
         """owner: the set in words, for errors."""
         self.width = width
         self.names = [f.name for f in features]
+        self.column_names = [f.name for f in features for _ in range(f.width)] or [
+            f"features[{i}]" for i in range(width)
+        ]
         self._known = frozenset(self.names)
         self._owner = owner
         self._features = features

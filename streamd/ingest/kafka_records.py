@@ -42,7 +42,7 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
     Only a wrong checksum is reported, the first times that the batch is fetched.
     """
 
-    max_batch_bytes: ClassVar[int] = 2**31
+    max_batch_bytes: ClassVar[int] = 2**26
     _buffer: bytes
     _pos: int
     _num_records: int
@@ -267,9 +267,11 @@ class SafeRecords(Fetcher.PartitionRecords):  # type: ignore[misc]
         return records
 
 
-def make_reading_safe(max_batch_bytes: int) -> None:
-    """Make kafka-python read every batch by `SafeBatch`, expanded to at most `max_batch_bytes`."""
-    SafeBatch.max_batch_bytes = max_batch_bytes
+def make_reading_safe(max_batch_bytes: int | None = None) -> None:
+    """Make kafka-python read every batch by `SafeBatch`, expanded to at most `max_batch_bytes`,
+    None for what was set before."""
+    if max_batch_bytes is not None:
+        SafeBatch.max_batch_bytes = max_batch_bytes
     memory_records.DefaultRecordBatch = SafeBatch
     Fetcher.PartitionRecords = SafeRecords
 

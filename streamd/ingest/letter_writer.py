@@ -1,6 +1,6 @@
 """Refused events made into dead letters, with the key and timestamp of the record each came in."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -16,6 +16,7 @@ from streamd.ingest.wire import OWN_EVENT_US
 from streamd.telemetry import metrics
 
 logger = structlog.get_logger()
+NO_IDS: Mapping[str, str] = {}
 MAX_LOGGED = 10
 """Letters of a process that are logged: a producer that sends only misfits would fill the log."""
 
@@ -39,13 +40,18 @@ class LetterWriter:
         self._schema = schema
         self._time_unit = time_unit
         self._partitions: Sequence[TopicPartition] = ()
+        self._topic_ids: Mapping[str, str] = {}
         self._origins: list[Origins] = []
         # A series that begins at 1 shows Prometheus no increase for its first letter.
         metrics.begin_at_zero(metrics.dead_letters, REASONS)
 
-    def begin(self, partitions: Sequence[TopicPartition]) -> None:
-        """Start on these partitions; nothing is remembered of records read before."""
+    def begin(
+        self, partitions: Sequence[TopicPartition], topic_ids: Mapping[str, str] = NO_IDS
+    ) -> None:
+        """Start on these partitions; nothing is remembered of records read before. topic_ids: of
+        Kafka, by topic, where they are known."""
         self._partitions = partitions
+        self._topic_ids = topic_ids
         self._origins = [Origins() for _ in partitions]
 
     def remember(self, number: int, records: Sequence[Any]) -> None:
@@ -98,6 +104,7 @@ class LetterWriter:
             content_type=content_type,
             key=key,
             timestamp_ms=timestamp_ms,
+            topic_id=self._topic_ids.get(tp.topic, ""),
         )
         self.store.add(letter)
 

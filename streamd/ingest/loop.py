@@ -5,6 +5,7 @@ It is the only writer of the log while a daemon runs.
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import structlog
@@ -21,6 +22,7 @@ from streamd.ingest.kafka_records import portions
 from streamd.ingest.letter_writer import LetterWriter
 from streamd.ingest.mapped import make_decoder
 from streamd.ingest.merge import Merger
+from streamd.ingest.prepare import prepare
 from streamd.ingest.runs import not_yet_appended
 from streamd.ingest.shown_offsets import ShownOffsets
 from streamd.ingest.silence import SilenceDetector
@@ -194,12 +196,12 @@ class IngestLoop:
         dim = self._log.schema.edge_feature_dim
         self._merger = Merger(len(begun), self._settings.ingest.merge_wait_seconds, dim)
         self._suspects = [Suspects(self._max_ahead_us, dim) for _ in begun]
-        self._letters.begin(source.partitions)
+        self._letters.begin(source.partitions, source.progress(begun).topic_ids)
         self._traced.begin()
+        self._decoder.begin()
         self._topics = [tp.topic for tp in source.partitions]
         for number, position in enumerate(begun):
             self._merger.start(number, position)
-
         self._offsets.begin()
 
         # Nothing is committed of this assignment yet: position -1 is equal to no other.
@@ -226,11 +228,8 @@ class IngestLoop:
         self._offsets.publish(source)
         if self._clock_is_behind():
             return True
-        if (
-            self._merger.num_buffered
-            and self._merger.all_at_end
-            and (wait := self._until_commit()) > 0
-        ):
+        has_all = self._merger.num_buffered and self._merger.all_at_end
+        if has_all and (wait := self._until_commit()) > 0:
             # All is read: sleep, so that the events that arrive meanwhile are polled together.
             self._offsets.sleep(min(wait, POLL_SECONDS), source, self._clock)
 
@@ -247,10 +246,14 @@ class IngestLoop:
 
         # Decode and buffer; partitions with full buffers are not polled next time.
         try:
-            self._prepare(polled)
+            self._prepare(source, polled)
             now = self._clock.monotonic()
             for number in range(len(source.partitions)):
                 self._take(source, number, polled.get(number, ()), now)
+        except KafkaError as error:
+            self._warn_seldom("broker_unavailable", str(error))
+            self._pause("broker unavailable", RETRY_SECONDS)
+            return not source.changed
         except SchemaRegistryError as error:
             metrics.schema_registry_away.set(1)
             self._warn_seldom("schema_registry_away", str(error))
@@ -276,14 +279,11 @@ class IngestLoop:
             return False
         return True
 
-    def _prepare(self, polled: Mapping[int, Sequence[Any]]) -> None:
-        """Learn schemas before a record is taken; all are held meanwhile. Raises:
-        SchemaRegistryError."""
+    def _prepare(self, source: KafkaSource, polled: Mapping[int, Sequence[Any]]) -> None:
+        """As `prepare`, before a record is taken; all are held meanwhile."""
         self._held = polled
-        for number, records in polled.items():
-            mapped = self._decoder.mapped.get(self._topics[number])
-            if mapped is not None:
-                mapped.prepare(records, lambda: self._pause("asking for schemas", 0))
+        waiting = partial(self._pause, "asking for schemas", 0)
+        prepare(self._decoder, source, polled, self._clock.now_us(), waiting)
         self._held = {}
 
     def _clock_is_behind(self) -> bool:
@@ -421,7 +421,7 @@ class IngestLoop:
         metrics.events.labels("label").inc(len(batch.label_node_L))
         metrics.events.labels("node").inc(len(batch.node_F))
         metrics.events.labels("delete").inc(len(batch.deletions_X))
-        metrics.clamped.inc(len(batch.late_edge))
+        metrics.clamped.inc(len(batch.late_edge) + batch.num_late_labels)
         metrics.last_commit.set(self._clock.now_us() / 1e6)
         self._report_log()
         self._touch_heartbeat(source)

@@ -11,16 +11,10 @@ import numpy as np
 
 from streamd.errors import BadEvent
 from streamd.events import EDGE, LABEL, MAX_TIME_US, Int64, Key, Schema, split_key
-from streamd.ingest.block import ROW, Block, joined
+from streamd.ingest.block import ROW, Block, joined, timestamp_us
 from streamd.ingest.checks import EventChecker, Rules, edge_block, rules_of
 from streamd.ingest.cloudevents import STRUCTURED, as_structured, mode_of, with_data
-from streamd.ingest.decode import (
-    NUM_SINGLES,
-    SINGLES_BYTES,
-    Batch,
-    Decoder,
-    timestamp_us,
-)
+from streamd.ingest.decode import NUM_SINGLES, SINGLES_BYTES, Batch, Decoder
 from streamd.ingest.encoding import Times
 from streamd.ingest.event_sets import features_of
 from streamd.ingest.explain import MAX_TEXT, foreign
@@ -29,6 +23,7 @@ from streamd.ingest.forms import CHANGED, DELETED, Form, FormMaker, forms_of
 from streamd.ingest.headers import content_header, content_of
 from streamd.ingest.mapping import FeatureSets
 from streamd.ingest.notices import Notices
+from streamd.ingest.rounding import NOTHING
 from streamd.ingest.shapes import Columns, kind_of, parsed
 from streamd.ingest.wire import (
     OWN_EVENT,
@@ -71,8 +66,8 @@ def first_events(block: Block, keys: Sequence[Key]) -> dict[int, tuple[str, int 
 class MappedTopic:
     """Makes events of one topic's records, as its source says. Owner: the decoder.
 
-    It remembers of each partition the key of a row that was deleted by the record before, since a
-    tombstone of the same key follows it.
+    It remembers of each partition which record was decoded last, and which one deleted a row: a
+    tombstone of the same key that follows it directly deletes nothing more.
     """
 
     def __init__(
@@ -107,8 +102,12 @@ class MappedTopic:
         self._format: Format | None = None
         if source.format not in JSON_FORMATS:
             self._format = make_format(source, settings)
-        self._deleted_key: dict[int, bytes | None] = {}
+        self._newest: dict[int, int] = {}
+        """Partition -> offset of the record that was decoded last."""
+        self._row_delete: dict[int, tuple[int, bytes | None]] = {}
+        """Partition -> offset and key of the last record that deleted a row."""
         self._num_skipped = 0
+        self._rounded = NOTHING
         metrics.begin_at_zero(metrics.skipped, (source.topic,))
 
     def prepare(self, records: Sequence[Any], waiting: Callable[[], None]) -> None:
@@ -121,6 +120,17 @@ class MappedTopic:
             values = (r.value for r in records if r.value is not None and len(r.value) <= most)
             self._format.prepare(values, waiting)
 
+    def begin(self) -> None:
+        """Forget the records decoded so far: partitions are numbered again."""
+        self._newest.clear()
+        self._row_delete.clear()
+
+    def lacks_record_before(self, partition: int, record: Any) -> bool:
+        """Whether what a partition's first record means depends on the record before it, which
+        was decoded before a restart."""
+        is_first = partition not in self._newest
+        return is_first and record.value is None and self._source.envelope == "debezium"
+
     def feed(self, batch: Batch, records: Sequence[Any]) -> None:
         """Decode records of one partition into a batch. Raises: SchemaRegistryError."""
         self._num_skipped = 0
@@ -128,7 +138,6 @@ class MappedTopic:
         while first < len(records):
             name, values = self._values_of_singles(records, first)
             if values:
-                self._deleted_key.pop(batch.source, None)
                 batch.singles(
                     records[first : first + len(values)],
                     values,
@@ -139,6 +148,7 @@ class MappedTopic:
             else:
                 batch.record(records[first], partial(self._record, batch))
                 first += 1
+            self._newest[batch.source] = records[first - 1].offset
 
         # What was skipped is counted once the records are done with.
         if self._num_skipped:
@@ -244,6 +254,7 @@ class MappedTopic:
         at_edges, at_others = np.flatnonzero(is_edge), np.flatnonzero(is_other)
 
         # Edges as columns, events of other types from the same columns one by one.
+        self._rounded = NOTHING
         blocks = []
         if len(at_edges):
             columns_E = columns
@@ -265,6 +276,7 @@ class MappedTopic:
             order = np.argsort(np.concatenate([at_edges, at_others]))
             batch.add(joined(made).take(order))
         self._num_skipped += len(records) - len(at_edges) - len(at_others)
+        self.notices.rounded(self._rounded)
         return True
 
     def _edge_block(
@@ -282,6 +294,7 @@ class MappedTopic:
             return None
         if (edges.time > self.checker.horizon(stamp, batch.now_us)).any():
             return None
+        self._rounded += edges.rounded
         return edge_block(
             edges.time,
             edges.src,
@@ -316,6 +329,7 @@ class MappedTopic:
                 time, kind, a, b, carried = self.checker.event(event, stamp_us, latest, 1)
             except BadEvent:
                 return None
+            self._rounded += self.checker.rounded
             extra = len(extras) if carried else -1
             extras += [carried] if carried else []
             seen = min(stamp_us, batch.now_us)
@@ -324,10 +338,8 @@ class MappedTopic:
 
     def _record(self, batch: Batch, record: Any) -> None:
         """Decode a record of any kind. Raises: BadEvent, SchemaRegistryError."""
-        # The tombstone of a deleted row comes right behind it.
-        deleted_key = self._deleted_key.pop(batch.source, None)
         if record.value is None:
-            self._decode_tombstone(batch, record, deleted_key)
+            self._decode_tombstone(batch, record)
             return
         name = self._form_name(record)
         if name == SPECIAL:
@@ -448,7 +460,7 @@ class MappedTopic:
                 raise BadEvent("missing_field", "op is missing: this is no event of Debezium")
             deleted = operation == DELETED
             if deleted:
-                self._deleted_key[batch.source] = record.key
+                self._row_delete[batch.source] = record.offset, record.key
             elif type(operation) is not str:
                 what = f"op is {kind_of(operation)}: this is no event of Debezium"
                 raise BadEvent("wrong_type", what)
@@ -459,9 +471,11 @@ class MappedTopic:
         self._num_skipped += event is None
         return event
 
-    def _decode_tombstone(self, batch: Batch, record: Any, deleted_key: bytes | None) -> None:
+    def _decode_tombstone(self, batch: Batch, record: Any) -> None:
         """Take a null value as the delete of what its key names. Raises: BadEvent."""
-        if record.key is not None and record.key == deleted_key:
+        # The tombstone of a deleted row comes directly after the record that deleted it.
+        before = self._newest.get(batch.source), record.key
+        if record.key is not None and before == self._row_delete.get(batch.source):
             self._num_skipped += 1
             return
         if self._source.envelope != "debezium" and not self._rules.tombstones:

@@ -14,7 +14,8 @@ from streamd.errors import BadEvent
 from streamd.events import Bools, Float32, Int64, Schema
 from streamd.ingest.encoding import Feature, Times
 from streamd.ingest.node_ids import INT64_MAX, KeyTable
-from streamd.ingest.shapes import Columns, Steps, kind_of
+from streamd.ingest.rounding import EXACT, NOTHING, Rounded, rounded_in
+from streamd.ingest.shapes import Columns, Steps, follow, kind_of
 from streamd.ingest.wire import EventType, WireEvent
 from streamd.settings_sources import (
     DeleteFields,
@@ -150,6 +151,16 @@ class Condition:
         return np.fromiter(map(self.values.__contains__, column), np.bool_, len(column))
 
 
+def meets(where: Where, row: Any) -> bool:
+    """Whether a record's data meets conditions by path; those on its key or headers are passed
+    over."""
+    return all(
+        _comparable(follow(steps_of(path))(row)) in map(_comparable, values)
+        for path, values in where.items()
+        if path[0] != "$"
+    )
+
+
 def _comparable(value: Any) -> Any:
     """A value that is equal to one of a condition's only where it is of the same type."""
     if type(value) is bool:
@@ -184,12 +195,13 @@ class Rule:
 @dataclass(frozen=True, slots=True)
 class Edges:
     """Columns of n edges: int64[n] microseconds, int64[n] key numbers, float32[n, D] rows of
-    features."""
+    features, and those of their values that were rounded."""
 
     time: Int64
     src: Int64
     dst: Int64
     values: Float32
+    rounded: Rounded
 
 
 class Layout:
@@ -267,15 +279,19 @@ class Layout:
 
         # Features one beside the other; compared as float64, where float32 would be infinite.
         values = np.empty((count, self._width), np.float32)
+        rounded = NOTHING
         at = 0
         for feature, source in rule.features:
             missing = [None] * count
             part = feature.column(missing if source is None else source.column(columns, count))
-            if part is None or not (np.abs(part) <= self._max_feature).all():
+            largest = np.nan if part is None else np.abs(part).max(initial=0)
+            if part is None or not largest <= self._max_feature:
                 return None
+            if largest > EXACT:
+                rounded += rounded_in(part, [feature.name] * feature.width)
             values[:, at : at + feature.width] = part
             at += feature.width
-        return Edges(time, src, dst, self._schema.edge_rows(self._edge_set, values))
+        return Edges(time, src, dst, self._schema.edge_rows(self._edge_set, values), rounded)
 
     def event(self, row: Sequence[Any], stamp_us: int, deleted: bool = False) -> WireEvent | None:
         """The event of one record, with its time in microseconds; None where no rule holds.

@@ -6,6 +6,7 @@ import numpy as np
 import structlog
 
 from streamd.events import Int64
+from streamd.ingest.rounding import EXACT, NOTHING, Rounded
 from streamd.telemetry import metrics
 
 logger = structlog.get_logger()
@@ -35,13 +36,17 @@ def other_unit(time_us: int, now_us: int, unit: str) -> str | None:
 
 
 class Notices:
-    """Logs a warning about each kind of oddity once. Owner: the decoder."""
+    """Logs a warning about each kind of oddity once. Owner: the decoder.
+
+    all_rounded: values of valid events that were rounded so far.
+    """
 
     def __init__(self, time_unit: str, unit_setting: str = "stream.time_unit") -> None:
         """unit_setting: the setting that says the unit, empty where none does."""
         self._unit = time_unit
         self._setting = unit_setting
         self._warned: set[str] = set()
+        self.all_rounded = NOTHING
 
     def unknown_fields(self, names: Sequence[str]) -> None:
         """Warn that valid events have fields that nothing reads."""
@@ -53,6 +58,16 @@ class Notices:
         self._warn_once(
             "time_missing", meaning="such events get the timestamp of their Kafka record"
         )
+
+    def rounded(self, found: Rounded) -> None:
+        """Count values of valid events that were rounded, and warn of them."""
+        if found.num:
+            self.all_rounded += found
+            self._warn_once(
+                "feature_rounded",
+                example=found.example,
+                meaning=f"features are float32, which rounds whole numbers above {EXACT:,}",
+            )
 
     def unit(self, unit: str) -> None:
         """Warn that a time looks like one in another unit."""

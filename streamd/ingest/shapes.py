@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from streamd.errors import BadEvent
-from streamd.ingest.wire import TOO_DEEP
+from streamd.ingest.wire import TOO_DEEP, object_lines
 
 Steps = tuple[str, ...]
 Columns = list[Sequence[Any]]
@@ -45,8 +45,8 @@ class Shape:
 
     def of_lines(self, values: Sequence[bytes]) -> Columns | None:
         """The columns of values that are one object on one line each; None where one is not."""
-        lines = b"\n".join(values)
-        if not values or lines.count(b"\n") != len(values) - 1:
+        lines = object_lines(values)
+        if lines is None:
             return None
         try:
             rows = self._decoder.decode_lines(lines)

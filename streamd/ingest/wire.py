@@ -1,6 +1,7 @@
 """The events that producers send, and how values of each content type are split into them."""
 
 import io
+import operator
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args
@@ -54,6 +55,9 @@ MAX_NAMED_BYTES = 65_536
 """Largest event that is parsed once more for the names of its fields, which takes time."""
 _raws = msgspec.json.Decoder(list[msgspec.Raw])
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
+JSON_BLANKS = b" \t\r\n"
+BRACES = ({ord("{")}, {ord("}")})
+_first, _last = operator.itemgetter(0), operator.itemgetter(-1)
 FAILURES = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What msgspec raises of values that cannot be parsed."""
 
@@ -84,6 +88,29 @@ def lines(value: bytes, most: int) -> list[bytes]:
                 raise BadEvent("too_many_events", f"more than {most} lines")
             kept.append(line.removesuffix(b"\n"))
     return kept
+
+
+def object_lines(values: Sequence[bytes]) -> bytes | None:
+    """Values joined to lines, for a parser of lines that may hold several objects, or parts of one.
+
+    Where the parser finds as many objects as there are values, each value is one object: none ends
+    where a further part of an object could begin.
+    Returns: None where some value is not one line with a brace at both ends.
+    """
+    if not _have_braces(values):
+        # Blanks around a value are none of it.
+        values = [value.strip(JSON_BLANKS) for value in values]
+        if not _have_braces(values):
+            return None
+    joined = b"\n".join(values)
+    return joined if joined.count(b"\n") == len(values) - 1 else None
+
+
+def _have_braces(values: Sequence[bytes]) -> bool:
+    """Whether each of some values begins and ends as an object."""
+    if not all(values):
+        return False
+    return (set(map(_first, values)), set(map(_last, values))) == BRACES
 
 
 def elements(value: bytes) -> Sequence[msgspec.Raw]:

@@ -5,7 +5,14 @@ from enum import Enum, auto
 
 from streamd.errors import DivergedError
 from streamd.replica.changelog import OutOfRange
-from streamd.replica.records import Claim, Entry, Heartbeat, Record
+from streamd.replica.records import (
+    Claim,
+    Heartbeat,
+    Read,
+    Record,
+    Stray,
+    count_stray,
+)
 from streamd.segments.log_files import MAX_IN_FLIGHT
 
 UNCLAIMED = 1
@@ -27,8 +34,8 @@ class Verdict(Enum):
     NEXT = auto()
     """It goes on with the commit that was begun."""
     VOID = auto()
-    """It counts for nothing: of a leader that was deposed, a claim that lost, or a commit behind
-    one that the broker refused, so that its leader ended."""
+    """It counts for nothing: of a leader that was deposed, a claim that lost, a commit behind one
+    that the broker refused, so that its leader ended, or a stray."""
 
 
 class Admission:
@@ -43,18 +50,27 @@ class Admission:
         self.seq = seq
         self._next_part = 0
         self._begun: Record | None = None
+        self._has_stray = False
+        """Whether a stray lies behind the newest whole commit: it may be a commit that is damaged
+        beyond recognition."""
 
     @property
     def has_begun(self) -> bool:
         """Whether a commit was begun and is not whole."""
         return self._next_part > 0
 
-    def judge(self, entry: Entry) -> Verdict:
+    def judge(self, entry: Read) -> Verdict:
         """Judge the next record. Raises: OutOfRange where commits before it are missing,
-        DivergedError where a claim is."""
+        DivergedError where a claim is. A value that differs from its checksum shows where it is
+        decoded, if the record counts."""
+        if isinstance(entry, Stray):
+            self._has_stray = True
+            return Verdict.VOID
         if isinstance(entry, Claim):
             return self._judge_claim(entry)
         if entry.term > self.term:
+            if not entry.is_whole:
+                return self._pass_stray(entry)
             raise _unclaimed(entry)
         if entry.term < self.term:
             return Verdict.VOID
@@ -70,6 +86,7 @@ class Admission:
         # Whatever a deposed leader has not finished, nobody else will.
         self.term = claim.term
         self._next_part = 0
+        self._has_stray = False
         return Verdict.LEADS
 
     def _judge_commit(self, record: Record) -> Verdict:
@@ -77,9 +94,12 @@ class Admission:
             return Verdict.KNOWN
         if record.seq != self.seq + 1:
             # The broker refused one of several that were on their way, and took those behind it.
-            if record.seq - self.seq > MAX_IN_FLIGHT or self.seq == 0:
+            if not record.is_whole:
+                return self._pass_stray(record)
+            if record.seq - self.seq > MAX_IN_FLIGHT or self.seq == 0 or self._has_stray:
                 raise missing(self.seq, record.seq)
             return Verdict.VOID
+        self._has_stray = False
         begun = self._begun if self._next_part else None
         if record.part == 0:
             # One that came twice must not undo the parts behind it.
@@ -97,6 +117,11 @@ class Admission:
             self.go_on_behind(record.seq)
         return Verdict.FIRST if record.part == 0 else Verdict.NEXT
 
+    def _pass_stray(self, entry: Read) -> Verdict:
+        """Pass a record without its checksum where none of its number is due."""
+        count_stray(entry.offset, "its value differs from its checksum")
+        return Verdict.VOID
+
     def go_on_behind(self, seq: int) -> None:
         """Say that commit `seq` is whole, as far as the changelog need have it."""
         self.seq = seq
@@ -110,7 +135,7 @@ def missing(seq: int, following: int) -> OutOfRange:
     )
 
 
-def _unclaimed(entry: Entry) -> DivergedError:
+def _unclaimed(entry: Read) -> DivergedError:
     return DivergedError(
         f"The record at offset {entry.offset} of the changelog is of term {entry.term}, whose "
         "claim was not there when what lies before was read here: the changelog lost records.",

@@ -3,7 +3,7 @@ by one. Kafka's are in `kafka_changelog.py`, a twin in memory in the tests."""
 
 from typing import Protocol
 
-from streamd.replica.records import Entry
+from streamd.replica.records import Entry, Read
 from streamd.segments.changelog_position import ChangelogId
 
 
@@ -25,7 +25,7 @@ class ChangelogReader(Protocol):
         """Read on from an offset."""
         ...
 
-    def read(self, seconds: float) -> list[Entry]:
+    def read(self, seconds: float) -> list[Read]:
         """The next records, those that come within some seconds. Raises: OutOfRange."""
         ...
 

@@ -9,7 +9,7 @@ from streamd.errors import ChangelogError
 from streamd.events import Schema
 from streamd.replica.admission import Admission, Verdict
 from streamd.replica.changelog import ChangelogReader, OutOfRange
-from streamd.replica.records import LINE, Entry, Head, Record, decode_value
+from streamd.replica.records import LINE, Head, Read, Record, decode_value
 from streamd.replica.start import (
     check_changelog,
     check_follows,
@@ -136,7 +136,7 @@ class Follower:
             metrics.follow_seq.set(self.seq)
         return num_heard
 
-    def _take(self, entry: Entry) -> bool:
+    def _take(self, entry: Read) -> bool:
         """Take a record. Returns: whether it is of the term in force."""
         verdict = self._admission.judge(entry)
         if isinstance(entry, Record) and verdict in (Verdict.FIRST, Verdict.NEXT):

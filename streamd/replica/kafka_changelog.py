@@ -9,11 +9,12 @@ from kafka.errors import KafkaError as ClientError
 from kafka.errors import OffsetOutOfRangeError
 
 from streamd.errors import KafkaError
-from streamd.ingest.client import make_consumer, make_producer
+from streamd.ingest.client import OWN_TOPIC, make_consumer, make_producer
 from streamd.replica.changelog import OutOfRange
-from streamd.replica.records import Entry, decode_record
+from streamd.replica.records import CHANGELOG, Entry, Read, decode_records
 from streamd.segments.changelog_position import ChangelogId
 from streamd.settings import KafkaSettings
+from streamd.telemetry import metrics
 
 READ_RECORDS = 200
 """Most records of a read: of a megabyte each, 200 MB."""
@@ -21,8 +22,6 @@ OVERHEAD_BYTES = 4_096
 """Bytes of a record beside its value, and of the batch around it."""
 SEND_BYTES = 1 << 20
 """Most bytes of a record that is sent, where the topic admits more: memory on both sides."""
-FIXED = {"acks": "all", "enable_idempotence": True, "linger_ms": 0}
-"""What the promises rest on, whatever `kafka.client` says."""
 
 
 class KafkaReader:
@@ -40,6 +39,7 @@ class KafkaReader:
         self._partition = TopicPartition(changelog.topic, 0)
         self._kafka = kafka
         self._idle = idle
+        metrics.stray_records.labels(CHANGELOG)
         self._consumer = make_consumer(kafka)
         self._consumer.assign([self._partition])
         self.position = 0
@@ -63,7 +63,7 @@ class KafkaReader:
         self._consumer.seek(self._partition, offset)
         self.position = offset
 
-    def read(self, seconds: float) -> list[Entry]:
+    def read(self, seconds: float) -> list[Read]:
         """The next records. Raises: OutOfRange, KafkaError, ChangelogError."""
         try:
             polled = self._consumer.poll(timeout_ms=int(seconds * 1000), max_records=READ_RECORDS)
@@ -75,7 +75,7 @@ class KafkaReader:
             raise self._unanswered(error) from None
         if not records:
             self._idle()
-        return [decode_record(r.offset, r.headers, r.value or b"") for r in records]
+        return decode_records((r.offset, r.headers, r.value) for r in records)
 
     def close(self) -> None:
         self._consumer.close()
@@ -114,7 +114,7 @@ class KafkaProducer:
         """Raises: KafkaError where no broker answers, SettingsError."""
         self._topic = topic
         self.part_bytes = min(max_message_bytes, SEND_BYTES) - OVERHEAD_BYTES
-        fixed = {**FIXED, "max_request_size": self.part_bytes + OVERHEAD_BYTES}
+        fixed = {**OWN_TOPIC, "linger_ms": 0, "max_request_size": self.part_bytes + OVERHEAD_BYTES}
         self._producer = make_producer(kafka, fixed)
 
     def send(self, record: Entry) -> KafkaReceipt:

@@ -59,12 +59,12 @@ def led_term(data_dir: Path) -> int:
 
 
 def note_led(data_dir: Path, term: int) -> None:
-    """Note that a directory leads in a term: there is no more to ask for.
+    """Note that a directory leads in a term, once its log is open: a member that claims and fails
+    then must leave the lead to another one.
 
     On a full disk the note is left out, which costs the next start the wait for a silence.
     """
     try:
         write_durably(make_folder(data_dir, INGEST) / LED, b"%d" % term)
-        withdraw(data_dir)
     except OSError as error:
         logger.warning("lead_not_noted", term=term, error=str(error))

@@ -41,7 +41,7 @@ class LedHere:
             reader.seek(position.offset)
             while reader.position < end:
                 for entry in reader.read(READ_SECONDS):
-                    if entry.term > position.term:
+                    if entry.term > position.term and entry.is_whole:
                         raise FencedError(
                             f"Another member leads: the changelog has term {entry.term}, and this "
                             f"one led in term {position.term}.",

@@ -8,6 +8,7 @@ import structlog
 
 from streamd.errors import StoreError, VersionError
 from streamd.registry import Registry
+from streamd.registry.journal import Move
 from streamd.registry.outcome import Refusals
 from streamd.registry.registry import read_manifests
 from streamd.replica import models_records as records
@@ -55,7 +56,8 @@ class ModelsFollower:
         self._store = store
         self._on_step = on_step
         self._now = now
-        self._settled = -1
+        self._settled = (0, -1)
+        """Term and number of the newest record when all was here."""
         self._refusals = Refusals(registry)
         self._history = settings.data_dir / HISTORY
         self.state = ModelsState()
@@ -77,7 +79,8 @@ class ModelsFollower:
         self.state.take(self._topic.read(wait_seconds))
         self._refusals.tell(self.state.refused)
         self.member.step(self.state)
-        if self.state.number == self._settled:
+        self.state.check_beginning()
+        if (self.state.term, self.state.number) == self._settled:
             metrics.models_followed.set(self._now())
             return
 
@@ -101,7 +104,7 @@ class ModelsFollower:
         if failed is not None:
             raise failed
         if not self._num_missing():
-            self._settled = self.state.number
+            self._settled = self.state.term, self.state.number
             metrics.models_followed.set(self._now())
 
     def _fetch(self, version: StoredVersion) -> None:
@@ -153,12 +156,25 @@ class ModelsFollower:
         # Servers refuse for good what has an event that the log does not have.
         if not self._log_has(champion):
             return
-        # What a backup brought along is newer than the topic, which will say the same.
-        if not set(self._registry.journal.moves()).issuperset(moves):
+        # What a backup brought along, or a trainer sends again from the beginning, is newer than
+        # the topic, which will say the same.
+        here = self._registry.journal.moves()
+        if self._goes_back(here):
+            return
+        if not set(here).issuperset(moves):
             self._on_step("move")
             self._own()
             self._registry.journal.replace(moves)
         self._registry.journal.show(moves[-1])
+
+    def _goes_back(self, here: list[Move]) -> bool:
+        """Whether servers go by a move already that comes after the topic's newest."""
+        try:
+            shown = self._registry.journal.shown()
+        except FileNotFoundError:
+            return False
+        newest = self.state.moves[-1]
+        return shown in here and newest in here and here.index(newest) < here.index(shown)
 
     def _log_has(self, version: StoredVersion) -> bool:
         """Whether the log here has come to the place that a version was made at."""
@@ -187,8 +203,9 @@ class ModelsFollower:
             write_durably(self._history, "".join(f"{line}\n" for line in lines).encode())
 
     def _prune(self) -> None:
-        """Drop what the trainer dropped, but not before its newest version is here."""
-        if self.state.versions and not self._num_missing():
+        """Drop what the trainer dropped, but not before its newest version is here. Before there is
+        a move, the trainer may have sent a part of its versions."""
+        if self.state.versions and self.state.moves and not self._num_missing():
             self._on_step("prune")
             names = {name: name in self.state.with_memory for name in self.state.versions}
             here = read_manifests(self._registry)

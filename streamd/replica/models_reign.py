@@ -12,8 +12,9 @@ from streamd.replica import models_records as records
 from streamd.replica.models_mark import NOTHING, Stored, read_mark, write_mark
 from streamd.replica.models_state import ModelsState
 from streamd.replica.models_topic import ModelsTopic
-from streamd.store.checkpoints import StoredCheckpoint
+from streamd.store.checkpoints import StoredCheckpoint, newest_term
 from streamd.store.index import FileIndex
+from streamd.store.store import Store
 from streamd.store.versions import StoredVersion
 from streamd.training.handover import Handovers
 
@@ -31,9 +32,17 @@ class Reign:
     the log here was asked for the compactions that an earlier trainer let go on.
     """
 
-    def __init__(self, data_dir: Path, member: str, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        member: str,
+        now: Callable[[], float] = time.time,
+        *,
+        store: Store,
+    ) -> None:
         """Args: data_dir: of what is learned. member: name of this machine. now: wall time,
-        seconds."""
+        seconds. store: of checkpoints."""
+        self._store = store
         self._data_dir = data_dir
         self._member = member
         self._now = now
@@ -46,22 +55,28 @@ class Reign:
         self._entries = read_mark(data_dir)
 
     def claim(self, topic: ModelsTopic, state: ModelsState) -> None:
-        """Win a term of the models topic, and read the topic to its end. Raises: KafkaError: then
-        call again, as whether the claim is in shows in the topic."""
+        """Win a term of the models topic, and read the topic to its end. Where nothing of a trainer
+        counts there, begin anew: in a term above all that were ever heard of, and all is sent.
+        Raises: KafkaError, StoreError: then call again, as whether the claim is in shows in the
+        topic."""
         state.take(topic.read(0.0))
         while state.trainer != self.id:
+            anew = not state.has_begun
+            term = max(state.highest_term, newest_term(self._store)) if anew else state.term
             claimed = records.Claimed(
-                term=state.term + 1, member=self._member, id=self.id, at=self._now()
+                term=term + 1, member=self._member, id=self.id, at=self._now(), anew=anew
             )
             topic.append(records.encode(claimed))
             state.take(topic.read(0.0))
         logger.info("trainer_leads", term=state.term)
 
     def check(self, topic: ModelsTopic, state: ModelsState) -> None:
-        """Check that no later trainer has claimed. Where nobody has, the topic was made anew, and
-        this one claims again. Raises: FencedError, KafkaError."""
+        """Check that no later trainer has claimed. Where nobody has, the topic was made anew, or
+        lost its beginning, and this one claims again. Raises: FencedError, KafkaError,
+        StoreError."""
+        state.check_beginning()
         if not state.trainer:
-            logger.warning("models_topic_made_anew", meaning="all is stored and sent again")
+            logger.warning("models_topic_begins_anew", meaning="all is stored and sent again")
             self.claim(topic, state)
             self.handovers.take_again()
         if state.trainer != self.id:

@@ -120,7 +120,7 @@ class Beginning:
         """
         topic: ModelsTopic | None = None
         lock = -1
-        reign = Reign(self._kept.data_dir, socket.gethostname())
+        reign = Reign(self._kept.data_dir, socket.gethostname(), store=self._store)
         state = ModelsState()
         try:
             while not self._stop.is_set():
@@ -152,6 +152,7 @@ class Beginning:
     def _is_ready(self, topic: ModelsTopic, state: ModelsState) -> bool:
         """Whether this machine leads; while it does not, follow what the trainer stores."""
         state.take(topic.read(0.0))
+        state.check_beginning()
         if leads(self._settings):
             return True
         self._on_step("stand by")

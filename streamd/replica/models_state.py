@@ -5,12 +5,15 @@ from collections.abc import Iterator
 import msgspec
 import structlog
 
-from streamd.errors import ModelsTopicError
+from streamd.errors import KafkaError, ModelsTopicError
 from streamd.registry.journal import Move
 from streamd.replica import models_records as records
 from streamd.store.versions import StoredVersion
+from streamd.telemetry import metrics
 
 logger = structlog.get_logger()
+MODELS = "models"
+"""The topic's name in the metric of stray records."""
 MAX_OPEN = 1000
 """Most requests that wait for the trainer; it answers within a second where it runs."""
 MAX_REFUSED = 1000
@@ -35,6 +38,7 @@ class ModelsState:
     """
 
     def __init__(self) -> None:
+        metrics.stray_records.labels(MODELS)
         self.term = 1
         self.number = 0
         self.trainer = ""
@@ -53,35 +57,66 @@ class ModelsState:
         """Records that could not be read, or were not admitted."""
         self.kept_as: dict[str, bool] | None = None
         """What the newest record about the versions kept says, None where a version came since."""
+        self.highest_term = 1
+        """Of any record, also of those that were not admitted."""
+        self._has_missed_claim = False
         self._done: set[str] = set()
         """Requests that were dealt with: none is done twice."""
 
     def take(self, values: list[bytes | None]) -> None:
-        """Take the values of the next records; one that cannot be read is logged and passed
-        over."""
+        """Take the values of the next records; one that cannot be read is logged, counted and
+        passed over."""
         for value in values:
             try:
                 self._admit(records.decode(value))
             except ModelsTopicError as error:
                 self.passed_over += 1
+                metrics.stray_records.labels(MODELS).inc()
                 logger.error("models_record_passed_over", error=str(error))
 
     def _admit(self, record: records.Known) -> None:
         """Take a record. One of another term than the highest, a claim that another one came
         before, and a record that comes again do not count."""
+        self.highest_term = max(self.highest_term, record.term)
         if isinstance(record, records.Trained):
+            self._has_missed_claim |= bool(self.trainer) and record.term > self.term
             if record.term != self.term or record.number <= self.number:
                 self._pass_over(f"record {record.number} of term {record.term}")
                 return
             self._trained(record)
             self.number = record.number
         elif isinstance(record, records.Claimed):
-            if record.term != self.term + 1:
+            is_next = record.term == self.term + 1
+            if not is_next and not (record.anew and record.term > self.term):
                 self._pass_over(f"a claim of term {record.term}")
                 return
+            if record.anew:
+                self._forget_trained()
             self.term, self.number, self.trainer = record.term, 0, record.id
         else:
             self._asked(record)
+
+    def _forget_trained(self) -> None:
+        """Forget what trainers sent, which comes again, and who follows: whoever does joins
+        again. Requests stay."""
+        self.checkpoints, self.moves, self.windows = [], [], []
+        self.versions, self.with_memory, self.kept_as = {}, set(), None
+        self.members, self.answers, self.released = {}, {}, set()
+
+    def check_beginning(self) -> None:
+        """Check that the topic is the one whose beginning was read here. Raises: KafkaError where a
+        trainer sends whose claim was not read; it must be opened and read again then."""
+        if self._has_missed_claim:
+            raise KafkaError(
+                "The models topic is another one than was read.",
+                "none is needed: it is read again.",
+            )
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a record of a trainer counts: else the topic is new, was made anew, or lost its
+        beginning."""
+        return bool(self.trainer) or self.number > 0
 
     def _pass_over(self, what: str) -> None:
         self.passed_over += 1

@@ -8,7 +8,7 @@ from kafka import TopicPartition
 from kafka.errors import KafkaError as ClientError
 
 from streamd.errors import KafkaError
-from streamd.ingest.client import make_admin, make_consumer, make_producer
+from streamd.ingest.client import OWN_TOPIC, make_admin, make_consumer, make_producer
 from streamd.replica.topic import ensure_topic, find_topic
 from streamd.settings import Settings
 from streamd.store.changelog import models_topic
@@ -26,7 +26,8 @@ class ModelsTopic(Protocol):
 
     def read(self, wait_seconds: float) -> list[bytes | None]:
         """Read the values of all records up to the end, and where there are none wait for them.
-        Raises: KafkaError."""
+        Raises: KafkaError, also where the topic lost its beginning since it was opened: it must be
+        opened and read again then, as others do."""
 
     def append(self, value: bytes) -> None:
         """Append a record and wait until it is acknowledged. Raises: KafkaError where that is not
@@ -45,6 +46,8 @@ class KafkaModelsTopic:
         self._kafka = settings.kafka
         self._partition = TopicPartition(models_topic(settings.log.name), 0)
         self._consumer: Any = None
+        self._begin = 0
+        """Offset of the first record when it was opened; of a trimmed topic it is not 0."""
         self._producer: Any = None
         admin = make_admin(settings.kafka)
         try:
@@ -63,9 +66,17 @@ class KafkaModelsTopic:
         partition = self._partition
         try:
             if self._consumer is None:
-                self._consumer = make_consumer(self._kafka)
-                self._consumer.assign([partition])
-                self._consumer.seek(partition, 0)
+                consumer = make_consumer(self._kafka)
+                consumer.assign([partition])
+                self._begin = consumer.beginning_offsets([partition])[partition]
+                consumer.seek(partition, self._begin)
+                self._consumer = consumer
+            begin = self._consumer.beginning_offsets([partition])[partition]
+            if begin != self._begin:
+                raise KafkaError(
+                    f"Topic {partition.topic} begins at {begin}: records were deleted.",
+                    "see who deletes records of that topic; the trainer sends again what lacks.",
+                )
             end = self._consumer.end_offsets([partition])[partition]
             if self._consumer.position(partition) > end:
                 raise KafkaError(
@@ -95,7 +106,7 @@ class KafkaModelsTopic:
         """As of `ModelsTopic`."""
         try:
             if self._producer is None:
-                self._producer = make_producer(self._kafka, acks="all", enable_idempotence=True)
+                self._producer = make_producer(self._kafka, OWN_TOPIC)
             sent = self._producer.send(self._partition.topic, value=value, partition=0)
             self._producer.flush(ACKNOWLEDGED_SECONDS)
             sent.get(ACKNOWLEDGED_SECONDS)
@@ -109,6 +120,8 @@ class KafkaModelsTopic:
 
     def _drop_producer(self) -> None:
         if self._producer is not None:
+            # `close` waits for what is not sent: only the sender itself can be told to drop it.
+            self._producer._sender.force_close()
             with contextlib.suppress(ClientError):
                 self._producer.close(0)
             self._producer = None

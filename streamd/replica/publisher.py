@@ -12,7 +12,7 @@ import structlog
 
 from streamd.errors import ChangelogError, FencedError
 from streamd.replica.changelog import ChangelogProducer, ChangelogReader, OutOfRange, Receipt
-from streamd.replica.records import Claim, Commit, Entry, Heartbeat, Record, encode
+from streamd.replica.records import Claim, Commit, Heartbeat, Read, Record, encode
 from streamd.segments.changelog_position import ChangelogPosition
 from streamd.segments.journal import LogState
 from streamd.segments.line_ranges import (
@@ -156,7 +156,7 @@ class ChangelogPublisher:
 
     def _look_at_gap(self, ours: Record | Heartbeat, offset: int) -> int:
         """Look at the records that lie before one of ours: of leaders that this one deposed, and of
-        members that claimed its term too late, which counts for nothing.
+        members that claimed its term too late, which counts for nothing, and strays.
 
         Returns: the offset of ours, which the broker does not tell where it got it twice. Raises:
         FencedError where another member leads.
@@ -185,12 +185,21 @@ class ChangelogPublisher:
                 f"Another process leads: the changelog begins behind offset {first} by now.",
                 "nothing where another machine was to lead.",
             ) from None
-        logger.warning("changelog_gap", first=first, end=end, meaning="records of deposed leaders")
+        logger.warning(
+            "changelog_gap", first=first, end=end, meaning="records of deposed leaders, or strays"
+        )
         return found
 
-    def _check_void(self, entry: Entry) -> None:
+    def _check_void(self, entry: Read) -> None:
         """Check that a record of somebody else counts for nothing. Raises: FencedError."""
         if entry.term < self.term or (entry.term == self.term and isinstance(entry, Claim)):
+            return
+        # As followers do: without its checksum a record counts only where its number is due.
+        due = isinstance(entry, Record) and (entry.term, entry.seq) == (
+            self.term,
+            self._position.seq + 1,
+        )
+        if not entry.is_whole and not due:
             return
         if isinstance(entry, Claim):
             what = f"{entry.member} claimed term {entry.term}"
@@ -213,7 +222,7 @@ class ChangelogPublisher:
         self._reader.close()
 
 
-def _without_place(entry: Entry) -> Entry:
+def _without_place(entry: Read) -> Read:
     """A record as it was before it was sent, without its value, of which it has the checksum."""
     if isinstance(entry, Record):
         return entry._replace(offset=0, value=b"")

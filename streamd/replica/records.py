@@ -15,11 +15,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+import structlog
 from crc32c import crc32c
 
 from streamd.errors import ChangelogError
 from streamd.segments.line_ranges import FileRange
+from streamd.telemetry import metrics
+from streamd.telemetry.lasting import LastingFailures
 
+logger = structlog.get_logger()
+
+CHANGELOG = "changelog"
+"""Its name in the metric of stray records."""
+_failures = LastingFailures()
 FORMAT = 1
 LINE = ""
 """Path of the pieces that are bytes of the line."""
@@ -40,6 +48,10 @@ MAX_NAME = 255
 """Most characters of a member's name, and of a claim's id."""
 
 
+class StrayRecord(Exception):  # noqa: N818 - it is skipped, which is no error
+    """A record has no valid headers or checksum."""
+
+
 class Record(NamedTuple):
     """A part of a commit. line: the CRC32C of the commit's line, in hex; before: of the line before
     it, "" where that is not told."""
@@ -57,6 +69,11 @@ class Record(NamedTuple):
     @property
     def is_last(self) -> bool:
         return self.part == self.parts - 1
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the value has its checksum."""
+        return bool(crc32c(self.value) == self.crc)
 
     def headers(self) -> list[tuple[str, bytes]]:
         numbers = {"term": self.term, "seq": self.seq, "part": self.part, "parts": self.parts}
@@ -81,6 +98,11 @@ class Claim(NamedTuple):
     seq: int
 
     @property
+    def is_whole(self) -> bool:
+        """True: one without its checksum is not decoded."""
+        return True
+
+    @property
     def value(self) -> bytes:
         return msgspec.json.encode({"member": self.member, "id": self.id, "seq": self.seq})
 
@@ -96,6 +118,11 @@ class Heartbeat(NamedTuple):
     member: str
 
     @property
+    def is_whole(self) -> bool:
+        """True: it has no checksum."""
+        return True
+
+    @property
     def value(self) -> bytes:
         return b""
 
@@ -103,8 +130,28 @@ class Heartbeat(NamedTuple):
         return _encoded({"kind": HEARTBEAT, "term": self.term, "member": self.member})
 
 
+class Stray(NamedTuple):
+    """A record that streamd did not write, without valid headers or checksum: of a console producer
+    or a mirroring tool. It counts for nothing."""
+
+    offset: int
+    why: str
+
+    @property
+    def term(self) -> int:
+        """0: of no leader."""
+        return 0
+
+    @property
+    def is_whole(self) -> bool:
+        """False: it has no checksum that fits."""
+        return False
+
+
 Entry = Record | Claim | Heartbeat
-"""What a record of the changelog is."""
+"""What a record of the changelog is, if streamd wrote it."""
+Read = Entry | Stray
+"""What is read at an offset."""
 
 
 def _encoded(headers: dict[str, Any]) -> list[tuple[str, bytes]]:
@@ -193,8 +240,31 @@ def _planned(commit: Commit, room: int) -> Iterator[list[FileRange]]:
     yield pieces
 
 
+def decode_records(
+    records: Iterable[tuple[int, Iterable[tuple[str, bytes]], bytes | None]],
+) -> list[Read]:
+    """Decode records, given as (offset, headers, value). Raises: ChangelogError where one is of a
+    newer streamd."""
+    out: list[Read] = []
+    for offset, headers, value in records:
+        try:
+            out.append(decode_record(offset, headers, value or b""))
+        except StrayRecord as error:
+            out.append(Stray(offset, str(error)))
+            count_stray(offset, str(error))
+    return out
+
+
+def count_stray(offset: int, why: str) -> None:
+    """Count and log a stray, which is skipped."""
+    metrics.stray_records.labels(CHANGELOG).inc()
+    if _failures.is_due(CHANGELOG):
+        logger.warning("stray_record_skipped", topic=CHANGELOG, offset=offset, why=why)
+
+
 def decode_record(offset: int, headers: Iterable[tuple[str, bytes]], value: bytes) -> Entry:
-    """Decode a record of the changelog. Raises: ChangelogError where it is none."""
+    """Decode a record of the changelog. Raises: StrayRecord where streamd did not write it,
+    ChangelogError where it is of a newer streamd."""
     found = dict(headers)
     try:
         kind = found["kind"].decode() if "kind" in found else ""
@@ -205,7 +275,10 @@ def decode_record(offset: int, headers: Iterable[tuple[str, bytes]], value: byte
             _check_name(member)
             return Heartbeat(offset, _number(found["term"]), member)
         if kind:
-            raise _damaged(offset, f"its kind is {kind!r}, which this streamd does not know")
+            why = f"its kind is {kind!r}, which this streamd does not know"
+            # With a term and its checksum it is ours, and of a newer release.
+            is_ours = "term" in found and crc32c(value) == _number(found.get("crc", b""))
+            raise _damaged(offset, why) if is_ours else StrayRecord(why)
         term, seq, part, parts, crc = (
             _number(found[name]) for name in ("term", "seq", "part", "parts", "crc")
         )
@@ -213,11 +286,9 @@ def decode_record(offset: int, headers: Iterable[tuple[str, bytes]], value: byte
         before = found.get("before", b"").decode()
         record = Record(offset, term, seq, part, parts, line, crc, value, before)
     except (KeyError, ValueError, TypeError, AttributeError):
-        raise _damaged(
-            offset, "its headers are not those of a commit, claim or heartbeat"
-        ) from None
+        raise StrayRecord("its headers are not those of a commit, claim or heartbeat") from None
     if record.seq < 1 or not 0 <= record.part < record.parts:
-        raise _damaged(offset, "its numbers are out of range")
+        raise StrayRecord("its numbers are out of range")
     return record
 
 
@@ -228,18 +299,18 @@ class _ClaimValue(msgspec.Struct, frozen=True):
 
 
 def _claim(offset: int, headers: dict[str, bytes], value: bytes) -> Claim:
-    """Decode a claim. Raises: ChangelogError, KeyError, ValueError."""
+    """Decode a claim. Raises: StrayRecord, KeyError, ValueError."""
     term = _number(headers["term"])
     if len(value) > MAX_CLAIM_BYTES or crc32c(value) != _number(headers["crc"]):
-        raise _damaged(offset, "the claim differs from its checksum")
+        raise StrayRecord("the claim differs from its checksum")
     try:
         said = msgspec.json.decode(value, type=_ClaimValue)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _damaged(offset, str(error)) from None
+        raise StrayRecord(str(error)) from None
     _check_name(said.member)
     _check_name(said.id)
     if not 0 <= said.seq <= MAX_NUMBER:
-        raise _damaged(offset, f"its commit is {said.seq}")
+        raise StrayRecord(f"its commit is {said.seq}")
     return Claim(offset, term, said.member, said.id, said.seq)
 
 
@@ -260,7 +331,7 @@ def _number(text: bytes) -> int:
 def decode_value(record: Record) -> tuple[Head, memoryview]:
     """Decode what a record holds: its head, and the bytes of the pieces. Raises: ChangelogError."""
     value = record.value
-    if crc32c(value) != record.crc:
+    if not record.is_whole:
         raise _damaged(record.offset, "its value differs from its checksum")
     try:
         (length,) = LENGTH.unpack_from(value)

@@ -266,4 +266,6 @@ class FollowLoop:
         self._say(follower, lag)
 
     def _say(self, follower: Follower, lag: int | None) -> None:
-        self._beat.touch("following", seq=follower.seq, lag_records=lag, term=follower.term)
+        why = "" if self._succession is None else self._succession.cannot_lead
+        more = {"cannot_lead": why} if why else {}
+        self._beat.touch("following", seq=follower.seq, lag_records=lag, term=follower.term, **more)

@@ -10,7 +10,7 @@ import structlog
 from streamd.errors import ChangelogError, DivergedError
 from streamd.replica.admission import UNCLAIMED, Admission, Verdict
 from streamd.replica.changelog import ChangelogReader, OutOfRange
-from streamd.replica.records import Claim, Entry, Record
+from streamd.replica.records import Claim, Read, Record
 from streamd.segments.changelog_position import (
     CHANGELOG,
     ChangelogId,
@@ -173,12 +173,12 @@ def reconcile(
     return replace(position, seq=max(position.seq, shown))
 
 
-def _pass_over_lacking(admission: Admission, entry: Entry, shown: int) -> None:
+def _pass_over_lacking(admission: Admission, entry: Read, shown: int) -> None:
     """Pass over commits that the changelog lacks and this directory, which has no place in it yet,
     has shown: the changelog was turned on later."""
     if isinstance(entry, Claim):
         lacks_until = entry.seq if entry.term == admission.term + 1 else 0
-    elif isinstance(entry, Record) and entry.term == admission.term == UNCLAIMED:
+    elif isinstance(entry, Record) and entry.term == admission.term == UNCLAIMED and entry.is_whole:
         lacks_until = entry.seq - 1
     else:
         lacks_until = 0

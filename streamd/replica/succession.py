@@ -9,6 +9,7 @@ import structlog
 
 from streamd.replica import leading
 from streamd.replica.changelog import ChangelogReader
+from streamd.replica.fitness import Fitness
 from streamd.replica.follower import Follower
 from streamd.replica.publisher import ChangelogPublisher
 from streamd.replica.start import has_log
@@ -58,6 +59,11 @@ class Silence:
 class Succession(Protocol):
     """Whether a follower goes on following, and how it stops doing so."""
 
+    @property
+    def cannot_lead(self) -> str:
+        """Why this member could not lead, "" where it could."""
+        ...
+
     def is_due(self, follower: Follower, reader: ChangelogReader, heard: int) -> bool:
         """Whether to claim the lead, after a read of the changelog in which so many records of a
         leader came. Raises: KafkaError, StoreError."""
@@ -79,22 +85,29 @@ class StandbySuccession:
         settings: Settings,
         monotonic: Callable[[], float],
         lead: Callable[[int], ChangelogPublisher],
+        check: Callable[[], None] = lambda: None,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """Args: monotonic: seconds. lead: claims, behind the leader of a term. chance: a number
-        from 0 to 1."""
+        """Args: monotonic: seconds. lead: claims, behind the leader of a term. check:
+        raises a StreamdError where this machine could not lead. chance: a number from 0 to 1."""
         self._data_dir = settings.data_dir
         self._store = settings.log.store
         self._timeout = settings.leader.timeout_seconds
         self._monotonic = monotonic
         self._lead = lead
         self._chance = chance
+        self._fitness = Fitness(check, monotonic)
         self._silence = Silence()
         self._asked_at = -ASK_SECONDS
         self._wait_seconds = self._drawn()
         self._after_term = 0
         """Term of the leader that was not heard, or that hands over."""
         self.led_term = leading.led_term(self._data_dir)
+
+    @property
+    def cannot_lead(self) -> str:
+        """As `Succession` says."""
+        return self._fitness.why
 
     def _drawn(self) -> float:
         return self._timeout * (1 + JITTER * self._chance())
@@ -113,7 +126,10 @@ class StandbySuccession:
         behind = max(0, end - reader.position)
         self._silence.answered(answered, behind)
         self._asked_at = answered
-        if behind or not (why := self._reason(follower, answered)):
+        if behind:
+            return False
+        why = self._reason(follower, answered)
+        if not self._fitness.could_lead(answered, is_due=bool(why)) or not why:
             return False
         if not has_log(self._data_dir) and not self._may_begin(begin):
             return False
@@ -144,5 +160,5 @@ class StandbySuccession:
         self._wait_seconds = self._drawn()
         self.led_term = 0
         publisher = self._lead(self._after_term)
-        leading.note_led(self._data_dir, publisher.term)
+        leading.withdraw(self._data_dir)
         return publisher

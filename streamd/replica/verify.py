@@ -69,7 +69,8 @@ def compare(
             # It begins with any commit, and goes on behind what it lacks.
             if isinstance(record, Claim) and record.term == admission.term + 1:
                 admission.go_on_behind(max(admission.seq, record.seq))
-            if isinstance(record, Record) and record.term == admission.term and not is_placed:
+            is_due = record.term == admission.term and record.is_whole
+            if isinstance(record, Record) and is_due and not is_placed:
                 admission.go_on_behind(record.seq - 1)
                 is_placed = record.part == 0
             verdict = admission.judge(record)
@@ -103,7 +104,7 @@ def _term_at(begin: int, end: int, reader: ChangelogReader, data_dir: Path) -> i
         for record in reader.read(READ_SECONDS):
             if isinstance(record, Claim) and record.term > highest:
                 return record.term - 1
-            highest = max(highest, record.term)
+            highest = max(highest, record.term if record.is_whole else UNCLAIMED)
             if position is not None and highest >= position.term:
                 return highest
     return highest

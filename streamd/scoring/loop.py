@@ -10,11 +10,13 @@ import numpy as np
 import structlog
 
 from streamd.errors import KafkaError
+from streamd.events import split_key
 from streamd.registry import Registry
 from streamd.roles import SCORE
 from streamd.scoring.arrivals import Arrivals
 from streamd.scoring.outbox import Outbox, Sink
 from streamd.scoring.place import Place
+from streamd.scoring.record import ScoreRecord
 from streamd.scoring.scorer import Scorer
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
@@ -47,6 +49,27 @@ REASONS = (
 """Why an event has no score, as the metric's label says."""
 
 
+SCORES = "scores"
+"""The topic's name in the metric of stray records."""
+
+
+def is_of_log(record: ScoreRecord, log: LogReader) -> bool:
+    """Whether a score is of an event of this log: of its time, source and destination. Of those
+    that retention dropped nobody can tell, nor do they matter."""
+    if record.complete_before > record.event or not 0 <= record.event < log.num_edges:
+        return False
+    if record.event < log.first_edge:
+        return True
+    src, dst, _ = log.edges(record.event, record.event + 1)
+    keys = [log.keys[int(node[0])] for node in (src, dst)]
+    # Deleted nodes have no keys any more.
+    same = (
+        key is None or split_key(key)[1] == said
+        for key, said in zip(keys, (record.src, record.dst), strict=True)
+    )
+    return int(log.time_of(np.array([record.event]))[0]) == record.time_us and all(same)
+
+
 class ScoreLoop:
     """Scores events into a topic until it is stopped. Owner: the scoring role's process.
 
@@ -61,7 +84,7 @@ class ScoreLoop:
         beat: Heartbeat,
         leads: Callable[[], bool],
         open_sink: Callable[[], Sink],
-        read_end: Callable[[], int | None],
+        read_end: Callable[[], list[ScoreRecord]],
     ) -> None:
         self._settings = settings
         self._registry = registry
@@ -71,6 +94,7 @@ class ScoreLoop:
         self._max_age = settings.server.score_max_age_seconds
         self._outbox = Outbox(open_sink, self._written, self._skipped)
         self._place = Place(settings.data_dir)
+        metrics.stray_records.labels(SCORES)
 
         # Whether it scores, since when it asks for the topic's end, and when it last looked.
         self._leading = False
@@ -106,7 +130,7 @@ class ScoreLoop:
         # One that does not lead stays so far behind that it could go on for the one that does.
         start = max(log.first_edge, log.num_edges - MAX_BACKLOG)
         while self._leads():
-            if (found := self._start(log.num_edges, log.num_edges)) is not None:
+            if (found := self._start(log, log.num_edges)) is not None:
                 self._leading = True
                 self._outbox.open()
                 start = found
@@ -128,34 +152,38 @@ class ScoreLoop:
         logger.info("scoring_begins", from_event=scorer.position, leading=self._leading)
         return scorer, Arrivals(log.num_edges, time.monotonic())
 
-    def _start(self, newest: int, default: int) -> int | None:
-        """The event from which on scores are due, by what the topic holds and what was written here
-        last; the rest is passed over and counted.
+    def _start(self, log: LogReader, default: int) -> int | None:
+        """The event from which on scores are due, by the topic's records of this log and what was
+        written here last; the rest is passed over and counted.
 
-        newest: one past the log's newest event. default: where nothing was ever written. Returns:
-        None where the topic cannot be read now.
+        default: where nothing was ever written. Returns: None where the topic cannot be read now.
         """
         self._beat.touch("reading the score topic")
         try:
-            told = self._read_end()
+            last = self._read_end()
         except KafkaError as error:
             if not self._warned:
                 logger.warning("score_topic_not_read", error=str(error))
             self._warned = True
             return None
         self._warned = False
-        told = max((x for x in (told, self._place.read()) if x is not None), default=None)
-        if told is None:
+        places = [record.complete_before for record in last if is_of_log(record, log)]
+        if strays := len(last) - len(places):
+            metrics.stray_records.labels(SCORES).inc(strays)
+            logger.warning(
+                "stray_record_skipped",
+                topic=self._settings.server.score_topic,
+                number=strays,
+                why="it is no score of this log's events: give each log a topic of its own",
+            )
+        if (here := self._place.read()) is not None:
+            places.append(here)
+        if not places:
             self._place.write(default)
             return default
-        if told > newest:
-            logger.warning(
-                "score_topic_ahead",
-                topic_event=told,
-                log_event=newest,
-                meaning="it holds scores of another log, or this one is not complete yet",
-            )
-            return newest
+        # A log that was restored is behind what was written before.
+        newest = log.num_edges
+        told = min(max(places), newest)
         start = max(told, newest - MAX_BACKLOG)
         if start > told:
             self._skipped("old", start - told)
@@ -217,7 +245,7 @@ class ScoreLoop:
             self._place.write(self._outbox.complete_before(scorer.position))
             self._outbox.drop()
         elif leads and not self._leading:
-            start = self._start(scorer.view.log.num_edges, scorer.position)
+            start = self._start(scorer.view.log, scorer.position)
             if start is None:
                 return
             self._leading = True

@@ -10,12 +10,14 @@ from kafka.errors import KafkaError as ClientError
 from streamd.errors import KafkaError
 from streamd.ingest.client import asking_about_topics, make_consumer, make_producer
 from streamd.scoring.outbox import Receipt
-from streamd.scoring.record import HEADERS, decode
+from streamd.scoring.record import HEADERS, ScoreRecord, decode
 from streamd.settings import KafkaSettings
 
 FIXED = {"acks": "all", "enable_idempotence": True}
 """What the promise rests on, whatever `kafka.client` says."""
 OWN = {
+    # The topic is the user's, who may leave it to the broker to make it.
+    "allow_auto_create_topics": True,
     # A few milliseconds gather what one pass scores into one request.
     "linger_ms": 2,
     # Waits are bounded: the loop has a graph to move meanwhile.
@@ -71,12 +73,8 @@ class KafkaSink:
             self._producer.close(timeout=0)
 
 
-def read_end(kafka: KafkaSettings, topic: str) -> int | None:
-    """Read the last records of each partition.
-
-    Returns: the highest event id below which one of them says that nothing is missing; None where
-    the topic has no record of ours. Raises: KafkaError.
-    """
+def read_end(kafka: KafkaSettings, topic: str) -> list[ScoreRecord]:
+    """Read the last records of each partition; what is no score is left out. Raises: KafkaError."""
     consumer = make_consumer(kafka)
     try:
         numbers = consumer.partitions_for_topic(topic)
@@ -88,13 +86,13 @@ def read_end(kafka: KafkaSettings, topic: str) -> int | None:
             consumer.seek(tp, max(begin[tp], end[tp] - LAST))
 
         # Each partition up to where it ended a moment ago.
-        told = [-1]
+        last: list[ScoreRecord] = []
         waits = READ_SECONDS
         while due and waits > 0:
             waits -= 0.2
             for records in consumer.poll(timeout_ms=200).values():
                 found = (decode(record.value) for record in records)
-                told += [one.complete_before for one in found if one is not None]
+                last += [one for one in found if one is not None]
             due = {tp for tp in due if consumer.position(tp, timeout_ms=1_000) < end[tp]}
         if due:
             raise KafkaError(
@@ -108,7 +106,7 @@ def read_end(kafka: KafkaSettings, topic: str) -> int | None:
         ) from None
     finally:
         consumer.close()
-    return None if max(told) < 0 else max(told)
+    return last
 
 
 def look_at_score_topic(kafka: KafkaSettings, topic: str) -> str:

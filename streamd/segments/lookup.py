@@ -51,17 +51,24 @@ class LateEdges:
     def __init__(self, data_dir: Path) -> None:
         self._bytes = CommittedBytes(data_dir, LATE)
         self._edge = GrowingArray(np.int64)
+        self._time = GrowingArray(np.int64)
         self._by_time = SortedRuns()
 
     def take(self, state: LogState) -> None:
         """Take in the late edges committed as of a state. Raises: DataDirectoryError."""
         rows = np.frombuffer(self._bytes.new(state), LATE_ROW)
         self._edge.append(rows["edge"])
+        self._time.append(rows["time"])
         self._by_time.add(rows["time"], rows["edge"])
 
     def holds(self, event_ids: Int64) -> Bools:
         """Whether each event id is that of a late edge: bool of the same shape."""
         return places_in(self._edge.values, event_ids) >= 0
+
+    def count(self, first: int, end: int, before_us: int) -> int:
+        """How many of the events [first, end) came with a time before `before_us`."""
+        a, b = np.searchsorted(self._edge.values, [first, end])
+        return int((self._time.values[a:b] < before_us).sum())
 
     def came_at(self, time_T: Int64) -> tuple[Int64, Int64]:
         """Event ids of the late edges that came with any of distinct times, ascending, and for

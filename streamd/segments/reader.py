@@ -179,6 +179,11 @@ class LogReader:
             if key is not None and self.ids.get(key) == node:
                 del self.ids[key]
 
+    def num_late(self, first: int, end: int, before_us: int) -> int:
+        """How many of the edges [first, end) came with a time before `before_us`, and are stored at
+        the watermark of their commit instead."""
+        return self._late.count(first, end, before_us)
+
     def hidden(self, first: int, end: int) -> Bools:
         """Whether each of the events [first, end) is deleted: bool[end - first]."""
         src, dst, _ = self.edges(first, end)

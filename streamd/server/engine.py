@@ -31,11 +31,11 @@ from streamd.server.conditions import NONE, Conditions
 from streamd.server.freshness import EventRate, Freshness
 from streamd.server.lag import Completeness
 from streamd.server.loaded_version import LoadedVersion
+from streamd.server.pace import Pace, let_http_run
 from streamd.server.queue import PendingBatch, RequestQueue
 from streamd.server.rebuild import Rebuild
 from streamd.server.requests import (
     Answer,
-    Done,
     NotFinite,
     NotReady,
     Recommend,
@@ -44,7 +44,7 @@ from streamd.server.requests import (
 )
 from streamd.server.search import Searches
 from streamd.server.server_graph import ServerGraph
-from streamd.server.swap import SLICE_CHUNKS, CatchingUp, Swap, Swapped
+from streamd.server.swap import CatchingUp, Swap, Swapped
 from streamd.server.waiting import Waiting
 from streamd.server.warm_up import warm_up_requests
 from streamd.settings import ModelSettings, Settings
@@ -126,6 +126,7 @@ class Engine:
         self._waiting = Waiting(settings.server.max_queue)
         self._commits: CommitWatch | None = None
         self._searches = Searches(settings.server)
+        self._pace = Pace()
         self._rate = EventRate()
         self._freshness = Freshness()
         self._kept_at = 0.0
@@ -166,6 +167,10 @@ class Engine:
         """Let `run` answer the requests that wait, then end."""
         self._stopping = True
         self._queue.wake()
+
+    def check_load(self) -> None:
+        """Refuse a request at once that could not be answered in time. Raises: Overloaded."""
+        self._queue.check_load()
 
     async def ask(self, request: Request, conditions: Conditions = NONE) -> Answer:
         """Queue a request and wait for its answer. Raises: as `ask_all`."""
@@ -210,10 +215,10 @@ class Engine:
                     if self._view is not None:
                         self._commits = CommitWatch.begin(self._settings.data_dir, self._queue.wake)
                 busy = self._view is not None and self._step(self._view)
-                # HTTP has a turn between the two, which may take some milliseconds each.
-                await asyncio.sleep(0)
+                await let_http_run()
                 self._answer()
                 self._search()
+                await let_http_run()
                 await self._queue.rest(
                     0.0 if busy or self._queue or self._searches else self._longest_rest
                 )
@@ -252,13 +257,15 @@ class Engine:
         self.status.beat = time.monotonic()
         # Before the log, so that what is found in it is newer than what ingest said.
         self._complete.look(time.monotonic())
-        num_taken = self._follow_log(view)
-        view = self._follow_versions(view)
+        until = self._pace.begin(self.status.ready)
+        behind = self._follow_log(view, until)
+        view = self._follow_versions(view, until)
+        self._pace.end(behind or self._catching_up)
         self._show(view)
         self._update_ready(view)
         self._report(view)
         self._keep(view)
-        return num_taken > 0 or isinstance(self._swap.state, CatchingUp)
+        return behind or self._catching_up
 
     # The log and the versions
 
@@ -298,19 +305,37 @@ class Engine:
             logger.warning("champion_not_read", version=name, error=str(error))
             return None, self._settings.model
 
-    def _follow_log(self, view: ServerGraph) -> int:
-        """Take in a slice of the log, and advance memory by at most SLICE_CHUNKS closed chunks.
-        Returns: events taken in."""
-        num_taken, deleted = view.follow(answering=self.status.ready)
-        self._freshness.notice(view.log.num_edges, view.log.committed_at, self.status.ready)
+    @property
+    def _catching_up(self) -> bool:
+        """Whether a version that is to answer advances to the end of the log."""
+        return isinstance(self._swap.state, CatchingUp)
+
+    def _follow_log(self, view: ServerGraph, until: float) -> bool:
+        """Take in what is new in the log, then advance memory over closed chunks, for as long as
+        there is time. until: monotonic seconds. Returns: whether anything is left to follow."""
+        # The graph has half of the time, so that a log that grows as fast leaves some to memory,
+        # and both together half of it while another version catches up.
+        now = time.monotonic()
+        if self._catching_up:
+            until = (now + until) / 2
+        while True:
+            num_taken, deleted = view.follow(answering=self.status.ready)
+            self._freshness.notice(view.log.num_edges, view.log.committed_at, self.status.ready)
+            # Embeddings made before a delete may hold what was deleted.
+            if deleted and self._served is not None:
+                self._served.forget_embeddings()
+            if not num_taken or time.monotonic() >= (now + until) / 2:
+                break
         self._freshness.show(view.edge, time.time())
 
-        # Memory follows the graph. Embeddings made before a delete may hold what was deleted.
-        if self._served is not None:
-            if deleted:
-                self._served.forget_embeddings()
-            self._served.follow(view.log, view.edge, view.watermark, SLICE_CHUNKS)
-        return num_taken
+        # Memory follows the graph.
+        served = self._served
+        if num_taken or (
+            served is not None and served.follow_until(until, view.log, view.edge, view.watermark)
+        ):
+            return True
+        metrics.caught_up_at.set(time.time())
+        return False
 
     def _show(self, view: ServerGraph) -> None:
         """Say what answers have seen from now on, and let those go on that waited for it."""
@@ -320,9 +345,10 @@ class Engine:
         if self._waiting:
             self._waiting.show(included)
 
-    def _follow_versions(self, view: ServerGraph) -> ServerGraph:
-        """Move the swap of versions on by a slice. Returns: the graph that answers from now on."""
-        state = self._swap.step(view, self._served.manifest.name if self._served else None)
+    def _follow_versions(self, view: ServerGraph, until: float) -> ServerGraph:
+        """Move the swap of versions on, until a monotonic time in seconds. Returns: the graph that
+        answers from now on."""
+        state = self._swap.step(view, self._served.manifest.name if self._served else None, until)
         if not isinstance(state, Swapped):
             return view
 
@@ -409,7 +435,7 @@ class Engine:
         for batch in taken:
             if searches := batch.searches:
                 moments = moments_of(self._view, self._served, searches, self._seen)
-                done = _traced(batch, self.status.version)
+                done = batch.traced_done(self.status.version)
                 self._searches.begin(searches, moments, batch.deadline, done)
         self._answer_now(self._view, [b for b in taken if not b.searches])
 
@@ -430,10 +456,11 @@ class Engine:
         # Each batch gets its own answers, or the error.
         at = 0
         took = time.monotonic() - begun
+        self._queue.answered(taken, took)
         for batch in taken:
             metrics.engine_seconds.labels("wait").observe(begun - batch.since)
             metrics.engine_seconds.labels("answer").observe(took)
-            _trace(batch, begun, begun + took, self.status.version)
+            batch.trace(begun, begun + took, self.status.version)
             batch.done(
                 answers
                 if isinstance(answers, Exception)
@@ -468,30 +495,3 @@ class Engine:
             if self.status.ready and isinstance(request, Recommend):
                 self._searches.measure(request, moment, answer)
         return answers
-
-
-def _trace(batch: PendingBatch, begun: float, ended: float, version: str) -> None:
-    """Make the spans of a batch's wait and of its answer, where its request has one. begun, ended:
-    of the answer, seconds of the monotonic clock."""
-    if batch.span is None:
-        return
-    batch.span.child("wait", batch.since, begun)
-    batch.span.child(
-        "answer",
-        begun,
-        ended,
-        {"streamd.version": version, "streamd.requests": len(batch.requests)},
-    )
-
-
-def _traced(batch: PendingBatch, version: str) -> Done:
-    """What a search calls with its answers: the batch's own, behind the spans of both."""
-    if batch.span is None:
-        return batch.done
-    begun = time.monotonic()
-
-    def done(result: list[Answer] | BaseException) -> None:
-        _trace(batch, begun, time.monotonic(), version)
-        batch.done(result)
-
-    return done

@@ -1,5 +1,6 @@
 """A loaded version serves: it holds weights, and memory that advances with the log."""
 
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -103,13 +104,8 @@ class LoadedVersion:
         first = self.memory.edge
         if until_event <= first or (until_event, watermark) == self._followed:
             return 0
-
-        # Look at no more events than the chunks could have, but at least one of a later time than
-        # the last of them: a chunk of equal times can be longer.
-        end = min(until_event, first + 4 * self._chunk_edges * max(1, max_chunks))
-        last_us = int(log.time_of(np.array([end - 1]))[0])
-        end = min(until_event, log.lower_bound(last_us + 1) + 1)
-        times = log.edges(first, end)[2]
+        times = self._next_times(log, until_event, max_chunks)
+        end = first + len(times)
 
         # Before the end of the log, the last event looked at tells up to when all are known.
         known = watermark if end == until_event else int(times[-1])
@@ -117,6 +113,26 @@ class LoadedVersion:
         self.advance(log, first, closed)
         self._followed = (-1, -1) if closed or end < until_event else (until_event, watermark)
         return len(closed)
+
+    def follow_until(self, until: float, log: LogReader, until_event: int, watermark: int) -> bool:
+        """Advance memory as `follow` does, chunk by chunk, at least one, until a monotonic time in
+        seconds. Returns: whether it may have to advance further."""
+        while self.follow(log, until_event, watermark, 1):
+            if time.monotonic() >= until:
+                return True
+        return False
+
+    def _next_times(self, log: LogReader, until_event: int, max_chunks: int) -> Int64:
+        """Times of the events after memory's cut, int64, of no more than so many chunks can have.
+
+        They end with an event of a later time than the last chunk's, if there is one: a chunk of
+        equal times can be longer.
+        """
+        first = self.memory.edge
+        end = min(until_event, first + 4 * self._chunk_edges * max(1, max_chunks))
+        last_us = int(log.time_of(np.array([end - 1]))[0])
+        end = min(until_event, log.lower_bound(last_us + 1) + 1)
+        return log.edges(first, end)[2]
 
     def advance(self, log: LogReader, first: int, chunks: list[tuple[int, int]]) -> None:
         for a, b in chunks:
@@ -130,9 +146,11 @@ class LoadedVersion:
         """This version as a query at `as_of_us` sees it, a time after every event in the graph.
 
         A chunk may be open only because the next event might have the same time or fall in the same
-        window. The query's time closes such a chunk, so memory advances over it for the query.
+        window. The query's time closes such a chunk, so memory advances over it for the query. If
+        memory is further behind the graph than that, the answer is as of memory's cut: catching up
+        is the work of `follow`, which does it once for all queries.
 
-        Returns: this object where no chunk is closed, else a copy, kept until the log goes on.
+        Returns: this object if no chunk is closed, else a copy, kept until the log goes on.
         """
         # The chunks that the query closes, remembered for the next query.
         asked = (self.memory.edge, until_event, as_of_us)
@@ -151,15 +169,20 @@ class LoadedVersion:
         return self._at_query
 
     def _closed_by(self, log: LogReader, until_event: int, as_of_us: int) -> list[tuple[int, int]]:
-        """The chunks after memory's cut that a query closes, as ranges of rows from the cut on."""
+        """The open chunk that a query closes, as a range of rows from memory's cut on; none if
+        memory is behind by more than that."""
         first = self.memory.edge
-        times = log.edges(first, until_event)[2] if until_event > first else np.zeros(0, np.int64)
-        if not len(times) or as_of_us <= times[-1]:
+        if until_event <= first:
+            return []
+        times = self._next_times(log, until_event, 1)
+        if first + len(times) < until_event or as_of_us <= times[-1]:
             return []
         with_query = closed_chunks(
             np.append(times, as_of_us), as_of_us, self._width_us, self._chunk_edges
         )
-        return [(a, b) for a, b in with_query if b <= len(times)]
+        # Of a memory that has caught up, all that is left is one open chunk.
+        closed = [(a, b) for a, b in with_query if b <= len(times)]
+        return closed if closed == [(0, len(times))] else []
 
     @property
     def _architecture(self) -> Architecture:

@@ -71,8 +71,8 @@ def add_handlers(app: FastAPI) -> None:
 # One handler an error. Those that pass by themselves tell the client to come again.
 
 
-async def _overloaded(request: Request, _: Exception) -> JSONResponse:
-    return problem(request.url.path, 429, "server.max_queue requests are waiting", AGAIN)
+async def _overloaded(request: Request, error: Exception) -> JSONResponse:
+    return problem(request.url.path, 429, str(error), AGAIN)
 
 
 async def _not_ready(request: Request, error: Exception) -> JSONResponse:

@@ -6,13 +6,22 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from streamd.server.requests import Answer, Done, Explain, Overloaded, Recommend, Request
+from streamd.server.pace import TURN_SECONDS
+from streamd.server.requests import Answer, Done, Explain, Overloaded, Recommend, Request, Score
 from streamd.settings import ServerSettings
 from streamd.telemetry.spans import Started, current
 
 EXPLAIN_WEIGHT = 8
 """Explanations take about as long as so many scores, and come one a request: a pass of
 `server.max_batch` of them would keep others waiting for 50 ms."""
+REQUEST_PAIRS = 20
+"""A request takes about as long as scoring so many pairs, beside its own pairs."""
+STANDING_SHARE = 0.05
+"""While the oldest request has waited for this share of `server.deadline_seconds`, no further one
+is let in: more come than can be answered, and those that wait would wait ever longer. A burst that
+is answered sooner passes whole."""
+LEARNING = 0.1
+"""Weight of the newest pass in what a pair is said to take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +44,44 @@ class PendingBatch:
         more = sum(isinstance(r, Explain) for r in self.requests)
         return len(self.requests) + (EXPLAIN_WEIGHT - 1) * more
 
+    def trace(self, begun: float, ended: float, version: str) -> None:
+        """Make the spans of the batch's wait and of its answer, if its request has one. begun,
+        ended: of the answer, seconds of the monotonic clock."""
+        if self.span is None:
+            return
+        self.span.child("wait", self.since, begun)
+        num_requests = len(self.requests)
+        self.span.child(
+            "answer",
+            begun,
+            ended,
+            {"streamd.version": version, "streamd.requests": num_requests},
+        )
+
+    def traced_done(self, version: str) -> Done:
+        """What a search calls with its answers: `done`, after the spans of both."""
+        if self.span is None:
+            return self.done
+        begun = time.monotonic()
+
+        def done(result: list[Answer] | BaseException) -> None:
+            self.trace(begun, time.monotonic(), version)
+            self.done(result)
+
+        return done
+
+    def pairs(self, max_candidates: int) -> int:
+        """About how many pairs it scores. max_candidates: that a recommendation looks at."""
+        of_pairs = (
+            len(r.dst)
+            if isinstance(r, Score)
+            else max_candidates * (not r.exact)
+            if isinstance(r, Recommend)
+            else 0
+            for r in self.requests
+        )
+        return REQUEST_PAIRS * self.weight + sum(of_pairs)
+
     @property
     def searches(self) -> list[Recommend]:
         """All recommendations of the batch, where one of them asks for all nodes; else none."""
@@ -49,6 +96,8 @@ class RequestQueue:
         self._settings = settings
         self._waiting: deque[PendingBatch] = deque()
         self._wake = asyncio.Event()
+        self._pair_seconds = 1e-5
+        """What a pair takes, as far as it was measured: a moving mean over passes."""
 
     def __len__(self) -> int:
         """Number of requests that wait."""
@@ -60,8 +109,7 @@ class RequestQueue:
 
         Raises: Overloaded, TimeoutError, and the error that the engine gives in place of answers.
         """
-        if len(self) >= self._settings.max_queue:
-            raise Overloaded
+        self.check_load()
         future: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
 
         # The caller may have given up by the time the engine answers.
@@ -80,18 +128,37 @@ class RequestQueue:
         async with asyncio.timeout(deadline - now):
             return await future
 
+    def check_load(self) -> None:
+        """Refuse a request at once that could not be answered in time. Raises: Overloaded."""
+        if len(self) >= self._settings.max_queue:
+            raise Overloaded(f"{len(self)} requests are waiting (server.max_queue)")
+        standing = STANDING_SHARE * self._settings.deadline_seconds
+        if self._waiting and time.monotonic() - self._waiting[0].since > standing:
+            raise Overloaded("more requests come than can be answered")
+
     def take(self) -> list[PendingBatch]:
-        """Take the batches of the next pass: about `server.max_batch` requests in all.
+        """Take the batches of the next pass: at least one, at most about `server.max_batch`
+        requests in all, and no more than can be answered in about TURN_SECONDS.
 
         Batches whose callers gave up are dropped.
         """
         batch: list[PendingBatch] = []
         weight = 0
-        while self._waiting and weight < self._settings.max_batch:
-            batch.append(self._waiting.popleft())
-            weight += batch[-1].weight
+        seconds = 0.0
         now = time.monotonic()
-        return [w for w in batch if w.deadline > now]
+        while self._waiting and weight < self._settings.max_batch and seconds < TURN_SECONDS:
+            one = self._waiting.popleft()
+            if one.deadline > now:
+                batch.append(one)
+                weight += one.weight
+                seconds += one.pairs(self._settings.max_candidates) * self._pair_seconds
+        return batch
+
+    def answered(self, batch: Sequence[PendingBatch], seconds: float) -> None:
+        """Note how long a pass took."""
+        pairs = sum(one.pairs(self._settings.max_candidates) for one in batch)
+        if pairs:
+            self._pair_seconds += LEARNING * (seconds / pairs - self._pair_seconds)
 
     def wake(self) -> None:
         """End a rest."""

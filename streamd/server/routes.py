@@ -425,6 +425,7 @@ def _as_of(state: ServerState, answer: Answer) -> AsOf:
         version=answer.version,
         trained_until=None if until is None else until // scale,
         last_edge=answer.edge - 1,
+        memory_edge=answer.memory_edge,
         newest_event=answer.newest_us // scale,
         time=answer.as_of_us // scale,
     )

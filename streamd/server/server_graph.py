@@ -16,10 +16,12 @@ from streamd.server.loaded_version import UNKNOWN
 from streamd.server.retention_hold import RetentionHold
 from streamd.settings import ModelSettings, Settings
 
+ANSWERING_EDGES = 4_000
+"""Most events taken in at once while requests wait: some milliseconds."""
 SLICE_EDGES = 20_000
-"""Most events taken in between two passes of answers: requests wait while they are."""
+"""The same before the server is ready: only health checks wait."""
 CATCH_UP_EDGES = 250_000
-"""The same for the graph alone before the server is ready: only health checks wait."""
+"""The same for the graph alone."""
 
 
 class ServerGraph:
@@ -103,8 +105,8 @@ class ServerGraph:
                 return 0, False
         self._began = True
         deleted = self.live.hide_deleted()
-        catch_up = SLICE_EDGES if answering else CATCH_UP_EDGES
-        took = self.live.step(self.log.num_edges, SLICE_EDGES, catch_up)
+        slices = (ANSWERING_EDGES, SLICE_EDGES) if answering else (SLICE_EDGES, CATCH_UP_EDGES)
+        took = self.live.step(self.log.num_edges, *slices)
 
         # Node features as of the newest event that was taken in.
         if took:

@@ -111,6 +111,7 @@ class StatusPage:
                     "seconds": sum(r.seconds.values()),
                     "scored": r.num_scored,
                     "known": r.num_known,
+                    "late": r.num_late,
                     "surprise": r.surprise,
                     "mrr": {k: v["mrr"] for k, v in r.scores.items() if "mrr" in v},
                     "mrr_known": {

@@ -23,8 +23,6 @@ REGISTRY_SECONDS = 0.1
 """Time between two looks at which version is champion: each reads a file."""
 MakeView = Callable[[Settings, LogReader, ModelSettings, str], ServerGraph]
 """Makes a graph of settings, a log, the settings of a version and the name of a role."""
-SLICE_CHUNKS = 1
-"""Chunks that memory advances over before requests are answered again: requests wait meanwhile."""
 
 ANOTHER = "promote another one, or wait for the trainer's next one, which serves by itself."
 INSTEAD = (
@@ -115,10 +113,10 @@ class Swap:
     def is_under_way(self) -> bool:
         return isinstance(self.state, Loading | CatchingUp)
 
-    def step(self, view: ServerGraph, serving: str | None) -> State:
-        """Move on by one slice. serving: name of the version that answers, None for the rule.
+    def step(self, view: ServerGraph, serving: str | None, until: float = 0.0) -> State:
+        """Move on by one slice, or by more until a monotonic time in seconds.
 
-        Returns: the new state.
+        serving: name of the version that answers, None for the rule. Returns: the new state.
         """
         # Each state may follow at once on the one before, so that nothing waits without need.
         state = self.state
@@ -127,7 +125,7 @@ class Swap:
         if isinstance(state, Loading):
             state = self._loaded(state)
         if isinstance(state, CatchingUp):
-            state = self._carried(state, view)
+            state = self._carried(state, view, until)
         self.state = state
         return state
 
@@ -231,10 +229,13 @@ class Swap:
         edge = 0 if served is None else served.memory.edge
         return CatchingUp(served, view, state.since, edge)
 
-    def _carried(self, state: CatchingUp, view: ServerGraph) -> CatchingUp | Swapped | Refused:
-        """Advance a version by one slice: its graph first where it has its own, then memory.
+    def _carried(
+        self, state: CatchingUp, view: ServerGraph, until: float
+    ) -> CatchingUp | Swapped | Refused:
+        """Advance a version by one slice or more: its graph first where it has its own, then
+        memory.
 
-        view: the graph that answers now.
+        view: the graph that answers now. until: monotonic seconds.
         """
         served = state.served
         next_view = state.view
@@ -258,13 +259,17 @@ class Swap:
             return self.refuse(served.manifest.name, error)
 
         # Not served before graph, facts and memory are at the log's end.
-        if next_view is not view and (next_view.follow()[0] or not next_view.caught_up):
-            return state
-        if served is not None and (
-            served.follow(log, next_view.edge, next_view.watermark, SLICE_CHUNKS)
-            or served.memory.edge > next_view.edge
-        ):
-            return state
+        if next_view is not view:
+            while next_view.follow()[0]:
+                if time.monotonic() >= until:
+                    return state
+            if not next_view.caught_up:
+                return state
+        if served is not None:
+            if served.follow_until(until, log, next_view.edge, next_view.watermark):
+                return state
+            if served.memory.edge > next_view.edge:
+                return state
 
         # Caught up.
         metrics.swaps.inc()

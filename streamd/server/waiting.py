@@ -37,7 +37,7 @@ class Waiting:
         if self._ended:
             raise _ends_before(left)
         if len(self._waiters) >= self._limit:
-            raise Overloaded
+            raise Overloaded(f"{self._limit} requests wait for a commit (server.max_queue)")
 
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters[future] = left

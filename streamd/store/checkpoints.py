@@ -95,6 +95,13 @@ class Uploaded:
     num_bytes: int
 
 
+def newest_term(store: Store) -> int:
+    """The highest term of a trainer whose checkpoint is stored, 0 before there is one. Raises:
+    StoreError."""
+    names = (name for name in store.sizes(FOLDER) if NAME.fullmatch(name))
+    return max((int(name.removeprefix(f"{FOLDER}/").split("-")[0]) for name in names), default=0)
+
+
 class _Envelope(msgspec.Struct):
     crc: str
     checkpoint: msgspec.Raw

@@ -1,4 +1,5 @@
-"""Every metric streamd exports, in one file, each in the registry of the role that measures it.
+"""Every metric streamd exports, each in the registry of the role that measures it; those of a log
+that several machines hold come from `shared_log.py`.
 
 `docs/metrics.md` lists them by role, and a test holds the two together.
 """
@@ -13,9 +14,7 @@ from streamd import __version__
 from streamd.telemetry.gauge import Gauge
 from streamd.telemetry.registries import (
     ARCHIVE,
-    FOLLOW,
     INGEST,
-    MEMBER,
     MODEL,
     SCORE,
     SERVE,
@@ -23,6 +22,7 @@ from streamd.telemetry.registries import (
 )
 from streamd.telemetry.registries import OWNED as OWNED
 from streamd.telemetry.registries import exported_by as exported_by
+from streamd.telemetry.shared_log import *  # noqa: F403 - its metrics are named here as well
 
 # Bounds of the histograms' buckets, in seconds.
 FAST = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.125, 0.25, 0.5, 1, 2, 5)
@@ -74,38 +74,6 @@ watermark = Gauge(
     "Event time up to which the log is complete",
     registry=INGEST,
 )
-# Of ingest and follow: the changelog, by which other machines have the log too.
-changelog_seq = Gauge(
-    "streamd_changelog_seq", "Newest commit that the changelog acknowledged", registry=INGEST
-)
-changelog_waiting = Gauge(
-    "streamd_changelog_waiting_commits",
-    "Durable commits that the changelog has not acknowledged",
-    registry=INGEST,
-)
-changelog_bytes = Counter("streamd_changelog_bytes", "Bytes sent to the changelog", registry=INGEST)
-leader_term = Gauge(
-    "streamd_leader_term", "Term of the newest leader that this member knows of", registry=MEMBER
-)
-leads = Gauge("streamd_leads", "1 while this member leads, 0 while it follows", registry=MEMBER)
-follow_seq = Gauge("streamd_follow_seq", "Newest commit shown here", registry=FOLLOW)
-follow_lag_records = Gauge(
-    "streamd_follow_lag_records", "Records of the changelog not applied yet", registry=FOLLOW
-)
-follow_caught_up = Gauge(
-    "streamd_follow_caught_up_timestamp_seconds",
-    "When it last had all of the changelog",
-    registry=FOLLOW,
-)
-follow_commits = Counter("streamd_follow_commits", "Commits applied", registry=FOLLOW)
-follow_bytes = Counter("streamd_follow_bytes", "Bytes of records applied", registry=FOLLOW)
-follow_bootstraps = Counter(
-    "streamd_follow_bootstraps", "Starts from a manifest of the store", registry=FOLLOW
-)
-follow_waiting = Gauge(
-    "streamd_follow_waiting", "1 while it can apply nothing, for a reason", ["why"], registry=FOLLOW
-)
-
 # Of ingest: how far it is behind Kafka, and what Kafka lost.
 lag = Gauge(
     "streamd_lag_records",
@@ -173,32 +141,6 @@ leases_run_out = Counter(
     registry=INGEST,
 )
 compacted_edges = Counter("streamd_compacted_edges", "Deleted edges overwritten", registry=INGEST)
-
-# Of the models topic: its two ends.
-models_waiting = Gauge(
-    "streamd_models_waiting",
-    "Versions, moves and window records that the models topic does not have yet",
-    registry=TRAIN,
-)
-models_published = Gauge(
-    "streamd_models_published_timestamp_seconds",
-    "When the models topic last had all that the trainer has",
-    registry=TRAIN,
-)
-checkpoint_stored = Gauge(
-    "streamd_checkpoint_stored_timestamp_seconds", "When one was last stored", registry=TRAIN
-)
-checkpoint_bytes = Counter("streamd_checkpoint_stored_bytes", "Bytes to the store", registry=TRAIN)
-models_followed = Gauge(
-    "streamd_models_followed_timestamp_seconds",
-    "When this machine last had all of the models topic",
-    registry=FOLLOW,
-)
-models_missing = Gauge(
-    "streamd_models_missing",
-    "Versions and moves of the models topic that this machine does not have yet",
-    registry=FOLLOW,
-)
 
 # Of the trainer: the windows and their scores.
 windows = Counter("streamd_windows", "Windows finished by the trainer", ["outcome"], registry=TRAIN)
@@ -351,6 +293,11 @@ seen_edges = Gauge("streamd_served_edges", "Edges the server has taken in", regi
 memory_lag = Gauge(
     "streamd_memory_lag_edges", "Edges taken in that memory has not advanced over", registry=SERVE
 )
+caught_up_at = Gauge(
+    "streamd_caught_up_timestamp_seconds",
+    "Wall time at which the server's graph and memory last had all of the log",
+    registry=SERVE,
+)
 role_refused = Gauge(
     "streamd_role_refused",
     "1 where another role refused its data and is not started again; `/readyz` says why",
@@ -480,7 +427,7 @@ def begin_at_zero(counter: Counter, values: Iterable[str]) -> None:
 
 begin_at_zero(events, ("edge", "label", "node", "delete"))
 begin_at_zero(schema_requests, ("found", "unknown", "refused", "failed"))
-begin_at_zero(windows, ("learned", "unscored"))
+begin_at_zero(windows, ("learned", "unscored", "left_out"))
 begin_at_zero(gate_verdicts, ("proven", "worse"))
 begin_at_zero(versions, ("true", "false"))
 begin_at_zero(

@@ -37,7 +37,7 @@ from streamd.training.learner import Learner
 from streamd.training.nightly import Nightly
 from streamd.training.recorder import Recorder
 from streamd.training.retention_hold import NAME, RetentionHold
-from streamd.windows import Window
+from streamd.windows import Window, is_mostly_late, num_late
 from streamd.windows.drift import Drift
 from streamd.windows.history import (
     HistoryReader,
@@ -61,21 +61,24 @@ class Step:
     """What the trainer does next, decided in full before any of it is done.
 
     do: "learn" scores each window and then learns them as one; "pass over" only moves graph, facts
-    and memory over windows that failed too often; "bootstrap" learns a range without scoring it.
+    and memory over windows that failed too often, and "leave out" over one that is mostly late;
+    "bootstrap" learns a range without scoring it.
     windows: closed windows, each beginning where the one before ends.
     seq: sequence number of the log's commit up to which deletes and features count.
     version: name of the version whose weights it goes on from, "" before the first. It differs from
     what the step before left where someone moved the champion by hand.
     epochs: passes over the windows.
     replay: first event ids of the past chunks that are learned with them.
+    why: why the windows are passed over or left out, for their records.
     """
 
-    do: Literal["learn", "pass over", "bootstrap"]
+    do: Literal["learn", "pass over", "leave out", "bootstrap"]
     windows: tuple[Window, ...]
     seq: int
     version: str
     epochs: int
     replay: tuple[int, ...]
+    why: str = ""
 
     @property
     def range(self) -> Window:
@@ -139,14 +142,23 @@ class Ledger:
     def begin(self, windows: Sequence[Window], version: str, learner: Learner) -> Step:
         """Write down that windows are about to be learned, so that a restart takes the same.
 
-        Returns: the step in full; "pass over" where the windows failed MAX_FAILURES times.
+        Returns: the step in full; "leave out" where they are one window that is mostly late, "pass
+        over" where the windows failed MAX_FAILURES times.
         """
         step = self._step("learn", windows, version, learner)
         failures = 0
         if self._ranks.is_first:
             failures = attempts.begin_attempt(self._folder, step.range)
         failures = self._ranks.tell(failures)
-        return replace(step, do="pass over") if failures >= attempts.MAX_FAILURES else step
+        if is_mostly_late(self._log, windows[0]):
+            late = f"{num_late(self._log, windows[0]):,} of its {windows[0].num_edges:,} events"
+            return replace(
+                step, do="leave out", why=f"left out: {late} came late, from a time before it"
+            )
+        if failures < attempts.MAX_FAILURES:
+            return step
+        why = f"passed over: scoring or learning it failed {attempts.MAX_FAILURES} times"
+        return replace(step, do="pass over", why=why)
 
     def begin_bootstrap(self, short: bool, version: str, learner: Learner) -> Step | None:
         """Write down the range that is learned at once, before any window.

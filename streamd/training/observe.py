@@ -20,6 +20,12 @@ from streamd.training.tally import ScoredWindow
 from streamd.windows.history import WindowRecord
 
 logger = structlog.get_logger()
+LOGGED = {
+    "learned": "window_learned",
+    "unscored": "window_passed",
+    "left_out": "window_left_out",
+}
+"""The log line of each outcome."""
 
 
 def records_of(
@@ -69,6 +75,7 @@ def records_of(
                 seconds=seconds,
                 finished_at=clock.now_us() / 1e6,
                 num_known=part.num_known,
+                num_late=part.num_late,
                 edge_sets=part.edge_sets,
                 node_sets=part.node_sets,
             )
@@ -124,13 +131,20 @@ def _trace(step: Step, outcome: PublishResult, times: tuple[float, float, float]
     window.child("learn", scored_at, done_at)
 
 
+def outcome_of(record: WindowRecord) -> str:
+    """What came of a window, as a label of its metric."""
+    if record.num_scored:
+        return "learned"
+    return "left_out" if record.is_mostly_late else "unscored"
+
+
 def report(record: WindowRecord, learner: Learner, compared: Comparison) -> None:
     """Set the metrics of a finished window and log it.
 
     compared: the contest's comparison after the window.
     """
     # The window's own measures.
-    metrics.windows.labels("learned" if record.num_scored else "unscored").inc()
+    metrics.windows.labels(outcome_of(record)).inc()
     for phase, seconds in record.seconds.items():
         metrics.window_seconds.labels(phase).observe(seconds)
     for name, values in record.scores.items():
@@ -171,12 +185,16 @@ def report(record: WindowRecord, learner: Learner, compared: Comparison) -> None
     metrics.memory_bytes.set(learner.memory.rows.pool.num_bytes)
     if not learner.ranks.is_first:
         return
-    logger.info(
-        "window_learned" if record.num_scored else "window_passed",
+    outcome = outcome_of(record)
+    log = logger.warning if outcome == "left_out" else logger.info
+    log(
+        LOGGED[outcome],
         start=record.start_us,
         events=record.end_edge - record.first_edge,
         version=record.version,
         promoted=record.promoted,
+        late=record.num_late,
+        why=record.reason,
         mrr={k: round(v["mrr"], 4) for k, v in record.scores.items() if "mrr" in v},
         **_of_sets(record),
         loss=record.loss and round(record.loss, 4),

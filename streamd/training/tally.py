@@ -30,6 +30,7 @@ class ScoredWindow(NamedTuple):
 
     table: model name -> measure -> value. num_known: scored events whose destination had been a
     destination before. edge_sets: as of `scores_of_sets`; node_sets: of `label_scores_of_sets`.
+    num_late: events of an earlier time than the window's.
     """
 
     table: dict[str, Measures]
@@ -37,6 +38,7 @@ class ScoredWindow(NamedTuple):
     num_known: int
     edge_sets: dict[str, SetScores]
     node_sets: dict[str, SetScores]
+    num_late: int = 0
 
 
 class Tally:

@@ -32,7 +32,7 @@ from streamd.training.replay import ReplayStore
 from streamd.training.scores import LabelScores, Measures
 from streamd.training.shadow import Comparison
 from streamd.training.tally import ScoredWindow, Tally
-from streamd.windows import Window, next_window
+from streamd.windows import Window, alike, is_mostly_late, next_window, num_late
 from streamd.windows.history import WindowRecord
 
 logger = structlog.get_logger()
@@ -127,7 +127,8 @@ class Trainer:
             self.log.refresh(max(seqs))
 
     def due(self) -> list[Window]:
-        """The windows to learn next: one, or several as one where the trainer lags.
+        """The windows to learn next: one, or several as one where the trainer lags. A window that
+        is mostly late, which is left out, comes alone.
 
         Windows that were begun before a stop are tried again together, or singly once they failed
         too often together.
@@ -146,8 +147,9 @@ class Trainer:
         # What was begun before a stop goes first.
         if begun.edge == self.edge:
             again = [w for w in closed if w.end_edge <= begun.end_edge]
-            return again if begun.failures < MAX_FAILURES else again[:1]
-        return closed[:merge_after] if len(closed) > merge_after > 0 else closed[:1]
+            return alike(self.log, again if begun.failures < MAX_FAILURES else again[:1])
+        several = len(closed) > merge_after > 0
+        return alike(self.log, closed[:merge_after] if several else closed[:1])
 
     def process(self, *windows: Window) -> WindowRecord:
         """Score each window singly, learn and publish them as one, record each, and write one
@@ -216,7 +218,7 @@ class Trainer:
         num_labelled = len(self.learner.label_scores)
         chunks = self.recorder.chunks(
             window,
-            recorded=step.do != "pass over",
+            recorded=step.do == "learn",
             max_events=max(1, self._settings.windows.max_events // len(step.windows)),
         )
 
@@ -243,7 +245,8 @@ class Trainer:
         labels = self.learner.label_scores[num_labelled:]
         if labels:
             labels = [LabelScores.joined(labels).gathered(self._ranks)]
-        return tally.measured(incumbent, of_night, labels, self._settings.model.labels)
+        scored = tally.measured(incumbent, of_night, labels, self._settings.model.labels)
+        return scored._replace(num_late=num_late(self.log, window))
 
     def _learn(self, step: Step) -> TrainResult | None:
         """Learn what was scored, and clear memory of deleted nodes. Returns: None where no event
@@ -284,15 +287,9 @@ class Trainer:
             outcome = self._publish(step, learned, scores)
             metrics.versions.labels(str(outcome.promoted).lower()).inc()
 
-        # Windows that were passed over were neither scored nor learned; their records say that
-        # rather than a rollback.
-        if step.do != "pass over":
-            return outcome
-        return PublishResult(
-            self.contest.version,
-            False,
-            f"passed over: scoring or learning it failed {MAX_FAILURES} times",
-        )
+        # Windows that were neither scored nor learned: their records say that rather than a
+        # rollback.
+        return PublishResult(self.contest.version, False, step.why) if step.why else outcome
 
     def _publish(
         self, step: Step, learned: TrainResult, scores: dict[str, Measures]
@@ -347,7 +344,7 @@ class Trainer:
         while self.edge < step.range.end_edge:
             window = next_window(self.log, self.edge, self._width_us)
             assert window is not None
-            for chunk in self.recorder.chunks(window):
+            for chunk in self.recorder.chunks(window, not is_mostly_late(self.log, window)):
                 self.learner.score(chunk)
                 done = self.recorder.edge - step.range.first_edge
                 self._touch("bootstrapping", recording.at(done, num_events))

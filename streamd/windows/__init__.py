@@ -5,10 +5,22 @@ All of it is pure functions, but for the history of scores, which is a file.
 
 from streamd.windows.window import (
     Window,
+    alike,
     canonical_chunks,
     closed_chunks,
+    is_mostly_late,
     next_window,
+    num_late,
     recorded_windows,
 )
 
-__all__ = ["Window", "canonical_chunks", "closed_chunks", "next_window", "recorded_windows"]
+__all__ = [
+    "Window",
+    "alike",
+    "canonical_chunks",
+    "closed_chunks",
+    "is_mostly_late",
+    "next_window",
+    "num_late",
+    "recorded_windows",
+]

@@ -9,6 +9,7 @@ import msgspec
 import structlog
 
 from streamd.storage import append_durably
+from streamd.windows.window import MOSTLY
 
 logger = structlog.get_logger()
 FILE = "train/windows.jsonl"
@@ -33,9 +34,9 @@ class WindowRecord:
 
     scores: model name -> measure -> value; "live" is the version that served. num_known: scored
     events whose destination was a destination before. version: what came of the window; scored_by:
-    what served it. seconds: phase -> time it took. surprise: as `Drift.surprise`. edge_sets,
-    node_sets: the scores of each edge set with scored events and of each node set with labels, in a
-    log of several.
+    what served it. num_late: events whose own time is before the window. seconds: phase -> time it
+    took. surprise: as `Drift.surprise`. edge_sets, node_sets: the scores of each edge set with
+    scored events and of each node set with labels, in a log of several.
     """
 
     start_us: int
@@ -52,13 +53,22 @@ class WindowRecord:
     seconds: dict[str, float]
     finished_at: float
     num_known: int = 0
+    num_late: int = 0
     surprise: float | None = None
     edge_sets: dict[str, SetScores] = field(default_factory=dict)
     node_sets: dict[str, SetScores] = field(default_factory=dict)
 
+    @property
+    def is_mostly_late(self) -> bool:
+        """As `windows.is_mostly_late` said of the window, which then was not learned."""
+        return self.num_late > MOSTLY * (self.end_edge - self.first_edge)
+
     def line(self) -> bytes:
         """Encode the record as a line of the history."""
-        fields = {k: v for k, v in asdict(self).items() if k not in ("edge_sets", "node_sets") or v}
+        # Fields that older releases did not write are left out where they say nothing: what they
+        # wrote is encoded as it was.
+        newer = ("edge_sets", "node_sets", "num_late")
+        fields = {k: v for k, v in asdict(self).items() if k not in newer or v}
         return msgspec.json.encode(fields) + b"\n"
 
 

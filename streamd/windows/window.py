@@ -9,6 +9,9 @@ import numpy as np
 
 from streamd.events import Int64
 
+MOSTLY = 0.5
+"""Share of a window's events: with more of them late, the window is not learned."""
+
 
 @dataclass(frozen=True)
 class Window:
@@ -41,6 +44,33 @@ class TimeIndex(Protocol):
     def time_of(self, event_ids: Int64) -> Int64: ...
 
     def lower_bound(self, time_us: int) -> int: ...
+
+
+class LateIndex(Protocol):
+    """The part of a log that tells which events came late; `LogReader` is one."""
+
+    def num_late(self, first: int, end: int, before_us: int) -> int: ...
+
+
+def num_late(log: LateIndex, window: Window) -> int:
+    """The events of a window whose own time is before its start: they came late, and the log
+    stores them at the watermark."""
+    return log.num_late(window.first_edge, window.end_edge, window.start_us)
+
+
+def is_mostly_late(log: LateIndex, window: Window) -> bool:
+    """Whether most of a window's events are of an earlier time, as where many dead letters were
+    sent again. Such a window says nothing of its own time, and is not learned.
+
+    It depends on the log alone: a window that is closed gets no more events.
+    """
+    return num_late(log, window) > MOSTLY * window.num_edges
+
+
+def alike(log: LateIndex, windows: list[Window]) -> list[Window]:
+    """The first of some windows that may be learned as one: of several none is mostly late."""
+    late = (i for i, window in enumerate(windows) if is_mostly_late(log, window))
+    return windows[: max(1, next(late, len(windows)))]
 
 
 def next_window(log: TimeIndex, cursor_edge: int, width_us: int) -> Window | None:

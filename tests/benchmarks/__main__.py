@@ -21,11 +21,13 @@ from tests.benchmarks import (
     ingest_sets,
     labels,
     nightly,
+    overload,
     ranks,
     ranks_model,
     replica,
     restart_sets,
     sampling,
+    sampling_hub,
     sampling_sets,
     scores,
     server_memory,
@@ -40,9 +42,9 @@ from tests.benchmarks import (
 ALL = {"files": files.run, "graph": graph.run, "ingest": ingest.run, "ingest-sets": ingest_sets.run, "training": training.run,
        "serving": serving.run, "explain": explain.run, "traces": traces.run, "server-memory": server_memory.run, "inference": inference.run,
        "cache": cache.run, "growth": growth.run, "tgb": tgb.run, "labels": labels.run, "tfgnn": tfgnn.run,
-       "sampling": sampling.run, "sampling-sets": sampling_sets.run, "restart-sets": restart_sets.run, **ranks.PARTS,
+       "sampling": sampling.run, "sampling-hub": sampling_hub.run, "sampling-sets": sampling_sets.run, "restart-sets": restart_sets.run, **ranks.PARTS,
        "replica": replica.run, "failover": failover.run, "checkpoints": checkpoints.run, "store": store.run, "scores": scores.run,
-       "nightly": nightly.run, **ranks_model.PARTS, **gpu.PARTS}
+       "nightly": nightly.run, "overload": overload.run, **ranks_model.PARTS, **gpu.PARTS}
 
 
 def named(words: list[str]) -> list[str]:

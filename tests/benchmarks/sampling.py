@@ -1,4 +1,4 @@
-"""The samplers of TensorFlow GNN's specs on a graph of OGBN-MAG's shape at 1/20 of its size, and at a hub.
+"""The samplers of TensorFlow GNN's specs on a graph of OGBN-MAG's shape at 1/20 of its size, and a log's hub.
 
 Apache Beam runs where the environment of `make contract CLIENTS=beam` is.
 """
@@ -14,16 +14,14 @@ from pathlib import Path
 import numpy as np
 
 from streamd.events import Progress, empty_batch
-from streamd.exchange.tfgnn.adjacency import adjacency
 from streamd.exchange.tfgnn.assembly import Assembler
 from streamd.exchange.tfgnn.declared import declared_sets, graph_schema
-from streamd.exchange.tfgnn.draws import ENDLESS, draw_keys, hash_strings
 from streamd.exchange.tfgnn.link_samples import plan_link_run, sample_links
 from streamd.exchange.tfgnn.log_graph import load_log_graph
 from streamd.exchange.tfgnn.log_rows import LogRows
 from streamd.exchange.tfgnn.log_sampled import LogSource, plan_log_run, sample_log
 from streamd.exchange.tfgnn.sampled import plan_run, sample_tables
-from streamd.exchange.tfgnn.sampling import Sampler, walk
+from streamd.exchange.tfgnn.sampling import Sampler
 from streamd.exchange.tfgnn.schema import (
     TYPES,
     EdgeSet,
@@ -95,23 +93,6 @@ def by_beam(folder: Path, output: Path, *options: str) -> None:
                    capture_output=True)
 
 
-def hub() -> list[Row]:
-    """One draw at a node of 10^6 edges, its arrays there."""
-    rng = np.random.default_rng(0)
-    edges = adjacency(np.zeros(HUB, np.int64), np.arange(HUB), 1, time_E=np.sort(rng.integers(0, 10**9, HUB)),
-                      weight_E=rng.random(HUB).astype(np.float32), features={}, types={}, where="hub")
-    taken, node, id = np.zeros(HUB, np.uint8), np.zeros(1, np.int64), hash_strings([b"n"])
-    found = []
-    for strategy in ("TOP_K", "RANDOM_UNIFORM", "RANDOM_WEIGHTED", "LATEST_K"):
-        op = SamplingOp(op_name="op", input_op_names=("seed",), edge_set_name="e", sample_size=16, strategy=strategy)
-        for what, until in (("", int(ENDLESS)), (", as of its middle", 5 * 10**8)):
-            def draw(op=op, until=until):
-                return walk(op, edges, node, np.array([until]), draw_keys(0, "op", id, id), taken)
-            assert len(draw()[0]) == 16
-            found.append(Row(f"16 of 10^6 edges, {strategy}{what}", best_seconds(draw) * 1e6, "us"))
-    return found
-
-
 class Begun:
     """Notes when a run begins to sample, after it has read."""
 
@@ -128,8 +109,8 @@ def live(folder: Path, what: str, papers: int) -> list[Row]:
     settings, data = folder / "settings.yaml", folder / "data"
     with settings.open("w") as file:
         subprocess.run([sys.executable, "-m", "streamd", "config", "--from-schema", folder], stdout=file, check=True)
-    subprocess.run([sys.executable, "-m", "streamd", "tfgnn", "import", folder, "--config", settings, "--data-dir", data], check=True,
-                   capture_output=True)
+    subprocess.run([sys.executable, "-m", "streamd", "tfgnn", "import", folder, "--first-time", "1970-01-01", "--config", settings,
+                    "--data-dir", data], check=True, capture_output=True)
     log = open_log(data)
     source = LogSource(log=log, declared=declared_sets(load_settings(settings, {"data_dir": data})[0], log.state.schema))
     text = (folder / "spec.binpb").read_text().replace('"written"', '"rev_writes"')
@@ -192,7 +173,7 @@ def live_hub(folder: Path) -> list[Row]:
 
 
 def run() -> list[Row]:
-    found = hub()
+    found = []
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as name:
         found += live_hub(Path(name) / "log")
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as name:

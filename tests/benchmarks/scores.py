@@ -3,7 +3,10 @@ what /v1/score takes with and without the scoring role, in turns in one run."""
 
 import json
 import multiprocessing
+import signal
+import subprocess
 import tempfile
+import threading
 import time
 from itertools import islice
 from pathlib import Path
@@ -30,6 +33,7 @@ from tests.builders import batch
 
 BEHIND, RATES, SECONDS, TURNS = 20_000, (100, 300, 600), 10.0, 3
 """Events learned before; events a second of the live part, each for so long; turns with and without the role."""
+STOP_SECONDS, RECOVER_SECONDS = 40.0, 15.0
 ALONE = 4_000
 """Events that the scorer scores as fast as it can."""
 MODELS = ("tgn", "pair", "sage")
@@ -105,10 +109,11 @@ def _measured(s: Settings) -> list[Row]:
         roles["score"] = _start(s, "score")
         _scoring(s)
         for rate in RATES:
-            seconds = np.array(_latencies(s, rate))
+            seconds = np.array([took for _, took in _latencies(s, rate)])
             rows += [Row(f"event produced to score consumed, {rate} events/s: p{q}", float(np.percentile(seconds, q)) * 1e3, "ms", 1000.0, "promise")
                      for q in (50, 99)]
             rows.append(Row(f"events scored of those produced, {rate} events/s", 100 * len(seconds) / (rate * SECONDS), "%"))
+        rows += _after_a_stop(s, roles["score"])
 
         # Requests at 100 candidates and 100 a second, with events at the middle rate, in turns.
         found: dict[bool, list[float]] = {True: [], False: []}
@@ -155,22 +160,36 @@ def _feed(s: Settings, rate: int, seconds: float) -> None:
     producer.flush()
 
 
-def _latencies(s: Settings, rate: int) -> list[float]:
-    """Seconds from each event's production until a consumer has its score."""
+def _after_a_stop(s: Settings, role: subprocess.Popen) -> list[Row]:
+    """The scoring role is stopped by a signal while events go on."""
+    begun = time.time() + 2
+    timers = [threading.Timer(2, role.send_signal, [signal.SIGSTOP]), threading.Timer(2 + STOP_SECONDS, role.send_signal, [signal.SIGCONT])]
+    for timer in timers:
+        timer.start()
+    found = _latencies(s, RATES[1], 2 + STOP_SECONDS + RECOVER_SECONDS + SECONDS)
+    after = [took for at, took in found if at > begun + STOP_SECONDS + RECOVER_SECONDS]
+    what = f"{RATES[1]} events/s, {RECOVER_SECONDS:.0f} s after the role stood still for {STOP_SECONDS:.0f} s"
+    return [Row(f"event produced to score consumed, {what}: p99", float(np.percentile(after, 99)) * 1e3, "ms", 1000.0, "promise"),
+            Row(f"events scored of those produced, {what}", 100 * len(after) / (RATES[1] * SECONDS), "%")]
+
+
+def _latencies(s: Settings, rate: int, fed_seconds: float = SECONDS) -> list[tuple[float, float]]:
+    """When each event was produced, and seconds from then until a consumer has its score."""
     consumer = KafkaConsumer("scores", bootstrap_servers=s.kafka.bootstrap_servers, auto_offset_reset="latest", fetch_max_wait_ms=10)
     while not consumer.assignment():
         consumer.poll(100)
     for partition in consumer.assignment():
         consumer.position(partition)
-    feeding = multiprocessing.get_context("spawn").Process(target=_feed, args=(s, rate, SECONDS))
+    feeding = multiprocessing.get_context("spawn").Process(target=_feed, args=(s, rate, fed_seconds))
     feeding.start()
-    out: list[float] = []
+    out: list[tuple[float, float]] = []
     last = time.monotonic() + 20
-    while time.monotonic() < last:
+    while feeding.is_alive() or time.monotonic() < last:
         for records in consumer.poll(50).values():
             now = time.time()
             last = time.monotonic() + 3
-            out += [now - decode(r.value).time_us / 1e6 for r in records]
+            produced = [decode(r.value).time_us / 1e6 for r in records]
+            out += [(at, now - at) for at in produced]
     feeding.join()
     consumer.close()
     return out

@@ -16,7 +16,7 @@ ROOMS = ("ingest", "segments", "store", "graph", "ranks", "gpu", "windows", "reg
          "scoring", "evaluation", "replica", "exchange")
 SHARED = {"settings", "settings_tree", "settings_branch", "settings_server", "settings_sets", "settings_sources", "settings_lines", "settings_log", "settings_schema", "schema", "schema_change", "errors", "clock", "events", "telemetry", "storage", "tensors", "processes",
           "roles"}
-TOP = {"__init__", "__main__", "cli", "cli_backtest", "cli_changelog", "cli_init", "cli_lead", "cli_models", "cli_options", "cli_sources", "cli_store", "cli_tfgnn", "cli_tguf", "daemon", "daemon_log", "doctor", "health", "maintenance", "role_lock", "supervisor", "torchrun"}
+TOP = {"__init__", "__main__", "cli", "cli_backtest", "cli_changelog", "cli_deadletter", "cli_init", "cli_lead", "cli_models", "cli_options", "cli_sources", "cli_store", "cli_tfgnn", "cli_tguf", "daemon", "daemon_log", "doctor", "health", "maintenance", "role_lock", "supervisor", "torchrun"}
 DEMO_ONLY = {"cli"}
 APART = {"client"}
 """Imports nothing of streamd, and is imported by nothing of it: it is for other programs."""

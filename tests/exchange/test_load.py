@@ -236,7 +236,7 @@ def test_an_edge_set_between_nodes_of_two_kinds_says_of_which_kind_a_features_no
     refused = invoke("tguf", "import", file, "--edge-set", "buys", *log_of_sets, tmp_path / "two")
     assert "does not say of which of its nodes" in str(refused.exception) and not (tmp_path / "two").exists()
     refused = invoke("tguf", "export", tmp_path / "x.tguf", "--edge-set", "sells", *log_of_sets, tmp_path / "one")
-    assert "no edge set 'sells'; it has views, buys, follows" in str(refused.exception) and not (tmp_path / "x.tguf").exists()
+    assert "no edge set 'sells'; there are views, buys, follows" in str(refused.exception) and not (tmp_path / "x.tguf").exists()
 
 
 def test_edges_between_nodes_of_two_kinds_come_back_under_their_keys(tmp_path, log_of_sets):
@@ -340,3 +340,17 @@ def test_an_import_that_fails_says_how_much_went_in(tmp_path):
     done = invoke("tguf", "import", tmp_path / "t.csv", "--data-dir", tmp_path / "log")
     assert "row 5001: column 'time'" in str(done.exception) and "4,096 events of the file went in before" in str(done.exception)
     assert log_of(tmp_path / "log").num_edges == 4096
+
+
+@pytest.mark.parametrize("given", [("--src", "src"), ("--src", "user"), ("--features", "x"), ("--source", "clicks"), ("--edge-set", "buys")])
+def test_names_of_columns_mean_nothing_without_a_table(tmp_path, given):
+    """What a user names is read or refused, never passed over; the defaults may be written out."""
+    with TGUFWriter(tmp_path / "a.tguf", TGUFSchema(1, 0, 1, 1)) as writer:
+        writer.append_edges(np.array([1]), np.array([2]), np.array([3]), np.zeros((1, 0), np.float32))
+        writer.commit()
+    done = invoke("backtest", *given, "--data-dir", tmp_path / "none")
+    of_file = "are of a file, and none is given" if given != ("--src", "src") else "holds no log"
+    assert of_file in str(done.exception)
+    done = invoke("tguf", "import", tmp_path / "a.tguf", *given, "--data-dir", tmp_path / "log")
+    says = {"--edge-set": "There is no edge set buys; there are default"}.get(given[0], "is a TGUF file, whose columns have no names")
+    assert given == ("--src", "src") or (says in str(done.exception) and not (tmp_path / "log").exists())

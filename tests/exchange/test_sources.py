@@ -57,7 +57,7 @@ def test_a_row_that_does_not_fit_ends_an_import_with_its_path(config, clicks, tm
 
 
 @pytest.mark.parametrize(("args", "says"), [
-    (("--source", "other"), "There is no source of topic other; there are: clicks"), (("--source", "clicks", "--src", "x"), "contradict one another")])
+    (("--source", "other"), "There is no source of topic other; there are clicks"), (("--source", "clicks", "--src", "x"), "contradict one another")])
 def test_a_wrong_source_is_named_before_a_log_is_made(config, clicks, tmp_path, args, says):
     done = invoke("tguf", "import", clicks, *args, "--config", config, "--data-dir", tmp_path / "log")
     assert says in str(done.exception) and not (tmp_path / "log").exists()
@@ -212,3 +212,53 @@ def test_binary_cloudevents_are_told_by_their_headers(tmp_path):
 def test_a_guess_of_what_cannot_be_read_is_settings_with_a_doubt(value, tmp_path):
     it, _ = guessed([record(value, i) for i in range(3)], tmp_path)
     assert it.doubts
+
+
+def checked(tmp_path, text, rows, name="clicks.ndjson", *more):
+    """`sources check` of a file: exit status, and what it says or raises."""
+    (tmp_path / "s.yaml").write_text(text)
+    (tmp_path / name).write_text(rows if isinstance(rows, str) else "\n".join(map(json.dumps, rows)))
+    done = invoke("sources", "check", tmp_path / name, "--config", tmp_path / "s.yaml", *more)
+    return done.exit_code, f"{done.output}{done.exception}"
+
+
+@pytest.mark.parametrize(("old", "new", "says"), [
+    # A value that stands for missing ones must not hide a misspelt path.
+    ("how: pay", "how: pey", "No record has a value at pey; there are user_id, item.id, ts, kind, dwell.s, pay; did you mean 'pay'?."),
+    ("seconds: dwell.s", "seconds: {path: dwell.sec, default: 1}", "No record has a value at dwell.sec; "),
+    # A condition on a field that is not there skips all records.
+    ("where: {kind:", "where: {knid:", "No record has a value at knid; "),
+])
+def test_a_path_that_no_record_has_is_named_by_check(tmp_path, old, new, says):
+    assert checked(tmp_path, CLICKS, [click(), click()])[0] == 0
+    code, text = checked(tmp_path, CLICKS.replace(old, new), [click(), click(kind="other")])
+    assert code == 1 and says in text and text.count("No record") == 1
+
+
+def test_a_rule_that_no_record_of_a_sample_meets_is_not_judged(tmp_path):
+    text = CLICKS + "    deletes: {where: {kind: [gone], gone: [null, true]}, fields: {node: who.id}}\n"
+    assert checked(tmp_path, text, [click(), click(kind="other")])[0] == 0
+    code, said = checked(tmp_path, text, [click(), click(kind="gone")])
+    assert code == 1 and "No record has a value at who.id" in said
+
+
+@pytest.mark.parametrize("command", ["check", "import", "produce"])
+@pytest.mark.parametrize("name", ["clicks.csv", "clicks.parquet"])
+def test_a_table_without_a_column_of_its_source_is_refused(tmp_path, monkeypatch, command, name):
+    (tmp_path / "s.yaml").write_text(CLICKS.replace("item.id", "item"))
+    table = {"user_id": [8], "item": ["b41"], "ts": ["2026-11-22T10:00:00Z"], "knid": ["view"], "dwell": [{"s": 1.5}], "pay": ["card"]}
+    if name == "clicks.csv":
+        (tmp_path / name).write_text("\n".join(",".join(str(row) for row in rows) for rows in (table, [v[0] for v in table.values()])))
+    else:
+        pyarrow.parquet.write_table(pa.table(table), tmp_path / name)
+    monkeypatch.setattr(produce, "make_producer", None)
+    words = {"check": ("sources", "check", tmp_path / name), "produce": ("produce", tmp_path / name, "--topic", "clicks"),
+             "import": ("tguf", "import", tmp_path / name, "--source", "clicks", "--data-dir", tmp_path / "log")}[command]
+    done = invoke(*words, "--config", tmp_path / "s.yaml")
+    assert f"{name}: no column 'kind'; there are user_id, item, ts, knid, dwell, pay; did you mean 'knid'" in str(done.exception)
+    assert not (tmp_path / "log").exists()
+
+
+def test_a_source_named_for_a_topic_is_refused(config):
+    done = invoke("sources", "check", "clikcs", "--source", "clicks", "--config", config)
+    assert "--source is of a file, and there is no file clikcs" in str(done.exception)

@@ -12,7 +12,8 @@ import pytest
 from streamd.errors import SettingsError, StreamdError
 from streamd.events import SetKey
 from streamd.exchange.importing import import_file
-from streamd.exchange.tables import Columns, Times, read_events
+from streamd.exchange.tables import Columns, read_events
+from streamd.exchange.times import Times
 from streamd.segments.format import TGUFSchema
 from streamd.segments.reader import LogReader
 from streamd.segments.writer import TGUFWriter
@@ -211,7 +212,7 @@ def test_rows_name_their_edge_set_and_their_features(tmp_path, name):
 
 
 @pytest.mark.parametrize(("columns", "says"), [
-    (Columns(features=("price", "how")), r"row 1: edge_set is missing: views, buys"), (Columns(features=("price", "how"), edge_set="buy"), "There is no edge set buy; there are: views, buys"),
+    (Columns(features=("price", "how")), r"row 1: edge_set is missing: views, buys"), (Columns(features=("price", "how"), edge_set="buy"), "There is no edge set buy; there are views, buys; did you mean 'buys'"),
     (Columns(features=("price", "how"), edge_set="views"), "row 1.*'card' is not a number"),
 ])
 def test_a_table_without_a_set_is_refused(tmp_path, columns, says):
@@ -242,3 +243,14 @@ def test_a_tguf_file_is_of_the_set_that_is_named(tmp_path):
     import_file(s, path, Columns(edge_set="views"), lambda *_: None)
     log = LogReader.open(s.data_dir)
     assert log.features_of(np.arange(2)).tolist() == [[1, 0, 1, 0, 0, 0, 0], [1, 0, 2, 0, 0, 0, 0]] and list(log.keys) == [1, SetKey(1, 1), 2]
+
+
+def test_features_of_which_some_are_declared_and_some_are_not_are_refused(tmp_path):
+    """As an array, the column `cost` would be taken for the declared price."""
+    (tmp_path / "s.yaml").write_text("graph: {edge_sets: {default: {features: {amount: number, price: number}}}}")
+    made = load_settings(tmp_path / "s.yaml", {"data_dir": tmp_path / "log"}, environ={})[0]
+    table = write(tmp_path / "t.csv", [("src", "dst", "time", "amount", "cost"), ("u", "p", 5, 1, 2)])
+    with pytest.raises(SettingsError, match="There is no declared feature prise; there are amount, price; did you mean 'price'"):
+        import_file(made, table, Columns(features=("amount", "prise")), print)
+    assert import_file(made, write(tmp_path / "u.csv", [("src", "dst", "time", "a", "b"), ("u", "p", 5, 1, 2)]),
+                       Columns(features=("a", "b")), lambda *_: None).num_events == 1, "by their order"

@@ -68,6 +68,7 @@ class Fuzz:
         """Decode one batch of a shape and hold it to what was promised."""
         valid = {i for i in range(BATCH) if self.random.random() < 0.4}
         records = [self.valid(shape, i) if i in valid else self.hostile(shape, i) for i in range(BATCH)]
+        self.connect(shape, valid, records)
         self.num_records += BATCH
         together, alone = self.topics[shape]
         events, rejected = together.of(records)
@@ -82,6 +83,22 @@ class Fuzz:
         for e in events:
             assert e.kind in (EDGE, NODE, LABEL, DELETE) and 0 <= e.time <= NOW + 60_000_000 and all(math.isfinite(v) for v in e.values), (shape, e)
         assert all(r.reason in REASONS and len(r.error) <= 490 for r in rejected)
+
+    def connect(self, shape: str, valid: set[int], records: list) -> None:
+        """Make neighbours that are hostile together: an object cut in two before two objects in one value, a deleted row and its tombstone."""
+        draw = self.random
+        for i in range(BATCH - 2):
+            if draw.random() > 0.1 or not valid.isdisjoint((i, i + 1, i + 2)):
+                continue
+            text = json.dumps(self.wrapped(shape, self.row(i) | {"t": NOW // 1000, "z": {"z": {}}})).encode()
+            at = draw.choice([n for n, byte in enumerate(text) if byte in b"{:,"]) + 1
+            if shape == "debezium" and draw.random() < 0.5:
+                change = {"op": "d", "before": self.row(i) | {"t": NOW // 1000}, "after": None}
+                values = draw.sample([json.dumps(change).encode(), None, text], 3)
+            else:
+                values = [text[:at], text[at:], text * 2]
+            for n, value in enumerate(values, i):
+                records[n] = record(value, n, key=b'{"u": 5}', headers=(("h", b"x"),), timestamp=NOW // 1000 - 5000)
 
     def row(self, i: int) -> dict:
         """The data of a valid record."""

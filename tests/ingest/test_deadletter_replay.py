@@ -5,8 +5,10 @@ import json
 import pytest
 from kafka import TopicPartition
 from kafka.consumer.fetcher import ConsumerRecord
+from kafka.errors import KafkaTimeoutError, OffsetOutOfRangeError
+from structlog.testing import capture_logs
 
-from streamd.errors import KafkaError
+from streamd.errors import CorruptionError, KafkaError
 from streamd.ingest import deadletter_replay
 from streamd.ingest.deadletter import (
     MAX_KEY_BYTES,
@@ -15,7 +17,7 @@ from streamd.ingest.deadletter import (
     TopicDeadLetters,
     mentions,
 )
-from streamd.ingest.deadletter_replay import read_letters, replay
+from streamd.ingest.deadletter_replay import plan, read_letters, send
 from streamd.ingest.origins import Origins
 from tests.builders import settings
 from tests.ingest.world import World
@@ -25,10 +27,15 @@ KEY = b"\xff\x00 not text"
 
 
 class Broker:
-    """One topic of dead letters and all that is sent elsewhere: producer and consumer in one."""
+    """One topic of dead letters and all that is sent elsewhere: producer and consumer in one.
+
+    trim: offset before which letters are removed as soon as they are read. removed: the topic sends nothing more.
+    """
 
     def __init__(self):
         self.sent, self.letters, self.at = [], [], 0
+        self.first = self.trim = 0
+        self.removed = False
 
     def send(self, topic, value=None, key=None, headers=(), timestamp_ms=None):
         if topic == "dead":
@@ -48,17 +55,28 @@ class Broker:
     def assign(self, partitions): ...
 
     def seek_to_beginning(self, *partitions):
-        self.at = 0
+        self.at = self.first
 
-    def end_offsets(self, partitions):
+    def beginning_offsets(self, partitions, timeout_ms):
+        return dict.fromkeys(partitions, self.first)
+
+    def seek(self, tp, offset):
+        self.at = offset
+
+    def end_offsets(self, partitions, timeout_ms):
         return {tp: len(self.letters) for tp in partitions}
 
-    def position(self, tp):
+    def position(self, tp, timeout_ms):
         return self.at
 
     def poll(self, timeout_ms):
-        self.at = len(self.letters)
-        return {TopicPartition("dead", 0): self.letters}
+        if self.removed:
+            return {}
+        if self.first < self.trim:
+            self.first = self.trim
+            raise OffsetOutOfRangeError({TopicPartition("dead", 0): self.at})
+        came, self.at = self.letters[self.at:], len(self.letters)
+        return {TopicPartition("dead", 0): came}
 
     def close(self): ...
 
@@ -80,13 +98,20 @@ def box(request, tmp_path, broker):
     return TopicDeadLetters(lambda: broker, "dead"), settings(tmp_path, **values)
 
 
-def letter(offset, topic="rides", key=KEY, stamp=STAMP_MS, value=b"{}"):
-    return DeadLetter(topic, 2, offset, 0, "late", "why", MADE_US, value, "", key, stamp)
+def letter(offset, topic="rides", key=KEY, stamp=STAMP_MS, value=b"{}", topic_id=""):
+    return DeadLetter(topic, 2, offset, 0, "late", "why", MADE_US, value, "", key, stamp, topic_id)
+
+
+def replay(s, reasons=(), again=False, topics=()):
+    """Letters sent, sent before, not whole, and of topics that are not read."""
+    chosen = plan(s, reasons, topics, again)
+    send(s, chosen)
+    return len(chosen.letters), chosen.before, chosen.broken, chosen.foreign
 
 
 def test_a_letter_keeps_the_key_and_timestamp_of_its_record(box):
     letters, s = box
-    written = [letter(0), letter(1, key=None), letter(2, key=b"", stamp=-1), letter(3, "more")]
+    written = [letter(0), letter(1, key=None), letter(2, key=b"", stamp=-1), letter(3, "more", topic_id="x")]
     for one in written:
         letters.add(one)
     letters.flush()
@@ -101,6 +126,86 @@ def test_a_letter_goes_back_with_key_and_timestamp_only_to_a_topic_that_is_read(
     assert replay(s, (), False) == (2, 0, 0, 2)
     assert broker.sent == [("rides", b"{}", KEY, STAMP_MS, {}), ("more", b"{}", None, STAMP_MS, {})]
     assert replay(s, (), False) == (0, 2, 0, 2) and replay(s, (), True)[0] == 2, "each once, but for --again"
+    assert replay(s, again=True, topics=["more"])[0] == 1
+
+
+def test_letters_of_a_topic_that_was_made_anew_are_others(box, broker):
+    letters, s = box
+    for topic_id in ("", "before", "now"):
+        letters.add(letter(0, topic_id=topic_id))
+        letters.flush()
+        assert replay(s)[0] == 1
+    assert replay(s) == (0, 3, 0, 0)
+
+
+def test_what_an_older_release_sent_counts_as_sent_and_a_damaged_list_is_named(box, broker, tmp_path):
+    letters, s = box
+    letters.add(letter(0))
+    letters.add(letter(1))
+    letters.flush()
+    (tmp_path / "deadletter").mkdir(exist_ok=True)
+    (tmp_path / "deadletter/replayed.json").write_text('[["rides",2,0,0]]')
+    assert replay(s) == (1, 1, 0, 0)
+    (tmp_path / "deadletter/replayed.json").write_text('[["rides",2')
+    with pytest.raises(CorruptionError, match="remove it"):
+        replay(s)
+
+
+def test_other_records_in_the_topic_of_letters_are_counted_and_passed_over(tmp_path, broker):
+    s = settings(tmp_path, kafka__topics=("rides",), ingest__dead_letter_topic="dead")
+    letters = TopicDeadLetters(lambda: broker, "dead")
+    names = ("topic", "partition", "offset", "index", "reason", "error")
+    damaged = [(n, b"x") for n in names]
+    for headers in ([], damaged, damaged[:3], [(n, None) for n in names]):
+        broker.send("dead", b"{}", None, headers)
+    letters.add(letter(0))
+    with capture_logs() as lines:
+        assert replay(s) == (1, 0, 0, 0)
+    assert [(x["event"], x["count"]) for x in lines] == [("records_passed_over", 4)]
+
+
+def test_lines_that_are_no_letters_are_passed_over(tmp_path, broker):
+    letters = LocalDeadLetters(tmp_path / "deadletter", 10**6)
+    letters.add(letter(0))
+    letters.flush()
+    path = tmp_path / "deadletter/current.jsonl"
+    line = path.read_bytes()
+    for damaged in (b"\xff\n", b"[]\n", b"{}\n", line.replace(b'"partition":2', b'"partition":"2"'), line.replace(b'"offset":0', b'"offset":null')):
+        path.write_bytes(path.read_bytes() + damaged)
+    s = settings(tmp_path, kafka__topics=("rides",))
+    assert replay(s) == (1, 0, 0, 0) and replay(s) == (0, 1, 0, 0)
+
+
+def test_letters_that_retention_removes_while_they_are_read_are_passed_over(tmp_path, broker):
+    s = settings(tmp_path, kafka__topics=("rides",), ingest__dead_letter_topic="dead")
+    letters = TopicDeadLetters(lambda: broker, "dead")
+    for offset in range(5):
+        letters.add(letter(offset))
+    broker.trim = 3
+    assert [stored.letter.offset for stored in read_letters(s)] == [3, 4]
+
+
+def test_a_topic_of_letters_that_is_removed_while_it_is_read_is_named(tmp_path, broker, monkeypatch):
+    monkeypatch.setattr(deadletter_replay, "SILENT_SECONDS", 0.0)
+    s = settings(tmp_path, kafka__topics=("rides",), ingest__dead_letter_topic="dead")
+    TopicDeadLetters(lambda: broker, "dead").add(letter(0))
+    broker.removed = True
+    with pytest.raises(KafkaError, match="Topic dead sends no more"):
+        list(read_letters(s))
+
+
+def test_a_topic_that_takes_no_letter_is_named_with_what_to_do(box, broker, monkeypatch):
+    def away(*_, **__):
+        raise KafkaTimeoutError("no metadata")
+
+    letters, s = box
+    letters.add(letter(0))
+    letters.flush()
+    monkeypatch.setattr(broker, "send", away)
+    with pytest.raises(KafkaError, match="letter of rides/2, offset 0, cannot be sent"):
+        replay(s)
+    with pytest.raises(KafkaError, match="not acknowledged by topic dead"):
+        TopicDeadLetters(lambda: broker, "dead").add(letter(1))
 
 
 def test_a_letter_whose_key_was_cut_is_not_sent(box, broker):
@@ -163,6 +268,7 @@ def test_letters_of_all_kinds_carry_what_their_own_record_carried(tmp_path):
     assert found == {(1, 0, "late"): ("bGF0ZQ==", now // 1000 + 5), (1, 0, "bad_key"): ("bGF0ZQ==", now // 1000 + 5),
                      (0, 3, "bad_json"): (None, now // 1000 + 7),
                      (0, 4, "unmatched_delete"): ("ZGVsZXRl", now // 1000 + 9)}
+    assert {x["topic_id"] for x in world.dead_letters()} == {"id"}, "Kafka's, which tells the topic from a later one of its name"
     world.stop()
 
 

@@ -12,6 +12,7 @@ from streamd.events import DELETE, EDGE, LABEL, NODE, Schema
 from streamd.ingest.checks import Rules
 from streamd.ingest.deadletter import REASONS
 from streamd.ingest.decode import Decoder
+from streamd.ingest.event_reader import EventReader
 from streamd.ingest.wire import ARROW, NDJSON
 from tests.builders import Record, spell
 
@@ -181,6 +182,25 @@ def test_single_events_decoded_together_are_those_decoded_alone():
             alone[0].extend(spell(block, used.keys.keys))
             alone[1].extend(rejected)
         assert together == alone
+
+
+CUT_IN_THREE = [b'{"src":1,"dst":2,"time":5,"features":[1,2],"x":', b'{"y":1}}', 2 * b'{"src":3,"dst":4,"time":6,"features":[1,2]}']
+"""Three values that are no JSON alone, and three objects where they are read as one text."""
+
+
+def test_an_object_cut_in_two_and_two_objects_in_one_value_are_no_three_events():
+    good, bad = decode_all(single_records([edge(), *CUT_IN_THREE, edge()]))
+    assert [e.offset for e in good] == [0, 4] and [(b.offset, b.reason) for b in bad] == [(i, "bad_json") for i in (1, 2, 3)]
+    good, bad = decode(b"\n".join(CUT_IN_THREE), [("content-type", NDJSON.encode())])
+    assert not good and [(b.index, b.raw) for b in bad] == list(enumerate(CUT_IN_THREE))
+
+
+@pytest.mark.parametrize("blanks", [(b" ", b""), (b"", b"\r"), (b"\t", b" \n")])
+def test_blanks_around_a_value_are_none_of_it(blanks):
+    values = [blanks[0] + json.dumps(edge(src=f"u:{i}")).encode() + blanks[1] for i in range(20)]
+    assert EventReader(decoder().checker.sets).edges_of_lines(values) is not None
+    good, bad = decode_all(single_records(values))
+    assert len(good) == 20 and not bad
 
 
 def test_ndjson_lines_are_judged_one_by_one():

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from streamd.events import DELETE, EDGE, NODE
-from streamd.ingest.wire import OWN_ROW
+from streamd.ingest.wire import OWN_EVENT, OWN_ROW
 from tests.ingest.mapped import Topic, record, source
 
 CLOUD = source('{envelope: cloudevents, time: iso8601, fields: {src: u, dst: v, time: $envelope.time}, where: {$envelope.type: [view]}}')
@@ -128,6 +128,25 @@ def test_a_tombstone_behind_its_delete_is_skipped_and_another_deletes(tmp_path):
     topic.of([record(gone, 5, key=key)])
     assert len(topic.of([record(None, 6, key=key)], partition=1)[0]) == 1
     assert topic.of([record(None, 7)])[1][0].reason == "tombstone"
+
+
+@pytest.mark.parametrize("between", [
+    # By columns, with the delete in the half that is decoded one by one; one by one; refused before it is decoded; skipped; as our own event.
+    [0] * 8, [0], [b"5"], [b" " * 10**6 + b"{}"], [{"op": "t"}], [OWN_EVENT]])
+def test_only_the_record_directly_before_a_tombstone_deleted_its_row(tmp_path, between):
+    topic = Topic(USERS, tmp_path)
+    key, row = b'{"id": 1}', {"op": "c", "before": None, "after": {"id": 2, "age": 3}}
+    values = [*[row] * (len(between) - 1), {"op": "d", "before": {"id": 1}, "after": None}, *(v or row for v in between)]
+    records = [record(v, i, key=key) for i, v in enumerate(values)]
+    if between == [OWN_EVENT]:
+        own = json.dumps({"type": "node", "id": 5, "features": [0]}).encode()
+        records[-1] = record(own, 1, key=key, headers=(("content-type", OWN_EVENT.encode()),))
+    tombstone = record(None, len(values), key=key)
+    events, _ = topic.of([*records, tombstone])
+    assert (events[-1].offset, events[-1].kind, events[-1].a) == (len(values), DELETE, "user:1")
+    # In two polls as in one.
+    topic.of(records)
+    assert len(topic.of([tombstone])[0]) == 1
 
 
 def test_a_tombstone_deletes_no_node_where_the_row_may_have_been_an_edge(tmp_path):

@@ -57,6 +57,21 @@ def test_places_in_a_record_count_skipped_and_refused_events(clicks):
     assert [(r.index, r.reason, json.loads(r.raw)) for r in rejected] == [(2, "missing_field", click(user_id=None))]
 
 
+CUT_IN_THREE = [b'{"u": 1, "v": 2, "t": 5, "x":', b'{"y": 1}}', 2 * b'{"u": 3, "v": 4, "t": 6}']
+"""Three values that are no JSON alone, and three objects where they are read as one text."""
+
+
+@pytest.mark.parametrize("form", ["json", "ndjson"])
+def test_an_object_cut_in_two_and_two_objects_in_one_value_are_no_three_events(tmp_path, form):
+    topic = Topic(source(f"{{format: {form}, time: s, fields: {{src: u, dst: v, time: t}}}}"), tmp_path)
+    whole = {"u": 1, "v": 2, "t": 5}
+    events, rejected = topic.decode(whole, *CUT_IN_THREE, whole)
+    assert [e.offset for e in events] == [0, 4] and [(r.offset, r.reason) for r in rejected] == [(i, "bad_json") for i in (1, 2, 3)]
+    if form == "ndjson":
+        events, rejected = topic.decode(b"\n".join([json.dumps(whole).encode(), *CUT_IN_THREE]))
+        assert [e.item for e in events] == [0] and [(r.index, r.raw) for r in rejected] == list(enumerate(CUT_IN_THREE, 1))
+
+
 def test_ndjson_is_many_records_of_one_value(tmp_path):
     topic = Topic(CLICKS.replace("time: iso8601", "time: iso8601\n    format: ndjson"), tmp_path)
     value = b"\n".join(json.dumps(v).encode() for v in (click(), click(kind="x"), click(ts=5), click(user_id=9))) + b"\n\n"

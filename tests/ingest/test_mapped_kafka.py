@@ -11,6 +11,7 @@ from kafka.errors import CoordinatorLoadInProgressError
 from streamd.clock import SystemClock
 from streamd.events import Position
 from streamd.exchange.sample import judge, read_sample
+from streamd.ingest.consumer import KafkaSource
 from streamd.ingest.deadletter import LocalDeadLetters
 from streamd.ingest.loop import IngestLoop
 from streamd.segments.log import LogWriter
@@ -45,6 +46,17 @@ def topic(kafka):
     producer.flush()
     producer.close()
     return kafka
+
+
+def test_the_record_before_an_offset_is_read_again(topic, tmp_path):
+    s = mapped(tmp_path, topic)
+    source = KafkaSource(s.kafka, s.ingest)
+    try:
+        source.discover()
+        assert [r.offset for r in source.records_before(0, 101)][-2:] == [99, 100], "the delete before its tombstone"
+        assert [r.offset for r in source.records_before(0, 1)] == [0] and not source.records_before(0, 0)
+    finally:
+        source.close()
 
 
 def mapped(path, kafka):

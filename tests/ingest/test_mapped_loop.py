@@ -83,6 +83,34 @@ def test_places_stay_where_they_are_when_ingest_is_killed_within_a_record(tmp_pa
     assert {(x["offset"], x["index"]) for x in world.dead_letters()} == {(o, i) for o in (0, 1) for i in (5, 15, 25, 35)}
 
 
+OF_EDGES = {"fields": {"src": "u", "dst": "v", "time": "t"}}
+OF_NODES = {"nodes": {"fields": {"id": "u"}}}
+
+
+@pytest.mark.parametrize("rows", [OF_EDGES, OF_NODES])
+@pytest.mark.parametrize("stops", [True, False])
+def test_a_restart_between_a_deleted_row_and_its_tombstone_makes_no_dead_letter(tmp_path, rows, stops):
+    world = World(tmp_path, sources=[{"topic": "events", "envelope": "debezium", "time": "s", **rows}])
+    row, key = {"u": 1, "v": 2, "t": world.clock.now_us() // 10**6}, b'{"u": 1}'
+    world.send(0, {"op": "c", "before": None, "after": row}, key=key)
+    world.send(0, {"op": "d", "before": row, "after": None}, key=key)
+    world.run(2)
+    if stops:
+        world.stop().start()
+    else:
+        # The partitions are numbered again, as where a topic got another one.
+        assert world.loop.begin(world.source)
+    world.send(0, value=b"", key=key)
+    world.parts[0][-1] = world.parts[0][-1]._replace(value=None)
+    world.run(2)
+    assert not world.dead_letters() and not world.events()
+    # Another one deletes again, which finds nothing now.
+    world.stop().start()
+    world.parts[0].append(world.parts[0][-1]._replace(offset=3))
+    world.run(2).stop()
+    assert [letter["offset"] for letter in world.dead_letters()] == [3]
+
+
 class Away:
     """A format whose registry does not answer until it is told to."""
 

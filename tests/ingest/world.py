@@ -47,6 +47,9 @@ class FakeSource:
         self.clock.advance(0.001 if out else timeout_seconds)
         return out
 
+    def records_before(self, source, offset):
+        return self.parts[source][:offset]
+
     def position(self, source):
         return self.at[source]
 

@@ -36,19 +36,24 @@ class MemoryLog:
 
     def __init__(self):
         self.values = []
+        self.begin = 0
+        """Values before it were deleted."""
         self.is_away = False
         self.lose_next = self.keep_but_fail_next = False
+        self.on_append = lambda: None
 
 
 class MemoryTopic:
     """One client of the log, as `KafkaModelsTopic` is."""
 
     def __init__(self, log):
-        self.log, self.at = log, 0
+        self.log, self.at, self.begin = log, log.begin, log.begin
 
     def read(self, wait_seconds):
         if self.log.is_away:
             raise KafkaError("no broker")
+        if self.log.begin != self.begin or self.at > len(self.log.values):
+            raise KafkaError("the topic lost records")
         values, self.at = self.log.values[self.at :], len(self.log.values)
         return values
 
@@ -59,6 +64,7 @@ class MemoryTopic:
         failed, self.log.keep_but_fail_next = self.log.keep_but_fail_next, False
         if not lost:
             self.log.values.append(value)
+            self.log.on_append()
         if lost or failed:
             raise KafkaError("not acknowledged")
 
@@ -111,7 +117,7 @@ class TrainerSide:
     def claim(self):
         """Begin as the train process does: claim, and take the newest checkpoint where this directory is behind."""
         self.registry = Registry(self.settings)
-        self.reign, self.state = Reign(self.settings.data_dir, "m", lambda: self.now), ModelsState()
+        self.reign, self.state = Reign(self.settings.data_dir, "m", lambda: self.now, store=self.store()), ModelsState()
         topic = MemoryTopic(self.log)
         self.reign.claim(topic, self.state)
         newest = self.state.checkpoints[-1] if self.state.checkpoints else None

@@ -12,7 +12,8 @@ from kafka import KafkaProducer, TopicPartition
 from streamd.clock import SystemClock
 from streamd.errors import ChangelogError, FencedError, KafkaError
 from streamd.events import Position, Progress, Schema, empty_batch
-from streamd.ingest.client import make_admin
+from streamd.ingest.client import make_admin, make_consumer
+from streamd.replica import models_topic as models_topic_module
 from streamd.replica.connect import find_changelog, open_topic
 from streamd.replica.ends import SourceEnds
 from streamd.replica.models_follower import ModelsFollower
@@ -21,6 +22,7 @@ from streamd.replica.models_topic import KafkaModelsTopic
 from streamd.replica.requests import RequestedMoves, compact_everywhere
 from streamd.replica.role import FollowLoop
 from streamd.replica.steps import StepThread
+from streamd.replica.topic import find_topic
 from streamd.segments.holds import asked_to_compact, compact_done
 from streamd.segments.log import LogWriter
 from streamd.server.lag import Completeness
@@ -137,6 +139,27 @@ def test_a_topic_that_was_made_anew_is_another(kafka, tmp_path):
     wait(lambda: find_changelog(s) is None, 30)
     again = open_topic(s).changelog
     assert again == first._replace(topic_id=again.topic_id) and again.is_other(first)
+
+
+def test_a_models_topic_that_lost_its_beginning_is_read_from_where_it_begins(kafka, tmp_path, monkeypatch):
+    monkeypatch.setattr(models_topic_module, "ACKNOWLEDGED_SECONDS", 2.0)
+    s = settings(tmp_path, log__name=uuid.uuid4().hex, kafka__bootstrap_servers=kafka.bootstrap_servers)
+    with closing(KafkaModelsTopic(s, make=True)) as topic, closing(make_admin(s.kafka)) as admin:
+        for number in range(5):
+            topic.append(b"%d" % number)
+        assert topic.read(0.0) == [b"0", b"1", b"2", b"3", b"4"]
+        admin.delete_records({TopicPartition(models_topic(s.log.name), 0): 3})
+        with pytest.raises(KafkaError, match="begins at 3: records were deleted"):
+            topic.read(0.0)
+        with closing(KafkaModelsTopic(s)) as again:
+            assert again.read(0.0) == [b"3", b"4"] and again.read(0.0) == []
+        admin.delete_topics([models_topic(s.log.name)])
+        wait(lambda: find_topic(admin, s.kafka, models_topic(s.log.name)) is None, 30)
+        with pytest.raises(KafkaError):
+            topic.append(b"5")
+        with closing(make_consumer(s.kafka)) as consumer:
+            assert not consumer.partitions_for_topic(models_topic(s.log.name))
+        assert find_topic(admin, s.kafka, models_topic(s.log.name)) is None, "no client makes the broker make it again"
 
 
 def test_a_replicas_lag_counts_from_what_kafka_has(kafka, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from streamd.errors import FencedError, LockedError
 from streamd.registry import Registry
 from streamd.replica import models_records as records
-from streamd.replica.models_mark import MARK, read_mark, write_mark
+from streamd.replica.models_mark import MARK, Stored, read_mark, write_mark
 from streamd.replica.models_standby import lock_writer
 from streamd.replica.models_state import ModelsState
 from streamd.segments.holds import asked_to_compact, compact_done, read_holds
@@ -124,6 +124,10 @@ def test_a_takeover_that_is_killed_begins_again(step, trainer, tmp_path, log, ur
         trainer.learn(n)
         trainer.settle()
 
+    # It is marked with a checkpoint of its own, from which another trainer has gone on since.
+    old = [Stored(name="checkpoints/0000000002-" + 32 * "a" + ".json")]
+    write_mark(other.settings.data_dir, old)
+
     def die(name):
         if name == step:
             raise Killed
@@ -131,7 +135,7 @@ def test_a_takeover_that_is_killed_begins_again(step, trainer, tmp_path, log, ur
     with pytest.raises(Killed):
         other.start(die)
     # What a kill left is no directory that learning goes on from by itself.
-    assert read_mark(other.settings.data_dir) == [] or step in ("fetch", "unmark")
+    assert read_mark(other.settings.data_dir) == (old if step in ("fetch", "unmark") else [])
     other.start()
     assert other.edge == 3 and content(other.settings.data_dir) == content(trainer.settings.data_dir)
     assert not (other.settings.data_dir / "train/.taken").exists()

@@ -5,6 +5,7 @@ import random
 
 import msgspec
 import pytest
+from crc32c import crc32c
 
 from streamd.errors import ChangelogError
 from streamd.replica.follower import Follower
@@ -16,6 +17,7 @@ from streamd.replica.records import (
     Claim,
     Commit,
     Heartbeat,
+    StrayRecord,
     decode_record,
     decode_value,
     encode,
@@ -74,8 +76,6 @@ def test_any_flipped_bit_is_refused_and_nothing_of_the_commit_is_shown(tmp_path)
 
 def forged(record, change):
     """The same record with another line or head, and right checksums."""
-    from crc32c import crc32c
-
     headers, value = record
     back = decode_record(0, headers, value)
     head, data = decode_value(back)
@@ -151,10 +151,8 @@ def test_claims_and_heartbeats_come_back(entry):
     b"", b"{}", b"[]", b"null", b'{"member": "m", "id": "i"}', b'{"member": 1, "id": "i", "seq": 0}', b'{"member": "", "id": "i", "seq": 0}',
     b'{"member": "m\\u001b[2J", "id": "i", "seq": 0}', b'{"member": "m", "id": "i", "seq": -1}', b'{"member": "m", "id": "i", "seq": 9223372036854775808}',
     b'{"member": "m", "id": "i", "seq": 0.5}', b'{"member": "' + b"m" * 256 + b'", "id": "i", "seq": 0}', b"[" * 4000, b" " * 5000, b"\xff"])
-def test_a_claim_that_says_something_else_is_refused(value):
-    from crc32c import crc32c
-
-    with pytest.raises(ChangelogError, match="offset 3"):
+def test_a_claim_that_says_something_else_is_a_stray(value):
+    with pytest.raises(StrayRecord):
         decode_record(3, [*KIND.items(), ("crc", str(crc32c(value)).encode())], value)
 
 
@@ -163,14 +161,20 @@ def test_a_claim_that_says_something_else_is_refused(value):
     {"kind": b"heartbeat", "term": b"2_0", "member": b"m"}, {"kind": b"heartbeat", "term": b"9" * 19, "member": b"m"},
     {"kind": b"heartbeat", "term": b"9" * 5000, "member": b"m"}, {"kind": b"heartbeat", "term": b"2", "member": b"\xff"}, {"kind": b"merger", "term": b"2"},
     {"kind": b"\xff"}, {"kind": None}])
-def test_headers_of_no_record_are_refused(headers):
-    with pytest.raises(ChangelogError, match="offset 3"):
+def test_headers_of_no_record_are_those_of_a_stray(headers):
+    with pytest.raises(StrayRecord):
         decode_record(3, list(headers.items()), b"{}")
 
 
-def test_a_flipped_bit_of_a_claim_is_refused():
+def test_a_claim_with_a_flipped_bit_is_a_stray():
     claim = Claim(3, 7, "host-1", "id", 9)
     for at in range(len(claim.value)):
         value = claim.value[:at] + bytes([claim.value[at] ^ 1]) + claim.value[at + 1:]
-        with pytest.raises(ChangelogError, match="checksum"):
+        with pytest.raises(StrayRecord, match="checksum"):
             decode_record(3, claim.headers(), value)
+
+
+def test_a_record_of_a_newer_release_is_refused_and_not_skipped():
+    headers = [("kind", b"merger"), ("term", b"2"), ("crc", str(crc32c(b"{}")).encode())]
+    with pytest.raises(ChangelogError, match="offset 3.*'merger', which this streamd does not know"):
+        decode_record(3, headers, b"{}")

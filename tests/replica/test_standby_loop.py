@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from streamd import storage
 from streamd.errors import DiskError, FencedError, KafkaError, LockedError, StoreError
 from streamd.replica import leading, role
 from streamd.replica.leader import lead
@@ -15,6 +16,7 @@ from streamd.replica.start import has_log
 from streamd.replica.succession import ANSWER_SECONDS, Silence, StandbySuccession
 from streamd.segments.log import LogWriter
 from streamd.segments.recovery import lock_directory
+from streamd.segments.writable import check_writable
 from streamd.store.store import Store
 from streamd.store.upload import upload
 from streamd.telemetry.heartbeat import Heartbeat, read_beat
@@ -48,6 +50,7 @@ class World:
         """Whether reads bring nothing although there is something, as of a member that is behind."""
         self.parts = []
         self.ends = 1e9
+        self.schema, self.segment_edges, self.disk = life.SCHEMA, life.SEGMENT_EDGES, storage.DISK
 
     # The clock and the signal to stop.
     def monotonic(self):
@@ -99,13 +102,17 @@ class World:
             raise KafkaError("no broker answers")
         return lead(self.settings.data_dir, self.topic.producer(), self.topic.reader(), member="b", after_term=after_term)
 
+    def check(self):
+        """What could refuse to lead here, as far as the log and the disk go."""
+        check_writable(self.settings.data_dir, self.schema, self.segment_edges, self.disk)
+
     def run(self, seconds, plan=lambda: None, chance=0.0):
         """Run the loop for at most so long. Returns: what it leads by, None where it does not; `self.took` says after how long."""
         self.plan, self.ends = plan, self.now + seconds
         begun, self.parts = self.now, [Part()]
         succession = None
         if self.settings.log.member == "standby":
-            succession = StandbySuccession(self.settings, lambda: self.now, self.claim, lambda: chance)
+            succession = StandbySuccession(self.settings, lambda: self.now, self.claim, self.check, lambda: chance)
         loop = FollowLoop(self.settings, self, self.beat, self.parts, succession, self.connect)
         led = loop.run(self)
         self.took = self.now - begun
@@ -186,7 +193,6 @@ def test_a_standby_leads_when_nothing_is_heard_for_the_timeout(world):
     assert led.term == world.publisher.term + 1
     assert TIMEOUT <= world.took <= TIMEOUT + 2
     assert world.parts[0].closes == 1, "what ran beside the follower has ended"
-    assert leading.led_term(world.settings.data_dir) == led.term
     log = LogWriter(world.settings.data_dir, life.SCHEMA, life.SEGMENT_EDGES, publisher=led)
     assert log.state.seq == 3
     log.close()
@@ -329,6 +335,8 @@ def test_who_led_last_leads_on_at_once(world):
     world.lead_elsewhere()
     world.beats = False
     led = world.run(60)
+    assert not leading.led_term(world.settings.data_dir), "it is noted once the log is open: who fails then leaves the lead to others"
+    leading.note_led(world.settings.data_dir, led.term)
     led.close()
     assert world.run(60).term == led.term + 1
     assert world.took < 1, "nobody else has led since"
@@ -337,7 +345,9 @@ def test_who_led_last_leads_on_at_once(world):
 def test_who_led_before_another_one_follows(world):
     world.lead_elsewhere()
     world.beats = False
-    world.run(60).close()
+    led = world.run(60)
+    leading.note_led(world.settings.data_dir, led.term)
+    led.close()
     world.log.close()
     world.lead_elsewhere(commits=1)
     world.beats = True

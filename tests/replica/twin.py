@@ -2,7 +2,7 @@
 
 from streamd.errors import KafkaError
 from streamd.replica.changelog import OutOfRange
-from streamd.replica.records import HEAD_BYTES, Record, decode_record
+from streamd.replica.records import HEAD_BYTES, Record, decode_records
 from streamd.segments.changelog_position import ChangelogId
 
 
@@ -143,7 +143,7 @@ class Reader:
             raise OutOfRange(f"offset {self.position}")
         first = self.position - self.topic.begin
         found = self.topic.records[first: first + self.max_records]
-        out = [decode_record(self.position + i, headers, value) for i, (headers, value) in enumerate(found)]
+        out = decode_records((self.position + i, headers, value) for i, (headers, value) in enumerate(found))
         self.position += len(found)
         return out
 

@@ -11,6 +11,7 @@ from streamd.registry import Registry
 from streamd.scoring.arrivals import Arrivals
 from streamd.scoring.loop import ScoreLoop
 from streamd.scoring.record import decode
+from streamd.scoring.topic import LAST
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.telemetry.heartbeat import Heartbeat
@@ -47,10 +48,15 @@ class Topic:
         return Sink(self)
 
     def end(self):
+        """The highest event before which a record says that all is written."""
+        return max((record.complete_before for record in self.last()), default=None)
+
+    def last(self):
+        """The scores among the last records of each partition, as the role reads them at its start."""
         if self.away:
             raise KafkaError("No broker answers.", "wait.")
-        told = [decode(part[-1][1]).complete_before for part in self.partitions if part]
-        return max(told, default=None)
+        found = (decode(value) for part in self.partitions for _, value in part[-LAST:])
+        return [record for record in found if record is not None]
 
     def release(self):
         self.held = False
@@ -99,7 +105,7 @@ class Scoring:
         self.settings, self.topic = settings, topic or Topic()
         self.leads = leads
         self.loop = ScoreLoop(settings, Registry(settings), Heartbeat(settings.data_dir, "score"), lambda: self.leads,
-                              self.topic.open, self.topic.end)
+                              self.topic.open, self.topic.last)
         self.stop = Stop()
         self.scorer, self.arrivals = self.loop._begin(self.stop)
 

@@ -149,9 +149,16 @@ def test_every_answer_names_the_commit_it_was_computed_as_of(world, log):
         assert "streamd-position" not in world.client.get(path).headers
 
 
+def follow_ten_at_a_time(monkeypatch):
+    """Let a server take in ten events between two passes of answers."""
+    monkeypatch.setattr("streamd.server.server_graph.ANSWERING_EDGES", 10)
+    monkeypatch.setattr("streamd.server.pace.TURN_SECONDS", 0.0)
+    monkeypatch.setattr("streamd.server.pace.BEHIND_SECONDS", 0.0)
+
+
 def test_while_a_slice_is_taken_in_the_position_stays_at_what_is_whole(world, log, monkeypatch):
     """A commit of 2,500 events is taken in ten at a time: its number comes with its last event, and not before."""
-    monkeypatch.setattr("streamd.server.server_graph.SLICE_EDGES", 10)
+    follow_ten_at_a_time(monkeypatch)
     before, seq, partial = log.seq, log.append(2500), 0
     while True:
         answer = ask(world)
@@ -382,7 +389,7 @@ def test_looks_that_wait_for_the_view_are_bounded_and_the_newest_counts(tmp_path
 
 
 def test_once_ready_the_server_stays_so_while_it_lags_and_until_it_is_told_to_stop(world, log, monkeypatch):
-    monkeypatch.setattr("streamd.server.server_graph.SLICE_EDGES", 10)
+    follow_ten_at_a_time(monkeypatch)
     beat(log.path, age=10_000)
     wait(lambda: "streamd-lag-seconds" in ask(world).headers)
     log.append(3000)

@@ -19,6 +19,7 @@ from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.server.engine import Engine
 from streamd.server.loaded_version import LoadedVersion
+from streamd.server.requests import Overloaded
 from streamd.server.server_graph import ServerGraph
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
@@ -296,6 +297,16 @@ def test_more_requests_than_may_wait_are_told_to_come_again(tmp_path):
         answers = list(pool.map(lambda _: world.client.post("/v1/score", json={"src": 1, "dst": [2]}), range(4)))
     assert sorted(a.status_code for a in answers) == [429, 429, 429, 503]
     assert all(a.headers["Retry-After"] == "1" for a in answers)
+
+
+def test_a_request_that_cannot_be_answered_in_time_is_refused_before_its_body_is_read(world, monkeypatch):
+    def overloaded():
+        raise Overloaded("more requests come than can be answered")
+
+    monkeypatch.setattr(world.engine._queue, "check_load", overloaded)
+    answer = world.client.post("/v1/score", content=b"no json", headers={"content-type": "application/json"})
+    assert answer.status_code == 429 and answer.headers["Retry-After"] == "1"
+    assert answer.json()["detail"] == "more requests come than can be answered"
 
 
 def test_the_server_catches_up_with_a_log_that_was_there_before(tmp_path):

@@ -14,16 +14,21 @@ from streamd.windows import recorded_windows
 from tests.builders import HOUR, SECOND, settings, stream, write_log
 
 
+def opened(path, src, dst, time, watermark):
+    """A version at the beginning of a log, and the log's reader."""
+    write_log(path, src, dst, time, Schema(), watermark=watermark)
+    model = build_model(settings(path).model, Schema(), 0)
+    return LoadedVersion(SimpleNamespace(window_seconds=3600), TorchModel(model), model.new_memory()), LogReader.open(path)
+
+
 @pytest.mark.parametrize("burst_us", [HOUR + 5 * SECOND, 2 * HOUR - 1], ids=["inside a window", "at its end"])
 def test_memory_passes_a_time_with_more_events_than_it_looks_at(tmp_path, burst_us):
     src, dst, time = stream(1500, hours=4)
     time[300:1200] = burst_us
     time[:300] = np.sort(time[:300] % HOUR)
     time[1200:] = np.sort(2 * HOUR + time[1200:] % HOUR)
-    write_log(tmp_path, src, dst, time, Schema(), watermark=3 * HOUR)
-    s = settings(tmp_path)
-    log, model = LogReader.open(tmp_path), build_model(s.model, Schema(), 0)
-    served = LoadedVersion(SimpleNamespace(window_seconds=3600), TorchModel(model), model.new_memory())
+    served, log = opened(tmp_path, src, dst, time, 3 * HOUR)
+    s, model = settings(tmp_path), served.model.model
     cuts = [0]
     for until in range(50, 1501, 50):
         while served.follow(log, until, 3 * HOUR if until == 1500 else int(time[until - 1]), 1):
@@ -38,3 +43,37 @@ def test_memory_passes_a_time_with_more_events_than_it_looks_at(tmp_path, burst_
             wanted.append(trained.edge)
     assert cuts == wanted and 1200 in cuts
     assert torch.equal(served.memory.tensors()["state"], trained.tensors()["state"])
+
+
+@pytest.mark.parametrize("num_chunks", [8, 16])
+def test_queries_during_a_backlog_advance_no_memory_over_it(tmp_path, monkeypatch, num_chunks):
+    src, dst, _ = stream(40 * num_chunks + 10)
+    time = np.arange(len(src)) * SECOND
+    served, log = opened(tmp_path, src, dst, time, int(time[-1]))
+    moved = []
+    advance = LoadedVersion.advance
+    monkeypatch.setattr(LoadedVersion, "advance", lambda *a: (moved.extend(a[3]), advance(*a)))
+
+    # A query after each chunk, as a server that is asked while it catches up.
+    cuts = []
+    while served.follow(log, len(src), int(time[-1]), 1):
+        cuts.append(served.ahead(log, len(src), int(time[-1]) + 1).memory.edge)
+    assert cuts == [40 * n for n in range(1, num_chunks + 1)] and len(moved) == num_chunks
+
+
+def test_a_query_closes_the_open_chunk_of_a_memory_that_has_caught_up(tmp_path):
+    src, dst, _ = stream(100)
+    time = np.arange(len(src)) * SECOND
+    served, log = opened(tmp_path, src, dst, time, int(time[-1]))
+    while served.follow(log, 100, int(time[-1]), 1):
+        pass
+    assert served.memory.edge == 80 and served.ahead(log, 100, int(time[-1]) + 1) is served
+    assert served.ahead(log, 100, 2 * HOUR).memory.edge == 100 and served.memory.edge == 80
+
+
+def test_following_goes_on_for_as_long_as_there_is_time_and_says_what_is_left(tmp_path):
+    src, dst, _ = stream(200)
+    time = np.arange(len(src)) * SECOND
+    served, log = opened(tmp_path, src, dst, time, int(time[-1]))
+    assert served.follow_until(0.0, log, 200, int(time[-1])) and served.memory.edge == 40, "one chunk at least"
+    assert not served.follow_until(float("inf"), log, 200, int(time[-1])) and served.memory.edge >= 160

@@ -336,6 +336,20 @@ def test_a_model_below_a_rule_has_a_banner(browser, served, monkeypatch):
     close(page, served)
 
 
+def test_late_events_are_counted_and_a_window_that_is_mostly_late_says_so(browser, served, monkeypatch):
+    *real, last = served.world.state.page._history.refresh()
+    late = replace(last, num_late=40, num_scored=0, scores={}, promoted=False, reason="left out: 40 of its 50 events came late")
+    monkeypatch.setattr(served.world.state.page._history, "refresh", lambda: [*real, late])
+    beat = {"role": "ingest", "state": "running", "alive": True, "age_seconds": 0.1, "detail": {"clamped": 1234}}
+    monkeypatch.setattr(served.world.state.page, "_roles", lambda: (1, {"ingest": beat}))
+    page = opened(browser, served)
+    assert "Since ingest started, 1,234 events came behind the log and got its newest time." in page.inner_text("#windows-note")
+    assert "left out: 40 of its 50 events came late" in page.inner_text("#windows tbody tr:first-child")
+    page.click("#windows tbody tr:first-child button")
+    assert "; 40 came late, from a time before the window;" in page.inner_text("#windows")
+    close(page, served)
+
+
 def test_while_it_starts_the_page_says_what_it_does_and_for_how_long(browser, served, monkeypatch):
     status = served.world.engine.status
     monkeypatch.setattr(status, "ready", False)
@@ -377,6 +391,8 @@ def test_the_page_says_what_this_machine_is_to_the_log(browser, served, monkeypa
             ("replica", "follow", "following", {"lag_records": 0}, "replica", "follows the log shop, and has all of it"),
             ("replica", "follow", "waiting for broker", {"why": "<b>away"}, "replica", "is a replica of the log shop: waiting for broker (<b>away)"),
             ("standby", "ingest", "following", {"lag_records": 1}, "standby", "follows the log shop, 1 record behind"),
+            ("standby", "ingest", "following", {"lag_records": 0, "cannot_lead": "The disk is full."}, "standby",
+             "follows the log shop, and has all of it. It cannot lead: The disk is full"),
             ("standby", "ingest", "leading", {"term": 5}, "leader", "leads the log shop, term 5")]
     for member, role, state, detail, short, sentence in said:
         log = alone.log.model_copy(update={"name": "shop", "store": "/store", "member": member})

@@ -15,6 +15,7 @@ import numpy as np
 from streamd.errors import TFGNNError
 from streamd.exchange.tfgnn.draws import Array, hash_strings, sum_weights
 from streamd.exchange.tfgnn.lists import encode_row
+from streamd.exchange.tfgnn.row_names import Place
 from streamd.exchange.tfgnn.schema import Features
 from streamd.exchange.tfgnn.tensor import Values, by_row, take
 
@@ -34,17 +35,19 @@ class NodeTable:
     hash_N: Array
 
 
-def node_table(ids: list[bytes], others: set[bytes], features: Values, where: str) -> NodeTable:
+def node_table(ids: list[bytes], others: set[bytes], features: Values, place: Place) -> NodeTable:
     """The nodes of a table's rows and further ones. Raises: TFGNNError for an id that is there
     twice."""
     row = {id: r for r, id in enumerate(ids)}
     if len(row) < len(ids):
-        seen: set[bytes] = set()
-        for id in ids:
-            if id in seen:
-                shown = repr(id[:40].decode(errors="replace"))
-                raise TFGNNError(f"{where} has the id {shown} twice.", "remove one of the rows.")
-            seen.add(id)
+        first: dict[bytes, int] = {}
+        for r, id in enumerate(ids):
+            if first.setdefault(id, r) != r:
+                raise TFGNNError(
+                    f"{place(r)}: the id {shown_id(id)} is there twice, first in "
+                    f"{place(first[id])}.",
+                    "remove one of the rows.",
+                )
     known = sorted(row.keys() | others)
     return NodeTable(
         ids=known,
@@ -53,6 +56,11 @@ def node_table(ids: list[bytes], others: set[bytes], features: Values, where: st
         number={id: n for n, id in enumerate(known)},
         hash_N=hash_strings(known),
     )
+
+
+def shown_id(id: bytes) -> str:
+    """The beginning of an id in quotation marks, for errors."""
+    return repr(id[:40].decode(errors="replace"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,26 +181,20 @@ def adjacency(
     features: Values,
     types: Features,
     read: Callable[[Array], Values] | None = None,
-    where: str,
+    place: Place,
 ) -> Adjacency:
     """Edges in any order, by their source.
 
     row_E: rows of their features, int64; their places otherwise. types: of the features that tell
     edges apart which are the same in all else. read: gives rows of features that are not held.
-    Raises: TFGNNError for a weight that is negative or no finite number.
+    place: names an edge for errors. Raises: TFGNNError as `check_weights`.
     """
-    if weight_E is not None:
-        wrong = np.flatnonzero(~((weight_E >= 0) & (weight_E < np.inf)))
-        if len(wrong):
-            raise TFGNNError(
-                f"{where} has the weight {weight_E[wrong[0]]}; weights are finite, not negative.",
-                "correct it.",
-            )
+    check_weights(weight_E, place)
 
     def contents(edges: list[int]) -> list[bytes]:
         rows = np.array(edges, np.int64) if row_E is None else row_E[edges]
         values = take(features, rows) if read is None else read(rows)
-        return row_bytes(values, types, len(edges), where)
+        return row_bytes(values, types, len(edges), lambda r: place(edges[r]))
 
     order = edge_order(source_E, target_E, time_E, weight_E, contents if types else None)
     source_E = source_E[order]
@@ -207,7 +209,22 @@ def adjacency(
     )
 
 
-def row_bytes(features: Values, types: Features, num: int, where: str) -> list[bytes]:
+def check_weights(weight_E: Array | None, place: Place) -> None:
+    """Refuse a weight that is negative or no finite number. Raises: TFGNNError naming the edge."""
+    if weight_E is None:
+        return
+    wrong = np.flatnonzero(~((weight_E >= 0) & (weight_E < np.inf)))
+    if len(wrong):
+        e = int(wrong[0])
+        raise TFGNNError(
+            f"{place(e)}: its weight is {weight_E[e]}; weights are finite, not negative.",
+            "correct it.",
+        )
+
+
+def row_bytes(features: Values, types: Features, num: int, place: Place) -> list[bytes]:
     """The features of each of some rows as bytes. Raises: TFGNNError."""
     getters = [(name, types[name].dtype, by_row(features[name])) for name in sorted(types)]
-    return [encode_row([(name, t, get(r)) for name, t, get in getters], where) for r in range(num)]
+    return [
+        encode_row([(name, t, get(r)) for name, t, get in getters], place(r)) for r in range(num)
+    ]

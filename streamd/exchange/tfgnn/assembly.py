@@ -35,8 +35,8 @@ TEXT, TIME = Feature(dtype=TYPES["DT_STRING"]), Feature(dtype=TYPES["DT_INT64"])
 def sampled_schema(schema: GraphSchema, seed_set: str, timed_seeds: bool) -> GraphSchema:
     """The schema of samples: without places of tables, with the sample's names as the context.
 
-    A node set without a table has the feature `#id`, as nothing else would tell its nodes. Context
-    features of the graph are of the whole graph and not of a sample.
+    A node set without a table or without features has the feature `#id`, because nothing else tells
+    its nodes apart. Context features of the graph are of the whole graph and not of a sample.
     """
     context = {"sample_id": TEXT, "seed_id": TEXT}
     if timed_seeds:
@@ -50,7 +50,7 @@ def schema_of_samples(
     """The same with features of the context and node sets of seeds as given."""
     node_sets = {}
     for name, one in schema.node_sets.items():
-        features = {ID: TEXT} if is_latent(one) else {}
+        features = {ID: TEXT} if is_latent(one) or not one.features else {}
         node_sets[name] = replace(one, features=features | dict(one.features), metadata=None)
         node_sets[name] = replace(node_sets[name], context=())
     return GraphSchema(

@@ -26,8 +26,8 @@ from streamd.exchange.tfgnn.beam_steps import (
     no_samples,
     write_shard,
 )
-from streamd.exchange.tfgnn.sampled import Marker, TableRun, write_schema
-from streamd.exchange.tfgnn.sampling import check_columns, check_time, seed_set
+from streamd.exchange.tfgnn.sampled import Marker, TableRun, warn_missing, write_schema
+from streamd.exchange.tfgnn.sampling import Has, check_columns, seed_set
 from streamd.exchange.tfgnn.schema import NodeSet, read_schema, schema_file
 from streamd.exchange.tfgnn.shards import find_files
 from streamd.exchange.tfgnn.tables_graph import (
@@ -58,23 +58,35 @@ def sample_with_beam(run: TableRun, runner: str, options: list[str]) -> int:
     if why is not None:
         raise TFGNNError(f"The runner {runner} is refused: {why}.", "take another one.")
     try:
-        import apache_beam as beam
-        from apache_beam.options.pipeline_options import PipelineOptions
+        import apache_beam  # noqa: F401
     except ImportError:
         raise TFGNNError(
             "Apache Beam is not installed.", "pip install 'streamd[beam]', or leave --runner out."
         ) from None
 
     marker = Marker(run.output, run.state())
-    if marker.begin():
-        raise TFGNNError(
-            f"Some shards of {run.output} are there already.", "remove them, or choose a new name."
-        )
+    with marker.begin() as done:
+        if done:
+            raise TFGNNError(
+                f"Some shards of {run.output} are there already.",
+                "remove them, or choose a new name.",
+            )
+        count = _sample(run, runner, options)
+        marker.end(count)
+    return count
+
+
+def _sample(run: TableRun, runner: str, options: list[str]) -> int:
+    """Run the pipeline. Returns: how many samples there must be. Raises: TFGNNError."""
+    import apache_beam as beam
+    from apache_beam.options.pipeline_options import PipelineOptions
+
     files = _Files(run)
-    timed = files.check()
+    has, timed = files.check()
     plan = Plan(
         schema=run.schema,
         spec=run.spec,
+        has=has,
         seed=run.seed,
         is_timed=timed,
         buckets=max(MIN_BUCKETS, files.num_bytes // BUCKET_BYTES),
@@ -85,13 +97,13 @@ def sample_with_beam(run: TableRun, runner: str, options: list[str]) -> int:
         with beam.Pipeline(runner=runner, options=PipelineOptions(options)) as pipeline:
             build(pipeline, run, plan, files)
         write_schema(run.output, sampled_schema(run.schema, seed_set(run.spec), timed))
-        count = files.count_seeds()
-        marker.end(count)
+        for name, is_seed, num, example in plan.read_missing():
+            warn_missing(name, is_seed, num, example)
+        return files.count_seeds()
     finally:
         # What workers that were lost left behind.
         for path in run.output.parent.glob(f".{plan.run_id}.*"):
             path.unlink(missing_ok=True)
-    return count
 
 
 def build(pipeline: Any, run: TableRun, plan: Plan, files: "_Files") -> None:
@@ -169,26 +181,24 @@ class _Files:
         every = [*self.edges(set(self.edge_sets)), *self.nodes()]
         return sum(file.path.stat().st_size for file in every)
 
-    def check(self) -> bool:
-        """Refuse tables that lack what the spec goes by, by their first rows.
+    def check(self) -> tuple[dict[str, Has], bool]:
+        """Refuse tables that lack columns which the spec needs, by their first rows.
 
-        Returns: whether the seeds have times. Raises: TFGNNError.
+        Returns: the columns of each edge set, and whether the seeds have times. Raises: TFGNNError.
         """
         timed = False
         if self._run.seeds is not None:
             first = next(read_seeds(self._run.seeds), None)
             timed = first is not None and first.time is not None
+        sets = {}
         for name in self.edge_sets:
             rows = self._first(name)
             # An empty table lacks nothing.
-            has_weight = rows is None or rows.weight is not None
-            has_time = rows is None or rows.time is not None
-            for op in self._run.spec.sampling_ops:
-                if op.edge_set_name == name:
-                    check_columns(op, has_weight, has_time, timed)
-            if timed:
-                check_time(name, has_time)
-        return timed
+            sets[name] = Has(
+                rows is None or rows.weight is not None, rows is None or rows.time is not None
+            )
+        check_columns(self._run.spec, sets, timed)
+        return sets, timed
 
     def _first(self, name: str) -> Rows | None:
         """The first rows of an edge set's table, None where it has none."""

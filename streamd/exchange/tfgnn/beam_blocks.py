@@ -6,13 +6,15 @@ anywhere. Later, what a sample holds meets under the number of its shard.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from streamd.exchange.tfgnn.adjacency import check_weights
 from streamd.exchange.tfgnn.draws import ENDLESS, Array, hash_strings
+from streamd.exchange.tfgnn.row_names import FileRows
 from streamd.exchange.tfgnn.schema import Context, EdgeSet, NodeSet
 from streamd.exchange.tfgnn.seeds import shard_of
 from streamd.exchange.tfgnn.tables_graph import Columns
@@ -37,11 +39,13 @@ class EdgeBlock:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeBlock:
-    """Rows of a node set, to the bucket of their ids."""
+    """Rows of a node set, to the bucket of their ids. row_R: int64, their numbers in the file."""
 
     node_set: str
     ids: list[bytes]
     features: Values
+    file: FileRows
+    row_R: Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -183,11 +187,16 @@ def _cut(file: TableFile, parts: list[Rows], buckets: int) -> Iterator[Keyed]:
     """Yield blocks of rows for their buckets."""
     assert not isinstance(file.one, Context)
     columns = Columns(file.one, parts)
+    if file.kind == "edges":
+        check_weights(columns.weight, columns.place)
+    of_file = replace(parts[0].place, first=0)
+    row_R = np.concatenate([p.place.first + np.arange(p.num) for p in parts])
     keys = columns.source if file.kind == "edges" else columns.ids
     for bucket, places in groups(bucket_of(keys, buckets)):
         ids = pick(keys, places)
         if file.kind == "nodes":
-            yield bucket, NodeBlock(file.name, ids, take(columns.features, places))
+            features = take(columns.features, places)
+            yield bucket, NodeBlock(file.name, ids, features, of_file, row_R[places])
         elif file.kind == "edges":
             time = None if columns.time is None else columns.time[places]
             weight = None if columns.weight is None else columns.weight[places]

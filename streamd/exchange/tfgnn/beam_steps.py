@@ -4,8 +4,9 @@ The draws, orders and records are those of the other samplers: a bucket of edges
 walked by the same kernels, and a shard is put together by the same `Assembler`.
 """
 
+import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,14 @@ from typing import Any
 import numpy as np
 
 from streamd.errors import TFGNNError
-from streamd.exchange.tfgnn.adjacency import Adjacency, Graph, NodeTable, adjacency, node_table
+from streamd.exchange.tfgnn.adjacency import (
+    Adjacency,
+    Graph,
+    NodeTable,
+    adjacency,
+    node_table,
+    shown_id,
+)
 from streamd.exchange.tfgnn.assembly import Assembler, is_latent
 from streamd.exchange.tfgnn.beam_blocks import (
     Arrivals,
@@ -35,20 +43,27 @@ from streamd.exchange.tfgnn.beam_blocks import (
 )
 from streamd.exchange.tfgnn.draws import Array, draw_keys, hash_strings
 from streamd.exchange.tfgnn.records import write_records
-from streamd.exchange.tfgnn.sampling import NONE, Found, before, seed_set, walk
+from streamd.exchange.tfgnn.row_names import Place
+from streamd.exchange.tfgnn.sampling import NONE, Found, Has, before, seed_set, walk
 from streamd.exchange.tfgnn.schema import GraphSchema
 from streamd.exchange.tfgnn.seeds import Seeds, name_samples, shard_of
 from streamd.exchange.tfgnn.shards import shard_paths
 from streamd.exchange.tfgnn.spec import SamplingOp, SamplingSpec
+from streamd.exchange.tfgnn.tables_graph import whole
 from streamd.exchange.tfgnn.tensor import join, take
+
+Missing = dict[tuple[str, bool], set[bytes]]
+"""Ids of nodes without a row, by node set and by whether seeds name them or edges."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What all steps know. run_id: in the names of scratch files."""
+    """What all steps know. has: the columns of each edge set. run_id: in the names of scratch
+    files."""
 
     schema: GraphSchema
     spec: SamplingSpec
+    has: Mapping[str, Has]
     seed: int
     is_timed: bool
     buckets: int
@@ -66,6 +81,25 @@ class Plan:
             if one.op_name == op:
                 return self.schema.edge_sets[one.edge_set_name].target
         return seed_set(self.spec)
+
+    def write_missing(self, bucket: int, missing: Missing) -> None:
+        """Write which nodes of a bucket have no row, in a scratch file that the driver reads: a
+        bucket that is joined twice counts once."""
+        found = [[*of, len(ids), shown_id(min(ids))] for of, ids in missing.items() if ids]
+        if found:
+            path = self.output.with_name(f".{self.run_id}.missing-{bucket}")
+            scratch = path.with_name(f".{self.run_id}.{uuid.uuid4().hex}")
+            scratch.write_text(json.dumps(found))
+            scratch.replace(path)
+
+    def read_missing(self) -> list[tuple[str, bool, int, str]]:
+        """Node sets, whether seeds name the nodes or edges, how many have no row, and one id."""
+        counts: dict[tuple[str, bool], tuple[int, str]] = {}
+        for path in sorted(self.output.parent.glob(f".{self.run_id}.missing-*")):
+            for name, is_seed, count, example in json.loads(path.read_text()):
+                before, first = counts.get((name, is_seed), (0, example))
+                counts[name, is_seed] = before + count, first
+        return [(*of, *found) for of, found in sorted(counts.items())]
 
 
 def levels(spec: SamplingSpec) -> list[list[SamplingOp]]:
@@ -118,7 +152,7 @@ def expand(bucket: Keyed, plan: Plan, ops: list[SamplingOp]) -> Iterator[Keyed]:
         if not came or not rows:
             continue
         if name not in made:
-            made[name] = _Edges(rows, plan.schema, name)
+            made[name] = _Edges(rows, plan, name)
         edges = made[name]
         samples, until_S, sample_R, node_R = _pairs(came, edges.source_number)
         node_hash = hash_strings(edges.sources)
@@ -136,22 +170,30 @@ def expand(bucket: Keyed, plan: Plan, ops: list[SamplingOp]) -> Iterator[Keyed]:
 class _Edges:
     """The edges of a bucket, as a sampler walks them."""
 
-    def __init__(self, rows: list[EdgeBlock], schema: GraphSchema, name: str) -> None:
+    def __init__(self, rows: list[EdgeBlock], plan: Plan, name: str) -> None:
         source = [id for block in rows for id in block.source]
         target = [id for block in rows for id in block.target]
         self.name = name
         self.sources, self.source_number = numbered(source)
         self.targets, self.target_number = numbered(target)
+        places = [f"Edge set {name!r}"] * len(rows)
         self.adjacency = adjacency(
             places_of(self.source_number, source),
             places_of(self.target_number, target),
             len(self.sources),
-            time_E=_whole([block.time for block in rows]),
-            weight_E=_whole([block.weight for block in rows]),
+            time_E=whole([block.time for block in rows], np.int64, "#time", places),
+            weight_E=whole([block.weight for block in rows], np.float32, "#weight", places),
             features=join([block.features for block in rows]),
-            types=schema.edge_sets[name].features,
-            where=f"Edge set {name!r}",
+            types=plan.schema.edge_sets[name].features,
+            place=lambda e: f"Edge set {name!r}, edge {e} of a bucket",
         )
+        has = Has(self.adjacency.weight_E is not None, self.adjacency.time_E is not None)
+        if has != plan.has[name]:
+            # Another bucket has the column.
+            raise TFGNNError(
+                f"Edge set {name!r}: some files have #weight or #time and some have none.",
+                "write it in all of them.",
+            )
 
     def walked(
         self, plan: Plan, samples: list[bytes], sample: Array, edge: Array
@@ -175,19 +217,6 @@ class _Edges:
                     edge_P,
                 ),
             )
-
-
-def _whole(parts: list[Array | None]) -> Array | None:
-    """The parts of a column. Raises: TFGNNError where some files of a table lack it."""
-    found = [part for part in parts if part is not None]
-    if not found:
-        return None
-    if len(found) < len(parts):
-        raise TFGNNError(
-            "Some files of a table have #weight or #time and some have none.",
-            "write it in all of them.",
-        )
-    return np.concatenate(found)
 
 
 def _pairs(
@@ -288,7 +317,7 @@ def between(bucket: Keyed, plan: Plan) -> Iterator[Keyed]:
         rows = [block for block in of(blocks, EdgeBlock) if block.edge_set == name]
         if not rows:
             continue
-        edges = _Edges(rows, plan.schema, name)
+        edges = _Edges(rows, plan, name)
         for block in hoods:
             for s, sample in enumerate(block.samples):
                 source = places_of(edges.source_number, block.sources[s])
@@ -307,6 +336,7 @@ def join_rows(bucket: Keyed, plan: Plan) -> Iterator[Keyed]:
     Raises: TFGNNError for an id that a table has twice."""
     key, blocks = bucket[0], list(bucket[1])
     came: dict[str, list[Arrivals]] = {}
+    missing: Missing = {}
     for block in blocks:
         if isinstance(block, Arrivals):
             came.setdefault(plan.node_set_of(block.op), []).append(block)
@@ -320,11 +350,15 @@ def join_rows(bucket: Keyed, plan: Plan) -> Iterator[Keyed]:
         rows = [block for block in of(blocks, NodeBlock) if block.node_set == name]
         arrivals = came.get(name, [])
         ids = [id for block in rows for id in block.ids]
-        where = f"The table of node set {name!r}"
         others = {id for block in arrivals for id in block.nodes} if is_latent(node_set) else set()
-        table = node_table(ids, others, join([block.features for block in rows]), where)
+        table = node_table(ids, others, join([block.features for block in rows]), _named(rows))
         if not arrivals:
             continue
+        for block in arrivals:
+            is_seed = block.op == plan.spec.seed_op.op_name
+            missing.setdefault((name, is_seed), set()).update(
+                set(block.nodes) - table.number.keys()
+            )
         samples, _, sample, node = _pairs(arrivals, dict(table.number))
         shard_S = shard_of(hash_strings(samples), plan.num_shards)
         for shard, places in groups(shard_S[sample]):
@@ -333,6 +367,13 @@ def join_rows(bucket: Keyed, plan: Plan) -> Iterator[Keyed]:
             features = {} if is_latent(node_set) else take(table.features, table.row_N[nodes])
             held = pick(samples, have), pick(table.ids, nodes), features
             yield shard, Held(name, *held, sample_P, node_P)
+    plan.write_missing(key, missing)
+
+
+def _named(rows: list[NodeBlock]) -> Place:
+    """Names the rows of some blocks, one block after the other."""
+    parts = [(block.file, block.row_R.tolist()) for block in rows]
+    return lambda at: [file(row) for file, numbers in parts for row in numbers][at]
 
 
 def write_shard(shard: Keyed, plan: Plan) -> Iterator[int]:
@@ -380,7 +421,7 @@ def _table_of(held: list[Held]) -> NodeTable:
     known = sorted(row)
     rows = np.array([row[id] for id in known], np.int64)
     features = take(join([block.features for block in held]), rows)
-    return node_table(known, set(), features, "A shard")
+    return node_table(known, set(), features, "node {} of a shard".format)
 
 
 def _joined(

@@ -21,6 +21,7 @@ from streamd.exchange.tfgnn.kernels import (
     scan_examples,
 )
 from streamd.exchange.tfgnn.proto import parse_binary
+from streamd.exchange.tfgnn.row_names import Place
 
 KINDS = {"bytes": BYTES, "float": FLOAT, "int64": INT64}
 NAMES = {number: f"{name}_list" for name, number in KINDS.items()}
@@ -53,11 +54,11 @@ class ColumnReader:
         self._kinds = [KINDS[kind] for _, kind in keys]
         self._want_K = np.array(self._kinds, np.uint8)
 
-    def read(self, data: bytes, start_R: Array, end_R: Array, where: str) -> list[Column]:
+    def read(self, data: bytes, start_R: Array, end_R: Array, place: Place) -> list[Column]:
         """The columns of the records data[start_R:end_R], in the order of the keys.
 
-        where: the file and the first record's number in words, for errors. Raises: TFGNNError where
-        a record is no Example, or has a list of another kind.
+        place: names a record, the first of which is 0. Raises: TFGNNError where a record is no
+        Example, or has a list of another kind.
         """
         array = np.frombuffer(data, np.uint8)
         shape = (len(start_R), len(self._want_K))
@@ -69,19 +70,19 @@ class ColumnReader:
         slow, wrong = scan_examples(array, start_R, end_R, *names, *found)
         if slow:
             # Put the rewritten records behind the others.
-            data, start_R, end_R = _rewritten(data, start_R, end_R, state_R == SLOW, where)
+            data, start_R, end_R = _rewritten(data, start_R, end_R, state_R == SLOW, place)
             array = np.frombuffer(data, np.uint8)
             slow, wrong = scan_examples(array, start_R, end_R, *names, *found)
             assert slow == 0, "protobuf writes records of another shape than the kernel reads"
         if wrong:
-            raise self._wrong_kind(kind_RK, count_RK, where)
+            raise self._wrong_kind(kind_RK, count_RK, place)
         return self._fill(data, array, start_RK, end_RK, count_RK)
 
-    def _wrong_kind(self, kind_RK: Array, count_RK: Array, where: str) -> TFGNNError:
+    def _wrong_kind(self, kind_RK: Array, count_RK: Array, place: Place) -> TFGNNError:
         """The error for a list of another kind; an empty one may have any."""
         r, k = map(int, np.argwhere((count_RK > 0) & (kind_RK != self._want_K))[0])
         return TFGNNError(
-            f"{_nth(where, r)}: {self.names[k]!r} is a {NAMES[int(kind_RK[r, k])]}, "
+            f"{place(r)}: {self.names[k]!r} is a {NAMES[int(kind_RK[r, k])]}, "
             f"its dtype needs a {NAMES[int(self._want_K[k])]}.",
             "correct the schema's dtype, or write the records again.",
         )
@@ -140,7 +141,7 @@ def rewrite(record: bytes, where: str) -> bytes:
 
 
 def _rewritten(
-    data: bytes, start_R: Array, end_R: Array, slow_R: Array, where: str
+    data: bytes, start_R: Array, end_R: Array, slow_R: Array, place: Place
 ) -> tuple[bytes, Array, Array]:
     """The data with some records rewritten behind it, and where all records start and end then.
 
@@ -149,13 +150,8 @@ def _rewritten(
     start_R, end_R = start_R.copy(), end_R.copy()
     pieces, size = [data], len(data)
     for r in np.flatnonzero(slow_R).tolist():
-        piece = rewrite(data[start_R[r] : end_R[r]], _nth(where, r))
+        piece = rewrite(data[start_R[r] : end_R[r]], place(r))
         pieces.append(piece)
         start_R[r], end_R[r] = size, size + len(piece)
         size += len(piece)
     return b"".join(pieces), start_R, end_R
-
-
-def _nth(where: str, record: int) -> str:
-    """The words for a record, counted from the first."""
-    return where if record == 0 else f"{where} + {record}"

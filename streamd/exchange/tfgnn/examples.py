@@ -44,7 +44,7 @@ class Codec:
         record is no Example, or its sizes, row lengths or ends of edges contradict each other.
         """
         span = np.array([[0], [len(record)]], np.int64)
-        columns = iter(self._reader.read(record, span[0], span[1], where))
+        columns = iter(self._reader.read(record, span[0], span[1], lambda _: where))
         taken = _Taken(columns, where)
         # The context comes first, but the number of components is known from the sets.
         context = [taken.feature() for keys in self._layout.context.features for _ in _slots(keys)]

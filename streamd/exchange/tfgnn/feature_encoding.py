@@ -11,12 +11,13 @@ from streamd.events import Float32
 from streamd.exchange.tfgnn import schema as peer
 from streamd.exchange.tfgnn.declared import DeclaredSet, noted_features, nothing_text
 from streamd.exchange.tfgnn.draws import Array
-from streamd.exchange.tfgnn.feature_values import Place
+from streamd.exchange.tfgnn.row_names import Place
 from streamd.exchange.tfgnn.tensor import Ragged, Value
 from streamd.exchange.tfgnn.unigraph import WEIGHT, Rows
 from streamd.ingest.checks import FLOAT32_MAX
 from streamd.ingest.encoding import Feature
-from streamd.settings_sets import FeatureSettings, text_of
+from streamd.ingest.rounding import NOTHING, rounded_in
+from streamd.settings_sets import FeatureSettings, nearest_of, text_of
 
 WEIGHTS = (WEIGHT, "weight")
 """Features of edges that an undeclared column of weights fills."""
@@ -25,7 +26,8 @@ WEIGHTS = (WEIGHT, "weight")
 class Encoder:
     """Reads the features of a table's rows as the numbers of a declared set.
 
-    left_out: columns of the schema, and of weights, that the settings do not declare.
+    left_out: columns of the schema, and of weights, that the settings do not declare. rounded:
+    values so far.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Encoder:
         """one: the declared set. its: that of the table's schema. own: columns that are no
         features. Raises: TFGNNError where a feature has no column, or one of another type."""
         self._one = one
+        self.rounded = NOTHING
         place = f"{kind} {one.name!r}"
         told = noted_features(its, place)
         # A log keeps the place of a text and not the text, and so do tables made of a log.
@@ -61,7 +64,8 @@ class Encoder:
                     )
             elif not (self._takes_weights and name in WEIGHTS) and declared.missing is None:
                 raise TFGNNError(
-                    f"{place}: the schema has no feature {name!r}, and no `missing` stands for it.",
+                    f"{place}: the schema has no feature {name!r}, and no `missing` stands for it"
+                    f"{nearest_of(name, its.features)}.",
                     "add the column, or declare `missing`.",
                 )
 
@@ -88,7 +92,9 @@ class Encoder:
             return self._by_value(name, [None] * num, place)
         column = np.asarray(value).reshape(num, -1)
         if declared.vector is not None or declared.type is not None:
-            return _checked(name, declared, column, place)
+            numbers = _checked(name, declared, column, place)
+            self.rounded += rounded_in(column, [name] * declared.width)
+            return numbers
         if declared.hash is not None and name in self._is_ours and column.dtype.kind == "i":
             return _at_places(name, declared.hash, column[:, 0], place)
         plain: list[Any] = column[:, 0].tolist()

@@ -1,17 +1,13 @@
 """Features of tables and samples of the numbers that a log has of them."""
 
-from collections.abc import Callable
-
 import numpy as np
 
 from streamd.errors import TFGNNError
 from streamd.events import Float32
 from streamd.exchange.tfgnn.declared import DeclaredSet, nothing_text, other_text
 from streamd.exchange.tfgnn.draws import Array
+from streamd.exchange.tfgnn.row_names import Place
 from streamd.settings_sets import FeatureSettings, text_of
-
-Place = Callable[[int], str]
-"""Says in words where a row is."""
 
 
 def to_columns(one: DeclaredSet, values_RD: Float32, place: Place) -> dict[str, Array]:

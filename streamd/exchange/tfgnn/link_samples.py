@@ -17,7 +17,7 @@ from streamd.errors import TFGNNError
 from streamd.events import Int64
 from streamd.exchange.tfgnn.adjacency import Graph
 from streamd.exchange.tfgnn.assembly import TEXT, TIME, Body, schema_of_samples, texts
-from streamd.exchange.tfgnn.declared import Declared, graph_schema
+from streamd.exchange.tfgnn.declared import Declared, graph_schema, reverse_names
 from streamd.exchange.tfgnn.draws import Array, draw_keys, draw_places, hash_strings
 from streamd.exchange.tfgnn.examples import Codec
 from streamd.exchange.tfgnn.log_graph import load_log_graph, numbers_of_nodes
@@ -31,6 +31,7 @@ from streamd.exchange.tfgnn.shards import shard_paths
 from streamd.exchange.tfgnn.spec import READOUT, SamplingSpec, SeedOp, read_spec
 from streamd.exchange.tfgnn.tables_graph import Progress, needed_sets
 from streamd.exchange.tfgnn.tensor import Edges, GraphTensor, Nodes
+from streamd.settings_sets import nearest_of
 
 SOURCE, TARGET, LABEL = f"{READOUT}/source", f"{READOUT}/target", "label"
 
@@ -60,14 +61,16 @@ def plan_link_run(
     edge_set: of the events; the only one where None. negatives: drawn for each event. Raises:
     TFGNNError.
     """
-    known = ", ".join(declared.edge_sets)
     if edge_set is None and len(declared.edge_sets) > 1:
+        known = ", ".join(declared.edge_sets)
         raise TFGNNError(f"The log has the edge sets {known}.", "name the one of the events.")
     name = next(iter(declared.edge_sets)) if edge_set is None else edge_set
     if name not in declared.edge_sets:
-        raise TFGNNError(f"The log has no edge set {name!r}; it has {known}.", "name one of them.")
+        near = nearest_of(name, declared.edge_sets)
+        raise TFGNNError(f"The log has no edge set {name!r}{near}.", "name one of them.")
     schema = graph_schema(declared, declared.edge_sets if with_reverse else ())
-    spec = read_spec(sampling_spec, with_readout(schema, schema.edge_sets[name]))
+    linked = with_readout(schema, schema.edge_sets[name])
+    spec = read_spec(sampling_spec, linked, reverse_names(declared))
     _check(spec, schema, name)
     return LinkRun(
         schema=schema,
@@ -282,13 +285,13 @@ def sample_links(
     needed = needed_sets(run.schema, run.spec, run.aggregation, ends)
     asked = json.dumps([run.asked, run.edge_set, run.negatives])
     rows, marker = source.begin(run.output, run.schema, asked)
-    done = marker.begin()
-    graph = load_log_graph(rows, run.schema, needed, others={}, progress=progress)
-    sampler = LinkSampler(run, rows, graph)
-    paths = shard_paths(run.output)
-    links = links_of(rows, run.edge_set, source.first)
-    shards = dict(zip(paths, links.shards(len(paths)), strict=True))
-    counts = write_shards(shards, sampler.records, done, run.processes, progress)
-    write_schema(run.output, sampler.schema)
-    marker.end(counts[0])
+    with marker.begin() as done:
+        graph = load_log_graph(rows, run.schema, needed, others={}, progress=progress)
+        sampler = LinkSampler(run, rows, graph)
+        paths = shard_paths(run.output)
+        links = links_of(rows, run.edge_set, source.first)
+        shards = dict(zip(paths, links.shards(len(paths)), strict=True))
+        counts = write_shards(shards, sampler.records, done, run.processes, progress)
+        write_schema(run.output, sampler.schema)
+        marker.end(counts[0])
     return counts

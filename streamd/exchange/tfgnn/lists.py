@@ -29,16 +29,23 @@ def typed(flat: Array, dtype: DataType, place: str) -> Array:
     if dtype.numpy == np.uint64 and flat.dtype == np.int64:
         # The same 64 bits.
         return flat.view(np.uint64)
-    if dtype.numpy == np.bool_:
-        return np.not_equal(flat, 0)
-    if dtype.wire == "int64" and len(flat):
-        bounds = np.iinfo(dtype.numpy)
-        least, most = int(flat.min()), int(flat.max())
-        if least < bounds.min or most > bounds.max:
-            value = least if least < bounds.min else most
-            raise TFGNNError(f"{place} has {value}, which {dtype.name} does not hold.")
+    if (wrong := not_held(flat, dtype)) is not None:
+        raise TFGNNError(f"{place} has {flat[wrong]}, which {dtype.name} does not hold.")
     with np.errstate(over="ignore", invalid="ignore"):
         return flat.astype(dtype.numpy)
+
+
+def not_held(flat: Array, dtype: DataType) -> int | None:
+    """The index of the first integer that `typed` refuses, None where it refuses none."""
+    if dtype.wire != "int64" or flat.dtype == dtype.numpy or not len(flat):
+        return None
+    if dtype.numpy == np.uint64 and flat.dtype == np.int64:
+        return None
+    least, most = dtype.bounds
+    if int(flat.min()) >= least and int(flat.max()) <= most:
+        return None
+    # Python's integers compare as they are, whatever the two dtypes.
+    return next(i for i, v in enumerate(flat.tolist()) if not least <= v <= most)
 
 
 def values_list(flat: Array, dtype: DataType, place: str) -> bytes:

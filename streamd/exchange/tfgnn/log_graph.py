@@ -84,7 +84,7 @@ def load_log_graph(
 def _node_table(rows: LogRows, name: str, others: Iterable[bytes]) -> NodeTable:
     """The nodes of a set, whose rows are their ids in the log."""
     nodes = rows.nodes_of(name)
-    table = node_table(rows.ids(nodes).tolist(), set(others), {}, f"Node set {name!r}")
+    table = node_table(rows.ids(nodes).tolist(), set(others), {}, "node {}".format)
     has = table.row_N >= 0
     table.row_N[has] = nodes[table.row_N[has]]
     return table
@@ -134,7 +134,7 @@ def _adjacency(
         features={},
         types=types,
         read=lambda row_E: reader.of_edges(name, row_E),
-        where=f"Edge set {name!r}",
+        place=lambda e: f"Edge set {name!r}, event {event_E[e]}",
     )
 
 

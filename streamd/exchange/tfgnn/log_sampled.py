@@ -5,7 +5,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from streamd.exchange.tfgnn.declared import Declared, graph_schema
+from streamd.exchange.tfgnn.declared import Declared, graph_schema, reverse_names
 from streamd.exchange.tfgnn.log_graph import load_log_graph
 from streamd.exchange.tfgnn.log_rows import LogCut, LogRows
 from streamd.exchange.tfgnn.sampled import Marker, Run, sample_graph
@@ -72,7 +72,7 @@ def plan_log_run(
     schema = graph_schema(declared, declared.edge_sets if with_reverse else ())
     return Run(
         schema=schema,
-        spec=read_spec(sampling_spec, schema),
+        spec=read_spec(sampling_spec, schema, reverse_names(declared)),
         seeds=seeds,
         output=output,
         aggregation=aggregation,
@@ -91,12 +91,12 @@ def sample_log(
     """
     needed = needed_sets(run.schema, run.spec, run.aggregation)
     rows, marker = source.begin(run.output, run.schema, run.asked)
-    done = marker.begin()
-    seeds, timed = (None, False) if run.seeds is None else load_seeds(run.seeds)
-    others = {seed_set(run.spec): set() if seeds is None else set(seeds.seed_ids)}
-    graph = load_log_graph(
-        rows, run.schema, needed, first=source.first, others=others, progress=progress
-    )
-    counts = sample_graph(run, graph, seeds, timed, done, progress)
-    marker.end(counts[0])
+    with marker.begin() as done:
+        seeds, timed = (None, False) if run.seeds is None else load_seeds(run.seeds)
+        others = {seed_set(run.spec): set() if seeds is None else set(seeds.seed_ids)}
+        graph = load_log_graph(
+            rows, run.schema, needed, first=source.first, others=others, progress=progress
+        )
+        counts = sample_graph(run, graph, seeds, timed, done, progress)
+        marker.end(counts[0])
     return counts

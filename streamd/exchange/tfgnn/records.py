@@ -26,7 +26,12 @@ from streamd.exchange.tfgnn.kernels import (
     TRUNCATED,
     scan_frames,
 )
-from streamd.exchange.tfgnn.shards import find_files, is_compressed, shard_paths
+from streamd.exchange.tfgnn.shards import (
+    find_files,
+    is_compressed,
+    make_folder_of,
+    shard_paths,
+)
 from streamd.storage import replace_durably
 
 BLOCK_BYTES = 8 << 20
@@ -88,18 +93,21 @@ def read_records(path: Path) -> Iterator[bytes]:
         yield from block.records()
 
 
-def read_blocks(path: Path, max_records: int = MAX_RECORDS) -> Iterator[Block]:
+def read_blocks(
+    path: Path, max_records: int = MAX_RECORDS, max_bytes: int = MAX_RECORD_BYTES
+) -> Iterator[Block]:
     """Yield the records of a file, a glob or base@N, some megabytes at once.
 
-    Both checksums of each are checked. max_records: the most in a block. Raises: TFRecordError
+    Both checksums of each are checked. max_records: the most in a block. max_bytes: of a record.
+    Raises: TFRecordError
     naming file and byte where it is truncated or damaged, after what comes before was yielded (for
     gzip: the byte of the uncompressed data); TFGNNError where there is no file.
     """
     for file in find_files(path):
-        yield from _blocks(file, max_records)
+        yield from _blocks(file, max_records, max_bytes)
 
 
-def _blocks(path: Path, max_records: int) -> Iterator[Block]:
+def _blocks(path: Path, max_records: int, max_bytes: int) -> Iterator[Block]:
     """Yield the records of one file. Raises: TFRecordError."""
     with ExitStack() as stack:
         try:
@@ -133,8 +141,9 @@ def _blocks(path: Path, max_records: int) -> Iterator[Block]:
             rest = data[behind:]
             if rest and not at_end and not is_damaged:
                 need = _declared(rest)
-                if need > MAX_RECORD_BYTES + MIN_RECORD_BYTES:
-                    raise _damaged(path, begun + behind, number, f"its length is {need}")
+                if need > max_bytes + MIN_RECORD_BYTES:
+                    words = f"its length is {need:,}, and at most {max_bytes:,} bytes are read"
+                    raise _damaged(path, begun + behind, number, words)
                 # Twice what is there at most, so that a length alone takes no memory.
                 want = max(BLOCK_BYTES, min(need, 2 * len(rest)), len(rest) + 1)
             else:
@@ -204,9 +213,14 @@ class ShardFiles:
         files = []
         with ExitStack() as stack:
             for path in self._paths:
-                path.parent.mkdir(parents=True, exist_ok=True)
+                make_folder_of(path)
                 scratch = stack.enter_context(replace_durably(path))
-                opened = _synced(scratch, is_compressed(path))
+                try:
+                    opened = _synced(scratch, is_compressed(path))
+                except OSError as error:
+                    raise TFGNNError(
+                        f"{path} cannot be written: {error.strerror}.", "choose another path."
+                    ) from None
                 files.append(stack.enter_context(opened))
             self._stack = stack.pop_all()
         return files

@@ -8,19 +8,22 @@ they are of the same run.
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from streamd.errors import TFGNNError
-from streamd.exchange.tfgnn.adjacency import Graph
-from streamd.exchange.tfgnn.assembly import Assembler, is_latent
+from streamd.exchange.tfgnn.adjacency import Graph, shown_id
+from streamd.exchange.tfgnn.assembly import Assembler, is_latent, schema_of_samples
 from streamd.exchange.tfgnn.records import read_blocks
 from streamd.exchange.tfgnn.sampling import AGGREGATIONS, Sampler, seed_set
 from streamd.exchange.tfgnn.schema import GraphSchema, read_schema, schema_file, schema_text
 from streamd.exchange.tfgnn.seeds import Seeds, every_node, load_seeds
 from streamd.exchange.tfgnn.shard_writing import in_batches, write_shards
-from streamd.exchange.tfgnn.shards import find_files, shard_paths
+from streamd.exchange.tfgnn.shards import find_files, make_folder_of, shard_paths
 from streamd.exchange.tfgnn.spec import SamplingSpec, read_spec
 from streamd.exchange.tfgnn.tables_graph import (
     Progress,
@@ -31,6 +34,7 @@ from streamd.exchange.tfgnn.tables_graph import (
 )
 from streamd.storage import write_durably
 
+logger = structlog.get_logger()
 SCHEMA_NAME = "schema.pbtxt"
 """The schema of samples, beside them."""
 
@@ -83,7 +87,10 @@ class TableRun(Run):
                 one: Any = sets[name]
                 if one.metadata is not None and one.metadata.filename:
                     files += find_files(table_of(name, one, self.base))
-        found = hashlib.sha256(f"{self.asked} {file_states(files)}".encode()).hexdigest()
+        # A version that writes other features does not go on with the shards of this one.
+        features = schema_text(schema_of_samples(self.schema, {}, ()))
+        parts = f"{self.asked} {file_states(files)} {features}"
+        found = hashlib.sha256(parts.encode()).hexdigest()
         return {"asked": self.asked, "sha256": found}
 
 
@@ -141,13 +148,13 @@ def sample_tables(
     Returns: the samples of all shards, and how many were there already. Raises: TFGNNError.
     """
     marker = Marker(run.output, run.state())
-    done = marker.begin()
-    seeds, timed = (None, False) if run.seeds is None else load_seeds(run.seeds)
-    ids = [] if seeds is None else seeds.seed_ids
-    read = read_tables(run.base, progress)
-    graph = load_graph(run.schema, run.spec, read, seed_ids=ids, aggregation=run.aggregation)
-    counts = sample_graph(run, graph, seeds, timed, done, progress)
-    marker.end(counts[0])
+    with marker.begin() as done:
+        seeds, timed = (None, False) if run.seeds is None else load_seeds(run.seeds)
+        ids = [] if seeds is None else seeds.seed_ids
+        read = read_tables(run.base, progress)
+        graph = load_graph(run.schema, run.spec, read, seed_ids=ids, aggregation=run.aggregation)
+        counts = sample_graph(run, graph, seeds, timed, done, progress)
+        marker.end(counts[0])
     return counts
 
 
@@ -165,8 +172,12 @@ def sample_graph(
     that are there. Returns: as `write_shards`. Raises: TFGNNError.
     """
     start = seed_set(run.spec)
+    nodes = graph.node_sets[start]
+    if seeds is not None and start not in graph.latent:
+        missing = {id for id in seeds.seed_ids if nodes.row_N[nodes.number[id]] < 0}
+        if missing:
+            warn_missing(start, True, len(missing), shown_id(min(missing)))
     if seeds is None:
-        nodes = graph.node_sets[start]
         seeds = every_node(id for id, row in zip(nodes.ids, nodes.row_N, strict=True) if row >= 0)
     sampler = Sampler(
         graph,
@@ -186,6 +197,18 @@ def sample_graph(
     counts = write_shards(shards, draw, done, run.processes, progress)
     write_schema(run.output, assembler.schema)
     return counts
+
+
+def warn_missing(node_set: str, is_seed: bool, count: int, example: str) -> None:
+    """Warn of nodes without a row, which no sample holds. is_seed: whether seeds name them, or
+    edges that samples walk along."""
+    logger.warning(
+        "tfgnn_seeds_without_row" if is_seed else "tfgnn_nodes_without_row",
+        node_set=node_set,
+        nodes=count,
+        example=example,
+        meaning="their samples are empty" if is_seed else "edges to and from them are left out",
+    )
 
 
 def sample_records(sampler: Sampler, assembler: Assembler, seeds: Seeds) -> Iterator[bytes]:
@@ -225,18 +248,36 @@ class Marker:
     def _path(output: Path) -> Path:
         return output.with_name(f".{output.name}.run")
 
-    def begin(self) -> set[Path]:
-        """Mark the run as begun. Returns: its shards that are there. Raises: TFGNNError where there
-        are shards of another run, or of one that is done."""
+    @contextmanager
+    def begin(self) -> Iterator[set[Path]]:
+        """Mark the run as begun. Yields: its shards that are there.
+
+        A run that fails before its first shard leaves nothing. Raises: TFGNNError where there are
+        shards of another run, or of one that is done.
+        """
         there = {path for path in shard_paths(self._output) if path.exists()}
         if there and self.left(self._output) != self._state:
             raise TFGNNError(
                 f"{min(there)} is there already, of another run or of one that is done.",
                 "remove it and its other shards, or choose another name.",
             )
-        self._output.parent.mkdir(parents=True, exist_ok=True)
-        write_durably(self._path(self._output), json.dumps(self._state).encode())
-        return there
+        folder, mark = self._output.parent, self._path(self._output)
+        is_new = not folder.exists()
+        make_folder_of(self._output)
+        try:
+            write_durably(mark, json.dumps(self._state).encode())
+        except OSError as error:
+            raise TFGNNError(
+                f"{mark} cannot be written: {error.strerror}.", "choose another path."
+            ) from None
+        try:
+            yield there
+        except BaseException:
+            if not any(path.exists() for path in shard_paths(self._output)):
+                mark.unlink(missing_ok=True)
+                if is_new and not any(folder.iterdir()):
+                    folder.rmdir()
+            raise
 
     def end(self, want: int) -> None:
         """Count the records of all shards and mark the run as done. Raises: TFGNNError where a

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import structlog
 
 from streamd.errors import TFGNNError
 from streamd.exchange.tfgnn.adjacency import Adjacency, Graph
@@ -25,6 +26,7 @@ from streamd.exchange.tfgnn.schema import GraphSchema
 from streamd.exchange.tfgnn.seeds import Seeds
 from streamd.exchange.tfgnn.spec import STRATEGIES, SamplingOp, SamplingSpec, SeedOp
 
+logger: structlog.stdlib.BoundLogger = structlog.get_logger()
 NONE = np.empty(0, np.int64)
 AGGREGATIONS = ("edge", "node")
 """Which edges a sample keeps: those walked along, or all between its nodes."""
@@ -66,30 +68,46 @@ def seed_set(spec: SamplingSpec) -> str:
     return spec.seed_op.node_set_name
 
 
-def check_columns(op: SamplingOp, has_weight: bool, has_time: bool, timed_seeds: bool) -> None:
-    """Refuse an operation whose edges lack what it goes by. Raises: TFGNNError."""
-    place = f"Operation {op.op_name!r}"
-    edges = f"edge set {op.edge_set_name!r}"
-    if op.strategy in ("TOP_K", "RANDOM_WEIGHTED") and not has_weight:
-        words = ", which an operation has that names none" if op.strategy == "TOP_K" else ""
-        raise TFGNNError(
-            f"{place} has the strategy {op.strategy}{words}, and {edges} has no #weight.",
-            "add the column to its table, or name a strategy without weights.",
-        )
-    if op.strategy == "LATEST_K" and not has_time:
-        raise TFGNNError(
-            f"{place} has the strategy LATEST_K, and {edges} has no #time.", "add the column."
-        )
-    if timed_seeds:
-        check_time(op.edge_set_name, has_time)
+@dataclass(frozen=True, slots=True)
+class Has:
+    """Which columns the edges of a set have."""
+
+    weight: bool
+    time: bool
 
 
-def check_time(edge_set: str, has_time: bool) -> None:
-    """Refuse edges without a time where seeds have one. Raises: TFGNNError."""
-    if not has_time:
-        raise TFGNNError(
-            f"The seeds have times, and edge set {edge_set!r} has no #time.",
-            "add the column to its table; edges that always were may have one long ago.",
+def check_columns(spec: SamplingSpec, sets: Mapping[str, Has], timed_seeds: bool) -> None:
+    """Refuse a spec whose operations need columns that their edges lack, and edges without times if
+    the seeds have some; warn once of TOP_K without weights. sets: the edge sets that are read.
+    Raises: TFGNNError."""
+    unweighted = []
+    for op in spec.sampling_ops:
+        has, edges = sets[op.edge_set_name], f"edge set {op.edge_set_name!r}"
+        if op.strategy == "RANDOM_WEIGHTED" and not has.weight:
+            raise TFGNNError(
+                f"Operation {op.op_name!r} has the strategy RANDOM_WEIGHTED, and {edges} has no "
+                "#weight.",
+                "add the column to its table, or name a strategy without weights.",
+            )
+        if op.strategy == "LATEST_K" and not has.time:
+            raise TFGNNError(
+                f"Operation {op.op_name!r} has the strategy LATEST_K, and {edges} has no #time.",
+                "add the column.",
+            )
+        if op.strategy == "TOP_K" and not has.weight:
+            unweighted.append(op.op_name)
+    for name, has in sets.items():
+        if timed_seeds and not has.time:
+            raise TFGNNError(
+                f"The seeds have times, and edge set {name!r} has no #time.",
+                "add the column to its table; edges that always were may have one long ago.",
+            )
+    if unweighted:
+        logger.warning(
+            "tfgnn_top_k_without_weights",
+            operations=unweighted,
+            hint="TOP_K is the strategy of an operation that names none; without a #weight all "
+            "weights are equal, and the last edges in their order are taken",
         )
 
 
@@ -115,16 +133,16 @@ class Sampler:
         self._spec = spec
         self._seed = seed
         self._aggregation = aggregation
+        sets = {
+            name: Has(edges.weight_E is not None, edges.time_E is not None)
+            for name, edges in graph.edge_sets.items()
+        }
+        check_columns(spec, sets, timed_seeds)
         for op in spec.sampling_ops:
-            edges = graph.edge_sets[op.edge_set_name]
-            has = edges.weight_E is not None, edges.time_E is not None
-            check_columns(op, *has, timed_seeds)
             # Sorted and summed here, so that processes which begin later share it.
-            if op.strategy in ("TOP_K", "RANDOM_WEIGHTED"):
+            if op.strategy in ("TOP_K", "RANDOM_WEIGHTED") and sets[op.edge_set_name].weight:
+                edges = graph.edge_sets[op.edge_set_name]
                 getattr(edges, "top_E" if op.strategy == "TOP_K" else "sum_E")
-        if timed_seeds and aggregation == "node":
-            for name, edges in graph.edge_sets.items():
-                check_time(name, edges.time_E is not None)
         most = max((edges.most for edges in graph.edge_sets.values()), default=0)
         self._taken = np.zeros(most, np.uint8)
 
@@ -270,13 +288,16 @@ def walk(
     strategy = STRATEGIES.index(op.strategy)
     count_R = before(edges, node_R, until_R)
     weights, sums, top = NO_FLOATS, NO_SUMS, NONE
+    if strategy == TOP_K and edges.weight_E is None:
+        # Of equal weights the later in order come first.
+        strategy = LATEST_K
+    elif strategy == LATEST_K:
+        assert edges.time_E is not None
     if strategy == RANDOM_WEIGHTED:
         assert edges.weight_E is not None
         weights, sums = edges.weight_E, edges.sum_E
     elif strategy == TOP_K:
         top = edges.top_E
-    else:
-        assert strategy != LATEST_K or edges.time_E is not None
     out = np.empty(int(np.minimum(count_R, op.sample_size).sum()), np.int64)
     num_R = np.empty(len(node_R), np.int64)
     of_edges = (edges.start_N, weights, sums, top)

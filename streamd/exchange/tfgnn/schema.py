@@ -35,6 +35,14 @@ class DataType:
     numpy: "np.dtype[Any]"
     wire: str
 
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The least and the greatest integer that it holds; a bool holds 0 and 1."""
+        if self.numpy == np.bool_:
+            return 0, 1
+        info = np.iinfo(self.numpy)
+        return int(info.min), int(info.max)
+
 
 DATA_TYPES = {
     number: DataType(name, number, np.dtype(numpy), wire)

@@ -6,13 +6,24 @@ cannot hold is left out, and a comment says so.
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from streamd.errors import SettingsError, TFGNNError
 from streamd.exchange.tfgnn.declared import FEATURES, PLACE, WIDTH, forward_twin
-from streamd.exchange.tfgnn.schema import EdgeSet, Feature, GraphSchema, Metadata, NodeSet
+from streamd.exchange.tfgnn.schema import (
+    TYPES,
+    EdgeSet,
+    Feature,
+    GraphSchema,
+    Metadata,
+    NodeSet,
+)
+from streamd.exchange.tfgnn.table_header import table_columns
+from streamd.exchange.tfgnn.unigraph import WEIGHT, table_path
 from streamd.schema import DEFAULT_SET
 from streamd.settings import load_settings
 
@@ -24,18 +35,19 @@ HEAD = """\
 """
 
 
-def settings_of_schema(schema: GraphSchema) -> str:
+def settings_of_schema(schema: GraphSchema, base: Path | None = None) -> str:
     """The settings in YAML, with what was left out as comments.
 
-    Raises: TFGNNError where the schema has no edge set that a log can hold, or names that sets
-    cannot have.
+    base: the folder of the tables, whose headers are read for weights that the schema does not
+    declare; None to read none. Raises: TFGNNError where the schema has no edge set that a log can
+    hold, or names that sets cannot have.
     """
     left_out: list[str] = []
     edges = {}
     for name, one in schema.edge_sets.items():
         twin = forward_twin(name, schema)
         if twin is None:
-            edges[name] = one
+            edges[name] = one if base is None else _with_weight(name, one, base, left_out)
         else:
             left_out.append(f"edge set {name}: {twin} from target to source, which needs no set")
     if not edges:
@@ -78,6 +90,21 @@ def settings_of_schema(schema: GraphSchema) -> str:
     return HEAD + comments + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
 
 
+def _with_weight(name: str, one: EdgeSet, base: Path, left_out: list[str]) -> EdgeSet:
+    """An edge set with the weights that its table has and the schema does not declare."""
+    try:
+        path = table_path(one, base)
+        columns = [] if path is None else table_columns(path)
+    except TFGNNError as error:
+        left_out.append(f"the weights of edge set {name}, if it has some: {error}")
+        return one
+    if not any(c in columns and c not in one.features for c in (WEIGHT, "weight")):
+        return one
+    # An import fills a feature of either name from either column.
+    feature = WEIGHT if "weight" in one.features else "weight"
+    return replace(one, features={**one.features, feature: Feature(dtype=TYPES["DT_FLOAT"])})
+
+
 def _in_order(sets: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Sets by their number in the log that they come from, where the schema says it."""
     places = {name: _note(one.metadata, PLACE) for name, one in sets.items()}
@@ -106,8 +133,8 @@ def _declared(where: str, one: NodeSet | EdgeSet, left_out: list[str]) -> dict[s
         return {"features": noted}
     features = {}
     for name, feature in one.features.items():
-        # Names with # are columns that tables have for themselves.
-        if name.startswith("#"):
+        # Names with # are columns that tables have for themselves; weights become a feature.
+        if name.startswith("#") and name != WEIGHT:
             continue
         declared, why = _kind(feature)
         if declared is None:

@@ -9,6 +9,10 @@ MAX_SHARDS = 99_999
 """A shard's number has five digits."""
 _SHARDED = re.compile(r"(?P<base>.+)@(?P<count>[0-9]+)(?P<end>(\.[A-Za-z][A-Za-z0-9]*)*)")
 """The ending of a file may come behind the number too: base@N.tfrecord."""
+_SHARD = re.compile(
+    r"(?P<base>.+)-(?P<number>[0-9]+)-of-(?P<count>[0-9]+)(?P<end>(\.[A-Za-z0-9]+)*)"
+)
+"""The name of one shard."""
 _TFRECORD = re.compile(r"[_.-]tfrecords?|\btfr\b")
 _CSV = re.compile(r"[_.-]csv\b")
 
@@ -26,6 +30,11 @@ def table_format(path: Path) -> str:
         f"the name {path.name!r} does not tell the format of the table.",
         "name it .csv or .tfrecord.",
     )
+
+
+def is_csv(path: Path) -> bool:
+    """Whether a file is CSV by its name; of any other name it may hold records."""
+    return not _TFRECORD.search(path.name) and _CSV.search(path.name) is not None
 
 
 def shard_count(path: Path) -> int | None:
@@ -51,6 +60,32 @@ def shard_paths(path: Path) -> list[Path]:
     return [path.with_name(f"{base}-{i:05d}-of-{count:05d}{end}") for i in range(count)]
 
 
+def output_path(text: str) -> Path:
+    """The file or base@N to write, by its name as a user gives it. Raises: TFGNNError for the name
+    of a folder, whose last / a path would lose."""
+    path = Path(text)
+    if text.rpartition("/")[2] in ("", ".", "..") or path.is_dir():
+        raise TFGNNError(
+            f"{text!r} is a folder, and a file is written.",
+            f"name one, such as {path / 'samples.tfrecord'}.",
+        )
+    return path
+
+
+def make_folder_of(path: Path) -> None:
+    """Make the folder of a file to write. Raises: TFGNNError if that cannot be, or if the file's
+    name is that of a folder."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = "a file has its name" if isinstance(error, FileExistsError) else error.strerror
+        raise TFGNNError(
+            f"The folder of {path} cannot be made: {why}.", "choose another path."
+        ) from None
+    if path.is_dir():
+        raise TFGNNError(f"{path} is a folder, and a file is written.", "choose another name.")
+
+
 def is_compressed(path: Path) -> bool:
     """Whether a file, or the base of a shard, is written as gzip by its name."""
     return re.search(r"\.gz(-[0-9]{5}-of-[0-9]{5})?$", path.name) is not None
@@ -59,7 +94,8 @@ def is_compressed(path: Path) -> bool:
 def find_files(path: Path) -> list[Path]:
     """The files to read, by name: a file, a glob such as base-?????-of-00003, or base@N.
 
-    Raises: TFGNNError where there is none, or a shard is missing.
+    The name of one shard stands for that file alone. A glob skips hidden files. Raises: TFGNNError
+    if there is none, a shard is missing, or a glob matches a shard twice.
     """
     if path.is_file():
         return [path]
@@ -67,11 +103,44 @@ def find_files(path: Path) -> list[Path]:
         # Each shard may be compressed, as a file may.
         return [_plain_or_gz(shard) for shard in shard_paths(path)]
     if re.search(r"[*?\[]", path.name):
-        matches = sorted(p for p in path.parent.glob(path.name) if p.is_file())
+        found = (p for p in path.parent.glob(path.name) if p.is_file())
+        matches = sorted(p for p in found if path.name[0] == "." or p.name[0] != ".")
         if not matches:
             raise TFGNNError(f"no file matches {path}.", "check the path.")
+        _check_whole(matches, path)
         return matches
     return [_plain_or_gz(path)]
+
+
+def _check_whole(files: list[Path], path: Path) -> None:
+    """Refuse shards that are not all there once. path: the glob. Raises: TFGNNError."""
+    shards: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for file in files:
+        name = _SHARD.fullmatch(file.name)
+        if name is not None:
+            key = name["base"], name["end"].removesuffix(".gz")
+            shards.setdefault(key, []).append((int(name["count"]), int(name["number"])))
+    for (base, end), found in shards.items():
+        counts = sorted({count for count, _ in found})
+        if len(counts) > 1:
+            raise TFGNNError(
+                f"{path} matches shards of {counts[0]} and of {counts[1]} files of {base + end!r}.",
+                f"name those of one, as {base}@{counts[0]}{end}.",
+            )
+        numbers = sorted(number for _, number in found)
+        if numbers == list(range(len(numbers))) and len(numbers) == counts[0]:
+            continue
+        missing = next(i for i in range(len(numbers) + 1) if i not in numbers)
+        if missing < counts[0]:
+            raise TFGNNError(
+                f"{path} does not match all {counts[0]} shards of {base + end!r}: number {missing} "
+                "is missing.",
+                "copy it too; a single file is read by its own name.",
+            )
+        raise TFGNNError(
+            f"{path} matches {len(numbers)} files, and {base + end!r} has {counts[0]} shards.",
+            "remove those that are there twice.",
+        )
 
 
 def _plain_or_gz(path: Path) -> Path:

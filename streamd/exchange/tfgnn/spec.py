@@ -1,12 +1,15 @@
 """A SamplingSpec: from which seeds, along which edge sets and how a subgraph is sampled."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from streamd.errors import TFGNNError
 from streamd.exchange.tfgnn.proto import message_class, parse_message, print_text
+from streamd.exchange.tfgnn.reverse_advice import CORRECT, ReverseAdvice
 from streamd.exchange.tfgnn.schema import GraphSchema
+from streamd.settings_sets import nearest_of
 
 STRATEGIES = ("TOP_K", "RANDOM_UNIFORM", "RANDOM_WEIGHTED", "LATEST_K")
 """By their number. An operation that names none has the first."""
@@ -47,8 +50,16 @@ class SamplingSpec:
     seed_op: SeedOp | SymmetricLinkSeedOp
     sampling_ops: tuple[SamplingOp, ...] = ()
 
-    def check(self, schema: GraphSchema | None = None, where: str = "the sampling spec") -> None:
-        """Refuse what cannot be run, with a schema also sets that it lacks. Raises: TFGNNError."""
+    def check(
+        self,
+        schema: GraphSchema | None = None,
+        where: str = "the sampling spec",
+        reverses: Mapping[str, str] | None = None,
+    ) -> None:
+        """Refuse what cannot be run, with a schema also sets that it lacks.
+
+        reverses: of a log, the name of each edge set's reverse. Raises: TFGNNError.
+        """
         seed = self.seed_op
         _named(seed.op_name, f"{where}: the seed")
         seed_set = READOUT
@@ -71,16 +82,43 @@ class SamplingSpec:
             _named(op.op_name, f"{where}: an operation")
             if op.op_name in ends:
                 raise _refused(f"{place} is there twice", "give each a name of its own.")
-            ends[op.op_name] = _check_op(op, ends, schema, place)
+            _check_op(op, ends, place)
+            ends[op.op_name] = None
+            if schema is not None:
+                advice = ReverseAdvice(schema, reverses or {})
+                ends[op.op_name] = self._check_walk(op, ends, advice, place)
+
+    def _check_walk(
+        self,
+        op: SamplingOp,
+        ends: Mapping[str, str | None],
+        advice: ReverseAdvice,
+        place: str,
+    ) -> str:
+        """Refuse an operation whose edges do not begin at the nodes of its inputs.
+
+        Returns: the node set that it ends at. Raises: TFGNNError.
+        """
+        sets, name = advice.schema.edge_sets, op.edge_set_name
+        starts = {i: end for i in op.input_op_names if (end := ends[i]) is not None}
+        if name not in sets:
+            later = [o for o in self.sampling_ops if op.op_name in o.input_op_names]
+            wanted = {sets[o.edge_set_name].source for o in later if o.edge_set_name in sets}
+            action = advice.of_missing(name, next(iter(starts.values()), None), wanted)
+            raise _missing(sets, name, "edge set", place, action)
+        one = sets[name]
+        for i, start in starts.items():
+            if start != one.source:
+                raise _refused(
+                    f"{place}: its input {i!r} gives nodes of {start!r}, and its edge set "
+                    f"{name!r} begins at {one.source!r}",
+                    advice.of_direction(name, start),
+                )
+        return one.target
 
 
-def _check_op(
-    op: SamplingOp, ends: dict[str, str | None], schema: GraphSchema | None, place: str
-) -> str | None:
-    """Refuse an operation that cannot be run.
-
-    Returns: the node set it ends at, None without a schema. Raises: TFGNNError.
-    """
+def _check_op(op: SamplingOp, ends: Mapping[str, str | None], place: str) -> None:
+    """Refuse an operation that cannot be run, whatever the schema. Raises: TFGNNError."""
     if op.sample_size <= 0:
         raise _refused(f"{place} has sample_size {op.sample_size}", "write at least 1.")
     if op.strategy not in STRATEGIES:
@@ -89,23 +127,13 @@ def _check_op(
         raise _refused(f"{place} has no edge_set_name")
     if not op.input_op_names:
         raise _refused(f"{place} has no input_op_names", "name the seed or an earlier operation.")
-    edge_set = None
-    if schema is not None:
-        _in_schema(schema.edge_sets, op.edge_set_name, "edge set", place)
-        edge_set = schema.edge_sets[op.edge_set_name]
     for name in op.input_op_names:
         if name not in ends:
-            raise _refused(f"{place}: its input {name!r} is not defined before it")
-        end = ends[name]
-        if edge_set is not None and end is not None and end != edge_set.source:
-            raise _refused(
-                f"{place}: its input {name!r} gives nodes of {end!r}, and its edge set "
-                f"{op.edge_set_name!r} begins at {edge_set.source!r}"
-            )
-    return None if edge_set is None else edge_set.target
+            near = nearest_of(name, ends)
+            raise _refused(f"{place}: its input {name!r} is not defined before it{near}")
 
 
-def _refused(what: str, action: str = "correct the sampling spec.") -> TFGNNError:
+def _refused(what: str, action: str = CORRECT) -> TFGNNError:
     return TFGNNError(f"{what}.", action)
 
 
@@ -116,21 +144,33 @@ def _named(name: str, place: str) -> None:
 
 def _in_schema(sets: Any, name: str, kind: str, place: str) -> None:
     if name not in sets:
-        known = ", ".join(sorted(sets)[:20]) or "none"
-        raise _refused(f"{place}: the {kind} {name!r} is not in the schema, which has: {known}")
+        raise _missing(sets, name, kind, place)
 
 
-def read_spec(path: Path, schema: GraphSchema | None = None) -> SamplingSpec:
-    """Read a sampling spec, text or binary, and check it. Raises: TFGNNError."""
+def _missing(sets: Any, name: str, kind: str, place: str, action: str = CORRECT) -> TFGNNError:
+    near = nearest_of(name, sorted(sets))
+    return _refused(f"{place}: the {kind} {name!r} is not in the schema{near}", action)
+
+
+def read_spec(
+    path: Path,
+    schema: GraphSchema | None = None,
+    reverses: Mapping[str, str] | None = None,
+) -> SamplingSpec:
+    """Read a sampling spec, text or binary, and check it. reverses: as for `SamplingSpec.check`.
+    Raises: TFGNNError."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise TFGNNError(f"{path} cannot be read: {error.strerror}.", "check the path.") from None
-    return parse_spec(data, schema, str(path))
+    return parse_spec(data, schema, str(path), reverses)
 
 
 def parse_spec(
-    data: bytes, schema: GraphSchema | None = None, where: str = "the sampling spec"
+    data: bytes,
+    schema: GraphSchema | None = None,
+    where: str = "the sampling spec",
+    reverses: Mapping[str, str] | None = None,
 ) -> SamplingSpec:
     """A sampling spec from protobuf text or binary, checked. Raises: TFGNNError."""
     message = parse_message("SamplingSpec", data, where)
@@ -153,7 +193,7 @@ def parse_spec(
         for op in message.sampling_ops
     )
     spec = SamplingSpec(seed_op=seed, sampling_ops=ops)
-    spec.check(schema, where)
+    spec.check(schema, where, reverses)
     return spec
 
 

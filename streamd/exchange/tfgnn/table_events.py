@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import structlog
 
 from streamd.clock import Clock
 from streamd.errors import TFGNNError
 from streamd.events import MICROSECONDS, Float32, Int64
 from streamd.exchange.produce import Outgoing
-from streamd.exchange.tables import Misfit, Times
 from streamd.exchange.tfgnn.declared import (
     ID,
     KEYS,
@@ -25,13 +25,17 @@ from streamd.exchange.tfgnn.declared import (
 )
 from streamd.exchange.tfgnn.draws import Array
 from streamd.exchange.tfgnn.feature_encoding import Encoder
-from streamd.exchange.tfgnn.feature_values import Place
-from streamd.exchange.tfgnn.node_keys import checked_form, key_of
+from streamd.exchange.tfgnn.node_keys import JSON, checked_form, key_of
+from streamd.exchange.tfgnn.row_names import Place, TableRows
 from streamd.exchange.tfgnn.schema import EdgeSet, GraphSchema
 from streamd.exchange.tfgnn.tables_graph import Progress, Read, read_tables
 from streamd.exchange.tfgnn.unigraph import Rows, table_path
+from streamd.exchange.times import Misfit, Times
+from streamd.ingest.rounding import NOTHING
 from streamd.settings import Settings
+from streamd.settings_sets import nearest_of
 
+logger = structlog.get_logger()
 EVENTS = 4096
 """Events that are made at once."""
 OF_EDGES = (TIME, "time", "#source", "#target")
@@ -44,8 +48,7 @@ class TimeOptions:
 
     column: of the times, None for `#time` or `time`. unit: of integers in it, None for what the
     schema says of `#time`, or stream.time_unit. first_us: time of the first row of tables without
-    times, microseconds, None where none may lack them while others have them. step_us: from one
-    such row to the next.
+    times, microseconds, None where all tables have times. step_us: from one such row to the next.
     """
 
     column: str | None = None
@@ -59,7 +62,7 @@ class _Nodes:
     """The nodes of a set, numbered as tables name them first. Owner: `TableEvents`.
 
     number_of: by id. keys: by number. named: numbers that some edge names. row_number: of the rows
-    of the set's table. values_ND: their features.
+    of the set's table. values_ND: their features. place: names the rows.
     """
 
     form: str
@@ -68,6 +71,7 @@ class _Nodes:
     named: set[int] = field(default_factory=set)
     row_number: list[int] = field(default_factory=list)
     values_ND: Float32 = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    place: TableRows = field(default_factory=TableRows)
 
     def numbers(self, ids: Array, place: Place, column: str) -> Int64:
         """int64[R]: the number of each id, new ones behind those before. Raises: TFGNNError."""
@@ -88,7 +92,10 @@ class _Nodes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Edges:
-    """The edges of a set, in the order of its table. source_E, target_E: numbers of nodes."""
+    """The edges of a set, in the order of its table.
+
+    source_E, target_E: numbers of nodes. columns: of the table, for errors. place: names the rows.
+    """
 
     name: str
     source: str
@@ -97,6 +104,8 @@ class _Edges:
     target_E: Int64
     time_E: Int64 | None
     values_ED: Float32
+    columns: tuple[str, ...]
+    place: TableRows
 
     def __len__(self) -> int:
         return len(self.source_E)
@@ -107,7 +116,7 @@ class TableEvents:
 
     First come node features, in force from the start; then edges by time, those of one time in the
     order of the settings' sets and of the tables' rows. left_out: columns that no feature takes, in
-    words. times: their range, in words.
+    words. times: their range, in words. rounded: values of features.
     """
 
     def __init__(
@@ -131,6 +140,7 @@ class TableEvents:
         self._declared = declared_sets(settings)
         self._summaries: list[str] = []
         self.left_out: list[str] = []
+        self.rounded = NOTHING
         names = self._check_sets()
         self._nodes = {
             name: _Nodes(checked_form(note(one, KEYS), name))
@@ -151,8 +161,20 @@ class TableEvents:
 
     @property
     def num_nodes(self) -> int:
-        """The events of nodes."""
+        """The nodes that rows of nodes or edges name."""
+        # Two ids of JSON may stand for one key.
+        every = self._nodes.values()
+        return sum(len(set(n.keys) if n.form == JSON else n.keys) for n in every)
+
+    @property
+    def num_node_events(self) -> int:
+        """The events of nodes: not all nodes need one."""
         return len(self._node_rows)
+
+    @property
+    def num_events(self) -> int:
+        """The events of nodes and edges."""
+        return self.num_node_events + self.num_edges
 
     @property
     def num_edges(self) -> int:
@@ -177,12 +199,14 @@ class TableEvents:
         )
         for name in self._schema.node_sets:
             if name not in self._declared.node_sets:
-                raise TFGNNError(f"The settings declare no node set {name!r}.", action)
+                near = nearest_of(name, self._declared.node_sets)
+                raise TFGNNError(f"The settings declare no node set {name!r}{near}.", action)
         wanted = [n for n in self._schema.edge_sets if forward_twin(n, self._schema) is None]
         for name in wanted:
             one, declared = self._schema.edge_sets[name], self._declared.edge_sets.get(name)
             if declared is None:
-                raise TFGNNError(f"The settings declare no edge set {name!r}.", action)
+                near = nearest_of(name, self._declared.edge_sets)
+                raise TFGNNError(f"The settings declare no edge set {name!r}{near}.", action)
             if (declared.source, declared.target) != (one.source, one.target):
                 raise TFGNNError(
                     f"Edge set {name!r} goes from {one.source} to {one.target}, the settings "
@@ -191,14 +215,9 @@ class TableEvents:
                 )
         return [name for name in self._declared.edge_sets if name in wanted]
 
-    def _place(self, kind: str, name: str, first: int) -> Place:
-        """Says where a row of a table is. first: the row that is 0."""
-        sets: Any = self._schema.node_sets if kind == "node set" else self._schema.edge_sets
-        path = table_path(sets[name], self._base)
-        return lambda row: f"{path} row {first + row + 1}"
-
-    def _leave_out(self, place: str, encoder: Encoder) -> None:
-        """Note the columns of a set that no feature takes."""
+    def _note(self, place: str, encoder: Encoder) -> None:
+        """Note the columns of a set that no feature takes, and its rounded values."""
+        self.rounded += encoder.rounded
         self.left_out += [f"{place}, {name}" for name in encoder.left_out]
 
     def _read_edges(self, name: str, read: Read) -> _Edges:
@@ -212,17 +231,23 @@ class TableEvents:
         none = np.zeros(0, np.int64)
         source, target, values = [none], [none], [np.zeros((0, _width(declared)), np.float32)]
         time: list[Int64 | None] = []
+        columns: tuple[str, ...] = ()
+        names = TableRows()
         for rows in read(name, one):
-            place = self._place("edge set", name, rows.first)
+            place = rows.place
+            names.add(rows.first, place)
+            columns = columns or _columns(rows)
             assert rows.source is not None and rows.target is not None
             source.append(sources.numbers(rows.source, place, "#source"))
             target.append(targets.numbers(rows.target, place, "#target"))
             values.append(encoder.numbers(rows, place))
             time.append(self._time_of(rows, times, MICROSECONDS[unit], place))
-        self._leave_out(f"edge set {name}", encoder)
+            if (time[-1] is None) != (time[0] is None):
+                raise TFGNNError(
+                    f"{place(0)}: edge set {name!r} has times in some files.", "write them in all."
+                )
+        self._note(f"edge set {name}", encoder)
         known = [t for t in time if t is not None]
-        if 0 < len(known) < len(time):
-            raise TFGNNError(f"Edge set {name!r} has times in some files.", "write them in all.")
         edges = _Edges(
             name=name,
             source=one.source,
@@ -231,6 +256,8 @@ class TableEvents:
             target_E=np.concatenate(target),
             time_E=np.concatenate(known) if known else None,
             values_ED=np.concatenate(values),
+            columns=columns,
+            place=names,
         )
         if known and len(edges):
             self._summaries.append(f"{name}: {times.summary()}")
@@ -274,20 +301,31 @@ class TableEvents:
         values = [np.zeros((0, _width(declared)), np.float32)]
         seen: set[int] = set()
         for rows in read(name, one):
-            place = self._place("node set", name, rows.first)
+            place = rows.place
+            nodes.place.add(rows.first, place)
             assert rows.ids is not None
             numbers = nodes.numbers(rows.ids, place, ID).tolist()
             for row, number in enumerate(numbers):
                 if number in seen:
+                    first = nodes.place((nodes.row_number + numbers).index(number))
                     raise TFGNNError(
-                        f"{place(row)}: the id {nodes.keys[number]!r} is there twice.",
+                        f"{place(row)}: the id {nodes.keys[number]!r} is there twice, first in "
+                        f"{first}.",
                         "remove one of the rows.",
                     )
                 seen.add(number)
             nodes.row_number += numbers
             values.append(encoder.numbers(rows, place))
         nodes.values_ND = np.concatenate(values)
-        self._leave_out(f"node set {name}", encoder)
+        if without := nodes.named - seen:
+            logger.warning(
+                "tfgnn_nodes_without_row",
+                node_set=name,
+                nodes=len(without),
+                example=repr(nodes.keys[min(without)]),
+                meaning="edges name them: they are in the graph, without features of the table",
+            )
+        self._note(f"node set {name}", encoder)
 
     def _wanted_nodes(self, name: str) -> list[int]:
         """The rows of a node set that need an event: with features, or that no edge names."""
@@ -306,11 +344,10 @@ class TableEvents:
         options = self._options
         filled = [e for e in self._edges if len(e)]
         untimed = [e for e in filled if e.time_E is None]
-        if untimed and options.first_us is None and len(untimed) < len(filled):
-            raise TFGNNError(
-                f"Edge set {untimed[0].name!r} has no times, and others have.",
-                "add a column #time to its table, or say by --first-time when it begins.",
-            )
+        # A named column must be in some table, even if others get made-up times.
+        is_nowhere = options.column is not None and len(untimed) == len(filled)
+        if untimed and (options.first_us is None or is_nowhere):
+            raise self._no_times(untimed[0])
         first = options.first_us or 0
         for i, edges in enumerate(self._edges):
             if edges.time_E is not None or not len(edges):
@@ -332,6 +369,16 @@ class TableEvents:
             self._edges[i] = replace(edges, time_E=time_E)
             first = last + options.step_us
 
+    def _no_times(self, edges: _Edges) -> TFGNNError:
+        """The error for edges without times, where nothing allows to make them up."""
+        column = self._options.column
+        what = "times" if column is None else f"column {column!r} of times"
+        return TFGNNError(
+            f"Edge set {edges.name!r} has no {what}{nearest_of(column or TIME, edges.columns)}.",
+            "name the column by --time-column (in TFRecord files the schema must declare it), or "
+            "give --first-time: then the rows get made-up times, one after the other.",
+        )
+
     def _ordered(self) -> tuple[Int64, Int64, Int64]:
         """Place of the set among those read, row and time of each edge, by time: int64[E]."""
         none = [np.zeros(0, np.int64)]
@@ -345,12 +392,12 @@ class TableEvents:
     def place_of(self, number: int) -> str:
         """Where the row of an event is, by its number from 1."""
         at = number - 1
-        if at < self.num_nodes:
+        if at < self.num_node_events:
             name, row = self._node_rows[at]
-            return self._place("node set", name, 0)(row)
-        at -= self.num_nodes
+            return self._nodes[name].place(row)
+        at -= self.num_node_events
         edges = self._edges[int(self._set_E[at])]
-        return self._place("edge set", edges.name, 0)(int(self._row_E[at]))
+        return edges.place(int(self._row_E[at]))
 
     def events(self, unit: str) -> Iterator[Outgoing]:
         """Yield all events as JSON. unit: of their times. Raises: TFGNNError naming a row whose
@@ -361,7 +408,7 @@ class TableEvents:
         if len(finer):
             at = int(finer[0])
             raise TFGNNError(
-                f"{self.place_of(self.num_nodes + at + 1)}: its time of {self._time_E[at]} "
+                f"{self.place_of(self.num_node_events + at + 1)}: its time of {self._time_E[at]} "
                 f"microseconds is finer than {unit}.",
                 "set stream.time_unit to us, or round it.",
             )
@@ -402,6 +449,12 @@ class TableEvents:
         if edges.values_ED.shape[1]:
             event["features"] = edges.values_ED[row].tolist()
         return event
+
+
+def _columns(rows: Rows) -> tuple[str, ...]:
+    """The columns of rows that may hold times."""
+    of_times = (TIME,) if rows.time is not None else ()
+    return tuple(dict.fromkeys((*of_times, *rows.features, *rows.others)))
 
 
 def _width(declared: DeclaredSet) -> int:

@@ -9,7 +9,7 @@ from streamd.exchange.tfgnn.declared import KEYS, REVERSE_OF, graph_schema, note
 from streamd.exchange.tfgnn.log_rows import LogRows
 from streamd.exchange.tfgnn.node_keys import PLAIN
 from streamd.exchange.tfgnn.schema import EdgeSet, GraphSchema, Metadata, NodeSet, schema_text
-from streamd.exchange.tfgnn.shards import shard_paths
+from streamd.exchange.tfgnn.shards import make_folder_of, shard_paths
 from streamd.exchange.tfgnn.tables_graph import Progress
 from streamd.exchange.tfgnn.unigraph import Rows
 from streamd.exchange.tfgnn.unigraph_writing import write_table
@@ -53,6 +53,7 @@ def export_tables(
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise TFGNNError(f"{folder} is there already.", "name a new folder, or an empty one.")
+    make_folder_of(folder / SCHEMA_NAME)
     declared = rows.declared
     schema = graph_schema(declared, declared.edge_sets if options.with_reverse else ())
     end = options.format + (f"@{options.shards}" if options.shards is not None else "")

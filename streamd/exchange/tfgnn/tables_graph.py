@@ -1,15 +1,17 @@
 """The graph of a schema's unigraph tables, loaded whole."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import structlog
 
 from streamd.errors import TFGNNError
-from streamd.exchange.tfgnn.adjacency import Graph, NodeTable, adjacency, node_table
+from streamd.exchange.tfgnn.adjacency import Graph, NodeTable, adjacency, node_table, shown_id
 from streamd.exchange.tfgnn.assembly import ID, is_latent
 from streamd.exchange.tfgnn.draws import Array
+from streamd.exchange.tfgnn.row_names import TableRows
 from streamd.exchange.tfgnn.sampling import seed_set
 from streamd.exchange.tfgnn.schema import EdgeSet, Feature, GraphSchema, NodeSet
 from streamd.exchange.tfgnn.shards import find_files
@@ -17,6 +19,7 @@ from streamd.exchange.tfgnn.spec import SamplingSpec
 from streamd.exchange.tfgnn.tensor import Values, join, no_rows
 from streamd.exchange.tfgnn.unigraph import Rows, read_table, table_path
 
+logger = structlog.get_logger()
 Progress = Callable[[str, int, int], None]
 """Takes what is done, in words, how far, and of how much."""
 
@@ -87,8 +90,9 @@ def load_graph(
 ) -> Graph:
     """Load the sets that sampling needs.
 
-    seed_ids: nodes of the seed set that may have no row. Raises: TFGNNError for rows that
-    contradict the schema or one another, and what `read` raises.
+    seed_ids: nodes of the seed set that may have no row. Edges of nodes that have none are in no
+    sample: a warning counts them. Raises: TFGNNError for rows that contradict the schema or one
+    another, and what `read` raises.
     """
     node_names, edge_names = needed_sets(schema, spec, aggregation)
     others: dict[str, set[bytes]] = {name: set() for name in node_names}
@@ -106,27 +110,52 @@ def load_graph(
         if is_latent(node_set):
             check_latent(name, dict(node_set.features))
             latent.add(name)
-            nodes[name] = node_table([], others.pop(name), {}, name)
+            nodes[name] = node_table([], others.pop(name), {}, TableRows())
             continue
         table = Columns(node_set, list(read(name, node_set)))
-        nodes[name] = node_table(
-            table.ids, others.pop(name), table.features, f"The table of node set {name!r}"
-        )
+        nodes[name] = node_table(table.ids, others.pop(name), table.features, table.place)
 
     edge_sets = {}
     for name in edge_names:
         one, table = schema.edge_sets[name], tables.pop(name)
+        source_E = numbers(nodes[one.source], table.source)
+        target_E = numbers(nodes[one.target], table.target)
+        has_rows = [
+            nodes[end].row_N[node_E] >= 0
+            for end, node_E in ((one.source, source_E), (one.target, target_E))
+            if end not in latent
+        ]
+        _warn_left_out(name, table, np.logical_and.reduce(has_rows) if has_rows else None)
         edge_sets[name] = adjacency(
-            numbers(nodes[one.source], table.source),
-            numbers(nodes[one.target], table.target),
+            source_E,
+            target_E,
             len(nodes[one.source].ids),
             time_E=table.time,
             weight_E=table.weight,
             features=table.features,
             types=one.features,
-            where=f"Edge set {name!r}",
+            place=table.place,
         )
     return Graph(node_sets=nodes, edge_sets=edge_sets, latent=frozenset(latent))
+
+
+def _warn_left_out(name: str, table: "Columns", is_kept_E: Array | None) -> None:
+    """Warn of edges that no sample holds, as a node of theirs has no row.
+
+    is_kept_E: of each edge, None where all are kept.
+    """
+    if is_kept_E is None or is_kept_E.all():
+        return
+    left_out = np.flatnonzero(~is_kept_E)
+    e = int(left_out[0])
+    logger.warning(
+        "tfgnn_edges_left_out",
+        edge_set=name,
+        edges=len(left_out),
+        of=len(is_kept_E),
+        example=f"{table.place(e)}: {shown_id(table.source[e])} to {shown_id(table.target[e])}",
+        why="no row of its table has the source or the target",
+    )
 
 
 def numbers(nodes: NodeTable, ids: list[bytes]) -> Array:
@@ -146,16 +175,31 @@ class Columns:
         self.ids = [] if is_edges else ids(lambda rows: rows.ids)
         self.source = ids(lambda rows: rows.source) if is_edges else []
         self.target = ids(lambda rows: rows.target) if is_edges else []
-        self.weight = _whole([rows.weight for rows in parts], np.float32)
-        self.time = _whole([rows.time for rows in parts], np.int64)
+        self.place = TableRows()
+        for rows in parts:
+            self.place.add(rows.first, rows.place)
+        places = [rows.place(0) for rows in parts]
+        self.weight = whole([rows.weight for rows in parts], np.float32, "#weight", places)
+        self.time = whole([rows.time for rows in parts], np.int64, "#time", places)
         # The ids of nodes are kept once, also where they are a feature.
         types = {k: f for k, f in one.features.items() if is_edges or k != ID}
         kept: list[Values] = [{k: rows.features[k] for k in types} for rows in parts]
         self.features: Values = join(kept) if kept else no_rows(types)
 
 
-def _whole(parts: list[Array | None], dtype: Any) -> Array | None:
-    """The parts of a column, None where some of a table's files lack it."""
-    if any(part is None for part in parts):
+def whole(parts: list[Array | None], dtype: Any, name: str, places: Sequence[str]) -> Array | None:
+    """The parts of a column, None if the table lacks it.
+
+    places: where the first row of each part is. Raises: TFGNNError if some files of a table have
+    the column and some have none.
+    """
+    found = [part for part in parts if part is not None]
+    if parts and not found:
         return None
-    return np.concatenate([np.empty(0, dtype), *[part for part in parts if part is not None]])
+    if len(found) < len(parts):
+        without = next(p for p, part in zip(places, parts, strict=True) if part is None)
+        raise TFGNNError(
+            f"{without}: there is no {name}, and other files of the table have one.",
+            "write it in all of them.",
+        )
+    return np.concatenate([np.empty(0, dtype), *found])

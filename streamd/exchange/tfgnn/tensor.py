@@ -128,13 +128,29 @@ class GraphTensor:
 
 
 def by_row(value: Value) -> Callable[[int], Array]:
-    """A function that gives the flat values of a row, whose first dim alone may be ragged."""
+    """A function that gives the flat values of a row."""
     if not isinstance(value, Ragged):
         array = np.asarray(value)
         return lambda r: array[r : r + 1].reshape(-1)
-    starts = np.concatenate([[0], np.cumsum(value.row_lengths[0])]).tolist()
+    starts = np.concatenate([[0], np.cumsum(_counts(value))]).tolist()
     values = np.asarray(value.values)
     return lambda r: values[starts[r] : starts[r + 1]].reshape(-1)
+
+
+def _counts(value: Ragged) -> Array:
+    """int64: how many of the values each row has."""
+    counts, lengths = np.ones(len(value.values), np.int64), list(value.row_lengths)
+    last = max(i for i, size in enumerate(value.shape) if size is None)
+    # From the inside out, add up what belongs together.
+    for size in value.shape[last::-1]:
+        if size is not None:
+            counts = counts.reshape(-1, size).sum(1)
+            continue
+        row_lengths = np.asarray(lengths.pop())
+        sums = np.concatenate([[0], np.cumsum(counts)])
+        ends = np.cumsum(row_lengths)
+        counts = sums[ends] - sums[ends - row_lengths]
+    return counts
 
 
 def take(features: Values, rows: Array) -> dict[str, Value]:

@@ -3,24 +3,27 @@
 import csv
 import io
 import itertools
+import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamd.errors import TFGNNError
 from streamd.exchange.tfgnn.columns import Column, ColumnReader
-from streamd.exchange.tfgnn.lists import typed
-from streamd.exchange.tfgnn.records import MAX_RECORDS, open_file, read_blocks
-from streamd.exchange.tfgnn.schema import TYPES, Context, EdgeSet, Feature, NodeSet
+from streamd.exchange.tfgnn.lists import not_held, typed
+from streamd.exchange.tfgnn.records import MAX_RECORD_BYTES, MAX_RECORDS, open_file, read_blocks
+from streamd.exchange.tfgnn.row_names import FileRows, Place
+from streamd.exchange.tfgnn.schema import TYPES, Context, DataType, EdgeSet, Feature, NodeSet
 from streamd.exchange.tfgnn.shards import find_files, table_format
 from streamd.exchange.tfgnn.tensor import Ragged, Value
+from streamd.settings_sets import nearest_of
 
 ROWS = 1 << 13
 """Rows of a CSV file that are given at once."""
@@ -45,7 +48,8 @@ class Rows:
     first: the number of the first row, from 0. ids: of nodes, and source and target: of edges,
     object arrays of bytes, None where the set has none. features: [R, *shape] by name. weight: of
     edges, float32, None where the table has none. time: of edges and seeds, int64, None where the
-    table has none. others: columns that the schema does not have, as bytes (CSV only).
+    table has none. others: columns that the schema does not have, as bytes (CSV only). place: names
+    the rows for errors.
     """
 
     first: int
@@ -57,6 +61,7 @@ class Rows:
     time: Array | None = None
     features: Mapping[str, Value] = field(default_factory=dict)
     others: Mapping[str, Array] = field(default_factory=dict)
+    place: FileRows = FileRows()
 
 
 def table_path(one: Set, base: Path) -> Path | None:
@@ -72,13 +77,16 @@ def table_path(one: Set, base: Path) -> Path | None:
     return (base if base.is_dir() else base.parent) / name
 
 
-def read_table(one: Set, path: Path) -> Iterator[Rows]:
+def read_table(
+    one: Set, path: Path, *, at_once: int = MAX_RECORDS, max_bytes: int = MAX_RECORD_BYTES
+) -> Iterator[Rows]:
     """Yield the rows of a set's table: a file, a glob or base@N, CSV or TFRecord by its name.
 
+    at_once: most rows that are given at once. max_bytes: most of a record.
     Sources and targets change places where the set's metadata says `edge_type: reversed`. Raises:
     TFGNNError naming file and row where one does not fit the set; what comes before was yielded.
     """
-    yield from _read(_Table(one, isinstance(one, EdgeSet)), path)
+    yield from _read(_Table(one, isinstance(one, EdgeSet), at_once, max_bytes), path)
 
 
 def _read(table: "_Table", path: Path) -> Iterator[Rows]:
@@ -107,7 +115,14 @@ def read_seeds(path: Path) -> Iterator[Rows]:
 class _Table:
     """Reads rows of the table of one set."""
 
-    def __init__(self, one: Set, is_timed: bool) -> None:
+    def __init__(
+        self,
+        one: Set,
+        is_timed: bool,
+        at_once: int = MAX_RECORDS,
+        max_bytes: int = MAX_RECORD_BYTES,
+    ) -> None:
+        self._at_once, self._max_bytes = at_once, max_bytes
         self._features = dict(one.features)
         self._is_timed = is_timed
         self._is_reversed = one.metadata is not None and one.metadata.is_reversed
@@ -140,33 +155,24 @@ class _Table:
         keys += [(name, feature.dtype.wire) for name, feature in features.items()]
         keys += [(name, "float") for name in weights] + [(name, "int64") for name in times]
         reader = ColumnReader(keys)
-        for block in read_blocks(path, max(1, min(MAX_RECORDS, CELLS // max(1, len(keys))))):
-            where = f"{path} record {block.first}"
-            columns = dict(
-                zip(
-                    reader.names,
-                    reader.read(block.data, block.start_R, block.end_R, where),
-                    strict=True,
-                )
-            )
+        most = max(1, min(self._at_once, CELLS // max(1, len(keys))))
+        for block in read_blocks(path, most, self._max_bytes):
+            place = FileRows(path, "record", block.first)
+            found = reader.read(block.data, block.start_R, block.end_R, place)
+            columns = dict(zip(reader.names, found, strict=True))
             num = len(block.start_R)
             values: dict[str, Value] = {
-                name: _of_column(columns[name], feature, num, f"{where}: feature {name!r}")
+                name: _of_column(columns[name], feature, num, place, name)
                 for name, feature in features.items()
             }
             ends = {
-                key: _one_each(columns[key], f"{where}: {key}")
-                for key in self._keys
-                if key not in values
+                key: _one_each(columns[key], place, key) for key in self._keys if key not in values
             }
             weight, time = (
-                next(
-                    (_one_each(columns[n], f"{where}: {n}") for n in of if len(columns[n].values)),
-                    None,
-                )
+                next((_one_each(columns[n], place, n) for n in of if len(columns[n].values)), None)
                 for of in (weights, times)
             )
-            yield self._rows(first, num, ends, values, weight, time, {})
+            yield self._rows(first, place, num, ends, values, weight, time, {})
             first += num
 
     def _undeclared(self, names: tuple[str, ...], is_wanted: bool) -> list[str]:
@@ -183,14 +189,14 @@ class _Table:
                     "write the table as .tfrecord.",
                 )
         with ExitStack() as stack:
-            reader = _csv_reader(path, stack)
+            reader = csv_reader(path, stack)
             header = next(reader, None)
             if header is None:
                 raise TFGNNError(f"{path} is empty.", "write a header.")
             names = [IDS.get(name, name) for name in header]
             self._check_header(names, path)
             at = 1
-            take = max(1, min(ROWS, CELLS // len(names)))
+            take = max(1, min(ROWS, self._at_once, CELLS // len(names)))
             while chunk := list(itertools.islice(reader, take)):
                 for row, cells in enumerate(chunk, at):
                     if len(cells) != len(names):
@@ -209,10 +215,8 @@ class _Table:
         """Refuse a header that lacks a column or has one twice. Raises: TFGNNError."""
         for name in (*self._keys, *self._features):
             if name not in names:
-                told = ", ".join(names[:20])
-                raise TFGNNError(
-                    f"{path} has no column {name!r}; there are {told}.", "add it to the table."
-                )
+                near = nearest_of(name, names)
+                raise TFGNNError(f"{path} has no column {name!r}{near}.", "add it to the table.")
         if len(set(names)) < len(names):
             name, _ = Counter(names).most_common(1)[0]
             raise TFGNNError(f"{path} has the column {name!r} twice.", "rename one.")
@@ -221,28 +225,28 @@ class _Table:
         self, chunk: list[list[str]], names: list[str], path: Path, at: int, first: int
     ) -> Rows:
         """Rows of cells. at: the number of the first row in the file. Raises: TFGNNError."""
+        place = FileRows(path, "row", at)
         values: dict[str, Value] = {}
         ends: dict[str, Array] = {}
         others: dict[str, Array] = {}
         weight = time = None
         for name, cells in zip(names, zip(*chunk, strict=True), strict=True):
             if name in self._features:
-                dtype = self._features[name].dtype
-                flat = _parsed(cells, dtype.wire, f"{path} row", at, name)
-                values[name] = typed(flat, dtype, f"{path} rows from {at}, column {name!r}")
+                values[name] = _parsed(cells, self._features[name].dtype, place, name)
             elif name in self._keys:
                 ends[name] = _strings(cells)
             elif self._is_edges and name in (WEIGHT, "weight"):
-                weight = _parsed(cells, "float", f"{path} row", at, name)
+                weight = _parsed(cells, TYPES["DT_FLOAT"], place, name)
             elif self._is_timed and name in (TIME, "time"):
-                time = _parsed(cells, "int64", f"{path} row", at, name)
+                time = _parsed(cells, TYPES["DT_INT64"], place, name)
             else:
                 others[name] = _strings(cells)
-        return self._rows(first, len(chunk), ends, values, weight, time, others)
+        return self._rows(first, place, len(chunk), ends, values, weight, time, others)
 
     def _rows(
         self,
         first: int,
+        place: FileRows,
         num: int,
         ends: dict[str, Array],
         values: dict[str, Value],
@@ -267,7 +271,7 @@ class _Table:
             if time is not None or not self._is_timed or not isinstance(declared, np.ndarray):
                 continue
             if declared.ndim == 1 and declared.dtype.kind in "iu":
-                time = typed(declared, TYPES["DT_INT64"], name)
+                time = _held(declared, TYPES["DT_INT64"], place, name)
         return Rows(
             first=first,
             num=num,
@@ -278,10 +282,11 @@ class _Table:
             time=time,
             features=values,
             others=others,
+            place=place,
         )
 
 
-def _csv_reader(path: Path, stack: ExitStack) -> Iterator[list[str]]:
+def csv_reader(path: Path, stack: ExitStack) -> Iterator[list[str]]:
     """Yield the rows of cells of a CSV file that are not blank. Raises: TFGNNError."""
     try:
         file = stack.enter_context(open_file(path))
@@ -314,28 +319,44 @@ def _cells(path: Path, rows: Any) -> Iterator[list[str]]:
             yield row
 
 
-def _parsed(cells: Iterable[str], wire: str, place: str, at: int, name: str) -> Array:
-    """The values of a column of cells. Raises: TFGNNError naming the row."""
-    if wire == "bytes":
+def _parsed(cells: Iterable[str], dtype: DataType, place: Place, name: str) -> Array:
+    """The values of a column of cells, as their dtype. Raises: TFGNNError naming the row."""
+    if dtype.wire == "bytes":
         return _strings(cells)
-    parse: Callable[[str], float | int] = float if wire == "float" else int
-    values = []
-    for row, cell in enumerate(cells, at):
-        try:
-            value = parse(cell)
-            if wire == "int64" and not -(2**63) <= value < 2**64:
-                raise ValueError
-        except ValueError:
-            words = "a number" if wire == "float" else "an integer of 64 bits"
+    if dtype.wire == "float":
+        numbers = [_number(float, cell, place, row, name) for row, cell in enumerate(cells)]
+        return typed(np.array(numbers, np.float64), dtype, name)
+    least, most = dtype.bounds
+    values: list[int] = []
+    for row, cell in enumerate(cells):
+        value = _number(int, cell, place, row, name)
+        if not least <= value <= most:
             raise TFGNNError(
-                f"{place} {row}, column {name!r}: {cell[:40]!r} is not {words}.", "correct it."
-            ) from None
+                f"{place(row)}, column {name!r}: {cell[:40]} is not from {least} to {most}, the "
+                f"range of {dtype.name}.",
+                "correct it, or the schema's dtype.",
+            )
         values.append(value)
-    if wire == "float":
-        with np.errstate(over="ignore", invalid="ignore"):
-            return np.array(values, np.float64).astype(np.float32)
-    # An integer beyond int64 is one of uint64, by its bits.
-    return np.array([v - 2**64 if v >= 2**63 else v for v in values], np.int64)
+    return np.array(values, dtype.numpy)
+
+
+_DIGITS = re.compile(r"-?[0-9]+")
+Number = TypeVar("Number", int, float)
+
+
+def _number(parse: Callable[[str], Number], cell: str, place: Place, row: int, name: str) -> Number:
+    """A cell as a number. Raises: TFGNNError naming the row."""
+    try:
+        # Python would take 1_0 too, digits of all scripts, and integers with blanks and a +.
+        is_plain = _DIGITS.fullmatch(cell) if parse is int else cell.isascii() and "_" not in cell
+        if not is_plain:
+            raise ValueError
+        return parse(cell)
+    except ValueError:
+        words = "a number" if parse is float else "an integer, which is digits alone"
+        raise TFGNNError(
+            f"{place(row)}, column {name!r}: {cell[:40]!r} is not {words}.", "correct it."
+        ) from None
 
 
 def _strings(cells: Iterable[str]) -> Array:
@@ -346,20 +367,35 @@ def _strings(cells: Iterable[str]) -> Array:
     return array
 
 
-def _one_each(column: Column, place: str) -> Array:
+def _held(
+    flat: Array, dtype: DataType, place: Place, name: str, count_R: Array | None = None
+) -> Array:
+    """Values as their dtype. count_R: how many are of each row, one where None. Raises: TFGNNError
+    naming the row of an integer that the dtype does not hold."""
+    if (wrong := not_held(flat, dtype)) is not None:
+        row = wrong
+        if count_R is not None:
+            row = int(np.searchsorted(np.cumsum(count_R), wrong, "right"))
+        raise TFGNNError(
+            f"{place(row)}: feature {name!r} has {flat[wrong]}, which {dtype.name} does not hold.",
+            "correct it, or the schema's dtype.",
+        )
+    return typed(flat, dtype, name)
+
+
+def _one_each(column: Column, place: Place, name: str) -> Array:
     """The values of a column with one in each record. Raises: TFGNNError."""
     wrong = np.flatnonzero(column.count_R != 1)
     if len(wrong):
         r = int(wrong[0])
         raise TFGNNError(
-            f"{place} has {int(column.count_R[r])} values in the record {r} behind that one; it "
-            "must have one.",
+            f"{place(r)}: {name} has {int(column.count_R[r])} values; it must have one.",
             "write the table again.",
         )
     return column.values
 
 
-def _of_column(column: Column, feature: Feature, num: int, place: str) -> Value:
+def _of_column(column: Column, feature: Feature, num: int, place: Place, name: str) -> Value:
     """The value of a feature over rows. Raises: TFGNNError."""
     inner = 1
     trailing = feature.shape[1:] if feature.ragged_dims else feature.shape
@@ -369,13 +405,13 @@ def _of_column(column: Column, feature: Feature, num: int, place: str) -> Value:
         column.count_R % max(inner, 1) if feature.ragged_dims else column.count_R != inner
     )
     if len(wrong) or (inner == 0 and len(column.values)):
-        r = int(wrong[0]) if len(wrong) else 0
+        r = int(wrong[0]) if len(wrong) else int(np.flatnonzero(column.count_R)[0])
         raise TFGNNError(
-            f"{place} has {int(column.count_R[r])} values in the record {r} behind that one, its "
-            f"shape is {feature.shape}.",
+            f"{place(r)}: feature {name!r} has {int(column.count_R[r])} values, its shape is "
+            f"{feature.shape}.",
             "write the value for every row.",
         )
-    flat = typed(column.values, feature.dtype, place)
+    flat = _held(column.values, feature.dtype, place, name, column.count_R)
     shape = [size or 0 for size in trailing]
     if not feature.ragged_dims:
         return flat.reshape(num, *shape)

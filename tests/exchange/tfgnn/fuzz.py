@@ -17,8 +17,10 @@ from pathlib import Path
 
 import structlog
 
+from streamd.cli_options import printable
 from streamd.errors import TFGNNError
 from streamd.exchange.tfgnn.examples import Codec
+from streamd.exchange.tfgnn.listing import Part, lines_of
 from streamd.exchange.tfgnn.records import frame, read_records
 from streamd.exchange.tfgnn.schema import (
     EdgeSet,
@@ -76,6 +78,7 @@ class Fuzz:
         self.codec = Codec(self.schema)
         tables = read_schema(GOLDEN / "unigraph_tfrecord/graph.pbtxt")
         rows = read_schema(GOLDEN / "unigraph_csv/graph.pbtxt")
+        self.tables, self.rows = tables, rows
         specs = [read_spec(GOLDEN / "topk2.pbtxt")]
         self.paper, self.cites = tables.node_sets["paper"], tables.edge_sets["cites"]
         self.csv_sets = [rows.node_sets["paper"], rows.edge_sets["cites"], rows.edge_sets["written"],
@@ -93,6 +96,7 @@ class Fuzz:
         }
         self.playing = fuzz_playing.Playing(folder)
         self.seeds |= {"tables": fuzz_playing.SEEDS, "declaration": [*self.playing.own, *self.seeds["schema"]]}
+        self.seeds["shown"] = [*files, *self.seeds["csv"], *self.seeds["record"]]
         self.kinds = list(self.seeds)
 
     def one(self, number: int, seed: int) -> str | None:
@@ -160,6 +164,16 @@ class Fuzz:
             for value in (rows.ids, rows.source, rows.target, rows.weight, *rows.features.values(), *rows.others.values()):
                 if value is not None and len(value) != rows.num:
                     return "columns of different lengths"
+        return None
+
+    def check_shown(self, data, rng):
+        path = self.folder / rng.choice(("x.tfrecord", "x.csv"))
+        path.write_bytes(frame(data) if rng.random() < 0.5 else data)
+        schema, set_name = rng.choice(((None, None), (self.schema, None), (self.tables, "paper"), (self.tables, "cites"), (self.rows, "written")))
+        part = Part(skip=rng.randrange(3), count=rng.randrange(1, 5), values=rng.randrange(1, 9))
+        for num, line in enumerate(lines_of(path, part, schema, set_name)):
+            if len(printable(line)) > 200_000 or num > 10_000:
+                return f"{num} lines, the last of {len(line)} characters"
         return None
 
     def check_edges(self, data, rng):

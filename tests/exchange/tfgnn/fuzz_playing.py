@@ -71,9 +71,9 @@ class Playing:
             rows = list(events.events("us"))
         except StreamdError as error:
             return clear(error)
-        if len(rows) != events.num_nodes + events.num_edges:
-            return f"{len(rows)} events of {events.num_nodes} nodes and {events.num_edges} edges"
-        times = [r.time for r in rows[events.num_nodes:]]
+        if len(rows) != events.num_events:
+            return f"{len(rows)} events of {events.num_node_events} nodes and {events.num_edges} edges"
+        times = [r.time for r in rows[events.num_node_events:]]
         if times != sorted(times):
             return "events are not in order of time"
         records = [FileRow(offset=r.row, value=r.value) for r in rows]

@@ -41,7 +41,7 @@ def draw(strategy, size, edges, key):
     if count <= size:
         return list(range(count))
     if strategy == "TOP_K":
-        return sorted(range(count), key=lambda i: (edges[i][3], i))[-size:]
+        return sorted(range(count), key=lambda i: (edges[i][3] or 0, i))[-size:]
     if strategy == "LATEST_K":
         return list(range(count))[-size:]
     taken = []

@@ -107,7 +107,9 @@ def _feature(flat, key, feature, num):
 
 def _integer(value, name):
     if name == "DT_BOOL":
-        return value != 0
+        if value not in (0, 1):
+            raise Refused(name)
+        return value == 1
     bits = int(name.lstrip("DT_UIN"))
     if name == "DT_UINT64":
         return value % 2**64

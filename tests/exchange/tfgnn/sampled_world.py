@@ -73,10 +73,7 @@ class World:
         self.schema = GraphSchema(node_sets=node_sets, edge_sets=edge_sets)
         self.path.mkdir(parents=True, exist_ok=True)
         (self.path / "graph.pbtxt").write_text(schema_text(self.schema))
-        self.spec = SamplingSpec(seed_op=SeedOp(op_name="seed", node_set_name="paper"), sampling_ops=tuple(
-            SamplingOp(op_name=n, input_op_names=i, edge_set_name=e, sample_size=k, strategy=s) for n, i, e, k, s in self.ops))
-        (self.path / "spec").mkdir(exist_ok=True)
-        (self.path / "spec" / "spec.pbtxt").write_text(spec_text(self.spec))
+        self.write_spec()
         draw = draw or random.Random(0)
         papers = list(self.nodes["paper"].items())
         draw.shuffle(papers)
@@ -93,6 +90,13 @@ class World:
                            time=np.array([r[2] for r in rows]), weight=np.array([r[3] for r in rows], np.float32),
                            features={"position": np.array([r[4][0] for r in rows])} if one.features else {})
             write_table(one, self.path / one.metadata.filename, [columns])
+
+    def write_spec(self):
+        """Write the spec of the operations."""
+        self.spec = SamplingSpec(seed_op=SeedOp(op_name="seed", node_set_name="paper"), sampling_ops=tuple(
+            SamplingOp(op_name=n, input_op_names=i, edge_set_name=e, sample_size=k, strategy=s) for n, i, e, k, s in self.ops))
+        (self.path / "spec").mkdir(exist_ok=True)
+        (self.path / "spec" / "spec.pbtxt").write_text(spec_text(self.spec))
 
     def seeds(self, rows, is_timed):
         """Write a table of seeds."""

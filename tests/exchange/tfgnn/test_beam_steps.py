@@ -1,5 +1,6 @@
 """What holds of the pipeline's steps without a runner; `tests/contracts/test_beam.py` runs it on Beam's."""
 
+import dataclasses
 import importlib.util
 from collections import Counter
 
@@ -8,14 +9,30 @@ import pytest
 
 from streamd.errors import TFGNNError
 from streamd.exchange.tfgnn.beam import sample_with_beam
-from streamd.exchange.tfgnn.beam_blocks import Begun, TableFile, read_file
-from streamd.exchange.tfgnn.beam_steps import Plan, levels, no_samples, write_shard
+from streamd.exchange.tfgnn.beam_blocks import (
+    Begun,
+    SeedBlock,
+    TableFile,
+    Walked,
+    read_file,
+)
+from streamd.exchange.tfgnn.beam_steps import (
+    Plan,
+    expand,
+    levels,
+    name_seeds,
+    no_samples,
+    write_shard,
+)
 from streamd.exchange.tfgnn.draws import ENDLESS
 from streamd.exchange.tfgnn.records import read_records, write_records
 from streamd.exchange.tfgnn.sampled import Marker, plan_run
+from streamd.exchange.tfgnn.sampling import Has
 from streamd.exchange.tfgnn.seeds import name_samples
 from streamd.exchange.tfgnn.shards import shard_paths
 from tests.exchange.tfgnn.sampled_world import World
+
+HAS = dict.fromkeys(("cites", "written", "has"), Has(True, True))
 
 
 @pytest.fixture
@@ -56,7 +73,7 @@ def test_operations_run_at_the_level_behind_their_last_input(world):
 
 def shard_plan(world, tmp_path):
     (tmp_path / "out").mkdir()
-    return Plan(schema=world.schema, spec=world.spec, seed=0, is_timed=False, buckets=8, output=tmp_path / "out" / "s.tfrecord@2", run_id="run")
+    return Plan(schema=world.schema, spec=world.spec, has=HAS, seed=0, is_timed=False, buckets=8, output=tmp_path / "out" / "s.tfrecord@2", run_id="run")
 
 
 def test_a_shard_that_is_written_twice_is_there_once(world, tmp_path):
@@ -69,6 +86,23 @@ def test_a_shard_that_is_written_twice_is_there_once(world, tmp_path):
     assert len(list(read_records(shard_paths(plan.output)[1]))) == 2
 
 
+def test_a_bucket_without_weights_is_refused_where_the_table_has_some(world, tmp_path):
+    """As where the files of a table differ: no other bucket can see it."""
+    plan = dataclasses.replace(shard_plan(world, tmp_path), buckets=1)
+    one = world.schema.edge_sets["has"]
+    (_, edges), = read_file(TableFile("edges", "has", world.path / "has.csv", one), 1)
+    _, seeds = next(name_seeds((0, [SeedBlock([b"p0"], np.full(1, ENDLESS))]), plan))
+    op = dataclasses.replace(plan.spec.sampling_ops[-1], input_op_names=("seed",))
+    bare = dataclasses.replace(edges, weight=None)
+    with pytest.raises(TFGNNError, match="Edge set 'has': some files have #weight or #time"):
+        list(expand((0, [seeds, bare]), plan, [op]))
+    without = dataclasses.replace(plan, has={"has": Has(False, True)})
+    walked = [b for _, b in expand((0, [seeds, bare]), without, [op]) if isinstance(b, Walked)]
+    assert sum(len(b.edge_P) for b in walked) == op.sample_size, "TOP_K without weights takes some"
+    with pytest.raises(TFGNNError, match="Edge set 'has': there is no #weight, and other files"):
+        list(expand((0, [seeds, bare, edges]), plan, [op]))
+
+
 def test_a_shard_without_samples_is_written_too(world, tmp_path):
     plan = shard_plan(world, tmp_path)
     for shard, block in no_samples(plan):
@@ -79,8 +113,8 @@ def test_a_shard_without_samples_is_written_too(world, tmp_path):
 def test_a_run_that_lost_a_record_fails(world, tmp_path):
     run = planned(world, tmp_path)
     marker = Marker(run.output, run.state())
-    assert marker.begin() == set()
-    write_records(run.output, [b"a", b"b"])
-    with pytest.raises(TFGNNError, match="has 2 records for 3 seeds"):
+    with pytest.raises(TFGNNError, match="has 2 records for 3 seeds"), marker.begin() as done:
+        assert done == set()
+        write_records(run.output, [b"a", b"b"])
         marker.end(3)
     marker.end(2)

@@ -12,6 +12,7 @@ from streamd.errors import SettingsError, TFGNNError
 from streamd.exchange.tfgnn.examples import Codec
 from streamd.exchange.tfgnn.records import read_records
 from streamd.exchange.tfgnn.schema import read_schema
+from tests.builders import stream, write_log
 from tests.exchange.tfgnn.sampled_world import World
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -45,6 +46,51 @@ def test_an_unknown_option_is_an_error_without_a_runner_to_take_it(tmp_path):
     with pytest.raises(TFGNNError, match="DaskRunner is refused"):
         streamd("sample", *given, "--runner", "DaskRunner")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("output", "words"), [
+    ("file/s.tfrecord", "a file has its name"), ("file/deep/s.tfrecord@2", "Not a directory"), ("new/", "'[^']*new/' is a folder"),
+    ("new/.", "is a folder"), ("dir", "is a folder"), ("dir/s/..", "is a folder")])
+@pytest.mark.parametrize("command", ["sample", "random", "export"])
+def test_an_output_that_cannot_be_a_file_is_refused_and_nothing_is_written(tmp_path, monkeypatch, command, output, words):
+    (tmp_path / "file").touch()
+    (tmp_path / "dir").mkdir()
+    tables, spec = GOLDEN / "unigraph_csv", tmp_path / "spec.pbtxt"
+    spec.write_text('symmetric_link_seed_op { op_name: "ends" }')
+    write_log(tmp_path / "log", *stream(20))
+    given = {"sample": ["--graph-schema", tables, "--sampling-spec", GOLDEN / "topk2.pbtxt", "--output"],
+             "random": ["--graph-schema", tables, "--count", 2, "--output"], "export": ["--data-dir", tmp_path / "log", "--samples", spec]}
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(TFGNNError, match=words):
+        streamd(command, *given[command], f"{tmp_path}/{output}")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_tables_go_into_a_folder_that_can_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    write_log(tmp_path / "log", *stream(20))
+    with pytest.raises(TFGNNError, match="Not a directory"):
+        streamd("export", tmp_path / "file" / "out", "--data-dir", tmp_path / "log")
+    assert streamd("export", f"{tmp_path}/out/", "--data-dir", tmp_path / "log")[0] == 0
+    assert (tmp_path / "out" / "graph.pbtxt").is_file()
+
+
+def test_a_refused_run_leaves_nothing(tmp_path):
+    world = World(tmp_path / "in", 1)
+    spec = world.path / "spec" / "spec.pbtxt"
+    with (world.path / "has.csv").open("a") as file:
+        file.write("p0,t0,-1,1\n")
+    for output in (tmp_path / "new" / "s.tfrecord@2", tmp_path / "s.tfrecord"):
+        with pytest.raises(TFGNNError, match="its weight is -1"):
+            streamd("sample", "--graph-schema", world.path, "--sampling-spec", spec, "--output", output)
+    write_log(tmp_path / "log", *stream(20))
+    link_spec = tmp_path / "link.pbtxt"
+    link_spec.write_text('symmetric_link_seed_op { op_name: "ends" } sampling_ops { op_name: "a" input_op_names: "ends" edge_set_name: "default" '
+                         'sample_size: 1 strategy: RANDOM_WEIGHTED }')
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(TFGNNError, match="RANDOM_WEIGHTED"):
+        streamd("export", tmp_path / "l.tfrecord", "--samples", link_spec, "--data-dir", tmp_path / "log")
+    assert sorted(tmp_path.iterdir()) == before == sorted(tmp_path / name for name in ("in", "link.pbtxt", "log"))
 
 
 def test_a_thousand_random_graphs_are_written(tmp_path):

@@ -147,6 +147,15 @@ def test_types_and_the_lists_that_hold_them(dtype, values, kind, wire):
     assert back.dtype == TYPES[f"DT_{dtype}"].numpy and back.tolist() == (wire if dtype == "DOUBLE" else values)
 
 
+@pytest.mark.parametrize("value", [2, -1])
+def test_a_bool_is_0_or_1_in_records_read_and_written(value):
+    codec, as_integers = Codec(one_set(dtype="BOOL")), Codec(one_set(dtype="INT64"))
+    graph = GraphTensor(node_sets={"n": Nodes(sizes_C=np.array([2]), features={"f": np.array([1, value])})})
+    for refused in (lambda: codec.encode(graph), lambda: codec.decode(as_integers.encode(graph))):
+        with pytest.raises(TFGNNError, match=f"node set 'n', feature 'f' has {value}, which DT_BOOL does not hold"):
+            refused()
+
+
 CITES = GraphSchema(
     context=Context(features={"label": feature("INT64"), "tags": feature("STRING", -1)}),
     node_sets={"paper": NodeSet(features={"words": feature("STRING", -1), "year": feature("INT32"), "pairs": feature("INT64", 2, -1)}),
@@ -341,7 +350,7 @@ def test_what_is_no_example_is_refused():
 def test_a_column_reader_mixes_fast_and_slow_records():
     records = [field(0x0A, entry(b"f", field(0x1A, field(0x0A, bytes([i])) if i % 3 else b"\x08" + bytes([i])))) for i in range(100)]
     ends = np.cumsum([len(r) for r in records])
-    column, = ColumnReader([("f", "int64")]).read(b"".join(records), ends - [len(r) for r in records], ends, "x")
+    column, = ColumnReader([("f", "int64")]).read(b"".join(records), ends - [len(r) for r in records], ends, "record {}".format)
     assert column.values.tolist() == list(range(100)) and column.count_R.tolist() == [1] * 100
 
 

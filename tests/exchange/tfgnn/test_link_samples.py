@@ -226,7 +226,7 @@ def test_a_killed_run_goes_on_to_the_same_files_while_the_log_grows(tmp_path):
 def test_what_cannot_be_asked_is_refused_by_name(tmp_path):
     world = LinkWorld(tmp_path / "in", 1, num=60)
     out = tmp_path / "out" / "s.tfrecord"
-    for words, options in (("has the edge sets views, follows.*name the one", {"edge_set": None}), ("no edge set 'buys'; it has views", {"edge_set": "buys"})):
+    for words, options in (("has the edge sets views, follows.*name the one", {"edge_set": None}), ("no edge set 'buys'; there are views", {"edge_set": "buys"})):
         with pytest.raises(TFGNNError, match=words):
             world.run(out, **options)
     world.write_spec([("x", ("seed",), "rev_views", 2, "TOP_K")])

@@ -238,15 +238,20 @@ def test_a_log_of_one_set_is_sampled(tmp_path):
 
 def test_a_strategy_by_weight_needs_one(tmp_path):
     world = LiveWorld(tmp_path / "in", 1)
-    world.write_spec([("x", ("seed",), "follows", 2, "TOP_K")])
-    with pytest.raises(TFGNNError, match="'x' has the strategy TOP_K.*'follows' has no #weight"):
+    world.write_spec([("x", ("seed",), "follows", 2, "RANDOM_WEIGHTED")])
+    with pytest.raises(TFGNNError, match="'x' has the strategy RANDOM_WEIGHTED.*'follows' has no #weight"):
         world.run(tmp_path / "out" / "s.tfrecord")
     world.write_spec([("x", ("seed",), "rev_follows", 2, "LATEST_K")])
-    with pytest.raises(TFGNNError, match="'rev_follows' is not in the schema, which has: follows, views"):
+    missing = "'rev_follows' is not in the schema; there are follows, views; did you mean 'follows'.*give --reversed, and name 'rev_follows'"
+    with pytest.raises(TFGNNError, match=missing):
         world.run(tmp_path / "out" / "s.tfrecord", with_reverse=False)
+    world.write_spec([("x", ("seed",), "views", 2, "LATEST_K"), ("y", ("x",), "views", 2, "LATEST_K")])
+    for with_reverse, advice in ((False, "give --reversed, and name 'rev_views', which is the reverse of 'views'"), (True, "name 'rev_views', the reverse")):
+        with pytest.raises(TFGNNError, match=f"gives nodes of 'item', and its edge set 'views' begins at 'user'.*{advice}"):
+            world.run(tmp_path / "out" / "s.tfrecord", with_reverse=with_reverse)
     append(world, [{"edge_set": "views", "src": "u1", "dst": "i1", "time": world.time, "features": {"weight": -1, "agent": "a"}}])
     world.write_spec()
-    with pytest.raises(TFGNNError, match="Edge set 'rev_views' has the weight -1"):
+    with pytest.raises(TFGNNError, match="Edge set 'rev_views', event [0-9]+: its weight is -1"):
         world.run(tmp_path / "out" / "s.tfrecord")
 
 

@@ -168,6 +168,33 @@ def test_a_missing_shard_is_named(tmp_path):
         list(read_records(tmp_path / "x.tfrecord@3"))
     with pytest.raises(TFGNNError, match="no file matches"):
         find_files(tmp_path / "y-?????-of-00003")
+
+
+@pytest.mark.parametrize("glob", ["x.csv-?????-of-00003", "x.csv-*", "*", "x.csv-0000[12]-of-*"])
+def test_a_glob_of_shards_reads_all_of_them_or_none(tmp_path, glob):
+    files = [tmp_path / f"x.csv-0000{i}-of-00003" for i in range(3)]
+    for file in files[1:]:
+        file.touch()
+    with pytest.raises(TFGNNError, match=r"does not match all 3 shards of 'x\.csv': number 0 is missing"):
+        find_files(tmp_path / glob)
+    assert find_files(files[1]) == [files[1]], "a file that is named is read alone"
+    files[0].touch()
+    (tmp_path / f".{files[0].name}").touch()
+    if "[" not in glob:
+        assert find_files(tmp_path / glob) == files
+
+
+@pytest.mark.parametrize(("names", "words"), [
+    (["x-00000-of-00001", "x-00000-of-00002", "x-00001-of-00002"], "shards of 1 and of 2 files of 'x'"),
+    (["x-00000-of-00001", "x-00000-of-00001.gz"], "matches 2 files, and 'x' has 1 shards"),
+    (["x-00000-of-00002.csv", "x-00002-of-00002.csv"], r"all 2 shards of 'x\.csv': number 1 is missing"),
+    (["x-00000-of-00002", "x-00001-of-00002", "x-00002-of-00002"], "matches 3 files, and 'x' has 2"),
+    (["x-00000-of-00001", "y-00000-of-00002"], "all 2 shards of 'y'")])
+def test_a_glob_of_shards_of_two_runs_or_twice_the_same_is_refused(tmp_path, names, words):
+    for name in names:
+        (tmp_path / name).touch()
+    with pytest.raises(TFGNNError, match=words):
+        find_files(tmp_path / "*-of-*")
     for count in ("0", "100000", "9" * 40):
         with pytest.raises(TFGNNError, match="shards"):
             shard_paths(tmp_path / f"x.tfrecord@{count}")

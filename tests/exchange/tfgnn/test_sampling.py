@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import re
 import subprocess
 import sys
 import time
@@ -10,8 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import structlog
 
 from streamd.errors import TFGNNError
+from streamd.exchange.tfgnn.beam_blocks import Arrivals, TableFile, bucket_of, read_file
+from streamd.exchange.tfgnn.beam_steps import Plan, join_rows
 from streamd.exchange.tfgnn.draws import (
     RANDOM_UNIFORM,
     RANDOM_WEIGHTED,
@@ -25,7 +29,7 @@ from streamd.exchange.tfgnn.records import read_records
 from streamd.exchange.tfgnn.sampled import plan_run, sample_tables
 from streamd.exchange.tfgnn.schema import read_schema
 from tests.exchange.tfgnn import plain_sampler
-from tests.exchange.tfgnn.sampled_world import World
+from tests.exchange.tfgnn.sampled_world import OPS, World
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -50,7 +54,7 @@ def same(graph, world, want):
     table = world.nodes["paper"]
     assert papers.features["year"].tolist() == [table[id][0] for id in ids["paper"]]
     assert papers.features["words"].tolist() == [list(table[id][1]) for id in ids["paper"]]
-    assert graph.node_sets["author"].num == len(ids["author"])
+    assert graph.node_sets["author"].features["#id"].tolist() == ids["author"]
     assert graph.node_sets["topic"].features["#id"].tolist() == ids["topic"]
     for name, (source, target) in world.sets.items():
         one = graph.edge_sets[name]
@@ -186,11 +190,43 @@ def test_what_an_operation_goes_by_must_be_there(tmp_path):
     has = world.path / "has.csv"
     rows = [line.split(",") for line in has.read_text().splitlines()]
     has.write_text("\n".join(",".join(row[:2]) for row in rows))
-    refused(world, tmp_path, "'on' has the strategy TOP_K, which an operation has that names none, and edge set 'has' has no #weight")
+    world.ops = [(*op[:4], "RANDOM_WEIGHTED" if op[0] == "on" else op[4]) for op in OPS]
+    world.write_spec()
+    refused(world, tmp_path, "'on' has the strategy RANDOM_WEIGHTED, and edge set 'has' has no #weight")
+    world.ops = OPS
+    world.write_spec()
     has.write_text("\n".join(",".join(row[:3]) for row in rows))
     seeds = world.seeds([(b"p0", 3)], True)
     refused(world, tmp_path, "seeds have times, and edge set 'has' has no #time", seeds=seeds)
     run(world, tmp_path / "out" / "s.tfrecord")
+
+
+@pytest.mark.parametrize("is_timed", [False, True])
+def test_without_weights_top_k_takes_all_as_equal_and_warns_once(tmp_path, is_timed, capsys):
+    world = World(tmp_path / "in", 1)
+    world.ops = [*OPS[:-1], ("on", ("seed",), "has", 2, "TOP_K"), ("too", ("hop",), "has", 1, "TOP_K")]
+    world.write_spec()
+    has = world.path / "has.csv"
+    rows = [line.split(",") for line in has.read_text().splitlines()]
+    at = rows[0].index("#weight")
+    has.write_text("\n".join(",".join(row[:at] + row[at + 1 :]) for row in rows))
+    world.edges["has"] = [(s, t, time, 1.0, f) for s, t, time, _, f in world.edges["has"]]
+    seeds = [(id, 9) for id in world.nodes["paper"]]
+    got = run(world, tmp_path / "out" / "s.tfrecord@2", seeds=world.seeds(seeds, is_timed), processes=2)
+    for id, until in seeds:
+        want = plain_sampler.sample(world.nodes, world.edges, world.sets, "paper", world.ops, id, until=until if is_timed else None)
+        same(got[id, id], world, want)
+    told = capsys.readouterr().out
+    assert told.count("tfgnn_top_k_without_weights") == 1 and "'on', 'too'" in told
+
+
+def test_weights_in_some_files_of_a_table_alone_are_refused(tmp_path):
+    world = World(tmp_path / "in", 1, shards="@2")
+    one = world.path / "writes.csv-00001-of-00002"
+    rows = [line.split(",") for line in one.read_text().splitlines()]
+    at = rows[0].index("#weight")
+    one.write_text("\n".join(",".join(row[:at] + row[at + 1 :]) for row in rows))
+    refused(world, tmp_path, "writes.csv-00001-of-00002 row 1: there is no #weight, and other files of the table have one")
 
 
 @pytest.mark.parametrize("weight", ["-1", "nan", "inf"])
@@ -198,14 +234,65 @@ def test_a_weight_that_is_no_weight_is_refused(tmp_path, weight):
     world = World(tmp_path / "in", 1)
     with (world.path / "has.csv").open("a") as file:
         file.write(f"p0,t0,{weight},1\n")
-    refused(world, tmp_path, "Edge set 'has' has the weight")
+    row = len(world.edges["has"]) + 1
+    refused(world, tmp_path, rf"has.csv row {row}: its weight is {float(weight)}; weights are finite")
+    # A worker of a pipeline says the same, where it reads the file.
+    one = world.schema.edge_sets["has"]
+    with pytest.raises(TFGNNError, match=rf"has.csv row {row}: its weight is"):
+        list(read_file(TableFile("edges", "has", world.path / "has.csv", one), 8))
 
 
 def test_an_id_that_a_table_has_twice_is_refused(tmp_path):
     world = World(tmp_path / "in", 1)
     with (world.path / "author.csv").open("a") as file:
         file.write("a3\n")
-    refused(world, tmp_path, "node set 'author' has the id 'a3' twice")
+    lines = (world.path / "author.csv").read_text().split()
+    words = rf"author.csv row {len(lines) - 1}: the id 'a3' is there twice, first in .*author.csv row {lines.index('a3')}\."
+    refused(world, tmp_path, words)
+    one = world.schema.node_sets["author"]
+    bucket = [block for key, block in read_file(TableFile("nodes", "author", world.path / "author.csv", one), 1)]
+    plan = Plan(schema=world.schema, spec=world.spec, has={}, seed=0, is_timed=False, buckets=1, output=tmp_path / "s.tfrecord", run_id="run")
+    with pytest.raises(TFGNNError, match=words):
+        list(join_rows((0, bucket), plan))
+
+
+def test_edges_and_seeds_without_a_row_are_counted(tmp_path):
+    """p28 and p29 are in no table of papers; topics have none."""
+    world = World(tmp_path / "in", 1)
+    without = {b"p28", b"p29"}
+    with structlog.testing.capture_logs() as logs:
+        run(world, tmp_path / "out" / "s.tfrecord", seeds=world.seeds([(b"p0", 0), (b"p29", 0), (b"p29", 0), (b"nobody", 0)], False))
+    said = {(log["event"], log.get("edge_set", log.get("node_set"))): log for log in logs}
+    cites, has = ([bool(without & {s, *([t] if name == "cites" else [])}) for s, t, *_ in world.edges[name]] for name in ("cites", "has"))
+    of = said["tfgnn_edges_left_out", "cites"]
+    assert 0 < of["edges"] == sum(cites) < of["of"] == len(cites) and re.fullmatch(r".*cites.tfrecord record \d+: 'p\d+' to 'p\d+'", of["example"])
+    assert said["tfgnn_edges_left_out", "has"]["edges"] == sum(has)
+    seeds = said["tfgnn_seeds_without_row", "paper"]
+    assert (seeds["nodes"], seeds["example"]) == (2, "'nobody'") and len(logs) == 4
+    # Where all are there, nothing is said.
+    world.nodes["paper"] |= dict.fromkeys(without, (1900, ()))
+    world.write()
+    with structlog.testing.capture_logs() as logs:
+        run(world, tmp_path / "all" / "s.tfrecord")
+    assert logs == []
+
+
+def test_a_pipeline_counts_nodes_without_a_row_once_however_often_a_bucket_is_joined(tmp_path):
+    world = World(tmp_path / "in", 1)
+    plan = Plan(schema=world.schema, spec=world.spec, has={}, seed=0, is_timed=False, buckets=2, output=tmp_path / "s.tfrecord", run_id="run")
+    file = TableFile("nodes", "paper", world.path / "paper.tfrecord", world.schema.node_sets["paper"])
+    buckets = [[], []]
+    for key, block in read_file(file, 2):
+        buckets[key].append(block)
+    for op, ids in (("seed", [b"p0", b"nobody"]), ("hop", [b"p1", b"p28", b"p29"])):
+        for id, key in zip(ids, bucket_of(ids, 2).tolist(), strict=True):
+            buckets[key].append(Arrivals(op, [b"0:p0"], np.array([9]), [id], np.array([0]), np.array([0])))
+    (tmp_path / ".another.missing-0").write_text("[]")
+    for _ in range(2):
+        for key, blocks in enumerate(buckets):
+            list(join_rows((key, blocks), plan))
+    assert [found[:3] for found in plan.read_missing()] == [("paper", False, 2), ("paper", True, 1)]
+    assert plan.read_missing()[1][3] == "'nobody'"
 
 
 def test_a_stopped_run_goes_on_and_another_one_does_not(tmp_path):
@@ -305,8 +392,14 @@ def test_the_specs_of_the_guide_run_where_its_reversed_set_is_there(tmp_path):
     text = (GOLDEN / "unigraph_csv" / "graph.pbtxt").read_text()
     i, j = text.index('edge_sets { key: "written"'), text.index('edge_sets { key: "affiliated_with"')
     (tmp_path / "graph.pbtxt").write_text(text[:i] + text[j:])
-    with pytest.raises(TFGNNError, match="'paper->author': the edge set 'written' is not in the schema"):
+    # The set that is told is the one to add.
+    with pytest.raises(TFGNNError, match="'paper->author': the edge set 'written' is not in the schema.* add the reverse of 'writes'") as error:
         plan_run(tmp_path / "graph.pbtxt", tmp_path / "spec.pbtxt", tmp_path / "s.tfrecord")
+    added = str(error.value).partition("features: ")[2]
+    (tmp_path / "graph.pbtxt").write_text(text[:i] + added + text[j:])
+    made = plan_run(tmp_path / "graph.pbtxt", tmp_path / "spec.pbtxt", tmp_path / "s.tfrecord", data_path=GOLDEN / "unigraph_csv").schema
+    one, want = made.edge_sets["written"], read_schema(GOLDEN / "unigraph_csv").edge_sets["written"]
+    assert (one.source, one.target, one.metadata.filename) == (want.source, want.target, want.metadata.filename) and one.metadata.is_reversed
 
 
 def test_a_killed_run_goes_on_to_the_same_files(tmp_path):

@@ -210,7 +210,7 @@ def changed(**fields):
 @pytest.mark.parametrize(("spec", "words"), [
     (changed(sample_size=-1), "operation 'hop1' has sample_size -1"),
     (changed(edge_set_name=""), "has no edge_set_name"),
-    (changed(edge_set_name="written"), "the edge set 'written' is not in the schema, which has: affiliated_with, cites"),
+    (changed(edge_set_name="written"), "the edge set 'written' is not in the schema; there are affiliated_with, cites"),
     (changed(input_op_names=()), "has no input_op_names"),
     (changed(input_op_names=("hop2",)), "its input 'hop2' is not defined before it"),
     (changed(input_op_names=("hop1",)), "its input 'hop1' is not defined before it"),
@@ -228,6 +228,30 @@ def test_a_spec_that_cannot_be_run_is_refused(spec, words):
     with pytest.raises(TFGNNError) as error:
         spec.check(schema)
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize(("change", "without", "advice"), [
+    # paper --cites--> paper, author --writes--> paper, author --affiliated_with--> institution
+    ({"edge_set_name": "affiliated_with", "node_set": "institution"}, [],
+     r"add the reverse of 'affiliated_with' to the schema.*key: \"rev_affiliated_with\" value .*source: \"institution\" target: \"author\" "
+     r"metadata . filename: \"affiliated_with.csv\" extra . key: \"edge_type\" value: \"reversed\""),
+    ({"edge_set_name": "affiliated_with"}, [], "action: correct the sampling spec.$"),
+    ({"edge_set_name": "writes"}, [], "action: name 'written', the reverse of 'writes'.$"),
+    ({"edge_set_name": "writes"}, ["written"], 'add the reverse of \'writes\'.*"rev_writes".*source: "paper" target: "author"'),
+    ({"edge_set_name": "written"}, ["written"], 'add the reverse of \'writes\'.*"written".*source: "paper" target: "author"'),
+    ({"edge_set_name": "cited_by"}, ["written"], 'add the reverse of \'cites\'.*"cited_by".*source: "paper" target: "paper"'),
+    ({"edge_set_name": "authors", "next": "affiliated_with"}, ["written"], 'add the reverse of \'writes\'.*"authors"'),
+    # The reverse of a reversed set is the table as it is.
+    ({"edge_set_name": "writes", "node_set": "author"}, ["writes"], 'add the reverse of \'written\'.*filename: "writes.csv" }'),
+    ({"edge_set_name": "x", "node_set": "author"}, ["writes", "written"], "action: correct the sampling spec.$")])
+def test_where_the_other_direction_is_there_the_advice_is_the_reversed_set(change, without, advice):
+    schema = read_schema(GOLDEN / "unigraph_csv")
+    schema = dataclasses.replace(schema, edge_sets={k: v for k, v in schema.edge_sets.items() if k not in without})
+    op = dataclasses.replace(SPEC.sampling_ops[0], edge_set_name=change["edge_set_name"], input_op_names=("seed",))
+    ops = [op, dataclasses.replace(op, op_name="next", edge_set_name=change["next"], input_op_names=(op.op_name,))] if "next" in change else [op]
+    spec = SamplingSpec(seed_op=SeedOp(op_name="seed", node_set_name=change.get("node_set", "paper")), sampling_ops=tuple(ops))
+    with pytest.raises(TFGNNError, match=advice):
+        spec.check(schema)
 
 
 def test_a_spec_without_a_seed_is_refused():

@@ -1,8 +1,10 @@
 """A log's declaration as a GraphSchema, and settings made of one."""
 
 import dataclasses
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -11,8 +13,11 @@ from streamd.cli import app
 from streamd.errors import TFGNNError
 from streamd.events import Schema
 from streamd.exchange.tfgnn.declared import declared_sets, graph_schema
-from streamd.exchange.tfgnn.schema import parse_schema, schema_binary, schema_text
+from streamd.exchange.tfgnn.schema import EdgeSet, parse_schema, schema_binary, schema_text
 from streamd.exchange.tfgnn.schema_settings import settings_of_schema
+from streamd.exchange.tfgnn.shards import shard_paths
+from streamd.exchange.tfgnn.unigraph import Rows
+from streamd.exchange.tfgnn.unigraph_writing import write_table
 from streamd.segments.log import LogWriter
 from streamd.settings import load_settings, schema_of
 from tests.builders import settings, stream, write_log
@@ -74,6 +79,38 @@ def test_of_a_peers_schema_what_a_log_can_hold_becomes_settings_and_the_rest_is_
     for line in ("edge set written: writes from target to source", "node set paper, feature title: a text"):
         assert f"# left out: {line}" in text
     assert loaded(text, tmp_path).graph.edge_sets["writes"].source == "author"
+
+
+@pytest.mark.parametrize(("file", "table", "declared", "features"), [
+    ("e.csv", "source,target,#weight\n", "", {"weight": "number"}),
+    ("e.csv", "source,target,weight\na,b,1\n", "", {"weight": "number"}),
+    ("e.csv@2", "source,target,#weight\n", "", {"weight": "number"}),
+    ("e.csv", "source,target,#weight\n", "#weight", {"#weight": "number"}),
+    ("e.csv", "source,target,weight\n", "weight", {"weight": "number"}),
+    ("e.csv", "source,target,weight,#weight\n", "weight", {"weight": "number", "#weight": "number"}),
+    ("e.csv", "source,target,time\n", "", None),
+    ("e.tfrecord", 0.5, "", {"weight": "number"}), ("e.tfrecord", None, "", None)])
+def test_weights_that_a_table_has_and_the_schema_does_not_declare_become_a_feature(tmp_path, file, table, declared, features):
+    feature = f'features {{ key: "{declared}" value {{ dtype: DT_FLOAT }} }}' if declared else ""
+    text = f'node_sets {{ key: "n" value {{}} }} edge_sets {{ key: "e" value {{ source: "n" target: "n" {feature} metadata {{ filename: "{file}" }} }} }}'
+    (tmp_path / "graph.pbtxt").write_text(text)
+    for path in shard_paths(tmp_path / file):
+        if isinstance(table, str):
+            path.write_text(table)
+        else:
+            weight = {} if table is None else {"weight": np.array([table], np.float32)}
+            ends = {"source": np.array([b"a"], object), "target": np.array([b"b"], object)}
+            write_table(EdgeSet(source="n", target="n"), path, [Rows(first=0, num=1, **ends, **weight)])
+    printed = CliRunner().invoke(app, ["config", "--from-schema", str(tmp_path)]).output
+    assert yaml.safe_load(printed)["graph"]["edge_sets"]["e"].get("features") == features and "left out" not in printed
+    loaded(printed, tmp_path)
+
+
+def test_a_table_whose_header_cannot_be_read_is_named_in_a_comment(tmp_path):
+    (tmp_path / "graph.pbtxt").write_text('node_sets { key: "n" value {} } edge_sets { key: "e" value { source: "n" target: "n" metadata { filename: "e.csv" } } }')
+    printed = CliRunner().invoke(app, ["config", "--from-schema", str(tmp_path)]).output
+    assert re.search("# left out: the weights of edge set e, if it has some: .*e.csv is not a file", printed)
+    assert yaml.safe_load(printed)["graph"]["edge_sets"] == {"e": {"source": "n", "target": "n"}}
 
 
 @pytest.mark.parametrize(("text", "says"), [

@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+import structlog
 from typer.testing import CliRunner
 
 from streamd.cli import app
@@ -239,7 +240,7 @@ def papers(tmp_path):
     return folder
 
 
-WEIGHTED = ("    target: paper\n", "    target: paper\n      features: {'#weight': number}\n")
+UNWEIGHTED = ("      features:\n        weight: number\n", "")
 
 
 def settings_for(folder, tmp_path, change=None):
@@ -250,8 +251,8 @@ def settings_for(folder, tmp_path, change=None):
 
 
 def test_tables_of_others_become_a_log(papers, tmp_path):
-    made = settings_for(papers, tmp_path, WEIGHTED)
-    with pytest.raises(TFGNNError, match="Edge set 'writes' has no times, and others have"):
+    made = settings_for(papers, tmp_path)
+    with pytest.raises(TFGNNError, match="Edge set 'writes' has no times; there are position, when.*--time-column.*--first-time"):
         imported(made, papers)
     tables = events_of(made, papers, first_us=20, step_us=10)
     assert tables.left_out == ["node set paper, title"]
@@ -266,10 +267,21 @@ def test_tables_of_others_become_a_log(papers, tmp_path):
     assert sum(len(nodes) for nodes, _ in log.feature_updates().until(9)) == 3
 
 
+def test_nodes_that_edges_name_and_their_table_lacks_are_counted(papers, tmp_path):
+    made = settings_for(papers, tmp_path)
+    (papers / "writes.csv").write_text((papers / "writes.csv").read_text().replace("bea,p0", "bea,p9"))
+    with structlog.testing.capture_logs() as logs:
+        events_of(made, papers, first_us=0)
+    (log,) = logs
+    assert (log["event"], log["node_set"], log["nodes"], log["example"]) == ("tfgnn_nodes_without_row", "paper", 1, "'p9'")
+
+
 def test_columns_that_no_feature_takes_are_told(papers, tmp_path):
-    settings_for(papers, tmp_path)
+    settings_for(papers, tmp_path, UNWEIGHTED)
     text = streamd("tfgnn", "import", papers, "--first-time", "1970-01-01", "--config", tmp_path / "papers.yaml", "--data-dir", tmp_path / "log")
-    assert "left out: edge set cites, #weight" in text and "left out: node set paper, title" in text and "3 nodes and 5 edges appended" in text
+    assert "left out: edge set cites, #weight" in text and "left out: node set paper, title" in text
+    # p2, 7 and bea have no event of their own.
+    assert "6 nodes and 5 edges appended" in text and LogReader.open(tmp_path / "log").num_nodes == 6
 
 
 def test_a_column_of_times_may_be_named_and_hold_iso_8601(papers, tmp_path):
@@ -299,19 +311,40 @@ def test_tables_without_times_are_played_in_their_order(papers, tmp_path):
     assert [split_key(log.keys[n])[1] for n in src] == ["p1", "p2", "p2", 7, "bea"] and np.diff(time).tolist() == [60 * SECOND] * 4
     assert "cites: times 2020-01-01T00:00:00Z to 2020-01-01T00:02:00Z, read as the order of the rows" in text
     with pytest.raises(StreamdError, match="The tables begin at 1970-01-01T00:00:00Z, before the log's time of 2020-01-01T00:04:00Z.*new data_dir"):
-        imported(made, papers)
+        imported(made, papers, first_us=0)
     with pytest.raises(TFGNNError, match="3 rows without times, the last of which would be ahead of the clock"):
-        imported(made, papers, step_us=10**15)
+        imported(made, papers, first_us=0, step_us=10**15)
+
+
+def test_times_are_made_up_only_where_an_option_says_so(papers, tmp_path):
+    made = settings_for(papers, tmp_path, UNWEIGHTED)
+    with pytest.raises(TFGNNError, match="Edge set 'cites' has no column 'tiem' of times; there are #time; did you mean '#time'"):
+        imported(made, papers, column="tiem")
+    # A column that one set has and another lacks.
+    with pytest.raises(TFGNNError, match="Edge set 'cites' has no column 'when' of times; there are #time[.]"):
+        imported(made, papers, column="when")
+    # An option that makes times up for tables without them does not excuse a name that none has.
+    with pytest.raises(TFGNNError, match="Edge set 'cites' has no column 'tiem' of times.*did you mean '#time'"):
+        imported(made, papers, column="tiem", first_us=0)
+    for name in ("cites-0.csv", "cites-1.csv", "writes.csv"):
+        lines = (papers / name).read_text().splitlines()
+        (papers / name).write_text("\n".join(",".join(line.split(",")[:3 if name == "writes.csv" else 2]) for line in lines) + "\n")
+    with pytest.raises(TFGNNError, match="Edge set 'cites' has no times; there are none"):
+        imported(made, papers)
+    assert not made.data_dir.exists(), "what was refused left a log"
 
 
 @pytest.mark.parametrize(("file", "old", "new", "says"), [
     ("paper.csv", "1999", "9223372036854775807", r"paper.csv row 2: .*beyond ingest.max_feature.*0 events went in"),
     ("paper.csv", "alone", "p0", "row 3: the id 'p0' is there twice"),
     ("paper.csv", "alone", "", "row 3: .*bad_key"),
-    ("cites-1.csv", "2.5", "nan", r"row 3: feature '#weight' is \[nan\], not a number"),
-    ("cites-1.csv", ",10,", ",-10,", "row 3: the time -10 is out of range"),
-    ("cites-1.csv", ",10,", ",9999999999999999,", "row 3: the time 9999999999999999 is .*ahead of the clock"),
-    ("cites-1.csv", "p2,p1", "p\x072,p1", "row 3: .*control character"),
+    ("cites-1.csv", "2.5", "nan", r"cites-1.csv row 1: feature 'weight' is \[nan\], not a number"),
+    ("paper.csv", "1999", "9223372036854775808", "paper.csv row 2, column 'year': 9223372036854775808 is not from"),
+    ("writes.csv", ",2,", ",18446744073709551615,", "writes.csv row 2, column 'position': 18446744073709551615 is not from"),
+    ("cites-1.csv", ",10,", ",18446744073709551615,", "cites-1.csv row 1, column 'time': 18446744073709551615 is not from"),
+    ("cites-1.csv", ",10,", ",-10,", "cites-1.csv row 1: the time -10 is out of range"),
+    ("cites-1.csv", ",10,", ",9999999999999999,", "cites-1.csv row 1: the time 9999999999999999 is .*ahead of the clock"),
+    ("cites-1.csv", "p2,p1", "p\x072,p1", "cites-1.csv row 1: .*control character"),
     ("graph.pbtxt", 'key: "year"', 'key: "anno"', "the schema has no feature 'year', and no `missing`"),
     ("graph.pbtxt", "DT_INT64", "DT_STRING", "feature 'year' is DT_STRING in the schema, the settings declare number"),
     ("graph.pbtxt", 'source: "author" target: "paper"', 'source: "author" target: "author"', "goes from author to author, the settings declare author to paper"),
@@ -321,7 +354,7 @@ def test_tables_without_times_are_played_in_their_order(papers, tmp_path):
     ("graph.pbtxt", 'filename: "paper.csv"', 'filename: "paper.csv" extra { key: "streamd.keys" value: "json" }', "cites-.*row 1: #source is no key"),
 ])
 def test_what_does_not_fit_is_named_with_its_row(papers, tmp_path, file, old, new, says):
-    made = settings_for(papers, tmp_path, WEIGHTED)
+    made = settings_for(papers, tmp_path)
     text = (papers / file).read_text()
     assert old in text
     (papers / file).write_text(text.replace(old, new))
@@ -360,11 +393,11 @@ def test_events_for_a_topic_are_those_for_a_log_in_the_streams_unit(tmp_path):
     exported(made, write(made, shop_events(6, 60)), tmp_path / "out")
     tables = events_of(made, tmp_path / "out")
     sent = list(checked_events(made, tables, SystemClock()))
-    assert [e.row for e in sent] == list(range(1, tables.num_nodes + tables.num_edges + 1))
+    assert [e.row for e in sent] == list(range(1, tables.num_events + 1))
     again = write(elsewhere(made, tmp_path / "sent"), [json.loads(e.value) for e in sent])
     assert edges_of(again) == edges_of(imported(elsewhere(made, tmp_path / "log 2"), tmp_path / "out"))
     coarse = made.model_copy(update={"stream": made.stream.model_copy(update={"time_unit": "s"})})
-    with pytest.raises(TFGNNError, match="tfrecord row .* microseconds is finer than s"):
+    with pytest.raises(TFGNNError, match="tfrecord record .* microseconds is finer than s"):
         next(checked_events(coarse, tables, SystemClock()))
 
 
@@ -383,13 +416,13 @@ def test_tables_are_sent_to_a_topic_of_our_own_events(papers, tmp_path, monkeypa
         def close(self): ...
 
     monkeypatch.setattr(produce, "make_producer", lambda kafka, **how: Producer())
-    settings_for(papers, tmp_path, WEIGHTED)
+    settings_for(papers, tmp_path)
     text = streamd("tfgnn", "import", papers, "--first-time", "1970-01-01", "--topic", "papers", "--config", tmp_path / "papers.yaml")
-    assert "3 nodes and 5 edges sent to papers" in text and {(topic, e.get("type")) for topic, _, e in sent} == {("papers", "node"), ("papers", None)}
+    assert "6 nodes and 5 edges sent to papers" in text and {(topic, e.get("type")) for topic, _, e in sent} == {("papers", "node"), ("papers", None)}
     assert sent[0] == ("papers", b"p0", {"type": "node", "id": "p0", "node_set": "paper", "features": [2001]})
     assert sent[3] == ("papers", b"7", {"src": 7, "dst": "p0", "time": 0, "edge_set": "writes", "features": [1]})
     (tmp_path / "papers.yaml").write_text((tmp_path / "papers.yaml").read_text() + """sources:
-  - {topic: papers, time: us, edge_set: cites, fields: {src: a, dst: b, time: c, features: {'#weight': w}}}
+  - {topic: papers, time: us, edge_set: cites, fields: {src: a, dst: b, time: c, features: {weight: w}}}
 """)
     with pytest.raises(SettingsError, match="Topic papers has a source"):
         streamd("tfgnn", "import", papers, "--first-time", "1970-01-01", "--topic", "papers", "--config", tmp_path / "papers.yaml")
@@ -397,7 +430,8 @@ def test_tables_are_sent_to_a_topic_of_our_own_events(papers, tmp_path, monkeypa
 
 def test_options_that_mean_nothing_are_refused(papers, tmp_path):
     settings_for(papers, tmp_path)
-    for words, says in ((("--speed", "2"), "--speed is of a topic"), (("--time-unit", "h"), "--time-unit is 'h'")):
+    for words, says in ((("--speed", "2"), "--speed is of a topic"), (("--time-unit", "h"), "--time-unit is 'h'"),
+                        (("--step-seconds", "60"), "--step-seconds needs --first-time")):
         with pytest.raises(SettingsError, match=says):
             streamd("tfgnn", "import", papers, *words, "--config", tmp_path / "papers.yaml", "--data-dir", tmp_path / "none")
     with pytest.raises(SettingsError, match="--format is 'xml'"):

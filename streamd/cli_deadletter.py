@@ -1,0 +1,154 @@
+"""The commands `streamd deadletter list` and `streamd deadletter replay`."""
+
+from collections import Counter, deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from streamd.cli_options import ConfigOption, DataOption, out, printable, settings_of
+from streamd.clock import SystemClock, utc
+from streamd.settings import Settings
+
+if TYPE_CHECKING:
+    from streamd.ingest.letter_outlook import Outlook
+
+letters_app = typer.Typer(help="Dead letters: list, replay.", no_args_is_help=True)
+ReasonOption = Annotated[
+    list[str] | None, typer.Option(help="Only of this reason; may be given several times.")
+]
+TopicOption = Annotated[
+    list[str] | None, typer.Option(help="Only of this topic; may be given several times.")
+]
+
+
+@letters_app.command("list")
+def deadletter_list(
+    reason: ReasonOption = None,
+    topic: TopicOption = None,
+    limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 20,
+    config: ConfigOption = None,
+    data_dir: DataOption = None,
+) -> None:
+    """Show the newest dead letters, which of them were sent again, and how many there are of each
+    reason."""
+    from streamd.ingest.deadletter_replay import names_sent, read_letters
+
+    # One pass over all letters: counts of all, and the cells of the newest ones.
+    settings = settings_of(config, data_dir)
+    sent = names_sent(settings)
+    counts: Counter[str] = Counter()
+    num_sent = 0
+    newest: deque[tuple[str, ...]] = deque(maxlen=limit)
+    for stored in read_letters(settings):
+        letter = stored.letter
+        if (reason and letter.reason not in reason) or (topic and letter.topic not in topic):
+            continue
+        is_sent = stored.name in sent
+        num_sent += is_sent
+        counts[letter.reason] += 1
+        newest.append(
+            (
+                f"{letter.topic}/{letter.partition}",
+                f"{letter.offset}",
+                f"{letter.index}",
+                "yes" if is_sent else "",
+                letter.reason,
+                letter.error,
+                letter.value[:80].decode(errors="backslashreplace"),
+            )
+        )
+
+    # Values come from outside, so they are shown as plain text without control characters.
+    heads = ("partition", "offset", "index", "sent again", "reason", "error", "value")
+    table = Table(*heads, box=None)
+    for row in newest:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    out.print(table)
+    summary = ", ".join(f"{printable(r)} {n:,}" for r, n in counts.most_common())
+    if num_sent:
+        summary += f"; {num_sent:,} sent again"
+    out.print(summary or "no dead letters", markup=False)
+
+
+@letters_app.command("replay")
+def deadletter_replay(
+    reason: ReasonOption = None,
+    topic: TopicOption = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Also those that were sent again before.")
+    ] = False,
+    in_time: Annotated[
+        bool, typer.Option("--in-time", help="Only those that are not behind the log.")
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Send also those behind the log without asking.")
+    ] = False,
+    config: ConfigOption = None,
+    data_dir: DataOption = None,
+) -> None:
+    """Send dead letters to the topics they came from, once what was wrong is mended; each once.
+    Where some are behind the log, say what becomes of them, and ask."""
+    from streamd.ingest.deadletter_replay import plan, send
+    from streamd.ingest.letter_outlook import outlook
+    from streamd.segments.reader import LogReader
+
+    # What becomes of them depends on how far the log is.
+    settings = settings_of(config, data_dir)
+    chosen = plan(settings, reason or (), topic or (), again)
+    log = LogReader.open(settings.data_dir, keep_keys=False)
+    watermark_us = 0 if log is None else log.watermark
+    found = outlook(settings, chosen.letters, watermark_us, SystemClock().now_us())
+    for line in _told(settings, found, len(chosen.letters), watermark_us, log is not None):
+        out.print(line, soft_wrap=True, markup=False)
+
+    # Letters behind the log are sent only where someone says so.
+    doubtful = found.late | found.unknown
+    if in_time:
+        kept = [stored for i, stored in enumerate(chosen.letters) if i not in doubtful]
+        chosen = replace(chosen, letters=kept)
+    elif (doubtful or (log is None and chosen.letters)) and not yes:
+        typer.confirm(
+            "Send them? (--yes sends without asking, --in-time the others only)", abort=True
+        )
+    send(settings, chosen)
+
+    # Each letter is in one of these counts, so that none is lost silently.
+    behind = f"{len(doubtful):,} are behind the log or may be, " if in_time else ""
+    out.print(
+        f"{len(chosen.letters):,} sent, {behind}{chosen.before:,} were sent before, "
+        f"{chosen.broken:,} cannot be sent (cut off, or not the event itself), {chosen.foreign:,} "
+        f"name a topic that is not in kafka.topics ({', '.join(settings.kafka.topics)})",
+        soft_wrap=True,
+        markup=False,
+    )
+
+
+def _told(
+    settings: Settings, found: "Outlook", count: int, watermark_us: int, has_log: bool
+) -> list[str]:
+    """What becomes of letters, a line each. count: of all that may be sent."""
+    lines = []
+    if found.late:
+        fate = (
+            "gets that time instead of its own; a window of mostly such events is not learned"
+            if settings.ingest.late_policy == "clamp"
+            else "becomes a dead letter again (late)"
+        )
+        lines.append(
+            f"{len(found.late):,} of {count:,} are behind the log, which has reached "
+            f"{utc(watermark_us)}, by up to {found.behind_us / 3.6e9:,.4g} h. With "
+            f"ingest.late_policy: {settings.ingest.late_policy} an event behind the log {fate}."
+        )
+    if found.unknown:
+        lines.append(
+            f"{len(found.unknown):,} of {count:,} may be behind the log: the schema registry does "
+            "not answer."
+        )
+    if count and not has_log:
+        lines.append(f"{settings.data_dir} holds no log: nothing tells which are behind it.")
+    if found.refused:
+        lines.append(f"{len(found.refused):,} of {count:,} are refused again, as they are.")
+    return lines

@@ -1,0 +1,72 @@
+"""What becomes of dead letters that are sent again: which of them are behind the log by now."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from streamd.errors import SchemaRegistryError
+from streamd.ingest.block import has_time
+from streamd.ingest.deadletter_replay import StoredLetter, as_record
+from streamd.ingest.decode import NUM_SINGLES, Decoder
+from streamd.ingest.mapped import make_decoder
+from streamd.settings import Settings, schema_of
+
+
+@dataclass(kw_only=True, slots=True)
+class Outlook:
+    """Letters by what becomes of them, as indices of the letters asked about.
+
+    late: hold an event before the log's watermark. refused: are dead letters again, as the settings
+    are now. unknown: cannot be decoded now. behind_us: of the oldest late event, microseconds.
+    """
+
+    late: set[int] = field(default_factory=set)
+    refused: set[int] = field(default_factory=set)
+    unknown: set[int] = field(default_factory=set)
+    behind_us: int = 0
+
+
+def outlook(
+    settings: Settings, letters: Sequence[StoredLetter], watermark_us: int, now_us: int
+) -> Outlook:
+    """Decode letters as ingest will. watermark_us: of the log; now_us: wall clock."""
+    found = Outlook()
+    by_topic: dict[str, list[int]] = defaultdict(list)
+    for i, stored in enumerate(letters):
+        by_topic[stored.letter.topic].append(i)
+    for topic, numbers in by_topic.items():
+        # A topic's letters may be of several partitions: it is decoded as if they were of one.
+        decoder = make_decoder(settings, schema_of(settings))
+        for first in range(0, len(numbers), NUM_SINGLES):
+            part = numbers[first : first + NUM_SINGLES]
+            try:
+                _decode(decoder, topic, letters, part, (watermark_us, now_us), found)
+            except SchemaRegistryError:
+                found.unknown.update(part)
+    return found
+
+
+def _decode(
+    decoder: Decoder,
+    topic: str,
+    letters: Sequence[StoredLetter],
+    numbers: Sequence[int],
+    clocks: tuple[int, int],
+    found: Outlook,
+) -> None:
+    """Decode some letters of a topic. numbers: their indices, which stand for offsets. clocks: as
+    `outlook` has them. Raises: SchemaRegistryError."""
+    watermark_us, now_us = clocks
+    records = [as_record(letters[i].letter, i) for i in numbers]
+    mapped = decoder.mapped.get(topic)
+    if mapped is not None:
+        mapped.prepare(records, lambda: None)
+    block, rejected = decoder.decode(records, 0, now_us, topic)
+    rows = block.rows[has_time(block.rows)]
+    late = rows[rows["time"] < watermark_us]
+    found.late.update(np.unique(late["offset"]).tolist())
+    found.refused.update(r.offset for r in rejected)
+    if len(late):
+        found.behind_us = max(found.behind_us, watermark_us - int(late["time"].min()))

@@ -1,0 +1,73 @@
+"""Whole numbers that a log rounds: it holds features as float32, which has 24 bits for them.
+
+Fractions are rounded too, and nobody misses their last digits. A whole number may be a key, a time
+or a counter, of which every digit counts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamd.events import Bools
+
+EXACT = 2**24
+"""float32 holds every whole number up to this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """How many values were rounded. example: the first of them, with its feature; empty for
+    none."""
+
+    num: int = 0
+    example: str = ""
+
+    def __add__(self, other: "Rounded") -> "Rounded":
+        return Rounded(self.num + other.num, self.example or other.example)
+
+    @property
+    def words(self) -> str:
+        """The count as a sentence for people, empty where nothing was rounded."""
+        if not self.num:
+            return ""
+        return (
+            f"{self.num:,} {'value' if self.num == 1 else 'values'} of features rounded: float32 "
+            f"does not hold all whole numbers above {EXACT:,}, such as {self.example}"
+        )
+
+
+NOTHING = Rounded()
+
+
+def rounded_in(values: NDArray[Any], names: Sequence[str]) -> Rounded:
+    """Count the whole numbers that float32 does not hold.
+
+    values: finite, [n, D]. names: of the D columns. Integers are compared exactly; of float64,
+    which may have been rounded before, what it has now counts.
+    """
+    is_small = values.dtype.kind == "f" and np.abs(values).max(initial=0) <= EXACT
+    if is_small or not values.size:
+        return NOTHING
+    places = np.argwhere(_is_rounded(values))
+    if not len(places):
+        return NOTHING
+    row, column = map(int, places[0])
+    value = values[row, column]
+    return Rounded(len(places), f"{names[column]} {int(value)} as {int(np.float32(value))}")
+
+
+def _is_rounded(values: NDArray[Any]) -> Bools:
+    is_rounded: Bools
+    if values.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            is_rounded = (values.astype(np.float32) != values) & (values == np.rint(values))
+    else:
+        # The bits of the smallest int64, which no int64 negates, are its size as uint64.
+        signed = values if values.dtype.kind == "u" else np.abs(values.astype(np.int64))
+        size = signed.astype(np.uint64)
+        lowest_bit = np.maximum(size & (~size + np.uint64(1)), np.uint64(1))
+        is_rounded = size // lowest_bit >= EXACT
+    return is_rounded

@@ -1,0 +1,80 @@
+"""Whether this process could open a log to write it, asked before anything depends on it."""
+
+from pathlib import Path
+
+from crc32c import crc32c
+
+from streamd.errors import CorruptionError
+from streamd.events import Schema
+from streamd.schema_change import check_extends
+from streamd.segments.journal import NOTHING, LogState
+from streamd.segments.layout import DELETIONS, FEATURES, KEYS
+from streamd.segments.log_files import disk_error
+from streamd.segments.recovery import last_state
+from streamd.segments.segment_files import newest_time
+from streamd.segments.sets_writer import new_segment
+from streamd.storage import DISK, SCRATCH, Disk
+
+READ_BYTES = 1 << 22
+"""Bytes that are read at a time."""
+
+
+def check_writable(
+    data_dir: Path, schema: Schema, segment_edges: int, disk: Disk = DISK
+) -> LogState:
+    """Check all that `LogWriter` needs to open and write a log, and change nothing.
+
+    That is: a schema that is the log's or extends it, keys and deletes with the journal's
+    checksums, a newest segment that can be read, and room for another segment. The log may be open
+    in this process. Returns: the log's state. Raises: SchemaError, JournalError, CorruptionError,
+    TGUFError, DiskError.
+    """
+    try:
+        state = last_state(data_dir, schema)
+        check_extends(state.schema, schema)
+        for path in (KEYS, DELETIONS):
+            _check_bytes(data_dir, path, state)
+        # Rows of another width are written again.
+        if state.schema.node_feature_dim != schema.node_feature_dim:
+            _check_bytes(data_dir, FEATURES, state)
+        newest_time(data_dir, state)
+        _check_room(data_dir, schema, segment_edges, disk)
+    except OSError as error:
+        raise disk_error(data_dir, error) from error
+    return state
+
+
+def _check_bytes(data_dir: Path, path: str, state: LogState) -> None:
+    """Compare the committed bytes of a file with the journal's checksum. Raises: CorruptionError,
+    OSError."""
+    known = state.files.get(path, NOTHING)
+    left, crc = known.num_bytes, 0
+    if left:
+        with (data_dir / path).open("rb") as file:
+            while left and (data := file.read(min(left, READ_BYTES))):
+                crc = crc32c(data, crc)
+                left -= len(data)
+    if left or crc != known.crc:
+        raise CorruptionError(
+            f"{path} differs from the journal's checksum.",
+            "restore it from a backup, or start with an empty data_dir once there is a manifest.",
+        )
+
+
+def _check_room(data_dir: Path, schema: Schema, segment_edges: int, disk: Disk) -> None:
+    """Begin a segment, and remove it. Raises: OSError where the disk takes none."""
+    # Recovery removes what a kill leaves of it: it has the name of a half-written journal file.
+    path = data_dir / "journal" / f"room{SCRATCH}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _remove(path, disk)
+    try:
+        new_segment(path, schema, segment_edges, disk).close()
+    finally:
+        _remove(path, disk)
+
+
+def _remove(path: Path, disk: Disk) -> None:
+    if path.is_dir():
+        disk.remove_folder(path)
+    else:
+        disk.unlink(path)

@@ -1,0 +1,100 @@
+"""The metrics of a log that several machines hold: changelog, followers and the models topic."""
+
+from prometheus_client import Counter
+
+from streamd.telemetry.gauge import Gauge
+from streamd.telemetry.registries import FOLLOW, INGEST, MEMBER, TRAIN
+
+__all__ = [
+    "cannot_lead",
+    "changelog_bytes",
+    "changelog_seq",
+    "changelog_waiting",
+    "checkpoint_bytes",
+    "checkpoint_stored",
+    "follow_bootstraps",
+    "follow_bytes",
+    "follow_caught_up",
+    "follow_commits",
+    "follow_lag_records",
+    "follow_seq",
+    "follow_waiting",
+    "leader_term",
+    "leads",
+    "models_followed",
+    "models_missing",
+    "models_published",
+    "models_waiting",
+    "stray_records",
+]
+
+# Of every role that reads one of the topics.
+stray_records = Counter(
+    "streamd_stray_records",
+    "Records of a topic of the log's own that streamd did not write; they are skipped",
+    ["topic"],
+)
+
+# Of ingest and follow: the changelog, by which other machines have the log too.
+changelog_seq = Gauge(
+    "streamd_changelog_seq", "Newest commit that the changelog acknowledged", registry=INGEST
+)
+changelog_waiting = Gauge(
+    "streamd_changelog_waiting_commits",
+    "Durable commits that the changelog has not acknowledged",
+    registry=INGEST,
+)
+changelog_bytes = Counter("streamd_changelog_bytes", "Bytes sent to the changelog", registry=INGEST)
+leader_term = Gauge(
+    "streamd_leader_term", "Term of the newest leader that this member knows of", registry=MEMBER
+)
+leads = Gauge("streamd_leads", "1 while this member leads, 0 while it follows", registry=MEMBER)
+follow_seq = Gauge("streamd_follow_seq", "Newest commit shown here", registry=FOLLOW)
+follow_lag_records = Gauge(
+    "streamd_follow_lag_records", "Records of the changelog not applied yet", registry=FOLLOW
+)
+follow_caught_up = Gauge(
+    "streamd_follow_caught_up_timestamp_seconds",
+    "When it last had all of the changelog",
+    registry=FOLLOW,
+)
+follow_commits = Counter("streamd_follow_commits", "Commits applied", registry=FOLLOW)
+follow_bytes = Counter("streamd_follow_bytes", "Bytes of records applied", registry=FOLLOW)
+follow_bootstraps = Counter(
+    "streamd_follow_bootstraps", "Starts from a manifest of the store", registry=FOLLOW
+)
+follow_waiting = Gauge(
+    "streamd_follow_waiting", "1 while it can apply nothing, for a reason", ["why"], registry=FOLLOW
+)
+cannot_lead = Gauge(
+    "streamd_cannot_lead",
+    "1 while a standby could not lead, for a reason",
+    ["why"],
+    registry=FOLLOW,
+)
+
+# Of the models topic: its two ends.
+models_waiting = Gauge(
+    "streamd_models_waiting",
+    "Versions, moves and window records that the models topic does not have yet",
+    registry=TRAIN,
+)
+models_published = Gauge(
+    "streamd_models_published_timestamp_seconds",
+    "When the models topic last had all that the trainer has",
+    registry=TRAIN,
+)
+checkpoint_stored = Gauge(
+    "streamd_checkpoint_stored_timestamp_seconds", "When one was last stored", registry=TRAIN
+)
+checkpoint_bytes = Counter("streamd_checkpoint_stored_bytes", "Bytes to the store", registry=TRAIN)
+models_followed = Gauge(
+    "streamd_models_followed_timestamp_seconds",
+    "When this machine last had all of the models topic",
+    registry=FOLLOW,
+)
+models_missing = Gauge(
+    "streamd_models_missing",
+    "Versions and moves of the models topic that this machine does not have yet",
+    registry=FOLLOW,
+)

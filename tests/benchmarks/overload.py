@@ -1,0 +1,224 @@
+"""A server that was stopped for a while under load, and one that is asked for more than it can answer: how soon it answers in time again, how
+much of what it can answer it still answers, and how long its health check takes. A process of its own commits events to the log."""
+
+import asyncio
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from streamd.clock import SystemClock
+from streamd.demo.broker import free_port
+from streamd.events import Progress
+from streamd.registry import Registry
+from streamd.segments.log import LogWriter
+from streamd.segments.reader import LogReader
+from streamd.settings import Settings, load_settings
+from streamd.supervisor import role_environment
+from streamd.telemetry.heartbeat import Heartbeat
+from streamd.training.trainer import Trainer
+from streamd.windows import next_window
+from tests.benchmarks.measure import Row, write_edges
+from tests.builders import HOUR, batch, stream
+
+USERS, ITEMS, HISTORY = 8_000, 1_000, 40_000
+EVENTS_A_SECOND, COMMITS_A_SECOND = 2_000, 20
+ASKED_A_SECOND, CANDIDATES, LINKS = 20, 100, 200
+STOP_SECONDS = float(os.environ.get("STREAMD_BENCH_STALL_SECONDS", "40"))
+RECOVER_SECONDS, LEVEL_SECONDS = 15.0, 10.0
+TIMES_TOO_MUCH = 3
+DIM = 2
+
+
+class Asked(NamedTuple):
+    """One request. due: seconds since the load began. took: from then to its answer, seconds. status: 0 where the connection failed."""
+
+    due: float
+    took: float
+    status: int
+
+
+def run() -> list[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        s, _ = load_settings(None, {"data_dir": Path(folder), "stream.time_unit": "us", "stream.edge_feature_dim": DIM, "server.port": free_port(),
+                                    "bootstrap.max_events": 0}, {})
+        _learn_two_windows(s)
+        with _served(s) as server, _written(s):
+            return _after_a_stop(s, server) + _too_much(s)
+
+
+def _learn_two_windows(s: Settings) -> None:
+    src, dst, at = stream(HISTORY, USERS, ITEMS, hours=3)
+    at = at + int(time.time() * 1e6) // HOUR * HOUR - 3 * HOUR
+    keys = [f"n:{i}" for i in range(USERS + ITEMS)]
+    write_edges(s.data_dir, keys, src, dst, at, np.ones((len(src), DIM), np.float32), int(at[-1]))
+    log = LogReader.open(s.data_dir, keep_keys=False)
+    trainer = Trainer(s, log, Registry(s), SystemClock(), Heartbeat(s.data_dir, "train"))
+    while (window := next_window(log, trainer.edge, HOUR)) is not None:
+        trainer.process(window)
+
+
+@contextmanager
+def _served(s: Settings):
+    server = subprocess.Popen([sys.executable, "-m", "streamd", "run", "--role", "serve"], env=role_environment(s, "serve", os.environ),
+                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 120
+        while asyncio.run(_load(s.server.port, 5, 0.4))[-1].status != 200:
+            assert time.monotonic() < deadline, "the server does not answer"
+        yield server
+    finally:
+        server.send_signal(signal.SIGCONT)
+        server.terminate()
+        server.wait()
+
+
+@contextmanager
+def _written(s: Settings):
+    """Events go into the log as they happen, by a process of its own: in the client's it would hold up its clock."""
+    writing = multiprocessing.get_context("spawn").Process(target=_write, args=(s.data_dir,))
+    writing.start()
+    try:
+        yield
+    finally:
+        writing.terminate()
+        writing.join()
+
+
+def _write(data_dir: Path) -> None:
+    reader = LogReader.open(data_dir)
+    log = LogWriter(data_dir, reader.state.schema, 1_000_000)
+    size = EVENTS_A_SECOND // COMMITS_A_SECOND
+    src, dst, _ = stream(2_000_000, USERS, ITEMS, seed=1)
+    begun = time.monotonic()
+    for number, at in enumerate(range(0, len(src), size)):
+        time.sleep(max(0.0, begun + number / COMMITS_A_SECOND - time.monotonic()))
+        now = int(time.time() * 1e6) + np.arange(size)
+        rows = batch(reader.state.schema, src[at : at + size], dst[at : at + size], now)
+        log.commit(replace(rows, msg_ED=np.ones((size, DIM), np.float32)), Progress(), int(now[-1]))
+
+
+def _after_a_stop(s: Settings, server: subprocess.Popen) -> list[Row]:
+    before = asyncio.run(_load(s.server.port, ASKED_A_SECOND, 10.0))
+
+    async def stopped() -> tuple[list[Asked], list[tuple[float, int]]]:
+        load = asyncio.create_task(_load(s.server.port, ASKED_A_SECOND, STOP_SECONDS + RECOVER_SECONDS + LEVEL_SECONDS))
+        server.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(STOP_SECONDS)
+        server.send_signal(signal.SIGCONT)
+        begun, lags = time.monotonic(), []
+        while not load.done():
+            with suppress(OSError, asyncio.TimeoutError, ValueError, KeyError):
+                lags.append((time.monotonic() - begun, await asyncio.wait_for(_memory_lag(s.server.port), 5)))
+            await asyncio.sleep(0.25)
+        return await load, lags
+
+    asked, lags = asyncio.run(stopped())
+    after = [a for a in asked if a.due >= STOP_SECONDS + RECOVER_SECONDS]
+    # The first look may be answered before the server takes in anything.
+    behind = [at for at, lag in lags if lag >= 1_000]
+    level = next((at for at, _ in lags if at > max(behind, default=0.5)), float("inf"))
+    for second in range(int(RECOVER_SECONDS + LEVEL_SECONDS)):
+        part = [a for a in asked if second <= a.due - STOP_SECONDS < second + 1]
+        lag = [x for at, x in lags if second <= at < second + 1]
+        print(f"  {second:3} s after: {sum(a.status == 200 for a in part)} of {len(part)} answered, p50 {_ms(part, 50):.0f} ms, lag {lag[-1:] or ''}")
+    return [Row(f"{ASKED_A_SECOND} requests/s, {EVENTS_A_SECOND} events/s: p{q}", _ms(before, q), "ms") for q in (50, 99)] + [
+        Row(f"the same {RECOVER_SECONDS:.0f} s after a stop of {STOP_SECONDS:.0f} s: p99", _ms(after, 99), "ms", 100.0, "promise"),
+        Row("share of them that were answered", sum(a.status == 200 for a in after) / len(after), "", 1.0, "all"),
+        Row("memory level with the log again after", level, "s", RECOVER_SECONDS, "promise")]
+
+
+def _too_much(s: Settings) -> list[Row]:
+    """Goodput: answers within 1 s. The best is looked for by asking for more and more."""
+    best, rate = 0.0, 50
+    while True:
+        asked = asyncio.run(_load(s.server.port, rate, 4.0))
+        good = sum(a.status == 200 and a.took < 1 for a in asked) / 4.0
+        print(f"  asked {rate}/s: {good:.0f}/s good, p99 {_ms(asked, 99):.0f} ms, refused {sum(a.status == 429 for a in asked)}")
+        if good < 0.8 * rate or rate > 2_000:
+            break
+        best, rate = max(best, good), int(rate * 1.5)
+    best = max(best, good)
+    assert best, "nothing is answered"
+    seconds = 20.0
+
+    async def flooded() -> tuple[list[Asked], list[float]]:
+        load = asyncio.create_task(_load(s.server.port, int(TIMES_TOO_MUCH * best), seconds))
+        alive = []
+        while not load.done():
+            begun = time.monotonic()
+            await asyncio.wait_for(_get(s.server.port, "/livez"), 30)
+            alive.append(time.monotonic() - begun)
+            await asyncio.sleep(0.1)
+        return await load, alive
+
+    asked, alive = asyncio.run(flooded())
+    good = sum(a.status == 200 and a.took < 1 for a in asked) / seconds
+    counts = {status: sum(a.status == status for a in asked) for status in {a.status for a in asked}}
+    print(f"  {len(asked) / seconds:.0f}/s asked: {counts}, p99 of answers {_ms([a for a in asked if a.status == 200], 99):.0f} ms")
+    return [Row(f"answered within 1 s, of {TIMES_TOO_MUCH} x as many as can be", good, "requests/s", best, "best"),
+            Row("/livez meanwhile: p99", float(np.percentile(alive, 99)) * 1e3, "ms", 100.0, "promise"),
+            Row("/livez meanwhile: longest", max(alive) * 1e3, "ms", 100.0, "promise"),
+            Row("refused otherwise than by 429", float(sum(n for status, n in counts.items() if status not in (200, 429))), "requests", 0.0, "promise")
+            ]
+
+
+def _ms(asked: list[Asked], q: float) -> float:
+    return float(np.percentile([a.took for a in asked], q)) * 1e3 if asked else float("nan")
+
+
+async def _load(port: int, rate: float, seconds: float) -> list[Asked]:
+    """Ask at a fixed rate over at most LINKS connections, and wait 10 s for each answer."""
+    rng = np.random.default_rng(0)
+    bodies = [json.dumps({"src": f"n:{rng.integers(USERS)}", "dst": [f"n:{d}" for d in USERS + rng.integers(0, ITEMS, CANDIDATES)]}).encode()
+              for _ in range(200)]
+    idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+    begun, free = time.monotonic(), asyncio.Semaphore(LINKS)
+
+    async def one(number: int) -> Asked:
+        due = number / rate
+        await asyncio.sleep(begun + due - time.monotonic())
+        status = 0
+        try:
+            async with asyncio.timeout(10), free:
+                link = idle.pop() if idle else await asyncio.open_connection("127.0.0.1", port)
+                status, _ = await _exchange(link, "POST", "/v1/score", bodies[number % len(bodies)])
+                idle.append(link)
+        except (OSError, asyncio.IncompleteReadError, TimeoutError, ValueError, IndexError):
+            pass
+        return Asked(due, time.monotonic() - begun - due, status)
+
+    asked = await asyncio.gather(*(one(number) for number in range(max(1, int(rate * seconds)))))
+    for _, writer in idle:
+        writer.close()
+    return list(asked)
+
+
+async def _exchange(link, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+    reader, writer = link
+    writer.write(f"{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(next(line.split(b":")[1] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")))
+    return int(head.split()[1]), await reader.readexactly(length)
+
+
+async def _get(port: int, path: str) -> bytes:
+    link = await asyncio.open_connection("127.0.0.1", port)
+    _, content = await _exchange(link, "GET", path)
+    link[1].close()
+    return content
+
+
+async def _memory_lag(port: int) -> int:
+    content = (await _get(port, "/metrics")).decode()
+    return int(float(next(line for line in content.splitlines() if line.startswith("streamd_memory_lag_")).split()[1]))

@@ -1,0 +1,91 @@
+"""Which producers let a broker make a topic that is missing: none of a log's own topics, none of events."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from kafka import KafkaProducer
+from kafka.errors import KafkaTimeoutError
+
+import streamd
+from streamd.demo import player
+from streamd.errors import KafkaError
+from streamd.exchange.produce import Outgoing, send_events
+from streamd.ingest import client
+from streamd.ingest.deadletter import make_dead_letters
+from streamd.replica import kafka_changelog, models_topic
+from streamd.scoring.topic import KafkaSink
+from streamd.server.forward import Forwarder
+from tests.builders import settings
+
+ASKED = {"kafka__client": {"allow_auto_create_topics": True, "max_block_ms": 600_000}}
+
+
+class Producer:
+    """Remembers the options of the newest one, and has no topic."""
+
+    DEFAULT_CONFIG = KafkaProducer.DEFAULT_CONFIG
+    options: dict
+    _sender = SimpleNamespace(force_close=lambda: None)
+
+    def __init__(self, **options):
+        Producer.options = options
+
+    def send(self, *args, **more):
+        raise KafkaTimeoutError("no such topic")
+
+    def partitions_for(self, topic): ...
+    def close(self, *args, **more): ...
+
+
+def models(s):
+    models_topic.KafkaModelsTopic(s).append(b"")
+
+
+def produce(s):
+    send_events(s.kafka, "typo", iter([Outgoing(b"k", b"v", None)]), "us", 0)
+
+
+PRODUCERS = {
+    # file: what makes a producer, whether a broker may make its topic
+    "replica/kafka_changelog.py": (lambda s: kafka_changelog.KafkaProducer(s.kafka, "t.changelog", 1 << 20), False),
+    "replica/models_topic.py": (models, False),
+    "server/forward.py": (lambda s: Forwarder(s)._made(), False),
+    "exchange/produce.py": (produce, False),
+    "ingest/deadletter_replay.py": (lambda s: client.make_producer(s.kafka), False),
+    "demo/player.py": (lambda s: player.make_producer(s.kafka), False),
+    "scoring/topic.py": (lambda s: KafkaSink(s.kafka, "scores"), True),
+    "ingest/deadletter.py": (lambda s: make_dead_letters(s)._make_producer(), True),
+}
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    monkeypatch.setattr(client, "KafkaProducer", Producer)
+    monkeypatch.setattr(models_topic, "make_admin", lambda kafka: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(models_topic, "find_topic", lambda *args: object())
+
+    def make(where, **more):
+        try:
+            PRODUCERS[where][0](settings(tmp_path, log__name="t", ingest__dead_letter_topic="letters", **more))
+        except KafkaError as error:
+            assert "no such topic" in str(error)
+        return Producer.options
+    return make
+
+
+@pytest.mark.parametrize("where", PRODUCERS)
+def test_a_broker_makes_a_topic_only_where_the_docs_leave_it_to_the_broker(made, where):
+    assert made(where)["allow_auto_create_topics"] is PRODUCERS[where][1]
+
+
+@pytest.mark.parametrize("where", ["replica/kafka_changelog.py", "replica/models_topic.py"])
+def test_no_option_of_the_client_lets_a_broker_make_one_of_a_logs_own_topics(made, where):
+    options = made(where, **ASKED)
+    assert options["allow_auto_create_topics"] is False and options["max_block_ms"] == 30_000
+
+
+def test_the_table_has_every_producer():
+    room = Path(streamd.__file__).parent
+    found = {str(p.relative_to(room)) for p in room.rglob("*.py") if "make_producer(" in p.read_text()}
+    assert found - {"ingest/client.py"} == set(PRODUCERS)

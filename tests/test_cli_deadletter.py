@@ -1,0 +1,125 @@
+"""`streamd deadletter`: letters behind the log are told and asked about before they are sent."""
+
+import pytest
+from typer.testing import CliRunner
+
+from streamd.cli import app
+from streamd.errors import SchemaRegistryError
+from streamd.ingest import deadletter_replay, mapped
+from streamd.ingest.deadletter import DeadLetter
+from streamd.ingest.deadletter_replay import StoredLetter
+from streamd.ingest.letter_outlook import outlook
+from streamd.telemetry import metrics
+from tests.builders import settings
+from tests.ingest.world import World
+
+MINUTE = 60_000_000
+
+
+class Outbox:
+    """A producer that keeps what it is given."""
+
+    def __init__(self):
+        self.sent = []
+
+    def send(self, topic, value, key, headers, timestamp_ms):
+        self.sent.append({"value": value, "key": key, "headers": headers, "stamp_us": timestamp_ms * 1000})
+        return self
+
+    def flush(self): ...
+
+    def get(self, timeout): ...
+
+    def close(self): ...
+
+
+@pytest.fixture
+def outbox(monkeypatch):
+    made = Outbox()
+    monkeypatch.setattr(deadletter_replay, "make_producer", lambda kafka: made)
+    monkeypatch.setattr("streamd.cli_options.out.width", 300)
+    return made
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    """A log with dead letters: two events that came late, by up to an hour, and one whose field is missing."""
+    world = World(tmp_path, 2, ingest__late_policy="dead_letter", ingest__merge_wait_seconds=0.05, kafka__topics=("events",))
+    now = world.clock.now_us()
+    world.send(0, {"src": "a", "dst": "b", "time": now})
+    world.run(1)
+    world.send(1, {"src": "a", "dst": "c", "time": now - 60 * MINUTE}, {"src": "a", "dst": "d", "time": now - 1}, {"src": "a", "time": now})
+    world.send(0, {"src": "a", "dst": "b", "time": now + 1}, {"src": "", "dst": "e", "time": now + 2})
+    world.run(1)
+    assert sorted(x["reason"] for x in world.dead_letters()) == ["bad_key", "late", "late", "missing_field"]
+    monkeypatch.setattr("streamd.clock.SystemClock.now_us", lambda self: world.clock.now_us())
+    return world
+
+
+def invoke(*words, answer=None):
+    return CliRunner().invoke(app, ["deadletter", *map(str, words)], input=answer)
+
+
+def replay(world, *words, answer=None, policy="clamp"):
+    config = world.path / "settings.yaml"
+    config.write_text(f"stream: {{time_unit: us}}\nkafka: {{topics: [events]}}\ningest: {{late_policy: {policy}}}\n")
+    return invoke("replay", "--config", config, "--data-dir", world.path, *words, answer=answer)
+
+
+def test_letters_behind_the_log_are_told_and_sent_only_where_someone_says_so(world, outbox):
+    told = replay(world, "--reason", "late", answer="n\n")
+    assert told.exit_code == 1 and not outbox.sent
+    assert "2 of 2 are behind the log, which has reached " in told.output and "by up to 1 h" in told.output
+    assert "late_policy: clamp an event behind the log gets that time instead of its own" in told.output
+    again = replay(world, "--reason", "late", policy="dead_letter")
+    assert again.exit_code == 1 and "becomes a dead letter again (late)" in again.output, "and without a terminal nothing is sent"
+    assert replay(world, "--reason", "late", answer="y\n").exit_code == 0 and len(outbox.sent) == 2
+    assert replay(world, "--reason", "late", "--again", "--yes").exit_code == 0 and len(outbox.sent) == 4
+
+
+def test_letters_in_time_are_sent_without_a_question(world, outbox):
+    done = replay(world, "--in-time")
+    assert done.exit_code == 0 and len(outbox.sent) == 2, done.output
+    assert "2 sent, 2 are behind the log or may be, 0 were sent before" in done.output
+    assert "2 of 4 are refused again, as they are." in done.output
+    assert replay(world, "--reason", "bad_key").exit_code == 0, "none behind the log is left: nothing is asked"
+
+
+def test_without_a_log_nothing_tells_what_is_behind_it(world, outbox, tmp_path):
+    other = tmp_path / "other"
+    (other / "deadletter").mkdir(parents=True)
+    (other / "deadletter/current.jsonl").write_bytes((world.path / "deadletter/current.jsonl").read_bytes())
+    world.path = other
+    told = replay(world, "--reason", "bad_key")
+    assert told.exit_code == 1 and "holds no log: nothing tells which are behind it" in told.output and not outbox.sent
+
+
+def test_letters_whose_schema_cannot_be_asked_for_may_be_behind_the_log(tmp_path, monkeypatch):
+    class Away:
+        def prepare(self, values, waiting):
+            raise SchemaRegistryError("http://registry does not answer.", "check it.")
+
+    monkeypatch.setattr(mapped, "make_format", lambda source, settings: Away())
+    s = settings(tmp_path, sources=[{"topic": "events", "format": "arrow", "fields": {"src": "u", "dst": "v", "time": "t"}}])
+    of_events = StoredLetter(DeadLetter("events", 0, 0, -1, "bad_arrow", "why", 5, b"x"), True)
+    own = StoredLetter(DeadLetter("others", 0, 0, -1, "late", "why", 5, b'{"src": 1, "dst": 2, "time": 5}'), True)
+    found = outlook(s, [of_events, own], watermark_us=9, now_us=10**15)
+    assert (found.unknown, found.late, found.behind_us) == ({0}, {1}, 4)
+
+
+def test_replayed_letters_are_marked_in_the_list_which_takes_a_topic(world, outbox):
+    assert replay(world, "--in-time").exit_code == 0
+    shown = invoke("list", "--data-dir", world.path).output
+    assert shown.count(" yes ") == 2 and "2 sent again" in shown
+    assert "no dead letters" in invoke("list", "--topic", "others", "--data-dir", world.path).output
+    assert "late 2" in invoke("list", "--topic", "events", "--topic", "others", "--data-dir", world.path).output
+
+
+def test_replayed_events_and_labels_behind_the_log_are_counted_where_they_are_clamped(tmp_path):
+    world = World(tmp_path, 2, stream__label_dim=1, ingest__merge_wait_seconds=0.05)
+    now, before = world.clock.now_us(), metrics.clamped_total()
+    world.send(0, {"src": "a", "dst": "b", "time": now})
+    world.run(1)
+    world.send(1, {"src": "a", "dst": "c", "time": now - MINUTE}, {"type": "label", "node": "a", "time": now - MINUTE, "target": [1]})
+    world.run(1).stop()
+    assert metrics.clamped_total() - before == 2
