@@ -79,19 +79,30 @@ class NodeDeletes(NamedTuple):
 NO_DELETES = NodeDeletes(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
+Place = tuple[int, int]
+"""Offset and index of an event in its partition."""
+
+
+class Run(NamedTuple):
+    """Events of a partition that follow each other, by the places of the first and the last."""
+
+    first: Place
+    last: Place
+
+
 @dataclass(frozen=True)
 class Position:
     """Where to read on in one partition: at event `index` of the record at `offset`, without the
     events that were appended ahead of it.
 
-    ahead: (offset, index) pairs at or behind the position that are in the log already, in ascending
-    order. epoch: the partition's leader epoch when it was read up to here, by which Kafka tells
-    whether it lost what was read (KIP-320); -1 where it is not known.
+    ahead: runs behind the position that are in the log already, in ascending order. epoch: the
+    partition's leader epoch when it was read up to here, by which Kafka tells whether it lost what
+    was read (KIP-320); -1 where it is not known.
     """
 
     offset: int
     index: int = 0
-    ahead: tuple[tuple[int, int], ...] = ()
+    ahead: tuple[Run, ...] = ()
     epoch: int = -1
 
 

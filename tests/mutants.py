@@ -98,13 +98,15 @@ NAMED = [
           "reversed(range(len(self._chunks)))", ["tests/training/test_replay.py"]),
     Named("the held-out tail is learned too", "streamd/training/learner.py", "(torch.arange(own.start, own.stop) < left).float()",
           "torch.ones(own.stop - own.start)", ["tests/training/test_learner.py", *NO_RECORDED_LOSSES]),
+    Named("deletes from before a restart at a negative index", "streamd/graph/set_facts.py",
+          "np.maximum(new - self.edge, 0)", "new - self.edge", ["tests/graph/test_set_facts.py"]),
+    Named("edges of a mapped record before its other events", "streamd/ingest/mapped.py",
+          "batch.add(joined(made).take(order))", "batch.add(joined(made))", ["tests/ingest/test_mapped_order.py"]),
 ]
 
 MERGE, FACTS, KERNELS, LOG = ("streamd/ingest/merge.py", "streamd/graph/facts.py", "streamd/graph/facts_kernels.py",
                               "streamd/segments/log.py")
 REASONS = {
-    (MERGE, "overdue=max((a.last for a in overdue if a.part is part), default=(-1, - 2))))"): "no place is below (0, 0)",
-    (MERGE, 'return list(zip(rows["offset"].tolist(), rows["item"].tolist(), strict=False))'): "two columns of one table",
     (MERGE, "NUM_LEADS = 1001"): "a parameter",
     (FACTS, "changed[name] = _grown(getattr(f, name), size, 1)"): "a pair's row is written whole when the pair is entered",
     (FACTS, "slots = 1 << (2 * len(self._f.key) + 1).bit_length() if len(self._f.key) else 2"): "more slots hold the same",

@@ -18,6 +18,7 @@ from streamd.errors import DataLossError, KafkaError, SettingsError
 from streamd.events import Gap, Position, Progress
 from streamd.ingest.client import asking_about_topics, make_consumer
 from streamd.ingest.kafka_records import bound_polls, make_reading_safe, seek, stable_offsets
+from streamd.ingest.runs import runs_from
 from streamd.ingest.watch import BrokerWatch, Topics, describe
 from streamd.settings import IngestSettings, KafkaSettings
 
@@ -120,6 +121,14 @@ class KafkaSource:
             if old and topics.topic_ids.get(t, old) not in (old, "")
         }
 
+        # Where no position is known, only a leader tells where to begin.
+        known = {t: parts for t, parts in stored.positions.items() if t not in recreated}
+        for tp in self.partitions:
+            if tp in topics.leaderless and tp.partition not in known.get(tp.topic, {}):
+                raise KafkaError(
+                    f"{tp.topic}-{tp.partition} has no leader.", "ingest goes on trying."
+                )
+
         # Ask for the offsets that Kafka has.
         self._consumer.assign(self.partitions)
         led = [tp for tp in self.partitions if tp not in topics.leaderless]
@@ -133,19 +142,23 @@ class KafkaSource:
         self._end = dict(end)
         self._stable.clear()
 
-        # Compare each stored position with them; what is missing is a gap.
+        # Of a topic that was made anew all positions are lost, also those in partitions that it
+        # does not have yet.
         begun = []
-        gaps = []
+        gaps = [
+            self._lost(
+                Gap(topic, partition, position.offset, -1),
+                f"Topic {topic} was deleted and created again (id {topics.topic_ids[topic]}, the "
+                f"log has {stored.topic_ids[topic]}).",
+            )
+            for topic in sorted(recreated)
+            for partition, position in sorted(stored.positions.get(topic, {}).items())
+        ]
+
+        # Compare each other stored position with them; what is missing is a gap.
         for tp in self.partitions:
-            position = stored.positions.get(tp.topic, {}).get(tp.partition)
-            if tp in topics.leaderless:
-                if position is None:
-                    raise KafkaError(
-                        f"{tp.topic}-{tp.partition} has no leader.", "ingest goes on trying."
-                    )
-                logger.warning("partition_without_leader", topic=tp.topic, partition=tp.partition)
-                self._end[tp] = UNKNOWN_END
-            elif position is None:
+            position = known.get(tp.topic, {}).get(tp.partition)
+            if position is None:
                 # A partition that was added to a known topic is read from its beginning.
                 start = (
                     first[tp]
@@ -153,16 +166,9 @@ class KafkaSource:
                     else self._first_start(tp, first[tp], end[tp])
                 )
                 position = Position(start)
-            elif tp.topic in recreated:
-                gaps.append(
-                    self._lost(
-                        Gap(tp.topic, tp.partition, position.offset, -1),
-                        f"Topic {tp.topic} was deleted and created again "
-                        f"(id {topics.topic_ids[tp.topic]}, the "
-                        f"log has {stored.topic_ids[tp.topic]}).",
-                    )
-                )
-                position = Position(first[tp])
+            elif tp in topics.leaderless:
+                logger.warning("partition_without_leader", topic=tp.topic, partition=tp.partition)
+                self._end[tp] = UNKNOWN_END
             elif tp in self._truncated:
                 gap, position = self._diverged(tp, position, first[tp])
                 gaps.append(gap)
@@ -184,9 +190,7 @@ class KafkaSource:
                         "were deleted before they were read.",
                     )
                 )
-                position = Position(
-                    first[tp], 0, tuple(a for a in position.ahead if a[0] >= first[tp])
-                )
+                position = Position(first[tp], 0, runs_from(position.ahead, (first[tp], 0)))
 
             # With the epoch the broker can tell whether its log is still the one that was read.
             seek(self._consumer, tp, position.offset, position.epoch)

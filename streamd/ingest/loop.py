@@ -21,8 +21,9 @@ from streamd.ingest.event_log import Log
 from streamd.ingest.kafka_records import portions
 from streamd.ingest.letter_writer import LetterWriter
 from streamd.ingest.mapped import make_decoder
-from streamd.ingest.merge import Merger, not_yet_appended
+from streamd.ingest.merge import Merger
 from streamd.ingest.prepare import prepare
+from streamd.ingest.runs import not_yet_appended
 from streamd.ingest.shown_offsets import ShownOffsets
 from streamd.ingest.silence import SilenceDetector
 from streamd.ingest.suspects import Suspects
@@ -380,13 +381,10 @@ class IngestLoop:
         topic = self._topics[number]
         events, rejected = self._decoder.decode(records, number, self._clock.now_us(), topic)
         # After a restart the first records may hold events that are in the log already.
-        if records[0].offset <= max([resume.offset, *(a[0] for a in resume.ahead[-1:])]):
+        if records[0].offset <= max([resume.offset, *(run.last[0] for run in resume.ahead[-1:])]):
             events = events.take(not_yet_appended(events.rows, resume))
-            rejected = [
-                r
-                for r in rejected
-                if (r.offset, r.index) >= (resume.offset, resume.index) or r.index < 0
-            ]
+            first = resume.offset, resume.index
+            rejected = [r for r in rejected if (r.offset, r.index) >= first or r.index < 0]
         for r in rejected:
             self._letters.add(number, r.offset, r.index, r.reason, r.error, r.raw, r.content_type)
         return events

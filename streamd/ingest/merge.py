@@ -8,6 +8,7 @@ ordered by their record's timestamp plus the usual difference of event time and 
 before the events before them in their partition.
 """
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -15,27 +16,37 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streamd.events import Bools, Int64, Position
+from streamd.events import DELETE, Bools, Int64, Place, Position, Run
 from streamd.ingest.block import NO_STAMP, Block, Rows, empty_block, has_time, joined
-from streamd.ingest.placement import ALWAYS, NEVER, Situation, place_untimed
+from streamd.ingest.placement import ALWAYS, NEVER, Situation, place
+from streamd.ingest.runs import joined_runs, place_of, runs_from, runs_of
 
 NUM_LEADS = 1_000
 """Newest events whose (time - timestamp) is remembered. Their median places events without a time,
 and single outliers do not move it."""
-Place = tuple[int, int]
-"""Offset and item of an event in its partition."""
+MAX_RUNS = 500_000
+"""Runs of events ahead of all positions, from which on partitions are not read further. Each takes
+up to 64 bytes in a commit's line, of which followers take 64 MiB."""
+CROWDED_RUNS = 1_000
+"""Runs ahead of one position from which on its node features wait no longer: where each record
+holds a node and an edge, the edges would leave the nodes ever further behind."""
+RUNS_SECONDS = 1.0
+"""Longest wait for as many events as a commit's line names runs."""
 
 
 @dataclass(eq=False)
 class _Partition:
     """The buffer of one partition, and how far it was read. Owner: the merger.
 
-    following: place after the last pushed event. frontier: newest event time pushed. reached:
-    newest record timestamp pushed. at_end: it was read to its end. ever: it has had an event with a
-    time. num_untimed: buffered events without a time of their own. ahead: places of events that
+    max_buffered, max_runs: from which on it is not read further. following: place after the last
+    pushed event. frontier: newest event time pushed. reached: newest record timestamp pushed.
+    at_end: it was read to its end. ever: it has had an event with a time. num_untimed: buffered
+    events without a time of their own, of which num_deletes are deletes. ahead: runs of events that
     were released before an earlier place was.
     """
 
+    max_buffered: int
+    max_runs: int
     frontier: int = NEVER
     reached: int = NEVER
     at_end: bool = False
@@ -45,8 +56,22 @@ class _Partition:
     blocks: list[Block] = field(default_factory=list)
     num_buffered: int = 0
     num_untimed: int = 0
+    num_deletes: int = 0
     earliest: int = ALWAYS
-    ahead: list[Place] = field(default_factory=list)
+    ahead: tuple[Run, ...] = ()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much is buffered, or ahead, that it should be read no further."""
+        return self.num_buffered >= self.max_buffered or len(self.ahead) >= self.max_runs
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it can be read on only when events without a time go. Node features do, once much
+        is ahead of them; deletes may wait for other partitions."""
+        return self.num_untimed >= self.max_buffered or (
+            self.num_deletes > 0 and len(self.ahead) >= self.max_runs
+        )
 
     @property
     def only_untimed(self) -> bool:
@@ -73,21 +98,23 @@ class _Partition:
         # Usually they are the first ones; the rest is not copied then.
         buffer = self.buffer()
         count = int(gone.sum())
-        left: Sequence[Place] = ()
+        runs: Sequence[Run] = self.ahead
         if gone[:count].all():
             rest = buffer.split(count)[1]
         else:
             # Remember those that were released while others before them are still buffered.
             gone = np.append(gone, np.zeros(len(buffer) - len(gone), np.bool_))
             rest = buffer.take(~gone)
-            left = _places(buffer.rows[gone])
+            runs = [*runs, *runs_of(buffer.rows, gone)]
         self.keep(rest)
-        first = _first(rest.rows) if len(rest) else self.following
-        self.ahead = sorted(x for x in (*self.ahead, *left) if x >= first)
+        self.ahead = joined_runs(runs, rest.rows, self.following) if runs else ()
 
     def keep(self, block: Block) -> None:
         """Replace the buffer by this block."""
-        timed = block.rows["time"][has_time(block.rows)] if self.num_untimed else block.rows["time"]
+        timed = block.rows["time"]
+        if self.num_untimed:
+            timed = timed[has_time(block.rows)]
+            self.num_deletes = int((block.rows["kind"] == DELETE).sum())
         self.num_buffered = len(block)
         self.num_untimed = len(block) - len(timed)
         self.blocks = [block] if len(block) else []
@@ -119,18 +146,22 @@ class Merger:
         max_buffered: int = 50_000,
     ) -> None:
         self.wait_seconds = wait_seconds
-        self.max_buffered = max_buffered
         self._dim = edge_feature_dim
-        self._parts = [_Partition() for _ in range(num_sources)]
+        max_runs = max(1, MAX_RUNS // num_sources)
+        self._parts = [_Partition(max_buffered, max_runs) for _ in range(num_sources)]
         self._arrivals: list[_Arrival] = []
-        """Pushes of all partitions of which events are buffered, oldest first."""
+        """Pushes of all partitions of which events are buffered, oldest first; of those of one
+        partition that have waited long enough there is one."""
+        self._unspent = 0
+        """Events pushed, less the runs that lines named since."""
+        self._released_at = -RUNS_SECONDS
         self._leads = np.zeros(0, np.int64)
 
     def start(self, source: int, position: Position) -> None:
         """Begin a partition at its stored position."""
         part = self._parts[source]
         part.following = (position.offset, position.index)
-        part.ahead = list(position.ahead)
+        part.ahead = position.ahead
         part.ever = position.offset > 0
 
     def push(self, source: int, events: Block, following: Place, at_end: bool, now: float) -> None:
@@ -161,7 +192,9 @@ class Merger:
         part.blocks.append(events)
         part.num_buffered += len(rows)
         part.num_untimed += len(rows) - len(timed)
-        self._arrivals.append(_Arrival(now, newest, part, _place(rows[-1])))
+        part.num_deletes += int((rows["kind"] == DELETE).sum())
+        self._arrivals.append(_Arrival(now, newest, part, place_of(rows[-1])))
+        self._unspent += len(rows)
 
     def release(self, now: float, limit: int) -> Block:
         """Take out the events that may be appended now, in log order, at most `limit`."""
@@ -170,8 +203,11 @@ class Merger:
         taken = [p for p in waiting if bound is None or p.earliest < bound]
         if any(p.num_untimed for p in waiting):
             taken = waiting
-        if not taken:
+        num_runs = sum(len(p.ahead) for p in self._parts)
+        if not taken or self._is_early(num_runs, now):
             return empty_block(self._dim)
+        # Each event may begin a run, and the last few come one by one.
+        limit = max(1, min(limit, 2 * MAX_RUNS - num_runs))
 
         # Order the events that may be released.
         timed = not any(p.num_untimed for p in taken)
@@ -189,15 +225,35 @@ class Merger:
         gone[order] = True
         for part, own in zip(taken, np.split(gone, np.cumsum([*map(len, heads)])), strict=False):
             part.take_out(own)
-
-        # Forget the arrivals of which no event is buffered.
-        oldest = min(p.earliest for p in waiting)
-        self._arrivals = [
-            a
-            for a in self._arrivals
-            if a.newest >= oldest or (a.part.num_untimed and a.last >= _first(a.part.buffer().rows))
-        ]
+        self._forget_arrivals(min(p.earliest for p in waiting), now)
+        if len(released):
+            self._unspent = max(0, self._unspent - num_runs)
+            self._released_at = now
         return released
+
+    def _is_early(self, num_runs: int, now: float) -> bool:
+        """Whether to wait for more events, so that lines name no more runs than events came."""
+        soon = now - self._released_at < RUNS_SECONDS
+        return num_runs > self._unspent and soon and not self.all_at_end
+
+    def _forget_arrivals(self, oldest: int, now: float) -> None:
+        """Forget the arrivals of which no event is buffered. oldest: earliest event time that is
+        buffered."""
+        first = {p: place_of(p.buffer().rows[0]) for p in self._parts if p.num_untimed}
+        overdue: dict[_Partition, int] = {}
+        kept: list[_Arrival] = []
+        for a in self._arrivals:
+            if a.newest < oldest and not (a.part in first and a.last >= first[a.part]):
+                continue
+            at = overdue.get(a.part)
+            if at is not None and now - a.at >= self.wait_seconds:
+                b = kept[at]
+                kept[at] = b._replace(newest=max(a.newest, b.newest), last=max(a.last, b.last))
+                continue
+            if now - a.at >= self.wait_seconds:
+                overdue[a.part] = len(kept)
+            kept.append(a)
+        self._arrivals = kept
 
     def _bound(self, now: float) -> int | None:
         """The time before which events may be released; None for all."""
@@ -214,14 +270,10 @@ class Merger:
     def _behind(self) -> list[_Partition]:
         """Partitions that may still hold an earlier event, for which the others wait.
 
-        Left out: a partition of which only events without a time are known, and one whose buffer
-        is full of them, since it can be read on only when they are released.
+        Left out: a partition of which only events without a time are known, and one that can be
+        read on only when they are released.
         """
-        return [
-            p
-            for p in self._parts
-            if not p.at_end and not p.only_untimed and not p.num_untimed >= self.max_buffered
-        ]
+        return [p for p in self._parts if not p.at_end and not p.only_untimed and not p.is_stuck]
 
     def _placed(
         self, taken: Sequence[_Partition], merged: Block, bound: int | None, now: float
@@ -233,45 +285,34 @@ class Merger:
         if not any(p.num_untimed for p in taken):
             return time, None if bound is None else time < bound
         # While partitions are behind, nothing is overdue: their events may have to go first.
-        overdue = (
-            [] if self._behind() else [a for a in self._arrivals if now - a.at >= self.wait_seconds]
-        )
-
-        # A partition with events without a time is placed among the buffers of the others.
-        at = []
-        ready = []
-        for part in taken:
-            own = part.buffer()
-            if not part.num_untimed:
-                at.append(own.rows["time"])
-                ready.append(
-                    own.rows["time"] < bound if bound is not None else np.ones(len(own), np.bool_)
-                )
-                continue
-            placed = place_untimed(
-                own,
-                [p.buffer() for p in taken if p is not part],
-                Situation(
-                    lead=int(np.median(self._leads)) if len(self._leads) else None,
-                    reached=self._others_reached(part),
-                    bound=bound,
-                    overdue=max((a.last for a in overdue if a.part is part), default=(-1, -1)),
-                ),
-            )
-            at.append(placed[0])
-            ready.append(placed[1])
-        return np.concatenate(at), np.concatenate(ready)
-
-    def _others_reached(self, part: _Partition) -> int:
-        """The record timestamp up to which all other partitions were read that can be read on."""
-        return min(
+        overdue: dict[_Partition, Place] = {}
+        if not self._behind():
+            for a in self._arrivals:
+                if now - a.at >= self.wait_seconds:
+                    overdue[a.part] = max(a.last, overdue.get(a.part, a.last))
+        # Record timestamps up to which the partitions are read that can be read on, of which two
+        # say it for each of the others.
+        reached = heapq.nsmallest(
+            2,
             (
-                p.reached
-                for p in self._parts
-                if p is not part and not p.at_end and p.num_buffered < self.max_buffered
+                (p.reached, i)
+                for i, p in enumerate(self._parts)
+                if not p.at_end and not p.is_stuck and p.num_buffered < p.max_buffered
             ),
-            default=ALWAYS,
         )
+
+        lead = int(np.median(self._leads)) if len(self._leads) else None
+        situations = [
+            Situation(
+                lead=lead,
+                reached=next((r for r, i in reached if self._parts[i] is not part), ALWAYS),
+                bound=bound,
+                overdue=overdue.get(part, (-1, -1)),
+                crowded=len(part.ahead) >= min(CROWDED_RUNS, part.max_runs),
+            )
+            for part in taken
+        ]
+        return place(merged, [p.num_buffered for p in taken], situations)
 
     def _learn_leads(self, timed: Rows) -> None:
         """Remember (time - timestamp) of the newest events."""
@@ -282,22 +323,17 @@ class Merger:
     def position(self, source: int) -> Position:
         """Where to read on once all released events are in the log."""
         part = self._parts[source]
-        first = _first(part.buffer().rows) if part.num_buffered else part.following
-        return Position(*first, tuple(x for x in part.ahead if x >= first))
+        first = place_of(part.buffer().rows[0]) if part.num_buffered else part.following
+        # What lies before the position need not be remembered.
+        return Position(*first, runs_from(part.ahead, first))
 
     def paused(self) -> list[int]:
-        """Numbers of the partitions with full buffers, except those that all others wait for."""
+        """Numbers of the partitions that are full, except those that all others wait for."""
         slowest = min((p.frontier for p in self._behind()), default=ALWAYS)
         return [
             i
             for i, p in enumerate(self._parts)
-            if p.num_buffered >= self.max_buffered
-            and (
-                p.at_end
-                or p.frontier > slowest
-                or p.num_untimed >= self.max_buffered
-                or p.only_untimed
-            )
+            if p.is_full and (p.at_end or p.frontier > slowest or p.is_stuck or p.only_untimed)
         ]
 
     def next_due(self, now: float) -> float:
@@ -324,35 +360,8 @@ class Merger:
         return all(p.at_end for p in self._parts)
 
 
-def not_yet_appended(rows: Rows, resume: Position) -> NDArray[np.bool_]:
-    """Whether the log lacks each event of a partition that is read again from `resume`: bool[n]."""
-    offset = rows["offset"]
-    item = rows["item"]
-    missing: NDArray[np.bool_] = (offset > resume.offset) | (
-        (offset == resume.offset) & (item >= resume.index)
-    )
-    if resume.ahead:
-        ahead = set(resume.ahead)
-        for i in np.flatnonzero(offset <= resume.ahead[-1][0]).tolist():
-            missing[i] &= (int(offset[i]), int(item[i])) not in ahead
-    return missing
-
-
 def _log_order(rows: Rows, at: Int64) -> NDArray[np.int64]:
     """Indices in the order of the log: by time, then partition, offset and item."""
     if (at[1:] > at[:-1]).all():
         return np.arange(len(rows))
     return np.lexsort((rows["item"], rows["offset"], rows["source"], at))
-
-
-def _first(rows: Rows) -> Place:
-    """Place of the first event of a buffer, which is in order of offset and item."""
-    return _place(rows[0])
-
-
-def _place(row: np.void) -> Place:
-    return int(row["offset"]), int(row["item"])
-
-
-def _places(rows: Rows) -> Sequence[Place]:
-    return list(zip(rows["offset"].tolist(), rows["item"].tolist(), strict=True))

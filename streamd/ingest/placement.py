@@ -6,165 +6,264 @@ timestamp. That is an estimate. What a producer must be able to rely on is exact
 - the event is never placed before an event that precedes it in its partition;
 - a delete is placed after every event it names that was produced before it, in any partition;
 - an event that follows a delete in the same partition stays after it, and so is not hidden.
+
+Untimed events of a partition keep their order. So of all deletes that name an event, the newest one
+before it alone binds it.
 """
 
-from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from streamd.events import DELETE, EDGE, Bools, Int64
+from streamd.events import DELETE, EDGE, NODE, Bools, Int64
 from streamd.ingest.block import NO_STAMP, Block, Rows, has_time
 
 NEVER = -(2**63)
 """A time before all times: int64's smallest value."""
 ALWAYS = 2**63 - 1
 """A time after all times."""
-Name = tuple[int, ...]
-"""What a delete names, by key numbers: (node,), or (source, destination, event time)."""
+NONE = -1
+"""No row, or no second end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """The state of the merge apart from its buffers. Times are in microseconds.
+    """The state of the merge as one partition sees it, apart from the buffers. Times are in
+    microseconds.
 
     lead: usual difference of event time and record timestamp, None before any event. reached:
     record timestamp up to which all other partitions were read. bound: events before this time may
     be released, None for all. overdue: (offset, item) up to which events have waited long enough
-    for other partitions.
+    for other partitions. crowded: whether so much of the partition is in the log ahead of the
+    events that wait that node features wait no longer.
     """
 
     lead: int | None
     reached: int
     bound: int | None
     overdue: tuple[int, int]
+    crowded: bool = False
 
 
-def place_untimed(own: Block, others: Sequence[Block], now: Situation) -> tuple[Int64, Bools]:
-    """Place the events of one partition's buffer, some of which have no time.
+def place(
+    joined: Block, sizes: Sequence[int], situations: Sequence[Situation]
+) -> tuple[Int64, Bools]:
+    """Place the events of several partitions, some of which have no time.
 
-    Args: others: the buffers of the other partitions.
+    Args: joined: their buffers, one behind the other. sizes: events of each. situations: of each.
     Returns: the time that orders each event, int64[n] microseconds, and whether it may be released
         now, bool[n].
     """
-    rows = own.rows
-    timed = has_time(rows)
-    behind_deletes = _later_matches(own)
-
-    # Estimate the time: before every event that must come after, and after all that come before.
-    wanted = np.full(len(rows), NEVER)
-    if now.lead is not None:
-        wanted = np.where(rows["stamp"] != NO_STAMP, rows["stamp"] + now.lead, NEVER)
-    latest = np.full(len(rows), ALWAYS)
-    for delete, later in behind_deletes:
-        latest[delete] = min(latest[delete], rows["time"][later])
-    latest = np.minimum.accumulate(latest[::-1])[::-1]
-    earliest = np.maximum.accumulate(np.where(timed, rows["time"], NEVER))
-    estimate = np.maximum(earliest, np.minimum(wanted, latest))
-    at = np.where(timed, rows["time"], np.maximum.accumulate(np.where(timed, NEVER, estimate)))
-
-    # It waits until all others were read up to its timestamp, and until its time has come.
-    held = ~timed & (rows["stamp"] > now.reached)
-    ready = _due(rows, timed, at, now) & ~(np.logical_or.accumulate(held) & ~timed)
+    rows = joined.rows
+    names = _Names.of(joined, np.repeat(np.arange(len(sizes)), sizes))
+    bound_by = names.newest_deletes()
+    ends = np.cumsum(sizes)
+    parts = [
+        _Part(rows[a:b], np.where(bound_by[a:b] < 0, NONE, bound_by[a:b] - a), now)
+        for a, b, now in zip(ends - sizes, ends, situations, strict=True)
+    ]
 
     # A delete moves after the events it names that were produced before it.
-    leaving = np.flatnonzero(ready & (rows["kind"] == DELETE))
-    for delete, time_us in _produced_before(own, leaving, others):
-        if time_us > at[delete]:
-            at[delete] = time_us
-            at = np.where(timed, at, np.maximum.accumulate(np.where(timed, NEVER, at)))
-            ready &= timed | _due(rows, timed, at, now)
-
-    # An event that follows a delete of it waits for the delete.
-    for delete, later in behind_deletes:
-        at[later] = max(at[later], at[delete])
-        ready[later] &= ready[delete]
-    return at, ready
+    if len(names.deletes):
+        leaving = np.concatenate([part.ready for part in parts])[names.deletes]
+        moved = names.produced_before(leaving)
+        for part, a, b in zip(parts, ends - sizes, ends, strict=True):
+            own = slice(*np.searchsorted(names.deletes, (a, b)))
+            part.move(names.deletes[own] - a, moved[own])
+    for part in parts:
+        part.bind()
+    return np.concatenate([p.at for p in parts]), np.concatenate([p.ready for p in parts])
 
 
-def _due(rows: Rows, timed: Bools, at: Int64, now: Situation) -> Bools:
-    """Whether the time of each event has come, or it has waited long enough: bool[n]."""
-    if now.bound is None:
-        return np.ones(len(rows), np.bool_)
-    offset, item = now.overdue
-    waited = (rows["offset"] < offset) | ((rows["offset"] == offset) & (rows["item"] <= item))
-    due: Bools = (at < now.bound) | (~timed & waited)
-    return due
+class _Part:
+    """The placement of one partition's buffer under way. Owner: `place`.
 
-
-def _later_matches(block: Block) -> list[tuple[int, int]]:
-    """Pairs (delete, later event that it names) of one partition's buffer, by index."""
-    rows = block.rows
-    deletes = np.flatnonzero(rows["kind"] == DELETE)
-    if not len(deletes):
-        return []
-
-    # Only events that share a key with a delete are looked at one by one.
-    near = _may_be_named(rows, rows["a"][deletes])
-    near[: deletes[0]] = False
-    if not near.any():
-        return []
-    near[deletes] = True
-
-    # Go through them in order, remembering the deletes of each name.
-    pairs: list[tuple[int, int]] = []
-    seen: dict[Name, list[int]] = defaultdict(list)
-    for i in np.flatnonzero(near).tolist():
-        if rows["kind"][i] == DELETE:
-            seen[_named_by(block, i)].append(i)
-        else:
-            pairs += [(delete, i) for name in _names_of(rows, i) for delete in seen.get(name, ())]
-    return pairs
-
-
-def _produced_before(
-    own: Block, deletes: Int64, others: Sequence[Block]
-) -> Iterator[tuple[int, int]]:
-    """Yield (delete, time) for deletes that name events of other partitions produced before them.
-
-    The time is that of the newest such event. Produced before means that the record's timestamp is
-    not later than the delete's.
+    bound_by: row of the newest delete before each event that names it, int64[n], NONE where there
+    is none. at: the time that orders each event, int64[n]. ready: whether it may be released now.
     """
-    if not len(deletes):
-        return
 
-    # Collect (timestamp, time) of the events that may be meant, by what could name them.
-    named = own.rows["a"][deletes]
-    known: dict[Name, list[tuple[int, int]]] = defaultdict(list)
-    for block in others:
-        for i in np.flatnonzero(_may_be_named(block.rows, named)).tolist():
-            for name in _names_of(block.rows, i):
-                known[name].append((int(block.rows["stamp"][i]), int(block.rows["time"][i])))
+    def __init__(self, rows: Rows, bound_by: Int64, now: Situation) -> None:
+        self._rows = rows
+        self._bound_by = bound_by
+        self._now = now
+        self._timed = timed = has_time(rows)
+        if timed.all():
+            self.at = rows["time"]
+            self.ready = self._due()
+            return
 
-    # Look up each delete.
-    for events in known.values():
-        events.sort()
-    for delete in deletes.tolist():
-        events = known.get(_named_by(own, delete), [])
-        before = events[: bisect_right(events, (int(own.rows["stamp"][delete]), ALWAYS))]
-        if before:
-            yield delete, max(time_us for _, time_us in before)
+        # Estimate the time: before every event that must come after, and after all that come
+        # before.
+        stamp = rows["stamp"]
+        waits = ~timed & ~(now.crowded & (rows["kind"] == NODE))
+        wanted = np.full(len(rows), NEVER)
+        if now.lead is not None:
+            wanted = np.where(waits & (stamp != NO_STAMP), stamp + now.lead, NEVER)
+        latest = np.full(len(rows), ALWAYS)
+        bound = np.flatnonzero(bound_by >= 0)
+        np.minimum.at(latest, bound_by[bound], rows["time"][bound])
+        latest = np.minimum.accumulate(latest[::-1])[::-1]
+        earliest = np.maximum.accumulate(np.where(timed, rows["time"], NEVER))
+        self._keep_order(np.maximum(earliest, np.minimum(wanted, latest)))
+
+        # It waits until all others were read up to its timestamp, and until its time has come.
+        held = waits & (stamp > now.reached)
+        self.ready = self._due() & ~(np.logical_or.accumulate(held) & ~timed)
+
+    def _keep_order(self, at: Int64) -> None:
+        """Place the untimed events at these times, each no earlier than those before it."""
+        behind = np.maximum.accumulate(np.where(self._timed, NEVER, at))
+        self.at = np.where(self._timed, self._rows["time"], behind)
+
+    def _due(self) -> Bools:
+        """Whether the time of each event has come, or it has waited long enough: bool[n]."""
+        rows, now = self._rows, self._now
+        if now.bound is None:
+            return np.ones(len(rows), np.bool_)
+        offset, item = now.overdue
+        waited = (rows["offset"] < offset) | ((rows["offset"] == offset) & (rows["item"] <= item))
+        due: Bools = (self.at < now.bound) | (~self._timed & waited)
+        return due
+
+    def move(self, deletes: Int64, after: Int64) -> None:
+        """Move deletes, by their rows, after times; NEVER moves none."""
+        if (after > self.at[deletes]).any():
+            at = self.at.copy()
+            at[deletes] = np.maximum(at[deletes], after)
+            self._keep_order(at)
+            self.ready &= self._timed | self._due()
+
+    def bind(self) -> None:
+        """Let each event that follows a delete of it wait for the delete."""
+        bound = np.flatnonzero(self._bound_by >= 0)
+        delete = self._bound_by[bound]
+        self.at[bound] = np.maximum(self.at[bound], self.at[delete])
+        self.ready[bound] &= self.ready[delete]
 
 
-def _may_be_named(rows: Rows, named: Int64) -> Bools:
-    """Whether each row has a time and one of these keys: bool[n]."""
-    matches: Bools = has_time(rows) & (np.isin(rows["a"], named) | np.isin(rows["b"], named))
-    return matches
+@dataclass(frozen=True, kw_only=True)
+class _Names:
+    """The names of D deletes, as numbers, and M mentions of a timed event by one of them. A delete
+    of an end hides an edge, as one of the edge itself does.
+
+    rows: of all partitions. part: int64[n] number of the partition of each row. deletes: int64[D],
+    their rows, ascending, and delete_name. mentioned: int64[M], rows, and mention_name, ascending.
+    """
+
+    rows: Rows
+    part: Int64
+    deletes: Int64
+    delete_name: Int64
+    mentioned: Int64
+    mention_name: Int64
+
+    @classmethod
+    def of(cls, block: Block, part: Int64) -> "_Names":
+        rows = block.rows
+        deletes = np.flatnonzero(rows["kind"] == DELETE)
+
+        # Only events that share a key with a delete are looked at.
+        named = rows["a"][deletes]
+        near = has_time(rows)
+        if len(deletes):
+            near &= np.isin(rows["a"], named) | np.isin(rows["b"], named)
+        else:
+            near[:] = False
+        near_M = np.flatnonzero(near)
+        edge_M = near_M[rows["kind"][near_M] == EDGE]
+
+        # A name is (node, NONE, 0) or (source, destination, event time).
+        time_D = np.zeros(len(deletes), np.int64)
+        of_edge = np.flatnonzero(rows["b"][deletes] >= 0)
+        extras = rows["extra"][deletes[of_edge]].tolist()
+        time_D[of_edge] = [int(block.extras[x][0]) for x in extras]
+        columns = (
+            (deletes, rows["a"][deletes], rows["b"][deletes], time_D),
+            (near_M, rows["a"][near_M], NONE, 0),
+            (edge_M, rows["b"][edge_M], NONE, 0),
+            (edge_M, rows["a"][edge_M], rows["b"][edge_M], rows["time"][edge_M]),
+        )
+        row, *name = (
+            np.concatenate([np.broadcast_to(c[i], c[0].shape) for c in columns]) for i in range(4)
+        )
+        number = _numbered(name)
+        count = len(deletes)
+        mention_name = number[count:]
+        known = np.flatnonzero(np.isin(mention_name, number[:count]))
+        known = known[np.argsort(mention_name[known], kind="stable")]
+        return cls(
+            rows=rows,
+            part=part,
+            deletes=deletes,
+            delete_name=number[:count],
+            mentioned=row[count:][known],
+            mention_name=mention_name[known],
+        )
+
+    def newest_deletes(self) -> Int64:
+        """Row of the newest delete before each event, in its partition, that names it: int64[n],
+        NONE where there is none."""
+        count = len(self.rows)
+        newest = np.full(count, NONE, np.int64)
+        if len(self.mentioned):
+            # In order of name and row, the delete right before a mention is the newest.
+            placed = np.sort(self.delete_name * count + self.deletes)
+            before = np.searchsorted(placed, self.mention_name * count + self.mentioned) - 1
+            name, delete = np.divmod(placed[before], count)
+            own = self.part[delete] == self.part[self.mentioned]
+            found = np.flatnonzero((before >= 0) & (name == self.mention_name) & own)
+            np.maximum.at(newest, self.mentioned[found], delete[found])
+        return newest
+
+    def produced_before(self, chosen: Bools) -> Int64:
+        """The time of the newest event of another partition that was produced before each chosen
+        delete and that it names: int64[D], NEVER where there is none.
+
+        Produced before means that the record's timestamp is not later than the delete's.
+        """
+        newest = np.full(len(self.deletes), NEVER)
+        if not len(self.mentioned):
+            return newest
+        part = self.part[self.deletes]
+        for number in np.unique(part[chosen]).tolist():
+            own = np.flatnonzero(chosen & (part == number))
+            newest[own] = self._newest_elsewhere(number, own)
+        return newest
+
+    def _newest_elsewhere(self, part: int, own: Int64) -> Int64:
+        """As `produced_before`, for the deletes `own`, which are of one partition."""
+        # Gather the mentions of their names by other partitions: (name, timestamp, time).
+        names, name_D = np.unique(self.delete_name[own], return_inverse=True)
+        first = np.searchsorted(self.mention_name, names)
+        sizes = np.searchsorted(self.mention_name, names, side="right") - first
+        name = np.repeat(np.arange(len(names)), sizes)
+        index = np.arange(len(name)) + np.repeat(first - (np.cumsum(sizes) - sizes), sizes)
+        elsewhere = self.part[self.mentioned[index]] != part
+        name, event = name[elsewhere], self.mentioned[index[elsewhere]]
+        if not len(event):
+            return np.full(len(own), NEVER)
+
+        # Numbers for timestamps and times, so that a pair of name and number is one integer.
+        stamps, stamp = np.unique(self.rows["stamp"][event], return_inverse=True)
+        times, time = np.unique(self.rows["time"][event], return_inverse=True)
+        placed = name * len(stamps) + stamp
+        order = np.argsort(placed, kind="stable")
+        placed = placed[order]
+        newest = np.maximum.accumulate((name * len(times) + time)[order])
+
+        # The mention right before each delete, in order of name and timestamp.
+        until = np.searchsorted(stamps, self.rows["stamp"][self.deletes[own]], side="right") - 1
+        at = np.searchsorted(placed, name_D * len(stamps) + until, side="right") - 1
+        found = (at >= 0) & (placed[at] // len(stamps) == name_D)
+        return np.where(found, times[newest[at] % len(times)], NEVER)
 
 
-def _named_by(block: Block, delete: int) -> Name:
-    """What a delete names."""
-    row = block.rows[delete]
-    if row["b"] < 0:
-        return (int(row["a"]),)
-    return int(row["a"]), int(row["b"]), int(block.extras[int(row["extra"])][0])
-
-
-def _names_of(rows: Rows, event: int) -> set[Name]:
-    """Every name by which a delete would hide a timed event."""
-    a, b = int(rows["a"][event]), int(rows["b"][event])
-    if rows["kind"][event] == EDGE:
-        return {(a,), (b,), (a, b, int(rows["time"][event]))}
-    return {(a,)}
+def _numbered(columns: Sequence[Int64]) -> Int64:
+    """Number the distinct rows of a table of k columns of n values: int64[n]."""
+    order = np.lexsort(columns)
+    number = np.zeros(len(order), np.int64)
+    if len(order):
+        differs = np.logical_or.reduce([c[order][1:] != c[order][:-1] for c in columns])
+        number[order[1:]] = np.cumsum(differs)
+    return number

@@ -10,9 +10,11 @@ The judgement is pure: it is given events and a reading of a clock.
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from streamd.events import Bools, Int64
 from streamd.ingest.block import NO_STAMP, Block, empty_block, has_time, joined
+from streamd.ingest.runs import place_of
 
 NUM_LEADS = 1_000
 """Leads that are remembered, which say what is usual for the partition."""
@@ -47,24 +49,38 @@ class Suspects:
         self._max_ahead_us = max_ahead_us
         self._nothing = empty_block(edge_feature_dim)
         self._leads = np.zeros(0, np.int64)
-        self.held = self._nothing
-        """Events that wait for followers, or for one before them that does."""
-        self._since = np.zeros(0)
-        """When each of them came, in monotonic seconds: float64[n]."""
+        self._held: list[Block] = []
+        self._since: list[NDArray[np.float64]] = []
+        """When each event of each block came, in monotonic seconds: float64[n]."""
+        self._num_leads = 0
+        """Held events that have a lead."""
+
+    @property
+    def held(self) -> Block:
+        """Events that wait for followers, or for one before them that does, in one block."""
+        if len(self._held) > 1:
+            self._held = [joined(self._held)]
+            self._since = [np.concatenate(self._since)]
+        return self._held[0] if self._held else self._nothing
 
     @property
     def first_held(self) -> tuple[int, int] | None:
         """Offset and item of the first event that waits; None where none does."""
-        rows = self.held.rows
-        return (int(rows["offset"][0]), int(rows["item"][0])) if len(rows) else None
+        return place_of(self._held[0].rows[0]) if self._held else None
 
     def judge(self, events: Block, now: float) -> Judged:
         """Add the events of a poll and judge all that can be. now: monotonic seconds."""
-        if not len(events) and not len(self.held):
+        since = self._since[0][0] if self._held else -np.inf
+        self._hold(events, np.full(len(events), now))
+        # The first event that is held has too few followers still: nothing is looked at again.
+        is_usual_known = len(self._leads) >= MIN_LEADS
+        if is_usual_known and self._num_leads <= NUM_FOLLOWERS and now - since < HOLD_SECONDS:
             return Judged(self._nothing, self._nothing)
-        since = np.append(self._since, np.full(len(events), now))
-        block = joined([self.held, events]) if len(self.held) else events
-        index = np.flatnonzero(has_time(block.rows) & (block.rows["stamp"] != NO_STAMP))
+        block = self.held
+        if not len(block):
+            return Judged(block, block)
+        came = self._since[0]
+        index = _with_lead(block)
         lead = (block.rows["time"] - block.rows["stamp"])[index]
 
         # Judge those that lead further than usual; with too few followers they wait.
@@ -72,7 +88,7 @@ class Suspects:
         unusual = self._unusual(lead, usual)
         undecided = len(lead)
         early = unusual[unusual + NUM_FOLLOWERS >= len(lead)]
-        early = early[now - since[index[early]] < HOLD_SECONDS]
+        early = early[now - came[index[early]] < HOLD_SECONDS]
         if len(early):
             undecided = int(early[0])
         unusual = unusual[unusual < undecided]
@@ -83,8 +99,9 @@ class Suspects:
         kept[refused] = False
         self._leads = np.concatenate([self._leads, lead[:undecided][kept]])[-NUM_LEADS:]
         end = int(index[undecided]) if undecided < len(lead) else len(block)
-        self.held = block.take(np.arange(end, len(block))) if end < len(block) else self._nothing
-        self._since = since[end:]
+        self._held, self._since, self._num_leads = [], [], 0
+        if end < len(block):
+            self._hold(block.take(np.arange(end, len(block))), came[end:])
 
         # Separate the refused events.
         if not len(refused):
@@ -93,6 +110,13 @@ class Suspects:
         away[index[refused]] = True
         seconds = tuple(((lead[refused] - (usual or 0)) / 1e6).tolist())
         return Judged(block.take(np.flatnonzero(~away)), block.take(np.flatnonzero(away)), seconds)
+
+    def _hold(self, events: Block, since: NDArray[np.float64]) -> None:
+        """Add events to those that wait. since: when each came, float64[n]."""
+        if len(events):
+            self._held.append(events)
+            self._since.append(since)
+            self._num_leads += len(_with_lead(events))
 
     def _usual(self, lead: Int64) -> int | None:
         """The greatest usual lead in microseconds; None where too few leads are known.
@@ -127,3 +151,9 @@ class Suspects:
         less = exists & (follower < lead[number][:, None] - self._max_ahead_us)
         alone: Bools = 2 * less.sum(1) > exists.sum(1)
         return alone
+
+
+def _with_lead(block: Block) -> Int64:
+    """Indices of the events that have both a time and a timestamp."""
+    has_lead = has_time(block.rows) & (block.rows["stamp"] != NO_STAMP)
+    return np.flatnonzero(has_lead)

@@ -179,10 +179,17 @@ class LogApplier(LogFiles):
             at = end
         self._lines.clear()
         before, self.state = self.state, self.newest
+        self._begin_newer(before)
 
         # Step 4: show them.
         grown = self.state.last if self.state.last != before.last else None
         self._publish(self.state.seq, position, grown)
+
+    def _begin_newer(self, before: LogState) -> None:
+        """Begin a journal file where the lines behind a state have a newer format, as the leader
+        does: older releases refuse the log by the number with which the newest file begins."""
+        if self.state.has_runs and not before.has_runs:
+            self._journal.roll(self.state)
 
     def _finish_alone(self, commit: "_Commit", position: ChangelogPosition) -> None:
         """Make a commit durable that begins, replaces or drops files, and then do what cannot be
@@ -196,11 +203,12 @@ class LogApplier(LogFiles):
         for fd in self._unsynced:
             self.disk.sync(fd)
         self._unsynced.clear()
-        for before, line in lines:
+        for since, line in lines:
             if self._journal.is_full:
-                self._journal.roll(before)
+                self._journal.roll(since)
             self._journal.append(line)
-        self.state = self.newest
+        before, self.state = self.state, self.newest
+        self._begin_newer(before)
 
         # Files get their names before readers are told of them.
         finish_replacements(self.data_dir, self.state, self.disk)

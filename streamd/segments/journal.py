@@ -19,18 +19,20 @@ import msgspec
 from crc32c import crc32c
 
 from streamd.errors import JournalError, LockedError
-from streamd.events import Position, Progress, Schema
+from streamd.events import Position, Progress, Run, Schema
 from streamd.segments.layout import segment_path
 from streamd.storage import DISK, SCRATCH, Disk
 
-FORMAT = 4
-"""Newest format of the checkpoint lines. It rises when an older streamd could no longer read them
-rightly."""
+FORMAT = 5
+"""Newest format, of a log that has had runs of events ahead of a position. The number rises when an
+older streamd could no longer read the lines rightly."""
+SETS_FORMAT = 4
+"""Format written for a log that declares sets or features, before it has had such runs."""
 PLAIN_FORMAT = 3
-"""Format written for a log without declared sets and features, which older releases read too."""
-READABLE = (2, 3, 4)
+"""Format written for any other log, which older releases read too."""
+READABLE = (2, 3, 4, 5)
 """Formats that are read. Format 2 has no terms and no sets: the term is 0, the set is the default
-one. Format 4 has declared sets."""
+one."""
 JOURNAL = ".journal"
 """Ending of a journal file's name."""
 FILE_LINES = 65_536
@@ -114,7 +116,8 @@ class LogState:
 
     sealed: the segments before the last, in order of event ids. States share this tuple until a
     segment is sealed, replaced or dropped, so that a commit costs the same however many there are.
-    last: the segment in progress, None before there is one.
+    last: the segment in progress, None before there is one. has_runs: whether a line has ever named
+    a run of events ahead of a position.
     """
 
     schema: Schema
@@ -126,6 +129,7 @@ class LogState:
     files: dict[str, FileState] = field(default_factory=dict)
     progress: Progress = Progress()
     term: int = 0
+    has_runs: bool = False
 
     @property
     def segments(self) -> tuple[SegmentState, ...]:
@@ -186,13 +190,21 @@ class LogState:
             files=files,
             progress=_merge(self.progress, line["progress"]),
             term=line.get("term", self.term),
+            has_runs=self.has_runs or _names_runs(line["progress"]),
         )
+
+    @property
+    def format(self) -> int:
+        """The oldest format in which the log can be told."""
+        if self.has_runs:
+            return FORMAT
+        return SETS_FORMAT if self.schema.is_declared else PLAIN_FORMAT
 
     def checkpoint(self) -> dict[str, Any]:
         """Encode the state as the fields of a journal file's first line."""
         s = self.schema
         return {
-            "format": FORMAT if s.is_declared else PLAIN_FORMAT,
+            "format": self.format,
             "checkpoint": self.seq,
             "term": self.term,
             "schema": s.fields(),
@@ -225,6 +237,7 @@ class LogState:
             files={p: FileState(*f) for p, f in line["files"].items()},
             progress=_merge(Progress(), line["progress"]),
             term=line.get("term", 0),
+            has_runs=line["format"] >= FORMAT,
         )
 
 
@@ -232,13 +245,15 @@ def progress_fields(progress: Progress) -> dict[str, Any]:
     """Encode progress as JSON fields: {"cluster", "topics": {name: id}, "positions": {name: {"0":
     [offset, index, [ahead], epoch]}}}.
 
-    Older logs have no epoch."""
+    A run ahead is [offset, index, offset, index] of its first and last event, and [offset, index]
+    where it is one event, which is all that older logs have. The oldest have no epoch.
+    """
     return {
         "cluster": progress.cluster_id,
         "topics": progress.topic_ids,
         "positions": {
             t: {
-                str(p): [x.offset, x.index, [list(a) for a in x.ahead], x.epoch]
+                str(p): [x.offset, x.index, [_run_entry(a) for a in x.ahead], x.epoch]
                 for p, x in parts.items()
             }
             for t, parts in progress.positions.items()
@@ -246,10 +261,33 @@ def progress_fields(progress: Progress) -> dict[str, Any]:
     }
 
 
+def _run_entry(run: Run) -> list[int]:
+    return [*run.first] if run.first == run.last else [*run.first, *run.last]
+
+
+def _run(entry: list[int]) -> Run:
+    """Decode an entry of `_run_entry`. Raises: ValueError."""
+    offset, index, *last = entry
+    if len(last) not in (0, 2):
+        raise ValueError(f"events ahead {entry}")
+    return Run((offset, index), (last[0], last[1]) if last else (offset, index))
+
+
+def _names_runs(fields: dict[str, Any]) -> bool:
+    """Whether encoded progress has a run of several events ahead of a position."""
+    return any(
+        len(entry) > 2
+        for parts in fields["positions"].values()
+        for _, _, ahead, *_ in parts.values()
+        for entry in ahead
+    )
+
+
 def changed_progress(old: Progress, new: Progress) -> dict[str, Any]:
     """Encode the part of the progress `new` that a commit line must hold."""
+    known = _still_valid(old, new.topic_ids)
     moved = {
-        t: {p: x for p, x in parts.items() if old.positions.get(t, {}).get(p) != x}
+        t: {p: x for p, x in parts.items() if known.get(t, {}).get(p) != x}
         for t, parts in new.positions.items()
     }
     return progress_fields(
@@ -257,13 +295,22 @@ def changed_progress(old: Progress, new: Progress) -> dict[str, Any]:
     )
 
 
+def _still_valid(old: Progress, topic_ids: dict[str, str]) -> dict[str, dict[int, Position]]:
+    """The positions of the topics that have not been made anew since: those in a topic of another
+    id mean nothing, be it in partitions that the new one does not have yet."""
+    anew = {t for t, now in topic_ids.items() if now and old.topic_ids.get(t, "") not in ("", now)}
+    if anew.isdisjoint(old.positions):
+        return old.positions
+    return {t: parts for t, parts in old.positions.items() if t not in anew}
+
+
 def _merge(old: Progress, fields: dict[str, Any]) -> Progress:
     """The progress after the fields of a line; partitions of other topics are shared with `old`."""
-    positions = old.positions
+    positions = _still_valid(old, fields["topics"])
     for topic, parts in fields["positions"].items():
         # Older logs have no epoch: the position then has its default.
         moved = {
-            int(partition): Position(offset, index, tuple((a, b) for a, b in ahead), *epoch)
+            int(partition): Position(offset, index, tuple(map(_run, ahead)), *epoch)
             for partition, (offset, index, ahead, *epoch) in parts.items()
         }
         positions = positions | {topic: positions.get(topic, {}) | moved}

@@ -238,6 +238,12 @@ class LogWriter(LogFiles):
         else:
             self._show()
 
+        # From a line of a newer format on, older releases refuse the log by the number with which
+        # the newest file begins.
+        if self.state.has_runs and not before.has_runs:
+            self._let_through(0)
+            self._journal.roll(self.state)
+
     def show_acknowledged(self) -> int:
         """Show readers the commits that the changelog has acknowledged since. Returns: the newest
         commit shown. Called by the loop whether commits wait or not, so that other machines hear

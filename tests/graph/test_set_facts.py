@@ -59,6 +59,32 @@ def test_however_the_log_is_cut_and_restored_the_facts_are_the_same(tmp_path):
         assert again.destinations_in(node_set).sighted.tolist() == want and all((n >= 20) == node_set for n in want)
 
 
+def test_deletes_from_before_a_restart_lie_before_all_that_comes_after_it(tmp_path):
+    """They are given again with the first events after it, few or many; a new delete among those has its own place."""
+    src, dst, time, sets, candidates = world(6)
+    deletes = NodeDeletes(np.array([3, 22, 4]), np.array([130, 131, 250]))
+    for node, at, instead in zip((3, 22, 4), (130, 131, 250), (5, 23, 5), strict=True):
+        for ends in (src, dst):
+            ends[at:][ends[at:] == node] = instead
+    whole = facts_of()
+    whole.advance(src[:232], dst[:232], time[:232], sets[:232], deletes)
+    whole.save(tmp_path / "00000000000000000232.safetensors")
+    asked = np.arange(400 - 232)
+    want = whole.advance_scoring(src[232:], dst[232:], time[232:], sets[232:], asked, candidates[232:], deletes)
+    for step in (7, 40, 400 - 232):
+        again = facts_of()
+        assert again.restore(tmp_path / "00000000000000000232.safetensors")
+        again.advance(src[232:232 + step], dst[232:232 + step], time[232:232 + step], sets[232:232 + step], deletes)
+        at = 232 + step
+        again.advance(src[at:], dst[at:], time[at:], sets[at:], deletes)
+        every = np.arange(35), np.full(35, int(time[-1]) + 5), np.tile(np.arange(35), (35, 1)), np.arange(35) % 3
+        np.testing.assert_array_equal(whole.compute(*every), again.compute(*every))
+    again = facts_of()
+    again.restore(tmp_path / "00000000000000000232.safetensors")
+    got = again.advance_scoring(src[232:], dst[232:], time[232:], sets[232:], asked, candidates[232:], deletes)
+    np.testing.assert_array_equal(got, want)
+
+
 def test_a_deleted_node_is_forgotten_in_every_set_at_its_place():
     src, dst, time, sets, _ = world(2)
     node = int(src[0])

@@ -1,10 +1,16 @@
-"""Shards: which partitions a reader takes."""
+"""Which partitions a reader takes, and where it begins in each."""
+
+from contextlib import nullcontext
 
 import pytest
 from kafka import TopicPartition
 
-from streamd.errors import SettingsError
-from streamd.ingest.consumer import in_shard
+from streamd.errors import DataLossError, KafkaError, SettingsError
+from streamd.events import Gap, Position, Progress, Run, Schema, empty_batch
+from streamd.ingest import consumer
+from streamd.ingest.consumer import KafkaSource, in_shard
+from streamd.ingest.watch import Topics
+from streamd.segments.log import LogWriter
 from streamd.settings import load_settings
 
 
@@ -20,3 +26,81 @@ def test_shards_share_out_all_partitions_and_none_moves_when_partitions_are_adde
 def test_a_shard_that_does_not_exist_is_refused(shard):
     with pytest.raises(SettingsError, match="shard"):
         load_settings(None, {"ingest.shard": shard}, environ={})
+
+
+class Broker:
+    """Its topic "t" as an admin client and a consumer see it. first: offset at which each partition begins."""
+
+    def __init__(self, topic_id, num_partitions, first=0, leaderless=()):
+        parts = tuple(TopicPartition("t", p) for p in range(num_partitions))
+        self.topics = Topics("c", {"t": topic_id}, parts, frozenset(TopicPartition("t", p) for p in leaderless))
+        self.first, self.end = first, 1000
+
+    def beginning_offsets(self, parts, _):
+        return dict.fromkeys(parts, self.first)
+
+    def end_offsets(self, parts, _):
+        return dict.fromkeys(parts, self.end)
+
+    def assign(self, parts): ...
+
+
+@pytest.fixture
+def begin(tmp_path, monkeypatch):
+    """Begin a source on a broker from what a log has stored, and store where it begins: ({partition: position}, gaps)."""
+    for name in ("bound_polls", "seek", "make_reading_safe"):
+        monkeypatch.setattr(consumer, name, lambda *_: None)
+    monkeypatch.setattr(consumer, "stable_offsets", lambda _: {})
+    monkeypatch.setattr(consumer, "BrokerWatch", lambda *_: None)
+    monkeypatch.setattr(consumer, "asking_about_topics", lambda _: nullcontext())
+    log = LogWriter(tmp_path, Schema(), 100)
+
+    def begun(broker, read=None, on_data_loss="continue"):
+        monkeypatch.setattr(consumer, "make_consumer", lambda _: broker)
+        monkeypatch.setattr(consumer, "describe", lambda *_: broker.topics)
+        values = {"kafka.topics": ["t"], "ingest.on_data_loss": on_data_loss}
+        settings, _ = load_settings(None, values, environ={})
+        source = KafkaSource(settings.kafka, settings.ingest)
+        source.discover()
+        positions, gaps = source.begin(log.progress)
+        log.commit(empty_batch(Schema()), source.progress(positions), 0, gaps)
+        if read is not None:
+            log.commit(empty_batch(Schema()), source.progress([read] * len(positions)), 0)
+        return positions, gaps
+
+    begun.log = log
+    yield begun
+    log.close()
+
+
+def test_of_a_topic_made_anew_with_fewer_partitions_and_extended_later_every_record_is_read(begin):
+    begin(Broker("old", 3), read=Position(200))
+    positions, gaps = begin(Broker("new", 1), read=Position(50))
+    assert positions == [Position(0)] and gaps == [Gap("t", p, 200, -1) for p in range(3)], "also what was lost in the two others is told"
+    positions, gaps = begin(Broker("new", 3))
+    assert positions == [Position(50), Position(0), Position(0)] and not gaps
+
+
+def test_a_position_that_a_topic_made_anew_happens_to_have_too_is_stored_for_it(begin):
+    begin(Broker("old", 1), read=Position(7))
+    begin(Broker("new", 1, first=7))
+    assert begin.log.progress == Progress("c", {"t": "new"}, {"t": {0: Position(7)}})
+
+
+def test_a_topic_made_anew_whose_leader_is_away_is_not_read_from_the_places_of_the_old_one(begin):
+    begin(Broker("old", 1), read=Position(200))
+    with pytest.raises(KafkaError, match="no leader"):
+        begin(Broker("new", 1, leaderless=(0,)))
+    assert begin(Broker("new", 1))[0] == [Position(0)]
+
+
+def test_a_topic_made_anew_ends_ingest_unless_losses_may_be_passed_over(begin):
+    begin(Broker("old", 1), read=Position(200))
+    with pytest.raises(DataLossError, match="created again"):
+        begin(Broker("new", 1), on_data_loss="fail")
+
+
+def test_of_records_that_were_deleted_before_they_were_read_the_runs_behind_them_stay(begin):
+    begin(Broker("id", 1), read=Position(5, 0, (Run((6, 0), (7, 0)), Run((9, 0), (30, 2)), Run((40, 0), (40, 0)))))
+    positions, gaps = begin(Broker("id", 1, first=20))
+    assert positions == [Position(20, 0, (Run((9, 0), (30, 2)), Run((40, 0), (40, 0))))] and gaps == [Gap("t", 0, 5, 20)]

@@ -2,10 +2,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamd.events import EDGE, Position
+from streamd.events import EDGE, Position, Run
 from streamd.ingest.block import NO_STAMP, ROW, Block
 from streamd.ingest.merge import Merger as AnyMerger
-from streamd.ingest.merge import not_yet_appended
+from streamd.ingest.runs import not_yet_appended
 
 
 class Merger(AnyMerger):
@@ -34,10 +34,15 @@ def times(events):
     return [e[0] for e in events]
 
 
+def runs(*places):
+    """Runs of one event each."""
+    return tuple(Run(place, place) for place in places)
+
+
 @given(st.integers(0, 10), st.integers(0, 9), st.lists(st.tuples(st.integers(0, 12), st.integers(0, 9)), max_size=5))
 def test_what_a_start_takes_over_is_what_position_says(offset, index, ahead):
     """Whoever has nothing buffered must not forget the events of its record that the log holds already."""
-    stored = Position(offset, index, tuple(sorted(a for a in set(ahead) if a >= (offset, index))))
+    stored = Position(offset, index, runs(*sorted(a for a in set(ahead) if a >= (offset, index))))
     merger = Merger(2, 0.2)
     merger.start(0, stored)
     assert merger.position(0) == stored
@@ -104,7 +109,7 @@ def test_positions_name_the_first_event_not_appended_and_those_ahead_of_it():
     merger.push(0, [event(9, 0, 0), event(2, 0, 1), event(3, 0, 1, 1)], 2, False, 0.0)
     merger.push(1, [event(5, 1, 0)], 1, False, 0.0)
     assert times(merger.release(0.0, 100)) == [2, 3]
-    assert merger.position(0) == Position(0, 0, ((1, 0), (1, 1)))
+    assert merger.position(0) == Position(0, 0, (Run((1, 0), (1, 1)),))
     again = block([event(9, 0, 0), event(2, 0, 1), event(3, 0, 1, 1), event(4, 0, 2)])
     assert not_yet_appended(again.rows, merger.position(0)).tolist() == [True, False, False, True]
 

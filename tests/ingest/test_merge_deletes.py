@@ -1,6 +1,7 @@
 """Where deletes and node features, which have no time of their own, come to lie among the events."""
 
 from typing import NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -8,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamd.events import DELETE, EDGE, NODE, Position
+from streamd.ingest import merge
 from streamd.ingest.block import NO_STAMP, ROW, Block
-from streamd.ingest.merge import Merger, not_yet_appended
+from streamd.ingest.merge import Merger
+from streamd.ingest.runs import not_yet_appended
 
 YEAR = 365 * 24 * 3600 * 1_000_000
 SECOND = 1_000_000
@@ -191,7 +194,8 @@ def test_any_mixture_is_taken_once_each_and_deletes_stay_among_what_they_name(se
             time = max(0, clock - 3 + int(rng.integers(-4, 4))) if kind == EDGE else 0
             sent.append(Sent(clock, time, kind, int(rng.integers(4)), int(rng.integers(4))))
         parts.append(sent)
-    reading = Reading(*parts, wait_seconds=0.05, max_buffered=int(rng.choice([3, 10, 1000])))
+    with patch.object(merge, "MAX_RUNS", int(rng.choice([3, 30, 10**6]))):
+        reading = Reading(*parts, wait_seconds=0.05, max_buffered=int(rng.choice([3, 10, 1000])))
     for _ in range(5_000):
         if rng.random() < 0.1:
             reading.start()

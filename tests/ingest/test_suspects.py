@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamd.events import DELETE, EDGE
-from streamd.ingest.block import NO_STAMP, ROW, Block
+from streamd.events import DELETE, EDGE, NODE
+from streamd.ingest import suspects
+from streamd.ingest.block import NO_STAMP, ROW, Block, joined
 from streamd.ingest.suspects import HOLD_SECONDS, NUM_FOLLOWERS, Suspects
 
 SECOND, HOUR, DAY = 10**6, 3600 * 10**6, 24 * 3600 * 10**6
@@ -132,3 +133,21 @@ def test_any_stream_comes_out_in_order_within_a_second(seed):
     time = time + rng.choice([0, 0, 0, 5 * DAY], num)
     read = Partition(time, TODAY + np.sort(rng.integers(0, 10**9, num)), int(rng.integers(1, 300)))
     assert read.waited <= HOLD_SECONDS + 0.02
+
+
+def test_while_an_event_is_held_whatever_comes_behind_it_is_copied_once(monkeypatch):
+    """Node features decide nothing about an event that leads far, and may be many."""
+    copied = []
+    monkeypatch.setattr(suspects, "joined", lambda blocks: copied.append(sum(map(len, blocks))) or joined(blocks))
+    for num_polls in (100, 200):
+        copied.clear()
+        held = Suspects(60 * SECOND, 0)
+        held.judge(block(*live(500)), 0.0)
+        held.judge(block([TODAY + DAY], [TODAY], 500), 0.0)
+        for i in range(num_polls):
+            assert not len(held.judge(block([0] * 50, [TODAY] * 50, 501 + 50 * i, NODE), 0.001 * i).taken)
+        assert held.first_held == (500, 0) and sum(copied) == 0
+        assert len(held.judge(EMPTY, 2.0).taken) == 50 * num_polls + 1 and sum(copied) == 50 * num_polls + 1
+
+
+EMPTY = block([], [])

@@ -7,6 +7,7 @@ from streamd import storage
 from streamd.replica.follower import Follower
 from streamd.replica.leader import lead
 from streamd.segments import features, journal
+from streamd.segments.journal import journal_files, read_lines
 from streamd.segments.log import LogWriter
 from tests.replica.directories import difference
 from tests.replica.twin import Topic
@@ -47,3 +48,16 @@ def test_a_life_of_commits_is_told_byte_for_byte(tmp_path, schema):
     assert max(dict(headers).get("parts", b"1") for headers, _ in topic.records) > b"1", "some commits have several parts"
     follow(tmp_path / "b", topic)
     assert difference(tmp_path / "a", tmp_path / "b") == ""
+    newest = [next(read_lines(journal_files(tmp_path / name / "journal")[-1]))[1] for name in "ab"]
+    assert newest[0]["format"] == newest[1]["format"] == 5, "an older release refuses both by the number"
+
+
+def test_a_follower_begins_a_journal_file_once_there_is_a_run_ahead(tmp_path, schema, monkeypatch):
+    monkeypatch.setattr(journal, "FILE_LINES", 1000)
+    topic = Topic()
+    log = leader(tmp_path / "a", topic, schema)
+    life.live(log, 6)
+    log.close()
+    follow(tmp_path / "b", topic)
+    checkpoints = [next(read_lines(file))[1] for file in journal_files(tmp_path / "b/journal")]
+    assert (checkpoints[-1]["format"], checkpoints[-1]["checkpoint"]) == (5, log.seq) and checkpoints[-2]["format"] < 5

@@ -8,7 +8,7 @@ import pytest
 
 from streamd import storage
 from streamd.errors import DiskError
-from streamd.events import DELETION, Position, Progress, Schema, SetKey, empty_batch
+from streamd.events import DELETION, Position, Progress, Run, Schema, SetKey, empty_batch
 from streamd.schema import EdgeSet, NodeSet
 from streamd.segments import features, journal
 from streamd.segments.log import LogWriter
@@ -55,9 +55,11 @@ def rows_of(i, n):
 
 
 def live(log, until=NUM_COMMITS, acknowledged=None, housekeeping=True):
-    """Commit what is missing; the log's own position says where to go on. Commit 14 comes amid a pruning."""
+    """Commit what is missing; the log's own position says where to go on. Commit 5 is the first with events ahead, commit 14 comes amid a
+    pruning."""
     while (i := log.progress.positions.get("t", {0: Position(0)})[0].offset) < until:
-        log.commit(commit_number(i), Progress("c", {"t": "id"}, {"t": {0: Position(i + 1)}}), i * 10)
+        ahead = (Run((i + 2, 0), (i + 3, 1)),) if i == 5 else ()
+        log.commit(commit_number(i), Progress("c", {"t": "id"}, {"t": {0: Position(i + 1, 0, ahead)}}), i * 10)
         if acknowledged is not None:
             acknowledged.append(i + 1)
         if housekeeping and i == 9:

@@ -2,12 +2,13 @@
 
 import itertools
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from streamd.errors import CorruptionError, JournalError, LockedError
-from streamd.events import Progress, Schema
+from streamd.events import Position, Progress, Run, Schema, empty_batch
 from streamd.schema import EdgeSet, NodeSet
 from streamd.segments import journal
 from streamd.segments.journal import (
@@ -51,7 +52,7 @@ def test_format_2_has_no_terms_and_one_set():
 
 
 @pytest.mark.parametrize(("changed", "says"), [
-    ({"format": 5}, "format 5, this streamd reads up to 4"),
+    ({"format": 6}, "format 6, this streamd reads up to 5"),
     ({"format": 1}, "format 1"),
     ({"segments": [[0, 5, 1, 10, 0, [3, 1]]]}, "has 5 edges, its sets have")])
 def test_a_checkpoint_of_what_is_not_known_is_refused_by_name(changed, says):
@@ -177,3 +178,62 @@ def test_stored_tensors_of_other_sets_are_refused_by_name(tmp_path):
     path.write_bytes(pack({"x": np.arange(3)}, sets="default,views"))
     with pytest.raises(CorruptionError, match="edge sets default,views"):
         unpack(path)
+
+
+def positions(*parts, topic_id="id"):
+    return Progress("c", {"t": topic_id}, {"t": dict(enumerate(parts))})
+
+
+def first_line(path):
+    return decode_line(journal_files(path / "journal")[-1].read_bytes().splitlines(True)[0])
+
+
+def test_single_events_ahead_are_written_and_read_as_older_releases_do():
+    """The recording is of a release that knew no runs."""
+    *_, (_, newest) = read_lines(Path(__file__).parent / "golden/events_ahead.journal")
+    (_, checkpoint), *lines = read_lines(Path(__file__).parent / "golden/events_ahead.journal")
+    state = LogState.restored(checkpoint)
+    for _, line in lines:
+        state = state.after(line)
+    single = [(4, 0), (4, 1), (5, 0), (9, 0)]
+    assert state.progress.positions["t"] == {0: Position(3, 1, tuple(Run(p, p) for p in single), 7), 1: Position(2)}
+    assert journal.progress_fields(state.progress)["positions"]["t"]["0"] == newest["progress"]["positions"]["t"]["0"]
+    assert state.checkpoint()["format"] == 3, "whoever wrote it can read it still"
+
+
+def test_a_log_with_a_run_ahead_begins_a_file_of_format_5_and_one_without_never_does(tmp_path):
+    writer = LogWriter(tmp_path, Schema(), 80)
+    alone = Position(2, 0, (Run((4, 0), (4, 0)),))
+    writer.commit(empty_batch(Schema()), positions(alone), 1)
+    assert first_line(tmp_path)["format"] == 3 and len(journal_files(tmp_path / "journal")) == 1
+    run = Position(2, 0, (Run((4, 0), (9, 3)), Run((11, 0), (11, 0))))
+    writer.commit(empty_batch(Schema()), positions(run), 2)
+    assert first_line(tmp_path)["format"] == 5 and first_line(tmp_path)["progress"]["positions"]["t"]["0"] == [2, 0, [[4, 0, 9, 3], [11, 0]], -1]
+
+    # It stays of that format: lines from before are still there. All readers follow.
+    writer.commit(empty_batch(Schema()), positions(Position(12)), 3)
+    writer.close()
+    assert JournalTail.open(tmp_path).state.progress == positions(Position(12)) and verify_log(tmp_path) == (3, [])
+    LogWriter(tmp_path, Schema(), 80).close()
+    assert first_line(tmp_path)["format"] == 5
+
+
+@pytest.mark.parametrize("entry", [[4], [4, 0, 9], [4, 0, 9, 3, 1]])
+def test_events_ahead_in_a_form_that_is_not_known_are_refused(entry):
+    progress = {"cluster": "c", "topics": {}, "positions": {"t": {"0": [2, 0, [entry], -1]}}}
+    with pytest.raises(ValueError, match="ahead|unpack"):
+        STATE.after(commit(progress=progress))
+
+
+def test_with_the_id_of_a_topic_all_its_positions_go_also_those_the_new_one_does_not_have_yet(tmp_path):
+    writer = LogWriter(tmp_path, Schema(), 80)
+    other = {"u": {0: Position(5)}}
+    three = positions(Position(200), Position(200), Position(200))
+    writer.commit(empty_batch(Schema()), Progress("c", {**three.topic_ids, "u": "other"}, {**three.positions, **other}), 1)
+    writer.commit(empty_batch(Schema()), Progress("c", {"t": "new"}, {"t": {0: Position(200)}}), 2)
+    assert writer.progress.positions == {"t": {0: Position(200)}, **other} and writer.progress.topic_ids["t"] == "new"
+    writer.close()
+    again = LogWriter(tmp_path, Schema(), 80)
+    again.commit(empty_batch(Schema()), Progress("c", {"t": ""}, {"t": {1: Position(3)}}), 3)
+    assert again.progress.positions["t"] == {0: Position(200), 1: Position(3)}, "a broker that names no ids says nothing about it"
+    again.close()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from streamd.errors import CorruptionError, DataDirectoryError, DiskError, JournalError, LockedError
-from streamd.events import Position, Progress, Schema, empty_batch
+from streamd.events import Position, Progress, Run, Schema, empty_batch
 from streamd.segments.journal import decode_line, encode_line, journal_files
 from streamd.segments.layout import FEATURES, LATE
 from streamd.segments.log import MAX_COMMIT_ROWS, LogWriter
@@ -58,7 +58,7 @@ def test_a_tail_reader_follows_every_commit(tmp_path):
 
 def test_positions_keys_features_and_late_times_survive_a_restart(tmp_path):
     writer = LogWriter(tmp_path, SCHEMA, 100)
-    progress = Progress("c", {"t": "id-1"}, {"t": {0: Position(7, 2, ((8, 0), (9, 1))), 3: Position(5)}})
+    progress = Progress("c", {"t": "id-1"}, {"t": {0: Position(7, 2, (Run((8, 0), (8, 0)), Run((9, 1), (12, 3)))), 3: Position(5)}})
     import dataclasses
     keys = ("a", 1, "1")
     writer.keys.update({k: i for i, k in enumerate(keys)})

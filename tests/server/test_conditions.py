@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from starlette.datastructures import Headers
 
-from streamd.events import Position, Progress, Schema, empty_batch
+from streamd.events import Position, Progress, Run, Schema, empty_batch
 from streamd.roles import ENDS, FOLLOW, HEARTBEAT, make_folder
 from streamd.segments.journal import LogState
 from streamd.segments.log import LogWriter
@@ -122,7 +122,7 @@ def test_a_lag_that_is_no_number_of_seconds_is_refused(world, text):
 @pytest.mark.parametrize(("position", "inside", "outside"), [
     (Position(5), (0, 4), (5, 6)),
     (Position(5, 2), (4,), (5,)),                             # two events of record 5 are in, more may follow
-    (Position(5, 0, ((5, 1), (6, 0))), (4,), (5, 6)),         # an event of record 6 is in, the record may have others
+    (Position(5, 0, (Run((5, 1), (6, 0)),)), (4,), (5, 6)),         # an event of record 6 is in, the record may have others
     (Position(0), (), (0,)), (Position(-1), (), (0,))])
 def test_a_record_is_in_once_the_position_is_past_it_and_not_while_an_event_of_it_may_be_held(position, inside, outside):
     state = LogState(Schema(), progress=Progress(positions={"events": {0: position}}))
@@ -194,7 +194,7 @@ def test_a_request_waits_for_the_commit_that_it_names_and_is_answered_with_it(wo
 def test_a_producer_reads_its_own_writes_by_the_place_of_its_record(world, log):
     log.append(p0=Position(5), p1=Position(9))
     assert ask(world, {"streamd-after": "events:0:4, events:1:8"}).status_code == 200
-    timers = [later(0.2, lambda: log.append(p0=Position(5, 0, ((6, 0),)))), later(0.5, lambda: log.append(p0=Position(7)))]
+    timers = [later(0.2, lambda: log.append(p0=Position(5, 0, (Run((6, 0), (6, 0)),)))), later(0.5, lambda: log.append(p0=Position(7)))]
     answer = ask(world, {"streamd-after": "events:0:6"})
     assert answer.headers["streamd-position"] == f"0.{log.seq}", "not when it was ahead of one that was held back"
     for timer in timers:

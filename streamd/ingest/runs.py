@@ -1,0 +1,87 @@
+"""Runs of events that are in the log ahead of their partition's position, because an event before
+them waits."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from operator import attrgetter
+
+import numpy as np
+
+from streamd.events import Bools, Int64, Place, Position, Run
+from streamd.ingest.block import Rows
+
+first_of = attrgetter("first")
+last_of = attrgetter("last")
+
+
+def place_of(row: np.void) -> Place:
+    return int(row["offset"]), int(row["item"])
+
+
+def runs_of(rows: Rows, chosen: Bools) -> list[Run]:
+    """The runs of the chosen rows of a partition, which are in order of offset and item."""
+    turns = np.flatnonzero(np.diff(chosen.astype(np.int8), prepend=0, append=0))
+    begins, ends = turns[::2], turns[1::2] - 1
+    columns = (rows[name][at].tolist() for at in (begins, ends) for name in ("offset", "item"))
+    return [Run((a, b), (c, d)) for a, b, c, d in zip(*columns, strict=True)]
+
+
+def joined_runs(runs: Sequence[Run], waiting: Rows, following: Place) -> tuple[Run, ...]:
+    """Join the runs between which no event waits, and leave out those before the first that does.
+
+    runs: of events that are in the log, in any order. waiting: the partition's buffer. following:
+    the place up to which it was read; a run behind it, known from before a restart, stays apart.
+    """
+    out: list[Run] = []
+    before_last = -1
+    ordered = sorted(runs)
+    num_before = _num_before(waiting, [run.first for run in ordered]).tolist()
+    for run, before in zip(ordered, num_before, strict=True):
+        if run.last < following and before == 0:
+            continue
+        if out and before == before_last and run.first < following:
+            # A run that was released later may reach over one from before.
+            out[-1] = Run(out[-1].first, max(out[-1].last, run.last))
+        else:
+            out.append(run)
+        before_last = before
+    return tuple(out)
+
+
+def runs_from(runs: tuple[Run, ...], place: Place) -> tuple[Run, ...]:
+    """The runs that end at a place or behind it; runs are in ascending order."""
+    if not runs or runs[0].last >= place:
+        return runs
+    return runs[bisect_left(runs, place, key=last_of) :]
+
+
+def not_yet_appended(rows: Rows, resume: Position) -> Bools:
+    """Whether the log lacks each event of a partition that is read again from `resume`: bool[n]."""
+    offset = rows["offset"]
+    missing: Bools = (offset > resume.offset) | (
+        (offset == resume.offset) & (rows["item"] >= resume.index)
+    )
+    if not len(rows) or not resume.ahead:
+        return missing
+
+    # Few of the runs lie among these rows.
+    begin = bisect_left(resume.ahead, place_of(rows[0]), key=last_of)
+    end = bisect_right(resume.ahead, place_of(rows[-1]), key=first_of)
+    runs = resume.ahead[begin:end]
+    behind_last = [(run.last[0], run.last[1] + 1) for run in runs]
+    turns = np.zeros(len(rows) + 1, np.int64)
+    np.add.at(turns, _num_before(rows, [run.first for run in runs]), 1)
+    np.add.at(turns, _num_before(rows, behind_last), -1)
+    missing &= np.cumsum(turns)[:-1] == 0
+    return missing
+
+
+def _num_before(rows: Rows, places: Sequence[Place]) -> Int64:
+    """The number of rows before each place, int64; both are in order of offset and item."""
+    offset, item = np.array(places, np.int64).reshape(-1, 2).T
+    keys = np.append(item, rows["item"]), np.append(offset, rows["offset"])
+    # Of equal keys the place comes first.
+    order = np.lexsort(keys)
+    is_row = order >= len(places)
+    before: Int64 = np.cumsum(is_row, dtype=np.int64)[~is_row]
+    return before
