@@ -172,6 +172,18 @@ leases_run_out = Counter(
     "Holds of servers that ended because the server had not run for holds.lease_seconds",
     registry=INGEST,
 )
+housekeeping_errors = Counter(
+    "streamd_housekeeping_errors",
+    "Failures of housekeeping, which is tried again while events are read on",
+    ["work"],
+    registry=INGEST,
+)
+housekeeping_failing = Gauge(
+    "streamd_housekeeping_failing",
+    "1 from a failure of this part of housekeeping until it is done without one, else 0",
+    ["work"],
+    registry=INGEST,
+)
 compacted_edges = Counter("streamd_compacted_edges", "Deleted edges overwritten", registry=INGEST)
 
 # Of the models topic: its two ends.
