@@ -197,6 +197,9 @@ class LocalDeadLetters:
                 files = [stack.enter_context(p.open("rb")) for p in self._files if p.exists()]
             for file in files:
                 yield from self._without(sought, file)
+        # What a purge before this one renamed counts too, where it failed.
+        with self._as_disk_error():
+            self._disk.sync_folder(self._folder)
 
     def _without(self, sought: SoughtKeys, file: BinaryIO) -> Iterator[None]:
         """Replace one of the files by a copy without the letters that mention a key."""
@@ -229,8 +232,6 @@ class LocalDeadLetters:
             fd, self._fd = self._fd, -1
             self._disk.close(fd)
             self._open()
-        else:
-            self._disk.sync_folder(self._folder)
 
     def _open(self) -> None:
         """Continue after the last whole line: a torn one would spoil the next letter."""

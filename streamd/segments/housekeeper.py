@@ -80,6 +80,7 @@ class Housekeeper:
         self._blocked = 0
         self._blocked_until = 0
         """End of the newest segment that retention would drop and a hold keeps, 0 for none."""
+        self._dropping: Iterator[int] | None = None
         self._pruner = Pruner(writer)
         self._needs = Needs()
         self._retries = Retries(WORKS, lambda: writer.in_doubt)
@@ -256,10 +257,12 @@ class Housekeeper:
 
         # Drop the free ones; say once that others are held.
         if drop_until:
-            dropped = self._writer.drop_before(drop_until)
+            self._dropping = self._writer.dropping(drop_until)
+            dropped = next(self._dropping)
             logger.info(
-                "segments_dropped", segments=len(dropped), first_edge=self._writer.state.first_edge
+                "segments_dropped", segments=dropped, first_edge=self._writer.state.first_edge
             )
+        self._drop_journals()
         if blocked and not self._blocked:
             logger.warning(
                 "retention_blocked",
@@ -274,7 +277,16 @@ class Housekeeper:
         for path, file in self._writer.state.files.items():
             metrics.log_file_bytes.labels(file=path).set(file.num_bytes)
         metrics.journal_files.set(len(journal_files(self._writer.data_dir / "journal")))
-        return True
+        return self._dropping is None
+
+    def _drop_journals(self) -> None:
+        """Drop files of the journal that belong to dropped segments, for about STEP_SECONDS."""
+        begun = time.monotonic()
+        steps, self._dropping = self._dropping, None
+        while steps is not None and next(steps, None) is not None:
+            if time.monotonic() - begun >= STEP_SECONDS:
+                self._dropping = steps
+                return
 
     def _is_due(self, segment: SegmentState, total_bytes: int) -> bool:
         r = self._retention

@@ -305,17 +305,25 @@ class LogWriter(LogFiles):
                 if self._publisher is not None:
                     self._publisher.close()
 
-    def drop_before(self, first_edge: int) -> list[SegmentState]:
-        """Unlink the sealed segments that end at or before an event id. Returns: those dropped."""
+    def drop_before(self, first_edge: int) -> None:
+        """Drop the sealed segments that end at or before an event id."""
+        for _ in self.dropping(first_edge):
+            pass
+
+    def dropping(self, first_edge: int) -> Iterator[int]:
+        """As `drop_before`: the first step drops the segments, each further one a file of the
+        journal. Yields: number of segments dropped."""
         doomed = [s for s in self.state.sealed if s.end <= first_edge]
-        if doomed:
-            with self._steps():
-                self._line([], {"dropped": [s.first_edge for s in doomed]})
-                self._let_through(0)
-            with self._tidy():
-                sweep(self.data_dir, self.state, self.disk)
-                drop_journals(self.data_dir, self.state, self.disk)
-        return doomed
+        if not doomed:
+            return
+        with self._steps():
+            self._line([], {"dropped": [s.first_edge for s in doomed]})
+            self._let_through(0)
+        with self._tidy():
+            sweep(self.data_dir, self.state, self.disk)
+            yield len(doomed)
+            for _ in drop_journals(self.data_dir, self.state, self.disk):
+                yield len(doomed)
 
     def seal(self) -> None:
         """Close the segment in progress and begin another, unless it has no edge yet.

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.roles import FACTS, HOLD, LOCK, MEMORY, folder_of
+from streamd.segments import housekeeper
 from streamd.segments.holds import Hold, ask_to_compact, asked_to_compact, read_holds, write_hold
 from streamd.segments.housekeeper import Housekeeper
 from streamd.segments.journal import journal_files, read_lines
@@ -70,7 +71,8 @@ def test_segments_older_than_max_age_are_dropped_and_readers_carry_on(writer):
     assert not verify_log(writer.data_dir)[1] and metric("log_first_edge") == 20
 
 
-def test_the_oldest_segments_go_until_the_rest_fits_and_the_newest_always_stays(writer):
+def test_the_oldest_segments_go_until_the_rest_fits_and_the_newest_always_stays(writer, monkeypatch):
+    monkeypatch.setattr(housekeeper, "STEP_SECONDS", 60)
     size = sum((writer.data_dir / s.path).stat().st_blocks * 512 for s in writer.state.segments)
     keeper(writer, max_bytes=size - 1).step()
     assert writer.state.first_edge == 10

@@ -25,7 +25,16 @@ from streamd.settings import RetentionSettings
 from streamd.storage import Disk
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
-from tests.builders import SECOND, SETS, ManualClock, batch, declared, sets_rows, sets_stream, write_sets_log
+from tests.builders import (
+    SECOND,
+    SETS,
+    ManualClock,
+    batch,
+    declared,
+    sets_rows,
+    sets_stream,
+    write_sets_log,
+)
 from tests.ingest.world import World
 
 SEGMENT = 50
