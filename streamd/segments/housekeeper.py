@@ -20,7 +20,7 @@ from streamd.segments.holds import (
 from streamd.segments.journal import SegmentState, journal_files
 from streamd.segments.log import LogWriter
 from streamd.segments.prune import Pruner
-from streamd.segments.reader import LogReader
+from streamd.segments.reader import DeletesReader
 from streamd.segments.retries import Retries
 from streamd.segments.segment_files import SegmentFiles
 from streamd.settings import RetentionSettings
@@ -165,8 +165,8 @@ class Housekeeper:
         # Another pass can do more only where the request or the oldest hold has moved.
         held = self._needs.edge
         if self._steps is None and self._pass != (request, held):
-            # Its keys are read slice by slice, and only those that are to go.
-            reader = LogReader.open(self._writer.data_dir, keep_keys=False)
+            # It reads the keys slice by slice, and only those that are to go.
+            reader = DeletesReader.open(self._writer.data_dir, keep_keys=False)
             assert reader is not None, "its writer has made the log"
             self._steps = compaction(self._writer, reader, held, self._purge_letters)
             self._pass = (request, held)

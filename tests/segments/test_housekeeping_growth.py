@@ -1,6 +1,7 @@
 """The work of housekeeping grows with what there is to do, not with its square, and comes in short steps."""
 
 import dataclasses
+import itertools
 import json
 from contextlib import closing
 
@@ -10,14 +11,24 @@ import pytest
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.ingest import deadletter, letter_search
 from streamd.ingest.deadletter import DeadLetter, LocalDeadLetters
-from streamd.segments import compact, holds, housekeeper, journal, log, nodekeys, recovery, tguf
+from streamd.segments import (
+    compact,
+    holds,
+    housekeeper,
+    journal,
+    log,
+    nodekeys,
+    reader,
+    recovery,
+    tguf,
+)
 from streamd.segments.compact import compaction
-from streamd.segments.holds import Hold, ask_to_compact, write_hold
+from streamd.segments.holds import Hold, ask_to_compact, asked_to_compact, write_hold
 from streamd.segments.housekeeper import Housekeeper
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.settings import RetentionSettings
-from tests.builders import SECOND, batch
+from tests.builders import SECOND, ManualClock, batch
 from tests.work import lines_of_steps, lines_run
 
 SCHEMA = Schema()
@@ -79,22 +90,28 @@ def test_a_compaction_reads_the_keys_twice_in_slices_and_decodes_those_that_go(t
         rows.clear(), decoded.clear()
         made = log_of(tmp_path / f"{size}", [f"user:{i}" for i in range(size)], deleted=range(0, size, 10))
         with closing(made):
-            reader = LogReader.open(made.data_dir, keep_keys=False)
-            most = max(lines_of_steps(compaction(made, reader, made.num_edges), nodekeys))
+            most = max(lines_of_steps(compaction(made, LogReader.open(made.data_dir), made.num_edges), nodekeys))
         assert sum(rows) == 2 * size and len(decoded) == size // 10 and max(decoded) < 20
         assert most < 250, "a slice or two, however many keys there are"
         keys = LogReader.open(made.data_dir).keys
         assert keys == [*(None if i % 10 == 0 else f"user:{i}" for i in range(size)), None]
 
 
-def test_the_housekeeper_opens_no_reader_that_keeps_all_keys(tmp_path, monkeypatch):
-    kept = []
-    opened = LogReader.open.__func__
-    monkeypatch.setattr(LogReader, "open", classmethod(lambda cls, path, keep_keys=True: kept.append(keep_keys) or opened(cls, path, keep_keys)))
-    with closing(log_of(tmp_path, ["a", "b", "c"], deleted=[2])) as made:
-        ask_to_compact(tmp_path, 1)
-        Housekeeper(made, RetentionSettings(), lambda _: ()).compact()
-    assert kept == [False]
+def test_no_step_of_a_compaction_takes_longer_for_more_keys(tmp_path, monkeypatch):
+    monkeypatch.setattr(nodekeys, "SLICE_BYTES", 200)
+    clock = ManualClock()
+    monkeypatch.setattr(clock, "monotonic", itertools.count(0, 0.6 * housekeeper.STEP_SECONDS).__next__)
+    monkeypatch.setattr(housekeeper, "time", clock)
+    most = {}
+    for size in (SMALL, 4 * SMALL):
+        with closing(log_of(tmp_path / f"{size}", [f"user:{i:04d}" for i in range(size)], deleted=[2])) as made:
+            ask_to_compact(made.data_dir, 1)
+            house, steps = Housekeeper(made, RetentionSettings(), lambda _: ()), []
+            while asked_to_compact(made.data_dir) is not None:
+                steps.append(lines_run(house.step, housekeeper, compact, reader, nodekeys))
+            most[size] = max(steps)
+            assert len(steps) > size // 10
+    assert most[4 * SMALL] < 1.2 * most[SMALL]
 
 
 @pytest.mark.parametrize("kind", ["holds", "segments that stay", "segments that go"])
