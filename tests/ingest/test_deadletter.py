@@ -96,9 +96,9 @@ def filled(folder, disk=DISK, num_letters=12):
 
 def test_letters_that_come_during_a_purge_are_kept_whatever_file_they_fill(tmp_path):
     """Of the letters before it those that name the key go, whether their file is renamed, dropped or neither meanwhile."""
-    for pace in (1, 2, 5, 10**9):
+    for pace in (1, 2, 3, 5, 10**9):
         folder = tmp_path / f"{pace}"
-        letters = filled(folder)
+        letters = filled(folder, num_letters=14)
         first, number = held(folder)[0], 100
         for turn, _ in enumerate(letters.purge(["gone"])):
             if turn % pace == 0:

@@ -33,6 +33,7 @@ from tests.builders import (
     declared,
     sets_rows,
     sets_stream,
+    write_log,
     write_sets_log,
 )
 from tests.ingest.world import World
@@ -42,14 +43,23 @@ NUM_EVENTS = 220
 
 
 class FullDisk(Disk):
-    """A disk without room for a further file while `full`."""
+    """A disk that is `full`: files can be made on it, and not written."""
 
     full = False
 
+    def __init__(self):
+        self._fds = set()
+
     def open(self, path, flags):
-        if self.full and flags & os.O_CREAT:
+        new = self.full and flags & os.O_CREAT and not path.exists()
+        fd = super().open(path, flags)
+        (self._fds.add if new else self._fds.discard)(fd)
+        return fd
+
+    def write(self, fd, data, offset):
+        if self.full and fd in self._fds:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return super().open(path, flags)
+        super().write(fd, data, offset)
 
 
 def metric(name, work):
@@ -93,6 +103,13 @@ def overwritten(path, at, data):
         file.seek(at)
         file.write(data)
     return lambda: overwritten(path, at, old)
+
+
+def strays(log):
+    """Files and folders of segments that no line of the journal names."""
+    named = {log.data_dir / s.path for s in log.state.segments}
+    found = [*log.data_dir.glob("edges/default/*.tguf"), *log.data_dir.glob("edges/[0-9]*")]
+    return [p for p in found if p not in named] + list(log.data_dir.rglob("*.replacement-*"))
 
 
 def moved(path):
@@ -153,7 +170,7 @@ def test_what_fails_is_counted_and_done_once_it_can_be_while_the_rest_and_the_ev
             commit_one(log)
     assert metric("errors_total", work) >= before + 3 and work in failing() and not log.in_doubt
     assert [x["work"] for x in said if x["event"] == "housekeeping_failed"].count(work) == 1, "not once a second"
-    assert log.num_edges == events + 6
+    assert log.num_edges == events + 6 and not strays(log), "what fails takes no room"
 
     mend()
     for _ in range(60):
@@ -172,6 +189,24 @@ def test_while_one_part_fails_the_others_are_done(log, harm):
     for _ in range(20):
         house.step()
     assert log.state.first_edge == 4 * SEGMENT, "a damaged segment can be dropped"
+
+
+def test_a_full_disk_ends_no_compaction_of_a_log_of_one_set(tmp_path):
+    """Its copies are files that get their names later, and its next segment is allocated whole."""
+    src, dst, time, _ = sets_stream(90)
+    write_log(tmp_path, src, dst, time, segment_edges=40)
+    with closing(LogWriter(tmp_path, Schema(), 40, FullDisk())) as log:
+        rows = np.zeros(1, DELETION)
+        rows["src"], rows["dst"], rows["time"] = src[85], -1, -1
+        log.commit(dataclasses.replace(empty_batch(Schema()), deletions_X=rows), Progress(), log.watermark)
+        ask_to_compact(tmp_path, 90)
+        house = Housekeeper(log, RetentionSettings(), lambda _: ())
+        for room in (False, True):
+            log.disk.full = not room
+            for _ in range(9):
+                house.step()
+            assert failing() == (set() if room else {"compaction"}) and not strays(log) and not log.in_doubt
+        assert asked_to_compact(tmp_path) is None and verify_log(tmp_path)[1] == []
 
 
 def test_an_error_that_leaves_the_log_in_doubt_ends_it(log, monkeypatch):

@@ -97,11 +97,26 @@ def test_a_compaction_reads_the_keys_twice_in_slices_and_decodes_those_that_go(t
         assert keys == [*(None if i % 10 == 0 else f"user:{i}" for i in range(size)), None]
 
 
-def test_no_step_of_a_compaction_takes_longer_for_more_keys(tmp_path, monkeypatch):
-    monkeypatch.setattr(nodekeys, "SLICE_BYTES", 200)
+@pytest.fixture
+def two_looks_a_step(monkeypatch):
+    """A clock by which a step of housekeeping is over after two pieces of work."""
     clock = ManualClock()
     monkeypatch.setattr(clock, "monotonic", itertools.count(0, 0.6 * housekeeper.STEP_SECONDS).__next__)
     monkeypatch.setattr(housekeeper, "time", clock)
+
+
+def test_of_the_journal_some_files_go_a_step_and_in_the_end_all_of_dropped_segments(tmp_path, two_looks_a_step):
+    with closing(log_of(tmp_path, ["a", "b"], segment_edges=2, events=41)) as made:
+        house = Housekeeper(made, RetentionSettings(max_age_seconds=1), lambda _: ())
+        left = [len(journal.journal_files(tmp_path / "journal"))]
+        while left[-1] != left[-2:][0] or len(left) == 1:
+            house.step()
+            left.append(len(journal.journal_files(tmp_path / "journal")))
+        assert left[0] > 20 and left[-1] <= 3 and max(-np.diff(left)) <= 2
+
+
+def test_no_step_of_a_compaction_takes_longer_for_more_keys(tmp_path, monkeypatch, two_looks_a_step):
+    monkeypatch.setattr(nodekeys, "SLICE_BYTES", 200)
     most = {}
     for size in (SMALL, 4 * SMALL):
         with closing(log_of(tmp_path / f"{size}", [f"user:{i:04d}" for i in range(size)], deleted=[2])) as made:

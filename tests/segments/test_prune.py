@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from crc32c import crc32c
 
+from streamd.errors import DiskError
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.graph.node_features import NodeFeatures
 from streamd.segments import features, housekeeper, log, prune
@@ -253,6 +254,20 @@ def test_garbage_from_before_a_start_is_found_and_compaction_counts_as_pruning(w
     edge(writer)
     house.step()
     assert len(rewrites) == 2
+
+
+def test_a_pruning_that_fails_amid_its_work_begins_again(writer, rewrites, monkeypatch):
+    house = keeper(writer)
+    house.step()
+    updates(writer, np.tile(np.arange(NODES), 1000))
+    edge(writer)
+    with monkeypatch.context() as broken:
+        broken.setattr(FileWithHoles, "append", lambda self, piece: (_ for _ in ()).throw(OSError("no room")))
+        with pytest.raises(DiskError):
+            house.compact()
+    assert not list(writer.data_dir.rglob("*.replacement-*")) and not writer.in_doubt
+    house.step()
+    assert len(rewrites) == 2 and rewrites[1] >= 1000 * NODES - NODES, "and whole"
 
 
 def test_on_a_disk_without_holes_the_housekeeper_does_not_prune_again_and_again(writer, rewrites, monkeypatch):
