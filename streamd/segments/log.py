@@ -396,25 +396,6 @@ class LogWriter(LogFiles):
             self._adopt(path, new)
             self._line([], {"files": [entry]}, replaces=True)
 
-    def _finished(self, path: str, new: FileWithHoles) -> dict[str, Any]:
-        """Make durable what the next line puts in the place of a file. Returns: the line's entry.
-
-        Once the line is durable the new file is renamed into place, if need be by recovery.
-        """
-        revision = self.state.seq + 1
-        scratch, named = (replacement(self.data_dir / path, r) for r in (0, revision))
-        with self._aside(named):
-            new.finish()
-            self.disk.replace(scratch, named)
-            self.disk.sync_folder(scratch.parent)
-        crc, size = new.crc, [0, new.num_bytes]
-        return {"path": path, "bytes": size, "crc": crc, "total": crc, "revision": revision}
-
-    def _adopt(self, path: str, new: FileWithHoles) -> None:
-        """Let further commits append to a new file, which the next line names."""
-        self.disk.close(self._files[path])
-        self._files[path] = new.fd
-
     def _segment_for(self, batch: EventBatch) -> TGUFWriter | SetsWriter:
         segment = self._segment
         if (

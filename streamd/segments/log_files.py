@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -13,10 +14,16 @@ from streamd.events import Schema
 from streamd.segments.changelog_position import ChangelogId, ChangelogPosition, PositionFile
 from streamd.segments.journal import NOTHING, FileState, JournalWriter, LogState, SegmentState
 from streamd.segments.layout import EDGES, segment_path
-from streamd.segments.recovery import last_state, lock_directory, open_appended, settle
+from streamd.segments.recovery import (
+    last_state,
+    lock_directory,
+    open_appended,
+    replacement,
+    settle,
+)
 from streamd.segments.sets_writer import SetsWriter, new_segment, reopened_segment
 from streamd.segments.writer import TGUFWriter
-from streamd.storage import DISK, Disk
+from streamd.storage import DISK, Disk, FileWithHoles
 
 logger = structlog.get_logger()
 MAX_COMMIT_ROWS = 65_536
@@ -192,6 +199,25 @@ class LogFiles:
     def _remove(self, path: Path) -> None:
         """Remove a file or folder, if it exists."""
         self.disk.remove_folder(path) if path.is_dir() else self.disk.unlink(path)
+
+    def _finished(self, path: str, new: FileWithHoles) -> dict[str, Any]:
+        """Make durable what the next line puts in the place of a file. Returns: the line's entry.
+
+        Once the line is durable the new file is renamed into place, if need be by recovery.
+        """
+        revision = self.state.seq + 1
+        scratch, named = (replacement(self.data_dir / path, r) for r in (0, revision))
+        with self._aside(named):
+            new.finish()
+            self.disk.replace(scratch, named)
+            self.disk.sync_folder(scratch.parent)
+        crc, size = new.crc, [0, new.num_bytes]
+        return {"path": path, "bytes": size, "crc": crc, "total": crc, "revision": revision}
+
+    def _adopt(self, path: str, new: FileWithHoles) -> None:
+        """Let further commits append to a new file, which the next line names."""
+        self.disk.close(self._files[path])
+        self._files[path] = new.fd
 
     def _state_of(self, segment: TGUFWriter | SetsWriter) -> SegmentState:
         """The state of the segment in progress, with the rows written so far."""

@@ -41,7 +41,9 @@ class SetsWriter:
                 self._sets.append(TGUFWriter(path, room, disk, sparse=True))
             if label_capacity:
                 room = TGUFSchema(1, 0, label_capacity, schema.label_dim)
-                self._labels = TGUFWriter(folder / LABELS, room, disk, sparse=True)
+                self._labels: TGUFWriter | None = TGUFWriter(
+                    folder / LABELS, room, disk, sparse=True
+                )
             self._order = disk.open(folder / ORDER, os.O_RDWR | os.O_CREAT | os.O_EXCL)
             disk.allocate(self._order, 8 * capacity)
             disk.sync(self._order)
@@ -85,7 +87,7 @@ class SetsWriter:
         self.label_capacity = label_capacity
         self.num_edges = 0
         self._sets: list[TGUFWriter] = []
-        self._labels: TGUFWriter | None = None
+        self._labels = None
         self._order = -1
         self._unsynced: list[TGUFWriter] = []
 
