@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from streamd.clock import SystemClock
+from streamd.clock import Clock, SystemClock
 from streamd.errors import SettingsError
 from streamd.processes import collect_garbage_rarely
 from streamd.role_lock import once_unlocked
@@ -23,16 +23,15 @@ from streamd.telemetry.port import open_port
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
+    from streamd.ingest.loop import IngestLoop
     from streamd.replica.publisher import ChangelogPublisher
+    from streamd.segments.log import LogWriter
 
 logger = structlog.get_logger()
 
 
 def run_ingest(settings: Settings, stop: threading.Event) -> None:
     """Run ingest until `stop`."""
-    from streamd.ingest.deadletter import make_dead_letters
-    from streamd.ingest.loop import IngestLoop
-    from streamd.segments.housekeeper import Housekeeper
     from streamd.segments.log import LogWriter
 
     if settings.log.member == "replica":
@@ -81,19 +80,29 @@ def run_ingest(settings: Settings, stop: threading.Event) -> None:
     # Build the parts, and only then say that ingest lives.
     try:
         take_over(settings.data_dir, "ingest")
-        letters = make_dead_letters(settings)
-        keeper = Housekeeper(
-            writer, settings.retention, letters.purge, settings.holds.lease_seconds
-        )
+        loop = make_loop(settings, writer, SystemClock(), beat)
         if not is_standby:
             _open_ingest_port(settings, beat)
             beat.touch("starting")
             beat.end_when_stalled()
         collect_garbage_rarely()
-        doing = "leading" if settings.log.name else "running"
-        IngestLoop(settings, writer, letters, SystemClock(), beat, keeper.step, doing).run(stop)
+        loop.run(stop)
     finally:
         writer.close()
+
+
+def make_loop(
+    settings: Settings, writer: "LogWriter", clock: Clock, beat: Heartbeat
+) -> "IngestLoop":
+    """Make the loop that reads events into a log, with its dead letters and its housekeeping."""
+    from streamd.ingest.deadletter import make_dead_letters
+    from streamd.ingest.loop import IngestLoop
+    from streamd.segments.housekeeper import Housekeeper
+
+    letters = make_dead_letters(settings)
+    keeper = Housekeeper(writer, settings.retention, letters.purge, settings.holds.lease_seconds)
+    doing = "leading" if settings.log.name else "running"
+    return IngestLoop(settings, writer, letters, clock, beat, keeper.step, doing)
 
 
 def _open_ingest_port(

@@ -196,7 +196,11 @@ def _waiting_for(data_dir: Path, compaction_request: int) -> str:
         f"{role} (at edge {at} of {compaction_request})"
         for role, at in _behind(data_dir, compaction_request).items()
     ]
-    return f"waiting for {', '.join(behind)}" if behind else REWRITING
+    if behind:
+        return f"waiting for {', '.join(behind)}"
+    beat = read_beat(data_dir, COMPACT)
+    error = "" if beat is None else beat.detail.get("error", "")
+    return f"{REWRITING} failed: {error}" if error else REWRITING
 
 
 def _say_how_far(data_dir: Path, compaction_request: int, line: ProgressLine) -> None:

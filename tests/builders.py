@@ -122,7 +122,7 @@ def compact(log: LogWriter, held: int | None = None):
     if held is not None:
         write_hold(log.data_dir, "train", Hold(held, held))
     ask_to_compact(log.data_dir, log.num_edges)
-    return Housekeeper(log, RetentionSettings(), lambda keys: None).compact()
+    return Housekeeper(log, RetentionSettings(), lambda keys: ()).compact()
 
 
 class ManualClock:

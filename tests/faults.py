@@ -166,6 +166,11 @@ class FaultyDisk(Disk):
         self._paths.pop(fd, None)
 
     @property
+    def open_files(self) -> list[Path]:
+        """Files that are open, each as often as it is."""
+        return list(self._paths.values())
+
+    @property
     def all_synced(self) -> bool:
         return not (self._dirty or self._lost or self._entries)
 

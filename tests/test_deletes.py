@@ -147,7 +147,7 @@ def test_a_graph_built_anew_or_lived_through_or_after_compaction_answers_the_sam
             facts = [r.live.facts.all.compute(roots, np.full(40, life.time[-1] + 1), np.tile(roots, (40, 1))) for r in (lived, fresh)]
             np.testing.assert_array_equal(*facts)
             ask_to_compact(life.path, 500)
-            Housekeeper(life.writer, life.settings.retention, lambda _: None).compact()
+            Housekeeper(life.writer, life.settings.retention, lambda _: ()).compact()
             assert not life.files_with(MARK.tobytes() * 2)
 
 
@@ -256,7 +256,7 @@ def test_the_trainer_goes_on_where_retention_left_the_log_and_a_new_one_starts_t
     hold = read_holds(life.path)["train"]
     assert hold.edge >= 250, "the first segment is behind, so the facts were stored"
     keep = life.settings.retention.model_copy(update={"max_bytes": 1})
-    Housekeeper(life.writer, keep, lambda _: None).step()
+    Housekeeper(life.writer, keep, lambda _: ()).step()
     assert 0 < life.writer.state.first_edge <= hold.edge
     life.grow(900, 100 * HOUR)
     again = life.trainer()

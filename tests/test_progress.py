@@ -130,7 +130,7 @@ def test_compacting_beside_an_ingest_says_whom_it_waits_for_and_how_far_ingest_i
     write_hold(tmp_path, "train", Hold(150, 150))
     said = run("compact", "--data-dir", tmp_path, "--wait", "0.3")
     assert set(said) == {"waiting for train"} and set(said["waiting for train"]) == {50}, "and never that it is done"
-    keeper, stop = Housekeeper(writer, RetentionSettings(), lambda _: None), threading.Event()
+    keeper, stop = Housekeeper(writer, RetentionSettings(), lambda _: ()), threading.Event()
 
     def ingest():
         while not stop.wait(0.1) and asked_to_compact(tmp_path) is not None:

@@ -4,23 +4,24 @@ Letters are acknowledged before the commit that moves the position past them.
 """
 
 import base64
-import json
 import os
-import re
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import msgspec
 
 from streamd.errors import DiskError, KafkaError
-from streamd.events import Key, split_key
+from streamd.events import Key
+from streamd.ingest.letter_search import SoughtKeys
 from streamd.settings import Settings
-from streamd.storage import DISK, Disk, write_durably
+from streamd.storage import DISK, SCRATCH, Disk, FileWithHoles
 
 FOLDER = "deadletter"
+PURGED = f".purged{SCRATCH}"
+"""File in that folder that a purge writes before it takes the place of another."""
 MAX_TOPIC_BYTES = 900_000
 """Most bytes of a value that go to a topic; brokers take records of a megabyte by default."""
 MAX_KEY_BYTES = 50_000
@@ -29,8 +30,8 @@ MAX_SENT = 10_000
 """Letters sent to a topic and not acknowledged: beyond this `add` waits, which bounds memory."""
 ACKNOWLEDGED_SECONDS = 20.0
 """Longest wait for a topic to acknowledge the letters of a commit; then ingest restarts."""
-INTEGER = re.compile(r"-?[0-9]{1,19}")
-"""Text behind a prefix that may have been an integer."""
+KEYS_A_STEP = 10_000
+"""Keys that a step of a purge takes in: some 10 ms."""
 FIELDS = ("topic", "partition", "offset", "index", "reason", "error")
 """Headers of a dead letter in a topic."""
 
@@ -97,7 +98,7 @@ class DeadLetters(Protocol):
 
     def flush(self) -> None: ...
 
-    def purge(self, keys: Collection[Key]) -> None: ...
+    def purge(self, keys: Collection[Key]) -> Iterable[None]: ...
 
 
 class LocalDeadLetters:
@@ -122,9 +123,13 @@ class LocalDeadLetters:
         self._half = max(max_bytes // 2, 1)
         self._disk = disk
         folder.mkdir(parents=True, exist_ok=True)
-        self._current = folder / "current.jsonl"
+        self._files = folder / "previous.jsonl", folder / "current.jsonl"
+        self._current = self._files[-1]
         self._dirty = False
+        self._fd = -1
+        """Of the current file; -1 where it is to be opened again."""
         with self._as_disk_error():
+            disk.unlink(folder / PURGED)
             self._open()
 
     def add(self, letter: DeadLetter) -> None:
@@ -155,10 +160,13 @@ class LocalDeadLetters:
 
         # Begin a new file where this one is full.
         with self._as_disk_error():
+            if self._fd < 0:
+                self._open()
             if self._size + len(line) > self._half:
                 self._disk.sync(self._fd)
                 self._disk.close(self._fd)
-                self._disk.replace(self._current, self._folder / "previous.jsonl")
+                self._fd = -1
+                self._disk.replace(self._current, self._files[0])
                 self._open()
             self._disk.write(self._fd, line, self._size)
         self._size += len(line)
@@ -166,36 +174,81 @@ class LocalDeadLetters:
 
     def flush(self) -> None:
         """Sync the letters written since the last call."""
-        if self._dirty:
-            with self._as_disk_error():
+        with self._as_disk_error():
+            if self._fd < 0:
+                self._open()
+            elif self._dirty:
                 self._disk.sync(self._fd)
-            self._dirty = False
+        self._dirty = False
 
-    def purge(self, keys: Collection[Key]) -> None:
-        """Remove the letters that mention one of the keys, and those that cannot be searched."""
+    def purge(self, keys: Collection[Key]) -> Iterator[None]:
+        """Remove the letters that mention one of the keys, and those that cannot be searched; a
+        letter, or some keys, per step. Between steps letters may be added.
+
+        The work is letters + keys: see `SoughtKeys`.
+        """
         if not keys:
             return
-        keys = as_sent(keys, self._prefixes)
+        sought = SoughtKeys(self._prefixes)
+        for number, key in enumerate(keys, 1):
+            sought.add(key)
+            if number % KEYS_A_STEP == 0:
+                yield
+        # Letters that come from now on may fill the current file, which then is the previous one:
+        # a file is searched as it was opened, under whatever name it has by then.
+        with ExitStack() as stack:
+            with self._as_disk_error():
+                files = [stack.enter_context(p.open("rb")) for p in self._files if p.exists()]
+            for file in files:
+                yield from self._without(sought, file)
+        # What a purge before this one renamed counts too, where it failed.
         with self._as_disk_error():
-            self._disk.close(self._fd)
-            # The rewrite replaces the files, so `_open` must open the current one again.
-            for path in (self._folder / "previous.jsonl", self._current):
-                if path.exists():
-                    kept = [
-                        line
-                        for line in path.read_bytes().splitlines(keepends=True)
-                        if not mentions(line, keys)
-                    ]
-                    write_durably(path, b"".join(kept), self._disk)
+            self._disk.sync_folder(self._folder)
+
+    def _without(self, sought: SoughtKeys, file: BinaryIO) -> Iterator[None]:
+        """Replace one of the files by a copy without the letters that mention a key."""
+        scratch = self._folder / PURGED
+        with self._as_disk_error():
+            copy = FileWithHoles(scratch, self._disk)
+            try:
+                for line in file:
+                    if not sought.are_in(line):
+                        copy.append(line)
+                    yield
+                copy.finish()
+                self._exchange(file, scratch, copy.num_bytes)
+            except OSError:
+                self._disk.unlink(scratch)
+                raise
+            finally:
+                self._disk.close(copy.fd)
+
+    def _exchange(self, file: BinaryIO, scratch: Path, num_bytes: int) -> None:
+        """Put a copy in the place of a file, unless it is as long or the file is gone by now."""
+        status = os.fstat(file.fileno())
+        paths = [p for p in self._files if p.exists() and os.path.samestat(p.stat(), status)]
+        if not paths or num_bytes == status.st_size:
+            self._disk.unlink(scratch)
+            return
+        self._disk.replace(scratch, paths[0])
+        if paths[0] == self._current:
+            # The next letter goes to the copy, whatever fails from here on.
+            fd, self._fd = self._fd, -1
+            self._disk.close(fd)
             self._open()
 
     def _open(self) -> None:
         """Continue after the last whole line: a torn one would spoil the next letter."""
-        self._fd = self._disk.open(self._current, os.O_RDWR | os.O_CREAT)
-        self._size = self._current.read_bytes().rfind(b"\n") + 1
-        self._disk.truncate(self._fd, self._size)
-        self._disk.sync(self._fd)
-        self._disk.sync_folder(self._folder)
+        fd = self._disk.open(self._current, os.O_RDWR | os.O_CREAT)
+        try:
+            self._size = self._current.read_bytes().rfind(b"\n") + 1
+            self._disk.truncate(fd, self._size)
+            self._disk.sync(fd)
+            self._disk.sync_folder(self._folder)
+        except OSError:
+            self._disk.close(fd)
+            raise
+        self._fd = fd
 
     @contextmanager
     def _as_disk_error(self) -> Iterator[None]:
@@ -209,56 +262,6 @@ class LocalDeadLetters:
             ) from error
 
 
-def as_sent(keys: Collection[Key], prefixes: Collection[str]) -> set[Key]:
-    """The keys, and what records may hold in their place where a mapping makes keys of it."""
-    # What was sent holds a key as it is within its node set.
-    plain = {split_key(key)[1] for key in keys}
-    sent: set[Key] = set(plain)
-    for key in plain:
-        # Text of digits and the integer make the same key behind a prefix.
-        for prefix in prefixes if isinstance(key, str) else ():
-            if isinstance(key, str) and key.startswith(prefix):
-                rest = key.removeprefix(prefix)
-                sent |= {rest, int(rest)} if INTEGER.fullmatch(rest) else {rest}
-    return sent
-
-
-def mentions(line: bytes, keys: Collection[Key]) -> bool:
-    """Whether a stored letter has one of the keys among its strings and integers, or may have it.
-
-    A letter that was cut or cannot be parsed may have it. The record's key counts where a node's
-    key is any part of it.
-    """
-    # Parse the value, and search the record's key as text.
-    try:
-        letter = msgspec.json.decode(line)
-        value = base64.b64decode(letter["value_base64"])
-        record_key = base64.b64decode(letter.get("key_base64", ""))
-        if letter["num_bytes"] != len(value) or letter.get("num_key_bytes", 0) != len(record_key):
-            return True  # `error` names nothing that is not in the value
-        if any(str(k) in record_key.decode() for k in keys):
-            return True
-        if b"data_base64" in value:
-            return True  # data of a CloudEvent that is not searched
-        if b"\\" in record_key:
-            return True  # JSON may spell a key with escapes
-        parts = [
-            json.loads(part, object_pairs_hook=list) for part in value.splitlines() if part.strip()
-        ]
-    except (ValueError, RecursionError, KeyError, TypeError):
-        return True
-
-    # Search all values of all objects, which were parsed as lists of pairs to keep duplicates.
-    unseen = parts
-    while unseen:
-        part = unseen.pop()
-        if isinstance(part, list | tuple):
-            unseen.extend(part)
-        elif part in keys:
-            return True
-    return False
-
-
 class TopicDeadLetters:
     """Dead letters as records of a topic: the raw value, with provenance in the headers."""
 
@@ -269,8 +272,9 @@ class TopicDeadLetters:
         self._producer: Any = None
         self._sent: list[Any] = []
 
-    def purge(self, keys: Collection[Key]) -> None:
+    def purge(self, keys: Collection[Key]) -> Iterable[None]:
         """Do nothing: records in Kafka cannot be removed one by one."""
+        return ()
 
     def add(self, letter: DeadLetter) -> None:
         """Send a letter; where too many are under way, wait for them first. Raises: KafkaError."""

@@ -225,7 +225,8 @@ class LogApplier(LogFiles):
         if commit.made or "dropped" in commit.fields:
             sweep(self.data_dir, self.state, self.disk)
         if "dropped" in commit.fields:
-            drop_journals(self.data_dir, self.state, self.disk)
+            for _ in drop_journals(self.data_dir, self.state, self.disk):
+                pass
         if "schema" in commit.fields:
             self._journal.roll(self.state)
 

@@ -2,7 +2,7 @@
 and moves no id."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,11 +12,14 @@ from streamd.events import Bools, Key, empty_batch
 from streamd.segments.journal import NOTHING, SegmentState
 from streamd.segments.layout import KEYS
 from streamd.segments.log import LogWriter
-from streamd.segments.nodekeys import decode_keys, reserved_node, without_keys
+from streamd.segments.nodekeys import KeySlice, key_slices
 from streamd.segments.prune import pruning
 from streamd.segments.reader import LogReader
 from streamd.segments.segment_files import SegmentFiles
 from streamd.segments.sets_writer import new_segment
+
+PurgeLetters = Callable[[Collection[Key]], Iterable[None]]
+"""Removes the dead letters that mention any of the given keys, some letters per step."""
 
 
 @dataclass(frozen=True)
@@ -36,26 +39,49 @@ class Compaction:
     total: int = 0
 
 
-def compaction(log: LogWriter, reader: LogReader, before_event: int) -> Iterator[Compaction]:
+def no_letters(_: Collection[Key]) -> Iterable[None]:
+    """Purge the dead letters of a log that has none."""
+    return ()
+
+
+def compaction(
+    log: LogWriter, reader: LogReader, before_event: int, purge_letters: PurgeLetters = no_letters
+) -> Iterator[Compaction]:
     """Overwrite deleted edges with ids below `before_event`, and all labels, node features and keys
-    of deleted nodes; one segment, or a slice of node features, per step. Node features that no
-    reader needs go too: see `pruning`.
+    of deleted nodes; one segment, a slice of keys or node features, or some dead letters per step.
+    Node features that no reader needs go too: see `pruning`.
 
     A deleted row keeps its time; both its ends become a reserved node without a key, its features
     zero. The segment in progress is sealed first where it holds such rows. A crash between two
     steps leaves a whole log with fewer steps done; running it again finishes them. Between steps
     the log may be appended to, but no segment may be dropped.
     """
-    # Keys and node features go at once: nothing replays them.
+    # Find the keys that are to go, and the reserved node.
     reader.refresh()
-    keys = len(deleted_keys(log, reader))
-    _remove_keys(log, reader)
-    for _ in pruning(log, reader.deletions.is_gone):
-        yield Compaction(keys=keys, total=len(log.state.segments))
-    reserved = reserved_node((log.data_dir / KEYS).read_bytes())
+    is_gone = reader.deletions.is_gone
+    done = Compaction(total=len(log.state.segments))
+    keys: dict[int, Key] = {}
+    reserved = -1
+    for rows in _key_slices(log):
+        keys |= rows.stored(is_gone)
+        reserved = rows.reserved() if reserved < 0 else reserved
+        yield done
+
+    # Dead letters are searched for them: keys go last, so that a crash before lets it run again.
+    done = replace(done, keys=len(keys))
+    if keys:
+        for _ in purge_letters(set(keys.values())):
+            yield done
+        for _ in log.replacing(KEYS, (rows.without(is_gone) for rows in _key_slices(log))):
+            yield done
+    keys.clear()
+
+    # Node features go at once too: nothing replays them.
+    for _ in pruning(log, is_gone):
+        yield done
 
     # List the segments before the loop: sealing adds one, which holds nothing deleted.
-    done = Compaction(keys=keys, total=len(log.state.segments))
+    done = replace(done, total=len(log.state.segments))
     for first in [s.first_edge for s in log.state.segments]:
         state = next(s for s in log.state.segments if s.first_edge == first)
         dead_E, dead_L = _dead(log, reader, state, reserved)
@@ -83,13 +109,9 @@ def compaction(log: LogWriter, reader: LogReader, before_event: int) -> Iterator
     yield done
 
 
-def deleted_keys(log: LogWriter, reader: LogReader) -> dict[int, Key]:
-    """Read the deleted nodes whose keys the log still stores: node id -> key."""
-    data = (log.data_dir / KEYS).read_bytes()[: log.state.files.get(KEYS, NOTHING).num_bytes]
-    gone = set(reader.deletions.nodes.tolist())
-    return {
-        node: key for node, key in enumerate(decode_keys(data)) if key is not None and node in gone
-    }
+def _key_slices(log: LogWriter) -> Iterator[KeySlice]:
+    """Read all committed rows of the log's keys, slice by slice."""
+    return key_slices(log.data_dir / KEYS, lambda: log.state.files.get(KEYS, NOTHING).num_bytes)
 
 
 def _dead(
@@ -142,10 +164,3 @@ def _reserve(log: LogWriter) -> int:
     node = log.num_nodes
     log.commit(replace(empty_batch(log.schema), new_keys=(None,)), log.progress, log.watermark)
     return node
-
-
-def _remove_keys(log: LogWriter, reader: LogReader) -> None:
-    gone = deleted_keys(log, reader)
-    if gone:
-        data = (log.data_dir / KEYS).read_bytes()[: log.state.files.get(KEYS, NOTHING).num_bytes]
-        log.replace_file(KEYS, [without_keys(data, gone)])

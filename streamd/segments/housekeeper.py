@@ -3,14 +3,13 @@ that lie before them, and compaction overwrites what deletes hide."""
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import structlog
 
-from streamd.errors import CorruptionError
-from streamd.events import Key
 from streamd.roles import COMPACT
-from streamd.segments.compact import Compaction, compaction, deleted_keys
+from streamd.segments.compact import Compaction, PurgeLetters, compaction
 from streamd.segments.holds import (
     Hold,
     asked_to_compact,
@@ -21,8 +20,9 @@ from streamd.segments.holds import (
 from streamd.segments.journal import SegmentState, journal_files
 from streamd.segments.log import LogWriter
 from streamd.segments.prune import Pruner
-from streamd.segments.reader import LogReader
-from streamd.segments.tguf import open_tguf
+from streamd.segments.reader import DeletesReader
+from streamd.segments.retries import Retries
+from streamd.segments.segment_files import SegmentFiles
 from streamd.settings import RetentionSettings
 from streamd.storage import stored_bytes
 from streamd.telemetry import metrics
@@ -31,8 +31,28 @@ from streamd.telemetry.heartbeat import Heartbeat
 logger = structlog.get_logger()
 STEP_SECONDS = 0.05
 """Time after which a step of compaction begins no further segment, and one of pruning no further
-slice. A compaction's first step also reads the log's keys and deletes, and rewrites keys, however
-long that takes."""
+slice. A compaction's first step also reads the log's deletes, however long that takes."""
+
+HOLDS = "holds"
+COMPACTION = "compaction"
+RETENTION = "retention"
+PRUNING = "pruning"
+WORKS = (HOLDS, COMPACTION, RETENTION, PRUNING)
+"""Parts of housekeeping, of which each may fail while the others go on. The purge of dead letters
+belongs to the compaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What is asked of housekeeping.
+
+    request: event id before which deletes are to become physical, None for no request. edge,
+    purged_before_event: the least of all holds.
+    """
+
+    request: int | None = None
+    edge: int = 0
+    purged_before_event: int = 0
 
 
 class Housekeeper:
@@ -43,7 +63,7 @@ class Housekeeper:
         self,
         writer: LogWriter,
         retention: RetentionSettings,
-        purge_letters: Callable[[Collection[Key]], None],
+        purge_letters: PurgeLetters,
         lease_seconds: float = math.inf,
     ) -> None:
         """purge_letters: removes the dead letters that mention any of the given keys.
@@ -60,27 +80,54 @@ class Housekeeper:
         self._blocked = 0
         self._blocked_until = 0
         """End of the newest segment that retention would drop and a hold keeps, 0 for none."""
+        self._dropping: Iterator[int] | None = None
         self._pruner = Pruner(writer)
+        self._needs = Needs()
+        self._retries = Retries(WORKS, lambda: writer.in_doubt)
 
     def step(self) -> None:
-        """Do a little work, so that events hardly wait; call it about once a second. Raises:
-        DiskError."""
-        try:
-            holds = read_holds(self._writer.data_dir)
-        except CorruptionError as error:
-            logger.error("housekeeping_stopped", error=str(error))
+        """Do a little work, so that events hardly wait; call it about once a second.
+
+        Whatever fails is logged, counted and tried again later. Raises: DiskError, or another
+        error, only where it leaves the log in doubt: see `LogFiles.in_doubt`.
+        """
+        self._step(self._retries.run)
+
+    def _step(self, run: Callable[[str, Callable[[], bool]], bool]) -> None:
+        """Do a little of each work. run: runs a work of a name, and returns whether it went
+        well."""
+        # Pruning learns what there is before retention moves the log's first event.
+        run(PRUNING, self._look)
+        # Holds say what the others may touch: without them nothing is done.
+        if not run(HOLDS, self._read_needs):
             return
-        request = asked_to_compact(self._writer.data_dir)
-        self._end_leases(holds, request or 0)
-        held = min((h.edge for h in holds.values()), default=self._writer.num_edges)
+        request = self._needs.request
         if request is not None and not self._pruner.is_busy:
-            purged = min((h.purged_before_event for h in holds.values()), default=request)
-            self._compact(request, held, purged)
+            run(COMPACTION, lambda: self._compact(request))
         # A compaction and a pruning under way count on the log's segments being there.
         if self._steps is None and not self._pruner.is_busy:
-            self._retain(held)
+            run(RETENTION, self._retain)
         if self._steps is None:
-            self._pruner.step(STEP_SECONDS)
+            run(PRUNING, self._prune)
+
+    def _read_needs(self) -> bool:
+        """Learn what the roles need of the log, and what compaction is to do. Raises:
+        CorruptionError where a hold cannot be read, ValueError where the request cannot."""
+        holds = read_holds(self._writer.data_dir)
+        request = asked_to_compact(self._writer.data_dir)
+        self._end_leases(holds, request or 0)
+        edge = min((h.edge for h in holds.values()), default=self._writer.num_edges)
+        purged = min((h.purged_before_event for h in holds.values()), default=request or 0)
+        self._needs = Needs(request, edge, purged)
+        return True
+
+    def _look(self) -> bool:
+        self._pruner.look()
+        return False
+
+    def _prune(self) -> bool:
+        self._pruner.step(STEP_SECONDS)
+        return not self._pruner.is_busy
 
     def _end_leases(self, holds: dict[str, Hold], request: int) -> None:
         """End the holds that stand in the way and whose lease has run out, and take them out of
@@ -110,22 +157,48 @@ class Housekeeper:
                     meaning="the log no longer waits for it; it starts anew when it returns",
                 )
 
-    def _compact(self, request: int, held: int, purged: int) -> None:
-        """Work on a request to compact, for about STEP_SECONDS.
+    def _compact(self, request: int) -> bool:
+        """Work on a request to compact, for about STEP_SECONDS. Returns: whether a pass is through.
 
-        Args: request: event id before which deletes are to become physical; held, purged: the least
-        `edge` and `purged_before_event` of all holds.
+        request: event id before which deletes are to become physical.
         """
         # Another pass can do more only where the request or the oldest hold has moved.
+        held = self._needs.edge
         if self._steps is None and self._pass != (request, held):
-            reader = LogReader.open(self._writer.data_dir)
+            # It reads the keys slice by slice, and only those that are to go.
+            reader = DeletesReader.open(self._writer.data_dir, keep_keys=False)
             assert reader is not None, "its writer has made the log"
-            self._purge_letters(set(deleted_keys(self._writer, reader).values()))
-            self._steps = compaction(self._writer, reader, held)
+            self._steps = compaction(self._writer, reader, held, self._purge_letters)
             self._pass = (request, held)
             self._counted = 0
 
-        # Rewrite segments until the time is up or the pass is through.
+        # Go on until the time is up or the pass is through; one that fails begins again.
+        error = ""
+        try:
+            self._go_on()
+        except Exception as failure:
+            self._steps = self._pass = None
+            error = str(failure)
+            raise
+        finally:
+            progress = self._progress
+            self._beat.touch(
+                "compacting",
+                wish=request,
+                passed=progress.passed,
+                total=progress.total,
+                error=error,
+            )
+
+        # The request is fulfilled once the roles' own files are rid of the deletes too.
+        is_through = self._steps is None
+        if is_through and not self._progress.waiting and self._needs.purged_before_event >= request:
+            compact_done(self._writer.data_dir, self._writer.state.seq)
+            logger.info("compaction_done", deletes_before_edge=request)
+        return is_through
+
+    def _go_on(self) -> None:
+        """Take steps of the pass under way, if there is one."""
         begun = time.monotonic()
         while self._steps is not None and time.monotonic() - begun < STEP_SECONDS:
             progress = next(self._steps, None)
@@ -142,36 +215,26 @@ class Housekeeper:
                 self._progress = progress
                 metrics.compacted_edges.inc(progress.edges - self._counted)
                 self._counted = progress.edges
-        self._beat.touch(
-            "compacting", wish=request, passed=self._progress.passed, total=self._progress.total
-        )
-
-        # The request is fulfilled once the roles' own files are rid of the deletes too.
-        if self._steps is None and not self._progress.waiting and purged >= request:
-            compact_done(self._writer.data_dir, self._writer.state.seq)
-            logger.info("compaction_done", deletes_before_edge=request)
 
     def compact(self, progress: Callable[[int, int], None] = lambda done, of: None) -> Compaction:
         """Work on the request to compact until a pass is through.
 
         progress: called with (segments passed, segments in all).
-        Returns: what the pass did.
+        Returns: what the pass did. Raises: StreamdError, OSError where something fails.
         """
         # A pass waits for the end of a pruning, and may leave one to be done.
         while self._pruner.is_busy:
-            self.step()
-        self.step()
+            self._step(at_once)
+        self._step(at_once)
         while self._steps is not None or self._pruner.is_busy:
             progress(self._progress.passed, self._progress.total)
-            self.step()
+            self._step(at_once)
         progress(self._progress.passed, self._progress.total)
         return self._progress
 
-    def _retain(self, held: int) -> None:
-        """Drop the oldest segments that retention no longer keeps, unless a role holds them.
-
-        held: the oldest event id that a role still needs.
-        """
+    def _retain(self) -> bool:
+        """Drop the oldest segments that retention no longer keeps, unless a role holds them."""
+        held = self._needs.edge
         sizes = {
             s.first_edge: stored_bytes(self._writer.data_dir / s.path)
             for s in self._writer.state.segments
@@ -194,10 +257,12 @@ class Housekeeper:
 
         # Drop the free ones; say once that others are held.
         if drop_until:
-            dropped = self._writer.drop_before(drop_until)
+            self._dropping = self._writer.dropping(drop_until)
+            dropped = next(self._dropping)
             logger.info(
-                "segments_dropped", segments=len(dropped), first_edge=self._writer.state.first_edge
+                "segments_dropped", segments=dropped, first_edge=self._writer.state.first_edge
             )
+        self._drop_journals()
         if blocked and not self._blocked:
             logger.warning(
                 "retention_blocked",
@@ -212,6 +277,16 @@ class Housekeeper:
         for path, file in self._writer.state.files.items():
             metrics.log_file_bytes.labels(file=path).set(file.num_bytes)
         metrics.journal_files.set(len(journal_files(self._writer.data_dir / "journal")))
+        return self._dropping is None
+
+    def _drop_journals(self) -> None:
+        """Drop files of the journal that belong to dropped segments, for about STEP_SECONDS."""
+        begun = time.monotonic()
+        steps, self._dropping = self._dropping, None
+        while steps is not None and next(steps, None) is not None:
+            if time.monotonic() - begun >= STEP_SECONDS:
+                self._dropping = steps
+                return
 
     def _is_due(self, segment: SegmentState, total_bytes: int) -> bool:
         r = self._retention
@@ -219,9 +294,12 @@ class Housekeeper:
             return True
         if r.max_age_seconds is None or not segment.num_edges:
             return False
-        newest = int(
-            open_tguf(self._writer.data_dir / segment.path, check_rows=False).column(
-                "time", segment.num_edges
-            )[-1]
-        )
-        return newest < self._writer.watermark - r.max_age_seconds * 1_000_000
+        # The newest time is the last one: a segment is sorted, whatever its sets are.
+        files = SegmentFiles(self._writer.data_dir, segment, self._writer.schema)
+        return files.newest_us(segment) < self._writer.watermark - r.max_age_seconds * 1_000_000
+
+
+def at_once(_: str, work: Callable[[], bool]) -> bool:
+    """Run a work for somebody who waits for it: what fails is theirs to see."""
+    work()
+    return True

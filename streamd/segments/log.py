@@ -311,16 +311,25 @@ class LogWriter(LogFiles):
                 if self._publisher is not None:
                     self._publisher.close()
 
-    def drop_before(self, first_edge: int) -> list[SegmentState]:
-        """Unlink the sealed segments that end at or before an event id. Returns: those dropped."""
+    def drop_before(self, first_edge: int) -> None:
+        """Drop the sealed segments that end at or before an event id."""
+        for _ in self.dropping(first_edge):
+            pass
+
+    def dropping(self, first_edge: int) -> Iterator[int]:
+        """As `drop_before`: the first step drops the segments, each further one a file of the
+        journal. Yields: number of segments dropped."""
         doomed = [s for s in self.state.sealed if s.end <= first_edge]
-        if doomed:
-            with self._steps():
-                self._line([], {"dropped": [s.first_edge for s in doomed]})
-                self._let_through(0)
-                sweep(self.data_dir, self.state, self.disk)
-                drop_journals(self.data_dir, self.state, self.disk)
-        return doomed
+        if not doomed:
+            return
+        with self._steps():
+            self._line([], {"dropped": [s.first_edge for s in doomed]})
+            self._let_through(0)
+        with self._tidy():
+            sweep(self.data_dir, self.state, self.disk)
+            yield len(doomed)
+            for _ in drop_journals(self.data_dir, self.state, self.disk):
+                yield len(doomed)
 
     def seal(self) -> None:
         """Close the segment in progress and begin another, unless it has no edge yet.
@@ -330,8 +339,11 @@ class LogWriter(LogFiles):
         """
         if self._segment is not None and self._segment.num_edges:
             with self._steps():
-                self._begin_segment()
-                self._line([self._state_of(self._segment)], {})
+                self._let_through(0)
+            segment = self._allocated_segment(self.segment_edges)
+            with self._steps():
+                self._seal_for(segment)
+                self._line([self._state_of(segment)], {})
 
     def replace_segment(
         self,
@@ -346,11 +358,14 @@ class LogWriter(LogFiles):
         that change and the schema that begins with it.
         """
         fields = {} if schema is None else {"schema": schema.fields()}
+        new = replace(old, revision=self.state.seq + 1)
+        # A file takes the name of the old one later; a folder has a name of its own.
+        path = self.data_dir / new.path
+        copy = path if new.rows_per_set else replacement(path, new.revision)
+        with self._aside(copy):
+            self._remove(copy)
+            crc = write(copy)
         with self._steps():
-            new = replace(old, revision=self.state.seq + 1)
-            # A file takes the name of the old one later; a folder has a name of its own.
-            path = self.data_dir / new.path
-            crc = write(path if new.rows_per_set else replacement(path, new.revision))
             change = {
                 "path": new.path,
                 "rows": [0, new.num_edges],
@@ -359,47 +374,33 @@ class LogWriter(LogFiles):
                 "revision": new.revision,
             }
             self._line([new], {"files": [change, *changes], **fields}, replaces=True)
-            if new.rows_per_set:
+        if new.rows_per_set:
+            with self._tidy():
                 sweep(self.data_dir, self.state, self.disk)
 
-    def replace_file(self, path: str, pieces: Iterable[bytes]) -> None:
-        """Replace the committed bytes of an append-only file by others of the same length, given
-        piece by piece. Blocks of zeros take no room on the disk."""
-        for _ in self.replacing(path, pieces):
-            pass
-
     def replacing(self, path: str, pieces: Iterable[bytes]) -> Iterator[None]:
-        """As `replace_file`, a piece per step. Between steps commits may append to the file, whose
-        new end the pieces must then reach; no segment may be dropped."""
+        """Replace the committed bytes of an append-only file by others of the same length, given
+        piece by piece, a piece per step. Blocks of zeros take no room on the disk.
+
+        Between steps commits may append to the file, whose new end the pieces must then reach; no
+        segment may be dropped.
+        """
         # Write the new file whole, under a name that recovery removes.
         scratch = replacement(self.data_dir / path, 0)
-        with self._steps():
+        with self._aside(scratch):
             new = FileWithHoles(scratch, self.disk)
-        for piece in pieces:
-            with self._steps():
-                new.append(piece)
-            yield
-
+            try:
+                for piece in pieces:
+                    new.append(piece)
+                    yield
+                assert new.num_bytes == self._committed(path).num_bytes
+                entry = self._finished(path, new)
+            except Exception:
+                self.disk.close(new.fd)
+                raise
         with self._steps():
-            assert new.num_bytes == self._committed(path).num_bytes
-            self._line([], {"files": [self._finished(path, new)]}, replaces=True)
-
-    def _finished(self, path: str, new: FileWithHoles) -> dict[str, Any]:
-        """Make durable what the next line puts in the place of a file. Returns: the line's entry.
-
-        Once the line is durable the new file is renamed into place, if need be by recovery.
-        """
-        revision = self.state.seq + 1
-        new.finish()
-        scratch = replacement(self.data_dir / path, 0)
-        self.disk.replace(scratch, replacement(self.data_dir / path, revision))
-        self.disk.sync_folder(scratch.parent)
-
-        # Further commits append to the new file.
-        self.disk.close(self._files[path])
-        self._files[path] = new.fd
-        crc, size = new.crc, [0, new.num_bytes]
-        return {"path": path, "bytes": size, "crc": crc, "total": crc, "revision": revision}
+            self._adopt(path, new)
+            self._line([], {"files": [entry]}, replaces=True)
 
     def _segment_for(self, batch: EventBatch) -> TGUFWriter | SetsWriter:
         segment = self._segment
@@ -425,6 +426,7 @@ class LogWriter(LogFiles):
                 for piece in widened(self.data_dir, self.state, schema):
                     new.append(piece)
                 changes.append(self._finished(FEATURES, new))
+                self._adopt(FEATURES, new)
 
             # A segment without an edge cannot be sealed: its labels move to one of the new schema.
             if self._segment is not None and not self._segment.num_edges:

@@ -3,8 +3,9 @@ further changes once one has failed."""
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -13,10 +14,16 @@ from streamd.events import Schema
 from streamd.segments.changelog_position import ChangelogId, ChangelogPosition, PositionFile
 from streamd.segments.journal import NOTHING, FileState, JournalWriter, LogState, SegmentState
 from streamd.segments.layout import EDGES, segment_path
-from streamd.segments.recovery import last_state, lock_directory, open_appended, settle
+from streamd.segments.recovery import (
+    last_state,
+    lock_directory,
+    open_appended,
+    replacement,
+    settle,
+)
 from streamd.segments.sets_writer import SetsWriter, new_segment, reopened_segment
 from streamd.segments.writer import TGUFWriter
-from streamd.storage import DISK, Disk
+from streamd.storage import DISK, Disk, FileWithHoles
 
 logger = structlog.get_logger()
 MAX_COMMIT_ROWS = 65_536
@@ -129,6 +136,21 @@ class LogFiles:
     def _committed(self, path: str) -> FileState:
         return self.state.files.get(path, NOTHING)
 
+    @property
+    def in_doubt(self) -> bool:
+        """Whether a change failed so that only recovery can tell what the disk holds: the process
+        must end. Every other error leaves the log as it was before or after the change."""
+        return bool(self._failed)
+
+    # In doubt: all that fails from the first byte that the committed files get to the moment when
+    # readers are shown the commit (`_steps`). A line whose write or sync failed may be on the disk
+    # or not, a file that was not renamed is not yet the one that its line names, and rows behind
+    # the counts must be zeroed.
+    #
+    # Not in doubt: files that no line names. That is a copy that is being written, which `_aside`
+    # removes where it fails, and files that a durable line let go of, which `_tidy` unlinks and
+    # recovery would. Nor does it change anything to read a damaged segment.
+
     @contextmanager
     def _steps(self) -> Iterator[None]:
         """Run one change of the log; after any failure in it, refuse every later change.
@@ -150,6 +172,53 @@ class LogFiles:
             self._failed = str(error)
             raise
 
+    @contextmanager
+    def _aside(self, path: Path) -> Iterator[None]:
+        """Write at a path what no line names yet; where that fails, remove it, and the log goes on
+        as it was. Raises: DiskError in the place of OSError."""
+        # Whether this process may write here at all is a matter of the log.
+        with self._steps():
+            pass
+        try:
+            yield
+        except Exception as error:
+            with suppress(OSError):
+                self._remove(path)
+            if isinstance(error, OSError):
+                raise disk_error(self.data_dir, error) from error
+            raise
+
+    @contextmanager
+    def _tidy(self) -> Iterator[None]:
+        """Unlink what no line names any more. Raises: DiskError in the place of OSError."""
+        try:
+            yield
+        except OSError as error:
+            raise disk_error(self.data_dir, error) from error
+
+    def _remove(self, path: Path) -> None:
+        """Remove a file or folder, if it exists."""
+        self.disk.remove_folder(path) if path.is_dir() else self.disk.unlink(path)
+
+    def _finished(self, path: str, new: FileWithHoles) -> dict[str, Any]:
+        """Make durable what the next line puts in the place of a file. Returns: the line's entry.
+
+        Once the line is durable the new file is renamed into place, if need be by recovery.
+        """
+        revision = self.state.seq + 1
+        scratch, named = (replacement(self.data_dir / path, r) for r in (0, revision))
+        with self._aside(named):
+            new.finish()
+            self.disk.replace(scratch, named)
+            self.disk.sync_folder(scratch.parent)
+        crc, size = new.crc, [0, new.num_bytes]
+        return {"path": path, "bytes": size, "crc": crc, "total": crc, "revision": revision}
+
+    def _adopt(self, path: str, new: FileWithHoles) -> None:
+        """Let further commits append to a new file, which the next line names."""
+        self.disk.close(self._files[path])
+        self._files[path] = new.fd
+
     def _state_of(self, segment: TGUFWriter | SetsWriter) -> SegmentState:
         """The state of the segment in progress, with the rows written so far."""
         return SegmentState(
@@ -163,13 +232,21 @@ class LogFiles:
 
     def _new_segment(self, capacity: int) -> TGUFWriter | SetsWriter:
         """Begin a segment behind the newest event; the one in progress is sealed."""
+        new = self._allocated_segment(capacity)
+        self._seal_for(new)
+        return new
+
+    def _allocated_segment(self, capacity: int) -> TGUFWriter | SetsWriter:
+        """Make the files of a segment behind the newest event, which no line names yet."""
+        path = self.data_dir / segment_path(self.state.num_edges, self.schema.num_edge_sets)
+        with self._aside(path):
+            # What has this name already was begun for a commit whose line was never written.
+            self._remove(path)
+            return new_segment(path, self.schema, capacity, self.disk)
+
+    def _seal_for(self, new: TGUFWriter | SetsWriter) -> None:
+        """Seal the segment in progress, if there is one, and go on in the new one."""
         first = self.state.num_edges
-        path = self.data_dir / segment_path(first, self.schema.num_edge_sets)
-
-        # A file that has this name already was begun for a commit whose line was never written.
-        self.disk.remove_folder(path) if path.is_dir() else self.disk.unlink(path)
-        new = new_segment(path, self.schema, capacity, self.disk)
-
         # Begin a new journal file whenever a segment is sealed, so that retention can drop the two
         # together.
         if self._segment is not None:
@@ -180,7 +257,6 @@ class LogFiles:
         self._segment = new
         self._segment_first = first
         self._segment_revision = 0
-        return new
 
     def _open_segment(self) -> None:
         last = self.state.last

@@ -92,10 +92,17 @@ class Pruner:
         self._row = feature_row(log.schema.node_feature_dim)
         self._steps: Iterator[int] | None = None
         self._num_pruned = 0
+        self._kept = -1
+        """Bytes that a pruning would keep; -1 before `look`."""
 
+    def look(self) -> None:
+        """Learn what is kept, unless it is known: before the first event is dropped or pruned.
+        Raises: OSError."""
+        if self._kept >= 0:
+            return
         # Of what was pruned before the start, each node keeps a row and what its blocks hold beside
         # it. Updates beyond that are garbage; others count as kept until as many have come.
-        most = log.num_nodes * (self._row.itemsize + HOLE_BYTES)
+        most = self._log.num_nodes * (self._row.itemsize + HOLE_BYTES)
         self._kept = min(self._stored()[0], most)
 
     @property
@@ -105,12 +112,17 @@ class Pruner:
 
     def step(self, seconds: float) -> None:
         """Prune for some seconds if it pays; to find that it does not takes some reads of a row.
-        Raises: DiskError."""
+        Where it fails, the next call begins again. Raises: DiskError, OSError."""
+        self.look()
         if self._steps is None and self._is_due():
             self._steps = pruning(self._log)
         begun = time.monotonic()
         while self._steps is not None and time.monotonic() - begun < seconds:
-            num_pruned = next(self._steps, None)
+            try:
+                num_pruned = next(self._steps, None)
+            except Exception:
+                self._steps = None
+                raise
             if num_pruned is not None:
                 self._num_pruned = num_pruned
                 continue

@@ -267,3 +267,11 @@ class LogReader:
     def lower_bounds(self, time_T: Int64) -> Int64:
         """`lower_bound` of many times, int64[T]."""
         return self._segments.bounds(time_T)
+
+
+class DeletesReader(LogReader):
+    """Reads the deletes and the events of the log, but none of its keys, which takes a while where
+    there are many. Owner: housekeeping. It does not know the kinds of nodes."""
+
+    def _take_keys(self) -> None:
+        """Read no keys: every deleted node has its row among the deletes."""

@@ -3,6 +3,7 @@ stray files, under the lock that admits one writer at a time."""
 
 import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import structlog
@@ -123,8 +124,9 @@ def sweep(data_dir: Path, state: LogState, disk: Disk) -> None:
             disk.remove_folder(path)
 
 
-def drop_journals(data_dir: Path, state: LogState, disk: Disk) -> None:
-    """Unlink the oldest journal files, up to the first that has rows of a segment still there."""
+def drop_journals(data_dir: Path, state: LogState, disk: Disk) -> Iterator[None]:
+    """Unlink the oldest journal files, up to the first that has rows of a segment still there; one
+    per step, since a file of FILE_LINES lines takes half a second to read."""
     # The newest file stays: its checkpoint is the state.
     named = {s.path for s in state.segments}
     for path in journal_files(data_dir / "journal")[:-1]:
@@ -134,6 +136,7 @@ def drop_journals(data_dir: Path, state: LogState, disk: Disk) -> None:
         if any(c["path"] in named for c in changes):
             return
         disk.unlink(path)
+        yield
 
 
 def lock_directory(path: Path, action: str = "stop that process or set another data_dir.") -> int:

@@ -3,6 +3,7 @@ their events."""
 
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
@@ -32,23 +33,25 @@ class SetsWriter:
         disk.make_folder(folder)
         disk.sync_folder(folder.parent)
         self._start(folder, schema, capacity, label_capacity, disk)
-        self._sets = [
-            TGUFWriter(
-                folder / f"{one.name}.tguf",
-                TGUFSchema(capacity, one.feature_dim),
-                disk,
-                sparse=True,
-            )
-            for one in schema.edge_sets
-        ]
-        self._labels: TGUFWriter | None = None
-        if label_capacity:
-            room = TGUFSchema(1, 0, label_capacity, schema.label_dim)
-            self._labels = TGUFWriter(folder / LABELS, room, disk, sparse=True)
-        self._order = disk.open(folder / ORDER, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        disk.allocate(self._order, 8 * capacity)
-        disk.sync(self._order)
-        disk.sync_folder(folder)
+        # A file that cannot be made, as on a full disk, leaves none of the others open.
+        try:
+            for one in schema.edge_sets:
+                room = TGUFSchema(capacity, one.feature_dim)
+                path = folder / f"{one.name}.tguf"
+                self._sets.append(TGUFWriter(path, room, disk, sparse=True))
+            if label_capacity:
+                room = TGUFSchema(1, 0, label_capacity, schema.label_dim)
+                self._labels: TGUFWriter | None = TGUFWriter(
+                    folder / LABELS, room, disk, sparse=True
+                )
+            self._order = disk.open(folder / ORDER, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            disk.allocate(self._order, 8 * capacity)
+            disk.sync(self._order)
+            disk.sync_folder(folder)
+        except OSError:
+            with suppress(OSError):
+                self.close()
+            raise
 
     @classmethod
     def reopen(
@@ -68,7 +71,6 @@ class SetsWriter:
             TGUFWriter.reopen(folder / f"{name}.tguf", rows, 0, capacity, 0, disk, sparse=True)
             for name, rows in zip(schema.edge_set_names, rows_per_set, strict=True)
         ]
-        self._labels = None
         if label_capacity:
             self._labels = TGUFWriter.reopen(folder / LABELS, 0, labels, 1, label_capacity, disk)
         self._order = disk.open(folder / ORDER, os.O_RDWR)
@@ -84,6 +86,9 @@ class SetsWriter:
         self.edge_capacity = capacity
         self.label_capacity = label_capacity
         self.num_edges = 0
+        self._sets: list[TGUFWriter] = []
+        self._labels = None
+        self._order = -1
         self._unsynced: list[TGUFWriter] = []
 
     @property
@@ -168,12 +173,13 @@ class SetsWriter:
 
     def close(self) -> None:
         """Sync and close the files; a second call does nothing."""
-        for one in self._files():
-            one.close()
-        if self._order >= 0:
-            self._disk.sync(self._order)
-            self._disk.close(self._order)
-            self._order = -1
+        with ExitStack() as stack:
+            for one in self._files():
+                stack.callback(one.close)
+            if self._order >= 0:
+                fd, self._order = self._order, -1
+                stack.callback(self._disk.close, fd)
+                stack.callback(self._disk.sync, fd)
 
     def __enter__(self) -> "SetsWriter":
         return self

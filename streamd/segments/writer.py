@@ -44,15 +44,19 @@ class TGUFWriter:
         self._disk = disk
         self.header, size = lay_out(schema)
         self._fd = disk.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        if sparse:
-            disk.truncate(self._fd, size)
-        else:
-            disk.allocate(self._fd, size)
-        self._start(schema.edge_capacity, schema.label_capacity, schema.node_capacity)
-        self._reserved = 0 if sparse else self.edge_capacity
-        disk.write(self._fd, self.header.pack(), 0)
-        disk.sync(self._fd)
-        disk.sync_folder(self.path.parent)
+        try:
+            if sparse:
+                disk.truncate(self._fd, size)
+            else:
+                disk.allocate(self._fd, size)
+            self._start(schema.edge_capacity, schema.label_capacity, schema.node_capacity)
+            self._reserved = 0 if sparse else self.edge_capacity
+            disk.write(self._fd, self.header.pack(), 0)
+            disk.sync(self._fd)
+            disk.sync_folder(self.path.parent)
+        except OSError:
+            disk.close(self._fd)
+            raise
 
     @classmethod
     def reopen(
@@ -229,9 +233,11 @@ class TGUFWriter:
     def close(self) -> None:
         """Sync and close the file; a second call does nothing."""
         if self._fd >= 0:
-            self._disk.sync(self._fd)
-            self._disk.close(self._fd)
-            self._fd = -1
+            fd, self._fd = self._fd, -1
+            try:
+                self._disk.sync(fd)
+            finally:
+                self._disk.close(fd)
 
     def clear_behind(self, rows: int) -> None:
         """Zero up to `rows` rows behind the counts, which a crash may have left there."""

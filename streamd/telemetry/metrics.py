@@ -100,18 +100,12 @@ clock_behind = Gauge(
     registry=INGEST,
 )
 schema_registry_away = Gauge(
-    "streamd_schema_registry_away",
-    "1 while ingest waits for the schema registry, else 0",
-    registry=INGEST,
+    "streamd_schema_registry_away", "1 while ingest waits for the registry, else 0", registry=INGEST
 )
 schema_requests = Counter(
     "streamd_schema_requests", "Schemas asked of the registry", ["outcome"], registry=INGEST
 )
-gaps = Counter(
-    "streamd_data_gaps",
-    "Gaps in a partition's offsets passed over by on_data_loss: continue",
-    registry=INGEST,
-)
+gaps = Counter("streamd_data_gaps", "Gaps passed over by on_data_loss: continue", registry=INGEST)
 lost_records = Counter(
     "streamd_lost_records", "Offsets in those gaps, where their number is known", registry=INGEST
 )
@@ -131,14 +125,18 @@ journal_files = Gauge(
     "streamd_journal_files", "Files of the journal; one is begun with each segment", registry=INGEST
 )
 retention_blocked = Gauge(
-    "streamd_retention_blocked_bytes",
-    "Bytes that retention would drop, but a role still needs",
-    registry=INGEST,
+    "streamd_retention_blocked_bytes", "Bytes due that a role still needs", registry=INGEST
 )
 leases_run_out = Counter(
     "streamd_leases_run_out",
     "Holds of servers that ended because the server had not run for holds.lease_seconds",
     registry=INGEST,
+)
+housekeeping_errors = Counter(
+    "streamd_housekeeping_errors", "Failures of housekeeping", ["work"], registry=INGEST
+)
+housekeeping_failing = Gauge(
+    "streamd_housekeeping_failing", "1 while it fails, else 0", ["work"], registry=INGEST
 )
 compacted_edges = Counter("streamd_compacted_edges", "Deleted edges overwritten", registry=INGEST)
 

@@ -116,6 +116,9 @@ CASES = {
                              "Events get no score in time: behind."),
     "StreamdRetentionBlocked": ("5m", 26, {"ingest streamd_retention_blocked_bytes": "1048576x30"}, {}, INGEST,
                                 "1MiB should be dropped, but a role still needs them."),
+    "StreamdHousekeepingFailing": ("1m", 15, {'ingest streamd_housekeeping_failing{work="retention"}': "0 1x20"},
+                                   {'ingest streamd_housekeeping_failing{work="retention"}': "0 1x5 0 1x5 0x20"}, {"work": "retention"},
+                                   "Housekeeping of the log fails again and again: retention. Events are read on."),
 }
 
 

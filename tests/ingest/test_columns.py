@@ -48,7 +48,7 @@ def test_letters_of_a_deleted_key_of_any_set_are_purged(tmp_path):
     for i, key in enumerate(("8", "9")):
         letters.add(DeadLetter(topic="t", partition=0, offset=i, index=-1, reason="late", error="x", time_us=0, value=b'{"edge_set": "buys", "src": "%s"}' % key.encode()))
     letters.flush()
-    letters.purge([SetKey(1, "8")])
+    list(letters.purge([SetKey(1, "8")]))
     assert [json.loads(line)["offset"] for line in (tmp_path / "current.jsonl").read_text().splitlines()] == [1]
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from streamd.errors import DiskError
 from streamd.ingest.deadletter import DeadLetter, LocalDeadLetters
+from streamd.storage import DISK
 from tests.faults import Crash, FaultyDisk
 
 MAX_BYTES = 3000
@@ -75,3 +76,96 @@ def test_a_letter_behind_a_torn_one_is_read(tmp_path):
     letters.add(letter(2))
     letters.flush()
     assert held(tmp_path) == [1, 2] and (tmp_path / "current.jsonl").read_bytes().count(b"\n") == 2
+
+
+def about(n, name=""):
+    """A letter of about 300 bytes that names a node: every third one is "gone"."""
+    value = json.dumps({"src": name or ("gone" if n % 3 == 0 else f"kept:{n}"), "dst": "x"}).encode()
+    return DeadLetter("t", 0, n, -1, "bad_time", "", 5, value, key=b"k" * 20)
+
+
+def filled(folder, disk=DISK, num_letters=12):
+    """Letters in both files."""
+    letters = LocalDeadLetters(folder, MAX_BYTES, disk)
+    for n in range(num_letters):
+        letters.add(about(n))
+    letters.flush()
+    assert (folder / "previous.jsonl").exists()
+    return letters
+
+
+def test_letters_that_come_during_a_purge_are_kept_whatever_file_they_fill(tmp_path):
+    """Of the letters before it those that name the key go, whether their file is renamed, dropped or neither meanwhile."""
+    for pace in (1, 2, 3, 5, 10**9):
+        folder = tmp_path / f"{pace}"
+        letters = filled(folder, num_letters=14)
+        first, number = held(folder)[0], 100
+        for turn, _ in enumerate(letters.purge(["gone"])):
+            if turn % pace == 0:
+                letters.add(about(number, "other"))
+                number += 1
+        for last in range(3):
+            letters.add(about(number + last, "other"))
+        letters.flush()
+        found = held(folder)
+        assert not [n for n in found if n < 100 and n % 3 == 0], "what was there before is searched"
+        assert found == sorted(found) and found[-1] == number + 2
+        assert set(found) >= {n for n in range(first, number + 3) if n >= found[0] and (n >= 100 or n < 12 and n % 3)}
+        assert {p.name for p in folder.iterdir()} == {"previous.jsonl", "current.jsonl"}
+
+
+@pytest.mark.parametrize("mode", ["kill", "power"])
+def test_a_purge_that_is_stopped_loses_no_other_letter_and_can_be_done_again(tmp_path, mode):
+    trial = FaultyDisk()
+    letters = filled(tmp_path / "trial", trial)
+    before = trial.calls
+    list(letters.purge(["gone"]))
+    for at in range(before, trial.calls):
+        folder, disk = tmp_path / f"{at}", FaultyDisk(at, mode)
+        letters = filled(folder, disk)
+        kept = [n for n in held(folder) if n % 3]
+        with pytest.raises(Crash):
+            list(letters.purge(["gone"]))
+        disk.abandon(None)
+        assert [n for n in held(folder) if n % 3] == kept
+        letters = LocalDeadLetters(folder, MAX_BYTES)
+        list(letters.purge(["gone"]))
+        letters.add(about(100, "other"))
+        letters.flush()
+        assert held(folder)[-len(kept) - 1:] == [*kept, 100] and not list(folder.glob(".*"))
+
+
+@pytest.mark.parametrize("mode", ["full", "unsynced"])
+def test_a_purge_that_a_disk_refuses_leaves_letters_that_can_be_added_to(tmp_path, mode):
+    trial = FaultyDisk()
+    letters = filled(tmp_path / "trial", trial)
+    before = trial.calls
+    list(letters.purge(["gone"]))
+    for at in range(before, trial.calls):
+        folder, disk = tmp_path / f"{at}", FaultyDisk(at, mode)
+        letters = filled(folder, disk)
+        kept = [n for n in held(folder) if n % 3]
+        with pytest.raises(DiskError, match="dead letter"):
+            list(letters.purge(["gone"]))
+        letters.add(about(100, "other"))
+        letters.flush()
+        assert {p.name for p in disk.open_files} == {"current.jsonl"}
+        # A power cut takes none of them, and with a second purge it brings none back.
+        if at % 2:
+            list(letters.purge(["gone"]))
+        disk.cut_power()
+        disk.abandon(None)
+        found = held(folder)
+        assert [n for n in found if n % 3] == [*kept, 100] and (found == [*kept, 100] or not at % 2)
+        assert not list(folder.glob(".*")) or not at % 2
+
+
+@pytest.mark.parametrize(("record_key", "keys", "found"), [
+    (b"user:8", ["8"], True), (b"user:8", [8], True), (b"user:8", ["user:8"], True), (b"user:8", ["user:80"], False), (b"user:8", ["9", 80], False),
+    (b"", ["8"], False), (b"", [""], True), ("größe".encode(), ["öß"], True), (b"\xff", ["8"], True), (b"a\\u0062", ["z"], True)])
+def test_a_key_that_is_any_part_of_the_records_key_is_found(tmp_path, record_key, keys, found):
+    letters = LocalDeadLetters(tmp_path, 10**6)
+    letters.add(DeadLetter("t", 0, 1, -1, "bad_time", "", 5, b'{"src": 1, "dst": 2}', key=record_key))
+    letters.flush()
+    list(letters.purge(keys))
+    assert held(tmp_path) == ([] if found else [1])

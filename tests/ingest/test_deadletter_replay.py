@@ -15,9 +15,9 @@ from streamd.ingest.deadletter import (
     DeadLetter,
     LocalDeadLetters,
     TopicDeadLetters,
-    mentions,
 )
 from streamd.ingest.deadletter_replay import plan, read_letters, send
+from streamd.ingest.letter_search import SoughtKeys
 from streamd.ingest.origins import Origins
 from tests.builders import settings
 from tests.ingest.world import World
@@ -250,7 +250,7 @@ def test_a_letter_whose_records_key_speaks_of_a_deleted_node_goes(tmp_path, key,
     letters = LocalDeadLetters(tmp_path, 10**6)
     letters.add(letter(0, key=key))
     letters.flush()
-    assert mentions((tmp_path / "current.jsonl").read_bytes(), ["user:8"]) == gone
+    assert SoughtKeys(keys=["user:8"]).are_in((tmp_path / "current.jsonl").read_bytes()) == gone
 
 
 def test_letters_of_all_kinds_carry_what_their_own_record_carried(tmp_path):

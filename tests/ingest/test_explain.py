@@ -6,8 +6,9 @@ import re
 import pytest
 
 from streamd.events import Schema
-from streamd.ingest.deadletter import DeadLetter, LocalDeadLetters, mentions
+from streamd.ingest.deadletter import DeadLetter, LocalDeadLetters
 from streamd.ingest.explain import MAX_TEXT
+from streamd.ingest.letter_search import SoughtKeys
 from streamd.ingest.wire import NDJSON
 from tests.ingest.attacks import ARROW_HEADER, stream
 from tests.ingest.test_decode import NOW, decode, edge
@@ -108,5 +109,5 @@ def test_a_letter_is_not_said_to_speak_of_a_key_that_only_its_text_has(tmp_path)
     letters = LocalDeadLetters(tmp_path, 10**6)
     letters.add(DeadLetter("t", 0, 1, -1, bad.reason, bad.error, 5, bad.raw))
     (line,) = (tmp_path / "current.jsonl").read_bytes().splitlines()
-    assert "user:8" in bad.error and not mentions(line, {"user:8", 3, "e"})
-    assert mentions(line, {"someone"}) and mentions(line, {"src"})
+    assert "user:8" in bad.error and not SoughtKeys(keys={"user:8", 3, "e"}).are_in(line)
+    assert SoughtKeys(keys={"someone"}).are_in(line) and SoughtKeys(keys={"src"}).are_in(line)

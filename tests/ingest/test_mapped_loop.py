@@ -197,6 +197,6 @@ def test_letters_of_a_deleted_key_are_found_without_its_prefix(tmp_path):
     letters = make_dead_letters(world.settings)
     for at, value in enumerate([{"u": 8}, {"u": "8"}, {"u": 9}, {"x": {"y": [8]}}, {"data_base64": "e30="}]):
         letters.add(DeadLetter("events", 0, at, 0, "bad_time", "", 5, json.dumps(value).encode()))
-    letters.purge(["user:8"])
+    list(letters.purge(["user:8"]))
     assert [json.loads(line)["offset"] for line in (tmp_path / "deadletter/current.jsonl").read_text().splitlines()] == [2]
     world.stop()

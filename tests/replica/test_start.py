@@ -317,7 +317,7 @@ def test_a_replaced_file_gets_its_name_when_the_changelog_has_the_commit(tmp_pat
     topic.hold, topic.turns, topic.patience = True, 0, 4
     topic.on_turn = lambda: seen.append(((tmp_path / KEYS).read_bytes(), published_seq(tmp_path)))
     new = without_keys(old, {1, 2})
-    log.replace_file(KEYS, [new])
+    list(log.replacing(KEYS, [new]))
     assert len(seen) >= 4 and set(seen) == {(old, shown)} and new != old
     assert (tmp_path / KEYS).read_bytes() == new and log.shown_seq == shown + 1 == published_seq(tmp_path)
     log.close()

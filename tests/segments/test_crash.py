@@ -188,19 +188,30 @@ def recover_and_finish(path: Path, expected, acknowledged, watcher, where):
 @pytest.mark.parametrize("stride", [11, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", ["full", "broken"])
 def test_a_disk_that_refuses_is_a_named_error_and_nothing_is_lost(tmp_path, expected, mode, stride):
+    """A log in doubt takes nothing more until it is recovered; one that is not goes on, and housekeeping works again."""
     total = calls_of_a_life(tmp_path / "calls")
+    went_on = set()
     for at in range(len(mode) % stride, total, stride_of(stride)):
         path = tmp_path / f"{at}"
         acknowledged, log = [0], None
+        disk = FaultyDisk(at, mode)
         with pytest.raises(DiskError, match="could not be written"):
-            log = LogWriter(path, SCHEMA, SEGMENT_EDGES, FaultyDisk(at, mode))
+            log = LogWriter(path, SCHEMA, SEGMENT_EDGES, disk)
             live(log, acknowledged=acknowledged)
             log.close()
         if log is not None and not log.closed:
-            with pytest.raises(DiskError, match="nothing more"):
-                log.commit(empty_batch(SCHEMA), Progress(), 10**9)
+            went_on.add(not log.in_doubt)
+            if log.in_doubt:
+                with pytest.raises(DiskError, match="nothing more"):
+                    log.commit(empty_batch(SCHEMA), Progress(), 10**9)
+            else:
+                live(log, acknowledged=acknowledged, housekeeping=False)
+                compact(log)
+                assert agrees(contents(path)[1], expected[NUM_COMMITS]) and verify_log(path)[1] == [], at
             log.close()
+            assert log.in_doubt or not disk.open_files, f"call {at} leaves files open"
         recover_and_finish(path, expected, acknowledged[-1], lambda: None, f"{mode} at call {at}")
+    assert went_on == {True, False}
 
 
 @pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.slow)])

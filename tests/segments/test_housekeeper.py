@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.roles import FACTS, HOLD, LOCK, MEMORY, folder_of
+from streamd.segments import housekeeper
 from streamd.segments.holds import Hold, ask_to_compact, asked_to_compact, read_holds, write_hold
 from streamd.segments.housekeeper import Housekeeper
 from streamd.segments.journal import journal_files, read_lines
@@ -42,7 +43,12 @@ def writer(tmp_path):
 
 
 def keeper(writer, purged=None, **retention):
-    return Housekeeper(writer, RetentionSettings(**retention), (purged if purged is not None else []).append)
+    def purge(keys):
+        yield
+        if purged is not None:
+            purged.append(keys)
+
+    return Housekeeper(writer, RetentionSettings(**retention), purge)
 
 
 def delete_node(writer, node):
@@ -65,7 +71,8 @@ def test_segments_older_than_max_age_are_dropped_and_readers_carry_on(writer):
     assert not verify_log(writer.data_dir)[1] and metric("log_first_edge") == 20
 
 
-def test_the_oldest_segments_go_until_the_rest_fits_and_the_newest_always_stays(writer):
+def test_the_oldest_segments_go_until_the_rest_fits_and_the_newest_always_stays(writer, monkeypatch):
+    monkeypatch.setattr(housekeeper, "STEP_SECONDS", 60)
     size = sum((writer.data_dir / s.path).stat().st_blocks * 512 for s in writer.state.segments)
     keeper(writer, max_bytes=size - 1).step()
     assert writer.state.first_edge == 10
@@ -163,13 +170,13 @@ def test_labels_that_no_edge_follows_are_neither_lost_nor_overwritten(tmp_path):
     log.commit(labels, Progress(), 5)
     delete_node(log, 1)
     reader = LogReader.open(tmp_path)
-    assert Housekeeper(log, RetentionSettings(), lambda _: None).compact().waiting == 0, "nobody asked"
+    assert Housekeeper(log, RetentionSettings(), lambda _: ()).compact().waiting == 0, "nobody asked"
     ask_to_compact(tmp_path, 0)
-    assert Housekeeper(log, RetentionSettings(), lambda _: None).compact().waiting == 1
+    assert Housekeeper(log, RetentionSettings(), lambda _: ()).compact().waiting == 1
     log.commit(batch(schema, np.array([0]), np.array([0]), np.array([6])), Progress(), 6)
     reader.refresh()
     assert reader.edges(0, 1)[2].tolist() == [6] and reader.labels()[0].tolist() == [0, 1]
-    assert Housekeeper(log, RetentionSettings(), lambda _: None).compact().waiting == 0
+    assert Housekeeper(log, RetentionSettings(), lambda _: ()).compact().waiting == 0
     reader.refresh()
     assert reader.labels()[0].tolist() == [0, 2] and reader.keys[2] is None and not verify_log(tmp_path)[1]
     log.close()
@@ -215,7 +222,7 @@ def aged(writer, name, hold, seconds=100):
 def test_a_server_that_is_gone_for_longer_than_its_lease_blocks_retention_no_longer(writer):
     gone, counted = aged(writer, "serve-2", Hold(5, 5)), metric("leases_run_out_total")
     aged(writer, "serve", Hold(40, 40), seconds=1)
-    house = Housekeeper(writer, RetentionSettings(max_age_seconds=20), lambda _: None, lease_seconds=60)
+    house = Housekeeper(writer, RetentionSettings(max_age_seconds=20), lambda _: (), lease_seconds=60)
     house.step()
     assert writer.state.first_edge == 0 and metric("retention_blocked_bytes") > 0
     with capture_logs() as said:
@@ -228,7 +235,7 @@ def test_a_server_that_is_gone_for_longer_than_its_lease_blocks_retention_no_lon
 
 def test_a_lease_that_is_in_nobodys_way_does_not_end(writer):
     aged(writer, "serve", Hold(5, 5))
-    house = Housekeeper(writer, RetentionSettings(), lambda _: None, lease_seconds=60)
+    house = Housekeeper(writer, RetentionSettings(), lambda _: (), lease_seconds=60)
     house.step()
     house.step()
     assert read_holds(writer.data_dir) == {"serve": Hold(5, 5)}
@@ -237,7 +244,7 @@ def test_a_lease_that_is_in_nobodys_way_does_not_end(writer):
 def test_neither_a_server_that_runs_nor_the_trainer_loses_its_hold(writer):
     lock = lock_directory(aged(writer, "serve", Hold(5, 5)) / LOCK)
     aged(writer, "train", Hold(7, 7))
-    house = Housekeeper(writer, RetentionSettings(max_age_seconds=20), lambda _: None, lease_seconds=60)
+    house = Housekeeper(writer, RetentionSettings(max_age_seconds=20), lambda _: (), lease_seconds=60)
     house.step()
     house.step()
     assert read_holds(writer.data_dir) == {"serve": Hold(5, 5), "train": Hold(7, 7)} and writer.state.first_edge == 0
@@ -250,7 +257,7 @@ def test_compaction_does_not_wait_for_a_server_whose_lease_has_run_out(writer):
     delete_node(writer, 0)
     gone = aged(writer, "serve", Hold(45, 5))
     ask_to_compact(writer.data_dir, 45)
-    Housekeeper(writer, RetentionSettings(), lambda _: None, lease_seconds=200).compact()
+    Housekeeper(writer, RetentionSettings(), lambda _: (), lease_seconds=200).compact()
     assert asked_to_compact(writer.data_dir) == 45, "its memory may hold what was deleted"
-    Housekeeper(writer, RetentionSettings(), lambda _: None, lease_seconds=60).compact()
+    Housekeeper(writer, RetentionSettings(), lambda _: (), lease_seconds=60).compact()
     assert asked_to_compact(writer.data_dir) is None and not (gone / MEMORY).exists()

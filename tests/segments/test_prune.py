@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from crc32c import crc32c
 
+from streamd.errors import DiskError
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.graph.node_features import NodeFeatures
 from streamd.segments import features, housekeeper, log, prune
@@ -149,10 +150,10 @@ def test_compaction_prunes_and_removes_the_features_of_deleted_nodes_in_one(writ
 def test_a_restarted_writer_goes_on_behind_a_file_that_ends_with_a_hole(tmp_path):
     log = LogWriter(tmp_path, SCHEMA, SEGMENT)
     log.commit(batch(SCHEMA, np.zeros(1, np.int64), np.ones(1, np.int64), np.ones(1, np.int64), ("a", "b")), Progress(), 1)
-    log.replace_file(FEATURES, [])
+    list(log.replacing(FEATURES, []))
     updates(log, np.zeros(9000, np.int64))
     size = (tmp_path / FEATURES).stat().st_size
-    log.replace_file(FEATURES, [bytes(size)])
+    list(log.replacing(FEATURES, [bytes(size)]))
     log.close()
     assert (tmp_path / FEATURES).stat().st_size == size and (tmp_path / FEATURES).stat().st_blocks == 0
     log = LogWriter(tmp_path, SCHEMA, SEGMENT)
@@ -195,7 +196,7 @@ def rewrites(monkeypatch):
 
 
 def keeper(writer):
-    return Housekeeper(writer, RetentionSettings(), lambda _: None)
+    return Housekeeper(writer, RetentionSettings(), lambda _: ())
 
 
 def test_the_housekeeper_prunes_when_most_of_the_file_is_garbage_and_then_not_until_as_much_has_come(writer, rewrites):
@@ -253,6 +254,20 @@ def test_garbage_from_before_a_start_is_found_and_compaction_counts_as_pruning(w
     edge(writer)
     house.step()
     assert len(rewrites) == 2
+
+
+def test_a_pruning_that_fails_amid_its_work_begins_again(writer, rewrites, monkeypatch):
+    house = keeper(writer)
+    house.step()
+    updates(writer, np.tile(np.arange(NODES), 1000))
+    edge(writer)
+    with monkeypatch.context() as broken:
+        broken.setattr(FileWithHoles, "append", lambda self, piece: (_ for _ in ()).throw(OSError("no room")))
+        with pytest.raises(DiskError):
+            house.compact()
+    assert not list(writer.data_dir.rglob("*.replacement-*")) and not writer.in_doubt
+    house.step()
+    assert len(rewrites) == 2 and rewrites[1] >= 1000 * NODES - NODES, "and whole"
 
 
 def test_on_a_disk_without_holes_the_housekeeper_does_not_prune_again_and_again(writer, rewrites, monkeypatch):
@@ -316,7 +331,7 @@ def test_nothing_is_dropped_or_compacted_while_a_pruning_is_under_way(writer, re
     updates(writer, np.tile(np.arange(NODES), 300))
     edge(writer)
     delete_node(writer, 4)
-    house = Housekeeper(writer, RetentionSettings(max_bytes=1), lambda _: None)
+    house = Housekeeper(writer, RetentionSettings(max_bytes=1), lambda _: ())
     monkeypatch.setattr(features, "SLICE_BYTES", 4096)
     house.step()
     assert rewrites == [0]

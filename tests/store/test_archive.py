@@ -51,6 +51,7 @@ class Leader:
     def __init__(self, path, url, changelog=None, segment_edges=150):
         self.path, self.url, self.changelog = path, url, changelog or TwinChangelog()
         self.clock, self.store, self.num = ManualClock(), Store(url, timeout_seconds=1, sleep=lambda s: None), 12
+        self.term = 0
         self.log = rich_log(path, segment_edges=segment_edges)
         self.position = PositionFile(path, CHANGELOG_ID)
         self.acknowledge()
@@ -65,7 +66,7 @@ class Leader:
     def acknowledge(self):
         """Each commit is one record: the offset behind commit n is 10 n."""
         self.changelog.end = 10 * self.log.state.seq
-        self.position.write(ChangelogPosition(0, self.log.state.seq, self.changelog.end))
+        self.position.write(ChangelogPosition(self.term, self.log.state.seq, self.changelog.end))
 
     def commit(self, seal=False):
         if seal:
@@ -372,13 +373,27 @@ def test_offsets_of_a_topic_that_was_made_anew_delete_nothing_of_the_new_one(lea
     leader.changelog.end = 5000
     leader.position.write(ChangelogPosition(0, leader.log.state.seq, 5000))
     leader.step(0)
+    # The topic made anew is claimed in a higher term, and its offsets begin at 0.
+    leader.term, leader.changelog.first = 1, 0
     leader.commit(seal=True)
     leader.step(40)
-    first, leader.changelog.end = 10 * leader.newest, 9000
+    young = 10 * leader.newest
     leader.commit(seal=True)
     leader.changelog.end = 9000
     leader.step(BOOTSTRAP - 40)
-    assert leader.changelog.first <= first, "the manifest before the newest reads on from there"
+    assert leader.newest == leader.log.state.seq and not leader.archive.error
+    assert leader.changelog.deletes == [young], "who took the young manifest reads on from there"
+
+
+def test_of_several_old_manifests_the_newest_says_where_the_changelog_begins(leader):
+    offsets = []
+    for _ in range(4):
+        leader.commit(seal=True)
+        leader.step(40)
+        offsets.append(10 * leader.newest)
+    leader.commit(seal=True)
+    leader.step(BOOTSTRAP)
+    assert leader.changelog.deletes == offsets[3:]
 
 
 def test_the_objects_of_a_manifest_stay_as_long_as_a_bootstrap_takes(leader, tmp_path):
@@ -589,6 +604,7 @@ def test_a_compaction_leaves_store_and_changelog_at_once(leader, tmp_path):
     leader.step(archives.SOON_SECONDS)
     assert leader.newest == done.seq and read_forgotten(leader.path) == 0, "the changelog has not acknowledged it"
     assert leader.archive.forgetting_waits() == "a manifest that is newer than the compaction"
+    assert leader.changelog.first == 0, "who took a manifest lately reads on, until one lies behind the compaction"
     leader.acknowledge()
     leader.step(archives.SOON_SECONDS)
     assert read_forgotten(leader.path) == done.seq and leader.changelog.first == 10 * done.seq

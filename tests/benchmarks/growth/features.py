@@ -87,7 +87,7 @@ def main(path: Path, updates: int) -> None:
 
 def pruned(writer: LogWriter) -> dict[str, float]:
     """What the file takes before and after the steps in which ingest drops the only segment before it."""
-    house = Housekeeper(writer, RetentionSettings(max_bytes=1), lambda _: None)
+    house = Housekeeper(writer, RetentionSettings(max_bytes=1), lambda _: ())
     found = {"stored": stored_megabytes(writer), "look": seconds_of(house.step)}
     writer.seal()
     one = np.zeros(1, np.int64)

@@ -1,0 +1,75 @@
+"""Work that may fail for a while and must not end its process: it is logged, counted and tried
+again, with growing pauses."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from streamd.telemetry import metrics
+from streamd.telemetry.lasting import LastingFailures
+
+logger = structlog.get_logger()
+FIRST_PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 60.0
+"""Pauses after failures grow from the first to the longest: each may read a segment again."""
+
+
+class Retries:
+    """Runs pieces of housekeeping, each in its turn. Owner: the housekeeper."""
+
+    def __init__(
+        self,
+        works: Sequence[str],
+        must_end: Callable[[], bool],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Args: works: names of all that `run` is called with; must_end: whether the error that
+        just came ends the process; monotonic: seconds of a clock that never goes backwards."""
+        self._must_end = must_end
+        self._monotonic = monotonic
+        self._failures = dict.fromkeys(works, 0)
+        self._due_at = dict.fromkeys(works, monotonic())
+        self._lasting = LastingFailures(monotonic)
+        metrics.begin_at_zero(metrics.housekeeping_errors, works)
+        for name in works:
+            metrics.housekeeping_failing.labels(name).set(0)
+
+    def run(self, name: str, work: Callable[[], bool]) -> bool:
+        """Run a piece of work, unless it failed and its pause is not over.
+
+        work: returns whether all of it is done; until then it counts as failing, where it did.
+        Returns: whether it ran without an error.
+        """
+        if self._monotonic() < self._due_at[name]:
+            return False
+        try:
+            is_done = work()
+        except Exception as error:  # noqa: BLE001 - whatever it is, events are read on
+            if self._must_end():
+                raise
+            self._note(name, error)
+            return False
+        if is_done and self._failures[name]:
+            logger.info("housekeeping_goes_on", work=name, failures=self._failures[name])
+            self._failures[name] = 0
+            self._lasting.over()
+            metrics.housekeeping_failing.labels(name).set(0)
+        return True
+
+    def _note(self, name: str, error: Exception) -> None:
+        failures = self._failures[name]
+        pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** min(failures, 10))
+        self._failures[name] = failures + 1
+        self._due_at[name] = self._monotonic() + pause
+        metrics.housekeeping_errors.labels(name).inc()
+        metrics.housekeeping_failing.labels(name).set(1)
+        kind = type(error).__name__
+        if self._lasting.is_due(f"{name} {kind}"):
+            logger.error(
+                "housekeeping_failed",
+                work=name,
+                kind=kind,
+                error=str(error),
+                meaning="events are read on; it is tried again, at least once a minute",
+            )
