@@ -260,7 +260,8 @@ class PairFacts:
         if missing:
             raise ValueError(f"{', '.join(sorted(missing))} cannot be taken over")
 
-        # Nothing of what it had is left.
+        # All is read: nothing of what it had is left from here on.
+        edge = int(tensors["edge"][0])
         self._arenas = arenas
         self._f = self._f._replace(
             **_over_nodes(arenas, len(tensors["seen"])),
@@ -270,7 +271,7 @@ class PairFacts:
             size=tensors["size"],
             slots=np.zeros(0, np.int32),
         )
-        self.edge = int(tensors["edge"][0])
+        self.edge = edge
 
         # Deletes are taken in from the first on; forgetting a node twice changes nothing.
         self._forgotten = 0

@@ -460,25 +460,20 @@ class Trainer:
         name = self._versions.champion()
         if name is None:
             return False
+        schema, device = self.log.state.schema, self.learner.model.device
         try:
             version = self._versions.load(name)
+            manifest = version.manifest
+            same_settings = learn_alike(manifest.fixed_settings, self._settings)
+            if not same_settings or not self.log.first_edge <= manifest.edge <= self.log.num_edges:
+                raise VersionError(
+                    f"Version {name} has other settings, or its event is not in the log.",
+                    "none is needed.",
+                )
+            model, memory = restored(version, schema, device, ranks=self._ranks)
         except VersionError as error:
             logger.error("champion_not_followed", version=name, reason=str(error))
             return False
-        manifest = version.manifest
-        same_settings = learn_alike(manifest.fixed_settings, self._settings)
-        if not same_settings or not self.log.first_edge <= manifest.edge <= self.log.num_edges:
-            logger.error(
-                "champion_not_followed",
-                version=name,
-                reason="it has other settings, or its event is not in the log",
-            )
-            return False
-
-        # Its weights and memory.
-        model, memory = restored(
-            version, self.log.state.schema, self.learner.model.device, ranks=self._ranks
-        )
         self.learner.continue_from(model.state_dict(), memory)
         self.edge = manifest.edge
         self._window_edge = manifest.first_edge
