@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -161,6 +162,7 @@ def _disk_errors(role: str, settings: Settings) -> Iterator[None]:
 
 def _run_score(settings: Settings, stop: threading.Event) -> None:
     """Score each event into the score topic until `stop`. Raises: SettingsError."""
+    from streamd.gpu import choose_device
     from streamd.scoring.role import run_score
 
     # Of the members of one log only the one that leads scores.
@@ -168,7 +170,8 @@ def _run_score(settings: Settings, stop: threading.Event) -> None:
         return not settings.log.name or leads_here(settings.data_dir)
 
     if lock_name(settings.data_dir, SCORE, stop) is not None:
-        run_score(settings, make_kernels_ready, leads, stop)
+        prepare = partial(make_kernels_ready, choose_device(settings.server.device))
+        run_score(settings, prepare, leads, stop)
 
 
 def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
@@ -263,6 +266,7 @@ def _learn(
     FencedError where it is not this trainer any more."""
     from streamd.registry import Registry
     from streamd.segments.reader import LogReader
+    from streamd.training.attempts import Stopped
     from streamd.training.trainer import Trainer
 
     # What is learned may be kept elsewhere than the log that this machine has.
@@ -276,7 +280,9 @@ def _learn(
             assert reader is not None
             registry = Registry(kept)
             on_step = on_step or (lambda _: None)
-            Trainer(kept, reader, registry, SystemClock(), beat, on_step, ranks).run(stop)
+            with contextlib.suppress(Stopped):
+                made = Trainer(kept, reader, registry, SystemClock(), beat, on_step, ranks, stop)
+                made.run(stop)
         else:
             beat.touch("waiting")
             stop.wait(0.1)
@@ -299,7 +305,8 @@ def _run_serve(
     from streamd.server.state import ServerState
 
     # Set up the process. torch is not part of it: a version that needs it loads it.
-    metrics.gpu_in_use.set(choose_device(settings.server.device) == "cuda")
+    device = choose_device(settings.server.device)
+    metrics.gpu_in_use.set(device == "cuda")
     registry = Registry(settings)
     failed = threading.Event()
 
@@ -328,7 +335,8 @@ def _run_serve(
     if lock is None:
         return
     beat = Heartbeat(settings.data_dir, "serve", name)
-    engine = Engine(settings, registry, beat, end_process, make_kernels_ready)
+    prepare = partial(make_kernels_ready, device)
+    engine = Engine(settings, registry, beat, end_process, prepare)
     moves: Moves = registry
     if settings.log.follows:
         from streamd.replica.requests import RequestedMoves
@@ -377,11 +385,14 @@ def _run_serve(
         sys.exit(1)
 
 
-def make_kernels_ready() -> None:
-    """Compile or load the kernels before the first event needs them."""
+def make_kernels_ready(device: str = "cpu") -> None:
+    """Compile or load the kernels before the first event needs them. device: of the graph."""
     from streamd.graph.jit import compile_notice
     from streamd.graph.warm_up import warm_up
 
+    # What is warmed up is what is imported.
+    if device == "cuda":
+        import streamd.gpu.changes  # noqa: F401
     if notice := compile_notice():
         logger.info("compiling_kernels", meaning=notice)
     logger.info("kernels_ready", seconds=round(warm_up(), 1))

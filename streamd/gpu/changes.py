@@ -7,12 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamd.events import Int64
-from streamd.graph.jit import inner, kernel
+from streamd.graph.block_arrays import BLOCKS, BlockArrays
+from streamd.graph.jit import compiled_for, inner
+from streamd.graph.kernel_types import INTS, WRITTEN_INTS, writes
 from streamd.graph.kernels import (
     DEGREE,
     DIRECTORY,
     GONE,
-    BlockArrays,
     block_of,
     entries_before,
     entries_below,
@@ -29,7 +30,7 @@ def _old_blocks(g: BlockArrays, sent: NDArray[Any], node: int) -> Any:
     return num_blocks(g, sent[4 * node + DEGREE])
 
 
-@kernel
+@compiled_for(INTS, INTS, writes(np.uint8), WRITTEN_INTS)
 def list_touched(
     src: NDArray[Any], dst: NDArray[Any], marks: NDArray[Any], node: NDArray[Any]
 ) -> Any:
@@ -47,7 +48,7 @@ def list_touched(
     return count
 
 
-@kernel
+@compiled_for(BLOCKS, INTS, INTS)
 def count_changes(g: BlockArrays, sent: NDArray[Any], touched: NDArray[Any]) -> Any:
     """(directory slots, entries) that are new in the touched nodes. sent: int64[4 N], their rows as
     they were sent."""
@@ -59,7 +60,7 @@ def count_changes(g: BlockArrays, sent: NDArray[Any], touched: NDArray[Any]) -> 
     return blocks, entries
 
 
-@kernel
+@compiled_for(BLOCKS, INTS, INTS, WRITTEN_INTS, WRITTEN_INTS)
 def list_changes(
     g: BlockArrays,
     sent: NDArray[Any],
@@ -98,7 +99,7 @@ def changed(g: BlockArrays, sent: Int64, touched: Int64) -> tuple[Int64, Int64]:
     return block_at, entry_at[:num_entries]
 
 
-@kernel
+@compiled_for(BLOCKS, INTS, INTS, WRITTEN_INTS)
 def places_of(
     g: BlockArrays, node: NDArray[Any], event: NDArray[Any], entry_at: NDArray[Any]
 ) -> Any:
@@ -116,7 +117,7 @@ def places_of(
     return count
 
 
-@kernel
+@compiled_for(BLOCKS, INTS, WRITTEN_INTS, WRITTEN_INTS)
 def list_ends(g: BlockArrays, nodes: NDArray[Any], other: NDArray[Any], event: NDArray[Any]) -> Any:
     """The other ends and the events of all entries of some nodes that are not hidden. No block of
     theirs may be offloaded. Returns: how many there are."""

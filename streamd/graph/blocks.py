@@ -14,9 +14,10 @@ from streamd.errors import CapacityError, OffloadedError
 from streamd.events import Bools, Int64
 from streamd.graph import kernels, offloading
 from streamd.graph.arena import Arena
+from streamd.graph.block_arrays import BlockArrays, Query, Sampled
 from streamd.graph.draws import ALL_SETS, Direction, Draw, Neighbors
 from streamd.graph.hops import HopDraws, NextRoots, NumberedHops, Roots, renumbered, sample_hops
-from streamd.graph.kernels import DEGREE, BlockArrays, Query, Sampled
+from streamd.graph.kernels import DEGREE
 from streamd.graph.ownership import OwnedNodes
 from streamd.graph.strategies import STRATEGIES, StrategyName
 from streamd.telemetry import metrics
@@ -372,7 +373,7 @@ class BlockGraph:
 
     def query(self, root_R: Int64, since: int | Int64, before: int | Int64, draw: Draw) -> Query:
         """The query that a draw is for the kernels."""
-        # Fresh arrays, so that kernels are compiled for one kind of array only.
+        # Fresh arrays: in a record, kernels take no read-only ones for them.
         since_R, before_R = (np.empty(len(root_R), np.int64) for _ in range(2))
         since_R[:] = since
         before_R[:] = before
@@ -382,7 +383,7 @@ class BlockGraph:
         np.clip(before_R, self.first_event, self.next_event, out=before_R)
 
         # Draws are by the node's id, wherever it is filed.
-        node_R = root_R = np.ascontiguousarray(root_R)
+        node_R = root_R = np.array(root_R, np.int64)
         if self._owned is not None:
             root_R = self._owned.slots(node_R)
 

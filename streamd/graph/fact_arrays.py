@@ -5,6 +5,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from streamd.graph.fact_columns import NUM_HALF_LIVES
+from streamd.graph.kernel_types import record, writes
+
 RATES = (0.5, 0.8, 0.95, 0.99)
 """Decay per event of the columns PAIR_WEIGHT_50 to PAIR_WEIGHT_99: from the last event alone to the
 last hundred."""
@@ -74,3 +77,53 @@ class FactArrays(NamedTuple):
     power: NDArray[Any]
     decay: NDArray[Any]
     size: NDArray[Any]
+
+
+NODE_ARRAYS: dict[str, tuple[Any, ...]] = {
+    "seen": (np.int64,),
+    "last": (np.int64,),
+    "last_dst": (np.int64,),
+    "log_pop": (np.float64, NUM_HALF_LIVES),
+    "pop_at": (np.int64,),
+    "log_gap": (np.float32,),
+    "repeats": (np.float32,),
+    "num_partners": (np.int32,),
+    "ring": (np.int32, PARTNERS),
+    "ring_count": (np.int64,),
+    "mark": (np.int32,),
+    "rank": (np.int32,),
+    "order": (np.int32,),
+}
+"""Type of each array of `FactArrays` over nodes, and length of a row."""
+PAIR_ARRAYS: dict[str, tuple[Any, ...]] = {
+    "key": (np.uint64,),
+    "weight": (np.float32, 2, NUM_RATES),
+    "met_at": (np.int64, 2),
+    "sent": (np.int64, 2),
+    "num_met": (np.int32,),
+    "before": (np.int32,),
+    "after": (np.int32,),
+}
+"""The same of arrays over pairs."""
+HASHED_ARRAYS: dict[str, tuple[Any, ...]] = {
+    "step_key": (np.uint64, TRANSITIONS),
+    "step_count": (np.float32, TRANSITIONS),
+    "step_at": (np.int64, TRANSITIONS),
+    "hours": (np.uint64, HOURS, 2),
+}
+"""The same over transitions and hours of the day, with their lengths, which do not grow."""
+OTHER_ARRAYS: dict[str, tuple[Any, int]] = {
+    "slots": (np.int32, 1),
+    "totals": (np.float64, 1),
+    "power": (np.float32, 2),
+    "decay": (np.float64, 1),
+    "size": (np.int64, 1),
+}
+"""Type and number of dimensions of all others."""
+_TYPES = {
+    **{n: writes(kind, 1 + len(row)) for n, (kind, *row) in (NODE_ARRAYS | PAIR_ARRAYS).items()},
+    **{n: writes(kind, len(shape)) for n, (kind, *shape) in HASHED_ARRAYS.items()},
+    **{n: writes(kind, num_dims) for n, (kind, num_dims) in OTHER_ARRAYS.items()},
+}
+FACTS = record(FactArrays, *(_TYPES[name] for name in FactArrays._fields))
+"""How kernels are given them."""

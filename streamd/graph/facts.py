@@ -15,13 +15,13 @@ from streamd.errors import CapacityError
 from streamd.events import NO_DELETES, Float32, Int64, NodeDeletes
 from streamd.graph.arena import Arena
 from streamd.graph.fact_arrays import (
-    HOURS,
+    HASHED_ARRAYS,
     NEVER,
-    NUM_RATES,
+    NODE_ARRAYS,
+    PAIR_ARRAYS,
     PARTNERS,
     POWERS,
     RATES,
-    TRANSITIONS,
     FactArrays,
 )
 from streamd.graph.fact_columns import LOG_SHARES, NUM_FACTS, NUM_HALF_LIVES
@@ -33,39 +33,6 @@ MAX_NODES = 2**28
 """The node table reserves 42 GB of address space, of which only rows in use take memory."""
 NODE_STEP = 16_384
 """Nodes that the table grows by: 384 KB are written for them."""
-NODE_ARRAYS: dict[str, tuple[Any, ...]] = {
-    "seen": (np.int64,),
-    "last": (np.int64,),
-    "last_dst": (np.int64,),
-    "log_pop": (np.float64, NUM_HALF_LIVES),
-    "pop_at": (np.int64,),
-    "log_gap": (np.float32,),
-    "repeats": (np.float32,),
-    "num_partners": (np.int32,),
-    "ring": (np.int32, PARTNERS),
-    "ring_count": (np.int64,),
-    "mark": (np.int32,),
-    "rank": (np.int32,),
-    "order": (np.int32,),
-}
-"""Type of each array of `FactArrays` over nodes, and length of a row."""
-PAIR_ARRAYS: dict[str, tuple[Any, ...]] = {
-    "key": (np.uint64,),
-    "weight": (np.float32, 2, NUM_RATES),
-    "met_at": (np.int64, 2),
-    "sent": (np.int64, 2),
-    "num_met": (np.int32,),
-    "before": (np.int32,),
-    "after": (np.int32,),
-}
-"""The same of arrays over pairs."""
-HASHED_ARRAYS: dict[str, tuple[Any, ...]] = {
-    "step_key": (np.uint64, TRANSITIONS),
-    "step_count": (np.float32, TRANSITIONS),
-    "step_at": (np.int64, TRANSITIONS),
-    "hours": (np.uint64, HOURS, 2),
-}
-"""The same over transitions and hours of the day, with their lengths, which do not grow."""
 NEVER_ARRAYS = ("last", "last_dst", "pop_at")
 """Arrays over nodes whose new rows hold NEVER; those of `log_gap` hold NEVER_LOG_SECONDS, of all
 others zeros."""
@@ -260,7 +227,8 @@ class PairFacts:
         if missing:
             raise ValueError(f"{', '.join(sorted(missing))} cannot be taken over")
 
-        # Nothing of what it had is left.
+        # All is read: nothing of what it had is left from here on.
+        edge = int(tensors["edge"][0])
         self._arenas = arenas
         self._f = self._f._replace(
             **_over_nodes(arenas, len(tensors["seen"])),
@@ -270,7 +238,7 @@ class PairFacts:
             size=tensors["size"],
             slots=np.zeros(0, np.int32),
         )
-        self.edge = int(tensors["edge"][0])
+        self.edge = edge
 
         # Deletes are taken in from the first on; forgetting a node twice changes nothing.
         self._forgotten = 0

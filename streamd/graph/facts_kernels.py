@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamd.graph.fact_arrays import (
+    FACTS,
     HOURS,
     NEVER,
     NUM_RATES,
@@ -20,7 +21,8 @@ from streamd.graph.fact_arrays import (
 from streamd.graph.fact_columns import NUM_HALF_LIVES, FactColumn
 from streamd.graph.hashing import mixed
 from streamd.graph.hour_table import ANYONE, count_hour, events_around, hour_of, key_names
-from streamd.graph.jit import inner, kernel
+from streamd.graph.jit import compiled_for, inner
+from streamd.graph.kernel_types import INT, INTS, INTS_2D, WRITTEN_FACTS
 from streamd.graph.pair_table import drop, find, pair_key, touch
 
 THREE_HOP_PARTNERS = 8
@@ -401,7 +403,7 @@ def _forget_until(
     return end
 
 
-@kernel
+@compiled_for(FACTS, INTS, INTS, INTS, INTS, INTS_2D, WRITTEN_FACTS, INT, INTS, INTS)
 def advance(
     f: FactArrays,
     src: NDArray[Any],
@@ -440,7 +442,7 @@ def advance(
     _forget_until(f, gone, gone_at, done, len(src))
 
 
-@kernel
+@compiled_for(FACTS, INTS, INTS, INTS_2D, WRITTEN_FACTS)
 def fill_many(
     f: FactArrays,
     src: NDArray[Any],

@@ -9,9 +9,31 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from streamd.events import Bools, Float32, Int64
-from streamd.graph.jit import inner, kernel
+from streamd.graph.jit import compiled_for, inner
+from streamd.graph.kernel_types import (
+    ADDRESSES,
+    FLAG,
+    FLAGS,
+    FLAGS_2D,
+    INT,
+    INTS,
+    INTS_2D,
+    WRITTEN_INTS,
+    WRITTEN_ROWS,
+    record,
+    writes,
+)
 from streamd.segments.columns import ColumnArrays, EdgeColumns
 from streamd.segments.layout import ROW_BITS, SET_SHIFT
+
+COLUMNS = record(
+    ColumnArrays,
+    WRITTEN_INTS,
+    writes(np.uint64),
+    WRITTEN_INTS,
+    *[writes(np.uint64)] * 2,
+    *[WRITTEN_INTS] * 3,
+)
 
 
 @intrinsic
@@ -86,7 +108,7 @@ def time_of(
 # references to all of them.
 
 
-@kernel
+@compiled_for(INTS, ADDRESSES, INT, INTS, FLAGS, WRITTEN_INTS)
 def gather_times(
     first: NDArray[Any],
     time: NDArray[Any],
@@ -115,7 +137,7 @@ def gather_times(
     return True
 
 
-@kernel
+@compiled_for(COLUMNS, INT, INTS, FLAGS, WRITTEN_INTS)
 def gather_set_times(
     c: ColumnArrays, end: int, edge: NDArray[Any], mask: NDArray[Any], out: NDArray[Any]
 ) -> Any:
@@ -131,7 +153,7 @@ def gather_set_times(
     return True
 
 
-@kernel
+@compiled_for(INTS, INTS, INTS, INTS_2D, FLAGS_2D, WRITTEN_INTS, WRITTEN_INTS, WRITTEN_INTS)
 def next_roots(
     nodes: NDArray[Any],
     times: NDArray[Any],
@@ -154,7 +176,7 @@ def next_roots(
                 at += 1
 
 
-@kernel
+@compiled_for(INTS, ADDRESSES, INT, INTS, FLAGS, WRITTEN_ROWS)
 def gather_rows(
     first: NDArray[Any],
     msg: NDArray[Any],
@@ -185,7 +207,7 @@ def gather_rows(
     return True
 
 
-@kernel
+@compiled_for(COLUMNS, INT, INTS, FLAGS, WRITTEN_ROWS)
 def gather_set_rows(
     c: ColumnArrays, end: int, edge: NDArray[Any], mask: NDArray[Any], out: NDArray[Any]
 ) -> Any:
@@ -216,7 +238,7 @@ def gather_set_rows(
     return True
 
 
-@kernel
+@compiled_for(FLAG, INTS, ADDRESSES, INTS, ADDRESSES, INT, INT, INTS, WRITTEN_INTS)
 def cutoffs(
     plain: bool,
     first: NDArray[Any],

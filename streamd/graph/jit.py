@@ -12,10 +12,15 @@ import hashlib
 import os
 import stat
 import tempfile
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numba
-from numba import njit
+import numpy as np
+from numba import njit, types
+from numba.np.numpy_support import as_dtype
 
 ROOMS = ("graph", "gpu", "exchange/tfgnn")
 """Folders whose files hold kernels."""
@@ -66,9 +71,66 @@ if CACHE is not None:
 
 # Without the interpreter's lock other threads run while a kernel does.
 kernel = njit(cache=CACHE is not None, nogil=True)
+"""Compiled for the types of each call, when it comes: for commands alone, as no role may wait."""
 inner = njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 """Without a wrapper for Python, whose unpacking of many arrays takes longer to compile than the
 kernel itself."""
+
+
+class Kernel:
+    """A function that is compiled for one signature, by the warm-up or at its first call.
+
+    It is never compiled for the types of a call: the thread that answers requests would wait for
+    seconds, however rare the call. Arrays that it only reads are copied if they are not contiguous
+    or of a narrower type; anything else that does not fit is a TypeError.
+    """
+
+    def __init__(self, function: Callable[..., Any], signature: tuple[Any, ...]) -> None:
+        self.signature = signature
+        self.dispatcher = kernel(function)
+        self._lock = threading.Lock()
+        self._is_ready = False
+
+    def __call__(self, *args: Any) -> Any:
+        if not self._is_ready:
+            self.compile()
+        try:
+            return self.dispatcher(*args)
+        except TypeError:
+            # numba found no signature that fits, and has run nothing yet.
+            return self.dispatcher(*map(_fitting, args, self.signature))
+
+    def compile(self) -> None:
+        """Compile it, or load it where that was done before."""
+        with self._lock:
+            if not self._is_ready:
+                self.dispatcher.compile(self.signature)
+                # From here on, numba passes writable arrays where read-only ones are declared.
+                self.dispatcher.disable_compile()
+                self._is_ready = True
+
+
+def _fitting(arg: Any, declared: Any) -> Any:
+    """An argument as a kernel declares it, where a copy can be that."""
+    if isinstance(arg, np.ndarray) and isinstance(declared, types.Array) and not declared.mutable:
+        dtype = as_dtype(declared.dtype)
+        if np.can_cast(arg.dtype, dtype):
+            return np.ascontiguousarray(arg, dtype)
+    return arg
+
+
+KERNELS: list[Kernel] = []
+"""All kernels of the modules that this process has imported."""
+
+
+def compiled_for(*signature: Any) -> Callable[[Callable[..., Any]], Kernel]:
+    """Make a kernel of a function. signature: of `streamd.graph.kernel_types`."""
+
+    def declare(function: Callable[..., Any]) -> Kernel:
+        KERNELS.append(Kernel(function, signature))
+        return KERNELS[-1]
+
+    return declare
 
 
 def compile_notice() -> str | None:

@@ -11,7 +11,7 @@ events: where a node's next event lies further away, what is left of its block i
 entries and a new block begins.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -20,7 +20,16 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from streamd.graph.jit import inner, kernel
+from streamd.graph.block_arrays import BLOCKS, BlockArrays, Query
+from streamd.graph.jit import compiled_for, inner
+from streamd.graph.kernel_types import (
+    FLAG,
+    INT,
+    INTS,
+    WRITTEN_INTS,
+    reads,
+    writes,
+)
 
 GONE = 0xFFFFFFFF
 """Neighbour of a hidden entry: one that a delete hid, or a filler. No node has this id."""
@@ -42,55 +51,6 @@ AHEAD = 32
 """Events or roots whose memory is read ahead together."""
 NEAR = 16
 """Rows a search looks at first, around a guess."""
-
-
-class BlockArrays(NamedTuple):
-    """The memory of a block store.
-
-    nodes: int64[4 N], two nodes per cache line: place of the next entry, first event of the last
-        block, number of entries (fillers included), place of the directory.
-    blocks: int64[2 B], the directories: of each block of a node its first event id, ascending, and
-        the place of its first entry, ~place where its entries are offloaded.
-    entries: int64[E], the arena: relative event id << 32 | neighbour.
-    hidden: uint8[N], 1 where an entry of the node is hidden.
-    used: int64[2], how many entries and directory slots are taken.
-    tau: int64[2], tau, which is a power of two, and its logarithm to base 2.
-    """
-
-    nodes: NDArray[Any]
-    blocks: NDArray[Any]
-    entries: NDArray[Any]
-    hidden: NDArray[Any]
-    used: NDArray[Any]
-    tau: NDArray[Any]
-
-
-class Query(NamedTuple):
-    """What is asked of a block store: each root's neighbours in events [since, before).
-
-    root, since, before: int64[R], the latter clipped to the store's events [first, next); roots
-    from num_nodes on are unknown. node: int64[R], their ids. replace, seed: for draws at random.
-    """
-
-    root: NDArray[Any]
-    node: NDArray[Any]
-    since: NDArray[Any]
-    before: NDArray[Any]
-    num_nodes: int
-    first: int
-    next: int
-    replace: bool
-    seed: int
-
-
-class Sampled(NamedTuple):
-    """Where a sampling kernel writes: neighbor, event int64[R, k], mask bool[R, k], and missing
-    bool[R], True where the answer needs entries that are offloaded."""
-
-    neighbor: NDArray[Any]
-    event: NDArray[Any]
-    mask: NDArray[Any]
-    missing: NDArray[Any]
 
 
 @intrinsic
@@ -205,7 +165,7 @@ def _append(g: BlockArrays, node: int, other: int, event: int) -> None:
     g.nodes[4 * node + DEGREE] += 1
 
 
-@kernel
+@compiled_for(BLOCKS, INTS, INTS, INTS, FLAG)
 def insert_events(
     g: BlockArrays, node: NDArray[Any], other: NDArray[Any], event: NDArray[Any], both: bool
 ) -> None:
@@ -237,7 +197,7 @@ def insert_events(
                 _append(g, other[i], node[i], event[i])
 
 
-@kernel
+@compiled_for(INTS, INTS, FLAG, INT, WRITTEN_INTS)
 def count_ends(
     node: NDArray[Any], other: NDArray[Any], both: bool, shift: int, start: NDArray[Any]
 ) -> None:
@@ -251,7 +211,7 @@ def count_ends(
         start[part] += start[part - 1]
 
 
-@kernel
+@compiled_for(INTS, INTS, FLAG, INT, WRITTEN_INTS, writes(np.uint32), WRITTEN_INTS)
 def partition_ends(
     node: NDArray[Any],
     other: NDArray[Any],
@@ -277,7 +237,7 @@ def partition_ends(
             own[x], packed[x] = b, (i << 32) | a
 
 
-@kernel
+@compiled_for(BLOCKS, reads(np.uint32), INTS, INTS)
 def append_ends(
     g: BlockArrays, own: NDArray[Any], packed: NDArray[Any], event: NDArray[Any]
 ) -> None:
@@ -467,7 +427,7 @@ def _hide(g: BlockArrays, node: int, event: int) -> None:
             g.hidden[node] = 1
 
 
-@kernel
+@compiled_for(BLOCKS, INTS, INTS, INTS, FLAG)
 def hide_events(
     g: BlockArrays, node: NDArray[Any], other: NDArray[Any], event: NDArray[Any], both: bool
 ) -> None:
@@ -478,7 +438,7 @@ def hide_events(
             _hide(g, other[i], event[i])
 
 
-@kernel
+@compiled_for(BLOCKS, INTS)
 def hide_nodes(g: BlockArrays, nodes: NDArray[Any]) -> None:
     """Hide all entries of some nodes, and those of their neighbours that lead to them, in a store
     of both directions. No block of the store may ever have been offloaded."""

@@ -232,12 +232,12 @@ def save_facts(facts: SetFacts, folder: Path) -> None:
     path = folder / f"{facts.edge:020d}.safetensors"
     facts.save(path)
 
-    # A kill before this leaves both files, of which the newer one is taken.
-    for old in _stored_facts(folder):
-        if old.name < path.name:
+    # A kill on the way leaves older facts or parts of them, which the next call removes. The file
+    # that stands for the whole goes before its parts.
+    for old in sorted(folder.glob("*.safetensors"), reverse=True):
+        edge, *number = old.stem.split("-", 1)
+        if all(part.isdigit() for part in (edge, *number)) and edge < path.stem:
             old.unlink()
-            for one in folder.glob(f"{old.stem}-*.safetensors"):
-                one.unlink()
 
 
 def _stored_facts(folder: Path) -> list[Path]:

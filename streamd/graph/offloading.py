@@ -10,20 +10,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamd.graph.jit import inner, kernel
+from streamd.graph.block_arrays import BLOCKS, BlockArrays
+from streamd.graph.jit import compiled_for, inner
+from streamd.graph.kernel_types import FLAG, FLAGS, INT, INTS, WRITTEN_FLAGS, WRITTEN_INTS
 from streamd.graph.kernels import (
     DEGREE,
     DIRECTORY,
     FILLER,
     GONE,
-    BlockArrays,
     block_of,
     entries_before,
     num_blocks,
 )
 
 
-@kernel
+@compiled_for(BLOCKS, INT, INT, WRITTEN_FLAGS, INT)
 def offload_blocks(
     g: BlockArrays, num_nodes: int, before: int, kept: NDArray[Any], page_entries: int
 ) -> Any:
@@ -53,7 +54,7 @@ def offload_blocks(
     return offloaded, marked
 
 
-@kernel
+@compiled_for(BLOCKS, INTS, WRITTEN_INTS, WRITTEN_FLAGS, INT)
 def begin_restoring(
     g: BlockArrays,
     nodes: NDArray[Any],
@@ -111,7 +112,7 @@ def _restore(g: BlockArrays, node: int, other: int, event: int, next_number: NDA
     next_number[node] = number
 
 
-@kernel
+@compiled_for(BLOCKS, INTS, INTS, FLAGS, INTS, WRITTEN_INTS, FLAG)
 def restore_events(
     g: BlockArrays,
     node: NDArray[Any],
@@ -131,7 +132,7 @@ def restore_events(
             _restore(g, b, GONE if gone[i] else a, event[i], next_number)
 
 
-@kernel
+@compiled_for(BLOCKS, INTS, WRITTEN_INTS)
 def end_restoring(g: BlockArrays, nodes: NDArray[Any], next_number: NDArray[Any]) -> None:
     """Take the mark off the offloaded blocks of some nodes."""
     for node in nodes:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from streamd.graph.fact_arrays import NEVER, NUM_RATES, FactArrays
+from streamd.graph.fact_arrays import FACTS, NEVER, NUM_RATES, FactArrays
 from streamd.graph.hashing import mixed
-from streamd.graph.jit import inner, kernel
+from streamd.graph.jit import compiled_for, inner
 
 
 @inner
@@ -40,7 +40,7 @@ def place(f: FactArrays, entry: int) -> None:
     f.slots[at] = entry + 1
 
 
-@kernel
+@compiled_for(FACTS)
 def place_all(f: FactArrays) -> None:
     """Put all entries into slots, which are empty."""
     for entry in range(f.size[0]):

@@ -6,16 +6,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streamd.graph.block_arrays import BLOCKS, QUERY, SAMPLED, BlockArrays, Query, Sampled
 from streamd.graph.hashing import GOLDEN, mixed
-from streamd.graph.jit import inner, kernel
+from streamd.graph.jit import compiled_for, inner
 from streamd.graph.kernels import (
     AHEAD,
     DIRECTORY,
     GONE,
     NEIGHBOR_BITS,
-    BlockArrays,
-    Query,
-    Sampled,
     block_of,
     entries_before,
     locate,
@@ -82,7 +80,7 @@ def _repeat(first_asked: NDArray[Any], out: Sampled) -> None:
                 out.mask[r, i] = out.mask[first, i]
 
 
-@kernel
+@compiled_for(BLOCKS, QUERY, SAMPLED)
 def sample_recent(g: BlockArrays, q: Query, out: Sampled) -> None:
     """Sample the newest entries of each root, newest first, among those in its range of events that
     are not hidden.
@@ -189,7 +187,7 @@ def _list_visible(g: BlockArrays, node: int, begin: int, end: int, listed: NDArr
     return held
 
 
-@kernel
+@compiled_for(BLOCKS, QUERY, SAMPLED)
 def sample_uniform(g: BlockArrays, q: Query, out: Sampled) -> None:
     """Sample entries of each root, each as likely as any other, among those in its range of events
     that are not hidden.

@@ -228,26 +228,36 @@ class SetFacts:
         self.all.save(path, more)
 
     def restore(self, path: Path) -> bool:
-        """Take over the state in a file, as `PairFacts.restore` does.
+        """Replace the state by that of a file and of the files beside it, all of them or none.
 
         A set that came to the log later has no facts yet. Those of all sets are those of the first
-        where it was the only one.
+        if it was the only one. Returns, raises: as `PairFacts.restore`.
         """
+        # Read every part into fresh facts, since any of them may not fit or be damaged.
+        read = self.fresh(0)
         num_stored = int(metadata_of(path).get(NUM_SETS, "0")) if self.per_set else 0
-        for number, one in enumerate(self.per_set):
-            stored = beside(path, number) if num_stored else path
-            if number < max(num_stored, 1) and not one.restore(stored):
-                return False
-            self._places[number] = GrowingArray(np.int64)
-        self._num_sorted = 0
-        self._by_node_set = [Destinations() for _ in self._by_node_set]
-        return self.all.restore(path)
+        stored = [beside(path, n) for n in range(num_stored)] or [path]
+        parts = [(read.all, path), *zip(read.per_set, stored, strict=False)]
+        if not all(one.restore(file) for one, file in parts):
+            return False
+        self._take_over(read)
+        return True
 
     def map(self, path: Path) -> None:
         """Show the state in the files that `save` wrote for these sets, as `PairFacts.map` does."""
-        for number, one in enumerate(self.per_set):
+        mapped = self.fresh(0)
+        for number, one in enumerate(mapped.per_set):
             one.map(beside(path, number))
-        self.all.map(path)
+        mapped.all.map(path)
+        self._take_over(mapped)
+
+    def _take_over(self, other: "SetFacts") -> None:
+        """Replace the state by that of other facts, which nobody else uses."""
+        self.all = other.all
+        self.per_set = other.per_set
+        self._places = other._places
+        self._by_node_set = other._by_node_set
+        self._num_sorted = other._num_sorted
 
     @property
     def num_bytes_of_slots(self) -> int:

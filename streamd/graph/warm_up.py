@@ -6,24 +6,22 @@ import subprocess
 import time
 from collections.abc import Iterator
 
-import numpy as np
 from filelock import FileLock, Timeout
 
 from streamd.errors import LockedError
-from streamd.graph import BlockGraph, PairFacts, TemporalSampler, jit
-from streamd.graph.gather import edge_features
-from streamd.graph.sampler import Strategy
+from streamd.graph import facts_kernels, jit, pair_table
 from streamd.processes import PYTHON, SUPERVISED_BY
-from streamd.segments.columns import EdgeColumns
 
 KERNELS_SECONDS = 300.0
 """Longest wait for another process that compiles kernels, 25 times what that takes on idle cores: a
 process that takes longer is most likely stopped."""
+FACTS_KERNELS = (facts_kernels.advance, facts_kernels.fill_many, pair_table.place_all)
+"""About half of all that is to compile."""
 
 
 def warm_up() -> float:
-    """Compile all kernels, or load them where that was done before, in one process of this
-    installation at a time.
+    """Compile all kernels that were imported, each for its one signature, or load them where that
+    was done before, in one process of this installation at a time.
 
     Returns: the seconds it took. Raises: LockedError where another process took too long.
     """
@@ -76,27 +74,13 @@ def _kernels_locked() -> Iterator[None]:
 
 
 def warm_graph() -> None:
-    """Compile the kernels of the graph, by calling each with the types of production."""
-    # Three nodes and two edges are enough: types decide what is compiled, not sizes.
-    src = np.array([0, 1])
-    dst = np.array([1, 2])
-    when = np.array([1, 2])
-    columns = EdgeColumns.of([(0, when, np.zeros((2, 1), np.float32))], 2, 1)
-    graph = BlockGraph()
-    graph.insert(src, dst)
-    graph.hide(src[:1], dst[:1], src[:1])
-    graph.hide_nodes(src[:1])
-    strategies: tuple[Strategy, ...] = ("recent", "uniform")
-    for strategy in strategies:
-        _, layer = TemporalSampler(graph, [2, 2], strategy, columns=columns).sample(src, when)
-        edge_features(columns, layer.eid, layer.mask)
+    """Compile or load the kernels that are not of the pair facts."""
+    for kernel in jit.KERNELS:
+        if kernel not in FACTS_KERNELS:
+            kernel.compile()
 
 
 def warm_facts() -> None:
-    """Compile the kernels of the pair facts, by calling each with the types of production."""
-    src = np.array([0, 1])
-    dst = np.array([1, 2])
-    when = np.array([1, 2])
-    facts = PairFacts((1, 2, 3, 4, 5), 10)
-    facts.advance_scoring(src, dst, when, np.array([0]), np.array([[1, 2]]))
-    facts.compute(src, when, np.array([[1], [2]]))
+    """Compile or load the kernels of the pair facts."""
+    for kernel in FACTS_KERNELS:
+        kernel.compile()

@@ -107,19 +107,23 @@ class LinkModel(nn.Module):
         filled up, so that what they say stays the same. Raises: VersionError where they are of
         another model."""
         own = self.state_dict()
-        try:
-            self.load_state_dict(
-                {n: torch.zeros_like(t) for n, t in own.items() if n == HISTORY_WEIGHT}
-                | {
-                    name: with_all_facts(as_tensor(w), own[name].shape if name in own else (), name)
-                    for name, w in weights.items()
-                }
-            )
-        except RuntimeError as error:
+        full = {n: torch.zeros_like(t) for n, t in own.items() if n == HISTORY_WEIGHT}
+        for name, weight in weights.items():
+            shape = own[name].shape if name in own else ()
+            full[name] = with_all_facts(as_tensor(weight), shape, name)
+
+        # torch would take over those that fit before it refuses the others.
+        odd = [
+            name
+            for name in sorted(own.keys() | full.keys())
+            if name not in own or name not in full or own[name].shape != full[name].shape
+        ]
+        if odd:
             raise VersionError(
-                f"The weights do not fit the model: {' '.join(str(error).split())[:300]}.",
+                f"The weights do not fit the model: {', '.join(odd)[:300]}.",
                 "use the streamd that made them, or promote another version.",
-            ) from None
+            )
+        self.load_state_dict(full)
 
     @property
     def is_finite(self) -> bool:

@@ -70,16 +70,21 @@ def begin_attempt(folder: Path, window: Window) -> int:
     return 0
 
 
+class Stopped(Exception):
+    """Raised in the middle of the trainer's work by a stop; a restart begins that work again, as
+    after a kill."""
+
+
 @contextmanager
 def counting_failures(folder: Path) -> Iterator[None]:
     """Count an error of the work inside against the window that was begun.
 
-    A signal that ends the process, a disk that takes no bytes (OSError), another rank that is gone
-    and another trainer that leads never count: they are not the window's fault.
+    A stop, a signal that ends the process, a disk that takes no bytes (OSError), another rank that
+    is gone and another trainer that leads never count: they are not the window's fault.
     """
     try:
         yield
-    except (OSError, RanksError, FencedError):
+    except (Stopped, OSError, RanksError, FencedError):
         raise
     except Exception:
         before = last_attempt(folder)

@@ -21,9 +21,10 @@ from torch import Tensor
 from streamd.errors import CorruptionError, SchemaError, VersionError
 from streamd.events import EDGE_SETS
 from streamd.gpu import device_facts
-from streamd.models import Memory, build_model
+from streamd.models import LinkModel, Memory, build_model
 from streamd.models.memory_files import read_memory
 from streamd.models.stored_weights import with_all_facts
+from streamd.models.widening import widened_memory, widened_model, widened_optimizer
 from streamd.registry.manifest import MEMORY
 from streamd.schema import Schema
 from streamd.schema_change import check_extends
@@ -31,7 +32,7 @@ from streamd.segments.journal import LogState
 from streamd.storage import StoredFile, remove_scratch, write_folder_durably
 from streamd.tensors import FORMAT, file_checksum
 from streamd.training.learner import Learner
-from streamd.training.replay import ReplayChunk, whole_chunk
+from streamd.training.replay import ReplayChunk, ReplayStore, whole_chunk
 
 NAME = re.compile(r"\d{20}(\.\d{6})?")
 """Name of a checkpoint's folder: event id, and number among those at one event. Padded with zeros,
@@ -199,15 +200,38 @@ def _newest(folder: Path) -> Path | None:
     )
 
 
-def load_checkpoint(
-    folder: Path, cursor: Cursor, learner: Learner, log: LogState
-) -> list[StoredFile]:
-    """Restore the newest checkpoint into `learner`. cursor: as `read_cursor` gave it.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loaded:
+    """Everything that a checkpoint holds of a learner, read and checked.
 
-    Returns: the files of the memory; none in a checkpoint before format 4, or where the schema was
-    extended since.
+    files: of the memory; none in a checkpoint before format 4, or where the schema was extended
+    since.
+    """
+
+    cursor: Cursor
+    made_on: Schema
+    model: LinkModel
+    optimizer: torch.optim.AdamW
+    memory: Memory
+    tail: list[ReplayChunk]
+    files: list[StoredFile]
+
+    def restore(self, learner: Learner) -> None:
+        """Replace the state of the learner that the checkpoint was read for."""
+        learner.replay.restore(self.cursor.replay, self.made_on, self.model.schema)
+        learner.model, learner.optimizer = self.model, self.optimizer
+        learner.memory = self.memory
+        learner.tail = self.tail
+        learner.num_learned = self.cursor.num_learned
+        learner.begin()
+
+
+def load_checkpoint(folder: Path, cursor: Cursor, learner: Learner, log: LogState) -> Loaded:
+    """Read the newest checkpoint for `learner`, which does not change: where one part is damaged,
+    it has none of the others. cursor: as `read_cursor` gave it.
+
     Raises: VersionError where it lies beyond the log, as after a log was replaced; CorruptionError
-    where a tensor of it is not finite.
+    where a tensor of it is not finite, or a file of its memory is gone or damaged.
     """
     # The checkpoint must be of this log.
     path = _newest(folder)
@@ -218,8 +242,52 @@ def load_checkpoint(
             f"[{log.first_edge}, {log.num_edges}).",
             "remove train/ and models/, or restore the log.",
         )
+    schema = log.schema
+    made_on = Schema.restored(cursor.schema) if cursor.schema else schema
+    if made_on != schema:
+        _check_extends(path, made_on, schema)
 
-    # Tensors by group: model, optimizer, memory, tail.
+    # Weights, optimizer and memory, of the schema that the log had then.
+    parts = _read_tensors(path)
+    model = build_model(learner.model.settings, made_on, 0, learner.model.device).eval()
+    model.restore(parts["model"])
+    optimizer = model.optimizer(learner.learning_rate)
+    _restore_optimizer(optimizer, parts.get("optimizer", {}))
+    files = [
+        StoredFile(path / MEMORY.format(i), checksum) for i, checksum in enumerate(cursor.memory)
+    ]
+    at = cursor.memory_edge, cursor.memory_us
+    if files:
+        widths = learner.memory.dim, made_on.edge_feature_dim
+        try:
+            memory = read_memory(files, *at, widths, model.device, learner.ranks)
+        except VersionError as error:
+            raise CorruptionError(
+                f"The trainer's checkpoint {path} is damaged: {error}", "none is needed."
+            ) from None
+    else:
+        memory = Memory.restored(parts["memory"], *at, model.device, ranks=learner.ranks)
+
+    # The same of the schema that the log has now.
+    if made_on != schema:
+        narrow, files = model, []
+        model = widened_model(narrow, schema)
+        optimizer = widened_optimizer(optimizer, narrow, learner.learning_rate, model)
+        memory = widened_memory(memory, made_on, schema)
+    return Loaded(
+        cursor=cursor,
+        made_on=made_on,
+        model=model,
+        optimizer=optimizer,
+        memory=memory,
+        tail=_read_tail(cursor.tail, parts.get("tail", {}), learner.replay, made_on, schema),
+        files=files,
+    )
+
+
+def _read_tensors(path: Path) -> dict[str, dict[str, Tensor]]:
+    """The tensors of a checkpoint by group: model, optimizer, memory, tail. Raises: CorruptionError
+    where one is not finite."""
     parts: dict[str, dict[str, Tensor]] = {}
     for name, tensor in load_file(path / "state.safetensors").items():
         group, rest = name.split(".", 1)
@@ -233,48 +301,24 @@ def load_checkpoint(
                     f"The trainer's checkpoint {path} is not finite in {group}.{name}.",
                     "none is needed.",
                 )
+    return parts
 
-    # Weights, optimizer and memory, of the schema that the log had then.
-    schema = log.schema
-    made_on = Schema.restored(cursor.schema) if cursor.schema else schema
-    model, optimizer = learner.model, learner.optimizer
-    if made_on != schema:
-        _check_extends(path, made_on, schema)
-        model = build_model(model.settings, made_on, 0, model.device)
-        optimizer = model.optimizer(learner.learning_rate)
-    model.restore(parts["model"])
-    _restore_optimizer(optimizer, parts.get("optimizer", {}))
-    files = [
-        StoredFile(path / MEMORY.format(i), checksum) for i, checksum in enumerate(cursor.memory)
-    ]
-    at = cursor.memory_edge, cursor.memory_us
-    if files:
-        widths = learner.memory.dim, made_on.edge_feature_dim
-        try:
-            learner.memory = read_memory(files, *at, widths, model.device, learner.ranks)
-        except VersionError as error:
-            raise CorruptionError(
-                f"The trainer's checkpoint {path} is damaged: {error}", "none is needed."
-            ) from None
-    else:
-        learner.memory = Memory.restored(parts["memory"], *at, model.device, ranks=learner.ranks)
-    if made_on != schema:
-        learner.widen(model, optimizer, made_on)
-        files = []
 
-    # The held-out tail, the count of windows and the replay store.
-    learner.tail = []
-    for i, edge in enumerate(cursor.tail):
-        fields = {
-            k.split(".", 1)[1]: v for k, v in parts["tail"].items() if k.split(".", 1)[0] == str(i)
-        }
+def _read_tail(
+    edges: Sequence[int],
+    tensors: dict[str, Tensor],
+    replay: ReplayStore,
+    made_on: Schema,
+    schema: Schema,
+) -> list[ReplayChunk]:
+    """This rank's share of the held-out tail. edges: first event ids of its chunks."""
+    tail = []
+    for i, edge in enumerate(edges):
+        fields = {k.split(".", 1)[1]: v for k, v in tensors.items() if k.split(".", 1)[0] == str(i)}
         chunk = ReplayChunk.restored(edge, fields).widened(made_on, schema)
         if chunk is not None:
-            learner.tail.append(learner.replay.share_of(chunk))
-    learner.num_learned = cursor.num_learned
-    learner.replay.restore(cursor.replay, made_on, schema)
-    learner.begin()
-    return files
+            tail.append(replay.share_of(chunk))
+    return tail
 
 
 def _check_extends(path: Path, made_on: Schema, schema: Schema) -> None:

@@ -22,10 +22,8 @@ from streamd.graph.negatives import LEARNED, SCORED
 from streamd.graph.ranking import ranks
 from streamd.models import EdgeRows, LinkInputs, LinkModel, Memory, build_model, link_loss
 from streamd.models.dropout import dropout_key
-from streamd.models.widening import widened_memory, widened_model, widened_optimizer
 from streamd.ranks import ALONE, Ranks
 from streamd.registry.candidate import TrainResult
-from streamd.schema import Schema
 from streamd.segments.reader import LogReader
 from streamd.settings import Settings
 from streamd.training.device_transfer import DeviceTransfer
@@ -253,16 +251,6 @@ class Learner:
     @property
     def learning_rate(self) -> float:
         return self._training.learning_rate
-
-    def widen(self, model: LinkModel, optimizer: torch.optim.AdamW, made_on: Schema) -> None:
-        """Go on from a model and its optimizer that learned before the log's schema was extended.
-
-        made_on: the schema of `memory`, the model and the optimizer.
-        """
-        schema = self.model.schema
-        self.model = widened_model(model, schema)
-        self.optimizer = widened_optimizer(optimizer, model, self.learning_rate, self.model)
-        self.memory = widened_memory(self.memory, made_on, schema)
 
     def take_over(self, other: "Learner") -> None:
         """Copy another learner's weights, optimizer, memory and past. The other does not change."""

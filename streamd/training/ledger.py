@@ -2,15 +2,15 @@
 that a restart relies on."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import astuple, dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 import structlog
 from msgspec.structs import astuple as astuple_of
 
-from streamd.errors import VersionError
+from streamd.errors import CorruptionError, VersionError
 from streamd.graph.live import LiveGraph
 from streamd.models import Memory
 from streamd.models.memory_files import MemoryFiles
@@ -48,6 +48,7 @@ from streamd.windows.history import (
 )
 
 logger = structlog.get_logger()
+T = TypeVar("T")
 FOLDER = "train"
 """The trainer's folder in the data directory."""
 MEMORY = "memory"
@@ -319,7 +320,21 @@ class Ledger:
 
         Raises: as `read_cursor`.
         """
-        return read_cursor(self._checkpoints)
+        return self._on_all_ranks(lambda: read_cursor(self._checkpoints))
+
+    def _on_all_ranks(self, read: Callable[[], T]) -> T:
+        """Read a checkpoint on every rank. Raises: CorruptionError on all of them where it is
+        damaged for one: they go on from the same place."""
+        damage = None
+        try:
+            found = read()
+        except CorruptionError as error:
+            damage = error
+        if not self._ranks.all(damage is None):
+            raise damage or CorruptionError(
+                "Another rank cannot read the trainer's checkpoint.", "see that rank's log."
+            )
+        return found
 
     def load(self, cursor: Cursor, learner: Learner, state: LogState) -> None:
         """Load the newest checkpoint into the learner. cursor: as `read` gave it.
@@ -327,8 +342,11 @@ class Ledger:
         Raises: as `load_checkpoint`.
         """
         cursor = self._with_schema(cursor)
-        files = load_checkpoint(self._checkpoints, cursor, learner, state)
-        self._memory.resume(files, learner.memory)
+        loaded = self._on_all_ranks(
+            lambda: load_checkpoint(self._checkpoints, cursor, learner, state)
+        )
+        loaded.restore(learner)
+        self._memory.resume(loaded.files, learner.memory)
         self._history_bytes = cursor.history_bytes
         build = build_facts(learner.model.device.type)
         if cursor.build != build:

@@ -338,13 +338,15 @@ class Nightly:
             self._report()
 
     def sweep(self) -> None:
-        """Remove all stored twins but the one in use; a checkpoint names it or was written after
-        it was dropped."""
+        """Remove all stored twins but the one in use, and facts that a kill left beside them; a
+        checkpoint names it or was written after it was dropped."""
         if not self._learner.ranks.is_first:
             return
         for path in self._folder.glob("*"):
-            if path.name != self.name and path.is_dir():
+            if path.is_dir() and path.name != self.name:
                 shutil.rmtree(path)
+        for path in self._folder.glob("*.safetensors"):
+            path.unlink()
 
     def _report(self) -> None:
         """Set the metrics of the twin's size."""

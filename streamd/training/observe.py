@@ -1,6 +1,7 @@
 """The record, the metrics and the log line of each finished window."""
 
 import math
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -13,6 +14,7 @@ from streamd.segments.reader import LogReader
 from streamd.telemetry import metrics, spans
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.telemetry.progress import RoleProgress
+from streamd.training.attempts import Stopped
 from streamd.training.learner import Learner
 from streamd.training.ledger import Step
 from streamd.training.shadow import Comparison
@@ -93,9 +95,11 @@ def report_trained_until(log: LogReader, edge: int, width_us: int) -> None:
         metrics.trained_until.set(next_us // width_us * width_us / 1e6)
 
 
-def rebuilding(log: LogReader, beat: Heartbeat, until_event: int) -> Callable[[int], None]:
+def rebuilding(
+    log: LogReader, beat: Heartbeat, stop: threading.Event | None, until_event: int
+) -> Callable[[int], None]:
     """Make the progress callback of a rebuild up to `until_event`; it is called with the event id
-    reached."""
+    reached, and raises Stopped where `stop` is set."""
     first = log.first_edge
     work = RoleProgress("rebuilding", metrics.rebuild_ratio)
     work.at(0, until_event - first)
@@ -103,6 +107,8 @@ def rebuilding(log: LogReader, beat: Heartbeat, until_event: int) -> Callable[[i
     def on_slice(edge: int) -> None:
         reading = work.at(edge - first, until_event - first)
         beat.touch("rebuilding", edge=edge, **reading.fields())
+        if stop is not None and stop.is_set():
+            raise Stopped
 
     return on_slice
 

@@ -215,10 +215,9 @@ class ReplayStore:
         """
         names = index["chunks"]
         assert isinstance(names, list) and isinstance(index["offered"], int)
-        self.num_offered = index["offered"]
-        self._chunks = []
+        chunks = []
         num_left_out = 0
-        for name in self._fitting(names):
+        for name in self._fitting(names, index["offered"]):
             try:
                 arrays = unpack(self._file(name))[0]
                 read = ReplayChunk.restored(
@@ -231,7 +230,7 @@ class ReplayStore:
                 if chunk is not read and self._ranks.is_first:
                     # The next checkpoint says that all are of the schema now.
                     self._write(chunk)
-                self._chunks.append(self.share_of(chunk))
+                chunks.append(self.share_of(chunk))
             except (CorruptionError, FileNotFoundError, KeyError) as error:
                 logger.error(
                     "replay_chunk_lost",
@@ -239,6 +238,8 @@ class ReplayStore:
                     error=str(error),
                     meaning="it is not replayed any more",
                 )
+        self.num_offered = index["offered"]
+        self._chunks = chunks
 
         if num_left_out:
             logger.warning(
@@ -264,13 +265,13 @@ class ReplayStore:
                 if path.name not in held:
                     path.unlink()
 
-    def _fitting(self, names: list[int]) -> list[int]:
+    def _fitting(self, names: list[int], num_offered: int) -> list[int]:
         """As many names as the store holds, in their order: a uniform sample, or the newest."""
         if len(names) <= self.capacity:
             return names
         if self._strategy == "recent":
             return sorted(names)[-self.capacity :]
-        rng = np.random.default_rng([self._seed, 4, self.num_offered])
+        rng = np.random.default_rng([self._seed, 4, num_offered])
         return [
             names[i] for i in np.sort(rng.choice(len(names), self.capacity, replace=False)).tolist()
         ]

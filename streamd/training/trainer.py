@@ -1,5 +1,6 @@
 """The trainer's loop: wait for a window to close, score it, learn it, publish, and checkpoint."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from streamd.settings import Settings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.telemetry.progress import Reading, RoleProgress
-from streamd.training.attempts import MAX_FAILURES
+from streamd.training.attempts import MAX_FAILURES, Stopped
 from streamd.training.contest import Contest, Verdict
 from streamd.training.learner import Learner
 from streamd.training.ledger import FOLDER, Ledger, Step
@@ -61,12 +62,14 @@ class Trainer:
         beat: Heartbeat,
         on_step: Callable[[str], None] = lambda _: None,
         ranks: Ranks = ALONE,
+        stop: threading.Event | None = None,
     ) -> None:
         """on_step: called with the name of each step as it begins, and with "rest" where nothing is
         under way and all that was learned is durable; what it raises ends the trainer. ranks: that
-        learn together, each of which runs a trainer.
+        learn together, each of which runs a trainer. stop: ends the rebuild of graph and facts, if
+        this is the only rank.
 
-        Raises: VersionError where the checkpoint is not of this log or this release.
+        Raises: Stopped; VersionError where the checkpoint is not of this log or this release.
         """
         # What it reads and reports to.
         self._settings = settings
@@ -76,7 +79,8 @@ class Trainer:
         self._beat = beat
         self._on_step = on_step
         self._ranks = ranks
-        self._rebuilding = partial(rebuilding, reader, beat)
+        self._stop = stop or threading.Event()
+        self._rebuilding = partial(rebuilding, reader, beat, stop if ranks.size == 1 else None)
         if ranks.size > 1 and not self._read_on():
             raise RanksError("The log was extended while the ranks started.", "none is needed.")
         self._width_us = settings.windows.width_seconds * 1_000_000
@@ -98,22 +102,25 @@ class Trainer:
         self._resume()
 
     def run(self, stop: threading.Event) -> bool:
-        """Learn windows as they close, until `stop` is set on the first rank or the log has another
-        schema: then it returns True, to go on with another reader."""
-        self.bootstrap()
-        while not (stops := self._ranks.tell(stop.is_set())) and self._read_on():
-            report_trained_until(self.log, self.edge, self._width_us)
-            self._on_step("rest")
-            windows = self.due()
-            if not windows:
+        """Learn windows as they close, until the log has another schema: then it returns True, to
+        continue with another reader. It returns False soon after `stop` is set on the first rank; a
+        restart begins the work of then again."""
+        self._stop = stop
+        with contextlib.suppress(Stopped):
+            self.bootstrap()
+            while self._read_on():
+                report_trained_until(self.log, self.edge, self._width_us)
+                self._on_step("rest")
+                if windows := self.due():
+                    self.process(*windows)
+                    continue
                 self._touch("waiting")
                 if self._ledger.should_keep():
                     self._renew_shadow()
                     self._ledger.keep(self.edge, self._window_edge)
                 stop.wait(POLL_SECONDS)
-                continue
-            self.process(*windows)
-        return not stops
+            return True
+        return False
 
     def _read_on(self) -> bool:
         """Take in what was committed, on all ranks up to the same commit. Returns: False where the
@@ -335,19 +342,16 @@ class Trainer:
         logger.info("bootstrap", first_edge=step.range.first_edge, events=num_events)
 
         # Record the range: graph and facts from the log's first edge, memory from the range's.
-        self.recorder.rebuild(
-            step.range.first_edge, on_slice=self._rebuilding(step.range.first_edge)
-        )
-        self.learner.start_at(step.range.first_edge)
-        self.edge = step.range.first_edge
+        self.edge = first = step.range.first_edge
+        self.recorder.rebuild(self.edge, on_slice=self._rebuilding(self.edge))
+        self.learner.start_at(self.edge)
         recording = RoleProgress("bootstrapping", step="record")
         while self.edge < step.range.end_edge:
             window = next_window(self.log, self.edge, self._width_us)
             assert window is not None
             for chunk in self.recorder.chunks(window, not is_mostly_late(self.log, window)):
                 self.learner.score(chunk)
-                done = self.recorder.edge - step.range.first_edge
-                self._touch("bootstrapping", recording.at(done, num_events))
+                self._touch("bootstrapping", recording.at(self.recorder.edge - first, num_events))
             self.edge = window.end_edge
 
         # Learn and publish it. `run` goes on with the windows after it.
@@ -457,25 +461,20 @@ class Trainer:
         name = self._versions.champion()
         if name is None:
             return False
+        log, device = self.log, self.learner.model.device
         try:
             version = self._versions.load(name)
+            manifest = version.manifest
+            same_settings = learn_alike(manifest.fixed_settings, self._settings)
+            if not same_settings or not log.first_edge <= manifest.edge <= log.num_edges:
+                raise VersionError(
+                    f"Version {name} has other settings, or its event is not in the log.",
+                    "none is needed.",
+                )
+            model, memory = restored(version, log.state.schema, device, ranks=self._ranks)
         except VersionError as error:
             logger.error("champion_not_followed", version=name, reason=str(error))
             return False
-        manifest = version.manifest
-        same_settings = learn_alike(manifest.fixed_settings, self._settings)
-        if not same_settings or not self.log.first_edge <= manifest.edge <= self.log.num_edges:
-            logger.error(
-                "champion_not_followed",
-                version=name,
-                reason="it has other settings, or its event is not in the log",
-            )
-            return False
-
-        # Its weights and memory.
-        model, memory = restored(
-            version, self.log.state.schema, self.learner.model.device, ranks=self._ranks
-        )
         self.learner.continue_from(model.state_dict(), memory)
         self.edge = manifest.edge
         self._window_edge = manifest.first_edge
@@ -492,3 +491,7 @@ class Trainer:
             ranks=self._ranks.size,
             **(reading.fields() if reading else {}),
         )
+
+        # Ranks stop together: each calls this as often as the others.
+        if self._ranks.tell(self._stop.is_set()):
+            raise Stopped

@@ -6,8 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pytest
+
 import streamd
 from streamd.graph import jit
+from streamd.graph.kernel_types import INTS, WRITTEN_INTS
 
 PACKAGE = Path(streamd.__file__).parent
 INNER = """
@@ -32,6 +36,33 @@ def test_files_with_kernels_lie_where_the_hash_looks():
     for path in PACKAGE.rglob("*.py"):
         if "streamd.graph.jit import kernel" in path.read_text() or "import inner" in path.read_text():
             assert str(path.parent.relative_to(PACKAGE)) in jit.ROOMS, path
+
+
+def test_kernels_of_the_roles_declare_what_they_are_compiled_for():
+    """Of ranks and of a GPU too, whose roles no test warms up."""
+    for room in ("graph", "gpu"):
+        for path in (PACKAGE / room).glob("*.py"):
+            assert "@kernel" not in path.read_text() and "njit" not in path.read_text() or path.name == "jit.py", path
+
+
+def doubled(values, out):
+    for i in range(len(values)):
+        out[i] = 2 * values[i]
+
+
+def test_a_kernel_takes_arrays_of_any_layout_and_is_compiled_once():
+    double = jit.Kernel(doubled, (INTS, WRITTEN_INTS))
+    double.dispatcher = jit.njit(nogil=True)(doubled)  # nothing of it is kept
+    read_only = np.arange(4)
+    read_only.flags.writeable = False
+    for values in (np.arange(4), read_only, np.arange(8)[::2], np.arange(4, dtype=np.int32), np.arange(8).reshape(4, 2)[:, 1]):
+        out = np.zeros(4, np.int64)
+        double(values, out)
+        assert out.tolist() == (2 * values).tolist()
+    assert len(double.dispatcher.signatures) == 1
+    for wrong in ((np.ones(4), np.zeros(4, np.int64)), (np.arange(4), np.zeros(8, np.int64)[::2]), (np.arange(4), read_only)):
+        with pytest.raises(TypeError, match="No matching definition"):
+            double(*wrong)
 
 
 def test_the_hash_follows_every_source(tmp_path):

@@ -1,9 +1,13 @@
 """Facts of several edge sets: each set's own are those of a stream of that set alone."""
 
+from pathlib import Path
+
 import numpy as np
+import pytest
 
 from streamd.events import NodeDeletes
 from streamd.graph import NUM_FACTS, PairFacts
+from streamd.graph.live import save_facts, take_stored
 from streamd.graph.set_facts import SetFacts
 from streamd.schema import EdgeSet, Schema
 from tests.builders import SETS, sets_stream
@@ -108,3 +112,33 @@ def test_what_is_asked_about_no_set_has_the_facts_of_all_only():
     facts.advance(src, dst, time, sets)
     row = facts.compute(np.array([2]), np.array([int(time[-1]) + 1]), np.array([[2]]), np.array([-1]))[0, 0]
     assert not row[:NUM_FACTS].any() and not row[2 * NUM_FACTS:].any() and row[NUM_FACTS:2 * NUM_FACTS].any()
+
+
+@pytest.mark.parametrize("kill_at", range(1, 5))
+def test_facts_that_a_kill_left_beside_newer_ones_go_with_the_next_store(tmp_path, monkeypatch, kill_at):
+    """Killed at each removal of the older facts, the file of all sets and one each; then the role stores again."""
+    src, dst, time, sets, _ = world(5)
+    facts = facts_of()
+    unlink, removed = Path.unlink, []
+
+    def killed(path, **_):
+        removed.append(path)
+        if len(removed) == kill_at:
+            raise KeyboardInterrupt
+        unlink(path)
+
+    for turn, part in enumerate(np.array_split(np.arange(400), 3)):
+        facts.advance(src[part], dst[part], time[part], sets[part])
+        if turn == 1:
+            monkeypatch.setattr(Path, "unlink", killed)
+            with pytest.raises(KeyboardInterrupt):
+                save_facts(facts, tmp_path)
+            monkeypatch.undo()
+            again = facts_of()
+            assert take_stored(again, tmp_path, 400) and again.edge == facts.edge
+            assert removed[0].stem.isdigit(), "what stands for the whole goes first"
+            (tmp_path / "notes-1.safetensors").touch()
+        else:
+            save_facts(facts, tmp_path)
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == [*(f"{400:020d}{part}.safetensors" for part in ("-0", "-1", "-2", "")), "notes-1.safetensors"]

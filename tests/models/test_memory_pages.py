@@ -86,6 +86,36 @@ def test_equal_pages_of_a_memory_read_from_a_file_are_shared_and_others_are_not(
     assert two.state(np.array([3, 40])).tolist() == [[9.0, 9.0], [7.0, 7.0]]
 
 
+def test_pages_that_were_shared_as_equal_are_free_once_no_memory_uses_them():
+    """As versions that are read one after the other, each like the one before."""
+    pool = PagePool(2, CPU)
+    states, times = np.random.default_rng(1).normal(size=(160, 2)).astype(np.float32), np.arange(160)
+    sizes = []
+    for _ in range(4):
+        one, two = NodeRows(pool), NodeRows(pool)
+        one.write(np.arange(160), states, times)
+        two.write(np.arange(160), states, times)
+        two.share_equal(two.used_slots(), one)
+        assert not len(two.slots_changed(one)), "all pages are shared"
+        one = two = None
+        sizes.append(pool.num_bytes)
+    assert len(set(sizes)) == 1, "no page is counted for a memory that is gone"
+
+
+def test_a_page_is_free_once_every_memory_wrote_a_copy_of_its_own():
+    pool = PagePool(2, CPU)
+    one = NodeRows(pool)
+    one.write(np.arange(160), np.ones((160, 2), np.float32), np.ones(160, np.int64))
+    sizes = []
+    for turn in range(6):
+        two = one.copy()
+        for rows in (one, two):
+            rows.write(np.arange(160), np.full((160, 2), turn, np.float32), np.ones(160, np.int64))
+        one, two = two, None
+        sizes.append(pool.num_bytes)
+    assert len(set(sizes[1:])) == 1, "no page stays in use that nobody names"
+
+
 def test_threads_that_write_their_own_copies_do_not_see_each_other():
     """As the thread that loads a version beside the one that serves."""
     pool = PagePool(4, CPU)

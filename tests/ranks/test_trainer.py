@@ -1,22 +1,27 @@
 """Trainers on several ranks score, learn, publish and resume as one trainer does."""
 
 import shutil
+import threading
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from streamd.clock import SystemClock
 from streamd.registry import Registry
 from streamd.registry.candidate import Candidate
 from streamd.registry.gate import Decision
 from streamd.segments.holds import read_holds
 from streamd.segments.reader import LogReader
 from streamd.server.loaded_version import LoadedVersion
+from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training import contest
 from streamd.training.ledger import Ledger
+from streamd.training.trainer import Trainer
 from streamd.windows.history import HistoryReader
 from tests.builders import SETS
+from tests.ranks.threads import run
 from tests.ranks.worlds import World, one_at_a_time
 
 
@@ -129,6 +134,30 @@ def test_a_log_with_a_past_is_learned_at_once_by_all_ranks(tmp_path):
     parts = together.learn(2, state_of)
     assert all(part["edge"] == one["edge"] and part["replay"] == one["replay"] for part in parts)
     check_alike(together.path, alone.path)
+
+
+@pytest.mark.parametrize("state", ["bootstrapping", "scoring", "learning"])
+def test_a_stop_of_the_first_rank_is_heard_by_all_within_a_chunk(tmp_path, state):
+    world = World(tmp_path, bootstrap__max_events=400 if state == "bootstrapping" else 0, windows__max_events=100).grow()
+
+    class Counting(Heartbeat):
+        count, is_first, stop = 0, False, threading.Event()
+
+        def touch(self, now, **detail):
+            super().touch(now, **detail)
+            self.count += now == state
+            if self.count == 3 and self.is_first:
+                self.stop.set()
+
+    def one(ranks):
+        beat = Counting(tmp_path, "train", f"train-{ranks.rank}" if ranks.rank else "train")
+        beat.is_first = ranks.is_first
+        log = LogReader.open(tmp_path, keep_keys=False)
+        trainer = Trainer(world.settings, log, Registry(world.settings), SystemClock(), beat, ranks=ranks)
+        return trainer.run(beat.stop if ranks.is_first else threading.Event()), beat.count
+
+    assert run(2, one) == [(False, 3)] * 2
+    assert Registry(world.settings).names() == []
 
 
 @pytest.mark.slow

@@ -170,6 +170,18 @@ def test_a_damaged_checkpoint_is_passed_over_and_learning_goes_on_from_the_champ
     assert champion in kept, "it goes on from the champion's weights"
 
 
+def test_beside_a_damaged_checkpoint_a_champion_with_a_damaged_memory_is_not_followed_and_learning_begins_anew(world):
+    (checkpoint,) = (world.path / "train/checkpoints").iterdir()
+    champion = world.registry.champion()
+    flip(checkpoint / "memory-001.safetensors")
+    flip(world.registry.folder / champion / "memory-001.safetensors")
+    with capture_logs() as logs:
+        world.train()
+    told = {line["event"]: line for line in logs}
+    assert "checkpoint_lost" in told and "memory-001" in told["champion_not_followed"]["reason"]
+    assert told["trainer_started"]["edge"] == 0 and world.registry.champion() != champion
+
+
 @pytest.mark.parametrize("damage", [flip, truncate, lambda path: path.write_bytes(b"")])
 def test_damaged_facts_memory_and_replay_are_made_again_or_left_out(world, damage, monkeypatch):
     monkeypatch.setattr(retention_hold, "MEMORY_EVERY", 0)

@@ -1,5 +1,6 @@
 import functools
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from streamd.segments.reader import LogReader
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat, read_beat
 from streamd.training import ledger
+from streamd.training.attempts import Stopped, last_attempt
 from streamd.training.bootstrap import planned_range
 from streamd.training.recorder import Recorder
 from streamd.training.shadow import Comparison
@@ -314,6 +316,56 @@ def test_rebuilding_and_bootstrapping_say_how_far_they_are(tmp_path, monkeypatch
     again = [(d["edge"], d["share"]) for s, d in said if s == "rebuilding"]
     assert again[0] == (100, int(1000 * 100 / trainer.edge) / 1000) and again[-1] == (trainer.edge, 1)
     assert metrics.MODEL.get_sample_value("streamd_rebuild_ratio") == 1
+
+
+class StopAt(threading.Event):
+    """A stop that comes while the trainer says for the n-th time that it does something. Counts how often it says so."""
+
+    def __init__(self, monkeypatch, state, number):
+        super().__init__()
+        self.count = 0
+        touch = Heartbeat.touch
+
+        def touched(beat, now, **detail):
+            touch(beat, now, **detail)
+            if now == state:
+                self.count += 1
+                if self.count == number:
+                    self.set()
+
+        monkeypatch.setattr(Heartbeat, "touch", touched)
+
+
+@pytest.mark.parametrize(("state", "number"), [("bootstrapping", 3), ("bootstrapping", 30), ("scoring", 3), ("learning", 3)], ids=[
+    "recording what it begins with", "learning it", "scoring a window", "learning a window"])
+def test_a_stop_is_heard_within_a_chunk_whatever_the_trainer_does_and_is_no_failure(tmp_path, monkeypatch, state, number):
+    write_log(tmp_path, *stream(900, hours=12), SCHEMA, watermark=100 * HOUR)
+    values = {"training__epochs": 3, "bootstrap__max_events": 600 if state == "bootstrapping" else 0, "windows__max_events": 100}
+    with monkeypatch.context() as patched:
+        stop = StopAt(patched, state, number)
+        trainer, registry, _ = make(tmp_path, **values)
+        assert not trainer.run(stop)
+    assert stop.is_set() and stop.count == number, "nothing is begun after it"
+    assert registry.names() == [] and last_attempt(tmp_path / "train").failures == 0
+
+    # The next start does the same work, as if nothing had been.
+    again, registry, _ = make(tmp_path, **values)
+    again.bootstrap()
+    record = process_all(again, 1)
+    assert registry.names() and (record or state == "bootstrapping")
+
+
+def test_a_stop_ends_the_rebuild_of_a_start(tmp_path, monkeypatch):
+    write_log(tmp_path, *stream(900, hours=12), SCHEMA, watermark=100 * HOUR)
+    trainer, _, log = make(tmp_path)
+    process_all(trainer, 6)
+    shutil.rmtree(tmp_path / "roles")
+    monkeypatch.setattr(Recorder, "rebuild", functools.partialmethod(Recorder.rebuild, slice_edges=50, catch_up_edges=50))
+    stop = StopAt(monkeypatch, "rebuilding", 3)
+    s = settings(tmp_path, stream__edge_feature_dim=2)
+    with pytest.raises(Stopped):
+        Trainer(s, log, Registry(s), SystemClock(), Heartbeat(tmp_path, "train"), stop=stop)
+    assert stop.count == 3
 
 
 def test_what_follows_a_bootstrap_is_scored_by_its_version(tmp_path):

@@ -1,0 +1,66 @@
+"""The arrays of a block store, a query of it and its answer, and how kernels are given them."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamd.graph.kernel_types import FLAG, INT, WRITTEN_FLAGS, WRITTEN_INTS, record, writes
+
+
+class BlockArrays(NamedTuple):
+    """The memory of a block store.
+
+    nodes: int64[4 N], two nodes per cache line: place of the next entry, first event of the last
+        block, number of entries (fillers included), place of the directory.
+    blocks: int64[2 B], the directories: of each block of a node its first event id, ascending, and
+        the place of its first entry, ~place where its entries are offloaded.
+    entries: int64[E], the arena: relative event id << 32 | neighbour.
+    hidden: uint8[N], 1 where an entry of the node is hidden.
+    used: int64[2], how many entries and directory slots are taken.
+    tau: int64[2], tau, which is a power of two, and its logarithm to base 2.
+    """
+
+    nodes: NDArray[Any]
+    blocks: NDArray[Any]
+    entries: NDArray[Any]
+    hidden: NDArray[Any]
+    used: NDArray[Any]
+    tau: NDArray[Any]
+
+
+BLOCKS = record(BlockArrays, *[WRITTEN_INTS] * 3, writes(np.uint8), WRITTEN_INTS, WRITTEN_INTS)
+
+
+class Query(NamedTuple):
+    """What is asked of a block store: each root's neighbours in events [since, before).
+
+    root, since, before: int64[R], the latter clipped to the store's events [first, next); roots
+    from num_nodes on are unknown. node: int64[R], their ids. replace, seed: for draws at random.
+    """
+
+    root: NDArray[Any]
+    node: NDArray[Any]
+    since: NDArray[Any]
+    before: NDArray[Any]
+    num_nodes: int
+    first: int
+    next: int
+    replace: bool
+    seed: int
+
+
+QUERY = record(Query, *[WRITTEN_INTS] * 4, INT, INT, INT, FLAG, INT)
+
+
+class Sampled(NamedTuple):
+    """Where a sampling kernel writes: neighbor, event int64[R, k], mask bool[R, k], and missing
+    bool[R], True where the answer needs entries that are offloaded."""
+
+    neighbor: NDArray[Any]
+    event: NDArray[Any]
+    mask: NDArray[Any]
+    missing: NDArray[Any]
+
+
+SAMPLED = record(Sampled, *[writes(np.int64, 2)] * 2, writes(np.bool_, 2), WRITTEN_FLAGS)
