@@ -32,11 +32,10 @@ def deadletter_list(
     config: ConfigOption = None,
     data_dir: DataOption = None,
 ) -> None:
-    """Show the newest dead letters, which of them were sent again, and how many there are of each
-    reason."""
+    """Show the newest dead letters, mark those that were sent again, and count them by reason."""
     from streamd.ingest.deadletter_replay import names_sent, read_letters
 
-    # One pass over all letters: counts of all, and the cells of the newest ones.
+    # Read all letters once: count them, and keep the table's cells of the newest ones.
     settings = settings_of(config, data_dir)
     sent = names_sent(settings)
     counts: Counter[str] = Counter()
@@ -89,22 +88,22 @@ def deadletter_replay(
     config: ConfigOption = None,
     data_dir: DataOption = None,
 ) -> None:
-    """Send dead letters to the topics they came from, once what was wrong is mended; each once.
-    Where some are behind the log, say what becomes of them, and ask."""
+    """Send dead letters to the topics they came from, each once, after the cause is fixed. If some
+    are behind the log, explain how ingest will handle them, and ask."""
     from streamd.ingest.deadletter_replay import plan, send
     from streamd.ingest.letter_outlook import outlook
     from streamd.segments.reader import LogReader
 
-    # What becomes of them depends on how far the log is.
+    # Ingest's handling of a letter depends on the log's watermark.
     settings = settings_of(config, data_dir)
     chosen = plan(settings, reason or (), topic or (), again)
     log = LogReader.open(settings.data_dir, keep_keys=False)
     watermark_us = 0 if log is None else log.watermark
     found = outlook(settings, chosen.letters, watermark_us, SystemClock().now_us())
-    for line in _told(settings, found, len(chosen.letters), watermark_us, log is not None):
+    for line in _outlook_lines(settings, found, len(chosen.letters), watermark_us, log is not None):
         out.print(line, soft_wrap=True, markup=False)
 
-    # Letters behind the log are sent only where someone says so.
+    # Letters behind the log are sent only with the user's consent.
     doubtful = found.late | found.unknown
     if in_time:
         kept = [stored for i, stored in enumerate(chosen.letters) if i not in doubtful]
@@ -115,7 +114,7 @@ def deadletter_replay(
         )
     send(settings, chosen)
 
-    # Each letter is in one of these counts, so that none is lost silently.
+    # Each letter is in one of these counts, so that none is dropped silently.
     behind = f"{len(doubtful):,} are behind the log or may be, " if in_time else ""
     out.print(
         f"{len(chosen.letters):,} sent, {behind}{chosen.before:,} were sent before, "
@@ -126,10 +125,10 @@ def deadletter_replay(
     )
 
 
-def _told(
+def _outlook_lines(
     settings: Settings, found: "Outlook", count: int, watermark_us: int, has_log: bool
 ) -> list[str]:
-    """What becomes of letters, a line each. count: of all that may be sent."""
+    """Lines that say how ingest will handle the letters. count: number of letters to send."""
     lines = []
     if found.late:
         fate = (
@@ -148,7 +147,7 @@ def _told(
             "not answer."
         )
     if count and not has_log:
-        lines.append(f"{settings.data_dir} holds no log: nothing tells which are behind it.")
+        lines.append(f"{settings.data_dir} holds no log, so it is unknown which are behind it.")
     if found.refused:
-        lines.append(f"{len(found.refused):,} of {count:,} are refused again, as they are.")
+        lines.append(f"{len(found.refused):,} of {count:,} will be refused again.")
     return lines

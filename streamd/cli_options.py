@@ -87,8 +87,8 @@ def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
-def tell_rounded(words: str) -> None:
-    """Say beside a command's answer which values were rounded, where some were."""
+def print_rounded(words: str) -> None:
+    """Print to stderr which values were rounded, if any. words: empty for none."""
     if words:
         err.print(printable(words), soft_wrap=True, markup=False, highlight=False)
 

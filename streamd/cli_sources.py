@@ -6,7 +6,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from streamd.cli_options import ConfigOption, err, out, printable, settings_of, tell_rounded
+from streamd.cli_options import ConfigOption, err, out, print_rounded, printable, settings_of
 from streamd.schema import DEFAULT_SET
 from streamd.telemetry.progress import ProgressLine
 
@@ -28,8 +28,8 @@ def sources_check(
     ] = "",
     config: ConfigOption = None,
 ) -> None:
-    """Show the events that records become; exit status 1 where one is refused, or no record has a
-    field that the source names."""
+    """Show the events that records become; exit status 1 if one is refused, or if no record
+    has a field that the source names."""
     from streamd.clock import SystemClock
     from streamd.exchange.sample import judge, read_sample
 
@@ -51,7 +51,7 @@ def sources_check(
         )
     out.print(table)
     out.print(verdict.words(len(sample)), soft_wrap=True, markup=False, highlight=False)
-    tell_rounded(verdict.rounded.words)
+    print_rounded(verdict.rounded.words)
     for told in verdict.absent:
         err.print(printable(told), soft_wrap=True, markup=False, highlight=False)
     raise typer.Exit(1 if verdict.refused or verdict.absent else 0)

@@ -10,9 +10,9 @@ from streamd.cli_options import (
     DataOption,
     err,
     out,
+    print_rounded,
     printable,
     settings_of,
-    tell_rounded,
 )
 from streamd.errors import SettingsError
 from streamd.telemetry.progress import ProgressLine
@@ -30,7 +30,7 @@ OF_TABLES = typer.Option(
     "--graph-schema", help="A GraphSchema of tables, or a folder with one; the log otherwise."
 )
 SPEC = typer.Option("--sampling-spec", help="A SamplingSpec, text or binary.")
-# As text: a path would lose a / at the end, which means a folder.
+# As text: `Path` would drop a trailing /, which marks a folder.
 OUTPUT = typer.Option(
     "--output-samples",
     "--output",
@@ -155,7 +155,7 @@ def tfgnn_import(
             send_tables(settings, tables, topic, speed, clock, lambda done: line.at(done, total))
     for column in tables.left_out:
         err.print(f"left out: {printable(column)}", soft_wrap=True, markup=False, highlight=False)
-    tell_rounded(tables.rounded.words)
+    print_rounded(tables.rounded.words)
     where = f"sent to {topic}" if topic else f"appended to {settings.data_dir}"
     out.print(
         f"{tables.num_nodes:,} nodes and {tables.num_edges:,} edges {where}: {tables.times}",

@@ -17,8 +17,8 @@ from streamd.cli_options import (
     columns_of,
     err,
     out,
+    print_rounded,
     settings_of,
-    tell_rounded,
 )
 from streamd.errors import SettingsError, StreamdError
 from streamd.settings import load_settings
@@ -176,4 +176,4 @@ def tguf_import(
         soft_wrap=True,
         markup=False,
     )
-    tell_rounded(done.rounded.words)
+    print_rounded(done.rounded.words)

@@ -138,7 +138,7 @@ def _stand_by(
 
 
 def _check_could_lead(settings: Settings) -> None:
-    """Check all that could refuse to lead here: log, disk, settings, and what Kafka still has.
+    """Check whether this machine could lead: its log, disk and settings, and Kafka's offsets.
     Raises: StreamdError; KafkaError while the broker does not answer."""
     from streamd.ingest.consumer import KafkaSource
     from streamd.ingest.mapped import make_decoder
@@ -149,7 +149,7 @@ def _check_could_lead(settings: Settings) -> None:
     make_decoder(settings, schema)
     source = KafkaSource(settings.kafka, settings.ingest)
     try:
-        # Where the settings pass over a loss, there is nothing to refuse.
+        # If the settings accept data loss, missing offsets are no obstacle.
         if not source.discover() and settings.ingest.on_data_loss == "fail":
             source.begin(state.progress)
     finally:

@@ -84,7 +84,7 @@ Place = tuple[int, int]
 
 
 class Run(NamedTuple):
-    """Events of a partition that follow each other, by the places of the first and the last."""
+    """Consecutive events of a partition: the places of the first and the last, both included."""
 
     first: Place
     last: Place
@@ -95,9 +95,9 @@ class Position:
     """Where to read on in one partition: at event `index` of the record at `offset`, without the
     events that were appended ahead of it.
 
-    ahead: runs behind the position that are in the log already, in ascending order. epoch: the
-    partition's leader epoch when it was read up to here, by which Kafka tells whether it lost what
-    was read (KIP-320); -1 where it is not known.
+    ahead: runs after the position that are in the log already, in ascending order. epoch: the
+    partition's leader epoch when it was read up to here, from which Kafka detects whether it lost
+    records that were read (KIP-320); -1 if unknown.
     """
 
     offset: int

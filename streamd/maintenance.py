@@ -303,7 +303,7 @@ def _log_of(
     if file is None:
         if columns != Columns():
             raise SettingsError(
-                "Columns, --source and --edge-set are of a file, and none is given.",
+                "Columns, --source and --edge-set need a file, and none is given.",
                 "name the file, or leave them out to play the log of data_dir.",
             )
         yield open_log(settings.data_dir), ""

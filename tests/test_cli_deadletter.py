@@ -81,7 +81,7 @@ def test_letters_in_time_are_sent_without_a_question(world, outbox):
     done = replay(world, "--in-time")
     assert done.exit_code == 0 and len(outbox.sent) == 2, done.output
     assert "2 sent, 2 are behind the log or may be, 0 were sent before" in done.output
-    assert "2 of 4 are refused again, as they are." in done.output
+    assert "2 of 4 will be refused again." in done.output
     assert replay(world, "--reason", "bad_key").exit_code == 0, "none behind the log is left: nothing is asked"
 
 
@@ -91,7 +91,7 @@ def test_without_a_log_nothing_tells_what_is_behind_it(world, outbox, tmp_path):
     (other / "deadletter/current.jsonl").write_bytes((world.path / "deadletter/current.jsonl").read_bytes())
     world.path = other
     told = replay(world, "--reason", "bad_key")
-    assert told.exit_code == 1 and "holds no log: nothing tells which are behind it" in told.output and not outbox.sent
+    assert told.exit_code == 1 and "holds no log, so it is unknown which are behind it" in told.output and not outbox.sent
 
 
 def test_letters_whose_schema_cannot_be_asked_for_may_be_behind_the_log(tmp_path, monkeypatch):

@@ -64,8 +64,8 @@ class Event(Struct, frozen=True, omit_defaults=True):
 
 
 class AsOf(_Answer, frozen=True, kw_only=True):
-    """Which model answered, until when it was trained, and what it had seen. memory_edge: -1 from a
-    server of an older release."""
+    """The model that answered, the end of its training, and the newest data it used. memory_edge:
+    -1 from a server of an older release."""
 
     version: str
     trained_until: int | None

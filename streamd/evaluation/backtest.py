@@ -88,7 +88,7 @@ class Result:
     windows: the windows that are reported on, of the run with fresh facts.
     half_life: number of the popularity half-life, chosen on the windows before them.
     stale: age of facts -> event-weighted means of the live model, the fresh run included.
-    num_left_out: windows that are mostly late, which are not scored.
+    num_left_out: windows of mostly late events, which are not scored.
     """
 
     windows: list[RegimeWindow]
@@ -192,7 +192,7 @@ class Result:
         )
 
     def late_note(self) -> str:
-        """How many windows are left out because they are mostly late; empty where none is."""
+        """The number of windows left out for late events, as a sentence; empty for none."""
         if not self.num_left_out:
             return ""
         return f"{counted(self.num_left_out, 'window')} left out: most of their events came late."

@@ -141,7 +141,7 @@ class Regimes:
 
         Returns: None for a window that is learned at once with others.
         """
-        # A window that is mostly late is neither scored nor learned, as the trainer leaves it out.
+        # Like the trainer, neither score nor learn a window of mostly late events.
         recorded = not is_mostly_late(self._log, window)
 
         # Before the cut: read the window for the one model that learns at once.

@@ -155,8 +155,8 @@ def _check_chosen(chosen: Chosen, seen: dict[str, Seen]) -> None:
 def absent_paths(source: SourceSettings, records: Sequence[Any]) -> list[str]:
     """The paths of a source at which no record has a value, a sentence each.
 
-    A rule's fields are looked for in the records that meet its conditions, and an envelope's own,
-    a record's key and headers nowhere. Records that are not JSON say nothing.
+    A rule's fields are searched in the records that meet its conditions. Paths into the envelope,
+    the record's key and its headers are not checked; records that are not JSON are skipped.
     """
     _, rows = _unwrapped(_objects(records, [])[0], records)
     seen = _seen(rows)
@@ -170,7 +170,7 @@ def absent_paths(source: SourceSettings, records: Sequence[Any]) -> list[str]:
 
     for rule in (source, source.deletes, source.labels, source.nodes):
         if rule is not None and rule.fields is not None:
-            # A condition may ask for null, which an absent field is.
+            # A condition may test for null, which an absent field satisfies.
             look((path for path, values in rule.where.items() if None not in values), rows)
             met = [row for row in rows if meets(rule.where, row)]
             look((f.path for _, f in fields_of(rule.fields) if f.path is not None), met)

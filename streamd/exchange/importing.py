@@ -33,8 +33,8 @@ IMPORT_ROWS = 65_536
 
 @dataclass(frozen=True)
 class Imported:
-    """The outcome of an import. times: their range and how they were read, as a text. rounded: the
-    values of features that were rounded."""
+    """The outcome of an import. times: their range and unit, as text. rounded: the values of
+    features that were rounded."""
 
     num_events: int
     times: str

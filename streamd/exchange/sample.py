@@ -51,7 +51,7 @@ def read_sample(settings: Settings, name: str, count: int, clock: Clock, topic: 
     if not path.is_file():
         if topic:
             raise SettingsError(
-                f"--source is of a file, and there is no file {name}.",
+                f"--source describes a file, and there is no file {name}.",
                 "leave it out for a topic, which has its own source, or check the path.",
             )
         return Sample(name, _of_topic(settings, name, count))
@@ -114,7 +114,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What becomes of a sample. counts: by type of event, and of refused ones by reason. rounded:
+    """The events of a sample. counts: by type of event, and of refused ones by reason. rounded:
     values of features. absent: paths of the source at which no record has a value, a sentence each.
     """
 
@@ -162,12 +162,12 @@ def judge(settings: Settings, sample: Sample, clock: Clock) -> Verdict:
         Counter(j.what for j in judged if j.event),
         Counter(j.what for j in judged if not j.event),
         decoder.rounded,
-        _absent(settings, sample),
+        _find_absent_paths(settings, sample),
     )
 
 
-def _absent(settings: Settings, sample: Sample) -> list[str]:
-    """The paths of the sample's source at which no record has a value."""
+def _find_absent_paths(settings: Settings, sample: Sample) -> list[str]:
+    """Paths of the sample's source at which no record has a value."""
     named = [source for source in settings.sources if source.topic == sample.topic]
     records = [record for part in sample.records.values() for record in part]
     return [told for source in named for told in absent_paths(source, records)]

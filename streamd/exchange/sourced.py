@@ -28,7 +28,7 @@ def source_named(settings: Settings, topic: str) -> SourceSettings:
 def rows_of_source(source: SourceSettings, path: Path) -> Iterator[tuple[int, bytes]]:
     """Read a file's rows, which must have the columns that the source names.
 
-    Rows in an envelope have those of the envelope instead. Raises: as `read_rows`.
+    With an envelope, the envelope's columns are required instead. Raises: as `read_rows`.
     """
     paths = () if source.envelope is not None else tuple(source.paths())
     first_steps = (steps_of(one)[0] for one in paths)
@@ -39,8 +39,8 @@ def rows_to_send(settings: Settings, topic: str, path: Path, clock: Clock) -> It
     """A file's rows as they are, each checked as ingest will check it.
 
     The key of a record is that of its first event's source or node, the time is in microseconds.
-    The columns are checked by the call, rows as they are read. Raises: SettingsError naming the
-    first row that does not fit, or where the topic is not JSON.
+    The call checks the columns; each row is checked when it is read. Raises: SettingsError naming
+    the first row that does not fit, or if the topic is not JSON.
     """
     source = source_named(settings, topic)
     if source.format not in JSON_FORMATS:
@@ -48,10 +48,10 @@ def rows_to_send(settings: Settings, topic: str, path: Path, clock: Clock) -> It
             f"Topic {topic} is {source.format}, and rows are sent as JSON.",
             "send them by a producer of that format.",
         )
-    return _checked(settings, topic, path, rows_of_source(source, path), clock)
+    return _check_rows(settings, topic, path, rows_of_source(source, path), clock)
 
 
-def _checked(
+def _check_rows(
     settings: Settings, topic: str, path: Path, rows: Iterator[tuple[int, bytes]], clock: Clock
 ) -> Iterator[Outgoing]:
     """Yield rows as records. Raises: SettingsError."""

@@ -63,9 +63,9 @@ class Columns:
 
 
 def resolved(columns: Columns, settings: Settings) -> Columns:
-    """Columns whose features count as names where they are declared as such.
+    """Resolve columns that name declared features.
 
-    Raises: SettingsError where the edge set is not declared, or some features are and others not.
+    Raises: SettingsError if the edge set is not declared, or only some of the features are.
     """
     sets = edge_sets(settings)
     if columns.edge_set and columns.edge_set not in sets:
@@ -82,7 +82,7 @@ def resolved(columns: Columns, settings: Settings) -> Columns:
         declared = dict.fromkeys(name for one in asked for name in one.features)
         raise SettingsError(
             f"There is no declared feature {name}{nearest_of(name, declared)}.",
-            "name features as they are declared in graph.edge_sets, or none of them so.",
+            "name only features declared in graph.edge_sets, or none of them.",
         )
     by_name = tuple(all(feature.type == "number" for feature in of_name) for of_name in kinds)
     return replace(columns, by_name=by_name)
@@ -116,21 +116,21 @@ def read_events(path: Path, columns: Columns, times: Times) -> Iterator[Outgoing
         events = _from_lines(path, columns, times)
     else:
         events = _from_rows(path, _parquet_rows(path, columns.names), columns, times)
-    return _begun(events)
+    return _read_first(events)
 
 
 def read_rows(path: Path, wanted: Sequence[str] = ()) -> Iterator[tuple[int, bytes]]:
-    """Read the rows of a file in a shape of its own as JSON objects, with their numbers from 1.
+    """Read the rows of a file with custom columns as JSON objects, with their numbers from 1.
 
-    wanted: columns of CSV and Parquet that must be there. Lines of NDJSON are not looked at. Of CSV
-    an empty cell is null, and text that is an integer is one. Timestamps of Parquet become ISO
-    8601. The columns are checked by the call. Raises: SettingsError where the file cannot be read.
+    wanted: columns that CSV and Parquet must have; NDJSON is not checked. In CSV an empty cell is
+    null, and the text of an integer becomes an integer. Timestamps of Parquet become ISO 8601. The
+    call checks the columns. Raises: SettingsError if the file cannot be read.
     """
-    return _begun(_rows_as_json(path, wanted))
+    return _read_first(_rows_as_json(path, wanted))
 
 
-def _begun(rows: Iterator[T]) -> Iterator[T]:
-    """The same rows, the first of which is read now: an error comes before anything is made."""
+def _read_first(rows: Iterator[T]) -> Iterator[T]:
+    """The same rows. Reads the first one now, so that an error comes before any side effect."""
     first = list(itertools.islice(rows, 1))
     return itertools.chain(first, rows)
 

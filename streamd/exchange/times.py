@@ -11,21 +11,21 @@ UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds"}
 
 
 class Misfit(ValueError):
-    """When a cell cannot be read. action: what the operator does. `at` adds where the cell is."""
+    """A cell cannot be read. action: for the operator. `at` adds the cell's position."""
 
     def __init__(self, what: str, action: str = "correct it in the file.") -> None:
         super().__init__(what)
         self.action = action
 
     def at(self, position: str) -> SettingsError:
-        """The error with the position in words, such as file and row."""
+        """The error with a position, such as file and row."""
         return SettingsError(f"{position}: {self}.", self.action)
 
 
 class Times:
     """Reads the times of one file and remembers their range. Owner: the thread that reads the file.
 
-    Integers are in `unit`. Text is ISO 8601, in UTC where it names no zone; digits below a
+    Integers are in `unit`. Text is ISO 8601, in UTC if it names no zone; digits below a
     microsecond are cut. `read` returns times in the unit `out`.
     """
 
@@ -39,7 +39,7 @@ class Times:
         self._forms: dict[str, None] = {}
 
     def read(self, value: Any, of_event: bool = True) -> int:
-        """Read one cell. of_event: whether it counts for the range. Raises: Misfit."""
+        """Read one cell. of_event: whether to extend the range by it. Raises: Misfit."""
         taken_us, form = self._microseconds(value)
         self.check(taken_us, value)
         if taken_us % MICROSECONDS[self._out]:
@@ -70,20 +70,20 @@ class Times:
             )
 
     def extend(self, first_us: int, last_us: int, form: str) -> None:
-        """Extend the range to these times. form: how they were written, in words."""
+        """Extend the range to these times. form: their notation, as text."""
         self._first_us = min(self._first_us, first_us)
         self._last_us = max(self._last_us, last_us)
         self._forms[form] = None
 
     def summary(self) -> str:
-        """The range in UTC and how the times were read, as a text for people."""
+        """The range in UTC and the notation of the times, for people."""
         if self._last_us < 0:
             return "no times"
         forms = " and ".join(self._forms)
         return f"times {utc(self._first_us)} to {utc(self._last_us)}, read as {forms}"
 
     def _microseconds(self, value: Any) -> tuple[int, str]:
-        """A cell in microseconds, and how it was written. Raises: Misfit."""
+        """A cell in microseconds, and its notation. Raises: Misfit."""
         if type(value) is str:
             try:
                 number = int(value)

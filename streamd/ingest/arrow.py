@@ -14,7 +14,7 @@ from streamd.ingest.event_sets import EventSets
 from streamd.ingest.explain import to_map
 from streamd.ingest.node_ids import KeyTable
 from streamd.ingest.notices import Notices, named
-from streamd.ingest.rounding import NOTHING, Rounded, rounded_in
+from streamd.ingest.rounding import NOTHING, Rounded, count_rounded
 from streamd.ingest.wire import FIELDS, WireEvent, converted
 
 EDGE_COLUMNS = {"src", "dst", "time", "features", "edge_set"}
@@ -216,7 +216,7 @@ def _times(column: Any, unit: str, pa: Any) -> Int64 | None:
 
 
 def _rows(column: Any, number_E: Int64, sink: EventSink, pa: Any) -> tuple[Float32, Rounded] | None:
-    """Rows of edge features, float32[n, D], and their values that were rounded; None where a width,
+    """Rows of edge features, float32[n, D], and the rounded values among them; None if a width,
     type or value does not fit."""
     count = len(number_E)
     rounded = NOTHING
@@ -243,7 +243,7 @@ def _rows(column: Any, number_E: Int64, sink: EventSink, pa: Any) -> tuple[Float
             flat = values.to_numpy().astype(np.float32)
         if not (np.abs(flat) <= sink.max_feature).all():
             return None
-        rounded = rounded_in(values.to_numpy().reshape(-1, 1), ["features"])
+        rounded = count_rounded(values.to_numpy().reshape(-1, 1), ["features"])
 
     def of_set(number: int, at: Int64 | None) -> Float32 | None:
         width = sink.sets.of_edges[number].width

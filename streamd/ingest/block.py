@@ -42,7 +42,7 @@ def has_time(rows: Rows) -> Bools:
 
 
 def timestamp_us(record: Any) -> int:
-    """The record's Kafka timestamp in microseconds; NO_STAMP where it is absent or out of range."""
+    """The record's Kafka timestamp in microseconds; NO_STAMP if it is absent or out of range."""
     stamp = int(record.timestamp)
     return stamp * 1000 if 0 <= stamp <= MAX_TIME_US // 1000 else NO_STAMP
 
@@ -86,7 +86,7 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rejected:
-    """An event that does not fit, or a whole value (index -1), with its raw bytes."""
+    """A refused event, or a refused whole value (index -1), with its raw bytes."""
 
     offset: int
     index: int

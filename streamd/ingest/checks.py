@@ -28,7 +28,7 @@ from streamd.ingest.event_reader import WireEdge
 from streamd.ingest.event_sets import EventSets, NamedFeatures, SetFeatures, named_features
 from streamd.ingest.node_ids import KeyTable
 from streamd.ingest.notices import Notices, other_unit
-from streamd.ingest.rounding import EXACT, NOTHING, rounded_in
+from streamd.ingest.rounding import EXACT, NOTHING, count_rounded
 from streamd.ingest.wire import WireEvent
 from streamd.settings import Settings
 
@@ -79,7 +79,7 @@ def rules_of(settings: Settings, schema: Schema) -> Rules:
 class EventChecker:
     """Checks parsed events against `rules` and numbers their keys. Owner: the decoder.
 
-    rounded: values that were rounded of what was checked last.
+    rounded: the rounded values of the last check.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class EventChecker:
             if not largest <= self._rules.max_feature:
                 return None
             if largest > EXACT:
-                self.rounded += rounded_in(values, of_edges.column_names)
+                self.rounded += count_rounded(values, of_edges.column_names)
             return values.astype(np.float32)
 
         return self.sets.rows(number_E, len(features), of_set)
@@ -296,7 +296,7 @@ class EventChecker:
         return f"; it looks like {unit}, {setting} is {self._rules.time_unit}"
 
     def _check_values(self, values: Sequence[float], name: str, columns: Sequence[str]) -> None:
-        """Refuse features or label targets that are too large, count rounded ones. Raises:
+        """Refuse features or label targets that are too large, and count rounded ones. Raises:
         BadEvent."""
         largest = 0.0
         for v in values:
@@ -308,7 +308,7 @@ class EventChecker:
                 )
             largest = max(largest, abs(v))
         if largest > EXACT:
-            self.rounded += rounded_in(np.array([values], np.float64), columns)
+            self.rounded += count_rounded(np.array([values], np.float64), columns)
 
 
 def edge_block(

@@ -43,12 +43,12 @@ NO_OPTIONS: Mapping[str, Any] = {}
 OWN_TOPIC = {
     "acks": "all",
     "enable_idempotence": True,
-    # Where one of our own topics was removed, streamd alone makes it again, as it must be.
+    # If one of our own topics was removed, only streamd creates it again, configured rightly.
     AUTO_CREATE: False,
-    # A send waits so long for a topic that is away: less than the watchdog.
+    # How long a send waits for a missing topic: shorter than the watchdog.
     "max_block_ms": 30_000,
 }
-"""Options of producers of a log's own topics, whatever `kafka.client` says."""
+"""Options of producers of a log's own topics; they override `kafka.client`."""
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 """Security protocols that exist; kafka-python treats any other text as PLAINTEXT."""
 PASSWORD = ("sasl_plain_username", "sasl_plain_password")
@@ -247,7 +247,7 @@ def make_producer(
 ) -> KafkaProducer:
     """Make a producer from the settings; the caller closes it. fixed: options that hold whatever
     the user's say."""
-    # A broker would make a topic with partitions and a retention of its own.
+    # A broker would create topics with its default partitions and retention.
     return _made(KafkaProducer, kafka, {AUTO_CREATE: False, **settings}, fixed)
 
 
@@ -329,13 +329,13 @@ def _made(
         raise SettingsError(
             f"kafka.client does not fit together: {error}.", "check kafka.client."
         ) from None
-    _let_make_topics(client, bool(chosen.get(AUTO_CREATE, False)))
+    _allow_topic_creation(client, bool(chosen.get(AUTO_CREATE, False)))
     return client
 
 
-def _let_make_topics(client: Any, allowed: bool) -> None:
-    """Say whether a client lets the broker make topics that it asks about. kafka-python 3.0 takes
-    the option and does not hand it on, so that every client would."""
+def _allow_topic_creation(client: Any, allowed: bool) -> None:
+    """Set whether a client's metadata requests let the broker create topics. kafka-python 3.0
+    ignores the option, so that every client would create them."""
     manager = getattr(getattr(client, "_client", None), "_manager", None)
     cluster = getattr(client, "_metadata", None) or getattr(manager, "cluster", None)
     if cluster is not None:

@@ -29,8 +29,8 @@ without a leader."""
 UNKNOWN_END = 2**62
 """End of a partition without a leader, which is unknown: it never counts as read to its end."""
 LOOK_BACK = 8
-"""Offsets that are read again for the record before another: markers of transactions take some."""
-AGAIN = "ingest goes on trying."
+"""Offsets to read back to find the record before another: transaction markers take some."""
+AGAIN = "none is needed: ingest retries."
 
 
 class OutOfRange(Exception):
@@ -142,8 +142,8 @@ class KafkaSource:
         self._end = dict(end)
         self._stable.clear()
 
-        # Of a topic that was made anew all positions are lost, also those in partitions that it
-        # does not have yet.
+        # All positions of a topic that was created again are lost, also those in partitions that
+        # the new one does not have yet.
         begun = []
         gaps = [
             self._lost(
@@ -293,10 +293,10 @@ class KafkaSource:
             seek(self._consumer, tp, self._positions[tp], self._epochs.get(tp, -1))
 
     def records_before(self, source: int, offset: int) -> list[Any]:
-        """Read the newest records before an offset again, at most LOOK_BACK; none where Kafka no
-        longer has them. Raises: KafkaError while the broker does not send them."""
+        """Read the last records before an offset again, at most LOOK_BACK; none if Kafka no longer
+        has them. Raises: KafkaError while the broker does not send them."""
         tp = self.partitions[source]
-        # A client of its own: the other's place, and what it knows of leaders, stay as they are.
+        # Use another client, which leaves position and leader epochs of this one unchanged.
         consumer = make_consumer(self._kafka)
         found: list[Any] = []
         try:

@@ -21,7 +21,7 @@ from streamd.storage import DISK, SCRATCH, Disk, FileWithHoles
 
 FOLDER = "deadletter"
 PURGED = f".purged{SCRATCH}"
-"""File in that folder that a purge writes before it takes the place of another."""
+"""Scratch file in that folder, by which a purge replaces another file."""
 MAX_TOPIC_BYTES = 900_000
 """Most bytes of a value that go to a topic; brokers take records of a megabyte by default."""
 MAX_KEY_BYTES = 50_000
@@ -31,7 +31,7 @@ MAX_SENT = 10_000
 ACKNOWLEDGED_SECONDS = 20.0
 """Longest wait for a topic to acknowledge the letters of a commit; then ingest restarts."""
 KEYS_A_STEP = 10_000
-"""Keys that a step of a purge takes in: some 10 ms."""
+"""Keys that one step of a purge adds to the search: some 10 ms."""
 FIELDS = ("topic", "partition", "offset", "index", "reason", "error")
 """Headers of a dead letter in a topic."""
 
@@ -73,8 +73,8 @@ class DeadLetter:
 
     time_us: wall clock. content_type: the record's header of that name where the whole value is
     kept, empty for one event as JSON. key, timestamp_ms: those of the record that the event came
-    in, None and -1 where it had none. topic_id: of Kafka, which tells topics of one name that were
-    made one after the other; empty where it is not known.
+    in, None and -1 where it had none. topic_id: Kafka's, which distinguishes a topic from an
+    earlier one of the same name; empty if unknown.
     """
 
     topic: str
@@ -127,7 +127,7 @@ class LocalDeadLetters:
         self._current = self._files[-1]
         self._dirty = False
         self._fd = -1
-        """Of the current file; -1 where it is to be opened again."""
+        """Of the current file; -1 if it must be opened again."""
         with self._as_disk_error():
             disk.unlink(folder / PURGED)
             self._open()
@@ -182,10 +182,10 @@ class LocalDeadLetters:
         self._dirty = False
 
     def purge(self, keys: Collection[Key]) -> Iterator[None]:
-        """Remove the letters that mention one of the keys, and those that cannot be searched; a
-        letter, or some keys, per step. Between steps letters may be added.
+        """Remove the letters that mention one of the keys, and those that cannot be searched. A
+        step handles one letter or some keys; between steps letters may be added.
 
-        The work is letters + keys: see `SoughtKeys`.
+        The time is linear in letters + keys: see `SoughtKeys`.
         """
         if not keys:
             return
@@ -194,18 +194,18 @@ class LocalDeadLetters:
             sought.add(key)
             if number % KEYS_A_STEP == 0:
                 yield
-        # Letters that come from now on may fill the current file, which then is the previous one:
-        # a file is searched as it was opened, under whatever name it has by then.
+        # New letters may fill the current file and so rename it to the previous one: search the
+        # files as opened now, under whatever name they have later.
         with ExitStack() as stack:
             with self._as_disk_error():
                 files = [stack.enter_context(p.open("rb")) for p in self._files if p.exists()]
             for file in files:
-                yield from self._without(sought, file)
-        # What a purge before this one renamed counts too, where it failed.
+                yield from self._rewrite_without(sought, file)
+        # This also makes the renames of an earlier purge that failed durable.
         with self._as_disk_error():
             self._disk.sync_folder(self._folder)
 
-    def _without(self, sought: SoughtKeys, file: BinaryIO) -> Iterator[None]:
+    def _rewrite_without(self, sought: SoughtKeys, file: BinaryIO) -> Iterator[None]:
         """Replace one of the files by a copy without the letters that mention a key."""
         scratch = self._folder / PURGED
         with self._as_disk_error():
@@ -216,15 +216,15 @@ class LocalDeadLetters:
                         copy.append(line)
                     yield
                 copy.finish()
-                self._exchange(file, scratch, copy.num_bytes)
+                self._replace_file(file, scratch, copy.num_bytes)
             except OSError:
                 self._disk.unlink(scratch)
                 raise
             finally:
                 self._disk.close(copy.fd)
 
-    def _exchange(self, file: BinaryIO, scratch: Path, num_bytes: int) -> None:
-        """Put a copy in the place of a file, unless it is as long or the file is gone by now."""
+    def _replace_file(self, file: BinaryIO, scratch: Path, num_bytes: int) -> None:
+        """Replace a file by its copy, unless no letter was removed or the file is gone by now."""
         status = os.fstat(file.fileno())
         paths = [p for p in self._files if p.exists() and os.path.samestat(p.stat(), status)]
         if not paths or num_bytes == status.st_size:
@@ -232,7 +232,7 @@ class LocalDeadLetters:
             return
         self._disk.replace(scratch, paths[0])
         if paths[0] == self._current:
-            # The next letter goes to the copy, whatever fails from here on.
+            # The next letter must go to the copy, even if a call below fails.
             fd, self._fd = self._fd, -1
             self._disk.close(fd)
             self._open()
@@ -332,7 +332,7 @@ def make_dead_letters(settings: Settings) -> DeadLetters:
         from streamd.ingest.client import make_producer
 
         return TopicDeadLetters(
-            # The topic is the user's, who may leave it to the broker to make it.
+            # The topic is the user's, who may let the broker create it.
             lambda: make_producer(settings.kafka, allow_auto_create_topics=True),
             topic,
         )

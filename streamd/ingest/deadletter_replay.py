@@ -29,11 +29,11 @@ FLUSH_EVERY = 1_000
 UNREPEATABLE = ("bad_batch", "tombstone")
 """Reasons whose letters lack what was sent: an unreadable batch, and a null value."""
 SILENT_SECONDS = 30.0
-"""Longest wait for the next letters of a topic, which may have been removed meanwhile."""
+"""Longest wait for further letters of a topic, which may have been removed meanwhile."""
 
 
 class LetterName(NamedTuple):
-    """Where a letter's event was. topic_id: as of `DeadLetter`; older releases did not know it."""
+    """The position of a letter's event. topic_id: as in `DeadLetter`; empty from older releases."""
 
     topic: str
     partition: int
@@ -126,8 +126,8 @@ def _of_files(folder: Path) -> Iterator[StoredLetter]:
 
 
 def _of_topic(settings: Settings, topic: str) -> Iterator[StoredLetter]:
-    """Letters of a topic up to its present end; other records are counted and passed over. Raises:
-    KafkaError where the topic does not exist, or sends nothing more."""
+    """Letters of a topic up to its present end; other records are skipped and counted. Raises:
+    KafkaError if the topic does not exist or stops sending."""
     num_strange = 0
     try:
         with closing(make_consumer(settings.kafka)) as consumer:
@@ -153,17 +153,17 @@ def _records_of(consumer: Any, topic: str) -> Iterator[Any]:
     if not partitions:
         raise KafkaError(f"There is no topic {topic}.", "check ingest.dead_letter_topic.")
 
-    # The ends are read once: letters that arrive meanwhile are left for another run.
+    # Read the end offsets once: letters that arrive later are left for another run.
     consumer.assign(partitions)
     consumer.seek_to_beginning(*partitions)
     ends = consumer.end_offsets(partitions, ANSWER_MS)
     heard = time.monotonic()
-    # Positions are compared, since the last offsets may be markers that give no record.
+    # Compare positions, because the last offsets may be transaction markers without a record.
     while any(consumer.position(tp, ANSWER_MS) < ends[tp] for tp in partitions):
         try:
             polled = consumer.poll(timeout_ms=500)
         except OffsetOutOfRangeError:
-            # Retention removed letters meanwhile: go on with those that are left.
+            # Retention removed letters meanwhile: continue with the remaining ones.
             first = consumer.beginning_offsets(partitions, ANSWER_MS)
             for tp in partitions:
                 consumer.seek(tp, max(first[tp], consumer.position(tp, ANSWER_MS)))
@@ -175,7 +175,7 @@ def _records_of(consumer: Any, topic: str) -> Iterator[Any]:
         elif time.monotonic() - heard > SILENT_SECONDS:
             raise KafkaError(
                 f"Topic {topic} sends no more of its dead letters.",
-                "try again; it may have been removed or made anew meanwhile.",
+                "try again; it may have been removed or created again meanwhile.",
             )
 
 
@@ -211,7 +211,7 @@ def _from_record(record: Any) -> StoredLetter | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """The letters that a replay sends, and the numbers of those that it does not.
+    """The letters to send in a replay, and the numbers of the others.
 
     sent: names of all stored letters that were sent before. before: letters sent before. broken:
     not whole. foreign: of a topic that is not in `kafka.topics`.
@@ -233,8 +233,8 @@ def names_sent(settings: Settings) -> set[LetterName]:
         return set(msgspec.json.decode(path.read_bytes(), type=list[LetterName]))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CorruptionError(
-            f"{path} does not say which dead letters were sent again: {error}.",
-            "restore it from a backup; or remove it, and all letters count as not sent.",
+            f"{path}, the list of dead letters that were sent again, cannot be read: {error}.",
+            "restore it from a backup; or remove it, then all letters count as not sent.",
         ) from None
 
 
@@ -246,7 +246,7 @@ def plan(
     The topic is what a letter says, and anybody may have written it. So only topics in
     `kafka.topics` get letters.
 
-    Args: reasons, topics: which letters, all where empty; again: also those sent before.
+    Args: reasons, topics: of the letters to send, empty for all; again: also letters sent before.
     Raises: CorruptionError, KafkaError.
     """
     sent = names_sent(settings)
@@ -274,7 +274,7 @@ def plan(
 def send(settings: Settings, chosen: Plan) -> None:
     """Send letters to the topics they came from, with the key and timestamp of their records.
 
-    Raises: KafkaError where one was not acknowledged; those before it count as sent.
+    Raises: KafkaError if one was not acknowledged; those before it count as sent.
     """
     path = settings.data_dir / FOLDER / SENT
     sent = set(chosen.sent)
@@ -293,7 +293,7 @@ def send(settings: Settings, chosen: Plan) -> None:
 
 
 def as_record(letter: DeadLetter, offset: int = 0) -> Repeated:
-    """The record that a letter is sent as."""
+    """The record to send for a letter."""
     headers = [("content-type", letter.content_type.encode())] if letter.content_type else []
     # A record without a timestamp gets the time at which it was refused.
     known = 0 <= letter.timestamp_ms <= MAX_TIME_US // 1000

@@ -92,13 +92,13 @@ class Decoder:
         self.explain = Explainer(self.checker.sets, rules.time_unit).text
 
     def begin(self) -> None:
-        """Forget what was decoded: partitions are numbered again."""
+        """Forget the records decoded so far: the numbers of partitions change."""
         for mapped in self.mapped.values():
             mapped.begin()
 
     @property
     def rounded(self) -> Rounded:
-        """The values of valid events that were rounded so far, in all topics."""
+        """The rounded values of all valid events so far, in all topics."""
         topics = self.mapped.values()
         return sum((of.notices.all_rounded for of in topics), self.notices.all_rounded)
 

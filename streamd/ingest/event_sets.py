@@ -53,8 +53,8 @@ def features_of(declared: SetSettings) -> Named:
 class SetFeatures:
     """Reads the features of events of one set. Owner: the decoder.
 
-    column_names: of each number its feature, for errors. type: the msgspec type of features by
-    name; None where none is declared, or one has a name that msgspec cannot read.
+    column_names: the feature of each column, for errors. type: the msgspec type of named features;
+    None if none is declared, or if msgspec cannot read one of the names.
     """
 
     def __init__(self, owner: str, width: int, features: Named) -> None:

@@ -269,7 +269,7 @@ class SafeRecords(Fetcher.PartitionRecords):  # type: ignore[misc]
 
 def make_reading_safe(max_batch_bytes: int | None = None) -> None:
     """Make kafka-python read every batch by `SafeBatch`, expanded to at most `max_batch_bytes`,
-    None for what was set before."""
+    None to keep the last limit."""
     if max_batch_bytes is not None:
         SafeBatch.max_batch_bytes = max_batch_bytes
     memory_records.DefaultRecordBatch = SafeBatch

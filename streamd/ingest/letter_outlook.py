@@ -1,4 +1,4 @@
-"""What becomes of dead letters that are sent again: which of them are behind the log by now."""
+"""Predicts what ingest will do with dead letters that are sent again."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ from streamd.settings import Settings, schema_of
 
 @dataclass(kw_only=True, slots=True)
 class Outlook:
-    """Letters by what becomes of them, as indices of the letters asked about.
+    """Predicted results, as indices of the given letters.
 
-    late: hold an event before the log's watermark. refused: are dead letters again, as the settings
-    are now. unknown: cannot be decoded now. behind_us: of the oldest late event, microseconds.
+    late: have an event before the log's watermark. refused: will be dead letters again with these
+    settings. unknown: cannot be decoded now. behind_us: lag of the oldest late event, microseconds.
     """
 
     late: set[int] = field(default_factory=set)
@@ -37,7 +37,7 @@ def outlook(
     for i, stored in enumerate(letters):
         by_topic[stored.letter.topic].append(i)
     for topic, numbers in by_topic.items():
-        # A topic's letters may be of several partitions: it is decoded as if they were of one.
+        # Decode a topic's letters as if all were from one partition.
         decoder = make_decoder(settings, schema_of(settings))
         for first in range(0, len(numbers), NUM_SINGLES):
             part = numbers[first : first + NUM_SINGLES]
@@ -56,8 +56,8 @@ def _decode(
     clocks: tuple[int, int],
     found: Outlook,
 ) -> None:
-    """Decode some letters of a topic. numbers: their indices, which stand for offsets. clocks: as
-    `outlook` has them. Raises: SchemaRegistryError."""
+    """Decode some letters of a topic. numbers: their indices, used as offsets. clocks: watermark
+    and wall clock, microseconds. Raises: SchemaRegistryError."""
     watermark_us, now_us = clocks
     records = [as_record(letters[i].letter, i) for i in numbers]
     mapped = decoder.mapped.get(topic)

@@ -1,4 +1,4 @@
-"""The search of dead letters for the keys of deleted nodes."""
+"""Search for the keys of deleted nodes in dead letters."""
 
 import base64
 import json
@@ -10,29 +10,29 @@ import msgspec
 from streamd.events import Key, split_key
 
 INTEGER = re.compile(r"-?[0-9]{1,19}")
-"""Text behind a prefix that may have been an integer."""
+"""Text after a prefix that may have been an integer."""
 
 
 class SoughtKeys:
-    """The keys that letters are searched for. Owner: the purge.
+    """The keys to search for in letters. Owner: the purge.
 
-    Looking into a letter takes the same time for many keys as for few: parts of it are looked up
-    among the keys, and never the keys one after the other in the letter.
+    The time to search a letter does not depend on the number of keys: its parts are looked up in
+    the set of keys.
     """
 
     def __init__(self, prefixes: Collection[str] = (), keys: Iterable[Key] = ()) -> None:
-        """prefixes: those that mappings put before keys, which are not in the records."""
+        """prefixes: those that mappings add to keys; records do not have them."""
         self._prefixes = prefixes
         self._keys: set[Key] = set()
         self._texts: set[str] = set()
         self._lengths: set[int] = set()
-        """Of the texts: as many parts of a text are looked up at each of its places."""
+        """Distinct lengths of the texts: a search looks up one substring per length and start."""
         for key in keys:
             self.add(key)
 
     def add(self, key: Key) -> None:
-        """Seek a key, and what records may hold in its place where a mapping makes a key of it."""
-        # What was sent holds a key as it is within its node set.
+        """Add a key, and the values in records from which a mapping makes this key."""
+        # Records hold a key without its node set.
         plain = split_key(key)[1]
         self._seek(plain)
         if not isinstance(plain, str):
@@ -41,7 +41,7 @@ class SoughtKeys:
             if plain.startswith(prefix):
                 rest = plain.removeprefix(prefix)
                 self._seek(rest)
-                # Text of digits and the integer make the same key behind a prefix.
+                # After a prefix, digits as text and the integer make the same key.
                 if INTEGER.fullmatch(rest):
                     self._seek(int(rest))
 
@@ -52,11 +52,10 @@ class SoughtKeys:
         self._lengths.add(len(text))
 
     def are_in(self, line: bytes) -> bool:
-        """Whether a stored letter has one of the keys among its strings and integers, or may have
-        it.
+        """Whether a stored letter has, or may have, one of the keys among its strings and integers.
 
-        A letter that was cut or cannot be parsed may have it. The record's key counts where a
-        node's key is any part of it.
+        A letter that was cut or cannot be parsed may have one. In the record's key, any
+        substring counts.
         """
         # Parse the value, and search the record's key as text.
         try:
@@ -65,13 +64,13 @@ class SoughtKeys:
             record_key = base64.b64decode(letter.get("key_base64", ""))
             num_key_bytes = letter.get("num_key_bytes", 0)
             if letter["num_bytes"] != len(value) or num_key_bytes != len(record_key):
-                return True  # `error` names nothing that is not in the value
+                return True  # it was cut; `error` only quotes the value
             if self._is_part_of(record_key.decode()):
                 return True
             if b"data_base64" in value:
-                return True  # data of a CloudEvent that is not searched
+                return True  # encoded data of a CloudEvent is not searched
             if b"\\" in record_key:
-                return True  # JSON may spell a key with escapes
+                return True  # JSON may write a key with escapes
             parts = [
                 json.loads(part, object_pairs_hook=list)
                 for part in value.splitlines()
@@ -80,7 +79,7 @@ class SoughtKeys:
         except (ValueError, RecursionError, KeyError, TypeError):
             return True
 
-        # Search all values of all objects, which were parsed as lists of pairs to keep duplicates.
+        # Search all values; objects were parsed as lists of pairs, to keep duplicate names.
         unseen = parts
         while unseen:
             part = unseen.pop()
@@ -91,7 +90,7 @@ class SoughtKeys:
         return False
 
     def _is_part_of(self, text: str) -> bool:
-        """Whether a key is any part of a text."""
+        """Whether a key is a substring of a text."""
         return any(
             text[at : at + length] in self._texts
             for length in self._lengths

@@ -48,8 +48,8 @@ class LetterWriter:
     def begin(
         self, partitions: Sequence[TopicPartition], topic_ids: Mapping[str, str] = NO_IDS
     ) -> None:
-        """Start on these partitions; nothing is remembered of records read before. topic_ids: of
-        Kafka, by topic, where they are known."""
+        """Start on these partitions, and forget records read before. topic_ids: Kafka's ids by
+        topic, as far as known."""
         self._partitions = partitions
         self._topic_ids = topic_ids
         self._origins = [Origins() for _ in partitions]

@@ -280,7 +280,7 @@ class IngestLoop:
         return True
 
     def _prepare(self, source: KafkaSource, polled: Mapping[int, Sequence[Any]]) -> None:
-        """As `prepare`, before a record is taken; all are held meanwhile."""
+        """Prepare decoding of the polled records, and hold them meanwhile."""
         self._held = polled
         waiting = partial(self._pause, "asking for schemas", 0)
         prepare(self._decoder, source, polled, self._clock.now_us(), waiting)

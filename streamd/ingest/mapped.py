@@ -66,8 +66,8 @@ def first_events(block: Block, keys: Sequence[Key]) -> dict[int, tuple[str, int 
 class MappedTopic:
     """Makes events of one topic's records, as its source says. Owner: the decoder.
 
-    It remembers of each partition which record was decoded last, and which one deleted a row: a
-    tombstone of the same key that follows it directly deletes nothing more.
+    It remembers the last record of each partition and the last one that deleted a row: a tombstone
+    with the same key directly after that one is skipped.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class MappedTopic:
         if source.format not in JSON_FORMATS:
             self._format = make_format(source, settings)
         self._newest: dict[int, int] = {}
-        """Partition -> offset of the record that was decoded last."""
+        """Partition -> offset of the last decoded record."""
         self._row_delete: dict[int, tuple[int, bytes | None]] = {}
         """Partition -> offset and key of the last record that deleted a row."""
         self._num_skipped = 0
@@ -121,12 +121,12 @@ class MappedTopic:
             self._format.prepare(values, waiting)
 
     def begin(self) -> None:
-        """Forget the records decoded so far: partitions are numbered again."""
+        """Forget the records decoded so far: the numbers of partitions change."""
         self._newest.clear()
         self._row_delete.clear()
 
     def lacks_record_before(self, partition: int, record: Any) -> bool:
-        """Whether what a partition's first record means depends on the record before it, which
+        """Whether the meaning of a partition's first record depends on the record before it, which
         was decoded before a restart."""
         is_first = partition not in self._newest
         return is_first and record.value is None and self._source.envelope == "debezium"
@@ -473,7 +473,7 @@ class MappedTopic:
 
     def _decode_tombstone(self, batch: Batch, record: Any) -> None:
         """Take a null value as the delete of what its key names. Raises: BadEvent."""
-        # The tombstone of a deleted row comes directly after the record that deleted it.
+        # Skip the tombstone directly after the record that deleted its row.
         before = self._newest.get(batch.source), record.key
         if record.key is not None and before == self._row_delete.get(batch.source):
             self._num_skipped += 1

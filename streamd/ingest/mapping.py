@@ -14,7 +14,7 @@ from streamd.errors import BadEvent
 from streamd.events import Bools, Float32, Int64, Schema
 from streamd.ingest.encoding import Feature, Times
 from streamd.ingest.node_ids import INT64_MAX, KeyTable
-from streamd.ingest.rounding import EXACT, NOTHING, Rounded, rounded_in
+from streamd.ingest.rounding import EXACT, NOTHING, Rounded, count_rounded
 from streamd.ingest.shapes import Columns, Steps, follow, kind_of
 from streamd.ingest.wire import EventType, WireEvent
 from streamd.settings_sources import (
@@ -152,8 +152,8 @@ class Condition:
 
 
 def meets(where: Where, row: Any) -> bool:
-    """Whether a record's data meets conditions by path; those on its key or headers are passed
-    over."""
+    """Whether a record's data meets the conditions by path; ignores conditions on its key or
+    headers."""
     return all(
         _comparable(follow(steps_of(path))(row)) in map(_comparable, values)
         for path, values in where.items()
@@ -288,7 +288,7 @@ class Layout:
             if part is None or not largest <= self._max_feature:
                 return None
             if largest > EXACT:
-                rounded += rounded_in(part, [feature.name] * feature.width)
+                rounded += count_rounded(part, [feature.name] * feature.width)
             values[:, at : at + feature.width] = part
             at += feature.width
         return Edges(time, src, dst, self._schema.edge_rows(self._edge_set, values), rounded)

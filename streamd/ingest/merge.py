@@ -19,30 +19,30 @@ from numpy.typing import NDArray
 from streamd.events import DELETE, Bools, Int64, Place, Position, Run
 from streamd.ingest.block import NO_STAMP, Block, Rows, empty_block, has_time, joined
 from streamd.ingest.placement import ALWAYS, NEVER, Situation, place
-from streamd.ingest.runs import joined_runs, place_of, runs_from, runs_of
+from streamd.ingest.runs import join_runs, place_of, runs_from, runs_of
 
 NUM_LEADS = 1_000
 """Newest events whose (time - timestamp) is remembered. Their median places events without a time,
 and single outliers do not move it."""
 MAX_RUNS = 500_000
-"""Runs of events ahead of all positions, from which on partitions are not read further. Each takes
-up to 64 bytes in a commit's line, of which followers take 64 MiB."""
+"""Limit of runs of events ahead of all positions; at the limit partitions are paused. Each takes up
+to 64 bytes in a commit's line, and followers accept lines of at most 64 MiB."""
 CROWDED_RUNS = 1_000
-"""Runs ahead of one position from which on its node features wait no longer: where each record
-holds a node and an edge, the edges would leave the nodes ever further behind."""
+"""Runs ahead of one position at which its node features stop waiting: if each record holds a node
+and an edge, the nodes would fall further and further behind the edges."""
 RUNS_SECONDS = 1.0
-"""Longest wait for as many events as a commit's line names runs."""
+"""Longest wait until as many events came as a commit's line names runs."""
 
 
 @dataclass(eq=False)
 class _Partition:
     """The buffer of one partition, and how far it was read. Owner: the merger.
 
-    max_buffered, max_runs: from which on it is not read further. following: place after the last
+    max_buffered, max_runs: limits at which it is paused. following: place after the last
     pushed event. frontier: newest event time pushed. reached: newest record timestamp pushed.
     at_end: it was read to its end. ever: it has had an event with a time. num_untimed: buffered
-    events without a time of their own, of which num_deletes are deletes. ahead: runs of events that
-    were released before an earlier place was.
+    events without a time of their own, of which num_deletes are deletes. ahead: runs of
+    events that were released before an earlier event.
     """
 
     max_buffered: int
@@ -62,13 +62,13 @@ class _Partition:
 
     @property
     def is_full(self) -> bool:
-        """Whether so much is buffered, or ahead, that it should be read no further."""
+        """Whether so much is buffered, or ahead, that it should be paused."""
         return self.num_buffered >= self.max_buffered or len(self.ahead) >= self.max_runs
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it can be read on only when events without a time go. Node features do, once much
-        is ahead of them; deletes may wait for other partitions."""
+        """Whether it can be read on only after untimed events are released. Node features are, once
+        enough runs are ahead of them; deletes may wait for other partitions."""
         return self.num_untimed >= self.max_buffered or (
             self.num_deletes > 0 and len(self.ahead) >= self.max_runs
         )
@@ -107,7 +107,7 @@ class _Partition:
             rest = buffer.take(~gone)
             runs = [*runs, *runs_of(buffer.rows, gone)]
         self.keep(rest)
-        self.ahead = joined_runs(runs, rest.rows, self.following) if runs else ()
+        self.ahead = join_runs(runs, rest.rows, self.following) if runs else ()
 
     def keep(self, block: Block) -> None:
         """Replace the buffer by this block."""
@@ -150,10 +150,10 @@ class Merger:
         max_runs = max(1, MAX_RUNS // num_sources)
         self._parts = [_Partition(max_buffered, max_runs) for _ in range(num_sources)]
         self._arrivals: list[_Arrival] = []
-        """Pushes of all partitions of which events are buffered, oldest first; of those of one
-        partition that have waited long enough there is one."""
+        """Pushes with events still buffered, oldest first. Pushes of one partition that have waited
+        long enough are merged into one."""
         self._unspent = 0
-        """Events pushed, less the runs that lines named since."""
+        """Events pushed, minus the runs named in lines since."""
         self._released_at = -RUNS_SECONDS
         self._leads = np.zeros(0, np.int64)
 
@@ -206,7 +206,7 @@ class Merger:
         num_runs = sum(len(p.ahead) for p in self._parts)
         if not taken or self._is_early(num_runs, now):
             return empty_block(self._dim)
-        # Each event may begin a run, and the last few come one by one.
+        # Each event may begin a run; near the limit, release one event at a time.
         limit = max(1, min(limit, 2 * MAX_RUNS - num_runs))
 
         # Order the events that may be released.
@@ -237,8 +237,7 @@ class Merger:
         return num_runs > self._unspent and soon and not self.all_at_end
 
     def _forget_arrivals(self, oldest: int, now: float) -> None:
-        """Forget the arrivals of which no event is buffered. oldest: earliest event time that is
-        buffered."""
+        """Forget arrivals without buffered events. oldest: earliest buffered event time."""
         first = {p: place_of(p.buffer().rows[0]) for p in self._parts if p.num_untimed}
         overdue: dict[_Partition, int] = {}
         kept: list[_Arrival] = []
@@ -270,8 +269,7 @@ class Merger:
     def _behind(self) -> list[_Partition]:
         """Partitions that may still hold an earlier event, for which the others wait.
 
-        Left out: a partition of which only events without a time are known, and one that can be
-        read on only when they are released.
+        Excludes partitions with only untimed events so far, and stuck ones (`is_stuck`).
         """
         return [p for p in self._parts if not p.at_end and not p.only_untimed and not p.is_stuck]
 
@@ -290,8 +288,8 @@ class Merger:
             for a in self._arrivals:
                 if now - a.at >= self.wait_seconds:
                     overdue[a.part] = max(a.last, overdue.get(a.part, a.last))
-        # Record timestamps up to which the partitions are read that can be read on, of which two
-        # say it for each of the others.
+        # The two lowest record timestamps reached by partitions that can be read on: they give the
+        # lowest among the others for every partition.
         reached = heapq.nsmallest(
             2,
             (
@@ -324,7 +322,7 @@ class Merger:
         """Where to read on once all released events are in the log."""
         part = self._parts[source]
         first = place_of(part.buffer().rows[0]) if part.num_buffered else part.following
-        # What lies before the position need not be remembered.
+        # Runs before the position need not be remembered.
         return Position(*first, runs_from(part.ahead, first))
 
     def paused(self) -> list[int]:

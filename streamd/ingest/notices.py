@@ -38,7 +38,7 @@ def other_unit(time_us: int, now_us: int, unit: str) -> str | None:
 class Notices:
     """Logs a warning about each kind of oddity once. Owner: the decoder.
 
-    all_rounded: values of valid events that were rounded so far.
+    all_rounded: the rounded values of all valid events so far.
     """
 
     def __init__(self, time_unit: str, unit_setting: str = "stream.time_unit") -> None:
@@ -60,7 +60,7 @@ class Notices:
         )
 
     def rounded(self, found: Rounded) -> None:
-        """Count values of valid events that were rounded, and warn of them."""
+        """Count rounded values of valid events, and warn of them."""
         if found.num:
             self.all_rounded += found
             self._warn_once(

@@ -7,8 +7,8 @@ timestamp. That is an estimate. What a producer must be able to rely on is exact
 - a delete is placed after every event it names that was produced before it, in any partition;
 - an event that follows a delete in the same partition stays after it, and so is not hidden.
 
-Untimed events of a partition keep their order. So of all deletes that name an event, the newest one
-before it alone binds it.
+Untimed events of a partition keep their order. So it is enough to bind an event to the newest
+delete before it that names it.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ NEVER = -(2**63)
 ALWAYS = 2**63 - 1
 """A time after all times."""
 NONE = -1
-"""No row, or no second end."""
+"""No row, or no second endpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +35,8 @@ class Situation:
     lead: usual difference of event time and record timestamp, None before any event. reached:
     record timestamp up to which all other partitions were read. bound: events before this time may
     be released, None for all. overdue: (offset, item) up to which events have waited long enough
-    for other partitions. crowded: whether so much of the partition is in the log ahead of the
-    events that wait that node features wait no longer.
+    for other partitions. crowded: whether so many runs are in the log ahead of the waiting events
+    that node features stop waiting.
     """
 
     lead: int | None
@@ -51,7 +51,7 @@ def place(
 ) -> tuple[Int64, Bools]:
     """Place the events of several partitions, some of which have no time.
 
-    Args: joined: their buffers, one behind the other. sizes: events of each. situations: of each.
+    Args: joined: their buffers, concatenated. sizes: events of each. situations: of each.
     Returns: the time that orders each event, int64[n] microseconds, and whether it may be released
         now, bool[n].
     """
@@ -77,10 +77,10 @@ def place(
 
 
 class _Part:
-    """The placement of one partition's buffer under way. Owner: `place`.
+    """The placement of one partition's buffer. Owner: `place`.
 
-    bound_by: row of the newest delete before each event that names it, int64[n], NONE where there
-    is none. at: the time that orders each event, int64[n]. ready: whether it may be released now.
+    bound_by: row of the newest delete before each event that names it, int64[n], NONE for no
+    delete. at: the time that orders each event, int64[n]. ready: whether it may be released now.
     """
 
     def __init__(self, rows: Rows, bound_by: Int64, now: Situation) -> None:
@@ -93,8 +93,7 @@ class _Part:
             self.ready = self._due()
             return
 
-        # Estimate the time: before every event that must come after, and after all that come
-        # before.
+        # Estimate the time, within the events that must come before and after.
         stamp = rows["stamp"]
         waits = ~timed & ~(now.crowded & (rows["kind"] == NODE))
         wanted = np.full(len(rows), NEVER)
@@ -107,7 +106,8 @@ class _Part:
         earliest = np.maximum.accumulate(np.where(timed, rows["time"], NEVER))
         self._keep_order(np.maximum(earliest, np.minimum(wanted, latest)))
 
-        # It waits until all others were read up to its timestamp, and until its time has come.
+        # An untimed event waits until all other partitions were read up to its timestamp, and until
+        # its time has come.
         held = waits & (stamp > now.reached)
         self.ready = self._due() & ~(np.logical_or.accumulate(held) & ~timed)
 
@@ -127,7 +127,7 @@ class _Part:
         return due
 
     def move(self, deletes: Int64, after: Int64) -> None:
-        """Move deletes, by their rows, after times; NEVER moves none."""
+        """Move deletes, given by row, to or after a time each; NEVER leaves one in place."""
         if (after > self.at[deletes]).any():
             at = self.at.copy()
             at[deletes] = np.maximum(at[deletes], after)
@@ -135,7 +135,7 @@ class _Part:
             self.ready &= self._timed | self._due()
 
     def bind(self) -> None:
-        """Let each event that follows a delete of it wait for the delete."""
+        """Make each event wait for the delete that binds it."""
         bound = np.flatnonzero(self._bound_by >= 0)
         delete = self._bound_by[bound]
         self.at[bound] = np.maximum(self.at[bound], self.at[delete])
@@ -144,8 +144,8 @@ class _Part:
 
 @dataclass(frozen=True, kw_only=True)
 class _Names:
-    """The names of D deletes, as numbers, and M mentions of a timed event by one of them. A delete
-    of an end hides an edge, as one of the edge itself does.
+    """The names of D deletes, as numbers, and M mentions: a timed event and a name of it that some
+    delete has. An edge has three names: its own and those of both endpoints.
 
     rows: of all partitions. part: int64[n] number of the partition of each row. deletes: int64[D],
     their rows, ascending, and delete_name. mentioned: int64[M], rows, and mention_name, ascending.
@@ -163,7 +163,7 @@ class _Names:
         rows = block.rows
         deletes = np.flatnonzero(rows["kind"] == DELETE)
 
-        # Only events that share a key with a delete are looked at.
+        # Consider only events that share a key with a delete.
         named = rows["a"][deletes]
         near = has_time(rows)
         if len(deletes):
@@ -187,7 +187,7 @@ class _Names:
         row, *name = (
             np.concatenate([np.broadcast_to(c[i], c[0].shape) for c in columns]) for i in range(4)
         )
-        number = _numbered(name)
+        number = _number_rows(name)
         count = len(deletes)
         mention_name = number[count:]
         known = np.flatnonzero(np.isin(mention_name, number[:count]))
@@ -203,7 +203,7 @@ class _Names:
 
     def newest_deletes(self) -> Int64:
         """Row of the newest delete before each event, in its partition, that names it: int64[n],
-        NONE where there is none."""
+        NONE for no delete."""
         count = len(self.rows)
         newest = np.full(count, NONE, np.int64)
         if len(self.mentioned):
@@ -217,10 +217,10 @@ class _Names:
         return newest
 
     def produced_before(self, chosen: Bools) -> Int64:
-        """The time of the newest event of another partition that was produced before each chosen
-        delete and that it names: int64[D], NEVER where there is none.
+        """For each chosen delete, the time of the newest event that it names, that is of another
+        partition and was produced before it: int64[D], NEVER for none.
 
-        Produced before means that the record's timestamp is not later than the delete's.
+        "Produced before" means a record timestamp that is not later than the delete's.
         """
         newest = np.full(len(self.deletes), NEVER)
         if not len(self.mentioned):
@@ -233,7 +233,7 @@ class _Names:
 
     def _newest_elsewhere(self, part: int, own: Int64) -> Int64:
         """As `produced_before`, for the deletes `own`, which are of one partition."""
-        # Gather the mentions of their names by other partitions: (name, timestamp, time).
+        # Gather the mentions of their names in other partitions: (name, timestamp, time).
         names, name_D = np.unique(self.delete_name[own], return_inverse=True)
         first = np.searchsorted(self.mention_name, names)
         sizes = np.searchsorted(self.mention_name, names, side="right") - first
@@ -244,7 +244,7 @@ class _Names:
         if not len(event):
             return np.full(len(own), NEVER)
 
-        # Numbers for timestamps and times, so that a pair of name and number is one integer.
+        # Number timestamps and times, so that a pair of name and number fits one integer.
         stamps, stamp = np.unique(self.rows["stamp"][event], return_inverse=True)
         times, time = np.unique(self.rows["time"][event], return_inverse=True)
         placed = name * len(stamps) + stamp
@@ -259,7 +259,7 @@ class _Names:
         return np.where(found, times[newest[at] % len(times)], NEVER)
 
 
-def _numbered(columns: Sequence[Int64]) -> Int64:
+def _number_rows(columns: Sequence[Int64]) -> Int64:
     """Number the distinct rows of a table of k columns of n values: int64[n]."""
     order = np.lexsort(columns)
     number = np.zeros(len(order), np.int64)

@@ -1,4 +1,4 @@
-"""What decoding the records of a poll needs first: their schemas, and of some the record before."""
+"""Prepare decoding of polled records: fetch their schemas, and for some the record before."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -9,7 +9,7 @@ from streamd.ingest.decode import Decoder
 
 
 class Source(Protocol):
-    """Partitions by number, of which older records can be read again."""
+    """Partitions by number, whose older records can be read again."""
 
     partitions: list[TopicPartition]
 
@@ -23,11 +23,11 @@ def prepare(
     now_us: int,
     waiting: Callable[[], None],
 ) -> None:
-    """Learn what decoding records needs that is not in them.
+    """Fetch what is needed to decode records but is not in them.
 
     Args: polled: records by number of the partition, one or more each; now_us: wall clock; waiting:
-    called where schemas take time.
-    Raises: KafkaError, SchemaRegistryError where it cannot be learned now; nothing is decoded then.
+    called while schemas take time.
+    Raises: KafkaError, SchemaRegistryError if that fails now; nothing is decoded then.
     """
     for number, records in polled.items():
         topic = source.partitions[number].topic
@@ -38,6 +38,6 @@ def prepare(
         if mapped.lacks_record_before(number, records[0]):
             earlier = source.records_before(number, records[0].offset)[-1:]
         mapped.prepare([*earlier, *records], waiting)
-        # Its events are in the log already: only the topic's memory of it is wanted.
+        # Decode it only to restore the topic's state: its events are in the log already.
         if earlier:
             decoder.decode(earlier, number, now_us, topic)

@@ -1,7 +1,7 @@
-"""Whole numbers that a log rounds: it holds features as float32, which has 24 bits for them.
+"""Count whole numbers that a log rounds: it stores features as float32, which has 24 bits for them.
 
-Fractions are rounded too, and nobody misses their last digits. A whole number may be a key, a time
-or a counter, of which every digit counts.
+Fractions are rounded too, but their last digits seldom matter. A whole number may be a key, a time
+or a counter, in which every digit matters.
 """
 
 from collections.abc import Sequence
@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 from streamd.events import Bools
 
 EXACT = 2**24
-"""float32 holds every whole number up to this one."""
+"""float32 represents every whole number up to this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rounded:
-    """How many values were rounded. example: the first of them, with its feature; empty for
-    none."""
+    """The number of rounded values. example: the first one, with its feature; empty for none."""
 
     num: int = 0
     example: str = ""
@@ -30,7 +29,7 @@ class Rounded:
 
     @property
     def words(self) -> str:
-        """The count as a sentence for people, empty where nothing was rounded."""
+        """The count as a sentence for people, empty if nothing was rounded."""
         if not self.num:
             return ""
         return (
@@ -42,11 +41,11 @@ class Rounded:
 NOTHING = Rounded()
 
 
-def rounded_in(values: NDArray[Any], names: Sequence[str]) -> Rounded:
-    """Count the whole numbers that float32 does not hold.
+def count_rounded(values: NDArray[Any], names: Sequence[str]) -> Rounded:
+    """Count the whole numbers that float32 cannot represent.
 
-    values: finite, [n, D]. names: of the D columns. Integers are compared exactly; of float64,
-    which may have been rounded before, what it has now counts.
+    values: finite, [n, D]. names: of the D columns. Integers are compared exactly;
+    values of float64, which may have been rounded before, as they are now.
     """
     is_small = values.dtype.kind == "f" and np.abs(values).max(initial=0) <= EXACT
     if is_small or not values.size:
@@ -65,7 +64,7 @@ def _is_rounded(values: NDArray[Any]) -> Bools:
         with np.errstate(over="ignore"):
             is_rounded = (values.astype(np.float32) != values) & (values == np.rint(values))
     else:
-        # The bits of the smallest int64, which no int64 negates, are its size as uint64.
+        # The smallest int64 has no negative as int64; its bits, read as uint64, are its magnitude.
         signed = values if values.dtype.kind == "u" else np.abs(values.astype(np.int64))
         size = signed.astype(np.uint64)
         lowest_bit = np.maximum(size & (~size + np.uint64(1)), np.uint64(1))

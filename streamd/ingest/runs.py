@@ -19,18 +19,18 @@ def place_of(row: np.void) -> Place:
 
 
 def runs_of(rows: Rows, chosen: Bools) -> list[Run]:
-    """The runs of the chosen rows of a partition, which are in order of offset and item."""
+    """The runs of the chosen rows of a partition. rows: sorted by offset and item."""
     turns = np.flatnonzero(np.diff(chosen.astype(np.int8), prepend=0, append=0))
     begins, ends = turns[::2], turns[1::2] - 1
     columns = (rows[name][at].tolist() for at in (begins, ends) for name in ("offset", "item"))
     return [Run((a, b), (c, d)) for a, b, c, d in zip(*columns, strict=True)]
 
 
-def joined_runs(runs: Sequence[Run], waiting: Rows, following: Place) -> tuple[Run, ...]:
-    """Join the runs between which no event waits, and leave out those before the first that does.
+def join_runs(runs: Sequence[Run], waiting: Rows, following: Place) -> tuple[Run, ...]:
+    """Join runs with no waiting event between them, and drop those before the first waiting event.
 
     runs: of events that are in the log, in any order. waiting: the partition's buffer. following:
-    the place up to which it was read; a run behind it, known from before a restart, stays apart.
+    the place up to which it was read; later runs, known from before a restart, are not joined.
     """
     out: list[Run] = []
     before_last = -1
@@ -40,7 +40,7 @@ def joined_runs(runs: Sequence[Run], waiting: Rows, following: Place) -> tuple[R
         if run.last < following and before == 0:
             continue
         if out and before == before_last and run.first < following:
-            # A run that was released later may reach over one from before.
+            # A run that was released later may include an earlier one.
             out[-1] = Run(out[-1].first, max(out[-1].last, run.last))
         else:
             out.append(run)
@@ -49,7 +49,7 @@ def joined_runs(runs: Sequence[Run], waiting: Rows, following: Place) -> tuple[R
 
 
 def runs_from(runs: tuple[Run, ...], place: Place) -> tuple[Run, ...]:
-    """The runs that end at a place or behind it; runs are in ascending order."""
+    """The runs that end at a place or after it. runs: in ascending order."""
     if not runs or runs[0].last >= place:
         return runs
     return runs[bisect_left(runs, place, key=last_of) :]
@@ -64,7 +64,7 @@ def not_yet_appended(rows: Rows, resume: Position) -> Bools:
     if not len(rows) or not resume.ahead:
         return missing
 
-    # Few of the runs lie among these rows.
+    # Only few of the runs overlap these rows.
     begin = bisect_left(resume.ahead, place_of(rows[0]), key=last_of)
     end = bisect_right(resume.ahead, place_of(rows[-1]), key=first_of)
     runs = resume.ahead[begin:end]
@@ -80,7 +80,7 @@ def _num_before(rows: Rows, places: Sequence[Place]) -> Int64:
     """The number of rows before each place, int64; both are in order of offset and item."""
     offset, item = np.array(places, np.int64).reshape(-1, 2).T
     keys = np.append(item, rows["item"]), np.append(offset, rows["offset"])
-    # Of equal keys the place comes first.
+    # Among equal keys the place comes first.
     order = np.lexsort(keys)
     is_row = order >= len(places)
     before: Int64 = np.cumsum(is_row, dtype=np.int64)[~is_row]

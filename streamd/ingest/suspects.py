@@ -53,11 +53,11 @@ class Suspects:
         self._since: list[NDArray[np.float64]] = []
         """When each event of each block came, in monotonic seconds: float64[n]."""
         self._num_leads = 0
-        """Held events that have a lead."""
+        """Number of held events that have a lead."""
 
     @property
     def held(self) -> Block:
-        """Events that wait for followers, or for one before them that does, in one block."""
+        """The waiting events in one block: the first without enough followers, and all after it."""
         if len(self._held) > 1:
             self._held = [joined(self._held)]
             self._since = [np.concatenate(self._since)]
@@ -72,7 +72,7 @@ class Suspects:
         """Add the events of a poll and judge all that can be. now: monotonic seconds."""
         since = self._since[0][0] if self._held else -np.inf
         self._hold(events, np.full(len(events), now))
-        # The first event that is held has too few followers still: nothing is looked at again.
+        # The first held event still has too few followers: nothing new can be judged.
         is_usual_known = len(self._leads) >= MIN_LEADS
         if is_usual_known and self._num_leads <= NUM_FOLLOWERS and now - since < HOLD_SECONDS:
             return Judged(self._nothing, self._nothing)
@@ -112,7 +112,7 @@ class Suspects:
         return Judged(block.take(np.flatnonzero(~away)), block.take(np.flatnonzero(away)), seconds)
 
     def _hold(self, events: Block, since: NDArray[np.float64]) -> None:
-        """Add events to those that wait. since: when each came, float64[n]."""
+        """Add events to the waiting ones. since: arrival times, monotonic seconds, float64[n]."""
         if len(events):
             self._held.append(events)
             self._since.append(since)

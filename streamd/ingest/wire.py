@@ -91,14 +91,14 @@ def lines(value: bytes, most: int) -> list[bytes]:
 
 
 def object_lines(values: Sequence[bytes]) -> bytes | None:
-    """Values joined to lines, for a parser of lines that may hold several objects, or parts of one.
+    """Join values to lines, for a parser that also accepts several objects, or part of one, a line.
 
-    Where the parser finds as many objects as there are values, each value is one object: none ends
-    where a further part of an object could begin.
-    Returns: None where some value is not one line with a brace at both ends.
+    If the parser finds as many objects as there are values, each value is exactly one object: an
+    object that is cut after a `}` cannot continue with a `{`.
+    Returns: None if some value is not a single line with a brace at both ends.
     """
     if not _have_braces(values):
-        # Blanks around a value are none of it.
+        # Blanks around a value do not count.
         values = [value.strip(JSON_BLANKS) for value in values]
         if not _have_braces(values):
             return None
@@ -107,7 +107,7 @@ def object_lines(values: Sequence[bytes]) -> bytes | None:
 
 
 def _have_braces(values: Sequence[bytes]) -> bool:
-    """Whether each of some values begins and ends as an object."""
+    """Whether each value begins and ends with a brace."""
     if not all(values):
         return False
     return (set(map(_first, values)), set(map(_last, values))) == BRACES

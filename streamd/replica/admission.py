@@ -34,8 +34,8 @@ class Verdict(Enum):
     NEXT = auto()
     """It goes on with the commit that was begun."""
     VOID = auto()
-    """It counts for nothing: of a leader that was deposed, a claim that lost, a commit behind one
-    that the broker refused, so that its leader ended, or a stray."""
+    """It is ignored: a record of a deposed leader, a claim that lost, a commit after one that the
+    broker refused (so that its leader ended), or a stray."""
 
 
 class Admission:
@@ -51,8 +51,8 @@ class Admission:
         self._next_part = 0
         self._begun: Record | None = None
         self._has_stray = False
-        """Whether a stray lies behind the newest whole commit: it may be a commit that is damaged
-        beyond recognition."""
+        """Whether a stray follows the newest whole commit: it may be a commit too damaged to be
+        recognized."""
 
     @property
     def has_begun(self) -> bool:
@@ -60,9 +60,8 @@ class Admission:
         return self._next_part > 0
 
     def judge(self, entry: Read) -> Verdict:
-        """Judge the next record. Raises: OutOfRange where commits before it are missing,
-        DivergedError where a claim is. A value that differs from its checksum shows where it is
-        decoded, if the record counts."""
+        """Judge the next record. Raises: OutOfRange if commits before it are missing, DivergedError
+        if a claim is. The checksum of a value is checked later, when the record is decoded."""
         if isinstance(entry, Stray):
             self._has_stray = True
             return Verdict.VOID
@@ -118,7 +117,7 @@ class Admission:
         return Verdict.FIRST if record.part == 0 else Verdict.NEXT
 
     def _pass_stray(self, entry: Read) -> Verdict:
-        """Pass a record without its checksum where none of its number is due."""
+        """Skip a record with a wrong checksum that does not have the next number."""
         count_stray(entry.offset, "its value differs from its checksum")
         return Verdict.VOID
 

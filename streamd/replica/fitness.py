@@ -1,5 +1,5 @@
-"""Whether a standby could lead: whatever may refuse after a claim is asked before it, so that who
-cannot lead goes on following, and another one leads."""
+"""Checks whether a standby could lead. Whatever may fail after a claim is checked before, so that a
+standby that cannot lead continues to follow, and another one leads."""
 
 from collections.abc import Callable
 
@@ -19,43 +19,45 @@ from streamd.telemetry.lasting import LastingFailures
 
 logger = structlog.get_logger()
 LOOK_SECONDS = 600.0
-"""Time between two checks of a standby that could lead: each reads all keys, and reserves a segment
+"""Time between two checks while the standby could lead: each reads all keys, and reserves a segment
 for a moment."""
 RETRY_SECONDS = 10.0
-"""Time between two checks of one that could not, or that is to lead."""
+"""Time between two checks while it cannot lead."""
 REASONS = ("schema", "settings", "data", "disk", "topics")
-"""Why a standby cannot lead, as the metric's label says."""
+"""Reasons why a standby cannot lead: the metric's label."""
 
 
 class Fitness:
-    """Owner: a standby's succession. why: the reason in words why it cannot lead, "" where it could
-    when it was checked last."""
+    """The last check of whether a standby could lead. Owner: its succession.
+
+    why: the reason why it could not, as text; "" if it could.
+    """
 
     def __init__(self, check: Callable[[], None], monotonic: Callable[[], float]) -> None:
-        """check: raises a StreamdError where this machine could not lead. monotonic: seconds."""
+        """check: raises a StreamdError if this machine could not lead. monotonic: seconds."""
         self._check = check
         self._failures = LastingFailures(monotonic)
         self._checked_at = float("-inf")
         self.why = ""
-        _show("")
+        _set_metric("")
 
     def could_lead(self, now: float, is_due: bool) -> bool:
-        """Whether this machine could lead. now: monotonic seconds. is_due: whether it is to claim
-        at once; then a result of before does not count, unless it has just failed."""
+        """Whether this machine could lead. now: monotonic seconds. is_due: whether it is about
+        to claim; then it checks again, unless the last check failed within RETRY_SECONDS."""
         if self.why:
             pause = RETRY_SECONDS
         else:
             pause = 0.0 if is_due else LOOK_SECONDS
         if now - self._checked_at >= pause:
             self._checked_at = now
-            self._look()
+            self._run_check()
         return not self.why
 
-    def _look(self) -> None:
+    def _run_check(self) -> None:
         try:
             self._check()
         except (KafkaError, StoreError) as error:
-            # What is away is waited for by a leader as well; what Kafka lost is not.
+            # A leader would wait too for a broker or store that is away, but not for lost records.
             if isinstance(error, DataLossError):
                 self._refuse(error)
         except StreamdError as error:
@@ -65,14 +67,14 @@ class Fitness:
                 logger.info("can_lead_again")
             self.why = ""
             self._failures.over()
-            _show("")
+            _set_metric("")
 
     def _refuse(self, error: StreamdError) -> None:
         self.why = str(error)
         reason = _reason(error)
         if self._failures.is_due(reason):
             logger.error("cannot_lead", reason=reason, error=self.why)
-        _show(reason)
+        _set_metric(reason)
 
 
 def _reason(error: StreamdError) -> str:
@@ -86,6 +88,6 @@ def _reason(error: StreamdError) -> str:
     return "settings" if isinstance(error, SettingsError) else "data"
 
 
-def _show(reason: str) -> None:
+def _set_metric(reason: str) -> None:
     for one in REASONS:
         metrics.cannot_lead.labels(one).set(one == reason)

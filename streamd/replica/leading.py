@@ -59,8 +59,8 @@ def led_term(data_dir: Path) -> int:
 
 
 def note_led(data_dir: Path, term: int) -> None:
-    """Note that a directory leads in a term, once its log is open: a member that claims and fails
-    then must leave the lead to another one.
+    """Note that a directory leads in a term, only once its log is open: a member that claims and
+    then fails must leave the lead to another one.
 
     On a full disk the note is left out, which costs the next start the wait for a silence.
     """

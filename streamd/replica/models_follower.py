@@ -156,8 +156,8 @@ class ModelsFollower:
         # Servers refuse for good what has an event that the log does not have.
         if not self._log_has(champion):
             return
-        # What a backup brought along, or a trainer sends again from the beginning, is newer than
-        # the topic, which will say the same.
+        # After a restore from a backup, or while a trainer sends all again, the moves here may be
+        # newer than the topic's; the topic will catch up.
         here = self._registry.journal.moves()
         if self._goes_back(here):
             return
@@ -168,7 +168,7 @@ class ModelsFollower:
         self._registry.journal.show(moves[-1])
 
     def _goes_back(self, here: list[Move]) -> bool:
-        """Whether servers go by a move already that comes after the topic's newest."""
+        """Whether servers already follow a move that is newer than the topic's newest one."""
         try:
             shown = self._registry.journal.shown()
         except FileNotFoundError:
@@ -203,8 +203,8 @@ class ModelsFollower:
             write_durably(self._history, "".join(f"{line}\n" for line in lines).encode())
 
     def _prune(self) -> None:
-        """Drop what the trainer dropped, but not before its newest version is here. Before there is
-        a move, the trainer may have sent a part of its versions."""
+        """Drop the versions that the trainer dropped, but not before its newest version is here.
+        Without a move yet, the trainer may have sent only some of its versions."""
         if self.state.versions and self.state.moves and not self._num_missing():
             self._on_step("prune")
             names = {name: name in self.state.with_memory for name in self.state.versions}

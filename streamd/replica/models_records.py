@@ -100,8 +100,8 @@ class Claimed(Record, frozen=True, kw_only=True, tag="claimed"):
     """A trainer begins. The first claim of the highest term so far and one wins that term: records
     of earlier ones that come behind it do not count.
 
-    One that begins anew found no record of a trainer that counts, as in a topic that was made anew
-    or that lost its beginning: it may have any higher term, and nothing before it counts.
+    anew: there was no valid record of a trainer, as in a topic that was created again or lost its
+    first records. Then the claim may have any higher term, and no record before it counts.
 
     member: its machine's host name. id: chosen by the trainer at its start, 32 hex digits. at:
     wall time in seconds.

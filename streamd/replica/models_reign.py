@@ -55,10 +55,9 @@ class Reign:
         self._entries = read_mark(data_dir)
 
     def claim(self, topic: ModelsTopic, state: ModelsState) -> None:
-        """Win a term of the models topic, and read the topic to its end. Where nothing of a trainer
-        counts there, begin anew: in a term above all that were ever heard of, and all is sent.
-        Raises: KafkaError, StoreError: then call again, as whether the claim is in shows in the
-        topic."""
+        """Win a term of the models topic, and read the topic to its end. If it has no valid record
+        of a trainer, claim a term above all known ones; then everything is sent again. Raises:
+        KafkaError, StoreError; then call again: the topic shows whether the claim arrived."""
         state.take(topic.read(0.0))
         while state.trainer != self.id:
             anew = not state.has_begun
@@ -71,9 +70,9 @@ class Reign:
         logger.info("trainer_leads", term=state.term)
 
     def check(self, topic: ModelsTopic, state: ModelsState) -> None:
-        """Check that no later trainer has claimed. Where nobody has, the topic was made anew, or
-        lost its beginning, and this one claims again. Raises: FencedError, KafkaError,
-        StoreError."""
+        """Check that no later trainer has claimed. If the topic has no claim at all, it was created
+        again or lost its first records, and this trainer claims again. Raises: FencedError,
+        KafkaError, StoreError."""
         state.check_beginning()
         if not state.trainer:
             logger.warning("models_topic_begins_anew", meaning="all is stored and sent again")

@@ -13,7 +13,7 @@ from streamd.telemetry import metrics
 
 logger = structlog.get_logger()
 MODELS = "models"
-"""The topic's name in the metric of stray records."""
+"""Label of the topic in the metric of stray records."""
 MAX_OPEN = 1000
 """Most requests that wait for the trainer; it answers within a second where it runs."""
 MAX_REFUSED = 1000
@@ -58,14 +58,13 @@ class ModelsState:
         self.kept_as: dict[str, bool] | None = None
         """What the newest record about the versions kept says, None where a version came since."""
         self.highest_term = 1
-        """Of any record, also of those that were not admitted."""
+        """Of all records, including those that were not admitted."""
         self._has_missed_claim = False
         self._done: set[str] = set()
         """Requests that were dealt with: none is done twice."""
 
     def take(self, values: list[bytes | None]) -> None:
-        """Take the values of the next records; one that cannot be read is logged, counted and
-        passed over."""
+        """Take the values of the next records; unreadable ones are skipped, logged and counted."""
         for value in values:
             try:
                 self._admit(records.decode(value))
@@ -97,25 +96,25 @@ class ModelsState:
             self._asked(record)
 
     def _forget_trained(self) -> None:
-        """Forget what trainers sent, which comes again, and who follows: whoever does joins
-        again. Requests stay."""
+        """Forget the records of trainers, which will be sent again, and the members, which will
+        join again. Requests stay."""
         self.checkpoints, self.moves, self.windows = [], [], []
         self.versions, self.with_memory, self.kept_as = {}, set(), None
         self.members, self.answers, self.released = {}, {}, set()
 
     def check_beginning(self) -> None:
-        """Check that the topic is the one whose beginning was read here. Raises: KafkaError where a
-        trainer sends whose claim was not read; it must be opened and read again then."""
+        """Check that the topic was read here from its first record. Raises: KafkaError if a trainer
+        sends whose claim was not read; then the topic must be opened and read again."""
         if self._has_missed_claim:
             raise KafkaError(
-                "The models topic is another one than was read.",
-                "none is needed: it is read again.",
+                "The models topic was replaced after it was opened.",
+                "none is needed: it will be read again.",
             )
 
     @property
     def has_begun(self) -> bool:
-        """Whether a record of a trainer counts: else the topic is new, was made anew, or lost its
-        beginning."""
+        """Whether there is a valid record of a trainer; if not, the topic is new, was created again
+        or lost its first records."""
         return bool(self.trainer) or self.number > 0
 
     def _pass_over(self, what: str) -> None:

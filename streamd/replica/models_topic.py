@@ -26,8 +26,8 @@ class ModelsTopic(Protocol):
 
     def read(self, wait_seconds: float) -> list[bytes | None]:
         """Read the values of all records up to the end, and where there are none wait for them.
-        Raises: KafkaError, also where the topic lost its beginning since it was opened: it must be
-        opened and read again then, as others do."""
+        Raises: KafkaError, also if the topic lost its first records since it was opened; then it
+        must be opened and read again."""
 
     def append(self, value: bytes) -> None:
         """Append a record and wait until it is acknowledged. Raises: KafkaError where that is not
@@ -47,7 +47,7 @@ class KafkaModelsTopic:
         self._partition = TopicPartition(models_topic(settings.log.name), 0)
         self._consumer: Any = None
         self._begin = 0
-        """Offset of the first record when it was opened; of a trimmed topic it is not 0."""
+        """Offset of the first record when it was opened; not 0 if the topic was trimmed."""
         self._producer: Any = None
         admin = make_admin(settings.kafka)
         try:
@@ -75,7 +75,7 @@ class KafkaModelsTopic:
             if begin != self._begin:
                 raise KafkaError(
                     f"Topic {partition.topic} begins at {begin}: records were deleted.",
-                    "see who deletes records of that topic; the trainer sends again what lacks.",
+                    "see who deletes records of that topic; the trainer sends missing ones again.",
                 )
             end = self._consumer.end_offsets([partition])[partition]
             if self._consumer.position(partition) > end:
@@ -120,7 +120,7 @@ class KafkaModelsTopic:
 
     def _drop_producer(self) -> None:
         if self._producer is not None:
-            # `close` waits for what is not sent: only the sender itself can be told to drop it.
+            # `close` waits for unsent records; only the sender itself can drop them.
             self._producer._sender.force_close()
             with contextlib.suppress(ClientError):
                 self._producer.close(0)

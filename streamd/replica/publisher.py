@@ -155,10 +155,10 @@ class ChangelogPublisher:
         return self._position
 
     def _look_at_gap(self, ours: Record | Heartbeat, offset: int) -> int:
-        """Look at the records that lie before one of ours: of leaders that this one deposed, and of
-        members that claimed its term too late, which counts for nothing, and strays.
+        """Check the records before one of ours: they may be of deposed leaders, of members that
+        claimed this term too late, or strays; all of these are ignored.
 
-        Returns: the offset of ours, which the broker does not tell where it got it twice. Raises:
+        Returns: the offset of ours, which the broker does not report for a duplicate. Raises:
         FencedError where another member leads.
         """
         first = self._next_offset
@@ -194,7 +194,7 @@ class ChangelogPublisher:
         """Check that a record of somebody else counts for nothing. Raises: FencedError."""
         if entry.term < self.term or (entry.term == self.term and isinstance(entry, Claim)):
             return
-        # As followers do: without its checksum a record counts only where its number is due.
+        # As followers do: a record with a wrong checksum counts only if it has the next number.
         due = isinstance(entry, Record) and (entry.term, entry.seq) == (
             self.term,
             self._position.seq + 1,

@@ -26,7 +26,7 @@ from streamd.telemetry.lasting import LastingFailures
 logger = structlog.get_logger()
 
 CHANGELOG = "changelog"
-"""Its name in the metric of stray records."""
+"""Label of the changelog in the metric of stray records."""
 _failures = LastingFailures()
 FORMAT = 1
 LINE = ""
@@ -48,7 +48,7 @@ MAX_NAME = 255
 """Most characters of a member's name, and of a claim's id."""
 
 
-class StrayRecord(Exception):  # noqa: N818 - it is skipped, which is no error
+class StrayRecord(Exception):  # noqa: N818 - it is skipped, so no error
     """A record has no valid headers or checksum."""
 
 
@@ -72,7 +72,7 @@ class Record(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the value has its checksum."""
+        """Whether the value matches its checksum."""
         return bool(crc32c(self.value) == self.crc)
 
     def headers(self) -> list[tuple[str, bytes]]:
@@ -99,7 +99,7 @@ class Claim(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """True: one without its checksum is not decoded."""
+        """True: a claim with a wrong checksum is never decoded."""
         return True
 
     @property
@@ -131,27 +131,27 @@ class Heartbeat(NamedTuple):
 
 
 class Stray(NamedTuple):
-    """A record that streamd did not write, without valid headers or checksum: of a console producer
-    or a mirroring tool. It counts for nothing."""
+    """A record without valid headers or checksum, which streamd did not write: for example from a
+    console producer or a mirroring tool. It is ignored."""
 
     offset: int
     why: str
 
     @property
     def term(self) -> int:
-        """0: of no leader."""
+        """0: it has no leader."""
         return 0
 
     @property
     def is_whole(self) -> bool:
-        """False: it has no checksum that fits."""
+        """False: it has no valid checksum."""
         return False
 
 
 Entry = Record | Claim | Heartbeat
-"""What a record of the changelog is, if streamd wrote it."""
+"""A record of the changelog that streamd wrote."""
 Read = Entry | Stray
-"""What is read at an offset."""
+"""Any record of the changelog."""
 
 
 def _encoded(headers: dict[str, Any]) -> list[tuple[str, bytes]]:
@@ -243,8 +243,8 @@ def _planned(commit: Commit, room: int) -> Iterator[list[FileRange]]:
 def decode_records(
     records: Iterable[tuple[int, Iterable[tuple[str, bytes]], bytes | None]],
 ) -> list[Read]:
-    """Decode records, given as (offset, headers, value). Raises: ChangelogError where one is of a
-    newer streamd."""
+    """Decode records, given as (offset, headers, value). Raises: ChangelogError if one is of a
+    newer release."""
     out: list[Read] = []
     for offset, headers, value in records:
         try:
@@ -256,15 +256,15 @@ def decode_records(
 
 
 def count_stray(offset: int, why: str) -> None:
-    """Count and log a stray, which is skipped."""
+    """Count and log a stray record; the caller skips it."""
     metrics.stray_records.labels(CHANGELOG).inc()
     if _failures.is_due(CHANGELOG):
         logger.warning("stray_record_skipped", topic=CHANGELOG, offset=offset, why=why)
 
 
 def decode_record(offset: int, headers: Iterable[tuple[str, bytes]], value: bytes) -> Entry:
-    """Decode a record of the changelog. Raises: StrayRecord where streamd did not write it,
-    ChangelogError where it is of a newer streamd."""
+    """Decode a record of the changelog. Raises: StrayRecord if streamd did not write it,
+    ChangelogError if it is of a newer release."""
     found = dict(headers)
     try:
         kind = found["kind"].decode() if "kind" in found else ""
@@ -276,7 +276,7 @@ def decode_record(offset: int, headers: Iterable[tuple[str, bytes]], value: byte
             return Heartbeat(offset, _number(found["term"]), member)
         if kind:
             why = f"its kind is {kind!r}, which this streamd does not know"
-            # With a term and its checksum it is ours, and of a newer release.
+            # With a term and a valid checksum it is ours, from a newer release.
             is_ours = "term" in found and crc32c(value) == _number(found.get("crc", b""))
             raise _damaged(offset, why) if is_ours else StrayRecord(why)
         term, seq, part, parts, crc = (

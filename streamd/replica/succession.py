@@ -61,7 +61,7 @@ class Succession(Protocol):
 
     @property
     def cannot_lead(self) -> str:
-        """Why this member could not lead, "" where it could."""
+        """The reason why this member cannot lead, "" if it can."""
         ...
 
     def is_due(self, follower: Follower, reader: ChangelogReader, heard: int) -> bool:
@@ -88,8 +88,9 @@ class StandbySuccession:
         check: Callable[[], None] = lambda: None,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """Args: monotonic: seconds. lead: claims, behind the leader of a term. check:
-        raises a StreamdError where this machine could not lead. chance: a number from 0 to 1."""
+        """Args: monotonic: seconds. lead: claims the lead after the leader of a given
+        term. check: raises a StreamdError if this machine could not lead. chance: a number from
+        0 to 1."""
         self._data_dir = settings.data_dir
         self._store = settings.log.store
         self._timeout = settings.leader.timeout_seconds
@@ -106,7 +107,7 @@ class StandbySuccession:
 
     @property
     def cannot_lead(self) -> str:
-        """As `Succession` says."""
+        """As in `Succession`."""
         return self._fitness.why
 
     def _drawn(self) -> float:

@@ -50,19 +50,19 @@ REASONS = (
 
 
 SCORES = "scores"
-"""The topic's name in the metric of stray records."""
+"""Label of the topic in the metric of stray records."""
 
 
 def is_of_log(record: ScoreRecord, log: LogReader) -> bool:
-    """Whether a score is of an event of this log: of its time, source and destination. Of those
-    that retention dropped nobody can tell, nor do they matter."""
+    """Whether a score matches an event of this log in time, source and destination. Events that
+    retention dropped cannot be compared; they count as matching."""
     if record.complete_before > record.event or not 0 <= record.event < log.num_edges:
         return False
     if record.event < log.first_edge:
         return True
     src, dst, _ = log.edges(record.event, record.event + 1)
     keys = [log.keys[int(node[0])] for node in (src, dst)]
-    # Deleted nodes have no keys any more.
+    # Deleted nodes have no keys any more, so they match any key.
     same = (
         key is None or split_key(key)[1] == said
         for key, said in zip(keys, (record.src, record.dst), strict=True)
@@ -153,10 +153,10 @@ class ScoreLoop:
         return scorer, Arrivals(log.num_edges, time.monotonic())
 
     def _start(self, log: LogReader, default: int) -> int | None:
-        """The event from which on scores are due, by the topic's records of this log and what was
-        written here last; the rest is passed over and counted.
+        """The first event to score, from this log's records in the topic and the local position;
+        skipped events are counted.
 
-        default: where nothing was ever written. Returns: None where the topic cannot be read now.
+        default: if nothing was ever written. Returns: None if the topic cannot be read now.
         """
         self._beat.touch("reading the score topic")
         try:
@@ -174,14 +174,14 @@ class ScoreLoop:
                 "stray_record_skipped",
                 topic=self._settings.server.score_topic,
                 number=strays,
-                why="it is no score of this log's events: give each log a topic of its own",
+                why="not scores of this log's events: give each log its own topic",
             )
         if (here := self._place.read()) is not None:
             places.append(here)
         if not places:
             self._place.write(default)
             return default
-        # A log that was restored is behind what was written before.
+        # A restored log may be behind the scores written before.
         newest = log.num_edges
         told = min(max(places), newest)
         start = max(told, newest - MAX_BACKLOG)

@@ -16,7 +16,7 @@ from streamd.settings import KafkaSettings
 FIXED = {"acks": "all", "enable_idempotence": True}
 """What the promise rests on, whatever `kafka.client` says."""
 OWN = {
-    # The topic is the user's, who may leave it to the broker to make it.
+    # The topic is the user's, who may let the broker create it.
     "allow_auto_create_topics": True,
     # A few milliseconds gather what one pass scores into one request.
     "linger_ms": 2,
@@ -74,7 +74,8 @@ class KafkaSink:
 
 
 def read_end(kafka: KafkaSettings, topic: str) -> list[ScoreRecord]:
-    """Read the last records of each partition; what is no score is left out. Raises: KafkaError."""
+    """Read the last records of each partition, skipping any that are no scores. Raises:
+    KafkaError."""
     consumer = make_consumer(kafka)
     try:
         numbers = consumer.partitions_for_topic(topic)

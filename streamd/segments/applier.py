@@ -186,8 +186,8 @@ class LogApplier(LogFiles):
         self._publish(self.state.seq, position, grown)
 
     def _begin_newer(self, before: LogState) -> None:
-        """Begin a journal file where the lines behind a state have a newer format, as the leader
-        does: older releases refuse the log by the number with which the newest file begins."""
+        """Begin a journal file if the lines after `before` have a newer format, as the leader does:
+        older releases refuse a log by the format number at the start of its newest file."""
         if self.state.has_runs and not before.has_runs:
             self._journal.roll(self.state)
 

@@ -56,7 +56,7 @@ def compaction(
     steps leaves a whole log with fewer steps done; running it again finishes them. Between steps
     the log may be appended to, but no segment may be dropped.
     """
-    # Find the keys that are to go, and the reserved node.
+    # Find the keys to remove, and the reserved node.
     reader.refresh()
     is_gone = reader.deletions.is_gone
     done = Compaction(total=len(log.state.segments))
@@ -67,7 +67,7 @@ def compaction(
         reserved = rows.reserved() if reserved < 0 else reserved
         yield done
 
-    # Dead letters are searched for them: keys go last, so that a crash before lets it run again.
+    # Search the dead letters first and remove the keys last, so that a crash lets it run again.
     done = replace(done, keys=len(keys))
     if keys:
         for _ in purge_letters(set(keys.values())):
@@ -76,7 +76,7 @@ def compaction(
             yield done
     keys.clear()
 
-    # Node features go at once too: nothing replays them.
+    # Node features can go at once: nothing replays them.
     for _ in pruning(log, is_gone):
         yield done
 

@@ -31,20 +31,20 @@ from streamd.telemetry.heartbeat import Heartbeat
 logger = structlog.get_logger()
 STEP_SECONDS = 0.05
 """Time after which a step of compaction begins no further segment, and one of pruning no further
-slice. A compaction's first step also reads the log's deletes, however long that takes."""
+slice. A compaction's first step also reads all deletes of the log, which may take longer."""
 
 HOLDS = "holds"
 COMPACTION = "compaction"
 RETENTION = "retention"
 PRUNING = "pruning"
 WORKS = (HOLDS, COMPACTION, RETENTION, PRUNING)
-"""Parts of housekeeping, of which each may fail while the others go on. The purge of dead letters
-belongs to the compaction."""
+"""Parts of housekeeping, each of which may fail while the others continue. Compaction includes the
+purge of dead letters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What is asked of housekeeping.
+    """The limits and the request that housekeeping works by.
 
     request: event id before which deletes are to become physical, None for no request. edge,
     purged_before_event: the least of all holds.
@@ -88,17 +88,17 @@ class Housekeeper:
     def step(self) -> None:
         """Do a little work, so that events hardly wait; call it about once a second.
 
-        Whatever fails is logged, counted and tried again later. Raises: DiskError, or another
-        error, only where it leaves the log in doubt: see `LogFiles.in_doubt`.
+        Failures are logged, counted and retried later. Raises: DiskError, or another error, only
+        if it leaves the log in doubt: see `LogFiles.in_doubt`.
         """
         self._step(self._retries.run)
 
     def _step(self, run: Callable[[str, Callable[[], bool]], bool]) -> None:
-        """Do a little of each work. run: runs a work of a name, and returns whether it went
-        well."""
-        # Pruning learns what there is before retention moves the log's first event.
+        """Do a little of each part. run: runs a part, given its name; returns whether it
+        succeeded."""
+        # Measure for pruning before retention moves the log's first event.
         run(PRUNING, self._look)
-        # Holds say what the others may touch: without them nothing is done.
+        # Holds limit all other parts: without them nothing may be done.
         if not run(HOLDS, self._read_needs):
             return
         request = self._needs.request
@@ -111,8 +111,8 @@ class Housekeeper:
             run(PRUNING, self._prune)
 
     def _read_needs(self) -> bool:
-        """Learn what the roles need of the log, and what compaction is to do. Raises:
-        CorruptionError where a hold cannot be read, ValueError where the request cannot."""
+        """Read the holds of the roles and the request to compact. Raises: CorruptionError for an
+        unreadable hold, ValueError for an unreadable request."""
         holds = read_holds(self._writer.data_dir)
         request = asked_to_compact(self._writer.data_dir)
         self._end_leases(holds, request or 0)
@@ -158,24 +158,24 @@ class Housekeeper:
                 )
 
     def _compact(self, request: int) -> bool:
-        """Work on a request to compact, for about STEP_SECONDS. Returns: whether a pass is through.
+        """Work on a request to compact, for about STEP_SECONDS. Returns: whether the pass is done.
 
         request: event id before which deletes are to become physical.
         """
         # Another pass can do more only where the request or the oldest hold has moved.
         held = self._needs.edge
         if self._steps is None and self._pass != (request, held):
-            # It reads the keys slice by slice, and only those that are to go.
+            # The pass itself reads keys, slice by slice, and keeps only those to remove.
             reader = DeletesReader.open(self._writer.data_dir, keep_keys=False)
             assert reader is not None, "its writer has made the log"
             self._steps = compaction(self._writer, reader, held, self._purge_letters)
             self._pass = (request, held)
             self._counted = 0
 
-        # Go on until the time is up or the pass is through; one that fails begins again.
+        # Continue until the time is up or the pass is done; a failed pass starts again.
         error = ""
         try:
-            self._go_on()
+            self._take_steps()
         except Exception as failure:
             self._steps = self._pass = None
             error = str(failure)
@@ -197,8 +197,8 @@ class Housekeeper:
             logger.info("compaction_done", deletes_before_edge=request)
         return is_through
 
-    def _go_on(self) -> None:
-        """Take steps of the pass under way, if there is one."""
+    def _take_steps(self) -> None:
+        """Take steps of the current pass, if there is one."""
         begun = time.monotonic()
         while self._steps is not None and time.monotonic() - begun < STEP_SECONDS:
             progress = next(self._steps, None)
@@ -220,7 +220,7 @@ class Housekeeper:
         """Work on the request to compact until a pass is through.
 
         progress: called with (segments passed, segments in all).
-        Returns: what the pass did. Raises: StreamdError, OSError where something fails.
+        Returns: the result of the pass. Raises: StreamdError, OSError if some part fails.
         """
         # A pass waits for the end of a pruning, and may leave one to be done.
         while self._pruner.is_busy:
@@ -257,7 +257,7 @@ class Housekeeper:
 
         # Drop the free ones; say once that others are held.
         if drop_until:
-            self._dropping = self._writer.dropping(drop_until)
+            self._dropping = self._writer.drop_in_steps(drop_until)
             dropped = next(self._dropping)
             logger.info(
                 "segments_dropped", segments=dropped, first_edge=self._writer.state.first_edge
@@ -280,7 +280,7 @@ class Housekeeper:
         return self._dropping is None
 
     def _drop_journals(self) -> None:
-        """Drop files of the journal that belong to dropped segments, for about STEP_SECONDS."""
+        """Drop journal files of dropped segments, for about STEP_SECONDS."""
         begun = time.monotonic()
         steps, self._dropping = self._dropping, None
         while steps is not None and next(steps, None) is not None:
@@ -294,12 +294,12 @@ class Housekeeper:
             return True
         if r.max_age_seconds is None or not segment.num_edges:
             return False
-        # The newest time is the last one: a segment is sorted, whatever its sets are.
+        # The last time is the newest one: a segment is sorted, even with several sets.
         files = SegmentFiles(self._writer.data_dir, segment, self._writer.schema)
         return files.newest_us(segment) < self._writer.watermark - r.max_age_seconds * 1_000_000
 
 
 def at_once(_: str, work: Callable[[], bool]) -> bool:
-    """Run a work for somebody who waits for it: what fails is theirs to see."""
+    """Run a part for a caller that waits for it, and so gets its errors."""
     work()
     return True

@@ -24,10 +24,10 @@ from streamd.segments.layout import segment_path
 from streamd.storage import DISK, SCRATCH, Disk
 
 FORMAT = 5
-"""Newest format, of a log that has had runs of events ahead of a position. The number rises when an
-older streamd could no longer read the lines rightly."""
+"""Newest format, for a log that has had runs of events ahead of a position. The number rises when
+older releases could no longer read the lines correctly."""
 SETS_FORMAT = 4
-"""Format written for a log that declares sets or features, before it has had such runs."""
+"""Format written for a log that declares sets or features, as long as it had no such runs."""
 PLAIN_FORMAT = 3
 """Format written for any other log, which older releases read too."""
 READABLE = (2, 3, 4, 5)
@@ -195,7 +195,7 @@ class LogState:
 
     @property
     def format(self) -> int:
-        """The oldest format in which the log can be told."""
+        """The oldest format that can express the log."""
         if self.has_runs:
             return FORMAT
         return SETS_FORMAT if self.schema.is_declared else PLAIN_FORMAT
@@ -245,8 +245,8 @@ def progress_fields(progress: Progress) -> dict[str, Any]:
     """Encode progress as JSON fields: {"cluster", "topics": {name: id}, "positions": {name: {"0":
     [offset, index, [ahead], epoch]}}}.
 
-    A run ahead is [offset, index, offset, index] of its first and last event, and [offset, index]
-    where it is one event, which is all that older logs have. The oldest have no epoch.
+    A run ahead is [offset, index, offset, index] of its first and last event, or [offset, index] of
+    a single event, the only form in older logs. The oldest logs have no epoch.
     """
     return {
         "cluster": progress.cluster_id,
@@ -296,8 +296,8 @@ def changed_progress(old: Progress, new: Progress) -> dict[str, Any]:
 
 
 def _still_valid(old: Progress, topic_ids: dict[str, str]) -> dict[str, dict[int, Position]]:
-    """The positions of the topics that have not been made anew since: those in a topic of another
-    id mean nothing, be it in partitions that the new one does not have yet."""
+    """The positions in topics that were not created again since. Positions in a topic of another id
+    are void, even in partitions that the new topic does not have yet."""
     anew = {t for t, now in topic_ids.items() if now and old.topic_ids.get(t, "") not in ("", now)}
     if anew.isdisjoint(old.positions):
         return old.positions

@@ -238,8 +238,8 @@ class LogWriter(LogFiles):
         else:
             self._show()
 
-        # From a line of a newer format on, older releases refuse the log by the number with which
-        # the newest file begins.
+        # With a line of a newer format begin a new file: older releases refuse a log by the format
+        # number at the start of its newest file.
         if self.state.has_runs and not before.has_runs:
             self._let_through(0)
             self._journal.roll(self.state)
@@ -313,11 +313,11 @@ class LogWriter(LogFiles):
 
     def drop_before(self, first_edge: int) -> None:
         """Drop the sealed segments that end at or before an event id."""
-        for _ in self.dropping(first_edge):
+        for _ in self.drop_in_steps(first_edge):
             pass
 
-    def dropping(self, first_edge: int) -> Iterator[int]:
-        """As `drop_before`: the first step drops the segments, each further one a file of the
+    def drop_in_steps(self, first_edge: int) -> Iterator[int]:
+        """`drop_before` in steps: the first drops the segments, each further one a file of the
         journal. Yields: number of segments dropped."""
         doomed = [s for s in self.state.sealed if s.end <= first_edge]
         if not doomed:
@@ -359,7 +359,7 @@ class LogWriter(LogFiles):
         """
         fields = {} if schema is None else {"schema": schema.fields()}
         new = replace(old, revision=self.state.seq + 1)
-        # A file takes the name of the old one later; a folder has a name of its own.
+        # A file is renamed to the old one's name later; a folder keeps its new name.
         path = self.data_dir / new.path
         copy = path if new.rows_per_set else replacement(path, new.revision)
         with self._aside(copy):
@@ -379,11 +379,11 @@ class LogWriter(LogFiles):
                 sweep(self.data_dir, self.state, self.disk)
 
     def replacing(self, path: str, pieces: Iterable[bytes]) -> Iterator[None]:
-        """Replace the committed bytes of an append-only file by others of the same length, given
-        piece by piece, a piece per step. Blocks of zeros take no room on the disk.
+        """Replace the committed bytes of an append-only file by others of the same length, a
+        piece per step. Blocks of zeros take no room on the disk.
 
-        Between steps commits may append to the file, whose new end the pieces must then reach; no
-        segment may be dropped.
+        Between steps commits may append to the file, and the pieces must include the new bytes;
+        no segment may be dropped.
         """
         # Write the new file whole, under a name that recovery removes.
         scratch = replacement(self.data_dir / path, 0)

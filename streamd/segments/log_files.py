@@ -138,18 +138,18 @@ class LogFiles:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether a change failed so that only recovery can tell what the disk holds: the process
-        must end. Every other error leaves the log as it was before or after the change."""
+        """Whether a failed change left the disk in a state that only recovery can determine: then
+        the process must end. Any other error leaves the log as it was before or after the
+        change."""
         return bool(self._failed)
 
-    # In doubt: all that fails from the first byte that the committed files get to the moment when
-    # readers are shown the commit (`_steps`). A line whose write or sync failed may be on the disk
-    # or not, a file that was not renamed is not yet the one that its line names, and rows behind
-    # the counts must be zeroed.
+    # In doubt: any failure from the first byte written to committed files until readers see the
+    # commit (`_steps`). A line whose write or sync failed may or may not be on the disk, a file may
+    # not be renamed yet to the name in its line, and rows after the counts must be zeroed.
     #
-    # Not in doubt: files that no line names. That is a copy that is being written, which `_aside`
-    # removes where it fails, and files that a durable line let go of, which `_tidy` unlinks and
-    # recovery would. Nor does it change anything to read a damaged segment.
+    # Not in doubt: files that no line names. These are unfinished copies, which `_aside` removes
+    # after a failure, and files that a durable line released, which `_tidy` unlinks, or else
+    # recovery. Reading a damaged segment changes nothing either.
 
     @contextmanager
     def _steps(self) -> Iterator[None]:
@@ -174,9 +174,9 @@ class LogFiles:
 
     @contextmanager
     def _aside(self, path: Path) -> Iterator[None]:
-        """Write at a path what no line names yet; where that fails, remove it, and the log goes on
-        as it was. Raises: DiskError in the place of OSError."""
-        # Whether this process may write here at all is a matter of the log.
+        """Write a file or folder that no line names yet; if that fails, remove it, which leaves the
+        log unchanged. Raises: DiskError instead of OSError."""
+        # First check that this process may still write the log.
         with self._steps():
             pass
         try:
@@ -190,7 +190,7 @@ class LogFiles:
 
     @contextmanager
     def _tidy(self) -> Iterator[None]:
-        """Unlink what no line names any more. Raises: DiskError in the place of OSError."""
+        """Unlink files that no line names any more. Raises: DiskError instead of OSError."""
         try:
             yield
         except OSError as error:
@@ -201,9 +201,9 @@ class LogFiles:
         self.disk.remove_folder(path) if path.is_dir() else self.disk.unlink(path)
 
     def _finished(self, path: str, new: FileWithHoles) -> dict[str, Any]:
-        """Make durable what the next line puts in the place of a file. Returns: the line's entry.
+        """Make the replacement of a file durable. Returns: its entry for the next line.
 
-        Once the line is durable the new file is renamed into place, if need be by recovery.
+        Once that line is durable, the new file is renamed into place, if need be by recovery.
         """
         revision = self.state.seq + 1
         scratch, named = (replacement(self.data_dir / path, r) for r in (0, revision))
@@ -237,15 +237,15 @@ class LogFiles:
         return new
 
     def _allocated_segment(self, capacity: int) -> TGUFWriter | SetsWriter:
-        """Make the files of a segment behind the newest event, which no line names yet."""
+        """Create the files of a segment after the newest event, which no line names yet."""
         path = self.data_dir / segment_path(self.state.num_edges, self.schema.num_edge_sets)
         with self._aside(path):
-            # What has this name already was begun for a commit whose line was never written.
+            # An existing file of this name is from a commit whose line was never written.
             self._remove(path)
             return new_segment(path, self.schema, capacity, self.disk)
 
     def _seal_for(self, new: TGUFWriter | SetsWriter) -> None:
-        """Seal the segment in progress, if there is one, and go on in the new one."""
+        """Seal the segment in progress, if there is one, and continue in the new one."""
         first = self.state.num_edges
         # Begin a new journal file whenever a segment is sealed, so that retention can drop the two
         # together.

@@ -66,7 +66,7 @@ class LateEdges:
         return places_in(self._edge.values, event_ids) >= 0
 
     def count(self, first: int, end: int, before_us: int) -> int:
-        """How many of the events [first, end) came with a time before `before_us`."""
+        """Number of events in [first, end) that came with a time before `before_us`."""
         a, b = np.searchsorted(self._edge.values, [first, end])
         return int((self._time.values[a:b] < before_us).sum())
 

@@ -29,7 +29,7 @@ ROW_HEAD = 5
 """Bytes of type, node set and length."""
 INTEGER_BYTES = 8
 SLICE_BYTES = 1 << 20
-"""Bytes of rows that are read in one go: some 40,000 rows, or 10 ms."""
+"""Bytes of rows read at once: some 40,000 rows, or 10 ms."""
 
 
 def encode_keys(keys: Sequence[Key | None]) -> bytes:
@@ -100,7 +100,7 @@ def without_keys(data: bytes, nodes: Collection[int]) -> bytes:
 class KeySlice(NamedTuple):
     """Whole rows of the file of keys.
 
-    first: number of the first one. data: their bytes. start_R: int64, where each begins in `data`.
+    first: number of the first row. data: their bytes. start_R: int64, start of each row in `data`.
     """
 
     first: int
@@ -108,7 +108,7 @@ class KeySlice(NamedTuple):
     start_R: Int64
 
     def stored(self, is_gone: Callable[[Int64], Bools]) -> dict[int, Key]:
-        """The keys that are still stored of nodes that are gone: node id -> key."""
+        """The keys still stored for nodes that are gone: node id -> key."""
         end_R = [*self.start_R[1:].tolist(), len(self.data)]
         found = {}
         for row in self._gone(is_gone).tolist():
@@ -122,8 +122,8 @@ class KeySlice(NamedTuple):
         return without_keys(self.data, set(self._gone(is_gone).tolist()))
 
     def reserved(self) -> int:
-        """The node that compacted edges point to, the one that never had a key; -1 where it is not
-        among these."""
+        """The node that compacted edges point to, the only one that never had a key; -1 if it is
+        not in this slice."""
         length_R = np.diff(self.start_R, append=len(self.data)) - ROW_HEAD
         never_R = (self._bytes[self.start_R] == REMOVED) & (length_R == 0)
         return self.first + int(never_R.argmax()) if never_R.any() else -1
@@ -140,7 +140,7 @@ def key_slices(path: Path, end: Callable[[], int]) -> Iterator[KeySlice]:
     """Read the rows of the file of keys, SLICE_BYTES at a time.
 
     end: the committed bytes of the file, which may grow between two slices.
-    Raises: CorruptionError where lengths do not add up or a type is unknown.
+    Raises: CorruptionError if lengths do not add up or a type is unknown.
     """
     first = at = 0
     rest = b""
@@ -164,7 +164,7 @@ def key_slices(path: Path, end: Callable[[], int]) -> Iterator[KeySlice]:
 
 
 def _rows(data: bytes) -> tuple[list[int], int]:
-    """Find where each whole row begins. Returns: the starts, and the end of the last whole row."""
+    """Find the whole rows. Returns: their starts, and the end of the last one."""
     length_at = struct.Struct("<I").unpack_from
     starts = []
     at = 0

@@ -96,8 +96,8 @@ class Pruner:
         """Bytes that a pruning would keep; -1 before `look`."""
 
     def look(self) -> None:
-        """Learn what is kept, unless it is known: before the first event is dropped or pruned.
-        Raises: OSError."""
+        """Measure the bytes to keep, once, before the first event is dropped or pruned. Raises:
+        OSError."""
         if self._kept >= 0:
             return
         # Of what was pruned before the start, each node keeps a row and what its blocks hold beside
@@ -112,7 +112,7 @@ class Pruner:
 
     def step(self, seconds: float) -> None:
         """Prune for some seconds if it pays; to find that it does not takes some reads of a row.
-        Where it fails, the next call begins again. Raises: DiskError, OSError."""
+        After a failure the next call begins again. Raises: DiskError, OSError."""
         self.look()
         if self._steps is None and self._is_due():
             self._steps = pruning(self._log)

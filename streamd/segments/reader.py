@@ -180,8 +180,8 @@ class LogReader:
                 del self.ids[key]
 
     def num_late(self, first: int, end: int, before_us: int) -> int:
-        """How many of the edges [first, end) came with a time before `before_us`, and are stored at
-        the watermark of their commit instead."""
+        """Number of edges in [first, end) that came with a time before `before_us`. They are stored
+        with the watermark of their commit instead."""
         return self._late.count(first, end, before_us)
 
     def hidden(self, first: int, end: int) -> Bools:
@@ -270,8 +270,8 @@ class LogReader:
 
 
 class DeletesReader(LogReader):
-    """Reads the deletes and the events of the log, but none of its keys, which takes a while where
-    there are many. Owner: housekeeping. It does not know the kinds of nodes."""
+    """Reads deletes and events of the log, but no keys, which are slow to read if there are many.
+    Owner: housekeeping. It does not know the kinds of nodes."""
 
     def _take_keys(self) -> None:
-        """Read no keys: every deleted node has its row among the deletes."""
+        """Read no keys: every deleted node has a row in the deletes."""

@@ -125,8 +125,8 @@ def sweep(data_dir: Path, state: LogState, disk: Disk) -> None:
 
 
 def drop_journals(data_dir: Path, state: LogState, disk: Disk) -> Iterator[None]:
-    """Unlink the oldest journal files, up to the first that has rows of a segment still there; one
-    per step, since a file of FILE_LINES lines takes half a second to read."""
+    """Unlink the oldest journal files, up to the first with rows of an existing segment; one per
+    step, because reading a file of FILE_LINES lines takes half a second."""
     # The newest file stays: its checkpoint is the state.
     named = {s.path for s in state.segments}
     for path in journal_files(data_dir / "journal")[:-1]:

@@ -1,5 +1,5 @@
-"""Work that may fail for a while and must not end its process: it is logged, counted and tried
-again, with growing pauses."""
+"""Retries of work whose failures must not end the process: they are logged and counted, and pauses
+grow."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -12,11 +12,11 @@ from streamd.telemetry.lasting import LastingFailures
 logger = structlog.get_logger()
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
-"""Pauses after failures grow from the first to the longest: each may read a segment again."""
+"""Pauses after failures grow to the longest, because each attempt may read a segment again."""
 
 
 class Retries:
-    """Runs pieces of housekeeping, each in its turn. Owner: the housekeeper."""
+    """Runs the parts of housekeeping. Owner: the housekeeper."""
 
     def __init__(
         self,
@@ -24,8 +24,8 @@ class Retries:
         must_end: Callable[[], bool],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Args: works: names of all that `run` is called with; must_end: whether the error that
-        just came ends the process; monotonic: seconds of a clock that never goes backwards."""
+        """Args: works: all names for `run`; must_end: whether the error just raised must end the
+        process; monotonic: seconds of a clock that never goes backwards."""
         self._must_end = must_end
         self._monotonic = monotonic
         self._failures = dict.fromkeys(works, 0)
@@ -36,22 +36,22 @@ class Retries:
             metrics.housekeeping_failing.labels(name).set(0)
 
     def run(self, name: str, work: Callable[[], bool]) -> bool:
-        """Run a piece of work, unless it failed and its pause is not over.
+        """Run a part, unless it failed and its pause is not over.
 
-        work: returns whether all of it is done; until then it counts as failing, where it did.
-        Returns: whether it ran without an error.
+        work: returns whether all of it is done; after a failure, the part counts as failing until
+        then. Returns: whether it ran without an error.
         """
         if self._monotonic() < self._due_at[name]:
             return False
         try:
             is_done = work()
-        except Exception as error:  # noqa: BLE001 - whatever it is, events are read on
+        except Exception as error:  # noqa: BLE001 - no error here may stop ingest
             if self._must_end():
                 raise
             self._note(name, error)
             return False
         if is_done and self._failures[name]:
-            logger.info("housekeeping_goes_on", work=name, failures=self._failures[name])
+            logger.info("housekeeping_recovered", work=name, failures=self._failures[name])
             self._failures[name] = 0
             self._lasting.over()
             metrics.housekeeping_failing.labels(name).set(0)
@@ -71,5 +71,5 @@ class Retries:
                 work=name,
                 kind=kind,
                 error=str(error),
-                meaning="events are read on; it is tried again, at least once a minute",
+                meaning="ingest continues; it is retried at least once a minute",
             )

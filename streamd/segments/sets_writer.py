@@ -33,7 +33,7 @@ class SetsWriter:
         disk.make_folder(folder)
         disk.sync_folder(folder.parent)
         self._start(folder, schema, capacity, label_capacity, disk)
-        # A file that cannot be made, as on a full disk, leaves none of the others open.
+        # If a file cannot be created, as on a full disk, close the others.
         try:
             for one in schema.edge_sets:
                 room = TGUFSchema(capacity, one.feature_dim)

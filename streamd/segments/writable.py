@@ -1,4 +1,4 @@
-"""Whether this process could open a log to write it, asked before anything depends on it."""
+"""Check whether this process could open a log for writing, before anything depends on it."""
 
 from pathlib import Path
 
@@ -16,25 +16,25 @@ from streamd.segments.sets_writer import new_segment
 from streamd.storage import DISK, SCRATCH, Disk
 
 READ_BYTES = 1 << 22
-"""Bytes that are read at a time."""
+"""Bytes read at a time."""
 
 
 def check_writable(
     data_dir: Path, schema: Schema, segment_edges: int, disk: Disk = DISK
 ) -> LogState:
-    """Check all that `LogWriter` needs to open and write a log, and change nothing.
+    """Check that `LogWriter` could open and write a log, without changing it.
 
-    That is: a schema that is the log's or extends it, keys and deletes with the journal's
-    checksums, a newest segment that can be read, and room for another segment. The log may be open
-    in this process. Returns: the log's state. Raises: SchemaError, JournalError, CorruptionError,
-    TGUFError, DiskError.
+    The schema must be the log's or extend it, keys and deletes must have the journal's checksums,
+    the newest segment must be readable, and the disk must have room for another segment. The log
+    may be open in this process. Returns: the log's state. Raises: SchemaError, JournalError,
+    CorruptionError, TGUFError, DiskError.
     """
     try:
         state = last_state(data_dir, schema)
         check_extends(state.schema, schema)
         for path in (KEYS, DELETIONS):
             _check_bytes(data_dir, path, state)
-        # Rows of another width are written again.
+        # With another width of rows, the writer reads and rewrites them.
         if state.schema.node_feature_dim != schema.node_feature_dim:
             _check_bytes(data_dir, FEATURES, state)
         newest_time(data_dir, state)
@@ -62,8 +62,8 @@ def _check_bytes(data_dir: Path, path: str, state: LogState) -> None:
 
 
 def _check_room(data_dir: Path, schema: Schema, segment_edges: int, disk: Disk) -> None:
-    """Begin a segment, and remove it. Raises: OSError where the disk takes none."""
-    # Recovery removes what a kill leaves of it: it has the name of a half-written journal file.
+    """Create a segment and remove it. Raises: OSError if the disk has no room."""
+    # After a kill, recovery removes it: it is named like a half-written journal file.
     path = data_dir / "journal" / f"room{SCRATCH}"
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove(path, disk)

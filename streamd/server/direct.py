@@ -28,8 +28,8 @@ class DirectRoute(APIRoute):
         model = get_type_hints(self.endpoint)["body"]
         assert [d.dependency for d in self.dependencies] == [require_key], "no other is asked"
 
-        # What FastAPI would do, in the same order: the key, the body, the function. A body that
-        # will not be answered is not read: to parse it takes as long as many a refusal.
+        # What FastAPI would do, in the same order: the key, the body, the function. Check the
+        # load before the body: parsing a body takes much longer than refusing a request.
         async def handle(request: Request) -> Response:
             await require_key(request)
             state = await state_of(request)

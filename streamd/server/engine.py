@@ -169,7 +169,7 @@ class Engine:
         self._queue.wake()
 
     def check_load(self) -> None:
-        """Refuse a request at once that could not be answered in time. Raises: Overloaded."""
+        """Refuse new requests if they could not be answered in time. Raises: Overloaded."""
         self._queue.check_load()
 
     async def ask(self, request: Request, conditions: Conditions = NONE) -> Answer:
@@ -307,14 +307,14 @@ class Engine:
 
     @property
     def _catching_up(self) -> bool:
-        """Whether a version that is to answer advances to the end of the log."""
+        """Whether a version that will answer still catches up with the log."""
         return isinstance(self._swap.state, CatchingUp)
 
     def _follow_log(self, view: ServerGraph, until: float) -> bool:
-        """Take in what is new in the log, then advance memory over closed chunks, for as long as
-        there is time. until: monotonic seconds. Returns: whether anything is left to follow."""
-        # The graph has half of the time, so that a log that grows as fast leaves some to memory,
-        # and both together half of it while another version catches up.
+        """Add new events of the log to the graph, then advance memory over closed chunks, until the
+        time is up. until: monotonic seconds. Returns: whether anything is left to follow."""
+        # The graph gets half of the time, so that a fast-growing log leaves some for memory; both
+        # together get half of it while another version catches up.
         now = time.monotonic()
         if self._catching_up:
             until = (now + until) / 2
@@ -346,8 +346,8 @@ class Engine:
             self._waiting.show(included)
 
     def _follow_versions(self, view: ServerGraph, until: float) -> ServerGraph:
-        """Move the swap of versions on, until a monotonic time in seconds. Returns: the graph that
-        answers from now on."""
+        """Advance the swap of versions. until: monotonic seconds. Returns: the graph that answers
+        from now on."""
         state = self._swap.step(view, self._served.manifest.name if self._served else None, until)
         if not isinstance(state, Swapped):
             return view

@@ -115,18 +115,18 @@ class LoadedVersion:
         return len(closed)
 
     def follow_until(self, until: float, log: LogReader, until_event: int, watermark: int) -> bool:
-        """Advance memory as `follow` does, chunk by chunk, at least one, until a monotonic time in
-        seconds. Returns: whether it may have to advance further."""
+        """Advance memory like `follow`, by at least one chunk. until: monotonic seconds. Returns:
+        whether chunks may be left."""
         while self.follow(log, until_event, watermark, 1):
             if time.monotonic() >= until:
                 return True
         return False
 
     def _next_times(self, log: LogReader, until_event: int, max_chunks: int) -> Int64:
-        """Times of the events after memory's cut, int64, of no more than so many chunks can have.
+        """Times of the events after memory's cut, int64, enough for `max_chunks` chunks.
 
-        They end with an event of a later time than the last chunk's, if there is one: a chunk of
-        equal times can be longer.
+        The last one is later than the last chunk's times, if there is such an event: a chunk of
+        equal times can be longer than others.
         """
         first = self.memory.edge
         end = min(until_event, first + 4 * self._chunk_edges * max(1, max_chunks))
@@ -147,10 +147,10 @@ class LoadedVersion:
 
         A chunk may be open only because the next event might have the same time or fall in the same
         window. The query's time closes such a chunk, so memory advances over it for the query. If
-        memory is further behind the graph than that, the answer is as of memory's cut: catching up
-        is the work of `follow`, which does it once for all queries.
+        memory is further behind the graph, the answer is as of memory's cut: catching up is left
+        to `follow`, which does it once for all queries.
 
-        Returns: this object if no chunk is closed, else a copy, kept until the log goes on.
+        Returns: this object if no chunk is closed, else a copy, kept until the log grows.
         """
         # The chunks that the query closes, remembered for the next query.
         asked = (self.memory.edge, until_event, as_of_us)
@@ -169,8 +169,8 @@ class LoadedVersion:
         return self._at_query
 
     def _closed_by(self, log: LogReader, until_event: int, as_of_us: int) -> list[tuple[int, int]]:
-        """The open chunk that a query closes, as a range of rows from memory's cut on; none if
-        memory is behind by more than that."""
+        """The open chunk that a query closes, as a range of rows counted from memory's cut; empty
+        if memory is further behind."""
         first = self.memory.edge
         if until_event <= first:
             return []
@@ -180,7 +180,7 @@ class LoadedVersion:
         with_query = closed_chunks(
             np.append(times, as_of_us), as_of_us, self._width_us, self._chunk_edges
         )
-        # Of a memory that has caught up, all that is left is one open chunk.
+        # If memory has caught up, the remaining events are one open chunk.
         closed = [(a, b) for a, b in with_query if b <= len(times)]
         return closed if closed == [(0, len(times))] else []
 

@@ -1,26 +1,25 @@
-"""The pace of the server's loop: how its time is divided between following the log and answering.
+"""Division of the server loop's time between following the log and answering.
 
-Following comes first and never takes more than its share, so that neither starves the other: under
-too many requests the answers stay fresh, and after a stall, with much to catch up on, they stay
-quick.
+Following comes first but is limited to a share, so that neither starves the other: answers stay
+fresh under overload, and stay quick while the server catches up after a stall.
 """
 
 import asyncio
 import time
 
 TURN_SECONDS = 0.01
-"""Time for one slice of work, following or answering: a health check passes through a few of them,
-and is to be answered within 0.1 s."""
+"""Time for one slice of work, following or answering: a health check waits for a few of them, and
+should be answered within 0.1 s."""
 BEHIND_SECONDS = 0.03
-"""The same for following a log that the server is behind."""
+"""The same for following while the server is behind the log."""
 BEHIND_SHARE = 2 / 3
-"""Share of the loop's time for following while the server is behind. The rest answers: by graph,
-facts and memory as they are, which each answer says."""
+"""Share of the loop's time for following while the server is behind. In the rest it answers, from
+the graph, facts and memory it has; each answer reports how far these are."""
 STARTING_SECONDS = 0.1
-"""The same while nothing is answered but health checks."""
+"""Time for one slice while only health checks are answered."""
 HTTP_TURNS = 3
-"""Turns of the event loop that HTTP gets between two slices of the engine's work: about so many
-pass from a request's arrival until it waits for its answer, or until a health check is answered."""
+"""Turns of the event loop for HTTP between two slices of the engine's work: about as many as a new
+request needs until it is in the queue, or a health check until it is answered."""
 
 
 class Pace:
@@ -33,7 +32,7 @@ class Pace:
     def begin(self, answering: bool) -> float:
         """Begin to follow the log. answering: whether requests are answered already.
 
-        Returns: monotonic time, in seconds, at which this turn should go over to answering.
+        Returns: monotonic time, in seconds, at which this turn should switch to answering.
         """
         now = time.monotonic()
         if not answering:
@@ -44,7 +43,7 @@ class Pace:
         return now + min(max(share, TURN_SECONDS), BEHIND_SECONDS)
 
     def end(self, behind: bool) -> None:
-        """Note that this turn's following is done. behind: whether it left something to follow."""
+        """Record the end of this turn's following. behind: whether anything is left to follow."""
         self._ended = time.monotonic()
         self._behind = behind
 

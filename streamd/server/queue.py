@@ -15,13 +15,13 @@ EXPLAIN_WEIGHT = 8
 """Explanations take about as long as so many scores, and come one a request: a pass of
 `server.max_batch` of them would keep others waiting for 50 ms."""
 REQUEST_PAIRS = 20
-"""A request takes about as long as scoring so many pairs, beside its own pairs."""
+"""The overhead of a request, in pairs that could be scored in the same time."""
 STANDING_SHARE = 0.05
-"""Once each pass has left some waiting for this share of `server.deadline_seconds`, no further one
-is let in until all are answered: more come than can be answered, and they would wait ever longer. A
-burst, and what came while the process stood still, is answered sooner and passes whole."""
+"""If the queue is not emptied within this share of `server.deadline_seconds`, new requests are
+refused until it is empty: more come than can be answered, and waits would only grow. A burst, or
+the requests that arrived during a stall, are answered sooner, and so are not refused."""
 LEARNING = 0.1
-"""Weight of the newest pass in what a pair is said to take."""
+"""Weight of the newest pass in the moving mean of the time per pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class PendingBatch:
         )
 
     def traced_done(self, version: str) -> Done:
-        """What a search calls with its answers: `done`, after the spans of both."""
+        """The callback for a search: makes the batch's spans, then calls `done`."""
         if self.span is None:
             return self.done
         begun = time.monotonic()
@@ -71,7 +71,7 @@ class PendingBatch:
         return done
 
     def pairs(self, max_candidates: int) -> int:
-        """About how many pairs it scores. max_candidates: that a recommendation looks at."""
+        """Approximate number of pairs it scores. max_candidates: of a recommendation."""
         of_pairs = (
             len(r.dst)
             if isinstance(r, Score)
@@ -97,9 +97,9 @@ class RequestQueue:
         self._waiting: deque[PendingBatch] = deque()
         self._wake = asyncio.Event()
         self._standing_since: float | None = None
-        """Monotonic time since which each pass has left some waiting."""
+        """Monotonic time since which the queue has not been empty; None if it is."""
         self._pair_seconds = 1e-5
-        """What a pair takes, as far as it was measured: a moving mean over passes."""
+        """Seconds per pair, a moving mean over passes."""
 
     def __len__(self) -> int:
         """Number of requests that wait."""
@@ -131,7 +131,7 @@ class RequestQueue:
             return await future
 
     def check_load(self) -> None:
-        """Refuse a request at once that could not be answered in time. Raises: Overloaded."""
+        """Refuse new requests if they could not be answered in time. Raises: Overloaded."""
         if len(self) >= self._settings.max_queue:
             raise Overloaded(f"{len(self)} requests are waiting (server.max_queue)")
         if self._standing_since is None:
@@ -163,7 +163,7 @@ class RequestQueue:
         return batch
 
     def answered(self, batch: Sequence[PendingBatch], seconds: float) -> None:
-        """Note how long a pass took."""
+        """Record the time of a pass."""
         pairs = sum(one.pairs(self._settings.max_candidates) for one in batch)
         if pairs:
             self._pair_seconds += LEARNING * (seconds / pairs - self._pair_seconds)

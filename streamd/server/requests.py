@@ -7,8 +7,8 @@ from streamd.events import Key
 
 
 class Overloaded(Exception):
-    """More requests wait than `server.max_queue`, or than can be answered in time; the caller
-    answers 429."""
+    """More requests wait than `server.max_queue`, or more come than can be answered in time; the
+    caller answers 429."""
 
 
 class NotReady(Exception):

@@ -223,8 +223,8 @@ class AsOf(BaseModel):
     trained_until: int | None = Field(description="event time up to which the version was trained")
     last_edge: int = Field(description="id of the newest edge seen, -1 before any")
     memory_edge: int = Field(
-        description="memory and embeddings know the edges below this id, and fewer than the rest "
-        "of the answer while they catch up"
+        description="memory and embeddings know the edges below this id; while they catch up, the "
+        "graph knows more"
     )
     newest_event: int = Field(description="time of that edge")
     time: int = Field(description="the time the answer is for")

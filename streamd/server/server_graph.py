@@ -17,9 +17,9 @@ from streamd.server.retention_hold import RetentionHold
 from streamd.settings import ModelSettings, Settings
 
 ANSWERING_EDGES = 4_000
-"""Most events taken in at once while requests wait: some milliseconds."""
+"""Maximum of events added at once while requests wait: some milliseconds."""
 SLICE_EDGES = 20_000
-"""The same before the server is ready: only health checks wait."""
+"""The same before the server is ready, when only health checks wait."""
 CATCH_UP_EDGES = 250_000
 """The same for the graph alone."""
 

@@ -114,7 +114,7 @@ class Swap:
         return isinstance(self.state, Loading | CatchingUp)
 
     def step(self, view: ServerGraph, serving: str | None, until: float = 0.0) -> State:
-        """Move on by one slice, or by more until a monotonic time in seconds.
+        """Advance by at least one slice. until: monotonic seconds.
 
         serving: name of the version that answers, None for the rule. Returns: the new state.
         """
@@ -232,7 +232,7 @@ class Swap:
     def _carried(
         self, state: CatchingUp, view: ServerGraph, until: float
     ) -> CatchingUp | Swapped | Refused:
-        """Advance a version by one slice or more: its graph first where it has its own, then
+        """Advance a version by at least one slice: first its graph, if it has its own, then its
         memory.
 
         view: the graph that answers now. until: monotonic seconds.

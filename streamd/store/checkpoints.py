@@ -96,7 +96,7 @@ class Uploaded:
 
 
 def newest_term(store: Store) -> int:
-    """The highest term of a trainer whose checkpoint is stored, 0 before there is one. Raises:
+    """The highest trainer term among the stored checkpoints, 0 if there are none. Raises:
     StoreError."""
     names = (name for name in store.sizes(FOLDER) if NAME.fullmatch(name))
     return max((int(name.removeprefix(f"{FOLDER}/").split("-")[0]) for name in names), default=0)

@@ -293,7 +293,7 @@ memory_lag = Gauge(
 )
 caught_up_at = Gauge(
     "streamd_caught_up_timestamp_seconds",
-    "Wall time at which the server's graph and memory last had all of the log",
+    "Wall time at which the server's graph and memory were last level with the log",
     registry=SERVE,
 )
 role_refused = Gauge(

@@ -31,7 +31,7 @@ __all__ = [
 # Of every role that reads one of the topics.
 stray_records = Counter(
     "streamd_stray_records",
-    "Records of a topic of the log's own that streamd did not write; they are skipped",
+    "Records in the log's own topics that streamd did not write; they are skipped",
     ["topic"],
 )
 
@@ -68,7 +68,7 @@ follow_waiting = Gauge(
 )
 cannot_lead = Gauge(
     "streamd_cannot_lead",
-    "1 while a standby could not lead, for a reason",
+    "1 while a standby cannot lead, for a reason",
     ["why"],
     registry=FOLLOW,
 )

@@ -61,8 +61,8 @@ KEEP_SECONDS = 1.0
 class Step:
     """What the trainer does next, decided in full before any of it is done.
 
-    do: "learn" scores each window and then learns them as one; "pass over" only moves graph, facts
-    and memory over windows that failed too often, and "leave out" over one that is mostly late;
+    do: "learn" scores each window and then learns them as one; "pass over" only advances graph,
+    facts and memory over windows that failed too often, "leave out" over one of mostly late events;
     "bootstrap" learns a range without scoring it.
     windows: closed windows, each beginning where the one before ends.
     seq: sequence number of the log's commit up to which deletes and features count.
@@ -143,8 +143,8 @@ class Ledger:
     def begin(self, windows: Sequence[Window], version: str, learner: Learner) -> Step:
         """Write down that windows are about to be learned, so that a restart takes the same.
 
-        Returns: the step in full; "leave out" where they are one window that is mostly late, "pass
-        over" where the windows failed MAX_FAILURES times.
+        Returns: the step in full; "leave out" for a single window of mostly late events, "pass
+        over" if the windows failed MAX_FAILURES times.
         """
         step = self._step("learn", windows, version, learner)
         failures = 0

@@ -27,7 +27,7 @@ LOGGED = {
     "unscored": "window_passed",
     "left_out": "window_left_out",
 }
-"""The log line of each outcome."""
+"""Outcome -> event name in the log."""
 
 
 def records_of(
@@ -138,7 +138,7 @@ def _trace(step: Step, outcome: PublishResult, times: tuple[float, float, float]
 
 
 def outcome_of(record: WindowRecord) -> str:
-    """What came of a window, as a label of its metric."""
+    """The outcome of a window, as its metric's label."""
     if record.num_scored:
         return "learned"
     return "left_out" if record.is_mostly_late else "unscored"

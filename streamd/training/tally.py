@@ -30,7 +30,7 @@ class ScoredWindow(NamedTuple):
 
     table: model name -> measure -> value. num_known: scored events whose destination had been a
     destination before. edge_sets: as of `scores_of_sets`; node_sets: of `label_scores_of_sets`.
-    num_late: events of an earlier time than the window's.
+    num_late: events with a time before the window.
     """
 
     table: dict[str, Measures]

@@ -33,7 +33,7 @@ from streamd.training.replay import ReplayStore
 from streamd.training.scores import LabelScores, Measures
 from streamd.training.shadow import Comparison
 from streamd.training.tally import ScoredWindow, Tally
-from streamd.windows import Window, alike, is_mostly_late, next_window, num_late
+from streamd.windows import Window, is_mostly_late, mergeable, next_window, num_late
 from streamd.windows.history import WindowRecord
 
 logger = structlog.get_logger()
@@ -134,8 +134,8 @@ class Trainer:
             self.log.refresh(max(seqs))
 
     def due(self) -> list[Window]:
-        """The windows to learn next: one, or several as one where the trainer lags. A window that
-        is mostly late, which is left out, comes alone.
+        """The windows to learn next: one, or several as one if the trainer lags. A window of mostly
+        late events, which is left out, comes alone.
 
         Windows that were begun before a stop are tried again together, or singly once they failed
         too often together.
@@ -154,9 +154,9 @@ class Trainer:
         # What was begun before a stop goes first.
         if begun.edge == self.edge:
             again = [w for w in closed if w.end_edge <= begun.end_edge]
-            return alike(self.log, again if begun.failures < MAX_FAILURES else again[:1])
+            return mergeable(self.log, again if begun.failures < MAX_FAILURES else again[:1])
         several = len(closed) > merge_after > 0
-        return alike(self.log, closed[:merge_after] if several else closed[:1])
+        return mergeable(self.log, closed[:merge_after] if several else closed[:1])
 
     def process(self, *windows: Window) -> WindowRecord:
         """Score each window singly, learn and publish them as one, record each, and write one
@@ -294,8 +294,7 @@ class Trainer:
             outcome = self._publish(step, learned, scores)
             metrics.versions.labels(str(outcome.promoted).lower()).inc()
 
-        # Windows that were neither scored nor learned: their records say that rather than a
-        # rollback.
+        # If the windows were neither scored nor learned, record that reason, not a rollback.
         return PublishResult(self.contest.version, False, step.why) if step.why else outcome
 
     def _publish(

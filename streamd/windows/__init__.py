@@ -5,10 +5,10 @@ All of it is pure functions, but for the history of scores, which is a file.
 
 from streamd.windows.window import (
     Window,
-    alike,
     canonical_chunks,
     closed_chunks,
     is_mostly_late,
+    mergeable,
     next_window,
     num_late,
     recorded_windows,
@@ -16,10 +16,10 @@ from streamd.windows.window import (
 
 __all__ = [
     "Window",
-    "alike",
     "canonical_chunks",
     "closed_chunks",
     "is_mostly_late",
+    "mergeable",
     "next_window",
     "num_late",
     "recorded_windows",

@@ -34,7 +34,7 @@ class WindowRecord:
 
     scores: model name -> measure -> value; "live" is the version that served. num_known: scored
     events whose destination was a destination before. version: what came of the window; scored_by:
-    what served it. num_late: events whose own time is before the window. seconds: phase -> time it
+    what served it. num_late: events with a time before the window. seconds: phase -> time it
     took. surprise: as `Drift.surprise`. edge_sets, node_sets: the scores of each edge set with
     scored events and of each node set with labels, in a log of several.
     """
@@ -60,13 +60,12 @@ class WindowRecord:
 
     @property
     def is_mostly_late(self) -> bool:
-        """As `windows.is_mostly_late` said of the window, which then was not learned."""
+        """Whether the window was left out: see `windows.is_mostly_late`."""
         return self.num_late > MOSTLY * (self.end_edge - self.first_edge)
 
     def line(self) -> bytes:
         """Encode the record as a line of the history."""
-        # Fields that older releases did not write are left out where they say nothing: what they
-        # wrote is encoded as it was.
+        # Omit newer fields that are empty, so that records of older releases are encoded as before.
         newer = ("edge_sets", "node_sets", "num_late")
         fields = {k: v for k, v in asdict(self).items() if k not in newer or v}
         return msgspec.json.encode(fields) + b"\n"

@@ -10,7 +10,7 @@ import numpy as np
 from streamd.events import Int64
 
 MOSTLY = 0.5
-"""Share of a window's events: with more of them late, the window is not learned."""
+"""A window with a larger share of late events than this is not learned."""
 
 
 @dataclass(frozen=True)
@@ -47,28 +47,28 @@ class TimeIndex(Protocol):
 
 
 class LateIndex(Protocol):
-    """The part of a log that tells which events came late; `LogReader` is one."""
+    """Counts late events; `LogReader` is one."""
 
     def num_late(self, first: int, end: int, before_us: int) -> int: ...
 
 
 def num_late(log: LateIndex, window: Window) -> int:
-    """The events of a window whose own time is before its start: they came late, and the log
-    stores them at the watermark."""
+    """Number of events that came late, with a time before the window's start; the log stores them
+    with the watermark as time."""
     return log.num_late(window.first_edge, window.end_edge, window.start_us)
 
 
 def is_mostly_late(log: LateIndex, window: Window) -> bool:
-    """Whether most of a window's events are of an earlier time, as where many dead letters were
-    sent again. Such a window says nothing of its own time, and is not learned.
+    """Whether most of a window's events have a time before it, as after a replay of many dead
+    letters. Such a window does not show its own time, so it is not learned.
 
-    It depends on the log alone: a window that is closed gets no more events.
+    The result depends only on the log, since a closed window gets no more events.
     """
     return num_late(log, window) > MOSTLY * window.num_edges
 
 
-def alike(log: LateIndex, windows: list[Window]) -> list[Window]:
-    """The first of some windows that may be learned as one: of several none is mostly late."""
+def mergeable(log: LateIndex, windows: list[Window]) -> list[Window]:
+    """The first windows that may be learned as one: a mostly late window comes alone."""
     late = (i for i, window in enumerate(windows) if is_mostly_late(log, window))
     return windows[: max(1, next(late, len(windows)))]
 

@@ -118,7 +118,7 @@ CASES = {
                                 "1MiB should be dropped, but a role still needs them."),
     "StreamdHousekeepingFailing": ("1m", 15, {'ingest streamd_housekeeping_failing{work="retention"}': "0 1x20"},
                                    {'ingest streamd_housekeeping_failing{work="retention"}': "0 1x5 0 1x5 0x20"}, {"work": "retention"},
-                                   "Housekeeping of the log fails again and again: retention. Events are read on."),
+                                   "Housekeeping of the log keeps failing: retention. Ingest continues."),
 }
 
 

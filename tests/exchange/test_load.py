@@ -349,7 +349,7 @@ def test_names_of_columns_mean_nothing_without_a_table(tmp_path, given):
         writer.append_edges(np.array([1]), np.array([2]), np.array([3]), np.zeros((1, 0), np.float32))
         writer.commit()
     done = invoke("backtest", *given, "--data-dir", tmp_path / "none")
-    of_file = "are of a file, and none is given" if given != ("--src", "src") else "holds no log"
+    of_file = "need a file, and none is given" if given != ("--src", "src") else "holds no log"
     assert of_file in str(done.exception)
     done = invoke("tguf", "import", tmp_path / "a.tguf", *given, "--data-dir", tmp_path / "log")
     says = {"--edge-set": "There is no edge set buys; there are default"}.get(given[0], "is a TGUF file, whose columns have no names")

@@ -261,4 +261,4 @@ def test_a_table_without_a_column_of_its_source_is_refused(tmp_path, monkeypatch
 
 def test_a_source_named_for_a_topic_is_refused(config):
     done = invoke("sources", "check", "clikcs", "--source", "clicks", "--config", config)
-    assert "--source is of a file, and there is no file clikcs" in str(done.exception)
+    assert "--source describes a file, and there is no file clikcs" in str(done.exception)

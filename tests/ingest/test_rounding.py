@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from streamd.cli import app
 from streamd.exchange.tables import Columns
-from streamd.ingest.rounding import NOTHING, Rounded, rounded_in
+from streamd.ingest.rounding import NOTHING, Rounded, count_rounded
 from streamd.ingest.wire import ARROW, NDJSON
 from streamd.maintenance import _log_of
 from tests.builders import Record
@@ -46,14 +46,14 @@ def test_the_rule_is_that_of_exact_arithmetic(dtype):
     if dtype != np.uint64:
         values = np.concatenate([values, -values, np.array([np.iinfo(dtype).min if dtype != np.float64 else -(2.0**63)], dtype)])
     want = [v for v in values.tolist() if int(np.float32(int(v))) != int(v)]
-    found = rounded_in(values.reshape(-1, 1), ["n"])
+    found = count_rounded(values.reshape(-1, 1), ["n"])
     assert 0 < found.num == len(want) < len(values) and found.example == f"n {int(want[0])} as {int(np.float32(int(want[0])))}"
-    assert rounded_in(values[:0].reshape(-1, 1), ["n"]) is NOTHING
+    assert count_rounded(values[:0].reshape(-1, 1), ["n"]) is NOTHING
 
 
 def test_fractions_and_numbers_that_are_held_are_not_counted():
-    assert rounded_in(np.array([HELD, [1 / 3] * len(HELD)]), [""] * len(HELD)) == NOTHING
-    assert rounded_in(np.array([[1.5, BIG + 0.5, BIG]]), ["a", "b", "c"]) == Rounded(1, "c 16777217 as 16777216")
+    assert count_rounded(np.array([HELD, [1 / 3] * len(HELD)]), [""] * len(HELD)) == NOTHING
+    assert count_rounded(np.array([[1.5, BIG + 0.5, BIG]]), ["a", "b", "c"]) == Rounded(1, "c 16777217 as 16777216")
 
 
 @pytest.mark.parametrize("together", ["singles", "array", "lines"])

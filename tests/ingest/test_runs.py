@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from streamd.events import EDGE, Position, Run
 from streamd.ingest.block import ROW
-from streamd.ingest.runs import joined_runs, not_yet_appended, runs_from, runs_of
+from streamd.ingest.runs import join_runs, not_yet_appended, runs_from, runs_of
 
 PLACES = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3)), unique=True).map(sorted)
 
@@ -27,7 +27,7 @@ def test_what_is_released_is_ahead_and_what_waits_is_not(places, data):
         runs = [*runs, *runs_of(rows(waiting), gone)]
         log += [w for w, g in zip(waiting, gone, strict=True) if g]
         waiting = [w for w, g in zip(waiting, gone, strict=True) if not g]
-        runs = joined_runs(runs, rows(waiting), following)
+        runs = join_runs(runs, rows(waiting), following)
         first = waiting[0] if waiting else following
         resume = Position(*first, runs_from(runs, first))
         assert not_yet_appended(rows(places), resume).tolist() == [p not in log for p in places]
@@ -36,7 +36,7 @@ def test_what_is_released_is_ahead_and_what_waits_is_not(places, data):
 
 def test_a_run_known_from_before_a_restart_is_not_joined_over_what_is_not_read_yet():
     stored = Run((5, 0), (7, 0))
-    assert joined_runs([Run((1, 0), (2, 0)), stored], rows([(0, 0)]), (3, 0)) == (Run((1, 0), (2, 0)), stored)
-    assert joined_runs([Run((1, 0), (4, 0)), stored], rows([(0, 0)]), (8, 0)) == (Run((1, 0), (7, 0)),)
-    assert joined_runs([stored], rows([]), (5, 0)) == (stored,), "all before it is in the log, and a kill may come before it is read"
-    assert joined_runs([stored], rows([]), (8, 0)) == ()
+    assert join_runs([Run((1, 0), (2, 0)), stored], rows([(0, 0)]), (3, 0)) == (Run((1, 0), (2, 0)), stored)
+    assert join_runs([Run((1, 0), (4, 0)), stored], rows([(0, 0)]), (8, 0)) == (Run((1, 0), (7, 0)),)
+    assert join_runs([stored], rows([]), (5, 0)) == (stored,), "all before it is in the log, and a kill may come before it is read"
+    assert join_runs([stored], rows([]), (8, 0)) == ()

@@ -59,7 +59,7 @@ def node_table(ids: list[bytes], others: set[bytes], features: Values, place: Pl
 
 
 def shown_id(id: bytes) -> str:
-    """The beginning of an id in quotation marks, for errors."""
+    """The start of an id, quoted, for errors."""
     return repr(id[:40].decode(errors="replace"))
 
 
@@ -210,7 +210,7 @@ def adjacency(
 
 
 def check_weights(weight_E: Array | None, place: Place) -> None:
-    """Refuse a weight that is negative or no finite number. Raises: TFGNNError naming the edge."""
+    """Refuse a weight that is negative or not finite. Raises: TFGNNError naming the edge."""
     if weight_E is None:
         return
     wrong = np.flatnonzero(~((weight_E >= 0) & (weight_E < np.inf)))

@@ -35,8 +35,8 @@ TEXT, TIME = Feature(dtype=TYPES["DT_STRING"]), Feature(dtype=TYPES["DT_INT64"])
 def sampled_schema(schema: GraphSchema, seed_set: str, timed_seeds: bool) -> GraphSchema:
     """The schema of samples: without places of tables, with the sample's names as the context.
 
-    A node set without a table or without features has the feature `#id`, because nothing else tells
-    its nodes apart. Context features of the graph are of the whole graph and not of a sample.
+    A node set without a table or without features has the feature `#id`, to identify its nodes.
+    Context features of the graph belong to the whole graph, so samples do not have them.
     """
     context = {"sample_id": TEXT, "seed_id": TEXT}
     if timed_seeds:

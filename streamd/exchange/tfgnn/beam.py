@@ -77,7 +77,7 @@ def sample_with_beam(run: TableRun, runner: str, options: list[str]) -> int:
 
 
 def _sample(run: TableRun, runner: str, options: list[str]) -> int:
-    """Run the pipeline. Returns: how many samples there must be. Raises: TFGNNError."""
+    """Run the pipeline. Returns: the expected number of samples. Raises: TFGNNError."""
     import apache_beam as beam
     from apache_beam.options.pipeline_options import PipelineOptions
 
@@ -182,7 +182,7 @@ class _Files:
         return sum(file.path.stat().st_size for file in every)
 
     def check(self) -> tuple[dict[str, Has], bool]:
-        """Refuse tables that lack columns which the spec needs, by their first rows.
+        """Refuse tables without a column that the spec needs, judging by their first rows.
 
         Returns: the columns of each edge set, and whether the seeds have times. Raises: TFGNNError.
         """

@@ -39,7 +39,7 @@ class EdgeBlock:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeBlock:
-    """Rows of a node set, to the bucket of their ids. row_R: int64, their numbers in the file."""
+    """Rows of a node set in one bucket of ids. row_R: int64, their numbers in the file."""
 
     node_set: str
     ids: list[bytes]

@@ -53,13 +53,13 @@ from streamd.exchange.tfgnn.tables_graph import whole
 from streamd.exchange.tfgnn.tensor import join, take
 
 Missing = dict[tuple[str, bool], set[bytes]]
-"""Ids of nodes without a row, by node set and by whether seeds name them or edges."""
+"""Ids of nodes without a row. Key: node set, and whether seeds (True) or edges name them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What all steps know. has: the columns of each edge set. run_id: in the names of scratch
-    files."""
+    """Parameters of all steps. has: the columns of each edge set. run_id: part of the names of
+    scratch files."""
 
     schema: GraphSchema
     spec: SamplingSpec
@@ -83,8 +83,8 @@ class Plan:
         return seed_set(self.spec)
 
     def write_missing(self, bucket: int, missing: Missing) -> None:
-        """Write which nodes of a bucket have no row, in a scratch file that the driver reads: a
-        bucket that is joined twice counts once."""
+        """Write the nodes of a bucket that have no row to a scratch file for the driver. A bucket
+        that is joined twice counts once."""
         found = [[*of, len(ids), shown_id(min(ids))] for of, ids in missing.items() if ids]
         if found:
             path = self.output.with_name(f".{self.run_id}.missing-{bucket}")
@@ -93,7 +93,8 @@ class Plan:
             scratch.replace(path)
 
     def read_missing(self) -> list[tuple[str, bool, int, str]]:
-        """Node sets, whether seeds name the nodes or edges, how many have no row, and one id."""
+        """Per node set and kind: its name, whether seeds name the nodes, the number without a row,
+        and one id."""
         counts: dict[tuple[str, bool], tuple[int, str]] = {}
         for path in sorted(self.output.parent.glob(f".{self.run_id}.missing-*")):
             for name, is_seed, count, example in json.loads(path.read_text()):
@@ -189,7 +190,7 @@ class _Edges:
         )
         has = Has(self.adjacency.weight_E is not None, self.adjacency.time_E is not None)
         if has != plan.has[name]:
-            # Another bucket has the column.
+            # Only another bucket has rows with the column.
             raise TFGNNError(
                 f"Edge set {name!r}: some files have #weight or #time and some have none.",
                 "write it in all of them.",
@@ -351,7 +352,7 @@ def join_rows(bucket: Keyed, plan: Plan) -> Iterator[Keyed]:
         arrivals = came.get(name, [])
         ids = [id for block in rows for id in block.ids]
         others = {id for block in arrivals for id in block.nodes} if is_latent(node_set) else set()
-        table = node_table(ids, others, join([block.features for block in rows]), _named(rows))
+        table = node_table(ids, others, join([block.features for block in rows]), _row_places(rows))
         if not arrivals:
             continue
         for block in arrivals:
@@ -370,8 +371,8 @@ def join_rows(bucket: Keyed, plan: Plan) -> Iterator[Keyed]:
     plan.write_missing(key, missing)
 
 
-def _named(rows: list[NodeBlock]) -> Place:
-    """Names the rows of some blocks, one block after the other."""
+def _row_places(rows: list[NodeBlock]) -> Place:
+    """A function that names a row of concatenated blocks."""
     parts = [(block.file, block.row_R.tolist()) for block in rows]
     return lambda at: [file(row) for file, numbers in parts for row in numbers][at]
 

@@ -57,8 +57,8 @@ class ColumnReader:
     def read(self, data: bytes, start_R: Array, end_R: Array, place: Place) -> list[Column]:
         """The columns of the records data[start_R:end_R], in the order of the keys.
 
-        place: names a record, the first of which is 0. Raises: TFGNNError where a record is no
-        Example, or has a list of another kind.
+        place: names a record by its number from 0. Raises: TFGNNError if a record is no Example, or
+        has a list of another kind.
         """
         array = np.frombuffer(data, np.uint8)
         shape = (len(start_R), len(self._want_K))

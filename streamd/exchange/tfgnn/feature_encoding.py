@@ -16,7 +16,7 @@ from streamd.exchange.tfgnn.tensor import Ragged, Value
 from streamd.exchange.tfgnn.unigraph import WEIGHT, Rows
 from streamd.ingest.checks import FLOAT32_MAX
 from streamd.ingest.encoding import Feature
-from streamd.ingest.rounding import NOTHING, rounded_in
+from streamd.ingest.rounding import NOTHING, count_rounded
 from streamd.settings_sets import FeatureSettings, nearest_of, text_of
 
 WEIGHTS = (WEIGHT, "weight")
@@ -26,8 +26,8 @@ WEIGHTS = (WEIGHT, "weight")
 class Encoder:
     """Reads the features of a table's rows as the numbers of a declared set.
 
-    left_out: columns of the schema, and of weights, that the settings do not declare. rounded:
-    values so far.
+    left_out: columns, including weights, that the settings do not declare. rounded: the values
+    rounded so far.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Encoder:
         column = np.asarray(value).reshape(num, -1)
         if declared.vector is not None or declared.type is not None:
             numbers = _checked(name, declared, column, place)
-            self.rounded += rounded_in(column, [name] * declared.width)
+            self.rounded += count_rounded(column, [name] * declared.width)
             return numbers
         if declared.hash is not None and name in self._is_ours and column.dtype.kind == "i":
             return _at_places(name, declared.hash, column[:, 0], place)

@@ -1,7 +1,7 @@
-"""The records of a file in words: graphs, `tf.train.Example` of any kind, and rows of tables.
+"""Print the records of a file: graphs, `tf.train.Example` of any kind, and rows of tables.
 
-Nothing here trusts the file: records are bounded before they are parsed, and of each only some
-keys, items and values become text. Lines may hold control characters, which the printer escapes.
+The file is not trusted: the size of a record is limited before it is parsed, and only some of its
+keys, items and values are printed. Lines may hold control characters, which the printer escapes.
 """
 
 import json
@@ -25,18 +25,18 @@ from streamd.exchange.tfgnn.tensor import GraphTensor, Nodes, Ragged, Values, by
 from streamd.exchange.tfgnn.unigraph import Set, csv_reader, read_table
 
 MAX_BYTES = 32 << 20
-"""Bytes of the longest record that is shown: as integers it takes eight times as much memory."""
+"""Bytes of the longest record shown: parsed as integers it takes eight times as much memory."""
 MAX_KEYS = 200
-"""Most keys of a record, features of an item or columns of a row that are shown."""
+"""Maximum of keys of a record, features of an item or columns of a row shown."""
 MAX_TEXT = 60
-"""Most characters of a string that are shown."""
+"""Maximum of characters of a string shown."""
 _PLAIN = re.compile(r"[\w#./:+-]+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """What of a file is shown. skip: records before it. count: records. values: most items of a
-    set, and values of a feature."""
+    """The part of a file to show. skip: records before it. count: records shown. values: maximum
+    of items of a set, and of values of a feature."""
 
     skip: int = 0
     count: int = 3
@@ -48,8 +48,8 @@ def lines_of(
 ) -> Iterator[str]:
     """Yield the lines of a file, a glob or base@N.
 
-    schema: of the graphs, or of a table's set; without it keys and columns are shown as they are.
-    set_name: the set whose table it is. Raises: TFGNNError, after the lines of what comes before.
+    schema: of the graphs, or of a table's set; without it keys and columns are shown unparsed.
+    set_name: the set whose table it is. Raises: TFGNNError, after the lines before the error.
     """
     found = 0
     for item in islice(_items(path, part, schema, set_name), part.skip, part.skip + part.count):
@@ -62,7 +62,7 @@ def lines_of(
 def _items(
     path: Path, part: Part, schema: GraphSchema | None, set_name: str | None
 ) -> Iterator[Iterable[str]]:
-    """Yield each record's lines, which are made only when they are taken."""
+    """Yield the lines of each record, computed lazily."""
     if schema is not None and set_name is not None:
         return _table_rows(path, part, _set_of(schema, set_name))
     if not is_csv(path):
@@ -73,7 +73,7 @@ def _items(
 
 
 def _set_of(schema: GraphSchema, name: str) -> Set:
-    """A set of a schema by its name, as nodes/NAME or edges/NAME where both have it. Raises:
+    """A set of a schema by its name, as nodes/NAME or edges/NAME if both have it. Raises:
     TFGNNError."""
     kinds = {"node set": "nodes/", "edge set": "edges/", "context": "context"}
     sets = {f"{kinds[kind]}{its}": one for kind, its, one in schema.all_sets()}
@@ -112,11 +112,11 @@ def _record(
     if not any(int(sizes_C.sum()) for sizes_C in sizes):
         keys = list(parse_binary("Example", record, where).features.feature)
         if keys and not any(key.startswith(("context/", "nodes/", "edges/")) for key in keys):
-            yield "  no key of it is of a graph; if it is a row of a table, name its set by --set"
+            yield "  it has no key of a graph; if it is a row of a table, name its set by --set"
 
 
 def _example(record: bytes, where: str, part: Part) -> Iterator[str]:
-    """Yield a line for each key of a record: the kind of its list, how many values, some of them.
+    """Yield a line for each key of a record: the kind of its list, the number of values, the first.
     Raises: TFGNNError."""
     features = parse_binary("Example", record, where).features.feature
     keys = sorted(features)
@@ -150,7 +150,7 @@ def _graph(graph: GraphTensor, schema: GraphSchema, part: Part) -> Iterator[str]
 
 
 def _set_items(features: Values, num: int, part: Part, starts: list[str]) -> Iterator[str]:
-    """Yield a line for each of the first items of a set. starts: what the line begins with."""
+    """Yield a line for each of the first items of a set. starts: prefix of each line."""
     if not features and not any(starts):
         return
     shown = _values_of(features, part)
@@ -161,14 +161,14 @@ def _set_items(features: Values, num: int, part: Part, starts: list[str]) -> Ite
 
 
 def _size(sizes_C: Any, word: str) -> str:
-    """The size of a set in words, with that of each component if there are several."""
+    """The size of a set as text, with the size of each component if there are several."""
     sizes = sizes_C.tolist()
     each = f" ({', '.join(f'{n:,}' for n in sizes[:MAX_KEYS])})" if len(sizes) > 1 else ""
     return f"{sum(sizes):,} {word}{each}"
 
 
 def _ends(nodes: Nodes, index: Any) -> list[str]:
-    """Ends of edges: numbers of nodes, with their ids if they have some."""
+    """Endpoints of edges as text: indices of nodes, with their ids if they have any."""
     ids = nodes.features.get("#id")
     if not isinstance(ids, np.ndarray) or ids.dtype != object or ids.ndim != 1:
         return [str(i) for i in index.tolist()]
@@ -208,7 +208,7 @@ def _csv_rows(path: Path) -> Iterator[Iterable[str]]:
 
 
 def _values_of(features: Values, part: Part) -> Callable[[int], str]:
-    """A function that gives the features of an item in words."""
+    """A function that formats the features of an item."""
     getters = [
         (_text(name), by_row(value), isinstance(value, Ragged) or value.ndim > 1)
         for name, value in islice(features.items(), MAX_KEYS)
@@ -226,7 +226,7 @@ def _values_of(features: Values, part: Part) -> Callable[[int], str]:
 
 
 def _some(values: Iterable[Any], num: int, most: int) -> str:
-    """The first values in words, and how many more there are."""
+    """The first values as text, and the number of further ones."""
     return " ".join(map(_text, values)) + _more(num, most)
 
 
@@ -235,12 +235,12 @@ def _more(num: int, most: int) -> str:
 
 
 def _text(value: Any) -> str:
-    """A value in words: a string plain if it is one word, otherwise as JSON has it."""
+    """A value as text: a string is plain if it is one word, otherwise quoted as in JSON."""
     if isinstance(value, float):
         return f"{value:.6g}"
     if not isinstance(value, (bytes, str)):
         return str(value).lower() if isinstance(value, bool) else str(value)
-    # A character has four bytes at most.
+    # A UTF-8 character has at most four bytes.
     start = value[: 4 * MAX_TEXT]
     text = start.decode(errors="backslashreplace") if isinstance(start, bytes) else start
     if _PLAIN.fullmatch(text) and len(value) <= MAX_TEXT:

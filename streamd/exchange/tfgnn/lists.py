@@ -29,14 +29,14 @@ def typed(flat: Array, dtype: DataType, place: str) -> Array:
     if dtype.numpy == np.uint64 and flat.dtype == np.int64:
         # The same 64 bits.
         return flat.view(np.uint64)
-    if (wrong := not_held(flat, dtype)) is not None:
+    if (wrong := first_out_of_range(flat, dtype)) is not None:
         raise TFGNNError(f"{place} has {flat[wrong]}, which {dtype.name} does not hold.")
     with np.errstate(over="ignore", invalid="ignore"):
         return flat.astype(dtype.numpy)
 
 
-def not_held(flat: Array, dtype: DataType) -> int | None:
-    """The index of the first integer that `typed` refuses, None where it refuses none."""
+def first_out_of_range(flat: Array, dtype: DataType) -> int | None:
+    """The index of the first integer outside the range of `dtype`, None if there is none."""
     if dtype.wire != "int64" or flat.dtype == dtype.numpy or not len(flat):
         return None
     if dtype.numpy == np.uint64 and flat.dtype == np.int64:
@@ -44,7 +44,7 @@ def not_held(flat: Array, dtype: DataType) -> int | None:
     least, most = dtype.bounds
     if int(flat.min()) >= least and int(flat.max()) <= most:
         return None
-    # Python's integers compare as they are, whatever the two dtypes.
+    # Python integers compare exactly; numpy would convert them to a common dtype.
     return next(i for i, v in enumerate(flat.tolist()) if not least <= v <= most)
 
 

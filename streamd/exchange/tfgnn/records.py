@@ -98,7 +98,7 @@ def read_blocks(
 ) -> Iterator[Block]:
     """Yield the records of a file, a glob or base@N, some megabytes at once.
 
-    Both checksums of each are checked. max_records: the most in a block. max_bytes: of a record.
+    Checks both checksums of each. max_records: of a block. max_bytes: of a record.
     Raises: TFRecordError
     naming file and byte where it is truncated or damaged, after what comes before was yielded (for
     gzip: the byte of the uncompressed data); TFGNNError where there is no file.

@@ -1,7 +1,7 @@
-"""What to do about a spec that walks along edges against their direction.
+"""Advice for errors about a spec that walks along edges against their direction.
 
 Sampling goes from sources to targets only. The reverse of an edge set is a set of its own: it reads
-the same table, and its metadata says `edge_type: reversed`. A log adds such sets by --reversed.
+the same table, and its metadata says `edge_type: reversed`. For a log, --reversed adds such sets.
 """
 
 import json
@@ -16,17 +16,17 @@ CORRECT = "correct the sampling spec."
 
 @dataclass(frozen=True, slots=True)
 class ReverseAdvice:
-    """Names the reversed set to add to a schema. reverses: of a log, the name of each edge set's
-    reverse; empty for tables."""
+    """Suggests the reversed set to add to a schema. reverses: name of an edge set -> name of its
+    reverse, for a log; empty for tables."""
 
     schema: GraphSchema
     reverses: Mapping[str, str]
 
     def of_missing(self, name: str, start: str | None, ends: Collection[str]) -> str:
-        """What to do about an edge set that the schema lacks.
+        """Advice for an edge set that is not in the schema.
 
-        start: the node set that it must begin at, None where that is not known. ends: the node sets
-        that it should end at, empty where that is not known.
+        start: the node set that it must begin at, None if unknown. ends: the node sets that it
+        should end at, empty if unknown.
         """
         sets = self.schema.edge_sets
         found = [forward for forward, reverse in self.reverses.items() if reverse == name]
@@ -38,7 +38,7 @@ class ReverseAdvice:
         return self._add(max(found, key=lambda n: SequenceMatcher(None, n, name).ratio()), name)
 
     def of_direction(self, name: str, start: str) -> str:
-        """What to do about an edge set that begins at another node set than `start`."""
+        """Advice for an edge set that does not begin at the node set `start`."""
         sets = self.schema.edge_sets
         one = sets[name]
         if one.target != start:
@@ -51,7 +51,7 @@ class ReverseAdvice:
         return self._add(name, f"rev_{name}")
 
     def _add(self, forward: str, name: str) -> str:
-        """Add the reverse of an edge set. name: for it."""
+        """Advice to add the reverse of the edge set `forward` under a name."""
         if forward in self.reverses:
             reverse = self.reverses[forward]
             return f"give --reversed, and name {reverse!r}, which is the reverse of {forward!r}."
@@ -69,5 +69,5 @@ class ReverseAdvice:
 
 
 def _filename(one: EdgeSet) -> str:
-    """The name of an edge set's table, empty where it has none."""
+    """The file name of an edge set's table, empty for none."""
     return one.metadata.filename if one.metadata is not None else ""

@@ -1,4 +1,4 @@
-"""How errors name the rows of a table: by the file, and the row or record in it."""
+"""Names of table rows in errors: the file, and the row or record in it."""
 
 from bisect import bisect_right
 from collections.abc import Callable
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 Place = Callable[[int], str]
-"""Says in words where a row is."""
+"""Row number -> its file and row, as text."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileRows:
-    """Names the rows of a part of a file: a `Place`.
+    """Names the rows of a part of a file. A `Place`.
 
     word: row, or record. first: number of the part's first row; rows of CSV count from 1 after the
     header, records from 0 as in `TFRecordError`.
@@ -26,7 +26,7 @@ class FileRows:
 
 
 class TableRows:
-    """Names the rows of a table, which several files may hold: a `Place`. Owner: its reader."""
+    """Names the rows of a table of one or more files. A `Place`. Owner: its reader."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []

@@ -87,7 +87,7 @@ class TableRun(Run):
                 one: Any = sets[name]
                 if one.metadata is not None and one.metadata.filename:
                     files += find_files(table_of(name, one, self.base))
-        # A version that writes other features does not go on with the shards of this one.
+        # Another release may write other features, and must not resume these shards.
         features = schema_text(schema_of_samples(self.schema, {}, ()))
         parts = f"{self.asked} {file_states(files)} {features}"
         found = hashlib.sha256(parts.encode()).hexdigest()
@@ -200,8 +200,8 @@ def sample_graph(
 
 
 def warn_missing(node_set: str, is_seed: bool, count: int, example: str) -> None:
-    """Warn of nodes without a row, which no sample holds. is_seed: whether seeds name them, or
-    edges that samples walk along."""
+    """Warn of nodes without a row, which are in no sample. is_seed: whether seeds name them, or
+    sampled edges."""
     logger.warning(
         "tfgnn_seeds_without_row" if is_seed else "tfgnn_nodes_without_row",
         node_set=node_set,
@@ -250,10 +250,10 @@ class Marker:
 
     @contextmanager
     def begin(self) -> Iterator[set[Path]]:
-        """Mark the run as begun. Yields: its shards that are there.
+        """Mark the run as begun. Yields: its existing shards.
 
-        A run that fails before its first shard leaves nothing. Raises: TFGNNError where there are
-        shards of another run, or of one that is done.
+        A run that fails before its first shard leaves no file. Raises: TFGNNError if there are
+        shards of another run, or of a complete run.
         """
         there = {path for path in shard_paths(self._output) if path.exists()}
         if there and self.left(self._output) != self._state:

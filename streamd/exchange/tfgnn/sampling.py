@@ -70,7 +70,7 @@ def seed_set(spec: SamplingSpec) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Has:
-    """Which columns the edges of a set have."""
+    """The optional columns that the edges of a set have."""
 
     weight: bool
     time: bool
@@ -100,7 +100,7 @@ def check_columns(spec: SamplingSpec, sets: Mapping[str, Has], timed_seeds: bool
         if timed_seeds and not has.time:
             raise TFGNNError(
                 f"The seeds have times, and edge set {name!r} has no #time.",
-                "add the column to its table; edges that always were may have one long ago.",
+                "add the column to its table; edges that always existed may have an early time.",
             )
     if unweighted:
         logger.warning(
@@ -289,7 +289,7 @@ def walk(
     count_R = before(edges, node_R, until_R)
     weights, sums, top = NO_FLOATS, NO_SUMS, NONE
     if strategy == TOP_K and edges.weight_E is None:
-        # Of equal weights the later in order come first.
+        # Among equal weights, the last edges in order come first.
         strategy = LATEST_K
     elif strategy == LATEST_K:
         assert edges.time_E is not None

@@ -37,7 +37,7 @@ class DataType:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The least and the greatest integer that it holds; a bool holds 0 and 1."""
+        """Its smallest and largest integer; 0 and 1 for a bool."""
         if self.numpy == np.bool_:
             return 0, 1
         info = np.iinfo(self.numpy)

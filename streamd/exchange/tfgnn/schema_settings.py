@@ -39,8 +39,8 @@ def settings_of_schema(schema: GraphSchema, base: Path | None = None) -> str:
     """The settings in YAML, with what was left out as comments.
 
     base: the folder of the tables, whose headers are read for weights that the schema does not
-    declare; None to read none. Raises: TFGNNError where the schema has no edge set that a log can
-    hold, or names that sets cannot have.
+    declare; None to read none. Raises: TFGNNError if the schema has no edge set that a log can
+    hold, or has invalid names of sets.
     """
     left_out: list[str] = []
     edges = {}
@@ -91,7 +91,7 @@ def settings_of_schema(schema: GraphSchema, base: Path | None = None) -> str:
 
 
 def _with_weight(name: str, one: EdgeSet, base: Path, left_out: list[str]) -> EdgeSet:
-    """An edge set with the weights that its table has and the schema does not declare."""
+    """The edge set, with a feature for weights that only its table has."""
     try:
         path = table_path(one, base)
         columns = [] if path is None else table_columns(path)
@@ -133,7 +133,7 @@ def _declared(where: str, one: NodeSet | EdgeSet, left_out: list[str]) -> dict[s
         return {"features": noted}
     features = {}
     for name, feature in one.features.items():
-        # Names with # are columns that tables have for themselves; weights become a feature.
+        # Names with # are reserved columns of tables; only weights become a feature.
         if name.startswith("#") and name != WEIGHT:
             continue
         declared, why = _kind(feature)

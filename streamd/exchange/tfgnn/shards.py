@@ -33,7 +33,7 @@ def table_format(path: Path) -> str:
 
 
 def is_csv(path: Path) -> bool:
-    """Whether a file is CSV by its name; of any other name it may hold records."""
+    """Whether a file's name means CSV; any other name means records."""
     return not _TFRECORD.search(path.name) and _CSV.search(path.name) is not None
 
 
@@ -61,8 +61,8 @@ def shard_paths(path: Path) -> list[Path]:
 
 
 def output_path(text: str) -> Path:
-    """The file or base@N to write, by its name as a user gives it. Raises: TFGNNError for the name
-    of a folder, whose last / a path would lose."""
+    """The file or base@N to write, from the user's text. Raises: TFGNNError for a trailing /, which
+    means a folder and which `Path` would drop."""
     path = Path(text)
     if text.rpartition("/")[2] in ("", ".", "..") or path.is_dir():
         raise TFGNNError(
@@ -73,8 +73,8 @@ def output_path(text: str) -> Path:
 
 
 def make_folder_of(path: Path) -> None:
-    """Make the folder of a file to write. Raises: TFGNNError if that cannot be, or if the file's
-    name is that of a folder."""
+    """Make the folder of a file to write. Raises: TFGNNError if that fails, or if the file's name
+    is that of a folder."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -94,8 +94,8 @@ def is_compressed(path: Path) -> bool:
 def find_files(path: Path) -> list[Path]:
     """The files to read, by name: a file, a glob such as base-?????-of-00003, or base@N.
 
-    The name of one shard stands for that file alone. A glob skips hidden files. Raises: TFGNNError
-    if there is none, a shard is missing, or a glob matches a shard twice.
+    The name of one shard means only that file. A glob skips hidden files. Raises: TFGNNError if no
+    file matches, a shard is missing, or a glob matches a shard twice.
     """
     if path.is_file():
         return [path]
@@ -113,7 +113,7 @@ def find_files(path: Path) -> list[Path]:
 
 
 def _check_whole(files: list[Path], path: Path) -> None:
-    """Refuse shards that are not all there once. path: the glob. Raises: TFGNNError."""
+    """Refuse shards unless each of one N is there once. path: the glob. Raises: TFGNNError."""
     shards: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for file in files:
         name = _SHARD.fullmatch(file.name)

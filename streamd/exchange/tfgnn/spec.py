@@ -56,7 +56,7 @@ class SamplingSpec:
         where: str = "the sampling spec",
         reverses: Mapping[str, str] | None = None,
     ) -> None:
-        """Refuse what cannot be run, with a schema also sets that it lacks.
+        """Refuse a spec that cannot be run; with a schema, also sets that are not in it.
 
         reverses: of a log, the name of each edge set's reverse. Raises: TFGNNError.
         """
@@ -95,7 +95,7 @@ class SamplingSpec:
         advice: ReverseAdvice,
         place: str,
     ) -> str:
-        """Refuse an operation whose edges do not begin at the nodes of its inputs.
+        """Refuse an operation whose edges begin at another node set than its inputs give.
 
         Returns: the node set that it ends at. Raises: TFGNNError.
         """

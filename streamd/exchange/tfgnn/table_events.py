@@ -48,7 +48,7 @@ class TimeOptions:
 
     column: of the times, None for `#time` or `time`. unit: of integers in it, None for what the
     schema says of `#time`, or stream.time_unit. first_us: time of the first row of tables without
-    times, microseconds, None where all tables have times. step_us: from one such row to the next.
+    times, microseconds, None if all tables have times. step_us: between two such rows.
     """
 
     column: str | None = None
@@ -161,14 +161,14 @@ class TableEvents:
 
     @property
     def num_nodes(self) -> int:
-        """The nodes that rows of nodes or edges name."""
-        # Two ids of JSON may stand for one key.
+        """Number of nodes, with a row of their own or named by an edge."""
+        # Two JSON ids may be the same key.
         every = self._nodes.values()
         return sum(len(set(n.keys) if n.form == JSON else n.keys) for n in every)
 
     @property
     def num_node_events(self) -> int:
-        """The events of nodes: not all nodes need one."""
+        """Number of node events; not every node needs one."""
         return len(self._node_rows)
 
     @property
@@ -216,7 +216,7 @@ class TableEvents:
         return [name for name in self._declared.edge_sets if name in wanted]
 
     def _note(self, place: str, encoder: Encoder) -> None:
-        """Note the columns of a set that no feature takes, and its rounded values."""
+        """Record the unused columns of a set, and its rounded values."""
         self.rounded += encoder.rounded
         self.left_out += [f"{place}, {name}" for name in encoder.left_out]
 
@@ -323,7 +323,7 @@ class TableEvents:
                 node_set=name,
                 nodes=len(without),
                 example=repr(nodes.keys[min(without)]),
-                meaning="edges name them: they are in the graph, without features of the table",
+                meaning="edges name them, so they are in the graph, but without features",
             )
         self._note(f"node set {name}", encoder)
 
@@ -344,7 +344,7 @@ class TableEvents:
         options = self._options
         filled = [e for e in self._edges if len(e)]
         untimed = [e for e in filled if e.time_E is None]
-        # A named column must be in some table, even if others get made-up times.
+        # --time-column must be in some table, even if other tables get made-up times.
         is_nowhere = options.column is not None and len(untimed) == len(filled)
         if untimed and (options.first_us is None or is_nowhere):
             raise self._no_times(untimed[0])
@@ -370,7 +370,7 @@ class TableEvents:
             first = last + options.step_us
 
     def _no_times(self, edges: _Edges) -> TFGNNError:
-        """The error for edges without times, where nothing allows to make them up."""
+        """The error for edges without times, if --first-time is not given."""
         column = self._options.column
         what = "times" if column is None else f"column {column!r} of times"
         return TFGNNError(

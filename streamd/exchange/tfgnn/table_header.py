@@ -12,8 +12,8 @@ from streamd.exchange.tfgnn.unigraph import IDS, csv_reader
 def table_columns(path: Path) -> list[str]:
     """The columns of a table: of the header of its first file, or of its first record.
 
-    path: a file, a glob or base@N. CSV's `id`, `source` and `target` have their #. Returns: no
-    columns for a table without a record. Raises: TFGNNError.
+    path: a file, a glob or base@N. CSV's `id`, `source` and `target` have their #. Returns: an
+    empty list without a header or record. Raises: TFGNNError.
     """
     if table_format(path) == "csv":
         with ExitStack() as stack:

@@ -90,8 +90,8 @@ def load_graph(
 ) -> Graph:
     """Load the sets that sampling needs.
 
-    seed_ids: nodes of the seed set that may have no row. Edges of nodes that have none are in no
-    sample: a warning counts them. Raises: TFGNNError for rows that contradict the schema or one
+    seed_ids: nodes of the seed set, even without a row. Edges of nodes without a row are left out,
+    and a warning counts them. Raises: TFGNNError for rows that contradict the schema or one
     another, and what `read` raises.
     """
     node_names, edge_names = needed_sets(schema, spec, aggregation)
@@ -140,9 +140,9 @@ def load_graph(
 
 
 def _warn_left_out(name: str, table: "Columns", is_kept_E: Array | None) -> None:
-    """Warn of edges that no sample holds, as a node of theirs has no row.
+    """Warn of edges that are left out because an endpoint has no row.
 
-    is_kept_E: of each edge, None where all are kept.
+    is_kept_E: bool for each edge, None if all are kept.
     """
     if is_kept_E is None or is_kept_E.all():
         return
@@ -154,7 +154,7 @@ def _warn_left_out(name: str, table: "Columns", is_kept_E: Array | None) -> None
         edges=len(left_out),
         of=len(is_kept_E),
         example=f"{table.place(e)}: {shown_id(table.source[e])} to {shown_id(table.target[e])}",
-        why="no row of its table has the source or the target",
+        why="the source or the target has no row in the table of its node set",
     )
 
 
@@ -188,10 +188,10 @@ class Columns:
 
 
 def whole(parts: list[Array | None], dtype: Any, name: str, places: Sequence[str]) -> Array | None:
-    """The parts of a column, None if the table lacks it.
+    """A column joined from its parts, None if the table does not have it.
 
-    places: where the first row of each part is. Raises: TFGNNError if some files of a table have
-    the column and some have none.
+    places: name of the first row of each part, for errors. Raises: TFGNNError if only some files of
+    a table have the column.
     """
     found = [part for part in parts if part is not None]
     if parts and not found:

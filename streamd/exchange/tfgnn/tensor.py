@@ -138,10 +138,10 @@ def by_row(value: Value) -> Callable[[int], Array]:
 
 
 def _counts(value: Ragged) -> Array:
-    """int64: how many of the values each row has."""
+    """int64: the number of values of each row."""
     counts, lengths = np.ones(len(value.values), np.int64), list(value.row_lengths)
     last = max(i for i, size in enumerate(value.shape) if size is None)
-    # From the inside out, add up what belongs together.
+    # Sum the row lengths of each partition, innermost first.
     for size in value.shape[last::-1]:
         if size is not None:
             counts = counts.reshape(-1, size).sum(1)

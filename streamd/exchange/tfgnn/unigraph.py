@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from streamd.errors import TFGNNError
 from streamd.exchange.tfgnn.columns import Column, ColumnReader
-from streamd.exchange.tfgnn.lists import not_held, typed
+from streamd.exchange.tfgnn.lists import first_out_of_range, typed
 from streamd.exchange.tfgnn.records import MAX_RECORD_BYTES, MAX_RECORDS, open_file, read_blocks
 from streamd.exchange.tfgnn.row_names import FileRows, Place
 from streamd.exchange.tfgnn.schema import TYPES, Context, DataType, EdgeSet, Feature, NodeSet
@@ -82,7 +82,7 @@ def read_table(
 ) -> Iterator[Rows]:
     """Yield the rows of a set's table: a file, a glob or base@N, CSV or TFRecord by its name.
 
-    at_once: most rows that are given at once. max_bytes: most of a record.
+    at_once: maximum of rows in a part. max_bytes: maximum of a record.
     Sources and targets change places where the set's metadata says `edge_type: reversed`. Raises:
     TFGNNError naming file and row where one does not fit the set; what comes before was yielded.
     """
@@ -271,7 +271,7 @@ class _Table:
             if time is not None or not self._is_timed or not isinstance(declared, np.ndarray):
                 continue
             if declared.ndim == 1 and declared.dtype.kind in "iu":
-                time = _held(declared, TYPES["DT_INT64"], place, name)
+                time = _as_dtype(declared, TYPES["DT_INT64"], place, name)
         return Rows(
             first=first,
             num=num,
@@ -347,7 +347,7 @@ Number = TypeVar("Number", int, float)
 def _number(parse: Callable[[str], Number], cell: str, place: Place, row: int, name: str) -> Number:
     """A cell as a number. Raises: TFGNNError naming the row."""
     try:
-        # Python would take 1_0 too, digits of all scripts, and integers with blanks and a +.
+        # Python would also accept 1_0, digits of any script, blanks and a leading +.
         is_plain = _DIGITS.fullmatch(cell) if parse is int else cell.isascii() and "_" not in cell
         if not is_plain:
             raise ValueError
@@ -367,12 +367,12 @@ def _strings(cells: Iterable[str]) -> Array:
     return array
 
 
-def _held(
+def _as_dtype(
     flat: Array, dtype: DataType, place: Place, name: str, count_R: Array | None = None
 ) -> Array:
-    """Values as their dtype. count_R: how many are of each row, one where None. Raises: TFGNNError
-    naming the row of an integer that the dtype does not hold."""
-    if (wrong := not_held(flat, dtype)) is not None:
+    """Values as their dtype. count_R: number of values of each row, None for one each. Raises:
+    TFGNNError naming the row of an integer outside the dtype's range."""
+    if (wrong := first_out_of_range(flat, dtype)) is not None:
         row = wrong
         if count_R is not None:
             row = int(np.searchsorted(np.cumsum(count_R), wrong, "right"))
@@ -411,7 +411,7 @@ def _of_column(column: Column, feature: Feature, num: int, place: Place, name: s
             f"{feature.shape}.",
             "write the value for every row.",
         )
-    flat = _held(column.values, feature.dtype, place, name, column.count_R)
+    flat = _as_dtype(column.values, feature.dtype, place, name, column.count_R)
     shape = [size or 0 for size in trailing]
     if not feature.ragged_dims:
         return flat.reshape(num, *shape)
