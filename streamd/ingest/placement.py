@@ -127,7 +127,7 @@ class _Part:
         return due
 
     def move(self, deletes: Int64, after: Int64) -> None:
-        """Move deletes, by their rows, after times; NEVER moves none."""
+        """Move deletes, by their rows, to these times, if they are later; NEVER moves none."""
         if (after > self.at[deletes]).any():
             at = self.at.copy()
             at[deletes] = np.maximum(at[deletes], after)
@@ -217,8 +217,9 @@ class _Names:
         return newest
 
     def produced_before(self, chosen: Bools) -> Int64:
-        """The time of the newest event of another partition that was produced before each chosen
-        delete and that it names: int64[D], NEVER where there is none.
+        """The time behind that of the newest event of another partition that was produced before
+        each chosen delete and that it names: int64[D], NEVER where there is none. Of equal times
+        the partition's number would say which is first.
 
         Produced before means that the record's timestamp is not later than the delete's.
         """
@@ -256,7 +257,7 @@ class _Names:
         until = np.searchsorted(stamps, self.rows["stamp"][self.deletes[own]], side="right") - 1
         at = np.searchsorted(placed, name_D * len(stamps) + until, side="right") - 1
         found = (at >= 0) & (placed[at] // len(stamps) == name_D)
-        return np.where(found, times[newest[at] % len(times)], NEVER)
+        return np.where(found, times[newest[at] % len(times)] + 1, NEVER)
 
 
 def _numbered(columns: Sequence[Int64]) -> Int64:
