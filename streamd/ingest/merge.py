@@ -62,8 +62,10 @@ class _Partition:
 
     @property
     def is_full(self) -> bool:
-        """Whether so much is buffered, or ahead, that it should be paused."""
-        return self.num_buffered >= self.max_buffered or len(self.ahead) >= self.max_runs
+        """Whether so much is buffered, or ahead, that it should be paused. If nothing is buffered,
+        runs known from before a restart end only by reading on."""
+        crowded = self.num_buffered > 0 and len(self.ahead) >= self.max_runs
+        return crowded or self.num_buffered >= self.max_buffered
 
     @property
     def is_stuck(self) -> bool:
@@ -174,6 +176,9 @@ class Merger:
         part.following = max(part.following, following)
         part.at_end = at_end
         if not len(events):
+            # Nothing waits: what was read again ends runs known from before a restart.
+            if not part.num_buffered:
+                part.ahead = runs_from(part.ahead, part.following)
             return
 
         # Note how far the partition was read, in event time and in record timestamps.

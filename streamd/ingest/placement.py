@@ -127,7 +127,7 @@ class _Part:
         return due
 
     def move(self, deletes: Int64, after: Int64) -> None:
-        """Move deletes, given by row, to or after a time each; NEVER leaves one in place."""
+        """Move deletes, given by row, to a time each, if it is later; NEVER moves none."""
         if (after > self.at[deletes]).any():
             at = self.at.copy()
             at[deletes] = np.maximum(at[deletes], after)
@@ -217,8 +217,9 @@ class _Names:
         return newest
 
     def produced_before(self, chosen: Bools) -> Int64:
-        """For each chosen delete, the time of the newest event that it names, that is of another
-        partition and was produced before it: int64[D], NEVER for none.
+        """For each chosen delete, the time after that of the newest event that it names, that is of
+        another partition and was produced before it: int64[D], NEVER for none. At equal times the
+        number of the partition would decide which is first.
 
         "Produced before" means a record timestamp that is not later than the delete's.
         """
@@ -256,7 +257,7 @@ class _Names:
         until = np.searchsorted(stamps, self.rows["stamp"][self.deletes[own]], side="right") - 1
         at = np.searchsorted(placed, name_D * len(stamps) + until, side="right") - 1
         found = (at >= 0) & (placed[at] // len(stamps) == name_D)
-        return np.where(found, times[newest[at] % len(times)], NEVER)
+        return np.where(found, times[newest[at] % len(times)] + 1, NEVER)
 
 
 def _number_rows(columns: Sequence[Int64]) -> Int64:

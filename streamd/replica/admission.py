@@ -50,9 +50,9 @@ class Admission:
         self.seq = seq
         self._next_part = 0
         self._begun: Record | None = None
-        self._has_stray = False
-        """Whether a stray follows the newest whole commit: it may be a commit too damaged to be
-        recognized."""
+        self._has_damaged = False
+        """Whether a stray that may be a commit follows the newest whole one: the broker did not
+        refuse it. Any other stray says nothing, and may precede commits that are void."""
 
     @property
     def has_begun(self) -> bool:
@@ -63,7 +63,7 @@ class Admission:
         """Judge the next record. Raises: OutOfRange if commits before it are missing, DivergedError
         if a claim is. The checksum of a value is checked later, when the record is decoded."""
         if isinstance(entry, Stray):
-            self._has_stray = True
+            self._has_damaged |= entry.may_be_commit
             return Verdict.VOID
         if isinstance(entry, Claim):
             return self._judge_claim(entry)
@@ -85,7 +85,7 @@ class Admission:
         # Whatever a deposed leader has not finished, nobody else will.
         self.term = claim.term
         self._next_part = 0
-        self._has_stray = False
+        self._has_damaged = False
         return Verdict.LEADS
 
     def _judge_commit(self, record: Record) -> Verdict:
@@ -95,10 +95,10 @@ class Admission:
             # The broker refused one of several that were on their way, and took those behind it.
             if not record.is_whole:
                 return self._pass_stray(record)
-            if record.seq - self.seq > MAX_IN_FLIGHT or self.seq == 0 or self._has_stray:
+            if record.seq - self.seq > MAX_IN_FLIGHT or self.seq == 0 or self._has_damaged:
                 raise missing(self.seq, record.seq)
             return Verdict.VOID
-        self._has_stray = False
+        self._has_damaged = False
         begun = self._begun if self._next_part else None
         if record.part == 0:
             # One that came twice must not undo the parts behind it.

@@ -132,10 +132,14 @@ class Heartbeat(NamedTuple):
 
 class Stray(NamedTuple):
     """A record without valid headers or checksum, which streamd did not write: for example from a
-    console producer or a mirroring tool. It is ignored."""
+    console producer or a mirroring tool. It is ignored.
+
+    may_be_commit: whether its value is that of a commit, whose headers are damaged then.
+    """
 
     offset: int
     why: str
+    may_be_commit: bool = False
 
     @property
     def term(self) -> int:
@@ -250,9 +254,19 @@ def decode_records(
         try:
             out.append(decode_record(offset, headers, value or b""))
         except StrayRecord as error:
-            out.append(Stray(offset, str(error)))
+            out.append(Stray(offset, str(error), _is_of_commit(value or b"")))
             count_stray(offset, str(error))
     return out
+
+
+def _is_of_commit(value: bytes) -> bool:
+    """Whether a value begins with the head of a part of a commit."""
+    try:
+        (length,) = LENGTH.unpack_from(value)
+        msgspec.json.decode(value[LENGTH.size : LENGTH.size + length], type=Head)
+    except (struct.error, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
 
 
 def count_stray(offset: int, why: str) -> None:

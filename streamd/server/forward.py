@@ -119,7 +119,13 @@ class Forwarder:
 
         with self._lock:
             if self._producer is None:
-                self._producer = make_producer(self._settings.kafka, acks="all", linger_ms=2)
+                # A send waits for a topic that is away too, in one of a few threads.
+                self._producer = make_producer(
+                    self._settings.kafka,
+                    acks="all",
+                    linger_ms=2,
+                    max_block_ms=int(ACKNOWLEDGED_SECONDS * 1000),
+                )
             return self._producer
 
     def close(self) -> None:

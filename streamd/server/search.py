@@ -8,7 +8,7 @@ import structlog
 
 from streamd.events import Float32, Int64
 from streamd.server.answers import Moment, recommended, scores_of
-from streamd.server.requests import Answer, Done, NotFinite, NotReady, Recommend
+from streamd.server.requests import Answer, Done, NotFinite, NotReady, Overloaded, Recommend
 from streamd.settings import ServerSettings
 from streamd.telemetry import metrics
 
@@ -16,6 +16,10 @@ logger = structlog.get_logger()
 MEASURE_EVERY = 50
 """One in so many recommendations among likely nodes is compared with the exact one: often enough
 for a metric, seldom enough to cost little."""
+LEARNING = 0.1
+"""Weight of the newest slice in what a node is said to take."""
+SURE_SHARE = 0.8
+"""Share of the time up to its deadline within which a search is to end behind those before it."""
 
 
 @dataclass
@@ -39,6 +43,10 @@ class Searches:
         self._deadline_seconds = settings.deadline_seconds
         self._searches: list[_Search] = []
         self._recommended = 0
+        self._node_seconds = 0.0
+        """What a node takes, with all that is done between two slices: a moving mean."""
+        self._stepped_at: float | None = None
+        """Monotonic time of the end of the last slice; None where nothing was searched since."""
 
     def __bool__(self) -> bool:
         return bool(self._searches)
@@ -46,7 +54,8 @@ class Searches:
     def begin(
         self, requests: list[Recommend], moments: list[Moment], deadline: float, done: Done
     ) -> None:
-        """Begin the searches of several requests, which are answered together at the end."""
+        """Begin the searches of several requests, which are answered together at the end, or with
+        Overloaded where those under way leave too little time: all would come too late."""
         # Answers are collected until the last search is done; an error ends them all.
         answers: list[Answer] = []
 
@@ -59,13 +68,19 @@ class Searches:
                 done(answers)
 
         # A search a request, over all nodes of its kind.
+        begun: list[_Search] = []
         for request, moment in zip(requests, moments, strict=True):
             view = moment.view
             pool = view.candidates.of_request(request)
             if request.exclude_seen:
                 source = int(view.ids([request.src])[0])
                 pool = view.candidates.unseen(pool, source, request.edge_set)
-            self._searches.append(_Search(moment, request, pool, deadline, one_done))
+            begun.append(_Search(moment, request, pool, deadline, one_done))
+        wait = sum(len(s.pool) - s.at for s in (*self._searches, *begun)) * self._node_seconds
+        if self._searches and wait > SURE_SHARE * (deadline - time.monotonic()):
+            done(Overloaded("more searches of all nodes come than can be answered"))
+            return
+        self._searches += begun
 
     def measure(self, request: Recommend, moment: Moment, answer: Answer) -> None:
         """Compare one in MEASURE_EVERY recommendations among likely nodes with the exact one."""
@@ -92,7 +107,9 @@ class Searches:
         Raises: NotFinite.
         """
         if not self._searches:
+            self._stepped_at = None
             return 0
+        since = self._stepped_at or time.monotonic()
         search = self._searches[0]
         moment = search.moment
         request = search.request
@@ -109,6 +126,9 @@ class Searches:
             if len(part):
                 search.scores += scores_of([moment], source, [part], [request.edge_set])
                 search.at += len(part)
+                self._stepped_at = time.monotonic()
+                seconds = (self._stepped_at - since) / len(part)
+                self._node_seconds += LEARNING * (seconds - self._node_seconds)
         except NotFinite:
             self._searches.pop(0).done(NotReady("the version that was asked cannot be served"))
             raise

@@ -34,7 +34,7 @@ def of_partition(buffers, number, now):
 
     # Deletes move, and with them the untimed events behind them.
     for d in [e for e in own if e.kind == DELETE and e.ready]:
-        d.at = max([d.at, *(o.time for o in others if o.stamp <= d.stamp and d.name in o.names)])
+        d.at = max([d.at, *(o.time + 1 for o in others if o.stamp <= d.stamp and d.name in o.names)])
     behind = NEVER
     for e in own:
         if not e.timed:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamd.events import DELETE, EDGE, NODE, Position
+from streamd.events import DELETE, EDGE, NODE, Position, Run
 from streamd.ingest import merge
 from streamd.ingest.block import NO_STAMP, ROW, Block
 from streamd.ingest.merge import Merger
@@ -71,8 +71,8 @@ class Reading:
         self.release(limit)
         self.now += 0.01
 
-    def to_the_end(self, *counts):
-        for _ in range(1_000_000):
+    def to_the_end(self, *counts, most=1_000_000):
+        for _ in range(most):
             self.turn(counts)
             if self.merger.all_at_end and not self.merger.num_buffered:
                 return self
@@ -132,7 +132,7 @@ def test_a_replay_with_deletes_inline_clamps_and_hides_nothing_by_their_dates():
         if i % 100 == 50:
             sent.append(Sent(today + i * 500 + 100, kind=DELETE, a=user))
             sent.append(Sent(today + i * 500 + 200, YEAR + i * 60 * SECOND + 1, a=user, b=100))
-    other = [Sent(today + i * 5000, YEAR + i * 600 * SECOND + 7, a=500) for i in range(500)]
+    other = [Sent(today + i * 5000, YEAR + i * 600 * SECOND + 7, a=500, b=501) for i in range(500)]
     reading = Reading(sent, other).to_the_end(300, 300)
     assert reading.clamped() == 0
     order, own = reading.order, [s for s in reading.order if s in set(sent)]
@@ -194,11 +194,14 @@ def test_any_mixture_is_taken_once_each_and_deletes_stay_among_what_they_name(se
             time = max(0, clock - 3 + int(rng.integers(-4, 4))) if kind == EDGE else 0
             sent.append(Sent(clock, time, kind, int(rng.integers(4)), int(rng.integers(4))))
         parts.append(sent)
-    with patch.object(merge, "MAX_RUNS", int(rng.choice([3, 30, 10**6]))):
+    max_runs = rng.choice([3, 30, 10**6], size=2).tolist()
+    with patch.object(merge, "MAX_RUNS", max_runs[0]):
         reading = Reading(*parts, wait_seconds=0.05, max_buffered=int(rng.choice([3, 10, 1000])))
     for _ in range(5_000):
         if rng.random() < 0.1:
-            reading.start()
+            # With partitions added, fewer runs are let through for each.
+            with patch.object(merge, "MAX_RUNS", max_runs[1]):
+                reading.start()
         reading.turn(rng.integers(0, 6, 3).tolist(), int(rng.integers(1, 9)))
         if reading.merger.all_at_end and not reading.merger.num_buffered:
             break
@@ -211,3 +214,23 @@ def test_any_mixture_is_taken_once_each_and_deletes_stay_among_what_they_name(se
             for other, sent in enumerate(part):
                 if sent.kind == EDGE and delete.a in (sent.a, sent.b):
                     assert (place[s, other] < place[s, o]) == (other < o), "a delete and what it names keep their order"
+
+
+def test_a_restart_with_more_runs_ahead_than_are_let_through_reads_on(monkeypatch):
+    """Deletes and events by turns, all events ahead; then partitions were added, or a poll is small."""
+    monkeypatch.setattr(merge, "MAX_RUNS", 40)
+    mixed = [sent for edge in live_stream(50) for sent in (Sent(edge.stamp, kind=DELETE, a=500), edge)]
+    reading = Reading(mixed, live_stream(1, a=600))
+    reading.stored[0] = Position(0, 0, tuple(Run((i, 0), (i, 0)) for i in range(1, 100, 2)))
+    reading.log = [(0, i) for i in range(1, 100, 2)]
+    reading.start()
+    reading.to_the_end(2, 2, most=10_000)
+    assert sorted(reading.log) == [(0, i) for i in range(100)] + [(1, 0)]
+
+
+def test_a_delete_goes_behind_an_event_of_another_partition_with_the_same_time():
+    edges = live_stream(50)
+    deletes = [Sent(edge.stamp, kind=DELETE, a=edge.b) for edge in edges[::10]]
+    for parts in ((deletes, edges), (edges, deletes)):
+        order = Reading(*parts).to_the_end(5, 5).order
+        assert all(order.index(e) < order.index(d) for e, d in zip(edges[::10], deletes, strict=True))

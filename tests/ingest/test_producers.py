@@ -15,7 +15,7 @@ from streamd.ingest import client
 from streamd.ingest.deadletter import make_dead_letters
 from streamd.replica import kafka_changelog, models_topic
 from streamd.scoring.topic import KafkaSink
-from streamd.server.forward import Forwarder
+from streamd.server.forward import ACKNOWLEDGED_SECONDS, Forwarder
 from tests.builders import settings
 
 ASKED = {"kafka__client": {"allow_auto_create_topics": True, "max_block_ms": 600_000}}
@@ -83,6 +83,10 @@ def test_a_broker_makes_a_topic_only_where_the_docs_leave_it_to_the_broker(made,
 def test_no_option_of_the_client_lets_a_broker_make_one_of_a_logs_own_topics(made, where):
     options = made(where, **ASKED)
     assert options["allow_auto_create_topics"] is False and options["max_block_ms"] == 30_000
+
+
+def test_a_request_with_events_waits_no_longer_for_a_missing_topic_than_for_an_acknowledgement(made):
+    assert made("server/forward.py")["max_block_ms"] == ACKNOWLEDGED_SECONDS * 1000
 
 
 def test_the_table_has_every_producer():

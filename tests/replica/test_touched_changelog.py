@@ -132,3 +132,21 @@ def test_what_is_lost_or_damaged_is_an_error_by_name(tmp_path, what):
     with pytest.raises(kind, match=why):
         drain(tmp_path / "f", topic)
     assert published_seq(tmp_path / "f") <= 2
+
+
+@pytest.mark.parametrize("stray", ["a line of a console producer", "a tombstone", "a mirroring tool's heartbeat"])
+def test_a_stray_before_commits_behind_a_refused_one_leaves_leaders_and_followers(tmp_path, stray):
+    """The broker refused the third of several commits on their way and took those behind it; a stray lies in its place."""
+    topic = Topic(10**6)
+    log = leader(tmp_path / "a", topic)
+    for number in range(4):
+        commit(log, number)
+    log.close()
+    third = next(i for i, (h, _) in enumerate(topic.records) if dict(h).get("seq") == b"3")
+    topic.records[third] = STRAYS[stray]
+    drain(tmp_path / "f", topic)
+    assert published_seq(tmp_path / "f") == 2
+    log = leader(tmp_path / "f", topic)
+    commit(log, 9)
+    log.close()
+    assert published_seq(tmp_path / "f") == 3
