@@ -102,8 +102,6 @@ NAMED = [
           "np.maximum(new - self.edge, 0)", "new - self.edge", ["tests/graph/test_set_facts.py"]),
     Named("edges of a mapped record before its other events", "streamd/ingest/mapped.py",
           "batch.add(joined(made).take(order))", "batch.add(joined(made))", ["tests/ingest/test_mapped_order.py"]),
-    Named("the held-out tail is learned too", "streamd/training/learner.py", "(torch.arange(count) < left).float()",
-          "torch.ones(count)", ["tests/training/test_learner.py", *NO_RECORDED_LOSSES]),
     Named("equal pages are counted once more", "streamd/models/memory_pages.py", "self._users[new_P] += 1",
           "self._users[new_P] += 2", ["tests/models/test_memory_pages.py"]),
     Named("a copied page stays in use", "streamd/models/memory_pages.py", "        self._let_go(page_P)\n        return new_P",

@@ -80,7 +80,7 @@ class Housekeeper:
         self._blocked = 0
         self._blocked_until = 0
         """End of the newest segment that retention would drop and a hold keeps, 0 for none."""
-        self._dropping: Iterator[int] | None = None
+        self._dropping: Iterator[object] | None = None
         self._pruner = Pruner(writer)
         self._needs = Needs()
         self._retries = Retries(WORKS, lambda: writer.in_doubt)
@@ -165,6 +165,9 @@ class Housekeeper:
         # Another pass can do more only where the request or the oldest hold has moved.
         held = self._needs.edge
         if self._steps is None and self._pass != (request, held):
+            # Files that an earlier pass could not unlink hold deleted data.
+            if self._writer.is_untidy:
+                next(self._writer.tidying())
             # The pass itself reads keys, slice by slice, and keeps only those to remove.
             reader = DeletesReader.open(self._writer.data_dir, keep_keys=False)
             assert reader is not None, "its writer has made the log"
@@ -257,11 +260,14 @@ class Housekeeper:
 
         # Drop the free ones; say once that others are held.
         if drop_until:
-            self._dropping = self._writer.drop_in_steps(drop_until)
-            dropped = next(self._dropping)
+            dropping = self._writer.drop_in_steps(drop_until)
+            dropped = next(dropping)
+            self._dropping = dropping
             logger.info(
                 "segments_dropped", segments=dropped, first_edge=self._writer.state.first_edge
             )
+        elif self._dropping is None and self._writer.is_untidy:
+            self._dropping = self._writer.tidying()
         self._drop_journals()
         if blocked and not self._blocked:
             logger.warning(

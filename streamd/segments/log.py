@@ -325,11 +325,17 @@ class LogWriter(LogFiles):
         with self._steps():
             self._line([], {"dropped": [s.first_edge for s in doomed]})
             self._let_through(0)
+        for _ in self.tidying():
+            yield len(doomed)
+
+    def tidying(self) -> Iterator[None]:
+        """Unlink what no line names any more: the first step all but files of the journal, each
+        further one a file of it. Nothing may be under way to be replaced. Raises: DiskError."""
         with self._tidy():
             sweep(self.data_dir, self.state, self.disk)
-            yield len(doomed)
+            yield
             for _ in drop_journals(self.data_dir, self.state, self.disk):
-                yield len(doomed)
+                yield
 
     def seal(self) -> None:
         """Close the segment in progress and begin another, unless it has no edge yet.

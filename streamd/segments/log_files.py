@@ -64,6 +64,9 @@ class LogFiles:
         self.schema = schema
         self.disk = disk
         self._failed = ""
+        self.is_untidy = False
+        """Whether files that no line names any more may be left: an unlink failed, or is not
+        through."""
         self.closed = False
         """Whether it takes no more commits because `close` was called."""
 
@@ -191,8 +194,10 @@ class LogFiles:
     @contextmanager
     def _tidy(self) -> Iterator[None]:
         """Unlink files that no line names any more. Raises: DiskError instead of OSError."""
+        self.is_untidy = True
         try:
             yield
+            self.is_untidy = False
         except OSError as error:
             raise disk_error(self.data_dir, error) from error
 

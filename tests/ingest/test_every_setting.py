@@ -186,7 +186,7 @@ def test_a_setting_that_is_new_says_whether_ingest_reads_it():
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_an_ingest_of_several_sets_lives_with_this_setting(tmp_path, name, monkeypatch):
-    monkeypatch.setattr(client, "make_producer", lambda _: Acknowledging())
+    monkeypatch.setattr(client, "make_producer", lambda *_, **more: Acknowledging())
     reader = live(tmp_path, {} if name == "data_dir" else {name: WHOLE[name]})
     assert bool(reader.first_edge) == name.startswith("retention")
 

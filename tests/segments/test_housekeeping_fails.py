@@ -281,3 +281,26 @@ def test_pauses_grow_to_a_minute_and_what_is_not_through_counts_as_failing(monke
         if left[0] in (0, -1):
             assert failing() == {"retention"}
     assert np.diff(tried)[:8].tolist() == [1, 2, 4, 8, 16, 32, 60, 60] and not failing()
+
+
+@pytest.mark.parametrize("work, most", [("retention", {"max_bytes": 1}), ("compaction", {})])
+def test_what_could_not_be_unlinked_counts_as_failing_until_it_is(log, monkeypatch, work, most):
+    house = Housekeeper(log, RetentionSettings(**most), lambda _: ())
+    if work == "retention":
+        (log.data_dir / "holds/compact").unlink()
+
+    def remove(folder):
+        if folder.exists():
+            raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(log.disk, "remove_folder", remove)
+        for _ in range(9):
+            house.step()
+            commit_one(log)
+        assert work in failing() and strays(log) and not log.in_doubt
+        assert work == "retention" or asked_to_compact(log.data_dir) is not None, "what was deleted is still there"
+    for _ in range(60):
+        house.step()
+    assert not failing() and not strays(log) and asked_to_compact(log.data_dir) is None
+    assert verify_log(log.data_dir)[1] == []
