@@ -118,7 +118,7 @@ def test_what_is_asked_for_must_be_there(graphs, tmp_path):
     with pytest.raises(TFGNNError, match="is not a file"):
         show(tmp_path / "nothing")
     lines = show(GOLDEN / "unigraph_tfrecord" / "nodes-author.tfrecords", "--graph-schema", schema, "--count", 1)
-    assert lines[-1] == "  no key of it is of a graph; if it is a row of a table, name its set by --set"
+    assert lines[-1] == "  it has no key of a graph; if it is a row of a table, name its set by --set"
     both = 'node_sets { key: "a" value {} } edge_sets { key: "a" value { source: "a" target: "a" } }'
     (tmp_path / "both.pbtxt").write_text(both)
     with pytest.raises(TFGNNError, match="several sets 'a': nodes/a, edges/a"):
