@@ -11,6 +11,7 @@ import structlog
 
 from streamd.clock import Clock
 from streamd.errors import DiskError, FencedError, KafkaError, LockedError, StoreError
+from streamd.replica import fitness
 from streamd.replica.bootstrap import bootstrap, finish_bootstrap, is_newer, newest_manifest
 from streamd.replica.changelog import ChangelogReader, OutOfRange
 from streamd.replica.connect import Stopped, find_changelog, open_topic
@@ -117,6 +118,8 @@ class FollowLoop:
         metrics.leads.set(0)
         for why in REASONS:
             metrics.follow_waiting.labels(why).set(0)
+        for why in fitness.REASONS:
+            metrics.cannot_lead.labels(why).set(0)
 
     def run(self, stop: threading.Event) -> ChangelogPublisher | None:
         """Follow until `stop`, or until this member leads.
