@@ -328,11 +328,12 @@ class Engine:
                 break
         self._freshness.show(view.edge, time.time())
 
-        # Memory follows the graph.
+        # Memory follows the graph, also one that is still behind the log.
         served = self._served
-        if num_taken or (
-            served is not None and served.follow_until(until, view.log, view.edge, view.watermark)
-        ):
+        memory_behind = served is not None and served.follow_until(
+            until, view.log, view.edge, view.watermark
+        )
+        if num_taken or memory_behind:
             return True
         metrics.caught_up_at.set(time.time())
         return False

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -297,6 +298,16 @@ def test_more_requests_than_may_wait_are_told_to_come_again(tmp_path):
         answers = list(pool.map(lambda _: world.client.post("/v1/score", json={"src": 1, "dst": [2]}), range(4)))
     assert sorted(a.status_code for a in answers) == [429, 429, 429, 503]
     assert all(a.headers["Retry-After"] == "1" for a in answers)
+
+
+def test_memory_advances_while_the_graph_is_still_behind_a_log_that_grows(tmp_path):
+    write_log(tmp_path, *stream(100), SCHEMA)
+    engine, advanced = World(tmp_path).engine, []
+    log = SimpleNamespace(num_edges=100, committed_at=0.0)
+    view = SimpleNamespace(follow=lambda answering: (5, False), log=log, edge=10, watermark=0)
+    engine._served = SimpleNamespace(follow_until=lambda *asked: advanced.append(asked) or False)
+    assert engine._follow_log(view, 0.0), "the graph has more to take in"
+    assert len(advanced) == 1
 
 
 def test_a_request_that_cannot_be_answered_in_time_is_refused_before_its_body_is_read(world, monkeypatch):
