@@ -17,9 +17,11 @@ MEASURE_EVERY = 50
 """One in so many recommendations among likely nodes is compared with the exact one: often enough
 for a metric, seldom enough to cost little."""
 LEARNING = 0.1
-"""Weight of the newest slice in what a node is said to take."""
+"""Weight of the newest slice in the mean time of a node: a slice that a stall made long is
+forgotten after a few dozen others."""
 SURE_SHARE = 0.8
-"""Share of the time up to its deadline within which a search is to end behind those before it."""
+"""A search begins only if it should end within this share of the time to its deadline, since the
+estimate is rough and requests that come meanwhile slow it down."""
 
 
 @dataclass
@@ -44,7 +46,7 @@ class Searches:
         self._searches: list[_Search] = []
         self._recommended = 0
         self._node_seconds = 0.0
-        """What a node takes, with all that is done between two slices: a moving mean."""
+        """Mean time of a node, seconds, with the work between two slices: a moving mean."""
         self._stepped_at: float | None = None
         """Monotonic time of the end of the last slice; None where nothing was searched since."""
 
@@ -54,8 +56,8 @@ class Searches:
     def begin(
         self, requests: list[Recommend], moments: list[Moment], deadline: float, done: Done
     ) -> None:
-        """Begin the searches of several requests, which are answered together at the end, or with
-        Overloaded where those under way leave too little time: all would come too late."""
+        """Begin the searches of several requests, which are answered together at the end. If the
+        searches under way leave them too little time, they get Overloaded at once."""
         # Answers are collected until the last search is done; an error ends them all.
         answers: list[Answer] = []
 
