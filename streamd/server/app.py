@@ -88,7 +88,7 @@ def create_app(state: ServerState) -> FastAPI:
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     for routes in (inference.router, triton.router, inference.model, inference.asking):
         app.include_router(routes)
-    app.add_middleware(Envelope, settings=state.settings)
+    app.add_middleware(Envelope, settings=state.settings, turn=state.engine.turn)
     add_handlers(app)
     _add_pages(app)
     describe(app)

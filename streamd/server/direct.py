@@ -28,12 +28,10 @@ class DirectRoute(APIRoute):
         model = get_type_hints(self.endpoint)["body"]
         assert [d.dependency for d in self.dependencies] == [require_key], "no other is asked"
 
-        # What FastAPI would do, in the same order: the key, the body, the function. Check the
-        # load before the body: parsing a body takes much longer than refusing a request.
+        # What FastAPI would do, in the same order: the key, the body, the function.
         async def handle(request: Request) -> Response:
             await require_key(request)
             state = await state_of(request)
-            state.engine.check_load()
             body = await self.read(request, model)
             asked = await conditions_of(request)
             response: Response = await route(body, state, asked, **request.path_params)

@@ -168,9 +168,14 @@ class Engine:
         self._stopping = True
         self._queue.wake()
 
-    def check_load(self) -> None:
-        """Refuse new requests if they could not be answered in time. Raises: Overloaded."""
-        self._queue.check_load()
+    def overload(self) -> str | None:
+        """Why new requests for answers are refused, None where they are let in."""
+        return self._queue.overload()
+
+    async def turn(self) -> None:
+        """Wait until a new request may be parsed, as `RequestQueue.turn`."""
+        if self.status.ready:
+            await self._queue.turn()
 
     async def ask(self, request: Request, conditions: Conditions = NONE) -> Answer:
         """Queue a request and wait for its answer. Raises: as `ask_all`."""
@@ -182,8 +187,7 @@ class Engine:
         """Queue requests that one version is to answer, and wait for the answers, in order.
 
         They are queued once the view has what the conditions name, within the same deadline.
-        Raises: Overloaded, NotReady, TimeoutError, BadCondition, NotReached,
-        TooOld.
+        Raises: Overloaded, NotReady, TimeoutError, BadCondition, NotReached, TooOld.
         """
         if not self.status.ready:
             raise NotReady(self.status.why)
@@ -363,8 +367,7 @@ class Engine:
         return state.view
 
     def _stop_serving(self, error: NotFinite) -> None:
-        """Answer by the rule until a version other than this one is loaded; this one is not tried
-        again."""
+        """Answer by the rule until another version is loaded; this one is not tried again."""
         if self._served is not None:
             self._swap.refuse(self._served.manifest.name, error)
         self._served = None
@@ -411,9 +414,8 @@ class Engine:
         metrics.memory_lag.set(view.edge - status.memory_edge)
         metrics.queue_requests.set(len(self._queue))
         metrics.waiting_requests.set(len(self._waiting))
-        metrics.complete_until.set(
-            math.nan if self._seen.complete_until is None else self._seen.complete_until
-        )
+        until = self._seen.complete_until
+        metrics.complete_until.set(math.nan if until is None else until)
         metrics.memory_bytes.set(self._served.memory.rows.pool.num_bytes if self._served else 0)
         self._beat.touch(
             "ready" if status.ready else "rebuilding",

@@ -8,6 +8,7 @@ import asyncio
 import re
 import time
 import uuid
+from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
 import structlog
@@ -52,8 +53,12 @@ class Envelope:
     machine's: such a name could have been resolved to this machine by a web page (DNS rebinding).
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: Settings, turn: Callable[[], Awaitable[None]]
+    ) -> None:
+        """turn: waits until a request may be parsed and routed."""
         self._app = app
+        self._turn = turn
         self._open = not has_keys(settings.server)
         self._deadline = settings.server.deadline_seconds
         self._access_log = settings.telemetry.access_log
@@ -95,6 +100,8 @@ class Envelope:
                 if refused is not None:
                     await refused(scope, receive, send_measured)
                 else:
+                    if scope["path"].startswith(MEASURED):
+                        await self._turn()
                     await self._app(scope, self._bounded(scope, receive), send_measured)
             finally:
                 took = time.perf_counter() - begun

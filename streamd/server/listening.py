@@ -7,6 +7,7 @@ import socket
 import uvicorn
 
 from streamd.errors import SettingsError
+from streamd.server.admission import Admission
 from streamd.server.app import create_app
 from streamd.server.protocol import BoundedProtocol, Connections
 from streamd.server.state import ServerState
@@ -18,7 +19,11 @@ def web_config(state: ServerState) -> uvicorn.Config:
     WebSockets are off, because they would leave the protocol and its bounds.
     """
     server = state.settings.server
-    bounded = functools.partial(BoundedProtocol, connections=Connections(server))
+    bounded = functools.partial(
+        BoundedProtocol,
+        connections=Connections(server),
+        refusal=Admission(state.engine.overload).refusal,
+    )
     return uvicorn.Config(
         create_app(state),
         log_level="warning",

@@ -36,19 +36,15 @@ def problem(
 ) -> JSONResponse:
     """Make the answer to a request for `path` that failed. kind: URI of the problem's type, where
     clients should tell it from others of the same status."""
+    media_type = None if path.startswith("/v2/") else MEDIA_TYPE
+    return JSONResponse(content(path, status, detail, kind), status, headers, media_type)
+
+
+def content(path: str, status: int, detail: str, kind: str = "about:blank") -> dict[str, Any]:
+    """The body of a `problem`, as JSON."""
     if path.startswith("/v2/"):
-        return JSONResponse({"error": detail}, status, headers)
-    return JSONResponse(
-        {
-            "type": kind,
-            "title": HTTPStatus(status).phrase,
-            "status": status,
-            "detail": detail,
-        },
-        status,
-        headers,
-        media_type=MEDIA_TYPE,
-    )
+        return {"error": detail}
+    return {"type": kind, "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
 
 
 def add_handlers(app: FastAPI) -> None:

@@ -6,8 +6,10 @@ uvicorn's own takes heads of any size at any pace, from any number of connection
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
+import httptools
 import structlog
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -128,17 +130,29 @@ class BoundedProtocol(HttpToolsProtocol):
       answer;
     - the client reads nothing of its answer for UNREAD_SECONDS.
 
+    And it answers the requests itself that `refusal` refuses, before their body is read.
     uvicorn itself closes an idle connection after its `timeout_keep_alive`.
     """
 
-    def __init__(self, *args: Any, connections: Connections, **more: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        connections: Connections,
+        refusal: Callable[[str], bytes | None],
+        **more: Any,
+    ) -> None:
+        """refusal: gives the whole answer to a request for a path that is not let in now, None for
+        one that is."""
         super().__init__(*args, **more)
         self._connections = connections
+        self._refusal = refusal
         self.address: str | None = None
         """The address that it is counted under; None where it is not counted."""
         self._head_bytes = self._wire_bytes = self._unread_bytes = 0
         self._in_head = True
         self._in_body = False
+        self._is_refused = False
+        """Whether the request under way has its answer, and the rest of its body is passed over."""
         self._deaf = False
         self._timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
@@ -189,17 +203,35 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._in_body = True
         self._wire_bytes = 0
+        # One that waits behind another gets its answer in order, from the application.
+        is_first = self.cycle is None or self.cycle.response_complete
+        if is_first and not self.flow.write_paused:
+            path = httptools.parse_url(self.url).path.decode("ascii", "replace")
+            answer = self._refusal(path)
+            if answer is not None:
+                self._is_refused = True
+                self.transport.write(answer)
+                self._close_after(LINGER_SECONDS)
+                return
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        if not self._is_refused:
+            super().on_body(body)
+
     def on_message_complete(self) -> None:
-        super().on_message_complete()
+        if not self._is_refused:
+            super().on_message_complete()
         self._stop_timer()
         self._in_head = True
         self._in_body = False
         self._head_bytes = 0
-        if self.cycle.response_complete:  # the rest of a body came after its answer
+        if self._is_refused and not self.parser.should_keep_alive():
+            self.close()
+        elif self._is_refused or self.cycle.response_complete:  # a body may end after its answer
             self._connections.rest(self)
             self._close_after(self.timeout_keep_alive)
+        self._is_refused = False
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

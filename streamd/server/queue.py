@@ -95,6 +95,10 @@ class RequestQueue:
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
         self._waiting: deque[PendingBatch] = deque()
+        self._arrived: deque[asyncio.Future[None]] = deque()
+        """Requests that are not parsed yet, oldest first; each waits for its turn."""
+        self._turns = settings.max_batch
+        """Number of requests that may still be parsed before the next pass."""
         self._wake = asyncio.Event()
         self._standing_since: float | None = None
         """Monotonic time since which the queue has not been empty; None if it is."""
@@ -103,7 +107,18 @@ class RequestQueue:
 
     def __len__(self) -> int:
         """Number of requests that wait."""
-        return sum(len(w.requests) for w in self._waiting)
+        return len(self._arrived) + sum(len(w.requests) for w in self._waiting)
+
+    async def turn(self) -> None:
+        """Wait until a new request may be parsed: between two passes only about as many are as one
+        pass answers. Parsing takes about as long as answering, and health checks wait meanwhile."""
+        if self._turns:
+            self._turns -= 1
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._arrived.append(future)
+        self._wake.set()
+        await future
 
     async def answers(self, requests: Sequence[Request], deadline: float) -> list[Answer]:
         """Queue requests as one batch and wait for the answers. deadline: seconds of the monotonic
@@ -111,7 +126,8 @@ class RequestQueue:
 
         Raises: Overloaded, TimeoutError, and the error that the engine gives in place of answers.
         """
-        self.check_load()
+        if len(self) >= self._settings.max_queue:
+            raise Overloaded(self._full())
         future: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
 
         # The caller may have given up by the time the engine answers.
@@ -130,15 +146,18 @@ class RequestQueue:
         async with asyncio.timeout(deadline - now):
             return await future
 
-    def check_load(self) -> None:
-        """Refuse new requests if they could not be answered in time. Raises: Overloaded."""
+    def overload(self) -> str | None:
+        """Why new requests are refused, None where they can be answered in time."""
         if len(self) >= self._settings.max_queue:
-            raise Overloaded(f"{len(self)} requests are waiting (server.max_queue)")
+            return self._full()
         if self._standing_since is None:
-            return
+            return None
         standing = time.monotonic() - self._standing_since
-        if standing > STANDING_SHARE * self._settings.deadline_seconds:
-            raise Overloaded("more requests come than can be answered")
+        is_over = standing > STANDING_SHARE * self._settings.deadline_seconds
+        return "more requests come than can be answered" if is_over else None
+
+    def _full(self) -> str:
+        return f"{len(self)} requests are waiting (server.max_queue)"
 
     def take(self) -> list[PendingBatch]:
         """Take the batches of the next pass: at least one, at most about `server.max_batch`
@@ -156,11 +175,21 @@ class RequestQueue:
                 batch.append(one)
                 weight += one.weight
                 seconds += one.pairs(self._settings.max_candidates) * self._pair_seconds
-        if not self._waiting:
+        if not self._waiting and not self._arrived:
             self._standing_since = None
         elif self._standing_since is None:
             self._standing_since = now
+        self._let_parse()
         return batch
+
+    def _let_parse(self) -> None:
+        """Begin the turns until the next pass."""
+        self._turns = self._settings.max_batch
+        while self._turns and self._arrived:
+            future = self._arrived.popleft()
+            if not future.done():  # else its caller gave up
+                future.set_result(None)
+                self._turns -= 1
 
     def answered(self, batch: Sequence[PendingBatch], seconds: float) -> None:
         """Record the time of a pass."""
@@ -177,7 +206,7 @@ class RequestQueue:
         it."""
         await asyncio.sleep(0)
         # A wake during the line above counts too, so the flag is cleared only after the rest.
-        if seconds and not self._waiting:
+        if seconds and not self._waiting and not self._arrived:
             timer = asyncio.get_running_loop().call_later(seconds, self._wake.set)
             await self._wake.wait()
             timer.cancel()

@@ -20,7 +20,6 @@ from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.server.engine import Engine
 from streamd.server.loaded_version import LoadedVersion
-from streamd.server.requests import Overloaded
 from streamd.server.server_graph import ServerGraph
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
@@ -308,16 +307,6 @@ def test_memory_advances_while_the_graph_is_still_behind_a_log_that_grows(tmp_pa
     engine._served = SimpleNamespace(follow_until=lambda *asked: advanced.append(asked) or False)
     assert engine._follow_log(view, 0.0), "the graph has more to take in"
     assert len(advanced) == 1
-
-
-def test_a_request_that_cannot_be_answered_in_time_is_refused_before_its_body_is_read(world, monkeypatch):
-    def overloaded():
-        raise Overloaded("more requests come than can be answered")
-
-    monkeypatch.setattr(world.engine._queue, "check_load", overloaded)
-    answer = world.client.post("/v1/score", content=b"no json", headers={"content-type": "application/json"})
-    assert answer.status_code == 429 and answer.headers["Retry-After"] == "1"
-    assert answer.json()["detail"] == "more requests come than can be answered"
 
 
 def test_the_server_catches_up_with_a_log_that_was_there_before(tmp_path):

@@ -174,6 +174,52 @@ def test_requests_sent_without_waiting_for_answers_are_answered_up_to_a_bound(wi
 FEW = {"server__max_connections": 8, "server__max_connections_per_address": 5}
 
 
+@pytest.fixture
+def overloaded(wire, monkeypatch):
+    monkeypatch.setattr(wire.world.engine._queue, "overload", lambda: "more requests come than can be answered")
+
+
+@pytest.mark.parametrize(("path", "route"), [
+    ("/v1/score", "/v1/score"), ("/v1/recommend/batch", "/v1/recommend/batch"), ("/v1/embeddings/a/b?integer=true", "/v1/embeddings/{node:path}"),
+    ("/v2/models/streamd/infer", "/v2/models/{name}/infer")])
+def test_an_overloaded_server_refuses_a_request_by_its_head_and_reads_the_next_one_behind_its_body(wire, overloaded, path, route):
+    before = reading(metrics.requests.labels(route, "429"))
+    link = wire.link(f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 6\r\n\r\n".encode())
+    answer = link.recv(65536)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 429 ") and b"\r\nretry-after: 1\r\n" in head
+    assert "more requests come than can be answered" in json.loads(body).values()
+    assert int(head.split(b"content-length: ")[1].split(b"\r\n")[0]) == len(body)
+    assert reading(metrics.requests.labels(route, "429")) == before + 1
+    link.sendall(b"body\r\n" + LIVE)
+    assert status_of(link) == 200
+
+
+@pytest.mark.parametrize("path", ["/livez", "/v1/models", "/v1/schema", "/v2/health/live"])
+def test_an_overloaded_server_answers_everything_that_is_no_question_to_the_model(wire, overloaded, path):
+    assert wire.status(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()) != 429
+
+
+def test_a_refused_request_that_asks_for_it_has_its_connection_closed(wire, overloaded):
+    assert is_closed(wire.link(POST + b"connection: close\r\ncontent-length: 2\r\n\r\n{}"))
+    assert is_closed(wire.link(POST.replace(b"1.1", b"1.0") + b"content-length: 2\r\n\r\n{}"))
+
+
+def test_a_refused_body_that_does_not_end_is_cut_off(wire, overloaded, monkeypatch):
+    monkeypatch.setattr(protocol, "LINGER_SECONDS", 0.2)
+    link = wire.link(POST + b"content-length: 9\r\n\r\n")
+    assert status_of(link) == 429
+    assert is_closed(link)
+
+
+def test_answers_to_requests_sent_without_waiting_keep_their_order_though_the_server_is_overloaded(wire, overloaded):
+    link = wire.link(LIVE + POST + b"content-length: 2\r\n\r\n{}" + LIVE)
+    said = b""
+    while said.count(b"HTTP/1.1 ") < 3:
+        said += link.recv(65536)
+    assert [part[:3] for part in said.split(b"HTTP/1.1 ")[1:]][::2] == [b"200", b"200"]
+
+
 @pytest.mark.parametrize("wire", [FEW], indirect=True)
 def test_more_connections_than_may_be_are_told_to_come_again(wire):
     refused = reading(metrics.connections_refused.labels("address"))

@@ -43,15 +43,56 @@ def test_a_queue_that_passes_leave_standing_lets_nobody_in_until_all_are_answere
         limited = queue(tmp_path, deadline_seconds=5)
         async with waiting(limited, 100):
             assert len(limited.take()) == 32
-            limited.check_load()
+            assert limited.overload() is None
             pass_time(monkeypatch, 1.1 * STANDING_SHARE * 5)
             assert len(limited.take()) == 32
-            with pytest.raises(Overloaded, match="more requests come than can be answered"):
-                limited.check_load()
+            assert limited.overload() == "more requests come than can be answered"
             while limited.take():
                 pass
-            limited.check_load()
+            assert limited.overload() is None
             monkeypatch.undo()
+
+    asyncio.run(scenario())
+
+
+def test_requests_that_wait_to_be_parsed_make_a_queue_stand_too(tmp_path, monkeypatch):
+    async def scenario():
+        limited = queue(tmp_path, deadline_seconds=5)
+        turns = [asyncio.create_task(limited.turn()) for _ in range(100)]
+        await asyncio.sleep(0)
+        limited.take()
+        pass_time(monkeypatch, 1.1 * STANDING_SHARE * 5)
+        assert limited.overload() == "more requests come than can be answered"
+        limited.take()
+        limited.take()
+        limited.take()
+        assert limited.overload() is None
+        monkeypatch.undo()
+        await asyncio.gather(*turns)
+
+    asyncio.run(scenario())
+
+
+def test_between_two_passes_as_many_requests_are_parsed_as_a_pass_answers_the_oldest_first(tmp_path):
+    async def scenario():
+        limited, parsed = queue(tmp_path, max_batch=3), []
+
+        async def one(number):
+            await limited.turn()
+            parsed.append(number)
+
+        tasks = [asyncio.create_task(one(number)) for number in range(8)]
+        await asyncio.sleep(0)
+        assert parsed == [0, 1, 2] and len(limited) == 5
+        tasks[3].cancel()  # its caller gave up
+        await asyncio.sleep(0)
+        limited.take()
+        await asyncio.sleep(0)
+        assert parsed == [0, 1, 2, 4, 5, 6] and len(limited) == 1
+        limited.take()
+        await asyncio.sleep(0)
+        assert parsed[-1] == 7 and not len(limited)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     asyncio.run(scenario())
 
@@ -61,9 +102,9 @@ def test_what_came_while_the_process_stood_still_is_let_in(tmp_path, monkeypatch
         limited = queue(tmp_path, deadline_seconds=5)
         async with waiting(limited, 40):
             pass_time(monkeypatch, 3)
-            limited.check_load()
+            assert limited.overload() is None
             assert len(limited.take()) == 32
-            limited.check_load()
+            assert limited.overload() is None
             monkeypatch.undo()
 
     asyncio.run(scenario())
@@ -73,8 +114,9 @@ def test_one_more_than_may_wait_is_refused(tmp_path):
     async def scenario():
         limited = queue(tmp_path, max_queue=3)
         async with waiting(limited, 3):
+            assert "server.max_queue" in limited.overload()
             with pytest.raises(Overloaded, match="server.max_queue"):
-                limited.check_load()
+                await limited.answers([SCORE], time.monotonic() + 60)
 
     asyncio.run(scenario())
 
