@@ -166,11 +166,12 @@ def _after_a_stop(s: Settings, role: subprocess.Popen) -> list[Row]:
     timers = [threading.Timer(2, role.send_signal, [signal.SIGSTOP]), threading.Timer(2 + STOP_SECONDS, role.send_signal, [signal.SIGCONT])]
     for timer in timers:
         timer.start()
-    found = _latencies(s, RATES[1], 2 + STOP_SECONDS + RECOVER_SECONDS + SECONDS)
+    fed_seconds = 2 + STOP_SECONDS + RECOVER_SECONDS + SECONDS
+    found = _latencies(s, RATES[1], fed_seconds)
     after = [took for at, took in found if at > begun + STOP_SECONDS + RECOVER_SECONDS]
     what = f"{RATES[1]} events/s, {RECOVER_SECONDS:.0f} s after the role stood still for {STOP_SECONDS:.0f} s"
     return [Row(f"event produced to score consumed, {what}: p99", float(np.percentile(after, 99)) * 1e3, "ms", 1000.0, "promise"),
-            Row(f"events scored of those produced, {what}", 100 * len(after) / (RATES[1] * SECONDS), "%")]
+            Row("events scored of those produced before, during and after it", 100 * len(found) / (RATES[1] * fed_seconds), "%")]
 
 
 def _latencies(s: Settings, rate: int, fed_seconds: float = SECONDS) -> list[tuple[float, float]]:
