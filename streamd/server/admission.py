@@ -4,12 +4,12 @@ It needs only the head of a request and answers with bytes: a request that passe
 takes about as long as an answer, so refusing there would leave little time to answer the others.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
+from fastapi import APIRouter
 from fastapi.routing import APIRoute
 
-from streamd.server import inference, routes
 from streamd.server.problems import MEDIA_TYPE, content
 from streamd.telemetry import metrics
 
@@ -17,13 +17,14 @@ from streamd.telemetry import metrics
 class Admission:
     """Decides whether a request may pass to the application. Owner: the event loop's thread."""
 
-    def __init__(self, overload: Callable[[], str | None]) -> None:
-        """overload: why requests are to be refused now, None where they are not."""
+    def __init__(
+        self, overload: Callable[[], str | None], routers: Sequence[APIRouter], tags: Sequence[str]
+    ) -> None:
+        """overload: why requests are to be refused now, None if they are not. routers, tags: the
+        routes of these routers that have one of the tags are refused."""
         self._overload = overload
-        routers = (routes.direct, routes.router, inference.asking)
         found = [r for router in routers for r in router.routes if isinstance(r, APIRoute)]
-        self._answers = [r for r in found if {"answers", inference.TAG} & {*r.tags}]
-        """The routes that the engine answers."""
+        self._answers = [r for r in found if set(tags) & {*r.tags}]
 
     def refusal(self, path: str) -> bytes | None:
         """The whole answer to a request that is refused; it is counted. None to let it pass."""

@@ -7,6 +7,7 @@ import socket
 import uvicorn
 
 from streamd.errors import SettingsError
+from streamd.server import inference, routes
 from streamd.server.admission import Admission
 from streamd.server.app import create_app
 from streamd.server.protocol import BoundedProtocol, Connections
@@ -19,10 +20,13 @@ def web_config(state: ServerState) -> uvicorn.Config:
     WebSockets are off, because they would leave the protocol and its bounds.
     """
     server = state.settings.server
+    # The requests that the engine answers.
+    asking = (routes.direct, routes.router, inference.asking)
+    admission = Admission(state.engine.overload, asking, ("answers", inference.TAG))
     bounded = functools.partial(
         BoundedProtocol,
         connections=Connections(server),
-        refusal=Admission(state.engine.overload).refusal,
+        refusal=admission.refusal,
     )
     return uvicorn.Config(
         create_app(state),
