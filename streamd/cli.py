@@ -42,7 +42,7 @@ from streamd.cli_store import backup, restore, verify
 from streamd.cli_tfgnn import tfgnn_app
 from streamd.cli_tguf import tguf_app
 from streamd.errors import SettingsError, StreamdError
-from streamd.settings import effective, load_settings
+from streamd.settings.loading import effective, load_settings
 from streamd.telemetry.progress import ProgressLine
 
 app = typer.Typer(
@@ -272,7 +272,7 @@ def show_config(
 ) -> None:
     """Print all settings in force and where each comes from."""
     if schema:
-        from streamd.settings_schema import settings_schema
+        from streamd.settings.json_schema import settings_schema
 
         out.file.write(json.dumps(settings_schema(), indent=1) + "\n")
         return

@@ -26,7 +26,7 @@ from streamd.cli_options import (
     settings_of,
 )
 from streamd.errors import SettingsError
-from streamd.settings import effective
+from streamd.settings.loading import effective
 from streamd.storage import write_durably
 from streamd.telemetry.progress import ProgressLine
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from streamd.cli_options import ConfigOption, DataOption, out, printable, settings_of
 from streamd.clock import SystemClock, utc
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 
 if TYPE_CHECKING:
     from streamd.ingest.letter_outlook import Outlook

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from streamd.cli_options import err, out, printable
 from streamd.errors import KafkaError, SettingsError
-from streamd.settings import Settings, load_settings
+from streamd.settings.loading import Settings, load_settings
 from streamd.telemetry.progress import ProgressLine
 
 if TYPE_CHECKING:

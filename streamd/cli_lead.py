@@ -7,7 +7,7 @@ import typer
 
 from streamd.cli_options import ConfigOption, DataOption, err, out, settings_of
 from streamd.errors import SettingsError, StreamdError
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 from streamd.telemetry.heartbeat import Beat, read_beat
 from streamd.telemetry.progress import ProgressLine
 

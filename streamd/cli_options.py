@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from streamd.errors import SettingsError
-from streamd.settings import Settings, load_settings
+from streamd.settings.loading import Settings, load_settings
 
 if TYPE_CHECKING:
     from streamd.exchange.tables import Columns

@@ -21,7 +21,7 @@ from streamd.cli_options import (
     settings_of,
 )
 from streamd.errors import SettingsError, StreamdError
-from streamd.settings import load_settings
+from streamd.settings.loading import load_settings
 from streamd.telemetry.progress import ProgressLine
 
 tguf_app = typer.Typer(help="TGUF files: inspect, verify, export, import.", no_args_is_help=True)
@@ -100,7 +100,7 @@ def tguf_export(
     from streamd.clock import parse_time_us
     from streamd.exchange.export import ExportOptions, export_range, write_keys
     from streamd.maintenance import open_log
-    from streamd.settings_sets import nearest_of
+    from streamd.settings.sets import nearest_of
 
     # Without a start or an end the range is open: no time of an event is at or above 2**62.
     log = open_log(settings_of(config, data_dir).data_dir)

@@ -46,7 +46,7 @@ from streamd.roles import (
     rank_names,
     server_names,
 )
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 from streamd.supervisor import REFUSED, ROLE_REFUSED, make_data_dir
 from streamd.telemetry import metrics
 from streamd.telemetry.api_keys import ApiKeys

@@ -14,7 +14,7 @@ from streamd.errors import SettingsError
 from streamd.processes import collect_garbage_rarely
 from streamd.role_lock import once_unlocked
 from streamd.roles import ARCHIVE, FOLLOW, make_folder, take_over
-from streamd.settings import Settings, schema_of
+from streamd.settings.loading import Settings, schema_of
 from streamd.telemetry import metrics, registries
 from streamd.telemetry.api_keys import ApiKeys
 from streamd.telemetry.heartbeat import Heartbeat

@@ -17,8 +17,8 @@ from streamd.errors import StreamdError
 from streamd.processes import place_of
 from streamd.roles import ARCHIVE, FOLLOW, RANK, SCORE, roles_of
 from streamd.schema_change import check_extends
-from streamd.settings import Settings, schema_of
-from streamd.settings_sources import REGISTRY_FORMATS
+from streamd.settings.loading import Settings, schema_of
+from streamd.settings.sources import REGISTRY_FORMATS
 from streamd.telemetry.heartbeat import read_beats
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import json
 import ssl
 
 from streamd.errors import SettingsError
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Addresses that mean all of a machine's -> the address to ask instead."""

@@ -27,7 +27,7 @@ from streamd.segments.holds import (
 from streamd.segments.housekeeper import Housekeeper
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 from streamd.store.archive import read_forgotten
 from streamd.telemetry.heartbeat import read_beat
 from streamd.telemetry.progress import ProgressLine

@@ -19,7 +19,7 @@ from streamd.processes import PYTHON, SUPERVISED_BY
 from streamd.roles import ALL_ROLES, roles_of, server_names
 from streamd.schema_change import check_extends
 from streamd.segments.tail import JournalTail
-from streamd.settings import Settings, as_environment, changed, schema_of
+from streamd.settings.loading import Settings, as_environment, changed, schema_of
 from streamd.telemetry.heartbeat import read_beat
 
 logger = structlog.get_logger()

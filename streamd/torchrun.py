@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import structlog
 
 from streamd.processes import PYTHON, SUPERVISED_BY, end_with_supervisor
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 from streamd.supervisor import REFUSED, ROLE_REFUSED, make_data_dir, role_environment
 from streamd.telemetry.heartbeat import REFUSED_STATE, Heartbeat, refusals
 from streamd.telemetry.logs import configure_logs

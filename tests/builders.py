@@ -12,8 +12,8 @@ from streamd.segments.holds import Hold, ask_to_compact, write_hold
 from streamd.segments.housekeeper import Housekeeper
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
-from streamd.settings import RetentionSettings, Settings, load_settings
-from streamd.settings_sets import EdgeSetSettings, SetSettings
+from streamd.settings.loading import RetentionSettings, Settings, load_settings
+from streamd.settings.sets import EdgeSetSettings, SetSettings
 
 SECOND = 1_000_000
 HOUR = 3600 * SECOND

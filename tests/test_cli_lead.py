@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from streamd.cli import app
 from streamd.replica.leading import is_asked_to_lead, led_term, note_led
-from streamd.settings import as_environment
+from streamd.settings.loading import as_environment
 from streamd.telemetry.heartbeat import Heartbeat
 from tests.builders import settings
 from tests.crash.daemons import wait

@@ -21,7 +21,7 @@ from streamd.processes import PYTHON
 from streamd.role_lock import lock_name
 from streamd.roles import ROLES, make_folder
 from streamd.segments.log import LogWriter
-from streamd.settings import schema_of
+from streamd.settings.loading import schema_of
 from streamd.supervisor import REFUSED, ROLE_REFUSED, Supervisor, make_data_dir
 from tests.builders import settings
 

@@ -14,7 +14,7 @@ from streamd.demo.standin import StandIn
 from streamd.errors import KafkaError, SettingsError
 from streamd.exchange.first_settings import Place, pasted_records, settings_text
 from streamd.exchange.guess import guess
-from streamd.settings import load_settings
+from streamd.settings.loading import load_settings
 
 RECORD = {"user_id": 8, "item": {"id": "b41"}, "ts": "2026-11-22T10:00:00Z", "dwell": 3.5}
 NOW_US = 1_790_000_000_000_000

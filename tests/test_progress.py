@@ -17,7 +17,7 @@ from streamd.graph import jit, warm_up
 from streamd.segments.holds import Hold, asked_to_compact, write_hold
 from streamd.segments.housekeeper import STEP_SECONDS, Housekeeper
 from streamd.segments.log import LogWriter
-from streamd.settings import RetentionSettings
+from streamd.settings.loading import RetentionSettings
 from streamd.telemetry import progress
 from tests.builders import ManualClock, stream, write_log
 

@@ -8,7 +8,7 @@ from streamd.schema import Schema
 from streamd.schema_change import check_extends, widened_edges, widened_nodes
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
-from streamd.settings import schema_of
+from streamd.settings.loading import schema_of
 from tests.builders import settings, stream, write_log
 
 VIEWS = {"source": "user", "target": "item", "features": {"seconds": "number"}}

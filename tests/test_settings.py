@@ -6,7 +6,7 @@ import pytest
 from streamd.errors import SettingsError
 from streamd.roles import ARCHIVE, ROLES, roles_of
 from streamd.schema import EdgeSet, NodeSet, Schema
-from streamd.settings import (
+from streamd.settings.loading import (
     as_environment,
     effective,
     leaves,

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from streamd.cli import app
 from streamd.errors import SettingsError
-from streamd.settings import Settings, leaves, load_settings
+from streamd.settings.loading import Settings, leaves, load_settings
 
 ROOT = Path(__file__).parents[1]
 

@@ -16,7 +16,7 @@ from streamd.registry import Registry
 from streamd.server.app import create_app
 from streamd.server.engine import Engine
 from streamd.server.state import ServerState
-from streamd.settings import load_settings
+from streamd.settings.loading import load_settings
 from streamd.telemetry.heartbeat import Heartbeat
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +27,7 @@ TOP = {
 }
 """Pages at the top of the repository -> their names in the site."""
 LIBRARY = {
-    "Schemas and settings": ["streamd.events.Schema", "streamd.settings.ModelSettings"],
+    "Schemas and settings": ["streamd.events.Schema", "streamd.settings.loading.ModelSettings"],
     "Graph and sampler": [
         "streamd.graph.BlockGraph",
         "streamd.graph.TemporalSampler",

@@ -32,7 +32,7 @@ from streamd.processes import PYTHON, end_with_parent
 from streamd.registry.journal import ModelJournal
 from streamd.segments.layout import LATE
 from streamd.server.status import edge_sets
-from streamd.settings import Settings, as_environment, load_settings
+from streamd.settings.loading import Settings, as_environment, load_settings
 from streamd.telemetry.heartbeat import read_beat
 from streamd.telemetry.progress import LINE_SECONDS, Meter, ProgressLine
 from streamd.windows.history import HistoryReader

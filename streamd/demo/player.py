@@ -11,7 +11,7 @@ from streamd.errors import DemoError
 from streamd.exchange.produce import Outgoing
 from streamd.ingest.client import make_producer
 from streamd.segments.reader import LogReader
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 
 MAX_WINDOWS_BEHIND = 24
 """Most windows sent but not learned: few, so that the display shows a live system."""

@@ -10,7 +10,7 @@ import torch
 
 from streamd.evaluation.regimes import Regimes, RegimeWindow
 from streamd.segments.reader import LogReader
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 from streamd.windows import next_window
 
 FROZEN_AFTER = 0.3

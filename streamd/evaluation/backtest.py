@@ -11,7 +11,7 @@ from streamd.evaluation.regimes import DAY_US, LEARNED, Regimes, RegimeWindow, b
 from streamd.evaluation.verdict import verdict
 from streamd.graph.label_history import LAST_LABELS
 from streamd.segments.reader import LogReader
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 from streamd.training.scores import Measures
 from streamd.windows import Window, is_mostly_late, recorded_windows
 from streamd.windows.history import SetScores

@@ -14,7 +14,7 @@ from streamd.evaluation.backtest import Plan, mean_seconds, means, mrr_differenc
 from streamd.evaluation.intervals import MIN_WINDOWS, Difference, score_text
 from streamd.evaluation.regimes import RegimeWindow
 from streamd.segments.reader import LogReader
-from streamd.settings import Settings, effective, leaves
+from streamd.settings.loading import Settings, effective, leaves
 from streamd.training.scores import Measures
 
 MAX_COMBINATIONS = 32

@@ -28,7 +28,7 @@ from streamd.graph.fact_columns import LOG_SHARES, NUM_HALF_LIVES
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import edgebank_scores, rule_scores
 from streamd.segments.reader import LogReader
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 from streamd.training.learner import Learner
 from streamd.training.recorder import Chunk, FreshSight, Recorder, prefetch
 from streamd.training.replay import ReplayStore

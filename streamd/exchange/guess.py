@@ -16,8 +16,8 @@ from streamd.ingest.mapping import meets
 from streamd.ingest.notices import NEAR
 from streamd.ingest.shapes import follow, parsed
 from streamd.schema import DEFAULT_SET
-from streamd.settings_sets import nearest_of
-from streamd.settings_sources import NO_NAME, SourceSettings, fields_of, steps_of
+from streamd.settings.sets import nearest_of
+from streamd.settings.sources import NO_NAME, SourceSettings, fields_of, steps_of
 
 MAX_DEPTH = 6
 MAX_PATHS = 200

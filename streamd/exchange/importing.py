@@ -25,7 +25,7 @@ from streamd.exchange.times import Misfit, Times
 from streamd.ingest.rounding import Rounded
 from streamd.segments.log import LogWriter
 from streamd.segments.tguf import TGUFFile, open_tguf
-from streamd.settings import Settings, schema_of
+from streamd.settings.loading import Settings, schema_of
 
 IMPORT_ROWS = 65_536
 """Rows of a TGUF file appended at a time, which bounds memory; a commit may hold fewer."""

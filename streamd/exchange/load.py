@@ -30,7 +30,7 @@ from streamd.ingest.event_log import Log
 from streamd.ingest.loop import MAX_COMMIT_EVENTS
 from streamd.ingest.mapped import make_decoder
 from streamd.ingest.rounding import Rounded
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 
 RECORDS = 4096
 """Rows of a table that are decoded together, between two calls of `progress`."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from streamd.events import MICROSECONDS
 from streamd.ingest.client import make_producer, send, settle
-from streamd.settings import KafkaSettings
+from streamd.settings.loading import KafkaSettings
 
 FLUSH_EVERY = 5_000
 """Events sent between two waits for all acknowledgements, which bounds memory."""

@@ -22,7 +22,7 @@ from streamd.ingest.columns import as_json
 from streamd.ingest.kafka_records import make_reading_safe
 from streamd.ingest.mapped import make_decoder
 from streamd.ingest.rounding import Rounded
-from streamd.settings import Settings, schema_of
+from streamd.settings.loading import Settings, schema_of
 
 PATIENCE_SECONDS = 10.0
 """Longest wait for the records of a topic, whose last offsets may give none."""

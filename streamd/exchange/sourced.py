@@ -11,9 +11,9 @@ from streamd.exchange.produce import Outgoing
 from streamd.exchange.tables import read_rows
 from streamd.ingest.formats import JSON_FORMATS
 from streamd.ingest.mapped import first_events, make_decoder
-from streamd.settings import Settings, schema_of
-from streamd.settings_sets import nearest_of
-from streamd.settings_sources import SourceSettings, steps_of
+from streamd.settings.loading import Settings, schema_of
+from streamd.settings.sets import nearest_of
+from streamd.settings.sources import SourceSettings, steps_of
 
 
 def source_named(settings: Settings, topic: str) -> SourceSettings:

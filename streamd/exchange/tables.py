@@ -17,8 +17,8 @@ import msgspec
 from streamd.errors import SettingsError
 from streamd.exchange.produce import Outgoing
 from streamd.exchange.times import Misfit, Times, shown_value
-from streamd.settings import Settings, edge_sets
-from streamd.settings_sets import nearest_of
+from streamd.settings.loading import Settings, edge_sets
+from streamd.settings.sets import nearest_of
 
 OWN_TYPES = ("node", "label", "delete")
 """NDJSON lines of these types are events already, whatever the columns of edges are called."""

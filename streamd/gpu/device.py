@@ -12,7 +12,7 @@ from streamd.errors import DeviceError, DeviceMemoryError
 from streamd.graph.blocks import BlockGraph, ReadBack
 from streamd.graph.draws import Direction
 from streamd.graph.temporal import TemporalGraph
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 
 logger = structlog.get_logger()
 BUDGET_SHARE = 0.5

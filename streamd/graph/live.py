@@ -14,7 +14,7 @@ from streamd.graph.node_features import FeatureRows, NodeFeatures
 from streamd.graph.set_facts import SetFacts
 from streamd.graph.temporal import TemporalGraph
 from streamd.segments.reader import LogReader
-from streamd.settings import ModelSettings
+from streamd.settings.loading import ModelSettings
 from streamd.storage import remove_scratch
 from streamd.telemetry import metrics
 

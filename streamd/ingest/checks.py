@@ -30,7 +30,7 @@ from streamd.ingest.node_ids import KeyTable
 from streamd.ingest.notices import Notices, other_unit
 from streamd.ingest.rounding import EXACT, NOTHING, count_rounded
 from streamd.ingest.wire import WireEvent
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 _edge_fields = operator.attrgetter("src", "dst", "time", "features")

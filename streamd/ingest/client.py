@@ -15,7 +15,7 @@ from kafka.errors import KafkaError as ClientError
 
 from streamd.errors import KafkaError, SettingsError
 from streamd.ingest.kafka_records import make_reading_safe
-from streamd.settings import KafkaSettings
+from streamd.settings.loading import KafkaSettings
 
 RECONNECT_MS = 2_000
 """Longest pause between attempts to reach a broker. The client's default of 30 s is longer than

@@ -20,7 +20,7 @@ from streamd.ingest.client import asking_about_topics, make_consumer
 from streamd.ingest.kafka_records import bound_polls, make_reading_safe, seek, stable_offsets
 from streamd.ingest.runs import runs_from
 from streamd.ingest.watch import BrokerWatch, Topics, describe
-from streamd.settings import IngestSettings, KafkaSettings
+from streamd.settings.loading import IngestSettings, KafkaSettings
 
 logger = structlog.get_logger()
 ANSWER_MS = 5_000

@@ -16,7 +16,7 @@ import msgspec
 from streamd.errors import DiskError, KafkaError
 from streamd.events import Key
 from streamd.ingest.letter_search import SoughtKeys
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 from streamd.storage import DISK, SCRATCH, Disk, FileWithHoles
 
 FOLDER = "deadletter"

@@ -19,7 +19,7 @@ from streamd.events import MAX_TIME_US
 from streamd.ingest.client import make_consumer, make_producer, settle
 from streamd.ingest.consumer import ANSWER_MS
 from streamd.ingest.deadletter import FOLDER, MAX_KEY_BYTES, MAX_TOPIC_BYTES, DeadLetter
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 from streamd.storage import write_durably
 
 logger = structlog.get_logger()

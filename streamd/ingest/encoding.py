@@ -21,7 +21,7 @@ from streamd.clock import time_us
 from streamd.errors import BadEvent
 from streamd.events import MICROSECONDS, Int64
 from streamd.ingest.shapes import kind_of
-from streamd.settings_sets import FeatureSettings, text_of
+from streamd.settings.sets import FeatureSettings, text_of
 
 Float64 = NDArray[np.float64]
 EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)

@@ -18,9 +18,9 @@ from streamd.events import Float32, Int64, Schema
 from streamd.ingest.encoding import Feature, Float64
 from streamd.ingest.node_ids import KeyTable
 from streamd.ingest.notices import named
-from streamd.settings import Settings, edge_sets, node_sets
-from streamd.settings_sets import SetSettings
-from streamd.settings_sources import NO_NAME
+from streamd.settings.loading import Settings, edge_sets, node_sets
+from streamd.settings.sets import SetSettings
+from streamd.settings.sources import NO_NAME
 
 MAX_NAMED = 20
 """Most names of sets and features in an error."""

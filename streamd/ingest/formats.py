@@ -12,8 +12,8 @@ from streamd.errors import BadEvent
 from streamd.ingest.arrow_metadata import check_batches, check_head
 from streamd.ingest.framed import JSONValues, RegistryValues
 from streamd.ingest.notices import named
-from streamd.settings import Settings
-from streamd.settings_sources import REGISTRY_FORMATS, SourceSettings
+from streamd.settings.loading import Settings
+from streamd.settings.sources import REGISTRY_FORMATS, SourceSettings
 
 MAX_VALUES = 2_000_000
 """Most values of an Arrow stream: as Python objects each takes up to a hundred bytes."""

@@ -26,7 +26,7 @@ from streamd.ingest.mapping import (
 )
 from streamd.ingest.node_ids import KeyTable
 from streamd.ingest.shapes import Columns, Shape, Steps, follow, parsed
-from streamd.settings_sources import DeleteFields, SourceSettings, Where, steps_of
+from streamd.settings.sources import DeleteFields, SourceSettings, Where, steps_of
 
 CHANGED = frozenset(("c", "r", "u"))
 """Operations of Debezium that leave a row: created, read by a snapshot, updated."""

@@ -11,7 +11,7 @@ import msgspec
 from streamd.errors import BadEvent, SettingsError
 from streamd.ingest.schema_registry import SchemaRegistry, UnknownSchema
 from streamd.ingest.wire import TOO_DEEP
-from streamd.settings import SchemaRegistrySettings
+from streamd.settings.loading import SchemaRegistrySettings
 
 HEAD_BYTES = 5
 MAX_ID = 2**31 - 1

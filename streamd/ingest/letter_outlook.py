@@ -11,7 +11,7 @@ from streamd.ingest.block import has_time
 from streamd.ingest.deadletter_replay import StoredLetter, as_record
 from streamd.ingest.decode import NUM_SINGLES, Decoder
 from streamd.ingest.mapped import make_decoder
-from streamd.settings import Settings, schema_of
+from streamd.settings.loading import Settings, schema_of
 
 
 @dataclass(kw_only=True, slots=True)

@@ -30,10 +30,10 @@ from streamd.ingest.suspects import Suspects
 from streamd.ingest.traced import TracedRecords
 from streamd.ingest.unread import report_lag, unread
 from streamd.ingest.watch import missing_topic
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 from streamd.telemetry import metrics
+from streamd.telemetry.failure_log import LastingFailures
 from streamd.telemetry.heartbeat import Heartbeat
-from streamd.telemetry.lasting import LastingFailures
 
 logger = structlog.get_logger()
 MAX_COMMIT_EVENTS = 20_000

@@ -34,8 +34,8 @@ from streamd.ingest.wire import (
     elements,
     lines,
 )
-from streamd.settings import Settings, edge_sets, node_sets
-from streamd.settings_sources import SourceSettings
+from streamd.settings.loading import Settings, edge_sets, node_sets
+from streamd.settings.sources import SourceSettings
 from streamd.telemetry import metrics
 
 SPECIAL = "special"

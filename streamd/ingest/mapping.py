@@ -17,7 +17,7 @@ from streamd.ingest.node_ids import INT64_MAX, KeyTable
 from streamd.ingest.rounding import EXACT, NOTHING, Rounded, count_rounded
 from streamd.ingest.shapes import Columns, Steps, follow, kind_of
 from streamd.ingest.wire import EventType, WireEvent
-from streamd.settings_sources import (
+from streamd.settings.sources import (
     DeleteFields,
     DeleteRule,
     EdgeFields,

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from streamd.errors import BadEvent, SchemaRegistryError, SettingsError
-from streamd.settings import SchemaRegistrySettings
+from streamd.settings.loading import SchemaRegistrySettings
 from streamd.telemetry import metrics
 
 MAX_ANSWER_BYTES = 1_048_576

@@ -13,7 +13,7 @@ from kafka.structs import OffsetAndMetadata
 
 from streamd.errors import KafkaError
 from streamd.ingest.client import make_admin
-from streamd.settings import KafkaSettings
+from streamd.settings.loading import KafkaSettings
 
 logger = structlog.get_logger()
 INTERVAL_SECONDS = 5.0

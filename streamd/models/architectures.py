@@ -11,7 +11,7 @@ from typing import Literal
 from streamd.graph.draws import Draw
 from streamd.graph.neighborhood import SamplingPlan
 from streamd.graph.strategies import StrategyName
-from streamd.settings import ModelName, ModelSettings
+from streamd.settings.loading import ModelName, ModelSettings
 
 Plan = Callable[[ModelSettings], SamplingPlan]
 """How the neighbours that a model looks at are sampled."""

@@ -8,7 +8,7 @@ from streamd.events import Schema
 from streamd.models.attention import NeighborAttention
 from streamd.models.encoder import Encoder, LayerKind
 from streamd.models.inputs import HopInputs
-from streamd.settings import ModelSettings
+from streamd.settings.loading import ModelSettings
 
 
 class DySATEncoder(Encoder):

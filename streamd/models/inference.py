@@ -7,7 +7,7 @@ from streamd.graph.neighborhood import Neighborhood
 from streamd.models.arrays import Array
 from streamd.models.label_rows import LabelRows
 from streamd.models.memory import EdgeRows, Memory
-from streamd.settings import ModelSettings
+from streamd.settings.loading import ModelSettings
 
 
 class Inference(Protocol):

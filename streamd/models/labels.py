@@ -17,7 +17,7 @@ from streamd.models.label_rows import label_rows
 from streamd.models.standard_values import LABEL_HIDDEN as HIDDEN
 from streamd.models.standard_values import LEAST_SHARE
 from streamd.models.standardize import RunningStandardizer
-from streamd.settings import ModelSettings
+from streamd.settings.loading import ModelSettings
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from streamd.models.gcn import GCNEncoder, GCNLayer
 from streamd.models.sage import SAGELayer
 from streamd.models.tgat import TGATLayer
 from streamd.models.tgn import TGNLayer
-from streamd.settings import ModelName
+from streamd.settings.loading import ModelName
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,7 +27,7 @@ from streamd.models.pair import pair_network
 from streamd.models.standardize import RunningStandardizer, standardizer
 from streamd.models.stored_weights import HISTORY_WEIGHT, with_all_facts
 from streamd.ranks import ALONE, Ranks
-from streamd.settings import ModelSettings
+from streamd.settings.loading import ModelSettings
 
 DAMPED_RATE = 0.3
 """Share of `training.learning_rate` that the graph's part learns at: the pair network leads."""

@@ -30,7 +30,7 @@ from streamd.models.numpy_layers import (
 )
 from streamd.models.standard_values import LABEL_HIDDEN, LEAST_SHARE, PAIR_HIDDEN
 from streamd.models.stored_weights import HISTORY_WEIGHT
-from streamd.settings import ModelSettings
+from streamd.settings.loading import ModelSettings
 
 BLOCK_ROOTS = 256
 """Roots that are embedded at once: what lies between two products then stays in the cache, and many

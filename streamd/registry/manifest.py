@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from streamd.errors import VersionError
 from streamd.events import EDGE_SETS, Schema
-from streamd.settings import ModelSettings, Settings
+from streamd.settings.loading import ModelSettings, Settings
 
 MEMORY = "memory-{:03d}.safetensors"
 """Name of the n-th file of a version's memory, from 0 on."""

@@ -22,7 +22,7 @@ from streamd.registry.candidate import Candidate, PublishResult, Weights
 from streamd.registry.journal import ModelJournal, Move
 from streamd.registry.manifest import MEMORY, Manifest, learn_alike, memory_names
 from streamd.segments.tail import JournalTail
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 from streamd.storage import DISK, Disk, StoredFile, remove_scratch, write_folder_durably
 from streamd.tensors import FORMAT, file_checksum
 

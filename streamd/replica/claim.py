@@ -12,7 +12,7 @@ from streamd.replica.kafka_changelog import KafkaProducer, KafkaReader
 from streamd.replica.leader import lead
 from streamd.replica.members import member_name
 from streamd.replica.publisher import ChangelogPublisher
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 from streamd.telemetry.heartbeat import Heartbeat
 
 logger = structlog.get_logger()

@@ -12,7 +12,7 @@ from streamd.replica.leader import lead
 from streamd.replica.members import member_name
 from streamd.replica.publisher import ChangelogPublisher
 from streamd.replica.topic import TopicState, ensure_topic, find_topic
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 from streamd.store.changelog import changelog_topic
 from streamd.telemetry.heartbeat import Heartbeat
 

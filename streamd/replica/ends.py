@@ -17,7 +17,7 @@ from streamd.events import Position
 from streamd.ingest.client import make_consumer
 from streamd.roles import ENDS, FOLLOW, make_folder
 from streamd.segments.tail import JournalTail
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 
 PEEK_SECONDS = 0.5
 """Longest look whether there is a record at all between a position and the end."""

@@ -15,7 +15,7 @@ from streamd.errors import (
     StreamdError,
 )
 from streamd.telemetry import metrics
-from streamd.telemetry.lasting import LastingFailures
+from streamd.telemetry.failure_log import LastingFailures
 
 logger = structlog.get_logger()
 LOOK_SECONDS = 600.0

@@ -13,7 +13,7 @@ from streamd.ingest.client import OWN_TOPIC, make_consumer, make_producer
 from streamd.replica.changelog import OutOfRange
 from streamd.replica.records import CHANGELOG, Entry, Read, decode_records
 from streamd.segments.changelog_position import ChangelogId
-from streamd.settings import KafkaSettings
+from streamd.settings.loading import KafkaSettings
 from streamd.telemetry import metrics
 
 READ_RECORDS = 200

@@ -6,7 +6,7 @@ from streamd.errors import FencedError
 from streamd.replica.changelog import ChangelogReader
 from streamd.replica.kafka_changelog import KafkaReader
 from streamd.segments.changelog_position import ChangelogId, read_position
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 from streamd.store.changelog import changelog_topic
 from streamd.telemetry.heartbeat import leads_here
 

@@ -17,7 +17,7 @@ from streamd.replica.models_mark import remove_mark
 from streamd.replica.models_state import ModelsState
 from streamd.replica.models_topic import ModelsTopic
 from streamd.segments.tail import JournalTail
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 from streamd.storage import DISK, SCRATCH, append_durably, write_durably
 from streamd.store.store import Store
 from streamd.store.versions import MANIFEST, StoredVersion, download_version

@@ -30,7 +30,7 @@ from streamd.replica.models_state import ModelsState
 from streamd.replica.models_topic import ModelsTopic
 from streamd.segments.holds import ask_to_compact, asked_to_compact, read_compacted
 from streamd.segments.tail import events_shown
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 from streamd.store import checkpoints
 from streamd.store import versions as stored
 from streamd.store.manifest import StoredFile

@@ -22,10 +22,10 @@ from streamd.replica.models_topic import KafkaModelsTopic, ModelsTopic
 from streamd.replica.steps import StepThread
 from streamd.segments.recovery import lock_directory
 from streamd.segments.tail import JournalTail
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 from streamd.store.store import Store
+from streamd.telemetry.failure_log import LastingFailures
 from streamd.telemetry.heartbeat import Heartbeat, leads_here
-from streamd.telemetry.lasting import LastingFailures
 
 logger = structlog.get_logger()
 WRITER = ".writer"

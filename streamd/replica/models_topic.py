@@ -10,7 +10,7 @@ from kafka.errors import KafkaError as ClientError
 from streamd.errors import KafkaError
 from streamd.ingest.client import OWN_TOPIC, make_admin, make_consumer, make_producer
 from streamd.replica.topic import ensure_topic, find_topic
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 from streamd.store.changelog import models_topic
 
 ACKNOWLEDGED_SECONDS = 20.0

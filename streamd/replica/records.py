@@ -21,7 +21,7 @@ from crc32c import crc32c
 from streamd.errors import ChangelogError
 from streamd.segments.line_ranges import FileRange
 from streamd.telemetry import metrics
-from streamd.telemetry.lasting import LastingFailures
+from streamd.telemetry.failure_log import LastingFailures
 
 logger = structlog.get_logger()
 

@@ -16,7 +16,7 @@ from streamd.replica.models_records import Request, encode
 from streamd.replica.models_state import ModelsState
 from streamd.replica.models_topic import KafkaModelsTopic, ModelsTopic
 from streamd.segments.tail import events_shown
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 
 POLL_SECONDS = 0.1
 """Pause between two looks at the journal, or at the topic."""

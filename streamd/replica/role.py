@@ -22,12 +22,12 @@ from streamd.replica.publisher import ChangelogPublisher
 from streamd.replica.start import has_log
 from streamd.replica.succession import Succession
 from streamd.segments.changelog_position import UNKNOWN
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 from streamd.store.changelog import changelog_topic
 from streamd.store.store import Store
 from streamd.telemetry import metrics
+from streamd.telemetry.failure_log import LastingFailures
 from streamd.telemetry.heartbeat import Heartbeat
-from streamd.telemetry.lasting import LastingFailures
 
 logger = structlog.get_logger()
 POLL_SECONDS = 0.05

@@ -7,7 +7,7 @@ from typing import Protocol
 import structlog
 
 from streamd.errors import FencedError, KafkaError
-from streamd.telemetry.lasting import LastingFailures
+from streamd.telemetry.failure_log import LastingFailures
 
 logger = structlog.get_logger()
 WAIT_SECONDS = 0.5

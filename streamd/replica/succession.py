@@ -13,7 +13,7 @@ from streamd.replica.fitness import Fitness
 from streamd.replica.follower import Follower
 from streamd.replica.publisher import ChangelogPublisher
 from streamd.replica.start import has_log
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 from streamd.store import manifest as manifests
 from streamd.store.store import Store
 

@@ -11,7 +11,7 @@ from kafka.errors import TopicAlreadyExistsError
 
 from streamd.errors import ChangelogError, KafkaError
 from streamd.segments.changelog_position import ChangelogId
-from streamd.settings import KafkaSettings
+from streamd.settings.loading import KafkaSettings
 
 REPLICAS = 3
 MIN_IN_SYNC = 2

@@ -6,7 +6,7 @@ import numpy as np
 
 from streamd.segments.reader import LogReader
 from streamd.server.server_graph import CATCH_UP_EDGES, SLICE_EDGES, ServerGraph
-from streamd.settings import ModelSettings, Settings
+from streamd.settings.loading import ModelSettings, Settings
 
 
 class ScoringGraph(ServerGraph):

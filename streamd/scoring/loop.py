@@ -19,7 +19,7 @@ from streamd.scoring.place import Place
 from streamd.scoring.record import ScoreRecord
 from streamd.scoring.scorer import Scorer
 from streamd.segments.reader import LogReader
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 

@@ -12,7 +12,7 @@ from streamd.registry import Registry
 from streamd.roles import SCORE
 from streamd.scoring.loop import ScoreLoop
 from streamd.scoring.topic import KafkaSink, read_end
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 from streamd.store.changelog import changelog_topic, models_topic
 from streamd.telemetry.api_keys import ApiKeys
 from streamd.telemetry.heartbeat import Heartbeat

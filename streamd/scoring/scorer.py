@@ -20,7 +20,7 @@ from streamd.scoring.record import ScoreRecord
 from streamd.segments.reader import LogReader
 from streamd.server.loaded_version import LoadedVersion
 from streamd.server.swap import CatchingUp, Swap, Swapped
-from streamd.settings import ModelSettings, Settings
+from streamd.settings.loading import ModelSettings, Settings
 from streamd.windows import closed_chunks
 
 logger = structlog.get_logger()

@@ -11,7 +11,7 @@ from streamd.errors import KafkaError
 from streamd.ingest.client import asking_about_topics, make_consumer, make_producer
 from streamd.scoring.outbox import Receipt
 from streamd.scoring.record import HEADERS, ScoreRecord, decode
-from streamd.settings import KafkaSettings
+from streamd.settings.loading import KafkaSettings
 
 FIXED = {"acks": "all", "enable_idempotence": True}
 """What the promise rests on, whatever `kafka.client` says."""

@@ -23,7 +23,7 @@ from streamd.segments.prune import Pruner
 from streamd.segments.reader import DeletesReader
 from streamd.segments.retries import Retries
 from streamd.segments.segment_files import SegmentFiles
-from streamd.settings import RetentionSettings
+from streamd.settings.loading import RetentionSettings
 from streamd.storage import stored_bytes
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from streamd.telemetry import metrics
-from streamd.telemetry.lasting import LastingFailures
+from streamd.telemetry.failure_log import LastingFailures
 
 logger = structlog.get_logger()
 FIRST_PAUSE_SECONDS = 1.0

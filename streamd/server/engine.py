@@ -47,7 +47,7 @@ from streamd.server.server_graph import ServerGraph
 from streamd.server.swap import CatchingUp, Swap, Swapped
 from streamd.server.waiting import Waiting
 from streamd.server.warm_up import warm_up_requests
-from streamd.settings import ModelSettings, Settings
+from streamd.settings.loading import ModelSettings, Settings
 from streamd.telemetry import metrics, spans
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.telemetry.progress import Reading

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from streamd.server.problems import problem
 from streamd.server.protocol import MAX_BODY_BYTES
 from streamd.server.state import require_admin_key, require_key
-from streamd.settings import LOOPBACK, Settings, has_keys
+from streamd.settings.loading import LOOPBACK, Settings, has_keys
 from streamd.telemetry import metrics, spans
 from streamd.telemetry.trace import Trace, trace_of
 

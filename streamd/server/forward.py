@@ -17,7 +17,7 @@ from streamd.events import Schema
 from streamd.ingest.decode import Decoder
 from streamd.ingest.formats import JSON_FORMATS
 from streamd.ingest.mapped import first_events, make_decoder
-from streamd.settings import Settings, schema_of
+from streamd.settings.loading import Settings, schema_of
 from streamd.telemetry.spans import current
 
 ACKNOWLEDGED_SECONDS = 10.0

@@ -14,7 +14,7 @@ import structlog
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from streamd.processes import file_limit
-from streamd.settings import ServerSettings
+from streamd.settings.loading import ServerSettings
 from streamd.telemetry import metrics
 
 logger = structlog.get_logger()

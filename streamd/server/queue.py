@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from streamd.server.pace import TURN_SECONDS
 from streamd.server.requests import Answer, Done, Explain, Overloaded, Recommend, Request, Score
-from streamd.settings import ServerSettings
+from streamd.settings.loading import ServerSettings
 from streamd.telemetry.spans import Started, current
 
 EXPLAIN_WEIGHT = 8

@@ -1,8 +1,8 @@
 """What `GET /v1/schema` answers, made of the settings."""
 
 from streamd.server.schemas import EdgeSetInfo, Feature, NodeSetInfo, SchemaResponse
-from streamd.settings import Settings, edge_sets, node_sets, schema_of
-from streamd.settings_sets import FeatureSettings, SetSettings
+from streamd.settings.loading import Settings, edge_sets, node_sets, schema_of
+from streamd.settings.sets import FeatureSettings, SetSettings
 
 
 def schema_response(settings: Settings) -> SchemaResponse:

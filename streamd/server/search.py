@@ -9,7 +9,7 @@ import structlog
 from streamd.events import Float32, Int64
 from streamd.server.answers import Moment, recommended, scores_of
 from streamd.server.requests import Answer, Done, NotFinite, NotReady, Overloaded, Recommend
-from streamd.settings import ServerSettings
+from streamd.settings.loading import ServerSettings
 from streamd.telemetry import metrics
 
 logger = structlog.get_logger()

@@ -14,7 +14,7 @@ from streamd.segments.reader import LogReader
 from streamd.server.candidates import Candidates
 from streamd.server.loaded_version import UNKNOWN
 from streamd.server.retention_hold import RetentionHold
-from streamd.settings import ModelSettings, Settings
+from streamd.settings.loading import ModelSettings, Settings
 
 ANSWERING_EDGES = 4_000
 """Maximum of events added at once while requests wait: some milliseconds."""

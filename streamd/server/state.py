@@ -17,7 +17,7 @@ from streamd.server.moves import Moves
 from streamd.server.sets import Sets
 from streamd.server.statistics import InferenceStatistics
 from streamd.server.status import StatusPage
-from streamd.settings import Settings, schema_of, with_schema
+from streamd.settings.loading import Settings, schema_of, with_schema
 from streamd.telemetry import metrics
 from streamd.telemetry.api_keys import ApiKeys, key_of
 from streamd.telemetry.heartbeat import STALLED_SECONDS, refusals

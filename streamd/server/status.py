@@ -16,7 +16,7 @@ from streamd.server.engine import Engine
 from streamd.server.headline import headline_of
 from streamd.server.letters import Letters
 from streamd.server.pulse import Pulse
-from streamd.settings import Settings, schema_of
+from streamd.settings.loading import Settings, schema_of
 from streamd.telemetry.heartbeat import Beat, read_beats
 from streamd.windows.history import HistoryReader, SetScores, WindowRecord
 

@@ -15,7 +15,7 @@ from streamd.registry import Registry
 from streamd.segments.reader import LogReader
 from streamd.server.loaded_version import LoadedVersion
 from streamd.server.server_graph import ServerGraph
-from streamd.settings import ModelSettings, Settings
+from streamd.settings.loading import ModelSettings, Settings
 from streamd.telemetry import metrics
 
 logger = structlog.get_logger()

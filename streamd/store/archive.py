@@ -20,7 +20,7 @@ from streamd.errors import CorruptionError, ManifestError, SettingsError, Stream
 from streamd.roles import folder_of
 from streamd.segments.holds import Compacted, read_compacted
 from streamd.segments.journal import journal_files
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 from streamd.storage import DISK, Disk, write_durably
 from streamd.store import manifest as manifests
 from streamd.store.changelog import Changelog, KafkaChangelog, changelog_topic
@@ -33,8 +33,8 @@ from streamd.store.sweep import Sweep
 from streamd.store.upload import upload
 from streamd.store.versions import FOLDER as VERSIONS
 from streamd.telemetry import metrics
+from streamd.telemetry.failure_log import LastingFailures
 from streamd.telemetry.heartbeat import Heartbeat
-from streamd.telemetry.lasting import LastingFailures
 
 logger = structlog.get_logger()
 NAME = "archive"

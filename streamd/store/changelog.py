@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from streamd.errors import KafkaError
 from streamd.ingest.client import make_admin
-from streamd.settings import KafkaSettings
+from streamd.settings.loading import KafkaSettings
 
 
 class Changelog(Protocol):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from streamd.errors import KafkaError, SettingsError, StoreError
 from streamd.ingest.client import make_consumer
-from streamd.settings import KafkaSettings
+from streamd.settings.loading import KafkaSettings
 from streamd.store import manifest as manifests
 from streamd.store.search import CHUNK_BYTES, KeySearch
 from streamd.store.store import Store

@@ -12,7 +12,7 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from streamd.errors import StoreError
-from streamd.settings_log import without_secrets
+from streamd.settings.log import without_secrets
 from streamd.storage import DISK, SCRATCH
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ import structlog
 from pydantic import SecretStr
 
 from streamd.errors import SettingsError
-from streamd.settings import ServerSettings, has_keys
+from streamd.settings.loading import ServerSettings, has_keys
 
 logger = structlog.get_logger()
 

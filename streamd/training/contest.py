@@ -16,7 +16,7 @@ from streamd.registry import Registry
 from streamd.registry.candidate import PublishResult
 from streamd.registry.manifest import learn_alike
 from streamd.segments.reader import LogReader
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 from streamd.telemetry import metrics
 from streamd.training.incumbent import Incumbent
 from streamd.training.learner import Learner

@@ -16,7 +16,7 @@ from streamd.gpu.copies import HOST, send
 from streamd.models import LinkInputs, LinkModel, Memory
 from streamd.models.inputs import HopInputs
 from streamd.models.labels import LabelInputs
-from streamd.settings import GpuSettings
+from streamd.settings.loading import GpuSettings
 from streamd.telemetry import metrics
 
 logger = structlog.get_logger()

@@ -14,7 +14,7 @@ from streamd.ranks import ALONE, Ranks
 from streamd.registry.registry import Version
 from streamd.roles import FACTS, folder_of
 from streamd.segments.reader import LogReader
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 from streamd.training.device_transfer import DeviceTransfer
 from streamd.training.recorder import Recorder
 from streamd.training.retention_hold import NAME

@@ -25,7 +25,7 @@ from streamd.models.dropout import dropout_key
 from streamd.ranks import ALONE, Ranks
 from streamd.registry.candidate import TrainResult
 from streamd.segments.reader import LogReader
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 from streamd.training.device_transfer import DeviceTransfer
 from streamd.training.recorder import Chunk
 from streamd.training.replay import ReplayChunk, ReplayStore

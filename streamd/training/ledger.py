@@ -22,7 +22,7 @@ from streamd.roles import FACTS, folder_of
 from streamd.segments.holds import Hold, write_hold
 from streamd.segments.journal import LogState
 from streamd.segments.reader import LogReader
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 from streamd.storage import StoredFile
 from streamd.training import attempts, bootstrap
 from streamd.training.checkpoint import (

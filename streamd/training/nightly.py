@@ -32,7 +32,7 @@ from streamd.models.memory_files import read_memory
 from streamd.registry.manifest import MEMORY
 from streamd.schema import Schema
 from streamd.segments.reader import LogReader
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 from streamd.storage import StoredFile, remove_scratch, write_folder_durably
 from streamd.telemetry import metrics
 from streamd.tensors import FORMAT

@@ -32,7 +32,7 @@ from streamd.models.labels import LabelInputs, label_inputs
 from streamd.ranks import ALONE, Ranks
 from streamd.ranks.graph import RankedFeatures, RankedGraph
 from streamd.segments.reader import LogReader
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 from streamd.windows import Window, canonical_chunks
 
 MAX_LABELS = 2_000

@@ -20,7 +20,7 @@ from streamd.models.widening import fits, widened_inputs
 from streamd.ranks import ALONE, Ranks
 from streamd.schema import Schema
 from streamd.segments.deletions import Deletions
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 from streamd.storage import write_durably
 from streamd.tensors import pack, unpack
 

@@ -9,7 +9,7 @@ from streamd.graph.live import LiveGraph
 from streamd.graph.restart import RestartPoint
 from streamd.registry import Registry
 from streamd.segments.holds import Hold
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 
 NAME = "train"
 """The role's name, and that of its folder in `roles/`."""

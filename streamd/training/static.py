@@ -34,7 +34,7 @@ from streamd.models import (
 )
 from streamd.models.inputs import link_inputs
 from streamd.segments.reader import LogReader
-from streamd.settings import ModelSettings, Settings
+from streamd.settings.loading import ModelSettings, Settings
 from streamd.storage import write_folder_durably
 from streamd.training.device_transfer import DeviceTransfer
 from streamd.training.scores import Measures, measures

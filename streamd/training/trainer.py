@@ -19,7 +19,7 @@ from streamd.registry import Registry
 from streamd.registry.candidate import Candidate, PublishResult, TrainResult
 from streamd.registry.manifest import learn_alike
 from streamd.segments.reader import LogReader
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.telemetry.progress import Reading, RoleProgress

@@ -25,7 +25,7 @@ from streamd.evaluation.regimes import Regimes, RegimeWindow, best_half_life
 from streamd.graph.fact_columns import FACT_NAMES, NUM_HALF_LIVES
 from streamd.schema import EdgeSet, Schema
 from streamd.segments.reader import LogReader
-from streamd.settings import load_settings
+from streamd.settings.loading import load_settings
 from streamd.training.recorder import Chunk, Recorder
 from streamd.windows import next_window
 from tests.benchmarks.measure import SHARED, Row, write_edges

@@ -8,7 +8,7 @@ import numpy as np
 
 from streamd.clock import SystemClock
 from streamd.segments.reader import LogReader
-from streamd.settings import load_settings
+from streamd.settings.loading import load_settings
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.trainer import Trainer
 from streamd.windows import next_window

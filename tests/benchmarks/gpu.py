@@ -24,7 +24,7 @@ from streamd.graph.hops import Roots, distinct_nodes
 from streamd.graph.live import CATCH_UP_EDGES
 from streamd.graph.strategies import STRATEGIES
 from streamd.segments.reader import LogReader
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 from streamd.telemetry import metrics
 from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder, prefetch

@@ -19,7 +19,7 @@ from streamd.models import EdgeRows, architecture_of, build_model
 from streamd.models.numpy_model import NumpyModel
 from streamd.models.torch_model import TorchModel
 from streamd.segments.reader import LogReader
-from streamd.settings import ModelSettings
+from streamd.settings.loading import ModelSettings
 from streamd.supervisor import THREAD_VARIABLES
 from tests.benchmarks.measure import Row, wikipedia_log
 

@@ -30,7 +30,7 @@ from streamd.ingest.wire import ARROW
 from streamd.processes import collect_garbage_rarely
 from streamd.segments.log import LogWriter
 from streamd.segments.tail import JournalTail
-from streamd.settings import as_environment, schema_of
+from streamd.settings.loading import as_environment, schema_of
 from streamd.telemetry.heartbeat import Heartbeat
 from tests.benchmarks.measure import Row
 from tests.builders import Record, settings

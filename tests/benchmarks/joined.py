@@ -20,7 +20,7 @@ import torch
 
 from streamd.evaluation.regimes import Regimes, RegimeWindow
 from streamd.segments.reader import LogReader
-from streamd.settings import load_settings
+from streamd.settings.loading import load_settings
 from streamd.windows import next_window
 from tests.benchmarks.accuracy import read
 from tests.benchmarks.measure import write_edges

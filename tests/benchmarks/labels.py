@@ -25,7 +25,7 @@ from streamd.evaluation.regimes import Regimes
 from streamd.events import Progress, Schema
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
-from streamd.settings import load_settings
+from streamd.settings.loading import load_settings
 from streamd.training.scores import ndcg
 from streamd.windows import next_window
 from tests.benchmarks.accuracy import read

@@ -6,7 +6,7 @@ from pathlib import Path
 from streamd.clock import SystemClock
 from streamd.registry import Registry
 from streamd.segments.reader import LogReader
-from streamd.settings import load_settings
+from streamd.settings.loading import load_settings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.trainer import Trainer

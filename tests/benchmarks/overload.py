@@ -26,7 +26,7 @@ from streamd.events import Progress
 from streamd.registry import Registry
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
-from streamd.settings import Settings, load_settings
+from streamd.settings.loading import Settings, load_settings
 from streamd.supervisor import role_environment
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.trainer import Trainer

@@ -15,7 +15,7 @@ from streamd.graph.live import save_facts
 from streamd.schema import EdgeSet
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 from streamd.training.recorder import Recorder
 from tests.benchmarks.measure import Row
 from tests.builders import batch, settings, stream

@@ -37,7 +37,7 @@ from streamd.exchange.tfgnn.unigraph import Rows
 from streamd.exchange.tfgnn.unigraph_writing import write_table
 from streamd.maintenance import open_log
 from streamd.segments.log import LogWriter
-from streamd.settings import load_settings, schema_of
+from streamd.settings.loading import load_settings, schema_of
 from tests.benchmarks.measure import Row, best_seconds
 
 SCALE, DIM, HUB = 20, 128, 10**6

@@ -23,7 +23,7 @@ from streamd.scoring.record import decode
 from streamd.scoring.scorer import Scorer
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
-from streamd.settings import Settings, load_settings, schema_of
+from streamd.settings.loading import Settings, load_settings, schema_of
 from streamd.telemetry.heartbeat import Heartbeat, read_beat
 from streamd.training.trainer import Trainer
 from streamd.windows import next_window

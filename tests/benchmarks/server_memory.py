@@ -26,7 +26,7 @@ from streamd.models.memory_files import MemoryFiles
 from streamd.registry import Registry
 from streamd.registry.candidate import Candidate, TrainResult
 from streamd.segments.reader import LogReader
-from streamd.settings import Settings, load_settings
+from streamd.settings.loading import Settings, load_settings
 from streamd.supervisor import role_environment
 from streamd.telemetry.heartbeat import read_beat
 from streamd.windows import Window

@@ -32,7 +32,7 @@ from streamd.events import Float32, Int64
 from streamd.graph.neighborhood import sample_neighborhood
 from streamd.models.inputs import link_inputs
 from streamd.segments.reader import LogReader
-from streamd.settings import Settings, load_settings
+from streamd.settings.loading import Settings, load_settings
 from streamd.training.learner import Learner
 from streamd.training.recorder import FreshSight, Recorder
 from streamd.training.replay import ReplayStore

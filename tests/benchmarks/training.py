@@ -14,7 +14,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from streamd.segments.reader import LogReader
-from streamd.settings import Settings
+from streamd.settings.loading import Settings
 from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder, prefetch
 from streamd.training.replay import ReplayStore

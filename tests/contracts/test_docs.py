@@ -15,7 +15,7 @@ from streamd.cli import app
 from streamd.graph.fact_columns import FACT_NAMES, FactColumn
 from streamd.ingest.deadletter import REASONS
 from streamd.models.architectures import ARCHITECTURES, COMMON
-from streamd.settings import leaves, load_settings
+from streamd.settings.loading import leaves, load_settings
 from streamd.telemetry import metrics
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 import streamd
-from streamd.settings import ModelName
+from streamd.settings.loading import ModelName
 
 ROOT = Path(streamd.__file__).parent
 ROOMS = ("ingest", "segments", "store", "graph", "ranks", "gpu", "windows", "registry", "models", "training", "server",

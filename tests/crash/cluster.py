@@ -33,7 +33,7 @@ from streamd.registry import Registry
 from streamd.replica.start import published_seq
 from streamd.segments.reader import LogReader
 from streamd.server.loaded_version import UNKNOWN
-from streamd.settings import as_environment
+from streamd.settings.loading import as_environment
 from streamd.telemetry.heartbeat import read_beat
 from streamd.windows.history import FILE as HISTORY
 from tests.builders import HOUR, SECOND

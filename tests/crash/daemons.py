@@ -15,7 +15,7 @@ from streamd.client import Client
 from streamd.demo.broker import free_port
 from streamd.ingest.wire import ARROW, NDJSON
 from streamd.segments.reader import LogReader
-from streamd.settings import as_environment
+from streamd.settings.loading import as_environment
 from tests.builders import settings, stream
 
 SMALL_FETCHES = {"fetch_max_bytes": 2_000, "max_partition_fetch_bytes": 2_000}

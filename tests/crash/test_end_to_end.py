@@ -17,7 +17,7 @@ from kafka.admin import ConfigResource
 from streamd.demo.broker import ApacheKafka
 from streamd.segments.layout import LATE
 from streamd.segments.verify import verify_log
-from streamd.settings import as_environment
+from streamd.settings.loading import as_environment
 from tests.builders import HOUR
 from tests.crash.daemons import as_array, as_ndjson, produce, rows_of, wait
 
@@ -29,7 +29,7 @@ import os, signal, sys
 from streamd.daemon import run_role
 from streamd.ingest import loop
 from streamd.segments.log import LogWriter
-from streamd.settings import load_settings
+from streamd.settings.loading import load_settings
 loop.MAX_COMMIT_EVENTS = 97  # so that no life takes more than its share, however slow the machine is
 left, after = int(sys.argv[1]), sys.argv[2] == "after"
 commit = LogWriter.commit

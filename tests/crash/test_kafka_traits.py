@@ -14,7 +14,7 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from streamd.demo.broker import ApacheKafka
 from streamd.ingest.wire import ARROW, NDJSON
 from streamd.segments.journal import journal_files, read_lines
-from streamd.settings import as_environment
+from streamd.settings.loading import as_environment
 from tests.crash.daemons import produce, rows_of, wait
 
 pytestmark = pytest.mark.kafka

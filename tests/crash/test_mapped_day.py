@@ -15,7 +15,7 @@ from kafka import KafkaProducer
 
 from streamd.segments.layout import LATE
 from streamd.segments.verify import verify_log
-from streamd.settings import as_environment
+from streamd.settings.loading import as_environment
 from tests.builders import settings
 from tests.crash.daemons import SMALL_FETCHES, rows_of, wait
 from tests.crash.test_end_to_end import KILLED

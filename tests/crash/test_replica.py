@@ -17,7 +17,7 @@ from streamd.errors import ChangelogError
 from streamd.replica.start import published_seq
 from streamd.replica.topic import WANTED, ensure_topic
 from streamd.segments.changelog_position import read_position
-from streamd.settings import KafkaSettings, as_environment
+from streamd.settings.loading import KafkaSettings, as_environment
 from streamd.store.store import Store
 from streamd.store.upload import upload
 from streamd.telemetry.heartbeat import read_beat

@@ -28,7 +28,7 @@ from streamd.ingest.loop import IngestLoop
 from streamd.ingest.mapped import make_decoder
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
-from streamd.settings import load_settings, schema_of
+from streamd.settings.loading import load_settings, schema_of
 from streamd.telemetry import progress
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.windows import Window

@@ -19,7 +19,7 @@ import yaml
 
 from streamd.cli import app as cli
 from streamd.health import ANSWER_SECONDS
-from streamd.settings import Settings, effective, load_settings
+from streamd.settings.loading import Settings, effective, load_settings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.telemetry.port import open_port

@@ -13,7 +13,7 @@ from typer.main import get_command
 
 from streamd.cli import app
 from streamd.roles import ALL_ROLES
-from streamd.settings import load_settings
+from streamd.settings.loading import load_settings
 from tests.deploy.test_deploy import DEPLOY, built, config_map, needs, one
 
 

@@ -11,7 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from streamd.settings import load_settings
+from streamd.settings.loading import load_settings
 from tests.deploy.test_deploy import built, needs, one
 
 ROOT = Path(__file__).parents[2]

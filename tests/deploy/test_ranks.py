@@ -15,7 +15,7 @@ from typer.main import get_command
 from streamd.cli import app
 from streamd.demo.broker import free_port
 from streamd.registry import Registry
-from streamd.settings import as_environment, load_settings
+from streamd.settings.loading import as_environment, load_settings
 from streamd.windows.history import HistoryReader
 from tests.deploy.test_deploy import built, config_map, needs, one
 from tests.processes import children, is_alive, soon

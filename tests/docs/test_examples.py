@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from streamd.cli import app
 from streamd.server.app import create_app
-from streamd.settings import load_settings
+from streamd.settings.loading import load_settings
 from tests.server.world import World, wait
 
 FOLDER = Path(__file__).parents[2] / "docs" / "examples"

@@ -11,7 +11,7 @@ from streamd.evaluation.grid import MAX_COMBINATIONS, GridResult, Run, combinati
 from streamd.evaluation.intervals import MIN_WINDOWS
 from streamd.evaluation.regimes import RegimeWindow
 from streamd.segments.reader import LogReader
-from streamd.settings import load_settings
+from streamd.settings.loading import load_settings
 from streamd.windows import Window
 from tests.builders import settings, stream, write_log
 

@@ -17,7 +17,7 @@ from streamd.exchange import produce
 from streamd.exchange.guess import guess
 from streamd.exchange.sample import Sample, judge
 from streamd.segments.reader import LogReader
-from streamd.settings import load_settings
+from streamd.settings.loading import load_settings
 from tests.builders import ManualClock
 from tests.ingest.mapped import CLICKS, NOW, click, record
 from tests.ingest.test_envelopes import binary, change, cloud, wrapped

@@ -17,7 +17,7 @@ from streamd.exchange.times import Times
 from streamd.segments.format import TGUFSchema
 from streamd.segments.reader import LogReader
 from streamd.segments.writer import TGUFWriter
-from streamd.settings import load_settings
+from streamd.settings.loading import load_settings
 from tests.builders import ManualClock
 
 NOW_S = 1_700_000_000

@@ -5,7 +5,7 @@ import json
 import yaml
 
 from streamd.ingest.mapped import make_decoder
-from streamd.settings import load_settings, schema_of
+from streamd.settings.loading import load_settings, schema_of
 from tests.builders import Record, spell
 
 NOW = 1_795_400_000_000_000

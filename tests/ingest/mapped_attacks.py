@@ -10,7 +10,7 @@ import pyarrow as pa
 import structlog
 
 from streamd.ingest.mapped import make_decoder
-from streamd.settings import load_settings, schema_of
+from streamd.settings.loading import load_settings, schema_of
 from tests.ingest.attacks import megabytes, stream
 from tests.ingest.mapped import NOW, TOPIC, record
 

@@ -12,7 +12,7 @@ from kafka.net.sasl import SASL_MECHANISMS
 
 from streamd.errors import SettingsError
 from streamd.ingest.client import MECHANISMS, client_settings, read_options
-from streamd.settings import KafkaSettings, as_environment, effective, load_settings
+from streamd.settings.loading import KafkaSettings, as_environment, effective, load_settings
 from tests.ingest.secured import PASSWORD, make_certificates
 
 SCRAM = {"security_protocol": "SASL_SSL", "sasl_mechanism": "SCRAM-SHA-512",

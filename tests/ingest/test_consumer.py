@@ -11,7 +11,7 @@ from streamd.ingest import consumer
 from streamd.ingest.consumer import KafkaSource, in_shard
 from streamd.ingest.watch import Topics
 from streamd.segments.log import LogWriter
-from streamd.settings import load_settings
+from streamd.settings.loading import load_settings
 
 
 def test_shards_share_out_all_partitions_and_none_moves_when_partitions_are_added():

@@ -12,7 +12,7 @@ from streamd.events import DELETE, EDGE, LABEL, NODE, Schema, SetKey
 from streamd.ingest.columns import as_json
 from streamd.ingest.mapped import make_decoder
 from streamd.ingest.wire import ARROW, NDJSON
-from streamd.settings import load_settings, schema_of
+from streamd.settings.loading import load_settings, schema_of
 from tests.builders import Record, spell
 from tests.ingest.world import World
 

@@ -16,7 +16,7 @@ from streamd.segments.housekeeper import WORKS
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.segments.verify import verify_log
-from streamd.settings import load_settings, schema_of
+from streamd.settings.loading import load_settings, schema_of
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from tests.builders import ManualClock

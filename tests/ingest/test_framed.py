@@ -15,7 +15,7 @@ from streamd.ingest.avro import compile_avro
 from streamd.ingest.deadletter import REASONS
 from streamd.ingest.framed import JSONValues, RegistryValues
 from streamd.ingest.protobuf import compile_protobuf
-from streamd.settings import SchemaRegistrySettings, load_settings
+from streamd.settings.loading import SchemaRegistrySettings, load_settings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import read_beat
 from tests.ingest import registry as written

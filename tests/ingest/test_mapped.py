@@ -12,7 +12,7 @@ from streamd.events import DELETE, EDGE, LABEL, NODE
 from streamd.ingest import mapped
 from streamd.ingest.mapped import make_decoder
 from streamd.ingest.wire import ARROW, NDJSON, OWN_EVENT, OWN_ROW
-from streamd.settings import schema_of
+from streamd.settings.loading import schema_of
 from streamd.telemetry import metrics
 from tests.builders import spell
 from tests.ingest.mapped import CLICKS, NOW, TOPIC, Topic, click, record, settings_of, source

@@ -9,7 +9,12 @@ import pytest
 from streamd.errors import BadEvent, SchemaRegistryError, SettingsError
 from streamd.ingest import schema_registry
 from streamd.ingest.schema_registry import MAX_ANSWER_BYTES, SchemaRegistry, UnknownSchema
-from streamd.settings import SchemaRegistrySettings, as_environment, effective, load_settings
+from streamd.settings.loading import (
+    SchemaRegistrySettings,
+    as_environment,
+    effective,
+    load_settings,
+)
 from tests.ingest.registry import Registry, trickle
 
 JSON = "application/json"

@@ -14,7 +14,7 @@ from kafka.admin import ScramMechanism, UserScramCredentialUpsertion
 
 from streamd.errors import KafkaError
 from streamd.ingest.client import make_admin, make_consumer, make_producer
-from streamd.settings import KafkaSettings
+from streamd.settings.loading import KafkaSettings
 from tests.ingest.secured import PASSWORD, USER, SecuredKafka
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]

@@ -11,7 +11,7 @@ from streamd.ingest.deadletter import LocalDeadLetters
 from streamd.ingest.loop import IngestLoop
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
-from streamd.settings import schema_of
+from streamd.settings.loading import schema_of
 from streamd.storage import DISK, Disk
 from streamd.telemetry.heartbeat import Heartbeat
 from tests.builders import ManualClock, settings

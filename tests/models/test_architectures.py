@@ -22,7 +22,7 @@ from streamd.models.inputs import joined, link_inputs
 from streamd.models.layers import LAYERS
 from streamd.models.sage import SAGELayer
 from streamd.segments.reader import LogReader
-from streamd.settings import ModelName, ModelSettings
+from streamd.settings.loading import ModelName, ModelSettings
 from tests.builders import settings, stream, write_log
 
 NAMES = tuple(LAYERS)

@@ -7,7 +7,7 @@ from streamd.graph import NUM_FACTS
 from streamd.models.labels import LabelHead, LabelHeads
 from streamd.models.link import build_model
 from streamd.models.stored_weights import HISTORY_WEIGHT
-from streamd.settings import ModelSettings
+from streamd.settings.loading import ModelSettings
 
 
 def test_quantities_are_told_in_their_own_unit():

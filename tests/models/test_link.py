@@ -7,7 +7,7 @@ from streamd.events import Schema
 from streamd.graph import NUM_FACTS
 from streamd.models.link import build_model, link_loss
 from streamd.models.stored_weights import OLD_NUM_FACTS
-from streamd.settings import ModelSettings
+from streamd.settings.loading import ModelSettings
 
 
 def test_the_loss_is_softmax_and_binary_cross_entropy():

@@ -20,7 +20,7 @@ from streamd.models.numpy_model import BLOCK_ROOTS, NumpyModel
 from streamd.models.stored_weights import HISTORY_WEIGHT
 from streamd.models.torch_model import TorchModel
 from streamd.segments.reader import LogReader
-from streamd.settings import ModelSettings
+from streamd.settings.loading import ModelSettings
 from tests.builders import SETS, sets_stream, stream, write_log, write_sets_log
 
 ONE_SET = Schema(2, 3, 2)

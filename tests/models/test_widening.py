@@ -18,7 +18,7 @@ from streamd.models.widening import (
     widened_optimizer,
 )
 from streamd.schema import EdgeSet, Feature, NodeSet, Schema
-from streamd.settings import ModelSettings
+from streamd.settings.loading import ModelSettings
 
 X, Y = Feature("x", 1, '{"type":"number"}'), Feature("y", 2, '{"vector":2}')
 PLAIN = Schema(1, 1, 0)

@@ -10,7 +10,7 @@ import pytest
 
 from streamd.processes import PYTHON
 from streamd.registry import Registry
-from streamd.settings import as_environment
+from streamd.settings.loading import as_environment
 from streamd.windows.history import HistoryReader
 from tests.processes import children, is_alive, soon
 from tests.ranks.test_trainer import check_alike

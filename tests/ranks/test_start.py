@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from streamd.processes import PYTHON
-from streamd.settings import as_environment
+from streamd.settings.loading import as_environment
 from streamd.supervisor import ROLE_REFUSED
 from streamd.telemetry.heartbeat import read_beats, refusals
 from streamd.torchrun import MAX_RESTARTS

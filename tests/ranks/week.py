@@ -8,7 +8,7 @@ import numpy as np
 from streamd.demo.streams import STREAMS
 from streamd.events import Progress, Schema, empty_batch
 from streamd.segments.log import LogWriter
-from streamd.settings import load_settings
+from streamd.settings.loading import load_settings
 from tests.builders import SECOND
 
 COMMIT = 5_000

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from streamd.processes import PYTHON
-from streamd.settings import load_settings
+from streamd.settings.loading import load_settings
 
 COMMAND = (*PYTHON, "-m", "tests.ranks.worker")
 

@@ -17,7 +17,7 @@ from streamd.replica.records import HEAD_BYTES
 from streamd.replica.start import published_seq
 from streamd.segments.changelog_position import ChangelogId
 from streamd.segments.log import LogWriter
-from streamd.settings import KafkaSettings
+from streamd.settings.loading import KafkaSettings
 from tests.replica.rivals import commit
 from tests.segments import test_crash as life
 

@@ -19,7 +19,7 @@ from streamd.errors import KafkaError
 from streamd.ingest.client import make_admin
 from streamd.replica.start import published_seq
 from streamd.replica.topic import ensure_topic
-from streamd.settings import KafkaSettings
+from streamd.settings.loading import KafkaSettings
 from tests.crash.daemons import wait
 from tests.replica.directories import difference, lines_of
 

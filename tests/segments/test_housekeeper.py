@@ -20,7 +20,7 @@ from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.segments.recovery import lock_directory
 from streamd.segments.verify import verify_log
-from streamd.settings import RetentionSettings
+from streamd.settings.loading import RetentionSettings
 from streamd.telemetry import metrics
 from tests.builders import SECOND, SETS, batch, sets_stream, write_sets_log
 

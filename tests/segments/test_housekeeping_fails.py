@@ -21,7 +21,7 @@ from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.segments.retries import Retries
 from streamd.segments.verify import verify_log
-from streamd.settings import RetentionSettings
+from streamd.settings.loading import RetentionSettings
 from streamd.storage import Disk
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat

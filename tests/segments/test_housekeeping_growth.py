@@ -27,7 +27,7 @@ from streamd.segments.holds import Hold, ask_to_compact, asked_to_compact, write
 from streamd.segments.housekeeper import Housekeeper
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
-from streamd.settings import RetentionSettings
+from streamd.settings.loading import RetentionSettings
 from tests.builders import SECOND, ManualClock, batch
 from tests.work import lines_of_steps, lines_run
 

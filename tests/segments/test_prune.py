@@ -19,7 +19,7 @@ from streamd.segments.layout import FEATURES, feature_row
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.segments.verify import verify_log
-from streamd.settings import RetentionSettings
+from streamd.settings.loading import RetentionSettings
 from streamd.storage import FileWithHoles
 from tests.builders import batch, compact, feature_updates
 

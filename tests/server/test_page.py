@@ -26,7 +26,7 @@ from streamd.segments.changelog_position import UNKNOWN, ChangelogPosition, Posi
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.server.app import create_app
-from streamd.settings import load_settings
+from streamd.settings.loading import load_settings
 from streamd.telemetry.heartbeat import Heartbeat, read_beats
 from streamd.telemetry.progress import Reading
 from streamd.training.trainer import Trainer

@@ -13,9 +13,9 @@ import schemathesis
 
 from streamd.errors import KafkaError, SettingsError
 from streamd.server.forward import Forwarder
-from streamd.settings import load_settings
-from streamd.settings_sets import EdgeSetSettings, FeatureSettings
-from streamd.settings_sources import SourceSettings
+from streamd.settings.loading import load_settings
+from streamd.settings.sets import EdgeSetSettings, FeatureSettings
+from streamd.settings.sources import SourceSettings
 from streamd.telemetry.api_keys import Keys
 from tests.builders import HOUR, settings, stream, write_log
 from tests.server.world import SCHEMA, World, listening, wait

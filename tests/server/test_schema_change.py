@@ -8,7 +8,7 @@ import pytest
 from streamd.events import Progress, SetKey, empty_batch
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
-from streamd.settings import with_schema
+from streamd.settings.loading import with_schema
 from tests.builders import HOUR, settings, stream, write_log
 from tests.server.world import SCHEMA, World, wait
 from tests.training.test_schema_change import EXTENDED

@@ -14,7 +14,7 @@ import pytest
 
 from streamd.demo.standin import StandIn
 from streamd.errors import SettingsError
-from streamd.settings import load_settings
+from streamd.settings.loading import load_settings
 from streamd.telemetry.heartbeat import read_beat
 from tests.crash.daemons import Daemon, wait
 

@@ -1,4 +1,4 @@
-from streamd.telemetry.lasting import REPEAT_SECONDS, LastingFailures
+from streamd.telemetry.failure_log import REPEAT_SECONDS, LastingFailures
 from tests.builders import ManualClock
 
 

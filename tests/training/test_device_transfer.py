@@ -10,7 +10,7 @@ import torch
 from streamd.events import Schema
 from streamd.gpu.cache import FeatureCache
 from streamd.segments.reader import LogReader
-from streamd.settings import GpuSettings
+from streamd.settings.loading import GpuSettings
 from streamd.telemetry import metrics
 from streamd.training.device_transfer import DeviceTransfer, cached_edge_rows
 from streamd.training.learner import Learner

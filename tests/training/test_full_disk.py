@@ -11,7 +11,7 @@ from streamd.daemon import _disk_errors
 from streamd.errors import DiskError
 from streamd.events import Schema
 from streamd.registry import Registry
-from streamd.settings import as_environment
+from streamd.settings.loading import as_environment
 from tests.builders import HOUR, settings, stream, write_log
 from tests.crash.cluster import small_disks
 from tests.server.world import wait

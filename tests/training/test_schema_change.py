@@ -14,7 +14,7 @@ from streamd.registry import Registry
 from streamd.schema import EdgeSet, Feature, NodeSet
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
-from streamd.settings import with_schema
+from streamd.settings.loading import with_schema
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.trainer import Trainer
 from tests.builders import HOUR, settings, stream, write_log

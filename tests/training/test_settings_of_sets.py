@@ -14,7 +14,7 @@ from streamd.segments.housekeeper import Housekeeper
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.segments.verify import verify_log
-from streamd.settings import RetentionSettings, leaves
+from streamd.settings.loading import RetentionSettings, leaves
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.trainer import Trainer
 from tests.builders import HOUR, SETS, declared, sets_rows, sets_stream, settings, write_sets_log

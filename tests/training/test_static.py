@@ -11,7 +11,7 @@ from streamd.errors import SettingsError, StreamdError
 from streamd.events import Schema
 from streamd.maintenance import open_log, train_static
 from streamd.models import build_model
-from streamd.settings import ModelSettings
+from streamd.settings.loading import ModelSettings
 from streamd.training.static import StaticTraining
 from tests.builders import settings, stream, write_log
 

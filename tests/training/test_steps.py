@@ -14,7 +14,7 @@ from streamd.gpu import copies
 from streamd.models import Memory
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
-from streamd.settings import GpuSettings
+from streamd.settings.loading import GpuSettings
 from streamd.training.device_transfer import DeviceTransfer
 from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder

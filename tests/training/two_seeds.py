@@ -15,7 +15,7 @@ from streamd.demo.streams import STREAMS
 from streamd.graph.negatives import SCORED
 from streamd.graph.ranking import ranks
 from streamd.segments.reader import LogReader
-from streamd.settings import load_settings
+from streamd.settings.loading import load_settings
 from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore

@@ -12,7 +12,7 @@ import pytest
 from streamd.registry import Registry
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
-from streamd.settings import as_environment, schema_of
+from streamd.settings.loading import as_environment, schema_of
 from tests.builders import HOUR, settings
 from tests.server.world import World, wait
 from tests.upgrade.make import ASKED, TOPIC, VALUES

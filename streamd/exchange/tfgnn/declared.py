@@ -20,8 +20,8 @@ from streamd.exchange.tfgnn.schema import (
     NodeSet,
 )
 from streamd.schema import DEFAULT_SET, Schema
-from streamd.settings import Settings, edge_sets, node_sets, schema_of, with_schema
-from streamd.settings_sets import FeatureSettings, SetSettings, shown, text_of
+from streamd.settings.loading import Settings, edge_sets, node_sets, schema_of, with_schema
+from streamd.settings.sets import FeatureSettings, SetSettings, shown, text_of
 
 ID, TIME = "#id", "#time"
 """Features of every node set and of every edge set: key, and event time in microseconds."""

@@ -17,7 +17,7 @@ from streamd.exchange.tfgnn.unigraph import WEIGHT, Rows
 from streamd.ingest.checks import FLOAT32_MAX
 from streamd.ingest.encoding import Feature
 from streamd.ingest.rounding import NOTHING, count_rounded
-from streamd.settings_sets import FeatureSettings, nearest_of, text_of
+from streamd.settings.sets import FeatureSettings, nearest_of, text_of
 
 WEIGHTS = (WEIGHT, "weight")
 """Features of edges that an undeclared column of weights fills."""

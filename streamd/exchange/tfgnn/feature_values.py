@@ -7,7 +7,7 @@ from streamd.events import Float32
 from streamd.exchange.tfgnn.declared import DeclaredSet, nothing_text, other_text
 from streamd.exchange.tfgnn.draws import Array
 from streamd.exchange.tfgnn.row_names import Place
-from streamd.settings_sets import FeatureSettings, text_of
+from streamd.settings.sets import FeatureSettings, text_of
 
 
 def to_columns(one: DeclaredSet, values_RD: Float32, place: Place) -> dict[str, Array]:

@@ -31,7 +31,7 @@ from streamd.exchange.tfgnn.shards import shard_paths
 from streamd.exchange.tfgnn.spec import READOUT, SamplingSpec, SeedOp, read_spec
 from streamd.exchange.tfgnn.tables_graph import Progress, needed_sets
 from streamd.exchange.tfgnn.tensor import Edges, GraphTensor, Nodes
-from streamd.settings_sets import nearest_of
+from streamd.settings.sets import nearest_of
 
 SOURCE, TARGET, LABEL = f"{READOUT}/source", f"{READOUT}/target", "label"
 

@@ -25,7 +25,7 @@ from streamd.exchange.tfgnn.schema import (
 from streamd.exchange.tfgnn.table_header import table_columns
 from streamd.exchange.tfgnn.unigraph import WEIGHT, table_path
 from streamd.schema import DEFAULT_SET
-from streamd.settings import load_settings
+from streamd.settings.loading import load_settings
 
 NUMBERS = ("float32", "float64", "float16", "int8", "int16", "int32", "int64")
 """Names of numpy types whose values are numbers of a log, which are float32."""

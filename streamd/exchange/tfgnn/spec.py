@@ -9,7 +9,7 @@ from streamd.errors import TFGNNError
 from streamd.exchange.tfgnn.proto import message_class, parse_message, print_text
 from streamd.exchange.tfgnn.reverse_advice import CORRECT, ReverseAdvice
 from streamd.exchange.tfgnn.schema import GraphSchema
-from streamd.settings_sets import nearest_of
+from streamd.settings.sets import nearest_of
 
 STRATEGIES = ("TOP_K", "RANDOM_UNIFORM", "RANDOM_WEIGHTED", "LATEST_K")
 """By their number. An operation that names none has the first."""

@@ -32,8 +32,8 @@ from streamd.exchange.tfgnn.tables_graph import Progress, Read, read_tables
 from streamd.exchange.tfgnn.unigraph import Rows, table_path
 from streamd.exchange.times import Misfit, Times
 from streamd.ingest.rounding import NOTHING
-from streamd.settings import Settings
-from streamd.settings_sets import nearest_of
+from streamd.settings.loading import Settings
+from streamd.settings.sets import nearest_of
 
 logger = structlog.get_logger()
 EVENTS = 4096

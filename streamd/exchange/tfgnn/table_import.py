@@ -11,7 +11,7 @@ from streamd.exchange.tfgnn.table_events import TableEvents
 from streamd.ingest.checks import rules_of
 from streamd.ingest.decode import Decoder
 from streamd.segments.log import LogWriter
-from streamd.settings import Settings, schema_of
+from streamd.settings.loading import Settings, schema_of
 
 Progress = Callable[[int], None]
 """Takes how many events are done."""

@@ -23,7 +23,7 @@ from streamd.exchange.tfgnn.row_names import FileRows, Place
 from streamd.exchange.tfgnn.schema import TYPES, Context, DataType, EdgeSet, Feature, NodeSet
 from streamd.exchange.tfgnn.shards import find_files, table_format
 from streamd.exchange.tfgnn.tensor import Ragged, Value
-from streamd.settings_sets import nearest_of
+from streamd.settings.sets import nearest_of
 
 ROWS = 1 << 13
 """Rows of a CSV file that are given at once."""

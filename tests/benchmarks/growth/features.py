@@ -19,7 +19,7 @@ from streamd.segments.housekeeper import Housekeeper
 from streamd.segments.layout import FEATURES
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
-from streamd.settings import ModelSettings, RetentionSettings
+from streamd.settings.loading import ModelSettings, RetentionSettings
 from streamd.storage import BLOCK_BYTES
 from tests.benchmarks.growth.journal import UnsyncedDisk, in_child, peak_megabytes
 from tests.benchmarks.measure import Row

@@ -21,7 +21,7 @@ from streamd.segments.log import MAX_COMMIT_ROWS, LogWriter
 from streamd.segments.reader import LogReader
 from streamd.server.engine import Engine
 from streamd.server.server_graph import ServerGraph
-from streamd.settings import load_settings
+from streamd.settings.loading import load_settings
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.recorder import Recorder
 from tests.benchmarks import synth

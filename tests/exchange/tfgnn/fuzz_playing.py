@@ -11,7 +11,7 @@ from streamd.exchange.tfgnn.schema_settings import settings_of_schema
 from streamd.exchange.tfgnn.table_events import TableEvents, TimeOptions
 from streamd.ingest.checks import rules_of
 from streamd.ingest.decode import Decoder
-from streamd.settings import load_settings, schema_of
+from streamd.settings.loading import load_settings, schema_of
 
 #   user --views--> item,  user --buys--> item
 DECLARED = """

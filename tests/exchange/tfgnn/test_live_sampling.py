@@ -27,7 +27,7 @@ from streamd.exchange.tfgnn.shard_writing import write_shards
 from streamd.exchange.tfgnn.table_export import TableOptions, export_tables
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
-from streamd.settings import schema_of
+from streamd.settings.loading import schema_of
 from tests.builders import compact, settings
 from tests.exchange.tfgnn import plain_sampler
 from tests.exchange.tfgnn.live_world import BEGIN, OPS, SETS, LiveWorld, spelled

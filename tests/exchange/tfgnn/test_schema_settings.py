@@ -19,7 +19,7 @@ from streamd.exchange.tfgnn.shards import shard_paths
 from streamd.exchange.tfgnn.unigraph import Rows
 from streamd.exchange.tfgnn.unigraph_writing import write_table
 from streamd.segments.log import LogWriter
-from streamd.settings import load_settings, schema_of
+from streamd.settings.loading import load_settings, schema_of
 from tests.builders import settings, stream, write_log
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -24,7 +24,7 @@ from streamd.exchange.tfgnn.table_import import append_tables, checked_events
 from streamd.exchange.tfgnn.unigraph import read_table, table_path
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
-from streamd.settings import load_settings, schema_of
+from streamd.settings.loading import load_settings, schema_of
 from tests.builders import SECOND, settings
 
 #   user --views--> item,  user --buys--> item

@@ -1,7 +1,7 @@
 """Reads the settings from a YAML file, then `STREAMD_...` variables, then the command line.
 
 A variable names a setting with double underscores: `STREAMD_TRAINING__REPLAY_EVENTS=400`. An
-unknown key is an error that names the nearest known one. The tree of `streamd.settings_tree` is
+unknown key is an error that names the nearest known one. The tree of `streamd.settings.tree` is
 exported here too; each component gets its own branch of it.
 """
 
@@ -17,13 +17,12 @@ from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic_settings import EnvSettingsSource
 
 from streamd.errors import SettingsError
-from streamd.settings_branch import Branch
-from streamd.settings_lines import line_of, nearest_name
-from streamd.settings_log import LeaderSettings, LogSettings, without_secrets
-from streamd.settings_server import LOOPBACK, ServerSettings, TelemetrySettings, has_keys
-from streamd.settings_sets import Misplaced, check_sets, nearest_of
-from streamd.settings_sources import REGISTRY_FORMATS, check_sources
-from streamd.settings_tree import (
+from streamd.settings.branch import Branch
+from streamd.settings.log import LeaderSettings, LogSettings, without_secrets
+from streamd.settings.server import LOOPBACK, ServerSettings, TelemetrySettings, has_keys
+from streamd.settings.sets import Misplaced, check_sets, nearest_of
+from streamd.settings.sources import REGISTRY_FORMATS, check_sources
+from streamd.settings.tree import (
     PREFIX,
     BootstrapSettings,
     GpuSettings,
@@ -46,6 +45,7 @@ from streamd.settings_tree import (
     schema_of,
     with_schema,
 )
+from streamd.settings.yaml_lines import line_of, nearest_name
 
 __all__ = [
     "BootstrapSettings",

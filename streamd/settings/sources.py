@@ -1,6 +1,6 @@
 """The settings that say how topics which exist already become events.
 
-`graph.node_sets` and `graph.edge_sets` declare features (`streamd.settings_sets`); `sources` says
+`graph.node_sets` and `graph.edge_sets` declare features (`streamd.settings.sets`); `sources` says
 where in a topic's records they are (docs/sources.md).
 """
 
@@ -14,7 +14,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from streamd.schema import Schema
-from streamd.settings_sets import Misplaced, Part, SetSettings, as_tuple, nearest_of, shown
+from streamd.settings.sets import Misplaced, Part, SetSettings, as_tuple, nearest_of, shown
 
 NO_NAME = re.compile(r'["\\\x00-\x1f\ud800-\udfff]')
 """What no step of a path holds: msgspec reads no fields with such names."""

@@ -1,7 +1,7 @@
 """The settings tree: a frozen branch for each component, each setting with its default, bounds and
 description.
 
-`streamd.settings` reads it. `docs/settings.md` lists every key; a test compares the two.
+`streamd.settings.loading` reads it. `docs/settings.md` lists every key; a test compares the two.
 """
 
 from collections.abc import Iterator
@@ -14,16 +14,16 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from streamd.events import Schema
 from streamd.schema import DEFAULT_SET
-from streamd.settings_branch import Branch, Natural, Positive, Seconds
-from streamd.settings_log import LeaderSettings, LogSettings
-from streamd.settings_server import ServerSettings, TelemetrySettings
-from streamd.settings_sets import (
+from streamd.settings.branch import Branch, Natural, Positive, Seconds
+from streamd.settings.log import LeaderSettings, LogSettings
+from streamd.settings.server import ServerSettings, TelemetrySettings
+from streamd.settings.sets import (
     EdgeSetSettings,
     SetSettings,
     declarations_of,
     declared_schema,
 )
-from streamd.settings_sources import SourceSettings
+from streamd.settings.sources import SourceSettings
 
 PREFIX = "STREAMD_"
 """Every variable that begins so must be a setting, so that a misspelt one is an error."""

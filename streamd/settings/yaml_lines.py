@@ -8,7 +8,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel
 
-from streamd.settings_sets import Part
+from streamd.settings.sets import Part
 
 
 def line_of(path: Path, place: Sequence[str | int]) -> int | None:

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field, SecretStr
 
-from streamd.settings_branch import Branch, Natural, Positive, Seconds
+from streamd.settings.branch import Branch, Natural, Positive, Seconds
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """Addresses that only this machine reaches, where the API may be open."""

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from streamd.settings_tree import Settings
+from streamd.settings.tree import Settings
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

@@ -5,7 +5,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import Field
 
-from streamd.settings_branch import Branch, Seconds
+from streamd.settings.branch import Branch, Seconds
 
 
 def without_secrets(url: str) -> str:
