@@ -1,3 +1,3 @@
-from streamd.cli import main
+from streamd.cli.main import main
 
 main()

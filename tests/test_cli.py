@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from streamd.cli import app, main
+from streamd.cli.main import app, main
 from streamd.events import Schema
 from streamd.ingest.deadletter import DeadLetter, LocalDeadLetters
 from tests.builders import stream, write_log
@@ -51,7 +51,7 @@ def test_verify_says_what_is_damaged(tmp_path):
 
 
 def test_the_supervisor_imports_neither_torch_nor_numba():
-    code = "import sys, streamd.cli, streamd.daemon; print([m for m in ('torch', 'numba', 'cupy') if m in sys.modules])"
+    code = "import sys, streamd.cli.main, streamd.daemon; print([m for m in ('torch', 'numba', 'cupy') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
 
 
@@ -99,7 +99,7 @@ def test_dead_letters_are_listed_and_counted_by_reason(tmp_path):
 
 
 def test_dead_letters_are_shown_without_what_a_terminal_would_obey(tmp_path, monkeypatch):
-    monkeypatch.setattr("streamd.cli.out.width", 300)
+    monkeypatch.setattr("streamd.cli.main.out.width", 300)
     letters = LocalDeadLetters(tmp_path / "deadletter", 10**6)
     evil = "\x1b[2J\r\n\x9b31m\u202e"
     letters.add(DeadLetter(evil, 1, 0, 0, evil, evil, 7, evil.encode() + b"\xff"))

@@ -3,7 +3,7 @@
 import pytest
 from typer.testing import CliRunner
 
-from streamd.cli import app
+from streamd.cli.main import app
 from streamd.errors import SchemaRegistryError
 from streamd.ingest import deadletter_replay, mapped
 from streamd.ingest.deadletter import DeadLetter
@@ -37,7 +37,7 @@ class Outbox:
 def outbox(monkeypatch):
     made = Outbox()
     monkeypatch.setattr(deadletter_replay, "make_producer", lambda kafka: made)
-    monkeypatch.setattr("streamd.cli_options.out.width", 300)
+    monkeypatch.setattr("streamd.cli.options.out.width", 300)
     return made
 
 

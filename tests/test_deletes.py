@@ -7,7 +7,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from streamd.cli import app
+from streamd.cli.main import app
 from streamd.clock import SystemClock
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.graph import Draw

@@ -9,10 +9,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 from typer.testing import CliRunner
 
-from streamd.cli import app
+from streamd.cli.health import ask_health
+from streamd.cli.main import app
 from streamd.demo.broker import free_port
 from streamd.errors import SettingsError
-from streamd.health import ask_health
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.telemetry.port import open_port
 from tests.builders import settings

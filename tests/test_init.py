@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from streamd.cli import app
+from streamd.cli.main import app
 from streamd.demo.standin import StandIn
 from streamd.errors import KafkaError, SettingsError
 from streamd.exchange.first_settings import Place, pasted_records, settings_text
@@ -142,14 +142,14 @@ def test_nothing_is_ever_overwritten(tmp_path, made):
 
 def test_a_file_that_appears_meanwhile_is_not_overwritten(tmp_path, monkeypatch):
     """Another init in the same folder, between the check and the write."""
-    import streamd.cli_init
-    judge = streamd.cli_init._judge
+    import streamd.cli.init
+    judge = streamd.cli.init._judge
 
     def meanwhile(*args):
         (tmp_path / "settings.yaml").write_text("mine")
         return judge(*args)
 
-    monkeypatch.setattr(streamd.cli_init, "_judge", meanwhile)
+    monkeypatch.setattr(streamd.cli.init, "_judge", meanwhile)
     done = invoke(tmp_path, "--topic", "shop", "--sample", rows(tmp_path))
     assert isinstance(done.exception, SettingsError) and (tmp_path / "settings.yaml").read_text() == "mine"
     assert {p.name for p in tmp_path.iterdir()} == {"settings.yaml", "shop.csv"}

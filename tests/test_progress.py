@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from streamd.cli import app
+from streamd.cli.main import app
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.exchange.tables import count_rows
 from streamd.graph import jit, warm_up
@@ -125,7 +125,7 @@ def test_compacting_here_says_segments(tmp_path, every, monkeypatch):
 
 def test_compacting_beside_an_ingest_says_whom_it_waits_for_and_how_far_ingest_is(tmp_path, every, monkeypatch):
     one_segment_a_step(monkeypatch)
-    monkeypatch.setattr("streamd.maintenance.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("streamd.cli.maintenance.POLL_SECONDS", 0.01)
     writer = deleted(tmp_path)
     write_hold(tmp_path, "train", Hold(150, 150))
     said = run("compact", "--data-dir", tmp_path, "--wait", "0.3")

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from streamd.cli import app
+from streamd.cli.main import app
 from streamd.errors import SettingsError
 from streamd.settings.loading import Settings, leaves, load_settings
 

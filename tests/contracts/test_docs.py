@@ -11,7 +11,7 @@ import typer
 from fastapi.routing import APIRoute
 
 import streamd.errors
-from streamd.cli import app
+from streamd.cli.main import app
 from streamd.graph.fact_columns import FACT_NAMES, FactColumn
 from streamd.ingest.deadletter import REASONS
 from streamd.models.architectures import ARCHITECTURES, COMMON

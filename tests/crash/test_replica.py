@@ -12,7 +12,7 @@ import uuid
 import pytest
 from kafka import KafkaAdminClient, TopicPartition
 
-from streamd.doctor import run_check
+from streamd.cli.doctor_checks import run_check
 from streamd.errors import ChangelogError
 from streamd.replica.start import published_seq
 from streamd.replica.topic import WANTED, ensure_topic

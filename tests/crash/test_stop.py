@@ -13,8 +13,8 @@ import urllib.request
 
 import pytest
 
+from streamd.cli.health import ask_health
 from streamd.events import Schema
-from streamd.health import ask_health
 from tests.builders import HOUR, stream, write_log
 from tests.crash.daemons import wait
 

@@ -17,8 +17,8 @@ import prometheus_client
 import pytest
 import yaml
 
-from streamd.cli import app as cli
-from streamd.health import ANSWER_SECONDS
+from streamd.cli.health import ANSWER_SECONDS
+from streamd.cli.main import app as cli
 from streamd.settings.loading import Settings, effective, load_settings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat

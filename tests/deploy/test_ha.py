@@ -11,7 +11,7 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from streamd.cli import app
+from streamd.cli.main import app
 from streamd.roles import ALL_ROLES
 from streamd.settings.loading import load_settings
 from tests.deploy.test_deploy import DEPLOY, built, config_map, needs, one

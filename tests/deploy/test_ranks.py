@@ -12,7 +12,7 @@ import pytest
 from torch.distributed.run import parse_args
 from typer.main import get_command
 
-from streamd.cli import app
+from streamd.cli.main import app
 from streamd.demo.broker import free_port
 from streamd.registry import Registry
 from streamd.settings.loading import as_environment, load_settings

@@ -9,7 +9,7 @@ import yaml
 from torch.distributed.run import parse_args
 from typer.main import get_command
 
-from streamd.cli import app
+from streamd.cli.main import app
 
 K8S = Path(__file__).parents[2] / "k8s"
 KINDS = {"TrainingRuntime": "training_runtime", "TrainJob": "train_job"}

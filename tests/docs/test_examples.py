@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 from typer.testing import CliRunner
 
-from streamd.cli import app
+from streamd.cli.main import app
 from streamd.server.app import create_app
 from streamd.settings.loading import load_settings
 from tests.server.world import World, wait

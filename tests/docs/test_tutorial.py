@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from streamd.cli import app
+from streamd.cli.main import app
 
 PAGE = Path(__file__).parents[2] / "docs" / "tutorial.md"
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from streamd.cli.maintenance import ages_of_facts, backtest_file
 from streamd.errors import SettingsError, StreamdError
 from streamd.evaluation.backtest import Plan, backtest
 from streamd.evaluation.regimes import Regimes
@@ -15,7 +16,6 @@ from streamd.evaluation.report_html import as_html
 from streamd.evaluation.sights import StaleSight
 from streamd.events import Schema
 from streamd.exchange.tables import Columns
-from streamd.maintenance import ages_of_facts, backtest_file
 from streamd.segments.reader import LogReader
 from streamd.training.learner import Learner
 from streamd.training.recorder import FreshSight, Recorder

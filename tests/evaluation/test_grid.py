@@ -4,7 +4,7 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from streamd.cli import app
+from streamd.cli.main import app
 from streamd.errors import SettingsError
 from streamd.evaluation.backtest import Plan, backtest
 from streamd.evaluation.grid import MAX_COMBINATIONS, GridResult, Run, combinations, run_grid

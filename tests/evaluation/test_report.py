@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import streamd
-from streamd.cli import app
+from streamd.cli.main import app
 from streamd.errors import SettingsError
 from streamd.evaluation.backtest import TITLES, Result
 from streamd.evaluation.regimes import RegimeWindow

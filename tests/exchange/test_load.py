@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from streamd.cli import app
+from streamd.cli.main import app
 from streamd.events import DELETION, Progress, Schema, SetKey, empty_batch
 from streamd.exchange import produce
 from streamd.segments.format import TGUFSchema

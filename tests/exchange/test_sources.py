@@ -12,7 +12,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from streamd.cli import app
+from streamd.cli.main import app
 from streamd.exchange import produce
 from streamd.exchange.guess import guess
 from streamd.exchange.sample import Sample, judge

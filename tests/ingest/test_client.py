@@ -119,8 +119,8 @@ def test_no_command_shows_a_value_of_the_file(tmp_path, command):
                    "STREAMD_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:1", "STREAMD_DATA_DIR": str(tmp_path / "d"),
                    "STREAMD_KAFKA__CLIENT": '{"bootstrap_timeout_ms": 100}'}
     # Of the doctor only the question to the broker: the other checks compile kernels.
-    code = ("import sys; from streamd.doctor import CHECKS; CHECKS['device'] = CHECKS['kernels'] = lambda s: ''; sys.argv[0] = 'streamd'; "
-            "from streamd.cli import main; main()")
+    code = ("import sys; from streamd.cli.doctor_checks import CHECKS; CHECKS['device'] = CHECKS['kernels'] = lambda s: ''; sys.argv[0] = 'streamd'; "
+            "from streamd.cli.main import main; main()")
     done = subprocess.run([sys.executable, "-c", code, command], env=env, capture_output=True, text=True, check=False)
     assert PASSWORD not in done.stdout + done.stderr and "Traceback" not in done.stderr
     assert str(kafka.client_file) in done.stdout if command == "config" else "No broker answers" in done.stdout

@@ -7,7 +7,7 @@ import pytest
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
-from streamd.cli import app
+from streamd.cli.main import app
 from streamd.errors import KafkaError, StreamdError, VersionError
 from streamd.registry.outcome import Waiting
 from streamd.replica.requests import RequestedMoves, compact_everywhere
@@ -114,12 +114,12 @@ def test_the_command_line_of_a_replica_asks_the_trainer(sides, monkeypatch):
     monkeypatch.setattr("streamd.replica.requests.RequestedMoves.__init__.__defaults__", (lambda _: MemoryTopic(replica.log),))
     for key, value in (("NAME", "t"), ("STORE", replica.url), ("MEMBER", "replica")):
         monkeypatch.setenv(f"STREAMD_LOG__{key}", value)
-    monkeypatch.setattr("streamd.cli_models.WAIT_SECONDS", 20)
+    monkeypatch.setattr("streamd.cli.models.WAIT_SECONDS", 20)
     where = ["--data-dir", str(replica.settings.data_dir)]
     with running(trainer, replica):
         done = CliRunner().invoke(app, ["models", "promote", "11-1", *where])
         assert done.exit_code == 0 and "champion: 11-1" in done.output, done.output
-    monkeypatch.setattr("streamd.cli_models.WAIT_SECONDS", 0)
+    monkeypatch.setattr("streamd.cli.models.WAIT_SECONDS", 0)
     late = CliRunner().invoke(app, ["models", "rollback", *where])
     assert late.exit_code == 1 and "has not answered yet" in late.output
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from kafka import KafkaConsumer, KafkaProducer
 
-from streamd.doctor import run_check
+from streamd.cli.doctor_checks import run_check
 from streamd.errors import SettingsError
 from streamd.scoring.outbox import Outbox
 from streamd.scoring.record import ScoreRecord, decode

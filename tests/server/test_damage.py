@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
-from streamd.cli import app as cli
+from streamd.cli.main import app as cli
 from streamd.errors import VersionError
 from streamd.events import Schema
 from streamd.roles import FACTS, MEMORY, folder_of
@@ -237,7 +237,7 @@ def test_a_version_that_says_what_is_no_number_is_taken_out_of_service_while_it_
 
 
 def test_verify_names_every_damaged_file_beside_the_log(world):
-    from streamd.maintenance import damage_outside_the_log
+    from streamd.cli.maintenance import damage_outside_the_log
 
     assert list(damage_outside_the_log(world.settings)) == []
     flip(world.registry.folder / world.registry.champion() / "memory-000.safetensors")

@@ -16,7 +16,7 @@ import structlog
 import uvicorn
 from typer.testing import CliRunner
 
-from streamd.cli import app as cli
+from streamd.cli.main import app as cli
 from streamd.client import Client
 from streamd.clock import SystemClock
 from streamd.events import Progress

@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from streamd.doctor import run_check
+from streamd.cli.doctor_checks import run_check
 from streamd.roles import FACTS, HEARTBEAT, HOLD, MEMORY, folder_of
 from streamd.segments.holds import end_lease, read_holds
 from streamd.segments.log import LogWriter

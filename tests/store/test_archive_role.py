@@ -10,9 +10,9 @@ import fsspec
 import pytest
 from typer.testing import CliRunner
 
-from streamd.cli import app
+from streamd.cli.doctor_checks import run_check
+from streamd.cli.main import app
 from streamd.demo.standin import StandIn
-from streamd.doctor import run_check
 from streamd.errors import SettingsError
 from streamd.events import Schema
 from streamd.roles import ROLES, check_name, roles_of
@@ -96,7 +96,7 @@ SECRETS = ("sesame", "op%2Fen", "op/en", "envsecret")
 def test_credentials_are_in_no_log_heartbeat_metric_error_or_answer(tmp_path, monkeypatch, capfd):
     """They are planted in the URL and in the environment; the store then fails in every way."""
     fsspec.register_implementation("away", Away, clobber=True)
-    monkeypatch.setattr("streamd.doctor.STORE_SECONDS", 0.1)
+    monkeypatch.setattr("streamd.cli.doctor_checks.STORE_SECONDS", 0.1)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "envsecret")
     url = "away://user:sesame@host/x?token=op%2Fen"
     with closing(rich_log(tmp_path / "log")):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from streamd.cli import app
+from streamd.cli.main import app
 from streamd.errors import SettingsError
 from streamd.segments.nodekeys import encode_keys
 from streamd.store import deleted as searching

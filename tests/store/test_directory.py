@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from streamd.cli import app
+from streamd.cli.main import app
 from streamd.errors import DataDirectoryError, SettingsError, StoreError
 from streamd.replica.follower import Follower
 from streamd.replica.leader import lead

@@ -15,7 +15,7 @@ from crc32c import crc32c
 from fsspec.implementations.memory import MemoryFileSystem
 from typer.testing import CliRunner
 
-from streamd.cli import app
+from streamd.cli.main import app
 from streamd.errors import DataDirectoryError, LockedError, StoreError, StreamdError
 from streamd.events import DELETION, Progress, Schema
 from streamd.segments.holds import read_holds

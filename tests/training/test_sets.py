@@ -9,6 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from streamd.cli.maintenance import backtest_file
 from streamd.clock import SystemClock
 from streamd.evaluation.backtest import Plan, backtest
 from streamd.evaluation.report import Asked, report_of
@@ -17,7 +18,6 @@ from streamd.events import Progress, empty_batch
 from streamd.exchange.tables import Columns
 from streamd.gpu.device import fix_torch
 from streamd.graph.negatives import NUM_LEARNED, NUM_SCORED, Pool, Pools
-from streamd.maintenance import backtest_file
 from streamd.models.standardize import RunningStandardizer, SetStandardizer
 from streamd.registry import Registry
 from streamd.segments.holds import read_holds

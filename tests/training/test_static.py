@@ -6,10 +6,10 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from streamd.cli import app
+from streamd.cli.main import app
+from streamd.cli.maintenance import open_log, train_static
 from streamd.errors import SettingsError, StreamdError
 from streamd.events import Schema
-from streamd.maintenance import open_log, train_static
 from streamd.models import build_model
 from streamd.settings.loading import ModelSettings
 from streamd.training.static import StaticTraining

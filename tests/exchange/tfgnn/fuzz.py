@@ -17,7 +17,7 @@ from pathlib import Path
 
 import structlog
 
-from streamd.cli_options import printable
+from streamd.cli.options import printable
 from streamd.errors import TFGNNError
 from streamd.exchange.tfgnn.examples import Codec
 from streamd.exchange.tfgnn.listing import Part, lines_of

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from streamd.cli import app
+from streamd.cli.main import app
 from streamd.errors import SettingsError, TFGNNError
 from streamd.exchange.tfgnn.examples import Codec
 from streamd.exchange.tfgnn.records import read_records
@@ -105,6 +105,6 @@ def test_tables_are_sampled_without_what_only_a_stream_needs(tmp_path):
     world = World(tmp_path / "in", 1)
     command = [str(w) for w in ("tfgnn", "sample", "--graph_schema", world.path, "--sampling_spec", world.path / "spec" / "spec.pbtxt",
                                 "--output_samples", tmp_path / "out" / "s.tfrecord")]
-    code = f"import sys; sys.modules['kafka'] = None; from streamd.cli import app; app({command!r})"
+    code = f"import sys; sys.modules['kafka'] = None; from streamd.cli.main import app; app({command!r})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from streamd.cli import app
+from streamd.cli.main import app
 from streamd.errors import SettingsError, TFGNNError, TFRecordError
 from streamd.exchange.tfgnn import listing
 from streamd.exchange.tfgnn.examples import Codec

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from streamd.cli import app
+from streamd.cli.main import app
 
 DOCS = Path(__file__).parents[3] / "docs"
 

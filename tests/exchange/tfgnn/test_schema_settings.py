@@ -9,7 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from streamd.cli import app
+from streamd.cli.main import app
 from streamd.errors import TFGNNError
 from streamd.events import Schema
 from streamd.exchange.tfgnn.declared import declared_sets, graph_schema

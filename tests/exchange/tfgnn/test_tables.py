@@ -8,7 +8,7 @@ import pytest
 import structlog
 from typer.testing import CliRunner
 
-from streamd.cli import app
+from streamd.cli.main import app
 from streamd.clock import SystemClock
 from streamd.errors import SettingsError, StreamdError, TFGNNError
 from streamd.events import split_key

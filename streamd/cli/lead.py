@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from streamd.cli_options import ConfigOption, DataOption, err, out, settings_of
+from streamd.cli.options import ConfigOption, DataOption, err, out, settings_of
 from streamd.errors import SettingsError, StreamdError
 from streamd.settings.loading import Settings
 from streamd.telemetry.heartbeat import Beat, read_beat

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from streamd.cli_options import (
+from streamd.cli.options import (
     ConfigOption,
     DataOption,
     DstOption,
@@ -86,11 +86,11 @@ def backtest(
 ) -> None:
     """Play a recorded log or file through scoring and learning, compared with nightly and frozen
     models and plain rules."""
+    from streamd.cli.maintenance import ages_of_facts, backtest_file, backtest_grid
     from streamd.evaluation.backtest import Plan
     from streamd.evaluation.grid import combinations
     from streamd.evaluation.report import Asked
     from streamd.evaluation.report_forms import form_of, report_text
-    from streamd.maintenance import ages_of_facts, backtest_file, backtest_grid
 
     form = form_of(form, report)
     settings, origin = loaded_settings(config, data_dir)

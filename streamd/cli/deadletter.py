@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from streamd.cli_options import ConfigOption, DataOption, out, printable, settings_of
+from streamd.cli.options import ConfigOption, DataOption, out, printable, settings_of
 from streamd.clock import SystemClock, utc
 from streamd.settings.loading import Settings
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from streamd.cli_options import err, out, printable
+from streamd.cli.options import err, out, printable
 from streamd.errors import KafkaError, SettingsError
 from streamd.settings.loading import Settings, load_settings
 from streamd.telemetry.progress import ProgressLine

@@ -2,7 +2,7 @@
 
 import typer
 
-from streamd.cli_options import ConfigOption, DataOption, err, out, settings_of
+from streamd.cli.options import ConfigOption, DataOption, err, out, settings_of
 from streamd.errors import KafkaError, SettingsError
 from streamd.telemetry.progress import ProgressLine
 

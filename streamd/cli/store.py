@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from streamd.cli_options import ConfigOption, DataOption, err, out, settings_of
+from streamd.cli.options import ConfigOption, DataOption, err, out, settings_of
 from streamd.errors import SettingsError, StreamdError
 from streamd.settings.loading import Settings
 from streamd.telemetry.progress import ProgressLine
@@ -43,7 +43,7 @@ def verify(
 
 def _verify_all(settings: Settings) -> int:
     """Check against checksums. Returns: exit status, 1 where something is damaged."""
-    from streamd.maintenance import damage_outside_the_log
+    from streamd.cli.maintenance import damage_outside_the_log
     from streamd.segments.verify import verify_log
 
     with ProgressLine(err, "checking what was committed", "pieces") as line:
@@ -153,7 +153,7 @@ def restore(
 ) -> None:
     """Make a data directory of a backup, or of another one: what is read is checked against its
     checksums, then the directory as `streamd verify` does."""
-    from streamd.maintenance import damage_outside_the_log
+    from streamd.cli.maintenance import damage_outside_the_log
     from streamd.store.directory import copy_directory, directory_at
     from streamd.store.restore import check_free, choose
     from streamd.store.restore import restore as make

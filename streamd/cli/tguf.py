@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from streamd.cli_options import (
+from streamd.cli.options import (
     ConfigOption,
     DataOption,
     DstOption,
@@ -97,9 +97,9 @@ def tguf_export(
     data_dir: DataOption = None,
 ) -> None:
     """Write a range of the log, without deleted rows, as one TGUF file for other tools."""
+    from streamd.cli.maintenance import open_log
     from streamd.clock import parse_time_us
     from streamd.exchange.export import ExportOptions, export_range, write_keys
-    from streamd.maintenance import open_log
     from streamd.settings.sets import nearest_of
 
     # Without a start or an end the range is open: no time of an event is at or above 2**62.

@@ -15,13 +15,13 @@ import typer
 from rich.table import Table
 
 from streamd import __version__
-from streamd.cli_backtest import GridCommand, backtest
-from streamd.cli_changelog import changelog_app
-from streamd.cli_deadletter import letters_app
-from streamd.cli_init import init
-from streamd.cli_lead import lead
-from streamd.cli_models import models_app
-from streamd.cli_options import (
+from streamd.cli.backtest import GridCommand, backtest
+from streamd.cli.changelog import changelog_app
+from streamd.cli.deadletter import letters_app
+from streamd.cli.init import init
+from streamd.cli.lead import lead
+from streamd.cli.models import models_app
+from streamd.cli.options import (
     ConfigOption,
     DataOption,
     DstOption,
@@ -37,10 +37,10 @@ from streamd.cli_options import (
     printable_lines,
     settings_of,
 )
-from streamd.cli_sources import sources_app
-from streamd.cli_store import backup, restore, verify
-from streamd.cli_tfgnn import tfgnn_app
-from streamd.cli_tguf import tguf_app
+from streamd.cli.sources import sources_app
+from streamd.cli.store import backup, restore, verify
+from streamd.cli.tfgnn import tfgnn_app
+from streamd.cli.tguf import tguf_app
 from streamd.errors import SettingsError, StreamdError
 from streamd.settings.loading import effective, load_settings
 from streamd.telemetry.progress import ProgressLine
@@ -213,7 +213,7 @@ def train(
         raise SettingsError(
             "streamd train needs --static.", "the live model is learned by `streamd run`."
         )
-    from streamd.maintenance import train_static
+    from streamd.cli.maintenance import train_static
 
     # The option is the setting `model.name`, checked as such.
     overrides: dict[str, Any] = {} if data_dir is None else {"data_dir": data_dir}
@@ -243,7 +243,7 @@ def compact(
 ) -> None:
     """Overwrite what deletes hid: keys, edges, features, in log, replay store, versions and local
     dead letters."""
-    from streamd.maintenance import compact_log
+    from streamd.cli.maintenance import compact_log
 
     settings = settings_of(config, data_dir)
     with ProgressLine(err, "compacting", "segments") as line:
@@ -295,7 +295,7 @@ def show_config(
 @app.command()
 def doctor(config: ConfigOption = None, data_dir: DataOption = None) -> None:
     """Check what a run needs, and compile the kernels; exit status 1 where something stops it."""
-    from streamd.doctor import examine
+    from streamd.cli.doctor_checks import examine
 
     settings = settings_of(config, data_dir)
     table = Table("check", "result", "what was seen", box=None)
@@ -318,7 +318,7 @@ def health(
     config: ConfigOption = None,
 ) -> None:
     """Ask a role on this machine whether it is well: exit status 0 or 1."""
-    from streamd.health import ask_health
+    from streamd.cli.health import ask_health
 
     well, why = ask_health(settings_of(config, None), role, "/readyz" if ready else "/livez")
     out.print(f"{role}: {'well' if well else 'not well'}: {why}", markup=False, soft_wrap=True)

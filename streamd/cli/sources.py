@@ -6,7 +6,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from streamd.cli_options import ConfigOption, err, out, print_rounded, printable, settings_of
+from streamd.cli.options import ConfigOption, err, out, print_rounded, printable, settings_of
 from streamd.schema import DEFAULT_SET
 from streamd.telemetry.progress import ProgressLine
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from streamd.cli_options import (
+from streamd.cli.options import (
     ConfigOption,
     DataOption,
     err,
@@ -297,10 +297,10 @@ def _log_source(
     config: Path | None, data_dir: Path | None, start: str | None, end: str | None, numbers: bool
 ) -> "LogSource":
     """The part of the log in a range of times."""
+    from streamd.cli.maintenance import open_log
     from streamd.clock import parse_time_us
     from streamd.exchange.tfgnn.declared import as_numbers, declared_sets
     from streamd.exchange.tfgnn.log_sampled import LogSource
-    from streamd.maintenance import open_log
 
     settings = settings_of(config, data_dir)
     log = open_log(settings.data_dir)

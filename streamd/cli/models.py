@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from streamd.cli_options import ConfigOption, DataOption, err, out, settings_of
+from streamd.cli.options import ConfigOption, DataOption, err, out, settings_of
 from streamd.errors import VersionError
 
 WAIT_SECONDS = 60.0
