@@ -51,7 +51,7 @@ def test_verify_says_what_is_damaged(tmp_path):
 
 
 def test_the_supervisor_imports_neither_torch_nor_numba():
-    code = "import sys, streamd.cli.main, streamd.daemon; print([m for m in ('torch', 'numba', 'cupy') if m in sys.modules])"
+    code = "import sys, streamd.cli.main, streamd.daemon.run_role; print([m for m in ('torch', 'numba', 'cupy') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
 
 

@@ -14,15 +14,15 @@ import pytest
 from structlog.testing import capture_logs
 
 import streamd
-from streamd import daemon, supervisor
-from streamd.daemon import run_role
+from streamd.daemon.role_lock import lock_name
+from streamd.daemon.run_role import run_role, supervisor
+from streamd.daemon.run_role import run_role as daemon
+from streamd.daemon.supervisor import REFUSED, ROLE_REFUSED, Supervisor, make_data_dir
 from streamd.errors import LockedError, SettingsError
 from streamd.processes import PYTHON
-from streamd.role_lock import lock_name
 from streamd.roles import ROLES, make_folder
 from streamd.segments.log import LogWriter
 from streamd.settings.loading import schema_of
-from streamd.supervisor import REFUSED, ROLE_REFUSED, Supervisor, make_data_dir
 from tests.builders import settings
 
 BEAT = """

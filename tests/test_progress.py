@@ -175,7 +175,7 @@ def test_kernels_that_are_compiled_first_are_said_once(tmp_path, monkeypatch):
 def test_backtest_and_roles_say_that_they_compile_only_where_they_do(tmp_path, monkeypatch, cold):
     from structlog.testing import capture_logs
 
-    from streamd import daemon
+    from streamd.daemon.run_role import run_role as daemon
 
     warmed = []
     monkeypatch.setattr(jit, "compile_notice", lambda: "compiling kernels" if cold else None)

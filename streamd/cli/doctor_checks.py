@@ -347,8 +347,8 @@ def _device(settings: Settings) -> str:
 def _ranks(settings: Settings) -> str:
     """Check that the ranks of this machine have a core or a GPU each, and, under torchrun, a store
     of their own at each start."""
+    from streamd.daemon.torchrun import UNSHARED_STORE
     from streamd.gpu import choose_device
-    from streamd.torchrun import UNSHARED_STORE
 
     training = settings.training
     if place_of(os.environ) is not None and os.environ.get(UNSHARED_STORE) != "1":

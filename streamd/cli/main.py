@@ -75,10 +75,10 @@ def run(
 ) -> None:
     """Run the daemon: ingest, train and serve, and of a log that other machines follow the archive,
     until a signal."""
-    from streamd.daemon import run_role
+    from streamd.daemon.run_role import run_role
+    from streamd.daemon.supervisor import Supervisor
     from streamd.processes import place_of
     from streamd.roles import ALL_ROLES, check_name
-    from streamd.supervisor import Supervisor
     from streamd.telemetry.logs import configure_logs
 
     settings = settings_of(config, data_dir)
@@ -105,7 +105,7 @@ def run(
 
     # Several ranks on this machine have an agent, unless torchrun has started this one already.
     if role == "train" and settings.training.ranks > 1 and place is None:
-        from streamd.torchrun import run_ranks
+        from streamd.daemon.torchrun import run_ranks
 
         raise typer.Exit(run_ranks(settings))
     raise typer.Exit(run_role(settings, role, name or ""))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from streamd.daemon.supervisor import THREAD_VARIABLES
 from streamd.graph.blocks import BlockGraph
 from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import sample_neighborhood
@@ -20,7 +21,6 @@ from streamd.models.numpy_model import NumpyModel
 from streamd.models.torch_model import TorchModel
 from streamd.segments.reader import LogReader
 from streamd.settings.loading import ModelSettings
-from streamd.supervisor import THREAD_VARIABLES
 from tests.benchmarks.measure import Row, wikipedia_log
 
 ROUNDS = 200

@@ -21,13 +21,13 @@ import numpy as np
 import uvloop
 
 from streamd.clock import SystemClock
+from streamd.daemon.supervisor import role_environment
 from streamd.demo.broker import free_port
 from streamd.events import Progress
 from streamd.registry import Registry
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.settings.loading import Settings, load_settings
-from streamd.supervisor import role_environment
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.trainer import Trainer
 from streamd.windows import next_window

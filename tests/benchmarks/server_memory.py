@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from streamd.daemon.supervisor import role_environment
 from streamd.demo.broker import free_port
 from streamd.graph.fact_columns import FACT_NAMES
 from streamd.models import build_model
@@ -27,7 +28,6 @@ from streamd.registry import Registry
 from streamd.registry.candidate import Candidate, TrainResult
 from streamd.segments.reader import LogReader
 from streamd.settings.loading import Settings, load_settings
-from streamd.supervisor import role_environment
 from streamd.telemetry.heartbeat import read_beat
 from streamd.windows import Window
 from tests.benchmarks.measure import Row, wikipedia_log

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
+from streamd.daemon.supervisor import role_environment
 from streamd.demo.broker import find_broker, free_port
 from streamd.ingest.client import make_producer
 from streamd.settings.loading import Settings, load_settings
-from streamd.supervisor import role_environment
 from tests.benchmarks.measure import Row, wikipedia_events
 
 SECONDS, RATE, LINKS, OPEN_LINKS, PROBES, EVENTS_A_SECOND = 10.0, 200, 4, 16, 60, 500

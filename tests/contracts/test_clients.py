@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from streamd.daemon.supervisor import role_environment
 from streamd.demo.broker import free_port
-from streamd.supervisor import role_environment
 from tests.builders import HOUR, stream, write_log
 from tests.server.world import SCHEMA, World, wait
 

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.kafka
 
 KILLED = """
 import os, signal, sys
-from streamd.daemon import run_role
+from streamd.daemon.run_role import run_role
 from streamd.ingest import loop
 from streamd.segments.log import LogWriter
 from streamd.settings.loading import load_settings

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from streamd.daemon_log import make_loop
+from streamd.daemon.log_roles import make_loop
 from streamd.ingest import client
 from streamd.replica.leader import lead
 from streamd.roles import folder_of

@@ -8,11 +8,11 @@ import subprocess
 import numpy as np
 import pytest
 
+from streamd.daemon.supervisor import ROLE_REFUSED
+from streamd.daemon.torchrun import MAX_RESTARTS
 from streamd.processes import PYTHON
 from streamd.settings.loading import as_environment
-from streamd.supervisor import ROLE_REFUSED
 from streamd.telemetry.heartbeat import read_beats, refusals
-from streamd.torchrun import MAX_RESTARTS
 from tests.builders import settings, stream, write_log
 from tests.processes import is_alive, soon
 from tests.ranks import worker

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from streamd import daemon_log
 from streamd.clock import SystemClock
+from streamd.daemon.run_role import log_roles as daemon_log
 from streamd.errors import (
     CorruptionError,
     DataLossError,

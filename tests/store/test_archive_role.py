@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from streamd.cli.doctor_checks import run_check
 from streamd.cli.main import app
+from streamd.daemon.supervisor import Supervisor
 from streamd.demo.standin import StandIn
 from streamd.errors import SettingsError
 from streamd.events import Schema
@@ -23,7 +24,6 @@ from streamd.store import manifest as manifests
 from streamd.store.archive import Archive, open_archive
 from streamd.store.restore import choose, restore
 from streamd.store.store import Store
-from streamd.supervisor import Supervisor
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat, read_beat
 from tests.builders import ManualClock, settings, stream, write_log

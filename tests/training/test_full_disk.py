@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from streamd.daemon import _disk_errors
+from streamd.daemon.run_role import _disk_errors
 from streamd.errors import DiskError
 from streamd.events import Schema
 from streamd.registry import Registry

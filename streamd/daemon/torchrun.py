@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import structlog
 
+from streamd.daemon.supervisor import REFUSED, ROLE_REFUSED, make_data_dir, role_environment
 from streamd.processes import PYTHON, SUPERVISED_BY, end_with_supervisor
 from streamd.settings.loading import Settings
-from streamd.supervisor import REFUSED, ROLE_REFUSED, make_data_dir, role_environment
 from streamd.telemetry.heartbeat import REFUSED_STATE, Heartbeat, refusals
 from streamd.telemetry.logs import configure_logs
 

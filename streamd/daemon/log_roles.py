@@ -1,6 +1,6 @@
 """The roles that write the log, or keep it elsewhere, each as one process: ingest, follow, archive.
 
-Beside `streamd.daemon` this module alone may import all packages.
+Beside `streamd.daemon.run_role` this module alone may import all packages.
 """
 
 import os
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import structlog
 
 from streamd.clock import Clock, SystemClock
+from streamd.daemon.role_lock import once_unlocked
 from streamd.errors import SettingsError
 from streamd.processes import collect_garbage_rarely
-from streamd.role_lock import once_unlocked
 from streamd.roles import ARCHIVE, FOLLOW, make_folder, take_over
 from streamd.settings.loading import Settings, schema_of
 from streamd.telemetry import metrics, registries

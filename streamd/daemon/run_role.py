@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING
 import structlog
 
 from streamd.clock import SystemClock
-from streamd.daemon_log import run_archive, run_follow, run_ingest
+from streamd.daemon.log_roles import run_archive, run_follow, run_ingest
+from streamd.daemon.role_lock import lock_name, once_unlocked
+from streamd.daemon.supervisor import REFUSED, ROLE_REFUSED, make_data_dir
 from streamd.errors import (
     DataLossError,
     DeviceMemoryError,
@@ -38,7 +40,6 @@ from streamd.processes import (
     place_of,
     raise_file_limit,
 )
-from streamd.role_lock import lock_name, once_unlocked
 from streamd.roles import (
     ARCHIVE,
     FOLLOW,
@@ -47,7 +48,6 @@ from streamd.roles import (
     server_names,
 )
 from streamd.settings.loading import Settings
-from streamd.supervisor import REFUSED, ROLE_REFUSED, make_data_dir
 from streamd.telemetry import metrics
 from streamd.telemetry.api_keys import ApiKeys
 from streamd.telemetry.heartbeat import REFUSED_STATE, Heartbeat, leads_here, read_beat
