@@ -79,7 +79,7 @@ NAMED = [
             self._log.commit(batch, source.progress(positions), watermark)
         self._letters.flush()
 """, ["tests/ingest"]),
-    Named("a deleted row's key is remembered over other records", "streamd/ingest/mapped.py",
+    Named("a deleted row's key is remembered over other records", "streamd/decode/sources/topic.py",
           "before = self._newest.get(batch.source), record.key\n",
           "before = self._row_delete.get(batch.source, (-1, b\"\"))[0], record.key\n", ["tests/ingest/test_envelopes.py"]),
     Named("embeddings are kept after the delete of a neighbour", "streamd/server/engine.py",
@@ -97,7 +97,7 @@ NAMED = [
           "torch.ones(own.stop - own.start)", ["tests/training/test_learner.py", *NO_RECORDED_LOSSES]),
     Named("deletes from before a restart at a negative index", "streamd/graph/set_facts.py",
           "np.maximum(new - self.edge, 0)", "new - self.edge", ["tests/graph/test_set_facts.py"]),
-    Named("edges of a mapped record before its other events", "streamd/ingest/mapped.py",
+    Named("edges of a mapped record before its other events", "streamd/decode/sources/topic.py",
           "batch.add(joined(made).take(order))", "batch.add(joined(made))", ["tests/ingest/test_mapped_order.py"]),
     Named("equal pages are counted once more", "streamd/models/memory_pages.py", "self._users[new_P] += 1",
           "self._users[new_P] += 2", ["tests/models/test_memory_pages.py"]),

@@ -4,8 +4,9 @@ import pytest
 from typer.testing import CliRunner
 
 from streamd.cli.main import app
+from streamd.decode.sources import topic as mapped
 from streamd.errors import SchemaRegistryError
-from streamd.ingest import deadletter_replay, mapped
+from streamd.ingest import deadletter_replay
 from streamd.ingest.deadletter import DeadLetter
 from streamd.ingest.deadletter_replay import StoredLetter
 from streamd.ingest.letter_outlook import outlook

@@ -109,7 +109,7 @@ def _score_topic(settings: Settings) -> str:
 
 def _schema_registry(settings: Settings) -> str:
     """Check that the schema registry answers, where a source needs it."""
-    from streamd.ingest.schema_registry import SchemaRegistry, UnknownSchema
+    from streamd.decode.sources.schema_registry import SchemaRegistry, UnknownSchema
 
     if not any(source.format in REGISTRY_FORMATS for source in settings.sources):
         return "no source needs one"

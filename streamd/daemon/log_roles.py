@@ -140,8 +140,8 @@ def _stand_by(
 def _check_could_lead(settings: Settings) -> None:
     """Check whether this machine could lead: its log, disk and settings, and Kafka's offsets.
     Raises: StreamdError; KafkaError while the broker does not answer."""
+    from streamd.decode.sources.topic import make_decoder
     from streamd.ingest.consumer import KafkaSource
-    from streamd.ingest.mapped import make_decoder
     from streamd.segments.writable import check_writable
 
     schema = schema_of(settings)

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import yaml
 
+from streamd.decode.sources.paths import parsed
 from streamd.errors import BadEvent, SettingsError
 from streamd.exchange.guess import Guess
 from streamd.exchange.load import FileRow
-from streamd.ingest.shapes import parsed
 
 MAX_WIDTH = 100
 """Columns of the file."""

@@ -8,13 +8,13 @@ from typing import Any
 
 import yaml
 
+from streamd.decode.encoding import Times
+from streamd.decode.error_texts import OTHER_NAMES, foreign
+from streamd.decode.notices import NEAR
+from streamd.decode.sources.cloudevents import ATTRIBUTE
+from streamd.decode.sources.paths import follow, parsed
+from streamd.decode.sources.rules import meets
 from streamd.errors import BadEvent, SettingsError
-from streamd.ingest.cloudevents import ATTRIBUTE
-from streamd.ingest.encoding import Times
-from streamd.ingest.explain import OTHER_NAMES, foreign
-from streamd.ingest.mapping import meets
-from streamd.ingest.notices import NEAR
-from streamd.ingest.shapes import follow, parsed
 from streamd.schema import DEFAULT_SET
 from streamd.settings.sets import nearest_of
 from streamd.settings.sources import NO_NAME, SourceSettings, fields_of, steps_of

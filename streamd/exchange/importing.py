@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from streamd.clock import SystemClock
+from streamd.decode.rounding import Rounded
 from streamd.errors import SettingsError, StreamdError
 from streamd.events import Schema
 from streamd.exchange.load import Loader
@@ -22,7 +23,6 @@ from streamd.exchange.tables import (
     resolved,
 )
 from streamd.exchange.times import Misfit, Times
-from streamd.ingest.rounding import Rounded
 from streamd.segments.log import LogWriter
 from streamd.segments.tguf import TGUFFile, open_tguf
 from streamd.settings.loading import Settings, schema_of

@@ -10,6 +10,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from streamd.clock import Clock
+from streamd.decode.block import ROW, Block, has_time, joined
+from streamd.decode.checks import edge_block, rules_of
+from streamd.decode.decoder import Decoder
+from streamd.decode.rounding import Rounded
+from streamd.decode.sources.topic import make_decoder
 from streamd.errors import BadEvent, StreamdError
 from streamd.events import (
     DELETE,
@@ -22,14 +27,9 @@ from streamd.events import (
     Progress,
 )
 from streamd.exchange.produce import Outgoing
-from streamd.ingest.block import ROW, Block, has_time, joined
-from streamd.ingest.checks import edge_block, rules_of
 from streamd.ingest.columns import BatchBuilder
-from streamd.ingest.decode import Decoder
 from streamd.ingest.event_log import Log
 from streamd.ingest.loop import MAX_COMMIT_EVENTS
-from streamd.ingest.mapped import make_decoder
-from streamd.ingest.rounding import Rounded
 from streamd.settings.loading import Settings
 
 RECORDS = 4096

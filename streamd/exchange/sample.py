@@ -11,6 +11,8 @@ from kafka import TopicPartition
 from kafka.errors import KafkaError as ClientError
 
 from streamd.clock import Clock
+from streamd.decode.rounding import Rounded
+from streamd.decode.sources.topic import make_decoder
 from streamd.errors import KafkaError, SettingsError
 from streamd.events import DELETE, EDGE, LABEL, NODE
 from streamd.exchange.guess import absent_paths
@@ -20,8 +22,6 @@ from streamd.exchange.tables import read_rows
 from streamd.ingest.client import make_consumer
 from streamd.ingest.columns import as_json
 from streamd.ingest.kafka_records import make_reading_safe
-from streamd.ingest.mapped import make_decoder
-from streamd.ingest.rounding import Rounded
 from streamd.settings.loading import Settings, schema_of
 
 PATIENCE_SECONDS = 10.0

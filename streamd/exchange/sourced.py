@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from streamd.clock import Clock
+from streamd.decode.sources.formats import JSON_FORMATS
+from streamd.decode.sources.topic import first_events, make_decoder
 from streamd.errors import SettingsError
 from streamd.exchange.load import RECORDS, FileRow
 from streamd.exchange.produce import Outgoing
 from streamd.exchange.tables import read_rows
-from streamd.ingest.formats import JSON_FORMATS
-from streamd.ingest.mapped import first_events, make_decoder
 from streamd.settings.loading import Settings, schema_of
 from streamd.settings.sets import nearest_of
 from streamd.settings.sources import SourceSettings, steps_of

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from streamd.decode.block import Block
 from streamd.events import (
     DELETE,
     DELETION,
@@ -24,7 +25,6 @@ from streamd.events import (
     Schema,
     split_key,
 )
-from streamd.ingest.block import Block
 
 UNSEEN = -2
 """In the cache: the key has not been looked up in the log's table."""

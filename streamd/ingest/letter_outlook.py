@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from streamd.decode.block import has_time
+from streamd.decode.decoder import NUM_SINGLES, Decoder
+from streamd.decode.sources.topic import make_decoder
 from streamd.errors import SchemaRegistryError
-from streamd.ingest.block import has_time
 from streamd.ingest.deadletter_replay import StoredLetter, as_record
-from streamd.ingest.decode import NUM_SINGLES, Decoder
-from streamd.ingest.mapped import make_decoder
 from streamd.settings.loading import Settings, schema_of
 
 

@@ -7,12 +7,12 @@ import structlog
 from kafka import TopicPartition
 
 from streamd.clock import Clock
+from streamd.decode.block import Block
+from streamd.decode.wire import OWN_EVENT_US
 from streamd.events import Key, Position, Schema
-from streamd.ingest.block import Block
 from streamd.ingest.columns import as_json
 from streamd.ingest.deadletter import REASONS, DeadLetter, DeadLetters
 from streamd.ingest.origins import Origins
-from streamd.ingest.wire import OWN_EVENT_US
 from streamd.telemetry import metrics
 
 logger = structlog.get_logger()

@@ -11,18 +11,18 @@ from typing import Any
 import structlog
 
 from streamd.clock import Clock
+from streamd.decode.block import Block, empty_block, joined, renumber_keys
+from streamd.decode.prepare import prepare
+from streamd.decode.sources.topic import make_decoder
 from streamd.errors import DataLossError, KafkaError, SchemaRegistryError
 from streamd.events import EventBatch, Position, empty_batch
-from streamd.ingest.block import Block, empty_block, joined, renumber_keys
 from streamd.ingest.columns import BatchBuilder
 from streamd.ingest.consumer import KafkaSource, OutOfRange
 from streamd.ingest.deadletter import DeadLetters
 from streamd.ingest.event_log import Log
 from streamd.ingest.kafka_records import portions
 from streamd.ingest.letter_writer import LetterWriter
-from streamd.ingest.mapped import make_decoder
 from streamd.ingest.merge import Merger
-from streamd.ingest.prepare import prepare
 from streamd.ingest.runs import not_yet_appended
 from streamd.ingest.shown_offsets import ShownOffsets
 from streamd.ingest.silence import SilenceDetector

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from streamd.decode.block import NO_STAMP, Block, Rows, empty_block, has_time, joined
 from streamd.events import DELETE, Bools, Int64, Place, Position, Run
-from streamd.ingest.block import NO_STAMP, Block, Rows, empty_block, has_time, joined
 from streamd.ingest.placement import ALWAYS, NEVER, Situation, place
 from streamd.ingest.runs import join_runs, place_of, runs_from, runs_of
 

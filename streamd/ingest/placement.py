@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from streamd.decode.block import NO_STAMP, Block, Rows, has_time
 from streamd.events import DELETE, EDGE, NODE, Bools, Int64
-from streamd.ingest.block import NO_STAMP, Block, Rows, has_time
 
 NEVER = -(2**63)
 """A time before all times: int64's smallest value."""

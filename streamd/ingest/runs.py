@@ -7,8 +7,8 @@ from operator import attrgetter
 
 import numpy as np
 
+from streamd.decode.block import Rows
 from streamd.events import Bools, Int64, Place, Position, Run
-from streamd.ingest.block import Rows
 
 first_of = attrgetter("first")
 last_of = attrgetter("last")

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from streamd.decode.block import NO_STAMP, Block, empty_block, has_time, joined
 from streamd.events import Bools, Int64
-from streamd.ingest.block import NO_STAMP, Block, empty_block, has_time, joined
 from streamd.ingest.runs import place_of
 
 NUM_LEADS = 1_000

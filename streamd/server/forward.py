@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from streamd.clock import SystemClock
+from streamd.decode.decoder import Decoder
+from streamd.decode.sources.formats import JSON_FORMATS
+from streamd.decode.sources.topic import first_events, make_decoder
 from streamd.errors import BadEvent, KafkaError
 from streamd.events import Schema
-from streamd.ingest.decode import Decoder
-from streamd.ingest.formats import JSON_FORMATS
-from streamd.ingest.mapped import first_events, make_decoder
 from streamd.settings.loading import Settings, schema_of
 from streamd.telemetry.spans import current
 

@@ -21,12 +21,12 @@ from google.protobuf.json_format import MessageToDict
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from streamd.clock import SystemClock
+from streamd.decode.sources.topic import make_decoder
+from streamd.decode.wire import ARROW
 from streamd.demo.broker import ApacheKafka
 from streamd.events import Schema
 from streamd.ingest.deadletter import LocalDeadLetters
 from streamd.ingest.loop import IngestLoop
-from streamd.ingest.mapped import make_decoder
-from streamd.ingest.wire import ARROW
 from streamd.processes import collect_garbage_rarely
 from streamd.segments.log import LogWriter
 from streamd.segments.tail import JournalTail

@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 from kafka.consumer.fetcher import ConsumerRecord
 
-from streamd.ingest.wire import ARROW
+from streamd.decode.wire import ARROW
 from streamd.segments.reader import LogReader
 from tests.benchmarks.measure import Row
 from tests.ingest.world import World

@@ -66,7 +66,7 @@ def test_a_client_of_others_is_answered(server, client):
 @pytest.mark.contract
 def test_what_serializers_of_others_write_is_read_registry():
     """Confluent's own serializers register their schemas and write values; we read both."""
-    from streamd.ingest.framed import JSONValues, RegistryValues
+    from streamd.decode.sources.registry_framing import JSONValues, RegistryValues
     from streamd.settings.loading import SchemaRegistrySettings
     from tests.ingest.registry import Registry
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 
+from streamd.decode.wire import ARROW, NDJSON
 from streamd.demo.broker import ApacheKafka
-from streamd.ingest.wire import ARROW, NDJSON
 from streamd.segments.journal import journal_files, read_lines
 from streamd.settings.loading import as_environment
 from tests.crash.daemons import produce, rows_of, wait

@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from streamd.clock import SystemClock
+from streamd.decode.sources.topic import make_decoder
 from streamd.demo import play
 from streamd.demo.player import Player
 from streamd.demo.standin import StandIn
@@ -25,7 +26,6 @@ from streamd.events import Schema
 from streamd.graph.fact_columns import NUM_HALF_LIVES
 from streamd.ingest.deadletter import make_dead_letters
 from streamd.ingest.loop import IngestLoop
-from streamd.ingest.mapped import make_decoder
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader
 from streamd.settings.loading import load_settings, schema_of

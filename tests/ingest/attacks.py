@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import structlog
 
+from streamd.decode.arrow_metadata import field, follow
+from streamd.decode.checks import Rules
+from streamd.decode.decoder import Decoder
+from streamd.decode.wire import ARROW, NDJSON
 from streamd.events import Schema
-from streamd.ingest.arrow_metadata import field, follow
-from streamd.ingest.checks import Rules
-from streamd.ingest.decode import Decoder
-from streamd.ingest.wire import ARROW, NDJSON
 from tests.builders import Record
 
 ROWS = 50_000

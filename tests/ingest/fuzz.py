@@ -15,9 +15,9 @@ from pathlib import Path
 import pyarrow as pa
 import structlog
 
+from streamd.decode.wire import ARROW, OWN_EVENT, OWN_ROW
 from streamd.events import DELETE, EDGE, LABEL, NODE
 from streamd.ingest.deadletter import REASONS
-from streamd.ingest.wire import ARROW, OWN_EVENT, OWN_ROW
 from tests.ingest.mapped import NOW, TOPIC, Topic, record, source
 
 BATCH = 24

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from streamd.decode.block import NO_STAMP, has_time
 from streamd.events import DELETE, EDGE, NODE
-from streamd.ingest.block import NO_STAMP, has_time
 from streamd.ingest.placement import ALWAYS, NEVER
 
 

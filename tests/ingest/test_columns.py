@@ -2,11 +2,11 @@ import json
 
 import numpy as np
 
+from streamd.decode.block import NO_STAMP, ROW, Block
+from streamd.decode.node_ids import KeyTable
 from streamd.events import DELETE, EDGE, LABEL, NODE, Schema, SetKey
-from streamd.ingest.block import NO_STAMP, ROW, Block
 from streamd.ingest.columns import BatchBuilder, as_json
 from streamd.ingest.deadletter import DeadLetter, LocalDeadLetters, TopicDeadLetters
-from streamd.ingest.node_ids import KeyTable
 
 SCHEMA = Schema(1, 2, 1)
 

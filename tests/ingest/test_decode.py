@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamd.decode.checks import Rules
+from streamd.decode.decoder import Decoder
+from streamd.decode.reader import EventReader
+from streamd.decode.wire import ARROW, NDJSON
 from streamd.events import DELETE, EDGE, LABEL, NODE, Schema
-from streamd.ingest.checks import Rules
 from streamd.ingest.deadletter import REASONS
-from streamd.ingest.decode import Decoder
-from streamd.ingest.event_reader import EventReader
-from streamd.ingest.wire import ARROW, NDJSON
 from tests.builders import Record, spell
 
 NOW = 1_700_000_000_000_000

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
+from streamd.decode.wire import OWN_EVENT, OWN_ROW
 from streamd.events import DELETE, EDGE, NODE
-from streamd.ingest.wire import OWN_EVENT, OWN_ROW
 from tests.ingest.mapped import Topic, record, source
 
 CLOUD = source('{envelope: cloudevents, time: iso8601, fields: {src: u, dst: v, time: $envelope.time}, where: {$envelope.type: [view]}}')

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamd.decode.sources.topic import make_decoder
+from streamd.decode.wire import ARROW, NDJSON
 from streamd.events import DELETE, EDGE, LABEL, NODE, Schema, SetKey
 from streamd.ingest.columns import as_json
-from streamd.ingest.mapped import make_decoder
-from streamd.ingest.wire import ARROW, NDJSON
 from streamd.settings.loading import load_settings, schema_of
 from tests.builders import Record, spell
 from tests.ingest.world import World
@@ -164,7 +164,7 @@ def test_arrow_rows_name_their_sets(stream, monkeypatch, kind):
     rows = [VIEW | {"features": [2.5, 1]}, BUY | {"features": [3.5, 1, 0, 0]}, KNOWS | {"features": []}] * 5
     columns = {name: pa.array([r[name] for r in rows], kind if name == "features" else None) for name in BUY}
     headers = [("content-type", ARROW.encode())]
-    monkeypatch.setattr("streamd.ingest.arrow._as_rows", None)
+    monkeypatch.setattr("streamd.decode.arrow._as_rows", None)
     fast, bad = stream.decode(arrow(columns), headers=headers)
     assert bad == [] and [e.values for e in fast] == [VIEW_ROW, BUY_ROW, KNOWS_ROW] * 5
     assert [e.b for e in fast[:3]] == [SetKey(ITEM, "8"), SetKey(ITEM, "41"), "9"]

@@ -5,11 +5,11 @@ import re
 
 import pytest
 
+from streamd.decode.error_texts import MAX_TEXT
+from streamd.decode.wire import NDJSON
 from streamd.events import Schema
 from streamd.ingest.deadletter import DeadLetter, LocalDeadLetters
-from streamd.ingest.explain import MAX_TEXT
 from streamd.ingest.letter_search import SoughtKeys
-from streamd.ingest.wire import NDJSON
 from tests.ingest.attacks import ARROW_HEADER, stream
 from tests.ingest.test_decode import NOW, decode, edge
 

@@ -8,13 +8,13 @@ import resource
 import pytest
 from google.protobuf import descriptor_pb2
 
+from streamd.decode.sources import registry_framing as framed
+from streamd.decode.sources.avro import compile_avro
+from streamd.decode.sources.protobuf import compile_protobuf
+from streamd.decode.sources.registry_framing import JSONValues, RegistryValues
 from streamd.errors import BadEvent, SchemaRegistryError, SettingsError
 from streamd.events import EDGE
-from streamd.ingest import framed
-from streamd.ingest.avro import compile_avro
 from streamd.ingest.deadletter import REASONS
-from streamd.ingest.framed import JSONValues, RegistryValues
-from streamd.ingest.protobuf import compile_protobuf
 from streamd.settings.loading import SchemaRegistrySettings, load_settings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import read_beat
@@ -496,7 +496,7 @@ def test_letters_and_records_from_other_times_go_with_those_in_avro(tmp_path, re
     one = topic(registry, tmp_path, "avro")
     registry.add(7, CLICK)
     row = {"user_id": 9, "item": {"id": "b"}, "ts": SECONDS * 1000, "kind": "view"}
-    from streamd.ingest.wire import OWN_ROW
+    from streamd.decode.wire import OWN_ROW
 
     records = [record(avro(7, CLICK, VALUE), 0), record(row, 1, headers=(("content-type", OWN_ROW.encode()),)), record(frame(99, b"x"), 2), record(avro(7, CLICK, VALUE), 3)]
     one.decoder.mapped["clicks"].prepare(records, lambda: None)

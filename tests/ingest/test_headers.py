@@ -6,10 +6,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kafka.record.util import decode_varint, encode_varint
 
+from streamd.decode.checks import Rules
+from streamd.decode.decoder import Decoder
+from streamd.decode.headers import MAX_KNOWN
 from streamd.events import Schema
-from streamd.ingest.checks import Rules
-from streamd.ingest.decode import Decoder
-from streamd.ingest.headers import MAX_KNOWN
 from streamd.ingest.kafka_records import MAX_HEADERS, REFUSED_HEADER, UNREADABLE, SafeBatch
 from tests.builders import Record, spell
 

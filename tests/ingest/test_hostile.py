@@ -8,12 +8,13 @@ import sys
 import pyarrow as pa
 import pytest
 
+from streamd.decode import arrow
+from streamd.decode.arrow_metadata import check_head
+from streamd.decode.decoder import Decoder
+from streamd.decode.wire import ARROW
 from streamd.errors import BadEvent
-from streamd.ingest import arrow, kafka_records
-from streamd.ingest.arrow_metadata import check_head
+from streamd.ingest import kafka_records
 from streamd.ingest.deadletter import REASONS
-from streamd.ingest.decode import Decoder
-from streamd.ingest.wire import ARROW
 from tests.builders import Record
 from tests.ingest.attacks import aliased, schema_of_millions, stream
 from tests.ingest.test_decode import decode, decode_all, edge
@@ -97,7 +98,7 @@ def test_a_record_without_memory_is_one_dead_letter_and_nothing_of_it_goes_in(mo
 
 
 def test_single_events_that_lack_memory_together_go_alone(monkeypatch):
-    from streamd.ingest.event_reader import EventReader
+    from streamd.decode.reader import EventReader
 
     together = EventReader.edges_of_lines
 

@@ -8,9 +8,10 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from streamd.decode import checks, node_ids
+from streamd.decode.node_ids import KeyTable
 from streamd.events import Position
-from streamd.ingest import checks, loop, node_ids
-from streamd.ingest.node_ids import KeyTable
+from streamd.ingest import loop
 from streamd.telemetry import metrics
 from tests.builders import HOUR, SECOND
 from tests.faults import FaultyDisk

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from streamd.decode.sources import topic as mapped
+from streamd.decode.sources.topic import make_decoder
+from streamd.decode.wire import ARROW, NDJSON, OWN_EVENT, OWN_ROW
 from streamd.errors import SchemaRegistryError
 from streamd.events import DELETE, EDGE, LABEL, NODE
-from streamd.ingest import mapped
-from streamd.ingest.mapped import make_decoder
-from streamd.ingest.wire import ARROW, NDJSON, OWN_EVENT, OWN_ROW
 from streamd.settings.loading import schema_of
 from streamd.telemetry import metrics
 from tests.builders import spell

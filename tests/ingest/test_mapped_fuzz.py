@@ -4,7 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamd.ingest import encoding, mapped, mapping, shapes
+from streamd.decode import encoding
+from streamd.decode.sources import paths as shapes
+from streamd.decode.sources import rules as mapping
+from streamd.decode.sources import topic as mapped
 from tests.ingest.fuzz import Fuzz
 from tests.ingest.mapped import CLICKS, Topic, click
 

@@ -6,10 +6,11 @@ import json
 import numpy as np
 import pytest
 
+from streamd.decode.sources import topic as mapped
+from streamd.decode.wire import OWN_EVENT_US
 from streamd.errors import JournalError, SchemaRegistryError
-from streamd.ingest import loop, mapped
+from streamd.ingest import loop
 from streamd.ingest.deadletter import DeadLetter, make_dead_letters
-from streamd.ingest.wire import OWN_EVENT_US
 from streamd.telemetry.heartbeat import read_beat
 from tests.builders import settings
 from tests.ingest.world import World

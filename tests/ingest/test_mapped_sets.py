@@ -6,9 +6,9 @@ import json
 import pytest
 import yaml
 
+from streamd.decode.wire import OWN_EVENT_US
 from streamd.events import SetKey
 from streamd.ingest import loop
-from streamd.ingest.wire import OWN_EVENT_US
 from tests.ingest.mapped import TOPIC, Topic
 from tests.ingest.test_mapped_loop import contents
 from tests.ingest.world import World

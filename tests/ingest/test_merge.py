@@ -2,8 +2,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamd.decode.block import NO_STAMP, ROW, Block
 from streamd.events import EDGE, Position, Run
-from streamd.ingest.block import NO_STAMP, ROW, Block
 from streamd.ingest.merge import Merger as AnyMerger
 from streamd.ingest.runs import not_yet_appended
 

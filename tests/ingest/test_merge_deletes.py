@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamd.decode.block import NO_STAMP, ROW, Block
 from streamd.events import DELETE, EDGE, NODE, Position, Run
 from streamd.ingest import merge
-from streamd.ingest.block import NO_STAMP, ROW, Block
 from streamd.ingest.merge import Merger
 from streamd.ingest.runs import not_yet_appended
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import structlog
 
-from streamd.ingest.wire import NDJSON
+from streamd.decode.wire import NDJSON
 from streamd.telemetry import metrics
 from tests.builders import Record
 from tests.ingest.test_decode import NOW, STAMP_MS, decoder, edge

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamd.decode.block import NO_STAMP, ROW, Block, joined
 from streamd.events import DELETE, EDGE, LABEL, NODE
-from streamd.ingest.block import NO_STAMP, ROW, Block, joined
 from streamd.ingest.placement import Situation, place
 from tests.ingest import placement_reference
 

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from streamd.cli.main import app
 from streamd.cli.maintenance import _log_of
+from streamd.decode.rounding import NOTHING, Rounded, count_rounded
+from streamd.decode.wire import ARROW, NDJSON
 from streamd.exchange.tables import Columns
-from streamd.ingest.rounding import NOTHING, Rounded, count_rounded
-from streamd.ingest.wire import ARROW, NDJSON
 from tests.builders import Record
 from tests.ingest.mapped import CLICKS, Topic, click, settings_of
 from tests.ingest.test_decode import NOW, arrow, decoder, edge

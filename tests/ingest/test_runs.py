@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamd.decode.block import ROW
 from streamd.events import EDGE, Position, Run
-from streamd.ingest.block import ROW
 from streamd.ingest.runs import join_runs, not_yet_appended, runs_from, runs_of
 
 PLACES = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3)), unique=True).map(sorted)

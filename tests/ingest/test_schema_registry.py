@@ -6,9 +6,9 @@ import time
 
 import pytest
 
+from streamd.decode.sources import schema_registry
+from streamd.decode.sources.schema_registry import MAX_ANSWER_BYTES, SchemaRegistry, UnknownSchema
 from streamd.errors import BadEvent, SchemaRegistryError, SettingsError
-from streamd.ingest import schema_registry
-from streamd.ingest.schema_registry import MAX_ANSWER_BYTES, SchemaRegistry, UnknownSchema
 from streamd.settings.loading import (
     SchemaRegistrySettings,
     as_environment,

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamd.decode.block import NO_STAMP, ROW, Block, joined
 from streamd.events import DELETE, EDGE, NODE
 from streamd.ingest import suspects
-from streamd.ingest.block import NO_STAMP, ROW, Block, joined
 from streamd.ingest.suspects import HOLD_SECONDS, NUM_FOLLOWERS, Suspects
 
 SECOND, HOUR, DAY = 10**6, 3600 * 10**6, 24 * 3600 * 10**6

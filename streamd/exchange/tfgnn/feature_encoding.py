@@ -6,6 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from streamd.decode.checks import FLOAT32_MAX
+from streamd.decode.encoding import Feature
+from streamd.decode.rounding import NOTHING, count_rounded
 from streamd.errors import BadEvent, TFGNNError
 from streamd.events import Float32
 from streamd.exchange.tfgnn import schema as peer
@@ -14,9 +17,6 @@ from streamd.exchange.tfgnn.draws import Array
 from streamd.exchange.tfgnn.row_names import Place
 from streamd.exchange.tfgnn.tensor import Ragged, Value
 from streamd.exchange.tfgnn.unigraph import WEIGHT, Rows
-from streamd.ingest.checks import FLOAT32_MAX
-from streamd.ingest.encoding import Feature
-from streamd.ingest.rounding import NOTHING, count_rounded
 from streamd.settings.sets import FeatureSettings, nearest_of, text_of
 
 WEIGHTS = (WEIGHT, "weight")

@@ -10,6 +10,7 @@ import numpy as np
 import structlog
 
 from streamd.clock import Clock
+from streamd.decode.rounding import NOTHING
 from streamd.errors import TFGNNError
 from streamd.events import MICROSECONDS, Float32, Int64
 from streamd.exchange.produce import Outgoing
@@ -31,7 +32,6 @@ from streamd.exchange.tfgnn.schema import EdgeSet, GraphSchema
 from streamd.exchange.tfgnn.tables_graph import Progress, Read, read_tables
 from streamd.exchange.tfgnn.unigraph import Rows, table_path
 from streamd.exchange.times import Misfit, Times
-from streamd.ingest.rounding import NOTHING
 from streamd.settings.loading import Settings
 from streamd.settings.sets import nearest_of
 

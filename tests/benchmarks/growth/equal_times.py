@@ -11,8 +11,8 @@ import numpy as np
 import structlog
 import torch
 
+from streamd.decode.block import ROW, Block
 from streamd.events import EDGE, Schema
-from streamd.ingest.block import ROW, Block
 from streamd.ingest.loop import MAX_COMMIT_EVENTS
 from streamd.ingest.merge import Merger
 from streamd.models.torch_model import TorchModel

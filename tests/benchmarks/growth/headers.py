@@ -6,9 +6,9 @@ from typing import Any
 
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
+from streamd.decode.checks import Rules
+from streamd.decode.decoder import Decoder
 from streamd.events import Schema
-from streamd.ingest.checks import Rules
-from streamd.ingest.decode import Decoder
 from streamd.ingest.kafka_records import SafeBatch
 from tests.benchmarks.measure import Row
 

@@ -3,14 +3,14 @@
 import msgspec
 
 from streamd.clock import SystemClock
+from streamd.decode.checks import rules_of
+from streamd.decode.decoder import Decoder
 from streamd.errors import StreamdError
 from streamd.exchange.load import FileRow
 from streamd.exchange.tfgnn.declared import declared_sets, graph_schema
 from streamd.exchange.tfgnn.schema import parse_schema, schema_text
 from streamd.exchange.tfgnn.schema_settings import settings_of_schema
 from streamd.exchange.tfgnn.table_events import TableEvents, TimeOptions
-from streamd.ingest.checks import rules_of
-from streamd.ingest.decode import Decoder
 from streamd.settings.loading import load_settings, schema_of
 
 #   user --views--> item,  user --buys--> item

@@ -7,15 +7,15 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
+from streamd.decode.arrow_metadata import check_batches, check_head
+from streamd.decode.error_texts import to_map
+from streamd.decode.event_sets import EventSets
+from streamd.decode.node_ids import KeyTable
+from streamd.decode.notices import Notices, named
+from streamd.decode.rounding import NOTHING, Rounded, count_rounded
+from streamd.decode.wire import FIELDS, WireEvent, converted
 from streamd.errors import BadEvent
 from streamd.events import MICROSECONDS, Float32, Int64
-from streamd.ingest.arrow_metadata import check_batches, check_head
-from streamd.ingest.event_sets import EventSets
-from streamd.ingest.explain import to_map
-from streamd.ingest.node_ids import KeyTable
-from streamd.ingest.notices import Notices, named
-from streamd.ingest.rounding import NOTHING, Rounded, count_rounded
-from streamd.ingest.wire import FIELDS, WireEvent, converted
 
 EDGE_COLUMNS = {"src", "dst", "time", "features", "edge_set"}
 KEY_COLUMNS = {"src", "dst", "id", "node"}

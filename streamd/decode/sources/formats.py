@@ -1,6 +1,6 @@
 """Formats of mapped records: what turns the bytes of a value into plain Python objects.
 
-JSON is read by `streamd.ingest.shapes` without making objects of all of it; every other format is
+JSON is read by `streamd.decode.sources.paths` without making objects of all of it; every other format is
 a `Format`.
 """
 
@@ -8,10 +8,10 @@ import struct
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+from streamd.decode.arrow_metadata import check_batches, check_head
+from streamd.decode.notices import named
+from streamd.decode.sources.registry_framing import JSONValues, RegistryValues
 from streamd.errors import BadEvent
-from streamd.ingest.arrow_metadata import check_batches, check_head
-from streamd.ingest.framed import JSONValues, RegistryValues
-from streamd.ingest.notices import named
 from streamd.settings.loading import Settings
 from streamd.settings.sources import REGISTRY_FORMATS, SourceSettings
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from streamd.decode.wire import JSON, REFUSED_HEADER, content_type
 from streamd.errors import BadEvent
-from streamd.ingest.wire import JSON, REFUSED_HEADER, content_type
 
 Header = tuple[str, bytes | None]
 MAX_KNOWN = 1_024

@@ -11,9 +11,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from streamd.errors import BadEvent
-from streamd.events import EDGE, LABEL, MAX_TIME_US, Float32, Int64
-from streamd.ingest.block import (
+from streamd.decode.block import (
     NO_STAMP,
     ROW,
     Block,
@@ -23,13 +21,13 @@ from streamd.ingest.block import (
     joined,
     timestamp_us,
 )
-from streamd.ingest.checks import EventChecker, Rules, edge_block
-from streamd.ingest.event_reader import EventReader, WireEdge
-from streamd.ingest.explain import Explainer
-from streamd.ingest.headers import JSONHeaders, content_header
-from streamd.ingest.notices import Notices
-from streamd.ingest.rounding import Rounded
-from streamd.ingest.wire import (
+from streamd.decode.checks import EventChecker, Rules, edge_block
+from streamd.decode.error_texts import Explainer
+from streamd.decode.headers import JSONHeaders, content_header
+from streamd.decode.notices import Notices
+from streamd.decode.reader import EventReader, WireEdge
+from streamd.decode.rounding import Rounded
+from streamd.decode.wire import (
     ARROW,
     NDJSON,
     OWN_EVENT,
@@ -41,6 +39,8 @@ from streamd.ingest.wire import (
     lines,
     unknown_fields,
 )
+from streamd.errors import BadEvent
+from streamd.events import EDGE, LABEL, MAX_TIME_US, Float32, Int64
 
 NO_MEMORY = ("out_of_memory", "there is not enough memory to decode it")
 NUM_SINGLES = 512
@@ -288,7 +288,7 @@ class Batch:
         # The content type says how a value holds its events; JSON may be an array or an object.
         kind = content_type(record.headers or ())
         if kind == ARROW:
-            from streamd.ingest.arrow import decode_arrow
+            from streamd.decode.arrow import decode_arrow
 
             decode_arrow(value, self, record)
         elif kind == NDJSON:

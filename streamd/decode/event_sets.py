@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from streamd.decode.encoding import Feature, Float64
+from streamd.decode.node_ids import KeyTable
+from streamd.decode.notices import named
 from streamd.errors import BadEvent
 from streamd.events import Float32, Int64, Schema
-from streamd.ingest.encoding import Feature, Float64
-from streamd.ingest.node_ids import KeyTable
-from streamd.ingest.notices import named
 from streamd.settings.loading import Settings, edge_sets, node_sets
 from streamd.settings.sets import SetSettings
 from streamd.settings.sources import NO_NAME

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import structlog
 
+from streamd.decode.rounding import EXACT, NOTHING, Rounded
 from streamd.events import Int64
-from streamd.ingest.rounding import EXACT, NOTHING, Rounded
 from streamd.telemetry import metrics
 
 logger = structlog.get_logger()

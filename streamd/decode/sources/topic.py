@@ -9,23 +9,21 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from streamd.errors import BadEvent
-from streamd.events import EDGE, LABEL, MAX_TIME_US, Int64, Key, Schema, split_key
-from streamd.ingest.block import ROW, Block, joined, timestamp_us
-from streamd.ingest.checks import EventChecker, Rules, edge_block, rules_of
-from streamd.ingest.cloudevents import STRUCTURED, as_structured, mode_of, with_data
-from streamd.ingest.decode import NUM_SINGLES, SINGLES_BYTES, Batch, Decoder
-from streamd.ingest.encoding import Times
-from streamd.ingest.event_sets import features_of
-from streamd.ingest.explain import MAX_TEXT, foreign
-from streamd.ingest.formats import JSON_FORMATS, Format, make_format
-from streamd.ingest.forms import CHANGED, DELETED, Form, FormMaker, forms_of
-from streamd.ingest.headers import content_header, content_of
-from streamd.ingest.mapping import FeatureSets
-from streamd.ingest.notices import Notices
-from streamd.ingest.rounding import NOTHING
-from streamd.ingest.shapes import Columns, kind_of, parsed
-from streamd.ingest.wire import (
+from streamd.decode.block import ROW, Block, joined, timestamp_us
+from streamd.decode.checks import EventChecker, Rules, edge_block, rules_of
+from streamd.decode.decoder import NUM_SINGLES, SINGLES_BYTES, Batch, Decoder
+from streamd.decode.encoding import Times
+from streamd.decode.error_texts import MAX_TEXT, foreign
+from streamd.decode.event_sets import features_of
+from streamd.decode.headers import content_header, content_of
+from streamd.decode.notices import Notices
+from streamd.decode.rounding import NOTHING
+from streamd.decode.sources.cloudevents import STRUCTURED, as_structured, mode_of, with_data
+from streamd.decode.sources.envelopes import CHANGED, DELETED, Form, FormMaker, forms_of
+from streamd.decode.sources.formats import JSON_FORMATS, Format, make_format
+from streamd.decode.sources.paths import Columns, kind_of, parsed
+from streamd.decode.sources.rules import FeatureSets
+from streamd.decode.wire import (
     OWN_EVENT,
     OWN_EVENT_US,
     OWN_ROW,
@@ -34,6 +32,8 @@ from streamd.ingest.wire import (
     elements,
     lines,
 )
+from streamd.errors import BadEvent
+from streamd.events import EDGE, LABEL, MAX_TIME_US, Int64, Key, Schema, split_key
 from streamd.settings.loading import Settings, edge_sets, node_sets
 from streamd.settings.sources import SourceSettings
 from streamd.telemetry import metrics

@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
+from streamd.decode.headers import Header
+from streamd.decode.sources.paths import parsed
 from streamd.errors import BadEvent
-from streamd.ingest.headers import Header
-from streamd.ingest.shapes import parsed
 
 STRUCTURED = ("application/cloudevents+json", "application/cloudevents-batch+json")
 """Content types of one event with its attributes beside its data, and of an array of such."""

@@ -11,6 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from streamd.decode.block import NO_STAMP, ROW, Block
+from streamd.decode.event_sets import EventSets, NamedFeatures, SetFeatures, named_features
+from streamd.decode.node_ids import KeyTable
+from streamd.decode.notices import Notices, other_unit
+from streamd.decode.reader import WireEdge
+from streamd.decode.rounding import EXACT, NOTHING, count_rounded
+from streamd.decode.wire import WireEvent
 from streamd.errors import BadEvent
 from streamd.events import (
     DELETE,
@@ -23,13 +30,6 @@ from streamd.events import (
     Int64,
     Schema,
 )
-from streamd.ingest.block import NO_STAMP, ROW, Block
-from streamd.ingest.event_reader import WireEdge
-from streamd.ingest.event_sets import EventSets, NamedFeatures, SetFeatures, named_features
-from streamd.ingest.node_ids import KeyTable
-from streamd.ingest.notices import Notices, other_unit
-from streamd.ingest.rounding import EXACT, NOTHING, count_rounded
-from streamd.ingest.wire import WireEvent
 from streamd.settings.loading import Settings
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)

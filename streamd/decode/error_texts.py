@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from streamd.decode.event_sets import EventSets, SetFeatures
+from streamd.decode.notices import named
+from streamd.decode.wire import FIELDS, TYPES, fields
 from streamd.errors import BadEvent
 from streamd.events import MICROSECONDS
-from streamd.ingest.event_sets import EventSets, SetFeatures
-from streamd.ingest.notices import named
-from streamd.ingest.wire import FIELDS, TYPES, fields
 
 MAX_TEXT = 490
 """Most characters of a text; local dead letters keep 500."""

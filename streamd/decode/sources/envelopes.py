@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
-from streamd.errors import BadEvent
-from streamd.events import Schema
-from streamd.ingest.cloudevents import ATTRIBUTE
-from streamd.ingest.encoding import Times
-from streamd.ingest.mapping import (
+from streamd.decode.encoding import Times
+from streamd.decode.node_ids import KeyTable
+from streamd.decode.sources.cloudevents import ATTRIBUTE
+from streamd.decode.sources.paths import Columns, Shape, Steps, follow, parsed
+from streamd.decode.sources.rules import (
     FeatureSets,
     Layout,
     Leaves,
@@ -24,8 +24,8 @@ from streamd.ingest.mapping import (
     deleted_set,
     plain_rules,
 )
-from streamd.ingest.node_ids import KeyTable
-from streamd.ingest.shapes import Columns, Shape, Steps, follow, parsed
+from streamd.errors import BadEvent
+from streamd.events import Schema
 from streamd.settings.sources import DeleteFields, SourceSettings, Where, steps_of
 
 CHANGED = frozenset(("c", "r", "u"))

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
+from streamd.decode.sources.schema_registry import SchemaRegistry, UnknownSchema
+from streamd.decode.wire import TOO_DEEP
 from streamd.errors import BadEvent, SettingsError
-from streamd.ingest.schema_registry import SchemaRegistry, UnknownSchema
-from streamd.ingest.wire import TOO_DEEP
 from streamd.settings.loading import SchemaRegistrySettings
 
 HEAD_BYTES = 5
@@ -140,10 +140,10 @@ def _compiler(format: str) -> tuple[Callable[[str, dict[str, str]], Read], str, 
     the form to ask its schemas in. Raises: SettingsError."""
     try:
         if format == "avro":
-            from streamd.ingest.avro import compile_avro
+            from streamd.decode.sources.avro import compile_avro
 
             return lambda text, needed: compile_avro(text, needed.values()), "AVRO", ""
-        from streamd.ingest.protobuf import compile_protobuf
+        from streamd.decode.sources.protobuf import compile_protobuf
 
         return compile_protobuf, "PROTOBUF", "serialized"
     except ImportError as error:

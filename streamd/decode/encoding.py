@@ -18,9 +18,9 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from streamd.clock import time_us
+from streamd.decode.sources.paths import kind_of
 from streamd.errors import BadEvent
 from streamd.events import MICROSECONDS, Int64
-from streamd.ingest.shapes import kind_of
 from streamd.settings.sets import FeatureSettings, text_of
 
 Float64 = NDArray[np.float64]

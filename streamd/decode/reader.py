@@ -8,9 +8,9 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from streamd.decode.event_sets import EventSets, SetFeatures
+from streamd.decode.wire import FAILURES, TOO_DEEP, StrictEvent, WireEvent, misfit, object_lines
 from streamd.errors import BadEvent
-from streamd.ingest.event_sets import EventSets, SetFeatures
-from streamd.ingest.wire import FAILURES, TOO_DEEP, StrictEvent, WireEvent, misfit, object_lines
 
 
 class WireEdge(Protocol):

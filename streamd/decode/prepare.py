@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from kafka import TopicPartition
 
-from streamd.ingest.decode import Decoder
+from streamd.decode.decoder import Decoder
 
 
 class Source(Protocol):

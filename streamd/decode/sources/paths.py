@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
+from streamd.decode.wire import TOO_DEEP, object_lines
 from streamd.errors import BadEvent
-from streamd.ingest.wire import TOO_DEEP, object_lines
 
 Steps = tuple[str, ...]
 Columns = list[Sequence[Any]]

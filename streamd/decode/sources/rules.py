@@ -1,6 +1,6 @@
 """A source's declaration compiled: the fields of a record become an event, or nothing.
 
-`streamd.ingest.mapped` applies it to Kafka records.
+`streamd.decode.sources.topic` applies it to Kafka records.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streamd.decode.encoding import Feature, Times
+from streamd.decode.node_ids import INT64_MAX, KeyTable
+from streamd.decode.rounding import EXACT, NOTHING, Rounded, count_rounded
+from streamd.decode.sources.paths import Columns, Steps, follow, kind_of
+from streamd.decode.wire import EventType, WireEvent
 from streamd.errors import BadEvent
 from streamd.events import Bools, Float32, Int64, Schema
-from streamd.ingest.encoding import Feature, Times
-from streamd.ingest.node_ids import INT64_MAX, KeyTable
-from streamd.ingest.rounding import EXACT, NOTHING, Rounded, count_rounded
-from streamd.ingest.shapes import Columns, Steps, follow, kind_of
-from streamd.ingest.wire import EventType, WireEvent
 from streamd.settings.sources import (
     DeleteFields,
     DeleteRule,

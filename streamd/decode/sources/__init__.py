@@ -1,0 +1,1 @@
+"""Mapped topics: a declared source decides how records become events."""
