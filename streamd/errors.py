@@ -139,7 +139,7 @@ class BadEvent(StreamdError):
     """When one event does not fit the stream; it becomes a dead letter with this reason. The
     producer is corrected.
 
-    reason: one of `streamd.ingest.deadletter.REASONS`, a bounded set that metrics may use as a
+    reason: one of `streamd.ingest.dead_letters.sinks.REASONS`, a bounded set that metrics may use as a
     label.
     """
 

@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 NUM_DRAWN, LIMIT, WORKERS = 100, 120, 2
 ROOMS = {
-    "streamd/ingest/merge.py": ["tests/ingest"],
+    "streamd/ingest/order/merge.py": ["tests/ingest"],
     "streamd/segments/log.py": ["tests/segments", "tests/properties/test_log_machine.py"],
     "streamd/segments/commit_rows.py": ["tests/segments", "tests/properties/test_log_machine.py"],
     "streamd/segments/journal.py": ["tests/segments", "tests/properties/test_log_machine.py"],
@@ -113,7 +113,7 @@ NAMED = [
           "        return new_P", ["tests/models/test_memory_pages.py"]),
 ]
 
-MERGE, FACTS, KERNELS, LOG = ("streamd/ingest/merge.py", "streamd/graph/facts.py", "streamd/graph/facts_kernels.py",
+MERGE, FACTS, KERNELS, LOG = ("streamd/ingest/order/merge.py", "streamd/graph/facts.py", "streamd/graph/facts_kernels.py",
                               "streamd/segments/log.py")
 REASONS = {
     (MERGE, "NUM_LEADS = 1001"): "a parameter",

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from streamd.cli.main import app, main
 from streamd.events import Schema
-from streamd.ingest.deadletter import DeadLetter, LocalDeadLetters
+from streamd.ingest.dead_letters.sinks import DeadLetter, LocalDeadLetters
 from tests.builders import stream, write_log
 
 
@@ -56,7 +56,7 @@ def test_the_supervisor_imports_neither_torch_nor_numba():
 
 
 def test_ingest_imports_neither_torch_nor_numba():
-    code = ("import sys, streamd.ingest.loop, streamd.ingest.consumer, streamd.segments.log; "
+    code = ("import sys, streamd.ingest.loop, streamd.ingest.kafka.consumer, streamd.segments.log; "
             "print([m for m in ('torch', 'numba', 'cupy') if m in sys.modules])")
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
 

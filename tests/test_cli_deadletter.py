@@ -6,10 +6,10 @@ from typer.testing import CliRunner
 from streamd.cli.main import app
 from streamd.decode.sources import topic as mapped
 from streamd.errors import SchemaRegistryError
-from streamd.ingest import deadletter_replay
-from streamd.ingest.deadletter import DeadLetter
-from streamd.ingest.deadletter_replay import StoredLetter
-from streamd.ingest.letter_outlook import outlook
+from streamd.ingest.dead_letters import replay as deadletter_replay
+from streamd.ingest.dead_letters.outlook import outlook
+from streamd.ingest.dead_letters.replay import StoredLetter
+from streamd.ingest.dead_letters.sinks import DeadLetter
 from streamd.telemetry import metrics
 from tests.builders import settings
 from tests.ingest.world import World

@@ -11,7 +11,7 @@ from streamd.cli.main import app
 from streamd.clock import SystemClock
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.graph import Draw
-from streamd.ingest.deadletter import DeadLetter, LocalDeadLetters
+from streamd.ingest.dead_letters.sinks import DeadLetter, LocalDeadLetters
 from streamd.registry import Registry
 from streamd.segments.holds import ask_to_compact, asked_to_compact, read_holds
 from streamd.segments.housekeeper import Housekeeper

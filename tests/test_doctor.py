@@ -11,7 +11,7 @@ from streamd.cli.doctor_checks import run_check
 from streamd.cli.main import doctor_checks as doctor
 from streamd.errors import KafkaError
 from streamd.events import Schema
-from streamd.ingest.watch import Topics
+from streamd.ingest.kafka.topic_watch import Topics
 from streamd.telemetry.heartbeat import Heartbeat
 from tests.builders import SECOND, settings, stream, write_log
 from tests.ingest.registry import Registry

@@ -13,7 +13,7 @@ from streamd.clock import SystemClock, utc
 from streamd.settings.loading import Settings
 
 if TYPE_CHECKING:
-    from streamd.ingest.letter_outlook import Outlook
+    from streamd.ingest.dead_letters.outlook import Outlook
 
 letters_app = typer.Typer(help="Dead letters: list, replay.", no_args_is_help=True)
 ReasonOption = Annotated[
@@ -33,7 +33,7 @@ def deadletter_list(
     data_dir: DataOption = None,
 ) -> None:
     """Show the newest dead letters, mark those that were sent again, and count them by reason."""
-    from streamd.ingest.deadletter_replay import names_sent, read_letters
+    from streamd.ingest.dead_letters.replay import names_sent, read_letters
 
     # Read all letters once: count them, and keep the table's cells of the newest ones.
     settings = settings_of(config, data_dir)
@@ -90,8 +90,8 @@ def deadletter_replay(
 ) -> None:
     """Send dead letters to the topics they came from, each once, after the cause is fixed. If some
     are behind the log, explain how ingest will handle them, and ask."""
-    from streamd.ingest.deadletter_replay import plan, send
-    from streamd.ingest.letter_outlook import outlook
+    from streamd.ingest.dead_letters.outlook import outlook
+    from streamd.ingest.dead_letters.replay import plan, send
     from streamd.segments.reader import LogReader
 
     # Ingest's handling of a letter depends on the log's watermark.

@@ -22,7 +22,7 @@ from streamd.settings.sources import REGISTRY_FORMATS
 from streamd.telemetry.heartbeat import read_beats
 
 if TYPE_CHECKING:
-    from streamd.ingest.watch import Topics
+    from streamd.ingest.kafka.topic_watch import Topics
 
 MIN_FREE_BYTES = 1_000_000_000
 """Least free disk: a few segments of a million edges, versions and checkpoints."""
@@ -62,7 +62,7 @@ def _broker(settings: Settings) -> str:
     """Check that the broker answers and has the topics."""
     from collections import Counter
 
-    from streamd.ingest.watch import missing_topic
+    from streamd.ingest.kafka.topic_watch import missing_topic
 
     topics, _ = ask_broker(settings)
     if topics.missing:
@@ -82,7 +82,7 @@ def _changelog(settings: Settings) -> str:
     """Check the topics of a log that others follow, which are made where they are missing."""
     if not settings.log.name:
         return "one machine holds the log"
-    from streamd.ingest.client import asking_about_topics
+    from streamd.ingest.kafka.client import asking_about_topics
     from streamd.replica.topic import look_at_topic
     from streamd.store.changelog import changelog_topic, models_topic
 
@@ -127,8 +127,8 @@ def ask_broker(settings: Settings, times: bool = False) -> tuple["Topics", int]:
     """
     from kafka.admin import OffsetSpec
 
-    from streamd.ingest.client import asking_about_topics
-    from streamd.ingest.watch import describe
+    from streamd.ingest.kafka.client import asking_about_topics
+    from streamd.ingest.kafka.topic_watch import describe
 
     # Kafka keeps the largest timestamp of each partition, so no record is read.
     with asking_about_topics(settings.kafka) as admin:

@@ -15,7 +15,7 @@ from streamd.errors import LockedError, SettingsError, StreamdError
 from streamd.events import Schema
 from streamd.exchange.importing import import_file
 from streamd.exchange.tables import Columns
-from streamd.ingest.deadletter import make_dead_letters
+from streamd.ingest.dead_letters.sinks import make_dead_letters
 from streamd.roles import ARCHIVE, COMPACT
 from streamd.segments.holds import (
     Hold,

@@ -95,7 +95,7 @@ def make_loop(
     settings: Settings, writer: "LogWriter", clock: Clock, beat: Heartbeat
 ) -> "IngestLoop":
     """Make the loop that reads events into a log, with its dead letters and its housekeeping."""
-    from streamd.ingest.deadletter import make_dead_letters
+    from streamd.ingest.dead_letters.sinks import make_dead_letters
     from streamd.ingest.loop import IngestLoop
     from streamd.segments.housekeeper import Housekeeper
 
@@ -141,7 +141,7 @@ def _check_could_lead(settings: Settings) -> None:
     """Check whether this machine could lead: its log, disk and settings, and Kafka's offsets.
     Raises: StreamdError; KafkaError while the broker does not answer."""
     from streamd.decode.sources.topic import make_decoder
-    from streamd.ingest.consumer import KafkaSource
+    from streamd.ingest.kafka.consumer import KafkaSource
     from streamd.segments.writable import check_writable
 
     schema = schema_of(settings)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from streamd.demo.streams import HOUR, DemoStream
 from streamd.errors import DemoError
 from streamd.exchange.produce import Outgoing
-from streamd.ingest.client import make_producer
+from streamd.ingest.kafka.client import make_producer
 from streamd.segments.reader import LogReader
 from streamd.settings.loading import Settings
 

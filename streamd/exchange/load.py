@@ -27,9 +27,9 @@ from streamd.events import (
     Progress,
 )
 from streamd.exchange.produce import Outgoing
-from streamd.ingest.columns import BatchBuilder
 from streamd.ingest.event_log import Log
 from streamd.ingest.loop import MAX_COMMIT_EVENTS
+from streamd.ingest.order.batch_builder import BatchBuilder
 from streamd.settings.loading import Settings
 
 RECORDS = 4096

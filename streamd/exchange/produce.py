@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamd.events import MICROSECONDS
-from streamd.ingest.client import make_producer, send, settle
+from streamd.ingest.kafka.client import make_producer, send, settle
 from streamd.settings.loading import KafkaSettings
 
 FLUSH_EVERY = 5_000

@@ -19,9 +19,9 @@ from streamd.exchange.guess import absent_paths
 from streamd.exchange.load import FileRow
 from streamd.exchange.sourced import rows_of_source, source_named
 from streamd.exchange.tables import read_rows
-from streamd.ingest.client import make_consumer
-from streamd.ingest.columns import as_json
-from streamd.ingest.kafka_records import make_reading_safe
+from streamd.ingest.kafka.client import make_consumer
+from streamd.ingest.kafka.safe_records import make_reading_safe
+from streamd.ingest.order.batch_builder import as_json
 from streamd.settings.loading import Settings, schema_of
 
 PATIENCE_SECONDS = 10.0

@@ -16,20 +16,20 @@ from streamd.decode.prepare import prepare
 from streamd.decode.sources.topic import make_decoder
 from streamd.errors import DataLossError, KafkaError, SchemaRegistryError
 from streamd.events import EventBatch, Position, empty_batch
-from streamd.ingest.columns import BatchBuilder
-from streamd.ingest.consumer import KafkaSource, OutOfRange
-from streamd.ingest.deadletter import DeadLetters
+from streamd.ingest.dead_letters.sinks import DeadLetters
+from streamd.ingest.dead_letters.writer import LetterWriter
 from streamd.ingest.event_log import Log
-from streamd.ingest.kafka_records import portions
-from streamd.ingest.letter_writer import LetterWriter
-from streamd.ingest.merge import Merger
-from streamd.ingest.runs import not_yet_appended
-from streamd.ingest.shown_offsets import ShownOffsets
-from streamd.ingest.silence import SilenceDetector
-from streamd.ingest.suspects import Suspects
+from streamd.ingest.kafka.consumer import KafkaSource, OutOfRange
+from streamd.ingest.kafka.lag import report_lag, unread
+from streamd.ingest.kafka.offset_commits import ShownOffsets
+from streamd.ingest.kafka.safe_records import portions
+from streamd.ingest.kafka.silence import SilenceDetector
+from streamd.ingest.kafka.topic_watch import missing_topic
+from streamd.ingest.order.batch_builder import BatchBuilder
+from streamd.ingest.order.merge import Merger
+from streamd.ingest.order.runs import not_yet_appended
+from streamd.ingest.order.suspects import Suspects
 from streamd.ingest.traced import TracedRecords
-from streamd.ingest.unread import report_lag, unread
-from streamd.ingest.watch import missing_topic
 from streamd.settings.loading import Settings
 from streamd.telemetry import metrics
 from streamd.telemetry.failure_log import LastingFailures

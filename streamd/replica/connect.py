@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import structlog
 
 from streamd.errors import KafkaError
-from streamd.ingest.client import make_admin
+from streamd.ingest.kafka.client import make_admin
 from streamd.replica.kafka_changelog import KafkaProducer, KafkaReader
 from streamd.replica.leader import lead
 from streamd.replica.members import member_name

@@ -14,7 +14,7 @@ from kafka.errors import KafkaError as ClientError
 
 from streamd.errors import KafkaError
 from streamd.events import Position
-from streamd.ingest.client import make_consumer
+from streamd.ingest.kafka.client import make_consumer
 from streamd.roles import ENDS, FOLLOW, make_folder
 from streamd.segments.tail import JournalTail
 from streamd.settings.loading import Settings

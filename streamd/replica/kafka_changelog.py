@@ -9,7 +9,7 @@ from kafka.errors import KafkaError as ClientError
 from kafka.errors import OffsetOutOfRangeError
 
 from streamd.errors import KafkaError
-from streamd.ingest.client import OWN_TOPIC, make_consumer, make_producer
+from streamd.ingest.kafka.client import OWN_TOPIC, make_consumer, make_producer
 from streamd.replica.changelog import OutOfRange
 from streamd.replica.records import CHANGELOG, Entry, Read, decode_records
 from streamd.segments.changelog_position import ChangelogId

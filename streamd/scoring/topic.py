@@ -8,7 +8,7 @@ from kafka import TopicPartition
 from kafka.errors import KafkaError as ClientError
 
 from streamd.errors import KafkaError
-from streamd.ingest.client import asking_about_topics, make_consumer, make_producer
+from streamd.ingest.kafka.client import asking_about_topics, make_consumer, make_producer
 from streamd.scoring.outbox import Receipt
 from streamd.scoring.record import HEADERS, ScoreRecord, decode
 from streamd.settings.loading import KafkaSettings

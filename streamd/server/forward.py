@@ -115,7 +115,7 @@ class Forwarder:
             ) from error
 
     def _made(self) -> Any:
-        from streamd.ingest.client import make_producer
+        from streamd.ingest.kafka.client import make_producer
 
         with self._lock:
             if self._producer is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from streamd.ingest.deadletter import FOLDER
+from streamd.ingest.dead_letters.sinks import FOLDER
 
 TAIL_BYTES = 1 << 20
 """Bytes at the end of the newest file that are read: some thousand letters."""

@@ -4,7 +4,7 @@ followers no longer read."""
 from typing import Any, Protocol
 
 from streamd.errors import KafkaError
-from streamd.ingest.client import make_admin
+from streamd.ingest.kafka.client import make_admin
 from streamd.settings.loading import KafkaSettings
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from streamd.errors import KafkaError, SettingsError, StoreError
-from streamd.ingest.client import make_consumer
+from streamd.ingest.kafka.client import make_consumer
 from streamd.settings.loading import KafkaSettings
 from streamd.store import manifest as manifests
 from streamd.store.search import CHUNK_BYTES, KeySearch

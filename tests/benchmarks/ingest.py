@@ -25,7 +25,7 @@ from streamd.decode.sources.topic import make_decoder
 from streamd.decode.wire import ARROW
 from streamd.demo.broker import ApacheKafka
 from streamd.events import Schema
-from streamd.ingest.deadletter import LocalDeadLetters
+from streamd.ingest.dead_letters.sinks import LocalDeadLetters
 from streamd.ingest.loop import IngestLoop
 from streamd.processes import collect_garbage_rarely
 from streamd.segments.log import LogWriter

@@ -17,7 +17,7 @@ from kafka import KafkaConsumer
 from streamd.clock import SystemClock
 from streamd.demo.broker import find_broker, free_port
 from streamd.events import Progress
-from streamd.ingest.client import make_producer
+from streamd.ingest.kafka.client import make_producer
 from streamd.registry import Registry
 from streamd.scoring.record import decode
 from streamd.scoring.scorer import Scorer

@@ -19,7 +19,7 @@ import numpy as np
 
 from streamd.daemon.supervisor import role_environment
 from streamd.demo.broker import find_broker, free_port
-from streamd.ingest.client import make_producer
+from streamd.ingest.kafka.client import make_producer
 from streamd.settings.loading import Settings, load_settings
 from tests.benchmarks.measure import Row, wikipedia_events
 

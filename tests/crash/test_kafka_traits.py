@@ -110,7 +110,7 @@ def test_lag_tools_see_how_far_the_log_is(daemon_on, kafka, topic, producer, adm
 
 @pytest.mark.parametrize("to_topic", [False, True])
 def test_dead_letters_are_sent_again_once_and_then_go_in(daemon_on, kafka, topic, producer, to_topic):
-    from streamd.ingest.deadletter_replay import plan, read_letters, send
+    from streamd.ingest.dead_letters.replay import plan, read_letters, send
 
     def replay(settings, reasons, again):
         """Numbers of letters sent, sent before, and that cannot be sent."""

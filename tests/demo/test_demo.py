@@ -24,7 +24,7 @@ from streamd.errors import DemoError
 from streamd.evaluation.regimes import RegimeWindow, best_half_life
 from streamd.events import Schema
 from streamd.graph.fact_columns import NUM_HALF_LIVES
-from streamd.ingest.deadletter import make_dead_letters
+from streamd.ingest.dead_letters.sinks import make_dead_letters
 from streamd.ingest.loop import IngestLoop
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader

@@ -17,7 +17,7 @@ import structlog
 
 from streamd.decode.wire import ARROW, OWN_EVENT, OWN_ROW
 from streamd.events import DELETE, EDGE, LABEL, NODE
-from streamd.ingest.deadletter import REASONS
+from streamd.ingest.dead_letters.sinks import REASONS
 from tests.ingest.mapped import NOW, TOPIC, Topic, record, source
 
 BATCH = 24

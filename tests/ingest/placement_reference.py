@@ -1,10 +1,10 @@
-"""What `streamd.ingest.placement` does, event by event and pair by pair."""
+"""What `streamd.ingest.order.placement` does, event by event and pair by pair."""
 
 import numpy as np
 
 from streamd.decode.block import NO_STAMP, has_time
 from streamd.events import DELETE, EDGE, NODE
-from streamd.ingest.placement import ALWAYS, NEVER
+from streamd.ingest.order.placement import ALWAYS, NEVER
 
 
 def place(buffers, situations):

@@ -11,7 +11,7 @@ from kafka import KafkaConsumer
 from kafka.net.sasl import SASL_MECHANISMS
 
 from streamd.errors import SettingsError
-from streamd.ingest.client import MECHANISMS, client_settings, read_options
+from streamd.ingest.kafka.client import MECHANISMS, client_settings, read_options
 from streamd.settings.loading import KafkaSettings, as_environment, effective, load_settings
 from tests.ingest.secured import PASSWORD, make_certificates
 
@@ -146,7 +146,7 @@ def test_msk_signs_with_the_credentials_and_the_region_of_the_environment(tmp_pa
 
 
 def test_msk_without_its_package_says_which(tmp_path, monkeypatch):
-    monkeypatch.setattr("streamd.ingest.client.find_spec", lambda name: None)
+    monkeypatch.setattr("streamd.ingest.kafka.client.find_spec", lambda name: None)
     with pytest.raises(SettingsError, match=r"botocore.*streamd\[msk\]"):
         read_options(given(tmp_path, MSK))
 

@@ -8,7 +8,7 @@ import snappy
 import zstandard
 from kafka.codec import snappy_encode
 
-from streamd.ingest.codecs import expand
+from streamd.ingest.kafka.decompression import expand
 
 LIMIT = 100_000
 ENCODE = {1: gzip.compress, 2: snappy_encode, 3: lz4.frame.compress, 4: zstandard.ZstdCompressor().compress}

@@ -5,8 +5,8 @@ import numpy as np
 from streamd.decode.block import NO_STAMP, ROW, Block
 from streamd.decode.node_ids import KeyTable
 from streamd.events import DELETE, EDGE, LABEL, NODE, Schema, SetKey
-from streamd.ingest.columns import BatchBuilder, as_json
-from streamd.ingest.deadletter import DeadLetter, LocalDeadLetters, TopicDeadLetters
+from streamd.ingest.dead_letters.sinks import DeadLetter, LocalDeadLetters, TopicDeadLetters
+from streamd.ingest.order.batch_builder import BatchBuilder, as_json
 
 SCHEMA = Schema(1, 2, 1)
 

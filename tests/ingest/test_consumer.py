@@ -7,9 +7,9 @@ from kafka import TopicPartition
 
 from streamd.errors import DataLossError, KafkaError, SettingsError
 from streamd.events import Gap, Position, Progress, Run, Schema, empty_batch
-from streamd.ingest import consumer
-from streamd.ingest.consumer import KafkaSource, in_shard
-from streamd.ingest.watch import Topics
+from streamd.ingest.kafka import consumer
+from streamd.ingest.kafka.consumer import KafkaSource, in_shard
+from streamd.ingest.kafka.topic_watch import Topics
 from streamd.segments.log import LogWriter
 from streamd.settings.loading import load_settings
 

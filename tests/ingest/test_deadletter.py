@@ -5,7 +5,7 @@ import json
 import pytest
 
 from streamd.errors import DiskError
-from streamd.ingest.deadletter import DeadLetter, LocalDeadLetters
+from streamd.ingest.dead_letters.sinks import DeadLetter, LocalDeadLetters
 from streamd.storage import DISK
 from tests.faults import Crash, FaultyDisk
 

@@ -9,16 +9,16 @@ from kafka.errors import KafkaTimeoutError, OffsetOutOfRangeError
 from structlog.testing import capture_logs
 
 from streamd.errors import CorruptionError, KafkaError
-from streamd.ingest import deadletter_replay
-from streamd.ingest.deadletter import (
+from streamd.ingest.dead_letters import replay as deadletter_replay
+from streamd.ingest.dead_letters.origins import Origins
+from streamd.ingest.dead_letters.replay import plan, read_letters, send
+from streamd.ingest.dead_letters.search import SoughtKeys
+from streamd.ingest.dead_letters.sinks import (
     MAX_KEY_BYTES,
     DeadLetter,
     LocalDeadLetters,
     TopicDeadLetters,
 )
-from streamd.ingest.deadletter_replay import plan, read_letters, send
-from streamd.ingest.letter_search import SoughtKeys
-from streamd.ingest.origins import Origins
 from tests.builders import settings
 from tests.ingest.world import World
 

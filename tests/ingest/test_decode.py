@@ -13,7 +13,7 @@ from streamd.decode.decoder import Decoder
 from streamd.decode.reader import EventReader
 from streamd.decode.wire import ARROW, NDJSON
 from streamd.events import DELETE, EDGE, LABEL, NODE, Schema
-from streamd.ingest.deadletter import REASONS
+from streamd.ingest.dead_letters.sinks import REASONS
 from tests.builders import Record, spell
 
 NOW = 1_700_000_000_000_000

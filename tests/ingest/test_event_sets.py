@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from streamd.decode.sources.topic import make_decoder
 from streamd.decode.wire import ARROW, NDJSON
 from streamd.events import DELETE, EDGE, LABEL, NODE, Schema, SetKey
-from streamd.ingest.columns import as_json
+from streamd.ingest.order.batch_builder import as_json
 from streamd.settings.loading import load_settings, schema_of
 from tests.builders import Record, spell
 from tests.ingest.world import World

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from streamd.daemon.log_roles import make_loop
-from streamd.ingest import client
+from streamd.ingest.kafka import client
 from streamd.replica.leader import lead
 from streamd.roles import folder_of
 from streamd.segments.holds import Hold, ask_to_compact, asked_to_compact, write_hold

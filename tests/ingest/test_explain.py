@@ -8,8 +8,8 @@ import pytest
 from streamd.decode.error_texts import MAX_TEXT
 from streamd.decode.wire import NDJSON
 from streamd.events import Schema
-from streamd.ingest.deadletter import DeadLetter, LocalDeadLetters
-from streamd.ingest.letter_search import SoughtKeys
+from streamd.ingest.dead_letters.search import SoughtKeys
+from streamd.ingest.dead_letters.sinks import DeadLetter, LocalDeadLetters
 from tests.ingest.attacks import ARROW_HEADER, stream
 from tests.ingest.test_decode import NOW, decode, edge
 

@@ -14,7 +14,7 @@ from streamd.decode.sources.protobuf import compile_protobuf
 from streamd.decode.sources.registry_framing import JSONValues, RegistryValues
 from streamd.errors import BadEvent, SchemaRegistryError, SettingsError
 from streamd.events import EDGE
-from streamd.ingest.deadletter import REASONS
+from streamd.ingest.dead_letters.sinks import REASONS
 from streamd.settings.loading import SchemaRegistrySettings, load_settings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import read_beat

@@ -10,7 +10,7 @@ from streamd.decode.checks import Rules
 from streamd.decode.decoder import Decoder
 from streamd.decode.headers import MAX_KNOWN
 from streamd.events import Schema
-from streamd.ingest.kafka_records import MAX_HEADERS, REFUSED_HEADER, UNREADABLE, SafeBatch
+from streamd.ingest.kafka.safe_records import MAX_HEADERS, REFUSED_HEADER, UNREADABLE, SafeBatch
 from tests.builders import Record, spell
 
 NOW = 1_700_000_000_000_000

@@ -13,8 +13,8 @@ from streamd.decode.arrow_metadata import check_head
 from streamd.decode.decoder import Decoder
 from streamd.decode.wire import ARROW
 from streamd.errors import BadEvent
-from streamd.ingest import kafka_records
-from streamd.ingest.deadletter import REASONS
+from streamd.ingest.dead_letters.sinks import REASONS
+from streamd.ingest.kafka import safe_records as kafka_records
 from tests.builders import Record
 from tests.ingest.attacks import aliased, schema_of_millions, stream
 from tests.ingest.test_decode import decode, decode_all, edge

@@ -20,7 +20,7 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 from kafka.record.memory_records import MemoryRecords
 from kafka.record.util import calc_crc32c, encode_varint
 
-from streamd.ingest.kafka_records import (
+from streamd.ingest.kafka.safe_records import (
     CHECKSUM_TRIES,
     MAX_HEADERS,
     REFUSED_HEADER,

@@ -11,8 +11,8 @@ from kafka.errors import CoordinatorLoadInProgressError
 from streamd.clock import SystemClock
 from streamd.events import Position
 from streamd.exchange.sample import judge, read_sample
-from streamd.ingest.consumer import KafkaSource
-from streamd.ingest.deadletter import LocalDeadLetters
+from streamd.ingest.dead_letters.sinks import LocalDeadLetters
+from streamd.ingest.kafka.consumer import KafkaSource
 from streamd.ingest.loop import IngestLoop
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader

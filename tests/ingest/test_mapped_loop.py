@@ -10,7 +10,7 @@ from streamd.decode.sources import topic as mapped
 from streamd.decode.wire import OWN_EVENT_US
 from streamd.errors import JournalError, SchemaRegistryError
 from streamd.ingest import loop
-from streamd.ingest.deadletter import DeadLetter, make_dead_letters
+from streamd.ingest.dead_letters.sinks import DeadLetter, make_dead_letters
 from streamd.telemetry.heartbeat import read_beat
 from tests.builders import settings
 from tests.ingest.world import World

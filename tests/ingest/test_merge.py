@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 
 from streamd.decode.block import NO_STAMP, ROW, Block
 from streamd.events import EDGE, Position, Run
-from streamd.ingest.merge import Merger as AnyMerger
-from streamd.ingest.runs import not_yet_appended
+from streamd.ingest.order.merge import Merger as AnyMerger
+from streamd.ingest.order.runs import not_yet_appended
 
 
 class Merger(AnyMerger):

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from streamd.decode.block import NO_STAMP, ROW, Block
 from streamd.events import DELETE, EDGE, NODE, Position, Run
-from streamd.ingest import merge
-from streamd.ingest.merge import Merger
-from streamd.ingest.runs import not_yet_appended
+from streamd.ingest.order import merge
+from streamd.ingest.order.merge import Merger
+from streamd.ingest.order.runs import not_yet_appended
 
 YEAR = 365 * 24 * 3600 * 1_000_000
 SECOND = 1_000_000

@@ -5,8 +5,8 @@ import pytest
 
 from streamd.decode.block import ROW, Block, has_time
 from streamd.events import DELETE, EDGE, NODE, Position, Progress, Run
-from streamd.ingest import merge
-from streamd.ingest.merge import MAX_RUNS, Merger
+from streamd.ingest.order import merge
+from streamd.ingest.order.merge import MAX_RUNS, Merger
 from streamd.replica.records import MAX_LINE_BYTES
 from streamd.segments.journal import encode_line, progress_fields
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from streamd.decode.block import NO_STAMP, ROW, Block, joined
 from streamd.events import DELETE, EDGE, LABEL, NODE
-from streamd.ingest.placement import Situation, place
+from streamd.ingest.order.placement import Situation, place
 from tests.ingest import placement_reference
 
 

@@ -11,8 +11,8 @@ import streamd
 from streamd.demo import player
 from streamd.errors import KafkaError
 from streamd.exchange.produce import Outgoing, send_events
-from streamd.ingest import client
-from streamd.ingest.deadletter import make_dead_letters
+from streamd.ingest.dead_letters.sinks import make_dead_letters
+from streamd.ingest.kafka import client
 from streamd.replica import kafka_changelog, models_topic
 from streamd.scoring.topic import KafkaSink
 from streamd.server.forward import ACKNOWLEDGED_SECONDS, Forwarder
@@ -52,10 +52,10 @@ PRODUCERS = {
     "replica/models_topic.py": (models, False),
     "server/forward.py": (lambda s: Forwarder(s)._made(), False),
     "exchange/produce.py": (produce, False),
-    "ingest/deadletter_replay.py": (lambda s: client.make_producer(s.kafka), False),
+    "ingest/dead_letters/replay.py": (lambda s: client.make_producer(s.kafka), False),
     "demo/player.py": (lambda s: player.make_producer(s.kafka), False),
     "scoring/topic.py": (lambda s: KafkaSink(s.kafka, "scores"), True),
-    "ingest/deadletter.py": (lambda s: make_dead_letters(s)._make_producer(), True),
+    "ingest/dead_letters/sinks.py": (lambda s: make_dead_letters(s)._make_producer(), True),
 }
 
 
@@ -92,4 +92,4 @@ def test_a_request_with_events_waits_no_longer_for_a_missing_topic_than_for_an_a
 def test_the_table_has_every_producer():
     room = Path(streamd.__file__).parent
     found = {str(p.relative_to(room)) for p in room.rglob("*.py") if "make_producer(" in p.read_text()}
-    assert found - {"ingest/client.py"} == set(PRODUCERS)
+    assert found - {"ingest/kafka/client.py"} == set(PRODUCERS)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from streamd.decode.block import ROW
 from streamd.events import EDGE, Position, Run
-from streamd.ingest.runs import join_runs, not_yet_appended, runs_from, runs_of
+from streamd.ingest.order.runs import join_runs, not_yet_appended, runs_from, runs_of
 
 PLACES = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3)), unique=True).map(sorted)
 

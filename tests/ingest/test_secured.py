@@ -13,7 +13,7 @@ from kafka import KafkaAdminClient, TopicPartition
 from kafka.admin import ScramMechanism, UserScramCredentialUpsertion
 
 from streamd.errors import KafkaError
-from streamd.ingest.client import make_admin, make_consumer, make_producer
+from streamd.ingest.kafka.client import make_admin, make_consumer, make_producer
 from streamd.settings.loading import KafkaSettings
 from tests.ingest.secured import PASSWORD, USER, SecuredKafka
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from streamd.decode.block import NO_STAMP, ROW, Block, joined
 from streamd.events import DELETE, EDGE, NODE
-from streamd.ingest import suspects
-from streamd.ingest.suspects import HOLD_SECONDS, NUM_FOLLOWERS, Suspects
+from streamd.ingest.order import suspects
+from streamd.ingest.order.suspects import HOLD_SECONDS, NUM_FOLLOWERS, Suspects
 
 SECOND, HOUR, DAY = 10**6, 3600 * 10**6, 24 * 3600 * 10**6
 TODAY = 50 * 365 * DAY

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from kafka import TopicPartition
 
 from streamd.events import Position, Run
-from streamd.ingest.unread import unread
+from streamd.ingest.kafka.lag import unread
 
 ENDS = {("a", 0): 10, ("a", 7): 20, ("b.c", 0): 5}
 COMMITTED = [Position(10), Position(18, 3, (Run((19, 0), (19, 0)),)), Position(-1)]

@@ -7,7 +7,7 @@ from kafka import TopicPartition
 from kafka.consumer.fetcher import ConsumerRecord
 
 from streamd.events import Position, Progress
-from streamd.ingest.deadletter import LocalDeadLetters
+from streamd.ingest.dead_letters.sinks import LocalDeadLetters
 from streamd.ingest.loop import IngestLoop
 from streamd.segments.log import LogWriter
 from streamd.segments.reader import LogReader

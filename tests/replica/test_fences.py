@@ -16,7 +16,7 @@ import pytest
 
 from streamd.demo.broker import ApacheKafka
 from streamd.errors import KafkaError
-from streamd.ingest.client import make_admin
+from streamd.ingest.kafka.client import make_admin
 from streamd.replica.start import published_seq
 from streamd.replica.topic import ensure_topic
 from streamd.settings.loading import KafkaSettings

@@ -12,7 +12,7 @@ from kafka import KafkaProducer, TopicPartition
 from streamd.clock import SystemClock
 from streamd.errors import ChangelogError, FencedError, KafkaError
 from streamd.events import Position, Progress, Schema, empty_batch
-from streamd.ingest.client import make_admin, make_consumer
+from streamd.ingest.kafka.client import make_admin, make_consumer
 from streamd.replica import models_topic as models_topic_module
 from streamd.replica.connect import find_changelog, open_topic
 from streamd.replica.ends import SourceEnds

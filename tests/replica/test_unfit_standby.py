@@ -18,7 +18,7 @@ from streamd.errors import (
     StoreError,
 )
 from streamd.events import Schema
-from streamd.ingest import consumer
+from streamd.ingest.kafka import consumer
 from streamd.replica import fitness, leading
 from streamd.replica.fitness import REASONS, Fitness
 from streamd.replica.leader import lead

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from streamd.events import DELETION, Progress, Schema, empty_batch
-from streamd.ingest import deadletter, letter_search
-from streamd.ingest.deadletter import DeadLetter, LocalDeadLetters
+from streamd.ingest.dead_letters import search as letter_search
+from streamd.ingest.dead_letters import sinks as deadletter
+from streamd.ingest.dead_letters.sinks import DeadLetter, LocalDeadLetters
 from streamd.segments import (
     compact,
     holds,

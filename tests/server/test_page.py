@@ -20,7 +20,7 @@ from streamd.cli.main import app as cli
 from streamd.client import Client
 from streamd.clock import SystemClock
 from streamd.events import Progress
-from streamd.ingest.deadletter import DeadLetter, LocalDeadLetters
+from streamd.ingest.dead_letters.sinks import DeadLetter, LocalDeadLetters
 from streamd.roles import folder_of
 from streamd.segments.changelog_position import UNKNOWN, ChangelogPosition, PositionFile
 from streamd.segments.log import LogWriter

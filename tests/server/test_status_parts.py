@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry, Histogram
 
-from streamd.ingest.deadletter import DeadLetter, LocalDeadLetters
+from streamd.ingest.dead_letters.sinks import DeadLetter, LocalDeadLetters
 from streamd.server.headline import headline_of
 from streamd.server.letters import Letters
 from streamd.server.pulse import NUM_SAMPLES, Pulse, buckets_of, less, quantile

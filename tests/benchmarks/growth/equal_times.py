@@ -14,7 +14,7 @@ import torch
 from streamd.decode.block import ROW, Block
 from streamd.events import EDGE, Schema
 from streamd.ingest.loop import MAX_COMMIT_EVENTS
-from streamd.ingest.merge import Merger
+from streamd.ingest.order.merge import Merger
 from streamd.models.torch_model import TorchModel
 from streamd.segments.reader import LogReader
 from streamd.server.loaded_version import LoadedVersion

@@ -9,7 +9,7 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 from streamd.decode.checks import Rules
 from streamd.decode.decoder import Decoder
 from streamd.events import Schema
-from streamd.ingest.kafka_records import SafeBatch
+from streamd.ingest.kafka.safe_records import SafeBatch
 from tests.benchmarks.measure import Row
 
 RECORDS, ROUNDS = 100_000, 5

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from streamd.clock import Clock
 from streamd.events import Position
-from streamd.ingest.consumer import KafkaSource
 from streamd.ingest.event_log import Log
+from streamd.ingest.kafka.consumer import KafkaSource
 
 LOOK_SECONDS = 0.005
 """Pause between two looks at whether the changelog has acknowledged a commit, which takes it some

@@ -12,7 +12,7 @@ from kafka.errors import KafkaError as ClientError
 from kafka.structs import OffsetAndMetadata
 
 from streamd.errors import KafkaError
-from streamd.ingest.client import make_admin
+from streamd.ingest.kafka.client import make_admin
 from streamd.settings.loading import KafkaSettings
 
 logger = structlog.get_logger()

@@ -10,7 +10,7 @@ from streamd.decode.block import has_time
 from streamd.decode.decoder import NUM_SINGLES, Decoder
 from streamd.decode.sources.topic import make_decoder
 from streamd.errors import SchemaRegistryError
-from streamd.ingest.deadletter_replay import StoredLetter, as_record
+from streamd.ingest.dead_letters.replay import StoredLetter, as_record
 from streamd.settings.loading import Settings, schema_of
 
 

@@ -2,7 +2,7 @@
 
 import structlog
 
-from streamd.ingest.consumer import KafkaSource
+from streamd.ingest.kafka.consumer import KafkaSource
 from streamd.telemetry import metrics
 
 logger = structlog.get_logger()

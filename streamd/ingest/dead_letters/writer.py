@@ -10,9 +10,9 @@ from streamd.clock import Clock
 from streamd.decode.block import Block
 from streamd.decode.wire import OWN_EVENT_US
 from streamd.events import Key, Position, Schema
-from streamd.ingest.columns import as_json
-from streamd.ingest.deadletter import REASONS, DeadLetter, DeadLetters
-from streamd.ingest.origins import Origins
+from streamd.ingest.dead_letters.origins import Origins
+from streamd.ingest.dead_letters.sinks import REASONS, DeadLetter, DeadLetters
+from streamd.ingest.order.batch_builder import as_json
 from streamd.telemetry import metrics
 
 logger = structlog.get_logger()

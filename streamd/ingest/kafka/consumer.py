@@ -16,10 +16,10 @@ from kafka.structs import OffsetAndMetadata
 from streamd.clock import parse_time_us
 from streamd.errors import DataLossError, KafkaError, SettingsError
 from streamd.events import Gap, Position, Progress
-from streamd.ingest.client import asking_about_topics, make_consumer
-from streamd.ingest.kafka_records import bound_polls, make_reading_safe, seek, stable_offsets
-from streamd.ingest.runs import runs_from
-from streamd.ingest.watch import BrokerWatch, Topics, describe
+from streamd.ingest.kafka.client import asking_about_topics, make_consumer
+from streamd.ingest.kafka.safe_records import bound_polls, make_reading_safe, seek, stable_offsets
+from streamd.ingest.kafka.topic_watch import BrokerWatch, Topics, describe
+from streamd.ingest.order.runs import runs_from
 from streamd.settings.loading import IngestSettings, KafkaSettings
 
 logger = structlog.get_logger()

@@ -15,7 +15,7 @@ import msgspec
 
 from streamd.errors import DiskError, KafkaError
 from streamd.events import Key
-from streamd.ingest.letter_search import SoughtKeys
+from streamd.ingest.dead_letters.search import SoughtKeys
 from streamd.settings.loading import Settings
 from streamd.storage import DISK, SCRATCH, Disk, FileWithHoles
 
@@ -329,7 +329,7 @@ def make_dead_letters(settings: Settings) -> DeadLetters:
     topic = settings.ingest.dead_letter_topic
     if topic:
         # A server reads local letters only, and needs no Kafka client for it.
-        from streamd.ingest.client import make_producer
+        from streamd.ingest.kafka.client import make_producer
 
         return TopicDeadLetters(
             # The topic is the user's, who may let the broker create it.

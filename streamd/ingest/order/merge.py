@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from streamd.decode.block import NO_STAMP, Block, Rows, empty_block, has_time, joined
 from streamd.events import DELETE, Bools, Int64, Place, Position, Run
-from streamd.ingest.placement import ALWAYS, NEVER, Situation, place
-from streamd.ingest.runs import join_runs, place_of, runs_from, runs_of
+from streamd.ingest.order.placement import ALWAYS, NEVER, Situation, place
+from streamd.ingest.order.runs import join_runs, place_of, runs_from, runs_of
 
 NUM_LEADS = 1_000
 """Newest events whose (time - timestamp) is remembered. Their median places events without a time,

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from streamd.clock import Clock
-from streamd.ingest.consumer import KafkaSource
-from streamd.ingest.merge import Merger
+from streamd.ingest.kafka.consumer import KafkaSource
+from streamd.ingest.order.merge import Merger
 from streamd.telemetry import metrics
 
 

@@ -16,9 +16,9 @@ from kafka.errors import OffsetOutOfRangeError
 
 from streamd.errors import CorruptionError, KafkaError
 from streamd.events import MAX_TIME_US
-from streamd.ingest.client import make_consumer, make_producer, settle
-from streamd.ingest.consumer import ANSWER_MS
-from streamd.ingest.deadletter import FOLDER, MAX_KEY_BYTES, MAX_TOPIC_BYTES, DeadLetter
+from streamd.ingest.dead_letters.sinks import FOLDER, MAX_KEY_BYTES, MAX_TOPIC_BYTES, DeadLetter
+from streamd.ingest.kafka.client import make_consumer, make_producer, settle
+from streamd.ingest.kafka.consumer import ANSWER_MS
 from streamd.settings.loading import Settings
 from streamd.storage import write_durably
 

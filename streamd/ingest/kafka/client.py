@@ -14,7 +14,7 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka.errors import KafkaError as ClientError
 
 from streamd.errors import KafkaError, SettingsError
-from streamd.ingest.kafka_records import make_reading_safe
+from streamd.ingest.kafka.safe_records import make_reading_safe
 from streamd.settings.loading import KafkaSettings
 
 RECONNECT_MS = 2_000
@@ -285,7 +285,7 @@ def make_consumer(kafka: KafkaSettings) -> KafkaConsumer:
     """Make a consumer for assigned partitions; the caller closes it.
 
     It joins no group, commits nothing and never skips an offset by itself. A record that the client
-    could not decode comes as a refused one (`streamd.ingest.kafka_records`).
+    could not decode comes as a refused one (`streamd.ingest.kafka.safe_records`).
     """
     make_reading_safe()
     return _made(

@@ -22,7 +22,7 @@ from kafka.record.util import decode_varint
 from kafka.structs import OffsetAndMetadata
 
 from streamd.decode.wire import REFUSED_HEADER
-from streamd.ingest.codecs import expand
+from streamd.ingest.kafka.decompression import expand
 
 CHECKSUM_TRIES = 3
 """Times that a batch with a wrong checksum is fetched before it is refused: the network may have

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from streamd.decode.block import NO_STAMP, Block, empty_block, has_time, joined
 from streamd.events import Bools, Int64
-from streamd.ingest.runs import place_of
+from streamd.ingest.order.runs import place_of
 
 NUM_LEADS = 1_000
 """Leads that are remembered, which say what is usual for the partition."""

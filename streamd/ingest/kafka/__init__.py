@@ -1,0 +1,1 @@
+"""The connection to Kafka: clients, reading, positions and lag."""
