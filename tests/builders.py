@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.upkeep.holds import Hold, ask_to_compact, write_hold
+from streamd.eventlog.upkeep.housekeeper import Housekeeper
+from streamd.eventlog.writer import LogWriter
 from streamd.events import EDGE, EventBatch, Int64, Progress, Schema, SetKey, empty_batch
 from streamd.schema import EdgeSet, NodeSet
-from streamd.segments.holds import Hold, ask_to_compact, write_hold
-from streamd.segments.housekeeper import Housekeeper
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import RetentionSettings, Settings, load_settings
 from streamd.settings.sets import EdgeSetSettings, SetSettings
 

@@ -23,10 +23,10 @@ ROOT = Path(__file__).parent.parent
 NUM_DRAWN, LIMIT, WORKERS = 100, 120, 2
 ROOMS = {
     "streamd/ingest/order/merge.py": ["tests/ingest"],
-    "streamd/segments/log.py": ["tests/segments", "tests/properties/test_log_machine.py"],
-    "streamd/segments/commit_rows.py": ["tests/segments", "tests/properties/test_log_machine.py"],
-    "streamd/segments/journal.py": ["tests/segments", "tests/properties/test_log_machine.py"],
-    "streamd/segments/recovery.py": ["tests/segments", "tests/properties/test_log_machine.py"],
+    "streamd/eventlog/writer.py": ["tests/segments", "tests/properties/test_log_machine.py"],
+    "streamd/eventlog/commit_rows.py": ["tests/segments", "tests/properties/test_log_machine.py"],
+    "streamd/eventlog/journal/journal.py": ["tests/segments", "tests/properties/test_log_machine.py"],
+    "streamd/eventlog/recovery.py": ["tests/segments", "tests/properties/test_log_machine.py"],
     "streamd/graph/facts.py": ["tests/graph/test_facts.py"],
     "streamd/graph/facts_kernels.py": ["tests/graph/test_facts.py"],
     "streamd/training/shadow.py": ["tests/training/test_shadow.py", "tests/registry"],
@@ -68,9 +68,9 @@ class Named:
 
 NO_RECORDED_LOSSES = ["--deselect", "tests/training/test_learner.py::test_a_change_meant_to_change_no_number_changes_none"]
 NAMED = [
-    Named("a deleted node's key finds its old id after a restart", "streamd/segments/commit_rows.py",
+    Named("a deleted node's key finds its old id after a restart", "streamd/eventlog/commit_rows.py",
           "if k is not None and i not in gone}", "if k is not None}", ["tests/ingest"]),
-    Named("a retired id is given again after a restart", "streamd/segments/log.py",
+    Named("a retired id is given again after a restart", "streamd/eventlog/writer.py",
           "        return self.state.num_nodes\n", "        return len(self.keys)\n", ["tests/ingest"]),
     Named("dead letters are flushed after the commit", "streamd/ingest/loop.py", """        self._letters.flush()
         with self._traced.commit(self._topics, positions, batch):
@@ -114,7 +114,7 @@ NAMED = [
 ]
 
 MERGE, FACTS, KERNELS, LOG = ("streamd/ingest/order/merge.py", "streamd/graph/facts.py", "streamd/graph/facts_kernels.py",
-                              "streamd/segments/log.py")
+                              "streamd/eventlog/writer.py")
 REASONS = {
     (MERGE, "NUM_LEADS = 1001"): "a parameter",
     (FACTS, "changed[name] = _grown(getattr(f, name), size, 1)"): "a pair's row is written whole when the pair is entered",

@@ -56,7 +56,7 @@ def test_the_supervisor_imports_neither_torch_nor_numba():
 
 
 def test_ingest_imports_neither_torch_nor_numba():
-    code = ("import sys, streamd.ingest.loop, streamd.ingest.kafka.consumer, streamd.segments.log; "
+    code = ("import sys, streamd.ingest.loop, streamd.ingest.kafka.consumer, streamd.eventlog.writer; "
             "print([m for m in ('torch', 'numba', 'cupy') if m in sys.modules])")
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
 

@@ -19,9 +19,9 @@ from streamd.daemon.run_role import run_role, supervisor
 from streamd.daemon.run_role import run_role as daemon
 from streamd.daemon.supervisor import REFUSED, ROLE_REFUSED, Supervisor, make_data_dir
 from streamd.errors import LockedError, SettingsError
+from streamd.eventlog.writer import LogWriter
 from streamd.processes import PYTHON
 from streamd.roles import ROLES, make_folder
-from streamd.segments.log import LogWriter
 from streamd.settings.loading import schema_of
 from tests.builders import settings
 

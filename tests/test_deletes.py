@@ -9,14 +9,14 @@ from typer.testing import CliRunner
 
 from streamd.cli.main import app
 from streamd.clock import SystemClock
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.upkeep.holds import ask_to_compact, asked_to_compact, read_holds
+from streamd.eventlog.upkeep.housekeeper import Housekeeper
+from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.graph import Draw
 from streamd.ingest.dead_letters.sinks import DeadLetter, LocalDeadLetters
 from streamd.registry import Registry
-from streamd.segments.holds import ask_to_compact, asked_to_compact, read_holds
-from streamd.segments.housekeeper import Housekeeper
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.recorder import Recorder
 from streamd.training.trainer import Trainer

@@ -11,12 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from streamd.cli.main import app
+from streamd.eventlog.upkeep.holds import Hold, asked_to_compact, write_hold
+from streamd.eventlog.upkeep.housekeeper import STEP_SECONDS, Housekeeper
+from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.exchange.tables import count_rows
 from streamd.graph import jit, warm_up
-from streamd.segments.holds import Hold, asked_to_compact, write_hold
-from streamd.segments.housekeeper import STEP_SECONDS, Housekeeper
-from streamd.segments.log import LogWriter
 from streamd.settings.loading import RetentionSettings
 from streamd.telemetry import progress
 from tests.builders import ManualClock, stream, write_log
@@ -113,7 +113,7 @@ def deleted(path):
 def one_segment_a_step(monkeypatch):
     clock = ManualClock()
     monkeypatch.setattr(clock, "monotonic", itertools.count(0, 0.6 * STEP_SECONDS).__next__)
-    monkeypatch.setattr("streamd.segments.housekeeper.time", clock)
+    monkeypatch.setattr("streamd.eventlog.upkeep.housekeeper.time", clock)
 
 
 def test_compacting_here_says_segments(tmp_path, every, monkeypatch):

@@ -7,8 +7,14 @@ import pytest
 
 from streamd import roles
 from streamd.errors import SettingsError
+from streamd.eventlog.upkeep.holds import (
+    Hold,
+    ask_to_compact,
+    asked_to_compact,
+    read_holds,
+    write_hold,
+)
 from streamd.roles import ROLES, check_name, folder_of, make_folder, names_in, rank_names, take_over
-from streamd.segments.holds import Hold, ask_to_compact, asked_to_compact, read_holds, write_hold
 from streamd.storage import DISK, Disk
 from streamd.telemetry.heartbeat import Heartbeat, read_beats
 
@@ -71,7 +77,7 @@ def test_a_kill_at_any_step_leaves_every_hold_and_what_it_relies_on(old, monkeyp
 
 
 def test_a_hold_that_moves_while_holds_are_read_is_read_in_one_place_or_the_other(old, monkeypatch):
-    from streamd.segments import holds
+    from streamd.eventlog.upkeep import holds
 
     def moved_before(data_dir):
         take_over(data_dir, "serve")

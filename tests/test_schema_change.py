@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from streamd.errors import SchemaError
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.writer import LogWriter
 from streamd.schema import Schema
 from streamd.schema_change import check_extends, widened_edges, widened_nodes
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import schema_of
 from tests.builders import settings, stream, write_log
 

@@ -7,11 +7,11 @@ import pytest
 
 from streamd.clock import SystemClock
 from streamd.errors import CorruptionError, VersionError
+from streamd.eventlog.reader import LogReader
 from streamd.graph.live import save_facts, take_stored
 from streamd.graph.set_facts import SetFacts
 from streamd.models.memory_files import MemoryReader
 from streamd.registry import Registry
-from streamd.segments.reader import LogReader
 from streamd.server.checkpoint import MemoryStore
 from streamd.server.loaded_version import LoadedVersion
 from streamd.telemetry.heartbeat import Heartbeat

@@ -31,7 +31,7 @@ LIBRARY = {
     "Graph and sampler": [
         "streamd.graph.BlockGraph",
         "streamd.graph.TemporalSampler",
-        "streamd.segments.columns.EdgeColumns",
+        "streamd.eventlog.columns.EdgeColumns",
         "streamd.gpu.cache.FeatureCache",
     ],
     "Models": [
@@ -41,7 +41,7 @@ LIBRARY = {
         "streamd.models.sampled_inputs",
         "streamd.models.link_loss",
     ],
-    "A log": ["streamd.segments.reader.LogReader"],
+    "A log": ["streamd.eventlog.reader.LogReader"],
 }
 """Heading -> names that docs/library.md uses."""
 CLIENT = """\

@@ -90,9 +90,9 @@ def deadletter_replay(
 ) -> None:
     """Send dead letters to the topics they came from, each once, after the cause is fixed. If some
     are behind the log, explain how ingest will handle them, and ask."""
+    from streamd.eventlog.reader import LogReader
     from streamd.ingest.dead_letters.outlook import outlook
     from streamd.ingest.dead_letters.replay import plan, send
-    from streamd.segments.reader import LogReader
 
     # Ingest's handling of a letter depends on the log's watermark.
     settings = settings_of(config, data_dir)

@@ -199,7 +199,7 @@ def _store(settings: Settings) -> str:
 
 def _widths(settings: Settings) -> str:
     """Check that the log has the widths of features and labels that the settings name."""
-    from streamd.segments.recovery import last_state
+    from streamd.eventlog.recovery import last_state
 
     wanted = schema_of(settings)
     widths = ", ".join(
@@ -235,7 +235,7 @@ def _clock(settings: Settings) -> str:
 
 def _newest(settings: Settings) -> tuple[int, str]:
     """Find the newest time, in microseconds, and what is of that time; 0 where nothing is known."""
-    from streamd.segments.reader import LogReader
+    from streamd.eventlog.reader import LogReader
 
     try:
         if newest_us := ask_broker(settings, times=True)[1]:
@@ -290,7 +290,7 @@ def _ports(settings: Settings) -> str:
 def _file_limit(settings: Settings) -> str:
     """Check the limit of open files: waiting connections, the log's segments, and some for
     libraries."""
-    from streamd.segments.layout import EDGES
+    from streamd.eventlog.layout import EDGES
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     segments = len(list((settings.data_dir / EDGES).glob("*.tguf")))
@@ -387,7 +387,7 @@ def _kernels(_: Settings) -> str:
 def _roles(settings: Settings) -> str:
     """Name all roles that ever wrote in the directory: they hold its log whether or not they
     run."""
-    from streamd.segments.holds import read_holds
+    from streamd.eventlog.upkeep.holds import read_holds
 
     holds = read_holds(settings.data_dir)
     beats = {beat.name: beat for beat in read_beats(settings.data_dir)}

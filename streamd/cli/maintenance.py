@@ -12,21 +12,21 @@ import torch
 from rich.table import Table
 
 from streamd.errors import LockedError, SettingsError, StreamdError
-from streamd.events import Schema
-from streamd.exchange.importing import import_file
-from streamd.exchange.tables import Columns
-from streamd.ingest.dead_letters.sinks import make_dead_letters
-from streamd.roles import ARCHIVE, COMPACT
-from streamd.segments.holds import (
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.upkeep.holds import (
     Hold,
     ask_to_compact,
     asked_to_compact,
     read_compacted,
     read_holds,
 )
-from streamd.segments.housekeeper import Housekeeper
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
+from streamd.eventlog.upkeep.housekeeper import Housekeeper
+from streamd.eventlog.writer import LogWriter
+from streamd.events import Schema
+from streamd.exchange.importing import import_file
+from streamd.exchange.tables import Columns
+from streamd.ingest.dead_letters.sinks import make_dead_letters
+from streamd.roles import ARCHIVE, COMPACT
 from streamd.settings.loading import Settings
 from streamd.store.archive import read_forgotten
 from streamd.telemetry.heartbeat import read_beat

@@ -44,7 +44,7 @@ def verify(
 def _verify_all(settings: Settings) -> int:
     """Check against checksums. Returns: exit status, 1 where something is damaged."""
     from streamd.cli.maintenance import damage_outside_the_log
-    from streamd.segments.verify import verify_log
+    from streamd.eventlog.upkeep.verify import verify_log
 
     with ProgressLine(err, "checking what was committed", "pieces") as line:
         commits, damage = verify_log(settings.data_dir, line.at)

@@ -74,9 +74,9 @@ def tfgnn_schema(
     data_dir: DataOption = None,
 ) -> None:
     """Print the GraphSchema of the declared sets, or of a log where nothing is declared."""
+    from streamd.eventlog.reader import LogReader
     from streamd.exchange.tfgnn.declared import declared_sets, graph_schema
     from streamd.exchange.tfgnn.schema import schema_text
-    from streamd.segments.reader import LogReader
 
     # A log that is there must have the sets that are declared.
     settings = settings_of(config, data_dir)

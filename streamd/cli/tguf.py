@@ -30,7 +30,7 @@ tguf_app = typer.Typer(help="TGUF files: inspect, verify, export, import.", no_a
 @tguf_app.command("inspect")
 def tguf_inspect(file: Annotated[Path, typer.Argument(help="A TGUF file.")]) -> None:
     """Print a file's header, sections, fill and time range."""
-    from streamd.segments.describe import describe
+    from streamd.eventlog.tguf.describe import describe
 
     # Header fields first, then the sections, one a row.
     header, sections = describe(file)
@@ -49,8 +49,8 @@ def tguf_verify(
     file: Annotated[Path, typer.Argument(help="A TGUF file, such as a log's segment.")],
 ) -> None:
     """Check a file's header and every row, and a segment of a log against its checksums."""
-    from streamd.segments.tguf import open_tguf
-    from streamd.segments.verify import data_dir_of, verify_log
+    from streamd.eventlog.tguf.reader import open_tguf
+    from streamd.eventlog.upkeep.verify import data_dir_of, verify_log
 
     # Rows are checked in any file; checksums only where the file is a log's segment.
     opened = open_tguf(file)

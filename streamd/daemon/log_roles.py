@@ -23,16 +23,16 @@ from streamd.telemetry.port import open_port
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
+    from streamd.eventlog.writer import LogWriter
     from streamd.ingest.loop import IngestLoop
     from streamd.replica.publisher import ChangelogPublisher
-    from streamd.segments.log import LogWriter
 
 logger = structlog.get_logger()
 
 
 def run_ingest(settings: Settings, stop: threading.Event) -> None:
     """Run ingest until `stop`."""
-    from streamd.segments.log import LogWriter
+    from streamd.eventlog.writer import LogWriter
 
     if settings.log.member == "replica":
         raise SettingsError(
@@ -95,9 +95,9 @@ def make_loop(
     settings: Settings, writer: "LogWriter", clock: Clock, beat: Heartbeat
 ) -> "IngestLoop":
     """Make the loop that reads events into a log, with its dead letters and its housekeeping."""
+    from streamd.eventlog.upkeep.housekeeper import Housekeeper
     from streamd.ingest.dead_letters.sinks import make_dead_letters
     from streamd.ingest.loop import IngestLoop
-    from streamd.segments.housekeeper import Housekeeper
 
     letters = make_dead_letters(settings)
     keeper = Housekeeper(writer, settings.retention, letters.purge, settings.holds.lease_seconds)
@@ -141,8 +141,8 @@ def _check_could_lead(settings: Settings) -> None:
     """Check whether this machine could lead: its log, disk and settings, and Kafka's offsets.
     Raises: StreamdError; KafkaError while the broker does not answer."""
     from streamd.decode.sources.topic import make_decoder
+    from streamd.eventlog.writable import check_writable
     from streamd.ingest.kafka.consumer import KafkaSource
-    from streamd.segments.writable import check_writable
 
     schema = schema_of(settings)
     state = check_writable(settings.data_dir, schema, settings.ingest.segment_edges)
@@ -158,8 +158,8 @@ def _check_could_lead(settings: Settings) -> None:
 
 def run_archive(settings: Settings, stop: threading.Event) -> None:
     """Keep the store for other machines until `stop`. Raises: SettingsError, StoreError."""
+    from streamd.eventlog.recovery import lock_directory
     from streamd.replica.led_here import LedHere
-    from streamd.segments.recovery import lock_directory
     from streamd.store.archive import RUNNING, open_archive
 
     # One archive for each data directory.

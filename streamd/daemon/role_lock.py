@@ -47,7 +47,7 @@ def lock_name(data_dir: Path, name: str, stop: threading.Event) -> int | None:
     Under a supervisor it waits, because the server of one that was killed may still be ending.
     Returns: the lock's descriptor, None where `stop` was set meanwhile. Raises: LockedError.
     """
-    from streamd.segments.recovery import lock_directory
+    from streamd.eventlog.recovery import lock_directory
 
     def take() -> int:
         return lock_directory(

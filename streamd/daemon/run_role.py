@@ -176,9 +176,9 @@ def _run_score(settings: Settings, stop: threading.Event) -> None:
 
 def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
     """Run the trainer, or one rank of it, until `stop`; of several ranks that of the first."""
+    from streamd.eventlog.recovery import lock_directory
     from streamd.gpu import choose_device, fix_torch, take_gpu
     from streamd.models.architectures import unused_settings
-    from streamd.segments.recovery import lock_directory
 
     # Set up the process: learning yields to ingest and server.
     os.nice(settings.training.nice)
@@ -264,8 +264,8 @@ def _learn(
 ) -> None:
     """Learn until `stop` is set on the first rank. on_step: as of `Trainer`, if anything. Raises:
     FencedError where it is not this trainer any more."""
+    from streamd.eventlog.reader import LogReader
     from streamd.registry import Registry
-    from streamd.segments.reader import LogReader
     from streamd.training.attempts import Stopped
     from streamd.training.trainer import Trainer
 

@@ -15,10 +15,10 @@ from types import FrameType
 import structlog
 
 from streamd.errors import SettingsError, StreamdError
+from streamd.eventlog.journal.tail import JournalTail
 from streamd.processes import PYTHON, SUPERVISED_BY
 from streamd.roles import ALL_ROLES, roles_of, server_names
 from streamd.schema_change import check_extends
-from streamd.segments.tail import JournalTail
 from streamd.settings.loading import Settings, as_environment, changed, schema_of
 from streamd.telemetry.heartbeat import read_beat
 

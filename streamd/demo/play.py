@@ -27,10 +27,10 @@ from streamd.demo.streams import DemoStream, stream_named
 from streamd.demo.table import render, rows
 from streamd.demo.twins import Twins
 from streamd.errors import DemoError
+from streamd.eventlog.layout import LATE
 from streamd.graph.jit import compile_notice
 from streamd.processes import PYTHON, end_with_parent
 from streamd.registry.journal import ModelJournal
-from streamd.segments.layout import LATE
 from streamd.server.status import edge_sets
 from streamd.settings.loading import Settings, as_environment, load_settings
 from streamd.telemetry.heartbeat import read_beat

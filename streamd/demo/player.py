@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 from streamd.demo.streams import HOUR, DemoStream
 from streamd.errors import DemoError
+from streamd.eventlog.reader import LogReader
 from streamd.exchange.produce import Outgoing
 from streamd.ingest.kafka.client import make_producer
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import Settings
 
 MAX_WINDOWS_BEHIND = 24

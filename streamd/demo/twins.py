@@ -9,7 +9,7 @@ import threading
 import torch
 
 from streamd.evaluation.regimes import Regimes, RegimeWindow
-from streamd.segments.reader import LogReader
+from streamd.eventlog.reader import LogReader
 from streamd.settings.loading import Settings
 from streamd.windows import next_window
 

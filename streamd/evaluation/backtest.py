@@ -9,8 +9,8 @@ from streamd.evaluation.intervals import Difference, difference
 from streamd.evaluation.label_scores import AVERAGE, MEAN
 from streamd.evaluation.regimes import DAY_US, LEARNED, Regimes, RegimeWindow, best_half_life
 from streamd.evaluation.verdict import verdict
+from streamd.eventlog.reader import LogReader
 from streamd.graph.label_history import LAST_LABELS
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import Settings
 from streamd.training.scores import Measures
 from streamd.windows import Window, is_mostly_late, recorded_windows

@@ -13,7 +13,7 @@ from streamd.errors import SettingsError
 from streamd.evaluation.backtest import Plan, mean_seconds, means, mrr_difference, run_live
 from streamd.evaluation.intervals import MIN_WINDOWS, Difference, score_text
 from streamd.evaluation.regimes import RegimeWindow
-from streamd.segments.reader import LogReader
+from streamd.eventlog.reader import LogReader
 from streamd.settings.loading import Settings, effective, leaves
 from streamd.training.scores import Measures
 

@@ -23,11 +23,11 @@ import numpy as np
 
 from streamd.evaluation.label_scores import LabelRules
 from streamd.evaluation.sights import NightlySight, StaleSight, nightly_memory_step
+from streamd.eventlog.reader import LogReader
 from streamd.events import Bools, Float32, Int64
 from streamd.graph.fact_columns import LOG_SHARES, NUM_HALF_LIVES
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import edgebank_scores, rule_scores
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import Settings
 from streamd.training.learner import Learner
 from streamd.training.recorder import Chunk, FreshSight, Recorder, prefetch

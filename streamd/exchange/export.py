@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from streamd.errors import StreamdError
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.tguf.format import TGUFSchema
+from streamd.eventlog.tguf.writer import TGUFWriter
 from streamd.events import Bools, Float32, Int64, SetKey
-from streamd.segments.format import TGUFSchema
-from streamd.segments.reader import LogReader
-from streamd.segments.writer import TGUFWriter
 
 CHUNK_EDGES = 262_144
 """Edges in memory at a time: with 100 features their values take 105 MB."""

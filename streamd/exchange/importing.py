@@ -12,6 +12,8 @@ import numpy as np
 from streamd.clock import SystemClock
 from streamd.decode.rounding import Rounded
 from streamd.errors import SettingsError, StreamdError
+from streamd.eventlog.tguf.reader import TGUFFile, open_tguf
+from streamd.eventlog.writer import LogWriter
 from streamd.events import Schema
 from streamd.exchange.load import Loader
 from streamd.exchange.produce import Outgoing
@@ -23,8 +25,6 @@ from streamd.exchange.tables import (
     resolved,
 )
 from streamd.exchange.times import Misfit, Times
-from streamd.segments.log import LogWriter
-from streamd.segments.tguf import TGUFFile, open_tguf
 from streamd.settings.loading import Settings, schema_of
 
 IMPORT_ROWS = 65_536

@@ -8,6 +8,8 @@ from numba import carray, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from streamd.eventlog.columns import ColumnArrays, EdgeColumns
+from streamd.eventlog.layout import ROW_BITS, SET_SHIFT
 from streamd.events import Bools, Float32, Int64
 from streamd.graph.jit import compiled_for, inner
 from streamd.graph.kernel_types import (
@@ -23,8 +25,6 @@ from streamd.graph.kernel_types import (
     record,
     writes,
 )
-from streamd.segments.columns import ColumnArrays, EdgeColumns
-from streamd.segments.layout import ROW_BITS, SET_SHIFT
 
 COLUMNS = record(
     ColumnArrays,

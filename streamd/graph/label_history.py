@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from streamd.eventlog.reader import LogReader
 from streamd.events import Float32, Int64
-from streamd.segments.reader import LogReader
 
 LAST_LABELS = 7
 """Labels of a node that its mean is of, as in the moving average of TGB (Huang et al. 2023,

@@ -7,13 +7,13 @@ import numpy as np
 import structlog
 
 from streamd.errors import CorruptionError
+from streamd.eventlog.reader import LogReader
 from streamd.events import Bools, Float32, Int64
 from streamd.graph.blocks import ReadBack
 from streamd.graph.label_history import LabelHistory
 from streamd.graph.node_features import FeatureRows, NodeFeatures
 from streamd.graph.set_facts import SetFacts
 from streamd.graph.temporal import TemporalGraph
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import ModelSettings
 from streamd.storage import remove_scratch
 from streamd.telemetry import metrics

@@ -5,10 +5,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from streamd.graph.live import LiveGraph, save_facts, take_stored
-from streamd.graph.set_facts import SetFacts
-from streamd.roles import FACTS, folder_of, take_over
-from streamd.segments.holds import (
+from streamd.eventlog.upkeep.holds import (
     RENEW_SECONDS,
     Hold,
     asked_to_compact,
@@ -16,6 +13,9 @@ from streamd.segments.holds import (
     renew_hold,
     write_hold,
 )
+from streamd.graph.live import LiveGraph, save_facts, take_stored
+from streamd.graph.set_facts import SetFacts
+from streamd.roles import FACTS, folder_of, take_over
 
 
 class RestartPoint:

@@ -7,11 +7,11 @@ from typing import Literal
 
 import numpy as np
 
+from streamd.eventlog.columns import EdgeColumns
 from streamd.events import Bools, Int64
 from streamd.graph.draws import Direction, Draw, Neighbors, NeighborSampler
 from streamd.graph.gather import edge_times, edges_before, next_roots
 from streamd.graph.hops import NextRoots, Roots, SampledHop, sample_hops
-from streamd.segments.columns import EdgeColumns
 
 Strategy = Literal["recent", "uniform", "window", "static"]
 SPLIT_ROOTS = 4096

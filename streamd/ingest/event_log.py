@@ -7,7 +7,7 @@ from streamd.events import Bools, EventBatch, Gap, Int64, Key, Progress, Schema
 
 
 class Log(Protocol):
-    """The part of the log that ingest uses; `streamd.segments.log.LogWriter` implements it."""
+    """The part of the log that ingest uses; `streamd.eventlog.writer.LogWriter` implements it."""
 
     keys: dict[Key, int]
     schema: Schema

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamd.errors import VersionError
+from streamd.eventlog.reader import LogReader
 from streamd.events import Float32, Int64, NodeDeletes
 from streamd.graph.hops import arrays_of
 from streamd.graph.live import LiveGraph
@@ -23,7 +24,6 @@ from streamd.models.arrays import HOST, Array, as_array, as_tensor, on_host, put
 from streamd.models.memory_pages import NodeRows, PagePool
 from streamd.ranks import ALONE, Ranks
 from streamd.ranks.lane import gather_array
-from streamd.segments.reader import LogReader
 
 if TYPE_CHECKING:
     import torch

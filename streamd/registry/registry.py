@@ -17,11 +17,11 @@ from safetensors.numpy import load_file, save
 
 from streamd import __version__
 from streamd.errors import VersionError
+from streamd.eventlog.journal.tail import JournalTail
 from streamd.events import EDGE_SETS
 from streamd.registry.candidate import Candidate, PublishResult, Weights
 from streamd.registry.journal import ModelJournal, Move
 from streamd.registry.manifest import MEMORY, Manifest, learn_alike, memory_names
-from streamd.segments.tail import JournalTail
 from streamd.settings.loading import Settings
 from streamd.storage import DISK, Disk, StoredFile, remove_scratch, write_folder_durably
 from streamd.tensors import FORMAT, file_checksum

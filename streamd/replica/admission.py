@@ -4,6 +4,7 @@ order."""
 from enum import Enum, auto
 
 from streamd.errors import DivergedError
+from streamd.eventlog.log_files import MAX_IN_FLIGHT
 from streamd.replica.changelog import OutOfRange
 from streamd.replica.records import (
     Claim,
@@ -13,7 +14,6 @@ from streamd.replica.records import (
     Stray,
     count_stray,
 )
-from streamd.segments.log_files import MAX_IN_FLIGHT
 
 UNCLAIMED = 1
 """The term of leaders that made no claim, as those of the release before: a changelog begins in

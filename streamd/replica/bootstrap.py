@@ -10,11 +10,16 @@ import msgspec
 import structlog
 
 from streamd.errors import DataDirectoryError, DiskError
+from streamd.eventlog.journal.changelog_position import (
+    CHANGELOG,
+    UNKNOWN,
+    ChangelogId,
+    read_position,
+)
+from streamd.eventlog.layout import APPENDED
+from streamd.eventlog.recovery import lock_directory
 from streamd.replica.start import published_seq
 from streamd.roles import FOLDER as ROLES_FOLDER
-from streamd.segments.changelog_position import CHANGELOG, UNKNOWN, ChangelogId, read_position
-from streamd.segments.layout import APPENDED
-from streamd.segments.recovery import lock_directory
 from streamd.storage import DISK, SCRATCH, Disk
 from streamd.store import manifest as manifests
 from streamd.store.manifest import Manifest

@@ -3,8 +3,8 @@ by one. Kafka's are in `kafka_changelog.py`, a twin in memory in the tests."""
 
 from typing import Protocol
 
+from streamd.eventlog.journal.changelog_position import ChangelogId
 from streamd.replica.records import Entry, Read
-from streamd.segments.changelog_position import ChangelogId
 
 
 class OutOfRange(Exception):  # noqa: N818 - handled at once: a newer manifest is needed

@@ -13,10 +13,10 @@ from kafka import TopicPartition
 from kafka.errors import KafkaError as ClientError
 
 from streamd.errors import KafkaError
+from streamd.eventlog.journal.tail import JournalTail
 from streamd.events import Position
 from streamd.ingest.kafka.client import make_consumer
 from streamd.roles import ENDS, FOLLOW, make_folder
-from streamd.segments.tail import JournalTail
 from streamd.settings.loading import Settings
 
 PEEK_SECONDS = 0.5

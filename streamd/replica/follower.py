@@ -6,6 +6,11 @@ from pathlib import Path
 import structlog
 
 from streamd.errors import ChangelogError
+from streamd.eventlog.journal.changelog_position import ChangelogPosition
+from streamd.eventlog.journal.journal import decode_line
+from streamd.eventlog.journal.truncate import take_back
+from streamd.eventlog.recovery import last_state
+from streamd.eventlog.remote_writer import LogApplier
 from streamd.events import Schema
 from streamd.replica.admission import Admission, Verdict
 from streamd.replica.changelog import ChangelogReader, OutOfRange
@@ -17,11 +22,6 @@ from streamd.replica.start import (
     line_before,
     reconcile,
 )
-from streamd.segments.applier import LogApplier
-from streamd.segments.changelog_position import ChangelogPosition
-from streamd.segments.journal import decode_line
-from streamd.segments.recovery import last_state
-from streamd.segments.take_back import take_back
 from streamd.storage import DISK, Disk
 from streamd.telemetry import metrics
 

@@ -9,10 +9,10 @@ from kafka.errors import KafkaError as ClientError
 from kafka.errors import OffsetOutOfRangeError
 
 from streamd.errors import KafkaError
+from streamd.eventlog.journal.changelog_position import ChangelogId
 from streamd.ingest.kafka.client import OWN_TOPIC, make_consumer, make_producer
 from streamd.replica.changelog import OutOfRange
 from streamd.replica.records import CHANGELOG, Entry, Read, decode_records
-from streamd.segments.changelog_position import ChangelogId
 from streamd.settings.loading import KafkaSettings
 from streamd.telemetry import metrics
 

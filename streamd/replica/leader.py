@@ -8,15 +8,15 @@ from pathlib import Path
 import structlog
 
 from streamd.errors import ChangelogError, FencedError
+from streamd.eventlog.journal.changelog_position import ChangelogPosition
+from streamd.eventlog.journal.journal import LogState, decode_line, journal_files
+from streamd.eventlog.journal.truncate import lines_after
 from streamd.replica.admission import UNCLAIMED, Admission, Verdict
 from streamd.replica.changelog import ChangelogProducer, ChangelogReader, OutOfRange
 from streamd.replica.follower import Follower
 from streamd.replica.publisher import HEARTBEAT_SECONDS, WAIT_SECONDS, ChangelogPublisher
 from streamd.replica.records import Claim
 from streamd.replica.start import line_before, reconcile
-from streamd.segments.changelog_position import ChangelogPosition
-from streamd.segments.journal import LogState, decode_line, journal_files
-from streamd.segments.take_back import lines_after
 from streamd.storage import DISK, Disk
 
 logger = structlog.get_logger()

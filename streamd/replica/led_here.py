@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from streamd.errors import FencedError
+from streamd.eventlog.journal.changelog_position import ChangelogId, read_position
 from streamd.replica.changelog import ChangelogReader
 from streamd.replica.kafka_changelog import KafkaReader
-from streamd.segments.changelog_position import ChangelogId, read_position
 from streamd.settings.loading import Settings
 from streamd.store.changelog import changelog_topic
 from streamd.telemetry.heartbeat import leads_here

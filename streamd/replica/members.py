@@ -10,10 +10,8 @@ from pathlib import Path
 import structlog
 
 from streamd.errors import CorruptionError
-from streamd.replica import models_records as records
-from streamd.replica.models_state import ModelsState
-from streamd.roles import FOLLOW, HANDOVER, make_folder
-from streamd.segments.holds import (
+from streamd.eventlog.journal.tail import events_shown
+from streamd.eventlog.upkeep.holds import (
     Hold,
     ask_to_compact,
     asked_to_compact,
@@ -21,7 +19,9 @@ from streamd.segments.holds import (
     end_lease,
     read_holds,
 )
-from streamd.segments.tail import events_shown
+from streamd.replica import models_records as records
+from streamd.replica.models_state import ModelsState
+from streamd.roles import FOLLOW, HANDOVER, make_folder
 from streamd.storage import write_durably
 
 logger = structlog.get_logger()

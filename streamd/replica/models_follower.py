@@ -7,6 +7,7 @@ import msgspec
 import structlog
 
 from streamd.errors import StoreError, VersionError
+from streamd.eventlog.journal.tail import JournalTail
 from streamd.registry import Registry
 from streamd.registry.journal import Move
 from streamd.registry.outcome import Refusals
@@ -16,7 +17,6 @@ from streamd.replica.members import Member
 from streamd.replica.models_mark import remove_mark
 from streamd.replica.models_state import ModelsState
 from streamd.replica.models_topic import ModelsTopic
-from streamd.segments.tail import JournalTail
 from streamd.settings.loading import Settings
 from streamd.storage import DISK, SCRATCH, append_durably, write_durably
 from streamd.store.store import Store

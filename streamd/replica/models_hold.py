@@ -4,9 +4,9 @@ has the events for that."""
 import time
 from pathlib import Path
 
+from streamd.eventlog.upkeep.holds import RENEW_SECONDS, Hold, write_hold
 from streamd.replica.models_state import ModelsState
 from streamd.roles import HANDOVER
-from streamd.segments.holds import RENEW_SECONDS, Hold, write_hold
 
 
 class HandoverHold:

@@ -17,6 +17,8 @@ import structlog
 from crc32c import crc32c
 
 from streamd.errors import KafkaError, StoreError, VersionError
+from streamd.eventlog.journal.tail import events_shown
+from streamd.eventlog.upkeep.holds import ask_to_compact, asked_to_compact, read_compacted
 from streamd.registry import Registry
 from streamd.registry.journal import Move
 from streamd.registry.manifest import Manifest
@@ -28,8 +30,6 @@ from streamd.replica.models_mark import Stored
 from streamd.replica.models_reign import Reign
 from streamd.replica.models_state import ModelsState
 from streamd.replica.models_topic import ModelsTopic
-from streamd.segments.holds import ask_to_compact, asked_to_compact, read_compacted
-from streamd.segments.tail import events_shown
 from streamd.settings.loading import Settings
 from streamd.store import checkpoints
 from streamd.store import versions as stored

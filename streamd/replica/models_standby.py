@@ -10,6 +10,8 @@ from collections.abc import Callable
 import structlog
 
 from streamd.errors import FencedError, KafkaError, LockedError, StoreError
+from streamd.eventlog.journal.tail import JournalTail
+from streamd.eventlog.recovery import lock_directory
 from streamd.registry import Registry
 from streamd.replica.connect import Stopped
 from streamd.replica.models_hold import HandoverHold
@@ -20,8 +22,6 @@ from streamd.replica.models_state import ModelsState
 from streamd.replica.models_takeover import Takeover, clear, has_state
 from streamd.replica.models_topic import KafkaModelsTopic, ModelsTopic
 from streamd.replica.steps import StepThread
-from streamd.segments.recovery import lock_directory
-from streamd.segments.tail import JournalTail
 from streamd.settings.loading import Settings
 from streamd.store.store import Store
 from streamd.telemetry.failure_log import LastingFailures

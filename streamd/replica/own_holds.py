@@ -7,9 +7,9 @@ from pathlib import Path
 import structlog
 
 from streamd.errors import CorruptionError, LockedError
+from streamd.eventlog.recovery import lock_directory
+from streamd.eventlog.upkeep.holds import read_holds
 from streamd.roles import LOCK, folder_of
-from streamd.segments.holds import read_holds
-from streamd.segments.recovery import lock_directory
 
 logger = structlog.get_logger()
 DROP_SECONDS = 120.0

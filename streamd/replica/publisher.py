@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 import structlog
 
 from streamd.errors import ChangelogError, FencedError
-from streamd.replica.changelog import ChangelogProducer, ChangelogReader, OutOfRange, Receipt
-from streamd.replica.records import Claim, Commit, Heartbeat, Read, Record, encode
-from streamd.segments.changelog_position import ChangelogPosition
-from streamd.segments.journal import LogState
-from streamd.segments.line_ranges import (
+from streamd.eventlog.journal.changelog_position import ChangelogPosition
+from streamd.eventlog.journal.journal import LogState
+from streamd.eventlog.line_ranges import (
     FileRange,
     appended_ranges,
     replaced_files,
     written_ranges,
 )
+from streamd.replica.changelog import ChangelogProducer, ChangelogReader, OutOfRange, Receipt
+from streamd.replica.records import Claim, Commit, Heartbeat, Read, Record, encode
 from streamd.telemetry import metrics
 
 logger = structlog.get_logger()

@@ -19,7 +19,7 @@ import structlog
 from crc32c import crc32c
 
 from streamd.errors import ChangelogError
-from streamd.segments.line_ranges import FileRange
+from streamd.eventlog.line_ranges import FileRange
 from streamd.telemetry import metrics
 from streamd.telemetry.failure_log import LastingFailures
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from streamd.errors import StreamdError, VersionError
+from streamd.eventlog.journal.tail import events_shown
 from streamd.registry import Registry
 from streamd.registry.journal import Move
 from streamd.registry.outcome import Refusal, Waiting, outcome_of
@@ -15,7 +16,6 @@ from streamd.replica.members import member_name
 from streamd.replica.models_records import Request, encode
 from streamd.replica.models_state import ModelsState
 from streamd.replica.models_topic import KafkaModelsTopic, ModelsTopic
-from streamd.segments.tail import events_shown
 from streamd.settings.loading import Settings
 
 POLL_SECONDS = 0.1

@@ -11,6 +11,7 @@ import structlog
 
 from streamd.clock import Clock
 from streamd.errors import DiskError, FencedError, KafkaError, LockedError, StoreError
+from streamd.eventlog.journal.changelog_position import UNKNOWN
 from streamd.replica import fitness
 from streamd.replica.bootstrap import bootstrap, finish_bootstrap, is_newer, newest_manifest
 from streamd.replica.changelog import ChangelogReader, OutOfRange
@@ -21,7 +22,6 @@ from streamd.replica.own_holds import DROP_SECONDS, readers_before
 from streamd.replica.publisher import ChangelogPublisher
 from streamd.replica.start import has_log
 from streamd.replica.succession import Succession
-from streamd.segments.changelog_position import UNKNOWN
 from streamd.settings.loading import Settings
 from streamd.store.changelog import changelog_topic
 from streamd.store.store import Store

@@ -8,17 +8,17 @@ from pathlib import Path
 import structlog
 
 from streamd.errors import ChangelogError, DivergedError
-from streamd.replica.admission import UNCLAIMED, Admission, Verdict
-from streamd.replica.changelog import ChangelogReader, OutOfRange
-from streamd.replica.records import Claim, Read, Record
-from streamd.segments.changelog_position import (
+from streamd.eventlog.journal.changelog_position import (
     CHANGELOG,
     ChangelogId,
     ChangelogPosition,
     read_position,
 )
-from streamd.segments.journal import decode_line, journal_files
-from streamd.segments.take_back import lines_after, mend, take_back
+from streamd.eventlog.journal.journal import decode_line, journal_files
+from streamd.eventlog.journal.truncate import lines_after, mend, take_back
+from streamd.replica.admission import UNCLAIMED, Admission, Verdict
+from streamd.replica.changelog import ChangelogReader, OutOfRange
+from streamd.replica.records import Claim, Read, Record
 from streamd.storage import DISK, Disk
 
 logger = structlog.get_logger()

@@ -10,7 +10,7 @@ from kafka.errors import KafkaError as ClientError
 from kafka.errors import TopicAlreadyExistsError
 
 from streamd.errors import ChangelogError, KafkaError
-from streamd.segments.changelog_position import ChangelogId
+from streamd.eventlog.journal.changelog_position import ChangelogId
 from streamd.settings.loading import KafkaSettings
 
 REPLICAS = 3

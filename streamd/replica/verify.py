@@ -4,14 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from streamd.eventlog.journal.changelog_position import read_position
+from streamd.eventlog.journal.journal import LogState
+from streamd.eventlog.journal.tail import JournalTail
+from streamd.eventlog.tguf.format import PAGE
 from streamd.replica.admission import UNCLAIMED, Admission, Verdict
 from streamd.replica.changelog import ChangelogReader
 from streamd.replica.records import LINE, Claim, Record, decode_value
 from streamd.replica.start import OwnLines, published_seq
-from streamd.segments.changelog_position import read_position
-from streamd.segments.format import PAGE
-from streamd.segments.journal import LogState
-from streamd.segments.tail import JournalTail
 
 READ_SECONDS = 0.5
 

@@ -10,6 +10,7 @@ import numpy as np
 import structlog
 
 from streamd.errors import KafkaError
+from streamd.eventlog.reader import LogReader
 from streamd.events import split_key
 from streamd.registry import Registry
 from streamd.roles import SCORE
@@ -18,7 +19,6 @@ from streamd.scoring.outbox import Outbox, Sink
 from streamd.scoring.place import Place
 from streamd.scoring.record import ScoreRecord
 from streamd.scoring.scorer import Scorer
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import Settings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat

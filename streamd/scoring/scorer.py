@@ -11,13 +11,13 @@ import structlog
 from numpy.typing import NDArray
 
 from streamd.errors import StreamdError
+from streamd.eventlog.reader import LogReader
 from streamd.events import Bools, Float32, Int64, split_key
 from streamd.graph.negatives import NUM_SCORED, SCORED_SEED, Pools
 from streamd.graph.ranking import ranks
 from streamd.registry import Registry
 from streamd.scoring.graph import ScoringGraph
 from streamd.scoring.record import ScoreRecord
-from streamd.segments.reader import LogReader
 from streamd.server.loaded_version import LoadedVersion
 from streamd.server.swap import CatchingUp, Swap, Swapped
 from streamd.settings.loading import ModelSettings, Settings

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 
-from streamd.segments.journal import LogState
+from streamd.eventlog.journal.journal import LogState
 from streamd.server.requests import Seen
 
 AFTER = "streamd-after"

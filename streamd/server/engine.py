@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from streamd.errors import StreamdError
+from streamd.eventlog.reader import LogReader
 from streamd.events import Key
 from streamd.gpu import memory_for
 from streamd.graph.jit import compile_notice
@@ -23,7 +24,6 @@ from streamd.models.rule import NAME as RULE
 from streamd.registry import Registry
 from streamd.registry.manifest import Manifest
 from streamd.schema import Schema
-from streamd.segments.reader import LogReader
 from streamd.server.answers import answers_of, moments_of
 from streamd.server.around import Around, look_around
 from streamd.server.commit_watch import CommitWatch

@@ -6,8 +6,8 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
+from streamd.eventlog.journal.journal import LogState
 from streamd.roles import ENDS, FOLLOW, folder_of
-from streamd.segments.journal import LogState
 from streamd.telemetry.heartbeat import leads_here, read_beat
 
 LOOK_SECONDS = 0.2

@@ -7,6 +7,7 @@ import numpy as np
 import structlog
 
 from streamd.errors import VersionError
+from streamd.eventlog.reader import LogReader
 from streamd.events import Float32, Int64, Schema
 from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import Neighborhood, SamplingPlan, sample_neighborhood
@@ -18,7 +19,6 @@ from streamd.models.memory_files import MemoryReader, read_memory
 from streamd.models.versions import answering
 from streamd.registry.manifest import Manifest
 from streamd.registry.registry import Version
-from streamd.segments.reader import LogReader
 from streamd.server.checkpoint import MemoryStore
 from streamd.server.embeddings import Embeddings
 from streamd.windows import closed_chunks

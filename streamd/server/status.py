@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from streamd.eventlog.journal.changelog_position import read_position
 from streamd.models.rule import NAME as RULE
 from streamd.registry import Registry
 from streamd.registry.manifest import Manifest
 from streamd.registry.registry import read_manifests
 from streamd.roles import RANK, rank_names, roles_of
 from streamd.schema import Schema
-from streamd.segments.changelog_position import read_position
 from streamd.server.engine import Engine
 from streamd.server.headline import headline_of
 from streamd.server.letters import Letters

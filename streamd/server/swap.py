@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import structlog
 
 from streamd.errors import NewerSchemaError, StreamdError, VersionError
+from streamd.eventlog.reader import LogReader
 from streamd.gpu import choose_device
 from streamd.models.memory_files import MemoryReader
 from streamd.registry import Registry
-from streamd.segments.reader import LogReader
 from streamd.server.loaded_version import LoadedVersion
 from streamd.server.server_graph import ServerGraph
 from streamd.settings.loading import ModelSettings, Settings

@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from streamd.segments.journal import LogState
+from streamd.eventlog.journal.journal import LogState
 from streamd.server.conditions import Token
 from streamd.server.requests import NotReached, Overloaded
 

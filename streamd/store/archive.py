@@ -17,9 +17,9 @@ import structlog
 
 from streamd.clock import Clock, SystemClock
 from streamd.errors import CorruptionError, ManifestError, SettingsError, StreamdError
+from streamd.eventlog.journal.journal import journal_files
+from streamd.eventlog.upkeep.holds import Compacted, read_compacted
 from streamd.roles import folder_of
-from streamd.segments.holds import Compacted, read_compacted
-from streamd.segments.journal import journal_files
 from streamd.settings.loading import Settings
 from streamd.storage import DISK, Disk, write_durably
 from streamd.store import manifest as manifests

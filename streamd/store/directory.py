@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from streamd.errors import StoreError
-from streamd.segments.journal import LogState
+from streamd.eventlog.journal.journal import LogState
 from streamd.storage import DISK, Disk
 from streamd.store.index import FileIndex
 from streamd.store.ranges import Earlier, objects_of, wanted_files

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from streamd.segments.journal import SETTLED_NS, decode_line, encode_line
+from streamd.eventlog.journal.journal import SETTLED_NS, decode_line, encode_line
 from streamd.storage import DISK, Disk, write_durably
 from streamd.store.manifest import StoredFile
 

@@ -13,8 +13,8 @@ import structlog
 from crc32c import crc32c
 
 from streamd.errors import ManifestError, StoreError
+from streamd.eventlog.layout import APPENDED, EDGE_FOLDERS
 from streamd.roles import FOLDER as ROLES_FOLDER
-from streamd.segments.layout import APPENDED, EDGE_FOLDERS
 from streamd.store.store import Store
 
 logger = structlog.get_logger()

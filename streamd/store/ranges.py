@@ -9,10 +9,10 @@ from pathlib import Path
 from crc32c import crc32c
 
 from streamd.errors import CorruptionError
-from streamd.segments.format import PAGE
-from streamd.segments.journal import LogState, SegmentState
-from streamd.segments.layout import LABELS, ORDER
-from streamd.segments.tguf import open_tguf
+from streamd.eventlog.journal.journal import LogState, SegmentState
+from streamd.eventlog.layout import LABELS, ORDER
+from streamd.eventlog.tguf.format import PAGE
+from streamd.eventlog.tguf.reader import open_tguf
 from streamd.store.index import FileIndex, FileStat
 from streamd.store.manifest import OBJECT_BYTES, OBJECTS, Piece, StoredFile
 from streamd.store.snapshot import Snapshot

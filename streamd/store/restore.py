@@ -8,10 +8,10 @@ from pathlib import Path
 from crc32c import crc32c
 
 from streamd.errors import DataDirectoryError, StoreError, StreamdError
-from streamd.segments.changelog_position import CHANGELOG, ChangelogId, ChangelogPosition
-from streamd.segments.journal import LogState
-from streamd.segments.recovery import last_state
-from streamd.segments.verify import verify_log
+from streamd.eventlog.journal.changelog_position import CHANGELOG, ChangelogId, ChangelogPosition
+from streamd.eventlog.journal.journal import LogState
+from streamd.eventlog.recovery import last_state
+from streamd.eventlog.upkeep.verify import verify_log
 from streamd.storage import DISK, HOLE_BYTES, SCRATCH, Disk, write_durably
 from streamd.store import manifest as manifests
 from streamd.store.manifest import OBJECT_BYTES, Manifest, Piece, StoredFile

@@ -15,11 +15,11 @@ from itertools import zip_longest
 from pathlib import Path
 
 from streamd.errors import DiskError, StoreError, StreamdError
+from streamd.eventlog.journal.journal import LogState, journal_files, read_lines
+from streamd.eventlog.journal.tail import JournalTail
+from streamd.eventlog.recovery import last_state, lock_directory
 from streamd.roles import FOLDER as ROLES_FOLDER
 from streamd.roles import HEARTBEAT, LOCK, ROLES, folder_of, make_folder
-from streamd.segments.journal import LogState, journal_files, read_lines
-from streamd.segments.recovery import last_state, lock_directory
-from streamd.segments.tail import JournalTail
 from streamd.storage import BLOCK_BYTES, DISK, Disk, link_or_copy
 from streamd.store.index import FileStat
 

@@ -9,16 +9,16 @@ from pathlib import Path
 import structlog
 
 from streamd.errors import StoreError
-from streamd.roles import folder_of
-from streamd.segments.changelog_position import (
+from streamd.eventlog.journal.changelog_position import (
     CHANGELOG,
     UNKNOWN,
     ChangelogId,
     ChangelogPosition,
     read_position,
 )
-from streamd.segments.holds import read_compacted
-from streamd.segments.journal import LogState
+from streamd.eventlog.journal.journal import LogState
+from streamd.eventlog.upkeep.holds import read_compacted
+from streamd.roles import folder_of
 from streamd.storage import DISK, Disk
 from streamd.store import manifest as manifests
 from streamd.store.index import FILE, FileIndex

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from streamd.segments.reader import LogReader
+from streamd.eventlog.reader import LogReader
 from streamd.settings.loading import Settings
 from streamd.storage import write_durably
 from streamd.windows import Window, next_window

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from streamd.errors import CorruptionError, SchemaError, VersionError
+from streamd.eventlog.journal.journal import LogState
 from streamd.events import EDGE_SETS
 from streamd.gpu import device_facts
 from streamd.models import LinkModel, Memory, build_model
@@ -28,7 +29,6 @@ from streamd.models.widening import widened_memory, widened_model, widened_optim
 from streamd.registry.manifest import MEMORY
 from streamd.schema import Schema
 from streamd.schema_change import check_extends
-from streamd.segments.journal import LogState
 from streamd.storage import StoredFile, remove_scratch, write_folder_durably
 from streamd.tensors import FORMAT, file_checksum
 from streamd.training.learner import Learner

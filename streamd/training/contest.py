@@ -8,6 +8,7 @@ from typing import NamedTuple
 import structlog
 
 from streamd.errors import VersionError
+from streamd.eventlog.reader import LogReader
 from streamd.events import Float32, Int64
 from streamd.graph.ranking import ranks
 from streamd.models.memory_files import MemoryReader
@@ -15,7 +16,6 @@ from streamd.models.restored import restored
 from streamd.registry import Registry
 from streamd.registry.candidate import PublishResult
 from streamd.registry.manifest import learn_alike
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import Settings
 from streamd.telemetry import metrics
 from streamd.training.incumbent import Incumbent

@@ -13,11 +13,11 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from streamd.eventlog.upkeep.holds import Hold
 from streamd.registry.journal import Move, decoded_moves
 from streamd.registry.registry import FOLDER as MODELS
 from streamd.registry.registry import NAME as VERSION_NAME
 from streamd.roles import FACTS, HOLD, folder_of
-from streamd.segments.holds import Hold
 from streamd.storage import DISK, link_or_copy
 from streamd.store.checkpoints import HISTORY, MOVES, LocalCheckpoint
 from streamd.training.attempts import FILE as ATTEMPT

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import numpy as np
 
+from streamd.eventlog.reader import LogReader
 from streamd.events import Float32, Int64
 from streamd.gpu import choose_device
 from streamd.models.restored import restored
 from streamd.ranks import ALONE, Ranks
 from streamd.registry.registry import Version
 from streamd.roles import FACTS, folder_of
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import Settings
 from streamd.training.device_transfer import DeviceTransfer
 from streamd.training.recorder import Recorder

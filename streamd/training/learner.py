@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from streamd.errors import RanksError
+from streamd.eventlog.reader import LogReader
 from streamd.events import Float32, NodeDeletes
 from streamd.gpu import choose_device, lacks_memory, memory_for
 from streamd.graph.negatives import LEARNED, SCORED
@@ -24,7 +25,6 @@ from streamd.models import EdgeRows, LinkInputs, LinkModel, Memory, build_model,
 from streamd.models.dropout import dropout_key
 from streamd.ranks import ALONE, Ranks
 from streamd.registry.candidate import TrainResult
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import Settings
 from streamd.training.device_transfer import DeviceTransfer
 from streamd.training.recorder import Chunk

@@ -11,6 +11,9 @@ import structlog
 from msgspec.structs import astuple as astuple_of
 
 from streamd.errors import CorruptionError, VersionError
+from streamd.eventlog.journal.journal import LogState
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.upkeep.holds import Hold, write_hold
 from streamd.graph.live import LiveGraph
 from streamd.models import Memory
 from streamd.models.memory_files import MemoryFiles
@@ -19,9 +22,6 @@ from streamd.registry import Registry
 from streamd.registry.candidate import Candidate, PublishResult
 from streamd.registry.manifest import fixed_settings
 from streamd.roles import FACTS, folder_of
-from streamd.segments.holds import Hold, write_hold
-from streamd.segments.journal import LogState
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import Settings
 from streamd.storage import StoredFile
 from streamd.training import attempts, bootstrap

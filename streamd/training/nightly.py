@@ -23,6 +23,7 @@ from crc32c import crc32c
 from safetensors.torch import load, save
 
 from streamd.errors import CorruptionError, VersionError
+from streamd.eventlog.reader import LogReader
 from streamd.events import Float32, Int64
 from streamd.gpu import memory_for
 from streamd.graph.negatives import SCORED
@@ -31,7 +32,6 @@ from streamd.models import LinkModel, Memory
 from streamd.models.memory_files import read_memory
 from streamd.registry.manifest import MEMORY
 from streamd.schema import Schema
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import Settings
 from streamd.storage import StoredFile, remove_scratch, write_folder_durably
 from streamd.telemetry import metrics

@@ -8,9 +8,9 @@ import numpy as np
 import structlog
 
 from streamd.clock import Clock
+from streamd.eventlog.reader import LogReader
 from streamd.models.rule import NAME as RULE
 from streamd.registry.candidate import PublishResult, TrainResult
-from streamd.segments.reader import LogReader
 from streamd.telemetry import metrics, spans
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.telemetry.progress import RoleProgress

@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from streamd.eventlog.reader import LogReader
 from streamd.events import Bools, Float32, Int64
 from streamd.gpu import choose_device, free_device_memory, make_graph
 from streamd.graph.blocks import BlockGraph
@@ -31,7 +32,6 @@ from streamd.models.inputs import link_inputs
 from streamd.models.labels import LabelInputs, label_inputs
 from streamd.ranks import ALONE, Ranks
 from streamd.ranks.graph import RankedFeatures, RankedGraph
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import Settings
 from streamd.windows import Window, canonical_chunks
 

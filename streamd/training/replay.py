@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from streamd.errors import CorruptionError
+from streamd.eventlog.deletions import Deletions
 from streamd.models import LinkInputs, architecture_of
 from streamd.models.inputs import joined, some_events, without_deleted
 from streamd.models.widening import fits, widened_inputs
 from streamd.ranks import ALONE, Ranks
 from streamd.schema import Schema
-from streamd.segments.deletions import Deletions
 from streamd.settings.loading import Settings
 from streamd.storage import write_durably
 from streamd.tensors import pack, unpack

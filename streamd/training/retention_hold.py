@@ -5,10 +5,10 @@ That is the log from its own event on, and the windows that champion and shadow 
 
 import time
 
+from streamd.eventlog.upkeep.holds import Hold
 from streamd.graph.live import LiveGraph
 from streamd.graph.restart import RestartPoint
 from streamd.registry import Registry
-from streamd.segments.holds import Hold
 from streamd.settings.loading import Settings
 
 NAME = "train"

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from streamd import __version__
 from streamd.errors import SettingsError, StreamdError
+from streamd.eventlog.reader import LogReader
 from streamd.events import Float32, Int64
 from streamd.gpu import choose_device, make_graph, memory_for
 from streamd.graph.draws import Draw
@@ -33,7 +34,6 @@ from streamd.models import (
     link_loss,
 )
 from streamd.models.inputs import link_inputs
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import ModelSettings, Settings
 from streamd.storage import write_folder_durably
 from streamd.training.device_transfer import DeviceTransfer

@@ -10,6 +10,7 @@ import structlog
 
 from streamd.clock import Clock
 from streamd.errors import CorruptionError, RanksError, VersionError
+from streamd.eventlog.reader import LogReader
 from streamd.graph.fact_columns import FACT_NAMES
 from streamd.models.restored import restored
 from streamd.models.rule import NAME as RULE
@@ -18,7 +19,6 @@ from streamd.ranks import ALONE, Ranks
 from streamd.registry import Registry
 from streamd.registry.candidate import Candidate, PublishResult, TrainResult
 from streamd.registry.manifest import learn_alike
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import Settings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat

@@ -29,7 +29,7 @@ class Window:
 
 
 class TimeIndex(Protocol):
-    """The part of a log that windows are computed from; `streamd.segments.reader.LogReader` is
+    """The part of a log that windows are computed from; `streamd.eventlog.reader.LogReader` is
     one."""
 
     @property

@@ -22,9 +22,9 @@ import torch
 
 from streamd.evaluation.backtest import means
 from streamd.evaluation.regimes import Regimes, RegimeWindow, best_half_life
+from streamd.eventlog.reader import LogReader
 from streamd.graph.fact_columns import FACT_NAMES, NUM_HALF_LIVES
 from streamd.schema import EdgeSet, Schema
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import load_settings
 from streamd.training.recorder import Chunk, Recorder
 from streamd.windows import next_window

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from streamd.eventlog.reader import LogReader
 from streamd.gpu.cache import FeatureCache
-from streamd.segments.reader import LogReader
 from streamd.training.recorder import Recorder
 from streamd.windows import Window
 from tests.benchmarks import synth

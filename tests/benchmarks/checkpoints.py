@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from streamd.clock import SystemClock
+from streamd.eventlog.reader import LogReader
 from streamd.models import Memory
 from streamd.models.memory_files import MemoryFiles
 from streamd.registry import Registry
 from streamd.registry.manifest import MEMORY
 from streamd.replica.models_standby import Beginning
-from streamd.segments.reader import LogReader
 from streamd.storage import write_folder_durably
 from streamd.store.checkpoints import download_checkpoint, upload_checkpoint
 from streamd.store.index import FileIndex

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from streamd.clock import SystemClock
-from streamd.segments.reader import LogReader
+from streamd.eventlog.reader import LogReader
 from streamd.settings.loading import load_settings
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.trainer import Trainer

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from streamd.segments.format import TGUFSchema
-from streamd.segments.tguf import open_tguf
-from streamd.segments.writer import TGUFWriter
+from streamd.eventlog.tguf.format import TGUFSchema
+from streamd.eventlog.tguf.reader import open_tguf
+from streamd.eventlog.tguf.writer import TGUFWriter
 from tests.benchmarks.measure import Row, best_seconds
 
 EDGES, DIM, CHUNK, ROUNDS = 4_000_000, 16, 100_000, 3

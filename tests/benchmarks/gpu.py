@@ -16,6 +16,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
+from streamd.eventlog.reader import LogReader
 from streamd.gpu import fix_torch
 from streamd.gpu.blocks import DeviceGraph
 from streamd.gpu.cache import FeatureCache
@@ -23,7 +24,6 @@ from streamd.graph import BlockGraph, Draw, neighborhood
 from streamd.graph.hops import Roots, distinct_nodes
 from streamd.graph.live import CATCH_UP_EDGES
 from streamd.graph.strategies import STRATEGIES
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import Settings
 from streamd.telemetry import metrics
 from streamd.training.learner import Learner

@@ -9,9 +9,9 @@ import sys
 
 import numpy as np
 
+from streamd.eventlog.columns import EdgeColumns
 from streamd.graph import BlockGraph, PairFacts, TemporalSampler
 from streamd.graph.facts_reference import ReferenceFacts
-from streamd.segments.columns import EdgeColumns
 from streamd.settings.loading import ModelSettings
 from tests.benchmarks import synth
 from tests.benchmarks.measure import Row, best_seconds

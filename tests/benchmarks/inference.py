@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 
 from streamd.daemon.supervisor import THREAD_VARIABLES
+from streamd.eventlog.reader import LogReader
 from streamd.graph.blocks import BlockGraph
 from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import sample_neighborhood
 from streamd.models import EdgeRows, architecture_of, build_model
 from streamd.models.numpy_model import NumpyModel
 from streamd.models.torch_model import TorchModel
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import ModelSettings
 from tests.benchmarks.measure import Row, wikipedia_log
 

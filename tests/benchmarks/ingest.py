@@ -24,12 +24,12 @@ from streamd.clock import SystemClock
 from streamd.decode.sources.topic import make_decoder
 from streamd.decode.wire import ARROW
 from streamd.demo.broker import ApacheKafka
+from streamd.eventlog.journal.tail import JournalTail
+from streamd.eventlog.writer import LogWriter
 from streamd.events import Schema
 from streamd.ingest.dead_letters.sinks import LocalDeadLetters
 from streamd.ingest.loop import IngestLoop
 from streamd.processes import collect_garbage_rarely
-from streamd.segments.log import LogWriter
-from streamd.segments.tail import JournalTail
 from streamd.settings.loading import as_environment, schema_of
 from streamd.telemetry.heartbeat import Heartbeat
 from tests.benchmarks.measure import Row

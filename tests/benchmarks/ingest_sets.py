@@ -10,7 +10,7 @@ import pyarrow as pa
 from kafka.consumer.fetcher import ConsumerRecord
 
 from streamd.decode.wire import ARROW
-from streamd.segments.reader import LogReader
+from streamd.eventlog.reader import LogReader
 from tests.benchmarks.measure import Row
 from tests.ingest.world import World
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from streamd.evaluation.regimes import Regimes, RegimeWindow
-from streamd.segments.reader import LogReader
+from streamd.eventlog.reader import LogReader
 from streamd.settings.loading import load_settings
 from streamd.windows import next_window
 from tests.benchmarks.accuracy import read

@@ -22,9 +22,9 @@ import torch
 
 from streamd.evaluation.label_scores import AVERAGE, MEAN
 from streamd.evaluation.regimes import Regimes
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress, Schema
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import load_settings
 from streamd.training.scores import ndcg
 from streamd.windows import next_window

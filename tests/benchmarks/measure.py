@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from streamd.demo.streams import stream_named
+from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress, Schema
-from streamd.segments.log import LogWriter
 from tests.builders import batch
 
 SHARED = Path(os.environ.get("STREAMD_BENCH_PEERS", Path(__file__).parents[3] / "shared" / "bench"))

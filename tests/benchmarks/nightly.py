@@ -4,8 +4,8 @@ import tempfile
 from pathlib import Path
 
 from streamd.clock import SystemClock
+from streamd.eventlog.reader import LogReader
 from streamd.registry import Registry
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import load_settings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat

@@ -23,10 +23,10 @@ import uvloop
 from streamd.clock import SystemClock
 from streamd.daemon.supervisor import role_environment
 from streamd.demo.broker import free_port
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress
 from streamd.registry import Registry
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import Settings, load_settings
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.trainer import Trainer

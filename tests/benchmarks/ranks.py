@@ -18,9 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
+from streamd.eventlog.reader import LogReader
 from streamd.graph.negatives import LEARNED
 from streamd.ranks import Ranks
-from streamd.segments.reader import LogReader
 from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder, prefetch
 from streamd.training.replay import ReplayStore

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress, Schema
 from streamd.graph.live import save_facts
 from streamd.schema import EdgeSet
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import Settings
 from streamd.training.recorder import Recorder
 from tests.benchmarks.measure import Row

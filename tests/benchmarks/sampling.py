@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from streamd.cli.maintenance import open_log
+from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress, empty_batch
 from streamd.exchange.tfgnn.assembly import Assembler
 from streamd.exchange.tfgnn.declared import declared_sets, graph_schema
@@ -36,7 +37,6 @@ from streamd.exchange.tfgnn.seeds import name_samples
 from streamd.exchange.tfgnn.spec import SamplingOp, SamplingSpec, SeedOp, spec_text
 from streamd.exchange.tfgnn.unigraph import Rows
 from streamd.exchange.tfgnn.unigraph_writing import write_table
-from streamd.segments.log import LogWriter
 from streamd.settings.loading import load_settings, schema_of
 from tests.benchmarks.measure import Row, best_seconds
 

@@ -16,13 +16,13 @@ from kafka import KafkaConsumer
 
 from streamd.clock import SystemClock
 from streamd.demo.broker import find_broker, free_port
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress
 from streamd.ingest.kafka.client import make_producer
 from streamd.registry import Registry
 from streamd.scoring.record import decode
 from streamd.scoring.scorer import Scorer
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import Settings, load_settings, schema_of
 from streamd.telemetry.heartbeat import Heartbeat, read_beat
 from streamd.training.trainer import Trainer

@@ -21,12 +21,12 @@ import numpy as np
 
 from streamd.daemon.supervisor import role_environment
 from streamd.demo.broker import free_port
+from streamd.eventlog.reader import LogReader
 from streamd.graph.fact_columns import FACT_NAMES
 from streamd.models import build_model
 from streamd.models.memory_files import MemoryFiles
 from streamd.registry import Registry
 from streamd.registry.candidate import Candidate, TrainResult
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import Settings, load_settings
 from streamd.telemetry.heartbeat import read_beat
 from streamd.windows import Window

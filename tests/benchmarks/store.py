@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress, Schema
-from streamd.segments.log import LogWriter
 from streamd.store.archive import Archive
 from streamd.store.restore import choose, restore
 from streamd.store.store import Store

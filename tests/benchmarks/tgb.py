@@ -28,10 +28,10 @@ import torch
 
 from streamd.evaluation.regimes import SKIPPED
 from streamd.evaluation.sights import StaleSight
+from streamd.eventlog.reader import LogReader
 from streamd.events import Float32, Int64
 from streamd.graph.neighborhood import sample_neighborhood
 from streamd.models.inputs import link_inputs
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import Settings, load_settings
 from streamd.training.learner import Learner
 from streamd.training.recorder import FreshSight, Recorder

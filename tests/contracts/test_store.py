@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from streamd.segments.verify import verify_log
+from streamd.eventlog.upkeep.verify import verify_log
 from tests.store.test_store import committed, rich_log
 
 ROOT = Path(__file__).parents[2]

@@ -25,13 +25,13 @@ import numpy as np
 from kafka import KafkaAdminClient, KafkaProducer
 from safetensors.numpy import load_file
 
+from streamd.eventlog.reader import LogReader
 from streamd.graph.facts_reference import ReferenceFacts
 from streamd.models.numpy_model import NumpyModel
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import rule_scores
 from streamd.registry import Registry
 from streamd.replica.start import published_seq
-from streamd.segments.reader import LogReader
 from streamd.server.loaded_version import UNKNOWN
 from streamd.settings.loading import as_environment
 from streamd.telemetry.heartbeat import read_beat

@@ -14,7 +14,7 @@ import pyarrow as pa
 from streamd.client import Client
 from streamd.decode.wire import ARROW, NDJSON
 from streamd.demo.broker import free_port
-from streamd.segments.reader import LogReader
+from streamd.eventlog.reader import LogReader
 from streamd.settings.loading import as_environment
 from tests.builders import settings, stream
 

@@ -15,8 +15,8 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import ConfigResource
 
 from streamd.demo.broker import ApacheKafka
-from streamd.segments.layout import LATE
-from streamd.segments.verify import verify_log
+from streamd.eventlog.layout import LATE
+from streamd.eventlog.upkeep.verify import verify_log
 from streamd.settings.loading import as_environment
 from tests.builders import HOUR
 from tests.crash.daemons import as_array, as_ndjson, produce, rows_of, wait
@@ -28,7 +28,7 @@ KILLED = """
 import os, signal, sys
 from streamd.daemon.run_role import run_role
 from streamd.ingest import loop
-from streamd.segments.log import LogWriter
+from streamd.eventlog.writer import LogWriter
 from streamd.settings.loading import load_settings
 loop.MAX_COMMIT_EVENTS = 97  # so that no life takes more than its share, however slow the machine is
 left, after = int(sys.argv[1]), sys.argv[2] == "after"

@@ -15,7 +15,7 @@ import pytest
 from kafka import KafkaProducer
 
 from streamd.demo.broker import ApacheKafka
-from streamd.segments.verify import verify_log
+from streamd.eventlog.upkeep.verify import verify_log
 from streamd.settings.loading import as_environment
 from tests.builders import HOUR, stream
 from tests.crash.daemons import produce, rows_of, wait

@@ -13,7 +13,7 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 
 from streamd.decode.wire import ARROW, NDJSON
 from streamd.demo.broker import ApacheKafka
-from streamd.segments.journal import journal_files, read_lines
+from streamd.eventlog.journal.journal import journal_files, read_lines
 from streamd.settings.loading import as_environment
 from tests.crash.daemons import produce, rows_of, wait
 

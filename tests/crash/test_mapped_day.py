@@ -13,8 +13,8 @@ import uuid
 import pytest
 from kafka import KafkaProducer
 
-from streamd.segments.layout import LATE
-from streamd.segments.verify import verify_log
+from streamd.eventlog.layout import LATE
+from streamd.eventlog.upkeep.verify import verify_log
 from streamd.settings.loading import as_environment
 from tests.builders import settings
 from tests.crash.daemons import SMALL_FETCHES, rows_of, wait

@@ -17,8 +17,8 @@ import pytest
 import yaml
 from kafka import KafkaProducer
 
-from streamd.segments.reader import LogReader
-from streamd.segments.verify import verify_log
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.upkeep.verify import verify_log
 from streamd.windows.history import HistoryReader
 from tests.builders import HOUR
 from tests.crash.daemons import SMALL_FETCHES, Daemon, rows_of, wait

@@ -22,12 +22,12 @@ from streamd.demo.table import render, rows
 from streamd.demo.twins import Twins
 from streamd.errors import DemoError
 from streamd.evaluation.regimes import RegimeWindow, best_half_life
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.writer import LogWriter
 from streamd.events import Schema
 from streamd.graph.fact_columns import NUM_HALF_LIVES
 from streamd.ingest.dead_letters.sinks import make_dead_letters
 from streamd.ingest.loop import IngestLoop
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import load_settings, schema_of
 from streamd.telemetry import progress
 from streamd.telemetry.heartbeat import Heartbeat

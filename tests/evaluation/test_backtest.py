@@ -14,9 +14,9 @@ from streamd.evaluation.regimes import Regimes
 from streamd.evaluation.report_forms import FORMS
 from streamd.evaluation.report_html import as_html
 from streamd.evaluation.sights import StaleSight
+from streamd.eventlog.reader import LogReader
 from streamd.events import Schema
 from streamd.exchange.tables import Columns
-from streamd.segments.reader import LogReader
 from streamd.training.learner import Learner
 from streamd.training.recorder import FreshSight, Recorder
 from streamd.training.scores import measures

@@ -10,7 +10,7 @@ from streamd.evaluation.backtest import Plan, backtest
 from streamd.evaluation.grid import MAX_COMBINATIONS, GridResult, Run, combinations, run_grid
 from streamd.evaluation.intervals import MIN_WINDOWS
 from streamd.evaluation.regimes import RegimeWindow
-from streamd.segments.reader import LogReader
+from streamd.eventlog.reader import LogReader
 from streamd.settings.loading import load_settings
 from streamd.windows import Window
 from tests.builders import settings, stream, write_log

@@ -5,9 +5,9 @@ import pytest
 
 from streamd.evaluation.backtest import Plan, backtest
 from streamd.evaluation.label_scores import AVERAGE, MEAN, LabelRules
+from streamd.eventlog.reader import LogReader
 from streamd.graph.label_history import LAST_LABELS
 from streamd.models.labels import label_inputs
-from streamd.segments.reader import LogReader
 from streamd.training.recorder import Recorder
 from tests.builders import settings, stream, write_log
 from tests.training.test_labels import write_labelled

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from streamd.errors import StreamdError
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.tguf.reader import open_tguf
+from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.exchange import export
 from streamd.exchange.export import ExportOptions, export_range
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
-from streamd.segments.tguf import open_tguf
 from tests.builders import SECOND, SETS, batch, sets_rows, sets_stream, stream, write_sets_log
 
 SCHEMA = Schema(2, 1, 1)

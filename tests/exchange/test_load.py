@@ -11,14 +11,14 @@ import pytest
 from typer.testing import CliRunner
 
 from streamd.cli.main import app
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.tguf.format import TGUFSchema
+from streamd.eventlog.tguf.reader import open_tguf
+from streamd.eventlog.tguf.writer import TGUFWriter
+from streamd.eventlog.upkeep.verify import verify_log
+from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, Schema, SetKey, empty_batch
 from streamd.exchange import produce
-from streamd.segments.format import TGUFSchema
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
-from streamd.segments.tguf import open_tguf
-from streamd.segments.verify import verify_log
-from streamd.segments.writer import TGUFWriter
 from tests.builders import (
     SECOND,
     SETS,

@@ -13,10 +13,10 @@ import yaml
 from typer.testing import CliRunner
 
 from streamd.cli.main import app
+from streamd.eventlog.reader import LogReader
 from streamd.exchange import produce
 from streamd.exchange.guess import guess
 from streamd.exchange.sample import Sample, judge
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import load_settings
 from tests.builders import ManualClock
 from tests.ingest.mapped import CLICKS, NOW, click, record

@@ -10,13 +10,13 @@ import pyarrow.parquet
 import pytest
 
 from streamd.errors import SettingsError, StreamdError
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.tguf.format import TGUFSchema
+from streamd.eventlog.tguf.writer import TGUFWriter
 from streamd.events import SetKey
 from streamd.exchange.importing import import_file
 from streamd.exchange.tables import Columns, read_events
 from streamd.exchange.times import Times
-from streamd.segments.format import TGUFSchema
-from streamd.segments.reader import LogReader
-from streamd.segments.writer import TGUFWriter
 from streamd.settings.loading import load_settings
 from tests.builders import ManualClock
 

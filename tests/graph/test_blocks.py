@@ -4,13 +4,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamd.errors import OffloadedError
+from streamd.eventlog.columns import EdgeColumns
 from streamd.graph import BlockGraph, Draw, Neighbors, blocks
 from streamd.graph.kernels import SPAN
 from streamd.graph.neighborhood import SamplingPlan, sample_neighborhood
 from streamd.graph.node_features import NodeFeatures
 from streamd.graph.strategies import STRATEGIES
 from streamd.schema import Schema
-from streamd.segments.columns import EdgeColumns
 from tests.builders import stream
 from tests.graph.drawing import recent, rows, same, wanted
 

@@ -3,10 +3,10 @@ import dataclasses
 import numpy as np
 import pytest
 
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.graph.label_history import LAST_LABELS, LabelHistory
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
 from tests.builders import HOUR, SETS, sets_stream, write_sets_log
 
 SCHEMA, NODES = Schema(0, 0, 2), 12

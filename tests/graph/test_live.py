@@ -5,11 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.graph import BlockGraph, Draw, live
 from streamd.graph.live import LiveGraph, read_back
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
 from streamd.telemetry import metrics
 from tests.builders import HOUR, batch, settings, stream
 from tests.graph.drawing import rows, wanted

@@ -6,13 +6,13 @@ import time
 import numpy as np
 import pytest
 
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.upkeep.holds import Hold, ask_to_compact, read_holds
 from streamd.events import DELETION
 from streamd.graph import BlockGraph, restart
 from streamd.graph.live import LiveGraph
 from streamd.graph.restart import RestartPoint
 from streamd.roles import HOLD, folder_of
-from streamd.segments.holds import Hold, ask_to_compact, read_holds
-from streamd.segments.reader import LogReader
 from streamd.tensors import pack, unpack
 from tests.builders import settings, stream, write_log
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from streamd.demo.streams import stream_named
+from streamd.eventlog.columns import EdgeColumns
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress, Schema
 from streamd.graph import BlockGraph, TemporalSampler
 from streamd.graph.gather import edge_features, edge_times, edges_before
-from streamd.segments.columns import EdgeColumns
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
 from tests.builders import batch, stream
 from tests.graph.drawing import uniform
 

@@ -6,11 +6,11 @@ import pytest
 from kafka import TopicPartition
 
 from streamd.errors import DataLossError, KafkaError, SettingsError
+from streamd.eventlog.writer import LogWriter
 from streamd.events import Gap, Position, Progress, Run, Schema, empty_batch
 from streamd.ingest.kafka import consumer
 from streamd.ingest.kafka.consumer import KafkaSource, in_shard
 from streamd.ingest.kafka.topic_watch import Topics
-from streamd.segments.log import LogWriter
 from streamd.settings.loading import load_settings
 
 

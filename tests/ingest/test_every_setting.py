@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from streamd.daemon.log_roles import make_loop
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.upkeep.holds import Hold, ask_to_compact, asked_to_compact, write_hold
+from streamd.eventlog.upkeep.housekeeper import WORKS
+from streamd.eventlog.upkeep.verify import verify_log
+from streamd.eventlog.writer import LogWriter
 from streamd.ingest.kafka import client
 from streamd.replica.leader import lead
 from streamd.roles import folder_of
-from streamd.segments.holds import Hold, ask_to_compact, asked_to_compact, write_hold
-from streamd.segments.housekeeper import WORKS
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
-from streamd.segments.verify import verify_log
 from streamd.settings.loading import load_settings, schema_of
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat

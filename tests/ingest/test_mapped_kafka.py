@@ -9,13 +9,13 @@ from kafka import KafkaAdminClient, KafkaProducer
 from kafka.errors import CoordinatorLoadInProgressError
 
 from streamd.clock import SystemClock
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.writer import LogWriter
 from streamd.events import Position
 from streamd.exchange.sample import judge, read_sample
 from streamd.ingest.dead_letters.sinks import LocalDeadLetters
 from streamd.ingest.kafka.consumer import KafkaSource
 from streamd.ingest.loop import IngestLoop
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import schema_of
 from streamd.telemetry.heartbeat import Heartbeat
 from tests.builders import settings

@@ -6,11 +6,11 @@ from pathlib import Path
 from kafka import TopicPartition
 from kafka.consumer.fetcher import ConsumerRecord
 
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.writer import LogWriter
 from streamd.events import Position, Progress
 from streamd.ingest.dead_letters.sinks import LocalDeadLetters
 from streamd.ingest.loop import IngestLoop
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import schema_of
 from streamd.storage import DISK, Disk
 from streamd.telemetry.heartbeat import Heartbeat

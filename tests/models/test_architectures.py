@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import leaky_relu
 
+from streamd.eventlog.reader import LogReader
 from streamd.events import Schema
 from streamd.graph import NUM_FACTS
 from streamd.graph.blocks import BlockGraph
@@ -21,7 +22,6 @@ from streamd.models.gat import GATLayer
 from streamd.models.inputs import joined, link_inputs
 from streamd.models.layers import LAYERS
 from streamd.models.sage import SAGELayer
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import ModelName, ModelSettings
 from tests.builders import settings, stream, write_log
 

@@ -3,11 +3,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from streamd.eventlog.reader import LogReader
 from streamd.events import NO_DELETES, NodeDeletes, Schema
 from streamd.models import EdgeRows, Memory, build_model
 from streamd.models.torch_model import TorchModel
 from streamd.registry.manifest import Manifest
-from streamd.segments.reader import LogReader
 from streamd.server.loaded_version import LoadedVersion
 from tests.builders import HOUR, settings, stream
 
@@ -25,8 +25,8 @@ def fed_in_tails(path, tails, s, model, arrays, restart=False):
     """Memory after a log that grows by the given tails, followed after each commit as the server does."""
     import dataclasses
 
+    from streamd.eventlog.writer import LogWriter
     from streamd.events import Progress
-    from streamd.segments.log import LogWriter
     from tests.builders import batch
 
     src, dst, time = arrays

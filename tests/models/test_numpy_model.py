@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from streamd.errors import VersionError
+from streamd.eventlog.reader import LogReader
 from streamd.events import Schema
 from streamd.graph.blocks import BlockGraph
 from streamd.graph.fact_columns import num_facts
@@ -19,7 +20,6 @@ from streamd.models.numpy_layers import sigmoid
 from streamd.models.numpy_model import BLOCK_ROOTS, NumpyModel
 from streamd.models.stored_weights import HISTORY_WEIGHT
 from streamd.models.torch_model import TorchModel
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import ModelSettings
 from tests.builders import SETS, sets_stream, stream, write_log, write_sets_log
 

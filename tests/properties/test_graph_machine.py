@@ -6,11 +6,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from streamd.eventlog.columns import EdgeColumns
 from streamd.graph import BlockGraph, Draw, TemporalSampler, reference
 from streamd.graph.draws import ALL_SETS
 from streamd.graph.hops import Roots, sample_parts
 from streamd.graph.strategies import STRATEGIES
-from streamd.segments.columns import EdgeColumns
 from tests.graph.drawing import rows, wanted
 
 NODES = 9

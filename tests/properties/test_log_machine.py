@@ -19,11 +19,11 @@ from hypothesis.stateful import (
 )
 
 from streamd.errors import DiskError
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.upkeep.verify import verify_log
+from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Position, Progress, Schema, empty_batch
 from streamd.schema import EdgeSet, Feature, NodeSet
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
-from streamd.segments.verify import verify_log
 from tests.builders import compact, feature_updates
 from tests.faults import Crash, FaultyDisk
 

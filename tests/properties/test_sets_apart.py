@@ -10,15 +10,15 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.upkeep.verify import verify_log
+from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.graph.blocks import BlockGraph
 from streamd.graph.draws import Draw
 from streamd.graph.fact_columns import NUM_FACTS
 from streamd.graph.live import LiveGraph, read_back
 from streamd.schema import EdgeSet, NodeSet
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
-from streamd.segments.verify import verify_log
 from tests.builders import SECOND, compact
 from tests.builders import settings as settings_of
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from streamd.eventlog.reader import LogReader
 from streamd.models import link, memory_pages, time_encoding
 from streamd.ranks import rows
 from streamd.schema import Schema
-from streamd.segments.reader import LogReader
 from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from streamd.eventlog.reader import LogReader
 from streamd.schema import Schema
-from streamd.segments.reader import LogReader
 from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore

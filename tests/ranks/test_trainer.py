@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import load_file
 
 from streamd.clock import SystemClock
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.upkeep.holds import read_holds
 from streamd.registry import Registry
 from streamd.registry.candidate import Candidate
 from streamd.registry.gate import Decision
-from streamd.segments.holds import read_holds
-from streamd.segments.reader import LogReader
 from streamd.server.loaded_version import LoadedVersion
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training import contest

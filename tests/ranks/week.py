@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 
 from streamd.demo.streams import STREAMS
+from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress, Schema, empty_batch
-from streamd.segments.log import LogWriter
 from streamd.settings.loading import load_settings
 from tests.builders import SECOND
 

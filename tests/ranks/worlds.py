@@ -6,10 +6,10 @@ import threading
 import numpy as np
 
 from streamd.clock import SystemClock
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, SetKey, empty_batch
 from streamd.registry import Registry
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training import learner as learners
 from streamd.training.trainer import Trainer

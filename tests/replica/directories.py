@@ -1,8 +1,8 @@
 """Compares two data directories byte for byte."""
 
-from streamd.segments.journal import NOTHING, journal_files
-from streamd.segments.layout import APPENDED
-from streamd.segments.tail import JournalTail
+from streamd.eventlog.journal.journal import NOTHING, journal_files
+from streamd.eventlog.journal.tail import JournalTail
+from streamd.eventlog.layout import APPENDED
 
 
 def lines_of(path):

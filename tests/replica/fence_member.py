@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 
 from streamd.errors import StreamdError
+from streamd.eventlog.journal.changelog_position import ChangelogId
+from streamd.eventlog.writer import LogWriter
 from streamd.replica.follower import Follower
 from streamd.replica.kafka_changelog import OVERHEAD_BYTES, KafkaProducer, KafkaReader
 from streamd.replica.leader import lead
 from streamd.replica.records import HEAD_BYTES
 from streamd.replica.start import published_seq
-from streamd.segments.changelog_position import ChangelogId
-from streamd.segments.log import LogWriter
 from streamd.settings.loading import KafkaSettings
 from tests.replica.rivals import commit
 from tests.segments import test_crash as life

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from streamd.errors import KafkaError
+from streamd.eventlog.upkeep.holds import Hold, write_hold
 from streamd.events import Schema
 from streamd.registry import Registry
 from streamd.registry.candidate import Candidate, TrainResult
@@ -17,7 +18,6 @@ from streamd.replica.models_publisher import ModelsPublisher
 from streamd.replica.models_reign import Reign
 from streamd.replica.models_state import ModelsState
 from streamd.replica.models_takeover import Takeover
-from streamd.segments.holds import Hold, write_hold
 from streamd.storage import StoredFile
 from streamd.store.store import Store
 from streamd.tensors import file_checksum

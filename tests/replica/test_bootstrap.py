@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from streamd.errors import ChangelogError, DiskError, DivergedError, JournalError
+from streamd.eventlog.journal.changelog_position import CHANGELOG, ChangelogPosition, read_position
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.writer import LogWriter
 from streamd.replica.bootstrap import MADE, bootstrap, finish_bootstrap, newest_manifest
 from streamd.replica.follower import Follower
 from streamd.replica.leader import lead
-from streamd.segments.changelog_position import CHANGELOG, ChangelogPosition, read_position
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
 from streamd.store.store import Store
 from streamd.store.upload import upload
 from tests.faults import Crash, FaultyDisk

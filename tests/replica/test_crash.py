@@ -6,12 +6,13 @@ import pytest
 
 from streamd import storage
 from streamd.errors import DiskError
+from streamd.eventlog import node_features as features
+from streamd.eventlog.journal import journal
+from streamd.eventlog.upkeep.verify import verify_log
+from streamd.eventlog.writer import LogWriter
 from streamd.replica.follower import Follower
 from streamd.replica.leader import lead
 from streamd.replica.start import published_seq
-from streamd.segments import features, journal
-from streamd.segments.log import LogWriter
-from streamd.segments.verify import verify_log
 from tests.faults import Crash, FaultyDisk
 from tests.replica.directories import difference
 from tests.replica.twin import Topic

@@ -3,10 +3,10 @@
 import pytest
 
 from streamd.errors import FencedError
+from streamd.eventlog.journal.changelog_position import CHANGELOG
+from streamd.eventlog.writer import LogWriter
 from streamd.replica.leader import lead
 from streamd.replica.led_here import LedHere
-from streamd.segments.changelog_position import CHANGELOG
-from streamd.segments.log import LogWriter
 from streamd.telemetry.heartbeat import Heartbeat
 from tests.builders import settings
 from tests.replica.twin import Topic

@@ -21,15 +21,16 @@ from hypothesis.stateful import (
 )
 
 from streamd.errors import DiskError, FencedError
+from streamd.eventlog import node_features as features
+from streamd.eventlog.journal import journal
+from streamd.eventlog.upkeep.prune import pruning
+from streamd.eventlog.upkeep.verify import verify_log
+from streamd.eventlog.writer import LogWriter
 from streamd.events import Position
 from streamd.replica.follower import Follower
 from streamd.replica.leader import lead
 from streamd.replica.records import HEAD_BYTES
 from streamd.replica.start import published_seq
-from streamd.segments import features, journal
-from streamd.segments.log import LogWriter
-from streamd.segments.prune import pruning
-from streamd.segments.verify import verify_log
 from tests.builders import compact
 from tests.faults import Crash, FaultyDisk
 from tests.replica.directories import difference

@@ -4,12 +4,12 @@ import os
 
 import pytest
 
+from streamd.eventlog.recovery import lock_directory
+from streamd.eventlog.upkeep.holds import Hold, asked_to_compact, write_hold
 from streamd.replica import models_records as records
 from streamd.replica.members import Member
 from streamd.replica.models_state import ModelsState
 from streamd.roles import HANDOVER, LOCK, make_folder
-from streamd.segments.holds import Hold, asked_to_compact, write_hold
-from streamd.segments.recovery import lock_directory
 from tests.builders import stream, write_log
 
 EVENT = 300

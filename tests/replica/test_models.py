@@ -9,11 +9,17 @@ import msgspec
 import pytest
 
 from streamd.errors import KafkaError, StoreError
+from streamd.eventlog.upkeep.holds import (
+    Hold,
+    asked_to_compact,
+    compact_done,
+    read_holds,
+    write_hold,
+)
 from streamd.registry.journal import Move
 from streamd.registry.outcome import outcome_of
 from streamd.replica import models_records as records
 from streamd.replica.models_state import ModelsState
-from streamd.segments.holds import Hold, asked_to_compact, compact_done, read_holds, write_hold
 from streamd.store.store import Store
 from streamd.store.sweep import remove_unneeded
 from streamd.store.versions import FOLDER, stored_versions

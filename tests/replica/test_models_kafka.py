@@ -11,6 +11,8 @@ from kafka import KafkaProducer, TopicPartition
 
 from streamd.clock import SystemClock
 from streamd.errors import ChangelogError, FencedError, KafkaError
+from streamd.eventlog.upkeep.holds import asked_to_compact, compact_done
+from streamd.eventlog.writer import LogWriter
 from streamd.events import Position, Progress, Schema, empty_batch
 from streamd.ingest.kafka.client import make_admin, make_consumer
 from streamd.replica import models_topic as models_topic_module
@@ -23,8 +25,6 @@ from streamd.replica.requests import RequestedMoves, compact_everywhere
 from streamd.replica.role import FollowLoop
 from streamd.replica.steps import StepThread
 from streamd.replica.topic import find_topic
-from streamd.segments.holds import asked_to_compact, compact_done
-from streamd.segments.log import LogWriter
 from streamd.server.lag import Completeness
 from streamd.store.changelog import models_topic
 from streamd.store.store import Store

@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 
 from streamd.clock import SystemClock
 from streamd.errors import FencedError
+from streamd.eventlog.reader import LogReader
 from streamd.events import Schema
 from streamd.registry import Registry
 from streamd.replica.models_follower import ModelsFollower
 from streamd.replica.models_standby import Beginning, leads
-from streamd.segments.reader import LogReader
 from streamd.store.store import Store
 from streamd.telemetry.heartbeat import Heartbeat, read_beat
 from streamd.training.trainer import Trainer

@@ -5,12 +5,12 @@ import json
 import pytest
 
 from streamd.errors import FencedError, LockedError
+from streamd.eventlog.upkeep.holds import asked_to_compact, compact_done, read_holds
 from streamd.registry import Registry
 from streamd.replica import models_records as records
 from streamd.replica.models_mark import MARK, Stored, read_mark, write_mark
 from streamd.replica.models_standby import lock_writer
 from streamd.replica.models_state import ModelsState
-from streamd.segments.holds import asked_to_compact, compact_done, read_holds
 from streamd.store.checkpoints import stored_checkpoints
 from streamd.store.store import Store
 from tests.replica.models_world import (

@@ -6,15 +6,15 @@ import threading
 import pytest
 
 from streamd.clock import SystemClock
+from streamd.eventlog.recovery import lock_directory
+from streamd.eventlog.upkeep.holds import Hold, write_hold
+from streamd.eventlog.writer import LogWriter
 from streamd.replica import own_holds, role
 from streamd.replica.follower import Follower
 from streamd.replica.leader import lead
 from streamd.replica.own_holds import readers_before
 from streamd.replica.role import FollowLoop
 from streamd.roles import LOCK, make_folder
-from streamd.segments.holds import Hold, write_hold
-from streamd.segments.log import LogWriter
-from streamd.segments.recovery import lock_directory
 from streamd.telemetry.heartbeat import Heartbeat
 from tests.builders import settings
 from tests.replica.twin import Topic

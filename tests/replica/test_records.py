@@ -8,6 +8,9 @@ import pytest
 from crc32c import crc32c
 
 from streamd.errors import ChangelogError
+from streamd.eventlog.journal.journal import decode_line, encode_line
+from streamd.eventlog.line_ranges import FileRange
+from streamd.eventlog.writer import LogWriter
 from streamd.replica.follower import Follower
 from streamd.replica.leader import lead
 from streamd.replica.records import (
@@ -23,9 +26,6 @@ from streamd.replica.records import (
     encode,
 )
 from streamd.replica.start import published_seq
-from streamd.segments.journal import decode_line, encode_line
-from streamd.segments.line_ranges import FileRange
-from streamd.segments.log import LogWriter
 from tests.replica.twin import Topic
 from tests.segments import test_crash as life
 

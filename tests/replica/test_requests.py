@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 
 from streamd.cli.main import app
 from streamd.errors import KafkaError, StreamdError, VersionError
+from streamd.eventlog.upkeep.holds import compact_done
 from streamd.registry.outcome import Waiting
 from streamd.replica.requests import RequestedMoves, compact_everywhere
 from streamd.replica.steps import StepThread
-from streamd.segments.holds import compact_done
 from streamd.server.app import create_app
 from streamd.server.engine import Engine
 from streamd.server.state import ServerState

@@ -5,13 +5,13 @@ import shutil
 import pytest
 
 from streamd.errors import ChangelogError, DivergedError, FencedError, StoreError
+from streamd.eventlog.journal.changelog_position import CHANGELOG, ChangelogPosition, read_position
 from streamd.replica.bootstrap import bootstrap, is_newer, newest_manifest
 from streamd.replica.changelog import OutOfRange
 from streamd.replica.follower import Follower
 from streamd.replica.records import Claim
 from streamd.replica.start import published_seq
 from streamd.replica.verify import compare
-from streamd.segments.changelog_position import CHANGELOG, ChangelogPosition, read_position
 from streamd.store.store import Store
 from streamd.store.upload import upload
 from tests.replica.rivals import all_agree, commit, difference, drain, leader

@@ -9,14 +9,14 @@ import pytest
 
 from streamd import storage
 from streamd.errors import DiskError, FencedError, KafkaError, LockedError, StoreError
+from streamd.eventlog.recovery import lock_directory
+from streamd.eventlog.writable import check_writable
+from streamd.eventlog.writer import LogWriter
 from streamd.replica import leading, role
 from streamd.replica.leader import lead
 from streamd.replica.role import FollowLoop
 from streamd.replica.start import has_log
 from streamd.replica.succession import ANSWER_SECONDS, Silence, StandbySuccession
-from streamd.segments.log import LogWriter
-from streamd.segments.recovery import lock_directory
-from streamd.segments.writable import check_writable
 from streamd.store.store import Store
 from streamd.store.upload import upload
 from streamd.telemetry.heartbeat import Heartbeat, read_beat

@@ -8,6 +8,12 @@ import pytest
 from crc32c import crc32c
 
 from streamd.errors import ChangelogError, DivergedError, FencedError
+from streamd.eventlog.journal.changelog_position import CHANGELOG, read_position
+from streamd.eventlog.journal.journal import decode_line
+from streamd.eventlog.layout import KEYS
+from streamd.eventlog.node_keys import without_keys
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.writer import LogWriter
 from streamd.events import Schema
 from streamd.replica.changelog import OutOfRange
 from streamd.replica.follower import Follower
@@ -15,12 +21,6 @@ from streamd.replica.leader import lead
 from streamd.replica.records import Claim, Heartbeat
 from streamd.replica.start import published_seq
 from streamd.replica.verify import compare
-from streamd.segments.changelog_position import CHANGELOG, read_position
-from streamd.segments.journal import decode_line
-from streamd.segments.layout import KEYS
-from streamd.segments.log import LogWriter
-from streamd.segments.nodekeys import without_keys
-from streamd.segments.reader import LogReader
 from tests.properties.test_log_machine import GrowingMachine
 from tests.replica.directories import difference, lines_of
 from tests.replica.twin import Topic, record

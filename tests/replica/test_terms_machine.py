@@ -19,13 +19,14 @@ from hypothesis.stateful import (
 )
 
 from streamd.errors import ChangelogError, DivergedError, FencedError, KafkaError, StoreError
+from streamd.eventlog import node_features as features
+from streamd.eventlog.journal import journal
+from streamd.eventlog.upkeep.verify import verify_log
 from streamd.replica.bootstrap import bootstrap, is_newer, newest_manifest
 from streamd.replica.changelog import OutOfRange
 from streamd.replica.follower import Follower
 from streamd.replica.records import HEAD_BYTES, Claim, Heartbeat
 from streamd.replica.start import published_seq
-from streamd.segments import features, journal
-from streamd.segments.verify import verify_log
 from streamd.store.store import Store
 from streamd.store.upload import upload
 from tests.faults import Crash, FaultyDisk

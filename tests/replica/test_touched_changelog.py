@@ -3,11 +3,11 @@
 import pytest
 
 from streamd.errors import ChangelogError
+from streamd.eventlog.journal.changelog_position import ChangelogId
 from streamd.replica.changelog import OutOfRange
 from streamd.replica.records import Claim
 from streamd.replica.start import published_seq
 from streamd.replica.verify import compare
-from streamd.segments.changelog_position import ChangelogId
 from streamd.telemetry import metrics
 from tests.replica.rivals import commit, difference, drain, leader
 from tests.replica.twin import Topic, record

@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
+from streamd.eventlog.journal.changelog_position import CHANGELOG, ChangelogPosition
 from streamd.replica.start import published_seq
-from streamd.segments.changelog_position import CHANGELOG, ChangelogPosition
 from tests.replica.rivals import all_agree, commit, drain, leader
 from tests.replica.twin import Topic
 from tests.segments import test_crash as life

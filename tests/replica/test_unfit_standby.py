@@ -17,14 +17,14 @@ from streamd.errors import (
     SettingsError,
     StoreError,
 )
+from streamd.eventlog.writable import check_writable
+from streamd.eventlog.writer import LogWriter
 from streamd.events import Schema
 from streamd.ingest.kafka import consumer
 from streamd.replica import fitness, leading
 from streamd.replica.fitness import REASONS, Fitness
 from streamd.replica.leader import lead
 from streamd.schema import EdgeSet, NodeSet
-from streamd.segments.log import LogWriter
-from streamd.segments.writable import check_writable
 from streamd.storage import Disk
 from streamd.telemetry import metrics
 from tests.builders import settings

@@ -1,9 +1,9 @@
 """A changelog in memory that behaves as Kafka's does: offsets, acknowledgements that come late or not at all, gaps."""
 
 from streamd.errors import KafkaError
+from streamd.eventlog.journal.changelog_position import ChangelogId
 from streamd.replica.changelog import OutOfRange
 from streamd.replica.records import HEAD_BYTES, Record, decode_records
-from streamd.segments.changelog_position import ChangelogId
 
 
 class TwinReceipt:

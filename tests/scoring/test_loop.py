@@ -10,13 +10,13 @@ from hypothesis import settings as given_settings
 from hypothesis import strategies as st
 
 from streamd.errors import KafkaError, SettingsError
+from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.graph.ranking import ranks
 from streamd.registry import Registry
 from streamd.roles import ROLES, check_name, roles_of
 from streamd.scoring.arrivals import Arrivals
 from streamd.scoring.record import ScoreRecord, decode
-from streamd.segments.log import LogWriter
 from tests.builders import (
     HOUR,
     SETS,

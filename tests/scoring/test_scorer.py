@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from streamd.eventlog.reader import LogReader
 from streamd.graph.negatives import SCORED
 from streamd.graph.ranking import ranks
 from streamd.models.restored import restored
-from streamd.segments.reader import LogReader
 from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore

@@ -6,14 +6,14 @@ import time
 import numpy as np
 
 from streamd.errors import KafkaError
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress
 from streamd.registry import Registry
 from streamd.scoring.arrivals import Arrivals
 from streamd.scoring.loop import ScoreLoop
 from streamd.scoring.record import decode
 from streamd.scoring.topic import LAST
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
 from streamd.telemetry.heartbeat import Heartbeat
 from tests.builders import batch
 

@@ -5,7 +5,7 @@ import struct
 import pytest
 from crc32c import crc32c
 
-from streamd.segments.changelog_position import (
+from streamd.eventlog.journal.changelog_position import (
     CHANGELOG,
     FILE_BYTES,
     UNKNOWN,

@@ -8,13 +8,14 @@ import pytest
 
 from streamd import storage
 from streamd.errors import DiskError
+from streamd.eventlog import node_features as features
+from streamd.eventlog.journal import journal
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.upkeep.prune import pruning
+from streamd.eventlog.upkeep.verify import verify_log
+from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Position, Progress, Run, Schema, SetKey, empty_batch
 from streamd.schema import EdgeSet, NodeSet
-from streamd.segments import features, journal
-from streamd.segments.log import LogWriter
-from streamd.segments.prune import pruning
-from streamd.segments.reader import LogReader
-from streamd.segments.verify import verify_log
 from tests.builders import compact, feature_updates
 from tests.faults import Crash, FaultyDisk
 

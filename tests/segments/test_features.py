@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from streamd.errors import DataDirectoryError
+from streamd.eventlog import node_features as features
+from streamd.eventlog.layout import FEATURES
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.graph.node_features import NodeFeatures
-from streamd.segments import features
-from streamd.segments.layout import FEATURES
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
 from tests.builders import batch, compact, feature_updates
 
 SCHEMA = Schema(0, 2, 0)

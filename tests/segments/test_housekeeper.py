@@ -10,16 +10,22 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
+from streamd.eventlog.journal.journal import journal_files, read_lines
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.recovery import lock_directory
+from streamd.eventlog.upkeep import housekeeper
+from streamd.eventlog.upkeep.holds import (
+    Hold,
+    ask_to_compact,
+    asked_to_compact,
+    read_holds,
+    write_hold,
+)
+from streamd.eventlog.upkeep.housekeeper import Housekeeper
+from streamd.eventlog.upkeep.verify import verify_log
+from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.roles import FACTS, HOLD, LOCK, MEMORY, folder_of
-from streamd.segments import housekeeper
-from streamd.segments.holds import Hold, ask_to_compact, asked_to_compact, read_holds, write_hold
-from streamd.segments.housekeeper import Housekeeper
-from streamd.segments.journal import journal_files, read_lines
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
-from streamd.segments.recovery import lock_directory
-from streamd.segments.verify import verify_log
 from streamd.settings.loading import RetentionSettings
 from streamd.telemetry import metrics
 from tests.builders import SECOND, SETS, batch, sets_stream, write_sets_log
@@ -139,7 +145,7 @@ def test_compaction_waits_for_the_roles_row_by_row_and_then_nothing_of_the_node_
 def test_events_that_arrive_during_a_compaction_are_kept(writer):
     delete_node(writer, 3)
     ask_to_compact(writer.data_dir, 45)
-    from streamd.segments.compact import compaction
+    from streamd.eventlog.upkeep.compact import compaction
 
     reader = LogReader.open(writer.data_dir)
     steps, rewritten = compaction(writer, reader, writer.num_edges), [0]

@@ -10,17 +10,17 @@ import pytest
 from structlog.testing import capture_logs
 
 from streamd.errors import DiskError
+from streamd.eventlog.layout import FEATURES, KEYS
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.upkeep import retries
+from streamd.eventlog.upkeep.holds import Hold, ask_to_compact, asked_to_compact, write_hold
+from streamd.eventlog.upkeep.housekeeper import WORKS, Housekeeper
+from streamd.eventlog.upkeep.retries import Retries
+from streamd.eventlog.upkeep.verify import verify_log
+from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.ingest.loop import IngestLoop
 from streamd.schema import EdgeSet, NodeSet
-from streamd.segments import retries
-from streamd.segments.holds import Hold, ask_to_compact, asked_to_compact, write_hold
-from streamd.segments.housekeeper import WORKS, Housekeeper
-from streamd.segments.layout import FEATURES, KEYS
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
-from streamd.segments.retries import Retries
-from streamd.segments.verify import verify_log
 from streamd.settings.loading import RetentionSettings
 from streamd.storage import Disk
 from streamd.telemetry import metrics

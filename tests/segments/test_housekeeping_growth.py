@@ -8,26 +8,21 @@ from contextlib import closing
 import numpy as np
 import pytest
 
+from streamd.eventlog import node_keys as nodekeys
+from streamd.eventlog import reader, recovery
+from streamd.eventlog import writer as log
+from streamd.eventlog.journal import journal
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.tguf import reader as tguf
+from streamd.eventlog.upkeep import compact, holds, housekeeper
+from streamd.eventlog.upkeep.compact import compaction
+from streamd.eventlog.upkeep.holds import Hold, ask_to_compact, asked_to_compact, write_hold
+from streamd.eventlog.upkeep.housekeeper import Housekeeper
+from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.ingest.dead_letters import search as letter_search
 from streamd.ingest.dead_letters import sinks as deadletter
 from streamd.ingest.dead_letters.sinks import DeadLetter, LocalDeadLetters
-from streamd.segments import (
-    compact,
-    holds,
-    housekeeper,
-    journal,
-    log,
-    nodekeys,
-    reader,
-    recovery,
-    tguf,
-)
-from streamd.segments.compact import compaction
-from streamd.segments.holds import Hold, ask_to_compact, asked_to_compact, write_hold
-from streamd.segments.housekeeper import Housekeeper
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import RetentionSettings
 from tests.builders import SECOND, ManualClock, batch
 from tests.work import lines_of_steps, lines_run

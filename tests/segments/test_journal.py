@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 from streamd.errors import CorruptionError, JournalError, LockedError
-from streamd.events import Position, Progress, Run, Schema, empty_batch
-from streamd.schema import EdgeSet, NodeSet
-from streamd.segments import journal
-from streamd.segments.journal import (
+from streamd.eventlog.journal import journal
+from streamd.eventlog.journal.journal import (
     LogState,
     SegmentState,
     decode_line,
@@ -19,10 +17,12 @@ from streamd.segments.journal import (
     journal_files,
     read_lines,
 )
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
-from streamd.segments.tail import JournalTail
-from streamd.segments.verify import verify_log
+from streamd.eventlog.journal.tail import JournalTail
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.upkeep.verify import verify_log
+from streamd.eventlog.writer import LogWriter
+from streamd.events import Position, Progress, Run, Schema, empty_batch
+from streamd.schema import EdgeSet, NodeSet
 from streamd.tensors import pack, unpack
 from tests.builders import batch, stream, write_log
 
@@ -164,7 +164,7 @@ def test_another_writer_is_noticed_long_after_the_journal_was_looked_at(tmp_path
     os.utime(tmp_path / "journal", (10**9, 10**9))
     for _ in range(2):
         first.commit(two, Progress(), 20)
-    monkeypatch.setattr("streamd.segments.recovery.fcntl.flock", lambda fd, how: None)
+    monkeypatch.setattr("streamd.eventlog.recovery.fcntl.flock", lambda fd, how: None)
     second = LogWriter(tmp_path, Schema())
     with pytest.raises(LockedError, match="in spite of the lock"):
         first.commit(two, Progress(), 99)

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from streamd.errors import CorruptionError, DataDirectoryError, DiskError, JournalError, LockedError
+from streamd.eventlog.journal.journal import decode_line, encode_line, journal_files
+from streamd.eventlog.layout import FEATURES, LATE
+from streamd.eventlog.node_keys import decode_keys, encode_keys
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.tguf.reader import open_tguf
+from streamd.eventlog.upkeep.verify import verify_log
+from streamd.eventlog.writer import MAX_COMMIT_ROWS, LogWriter
 from streamd.events import Position, Progress, Run, Schema, empty_batch
-from streamd.segments.journal import decode_line, encode_line, journal_files
-from streamd.segments.layout import FEATURES, LATE
-from streamd.segments.log import MAX_COMMIT_ROWS, LogWriter
-from streamd.segments.nodekeys import decode_keys, encode_keys
-from streamd.segments.reader import LogReader
-from streamd.segments.tguf import open_tguf
-from streamd.segments.verify import verify_log
 from tests.builders import batch, feature_updates, stream, write_log
 
 SCHEMA = Schema(2, 3, 0)
@@ -117,7 +117,7 @@ def test_a_second_writer_is_refused_and_told_who_owns_the_log(tmp_path):
     assert len(list(Path("/proc/self/fd").iterdir())) == files
 
 
-@pytest.mark.parametrize("read", ["streamd.segments.log_files.last_state", "streamd.segments.log.read_keys"])
+@pytest.mark.parametrize("read", ["streamd.eventlog.log_files.last_state", "streamd.eventlog.writer.read_keys"])
 @pytest.mark.parametrize(("error", "told"), [(OSError(5, "Input/output error"), DiskError), (JournalError("damaged"), JournalError)])
 def test_a_log_that_cannot_be_opened_gives_its_lock_back(tmp_path, read, error, told):
     def fail(*_):
@@ -135,7 +135,7 @@ def test_where_the_lock_holds_nobody_back_the_writer_that_came_first_stops_befor
     first = LogWriter(tmp_path, SCHEMA)
     two = batch(SCHEMA, np.array([0, 3]), np.array([1, 3]), np.array([10, 10]))
     first.commit(two, Progress(), 20)
-    monkeypatch.setattr("streamd.segments.recovery.fcntl.flock", lambda fd, how: None)
+    monkeypatch.setattr("streamd.eventlog.recovery.fcntl.flock", lambda fd, how: None)
     second = LogWriter(tmp_path, SCHEMA)
     second.commit(two, Progress(), 30)
     with pytest.raises(LockedError, match="in spite of the lock"):
@@ -148,7 +148,7 @@ def test_where_the_lock_holds_nobody_back_the_writer_that_came_first_stops_befor
 def test_a_volume_without_locks_is_refused(tmp_path, monkeypatch):
     def no_locks(fd, how):
         raise OSError(95, "Operation not supported")
-    monkeypatch.setattr("streamd.segments.recovery.fcntl.flock", no_locks)
+    monkeypatch.setattr("streamd.eventlog.recovery.fcntl.flock", no_locks)
     with pytest.raises(DataDirectoryError, match="gives no locks"):
         LogWriter(tmp_path, SCHEMA)
 
@@ -235,7 +235,7 @@ import sys
 import numpy as np
 from pathlib import Path
 from streamd.events import Progress, Position, Schema
-from streamd.segments.log import LogWriter
+from streamd.eventlog.writer import LogWriter
 from tests.builders import batch
 schema = Schema(2, 3, 0)
 log = LogWriter(Path(sys.argv[1]), schema, 64)

@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamd.eventlog import lookup
+from streamd.eventlog.deletions import Deletions
+from streamd.eventlog.layout import LATE_ROW
+from streamd.eventlog.lookup import LateEdges, find_edges
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.segments import MappedSegments
+from streamd.eventlog.tguf.growing import GrowingArray, SortedRuns, spread
 from streamd.events import DELETION, NO_DELETES, Schema
-from streamd.segments import lookup
-from streamd.segments.deletions import Deletions
-from streamd.segments.growing import GrowingArray, SortedRuns, spread
-from streamd.segments.layout import LATE_ROW
-from streamd.segments.lookup import LateEdges, find_edges
-from streamd.segments.mapped import MappedSegments
-from streamd.segments.reader import LogReader
 from tests.builders import write_log
 
 NUM_EDGES = 400

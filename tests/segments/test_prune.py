@@ -10,15 +10,17 @@ import pytest
 from crc32c import crc32c
 
 from streamd.errors import DiskError
+from streamd.eventlog import node_features as features
+from streamd.eventlog import writer as log
+from streamd.eventlog.layout import FEATURES, feature_row
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.upkeep import housekeeper, prune
+from streamd.eventlog.upkeep.holds import ask_to_compact
+from streamd.eventlog.upkeep.housekeeper import Housekeeper
+from streamd.eventlog.upkeep.verify import verify_log
+from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.graph.node_features import NodeFeatures
-from streamd.segments import features, housekeeper, log, prune
-from streamd.segments.holds import ask_to_compact
-from streamd.segments.housekeeper import Housekeeper
-from streamd.segments.layout import FEATURES, feature_row
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
-from streamd.segments.verify import verify_log
 from streamd.settings.loading import RetentionSettings
 from streamd.storage import FileWithHoles
 from tests.builders import batch, compact, feature_updates

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from streamd.errors import CapacityError, TGUFError
-from streamd.segments import TGUFSchema, TGUFWriter, open_tguf
-from streamd.segments.format import FIELDS, PAGE
+from streamd.eventlog.tguf import TGUFSchema, TGUFWriter, open_tguf
+from streamd.eventlog.tguf.format import FIELDS, PAGE
 
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = ("edges_msgs", "nodefeat_labels_splits")

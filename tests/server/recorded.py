@@ -15,6 +15,8 @@ from urllib.parse import quote
 import numpy as np
 import torch
 
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.graph.fact_columns import FACT_NAMES
 from streamd.models import build_model
@@ -22,8 +24,6 @@ from streamd.models.memory import EdgeRows
 from streamd.models.memory_files import MemoryFiles
 from streamd.registry import Registry
 from streamd.registry.candidate import Candidate, TrainResult
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
 from streamd.windows import Window, closed_chunks
 from tests.builders import HOUR, SECOND, batch, settings, stream
 from tests.server.world import World, wait

@@ -2,8 +2,8 @@
 
 import shutil
 
+from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress
-from streamd.segments.log import LogWriter
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from tests.builders import HOUR, batch, stream, write_log

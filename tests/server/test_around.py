@@ -9,9 +9,9 @@ from contextlib import closing
 import numpy as np
 import pytest
 
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, empty_batch
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
 from streamd.server import around
 from streamd.server.around import MAX_STREAMS, follow
 from tests.builders import HOUR, declared, sets_stream, settings, stream, write_log, write_sets_log

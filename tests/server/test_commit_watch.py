@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
+from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress
-from streamd.segments.log import LogWriter
 from streamd.server import engine
 from streamd.server.commit_watch import CommitWatch
 from streamd.server.queue import RequestQueue

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from starlette.datastructures import Headers
 
+from streamd.eventlog.journal.journal import LogState
+from streamd.eventlog.writer import LogWriter
 from streamd.events import Position, Progress, Run, Schema, empty_batch
 from streamd.roles import ENDS, FOLLOW, HEARTBEAT, make_folder
-from streamd.segments.journal import LogState
-from streamd.segments.log import LogWriter
 from streamd.server.conditions import (
     MAX_TOKENS,
     BadCondition,

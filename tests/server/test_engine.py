@@ -11,13 +11,13 @@ import torch
 
 from streamd.clock import SystemClock
 from streamd.errors import DeviceMemoryError
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress
 from streamd.graph.negatives import SCORED
 from streamd.models.restored import restored
 from streamd.registry import Registry
 from streamd.registry.registry import read_manifests
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
 from streamd.server.engine import Engine
 from streamd.server.loaded_version import LoadedVersion
 from streamd.server.server_graph import ServerGraph

@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, SetKey, empty_batch
 from streamd.graph.fact_columns import NUM_FACTS
 from streamd.graph.fact_groups import GROUPS
@@ -22,8 +24,6 @@ from streamd.models.memory import EdgeRows
 from streamd.models.numpy_model import NumpyModel
 from streamd.models.rule import rule_scores
 from streamd.models.torch_model import TorchModel
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
 from streamd.server.answers import answers_of, moments_of
 from streamd.server.loaded_version import LoadedVersion
 from streamd.server.queue import RequestQueue

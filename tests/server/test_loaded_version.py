@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from streamd.eventlog.reader import LogReader
 from streamd.events import Schema
 from streamd.models import build_model
 from streamd.models.torch_model import TorchModel
-from streamd.segments.reader import LogReader
 from streamd.server.loaded_version import LoadedVersion
 from streamd.training.recorder import Recorder
 from streamd.windows import recorded_windows

@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 from streamd.cli.main import app as cli
 from streamd.client import Client
 from streamd.clock import SystemClock
+from streamd.eventlog.journal.changelog_position import UNKNOWN, ChangelogPosition, PositionFile
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress
 from streamd.ingest.dead_letters.sinks import DeadLetter, LocalDeadLetters
 from streamd.roles import folder_of
-from streamd.segments.changelog_position import UNKNOWN, ChangelogPosition, PositionFile
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
 from streamd.server.app import create_app
 from streamd.settings.loading import load_settings
 from streamd.telemetry.heartbeat import Heartbeat, read_beats

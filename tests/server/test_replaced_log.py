@@ -4,12 +4,12 @@ import shutil
 
 import pytest
 
+from streamd.eventlog.journal.changelog_position import CHANGELOG
+from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress
 from streamd.replica.bootstrap import LOG_PARTS, bootstrap, newest_manifest
 from streamd.replica.follower import Follower
 from streamd.replica.leader import lead
-from streamd.segments.changelog_position import CHANGELOG
-from streamd.segments.log import LogWriter
 from streamd.store.store import Store
 from streamd.store.upload import upload
 from tests.builders import batch, stream

@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress, SetKey, empty_batch
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import with_schema
 from tests.builders import HOUR, settings, stream, write_log
 from tests.server.world import SCHEMA, World, wait

@@ -1,8 +1,8 @@
 import numpy as np
 
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress, Schema
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
 from streamd.server import server_graph
 from streamd.server.server_graph import ServerGraph
 from tests.builders import batch, settings, stream, write_log

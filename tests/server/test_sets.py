@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from streamd.eventlog.reader import LogReader
 from streamd.models.restored import restored
-from streamd.segments.reader import LogReader
 from streamd.training.recorder import Recorder
 from tests.builders import HOUR, SETS, declared, sets_stream, settings, write_sets_log
 from tests.server.world import World, wait

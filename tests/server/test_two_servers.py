@@ -7,9 +7,9 @@ from contextlib import closing
 import pytest
 
 from streamd.cli.doctor_checks import run_check
+from streamd.eventlog.upkeep.holds import end_lease, read_holds
+from streamd.eventlog.writer import LogWriter
 from streamd.roles import FACTS, HEARTBEAT, HOLD, MEMORY, folder_of
-from streamd.segments.holds import end_lease, read_holds
-from streamd.segments.log import LogWriter
 from streamd.server import retention_hold
 from streamd.server.checkpoint import INDEX
 from streamd.telemetry.heartbeat import read_beat

@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamd.segments.log import LogWriter
+from streamd.eventlog.writer import LogWriter
 from streamd.server import engine
 from streamd.server.requests import Recommend, Score
 from streamd.server.warm_up import NOBODY, warm_up_requests

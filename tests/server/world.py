@@ -9,9 +9,9 @@ import uvicorn
 from fastapi.testclient import TestClient
 
 from streamd.clock import SystemClock
+from streamd.eventlog.reader import LogReader
 from streamd.events import Schema
 from streamd.registry import Registry
-from streamd.segments.reader import LogReader
 from streamd.server.app import create_app
 from streamd.server.engine import Engine
 from streamd.server.listening import web_config

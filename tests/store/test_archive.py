@@ -13,15 +13,15 @@ import pytest
 from structlog.testing import capture_logs
 
 from streamd.errors import FencedError, StoreError
-from streamd.segments.changelog_position import (
+from streamd.eventlog.journal.changelog_position import (
     ChangelogId,
     ChangelogPosition,
     PositionFile,
     read_position,
 )
-from streamd.segments.holds import compact_done, read_compacted
-from streamd.segments.log import LogWriter
-from streamd.segments.verify import verify_log
+from streamd.eventlog.upkeep.holds import compact_done, read_compacted
+from streamd.eventlog.upkeep.verify import verify_log
+from streamd.eventlog.writer import LogWriter
 from streamd.store import archive as archives
 from streamd.store import manifest as manifests
 from streamd.store import ranges

@@ -15,11 +15,11 @@ from streamd.cli.main import app
 from streamd.daemon.supervisor import Supervisor
 from streamd.demo.standin import StandIn
 from streamd.errors import SettingsError
+from streamd.eventlog.recovery import last_state
+from streamd.eventlog.upkeep.holds import ask_to_compact, compact_done
+from streamd.eventlog.upkeep.verify import verify_log
 from streamd.events import Schema
 from streamd.roles import ROLES, check_name, roles_of
-from streamd.segments.holds import ask_to_compact, compact_done
-from streamd.segments.recovery import last_state
-from streamd.segments.verify import verify_log
 from streamd.store import manifest as manifests
 from streamd.store.archive import Archive, open_archive
 from streamd.store.restore import choose, restore

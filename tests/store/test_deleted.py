@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from streamd.cli.main import app
 from streamd.errors import SettingsError
-from streamd.segments.nodekeys import encode_keys
+from streamd.eventlog.node_keys import encode_keys
 from streamd.store import deleted as searching
 from streamd.store import manifest as manifests
 from streamd.store.deleted import DeletedSearch, TopicRecord, read_keys

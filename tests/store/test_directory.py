@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 
 from streamd.cli.main import app
 from streamd.errors import DataDirectoryError, SettingsError, StoreError
+from streamd.eventlog.journal.changelog_position import read_position
+from streamd.eventlog.upkeep.holds import Hold, write_hold
+from streamd.eventlog.upkeep.verify import verify_log
+from streamd.eventlog.writer import LogWriter
 from streamd.replica.follower import Follower
 from streamd.replica.leader import lead
 from streamd.replica.members import MEMBER, member_name
-from streamd.segments.changelog_position import read_position
-from streamd.segments.holds import Hold, write_hold
-from streamd.segments.log import LogWriter
-from streamd.segments.verify import verify_log
 from streamd.store.directory import copy_directory, directory_at
 from streamd.store.store import Store
 from streamd.store.upload import upload

@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 
 from streamd.cli.main import app
 from streamd.errors import DataDirectoryError, LockedError, StoreError, StreamdError
+from streamd.eventlog.recovery import last_state, lock_directory
+from streamd.eventlog.upkeep.holds import read_holds
+from streamd.eventlog.upkeep.verify import verify_log
+from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, Schema
-from streamd.segments.holds import read_holds
-from streamd.segments.log import LogWriter
-from streamd.segments.recovery import last_state, lock_directory
-from streamd.segments.verify import verify_log
 from streamd.store import manifest as manifests
 from streamd.store.manifest import OBJECTS, Manifest, Piece, StoredFile
 from streamd.store.marks import MARK_SECONDS, UPLOADS
@@ -73,7 +73,7 @@ def grow(log, src, dst, time, i, keys=()):
 
 def committed(path):
     """All that a log's journal vouches for, as bytes by name: files up to their committed ends, rows of segments."""
-    from streamd.segments.segment_files import SegmentFiles
+    from streamd.eventlog.segment_files import SegmentFiles
 
     state = last_state(path, Schema())
     out = {name: (path / name).read_bytes()[: file.num_bytes] for name, file in state.files.items()}
@@ -118,7 +118,7 @@ def test_a_log_of_several_edge_sets_comes_back(tmp_path, store):
 
 
 def test_the_header_counts_what_the_manifest_holds(tmp_path, store):
-    from streamd.segments.tguf import open_tguf
+    from streamd.eventlog.tguf.reader import open_tguf
 
     with closing(rich_log(tmp_path / "log")):
         round_trip(tmp_path / "log", store, tmp_path / "back")

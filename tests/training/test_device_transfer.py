@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from streamd.eventlog.reader import LogReader
 from streamd.events import Schema
 from streamd.gpu.cache import FeatureCache
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import GpuSettings
 from streamd.telemetry import metrics
 from streamd.training.device_transfer import DeviceTransfer, cached_edge_rows

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from streamd.clock import SystemClock
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.registry import Registry
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
 from streamd.server.loaded_version import LoadedVersion
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.recorder import Recorder

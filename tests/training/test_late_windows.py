@@ -9,10 +9,10 @@ from structlog.testing import capture_logs
 
 from streamd.clock import SystemClock
 from streamd.evaluation.backtest import Plan, backtest
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress, Schema
 from streamd.registry import Registry
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training import attempts

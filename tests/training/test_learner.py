@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from streamd.errors import DeviceMemoryError
+from streamd.eventlog.reader import LogReader
 from streamd.events import Schema
 from streamd.gpu.device import fix_torch
 from streamd.graph.ranking import ranks
 from streamd.models import link_loss
-from streamd.segments.reader import LogReader
 from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayChunk, ReplayStore

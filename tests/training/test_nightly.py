@@ -13,13 +13,13 @@ import torch
 
 from streamd.clock import SystemClock
 from streamd.evaluation.sights import NightlySight, nightly_memory_step
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.upkeep.holds import ask_to_compact
+from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, empty_batch
 from streamd.graph.facts import PairFacts
 from streamd.graph.negatives import SCORED
 from streamd.registry import Registry
-from streamd.segments.holds import ask_to_compact
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training import nightly

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from streamd.clock import SystemClock
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress, Schema, SetKey, empty_batch
 from streamd.gpu.device import fix_torch
 from streamd.registry import Registry
 from streamd.schema import EdgeSet, Feature, NodeSet
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import with_schema
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.trainer import Trainer

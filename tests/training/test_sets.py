@@ -14,15 +14,15 @@ from streamd.clock import SystemClock
 from streamd.evaluation.backtest import Plan, backtest
 from streamd.evaluation.report import Asked, report_of
 from streamd.evaluation.report_html import as_html
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.upkeep.holds import read_holds
+from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress, empty_batch
 from streamd.exchange.tables import Columns
 from streamd.gpu.device import fix_torch
 from streamd.graph.negatives import NUM_LEARNED, NUM_SCORED, Pool, Pools
 from streamd.models.standardize import RunningStandardizer, SetStandardizer
 from streamd.registry import Registry
-from streamd.segments.holds import read_holds
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
 from streamd.server.status import edge_sets
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat

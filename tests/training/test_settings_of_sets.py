@@ -7,13 +7,13 @@ from contextlib import closing
 import numpy as np
 
 from streamd.clock import SystemClock
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.upkeep.holds import ask_to_compact, asked_to_compact
+from streamd.eventlog.upkeep.housekeeper import Housekeeper
+from streamd.eventlog.upkeep.verify import verify_log
+from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, empty_batch
 from streamd.registry import Registry
-from streamd.segments.holds import ask_to_compact, asked_to_compact
-from streamd.segments.housekeeper import Housekeeper
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
-from streamd.segments.verify import verify_log
 from streamd.settings.loading import RetentionSettings, leaves
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.trainer import Trainer

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from streamd.evaluation.sights import StaleSight
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, Schema, empty_batch
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
 from streamd.training.learner import Learner
 from streamd.training.recorder import FreshSight, Recorder
 from streamd.training.replay import ReplayStore

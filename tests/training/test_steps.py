@@ -9,11 +9,11 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress, Schema, empty_batch
 from streamd.gpu import copies
 from streamd.models import Memory
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import GpuSettings
 from streamd.training.device_transfer import DeviceTransfer
 from streamd.training.learner import Learner

@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 
 from streamd.clock import SystemClock
 from streamd.errors import VersionError
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.upkeep.holds import ask_to_compact
+from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress, Schema
 from streamd.registry import Registry
-from streamd.segments.holds import ask_to_compact
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat, read_beat
 from streamd.training import ledger
@@ -38,7 +38,7 @@ from streamd.gpu.device import fix_torch
 fix_torch(1)
 from streamd.clock import SystemClock
 from streamd.registry import Registry
-from streamd.segments.reader import LogReader
+from streamd.eventlog.reader import LogReader
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.trainer import Trainer
 from tests.builders import settings

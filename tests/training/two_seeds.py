@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from streamd.demo.streams import STREAMS
+from streamd.eventlog.reader import LogReader
 from streamd.graph.negatives import SCORED
 from streamd.graph.ranking import ranks
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import load_settings
 from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder

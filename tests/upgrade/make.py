@@ -15,8 +15,8 @@ from pathlib import Path
 from kafka import KafkaProducer
 
 from streamd.demo.broker import ApacheKafka
+from streamd.eventlog.reader import LogReader
 from streamd.registry import Registry
-from streamd.segments.reader import LogReader
 from tests.builders import HOUR
 from tests.crash.daemons import Daemon, produce, rows_of, wait
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.writer import LogWriter
 from streamd.registry import Registry
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import as_environment, schema_of
 from tests.builders import HOUR, settings
 from tests.server.world import World, wait

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from streamd.errors import TFGNNError
+from streamd.eventlog.reader import LogReader
 from streamd.events import Float32, Int64, split_key
 from streamd.exchange.export import parts_of
 from streamd.exchange.tfgnn.declared import ID, TIME, Declared, feature_type
@@ -16,7 +17,6 @@ from streamd.exchange.tfgnn.draws import ENDLESS, Array
 from streamd.exchange.tfgnn.feature_values import to_columns
 from streamd.exchange.tfgnn.node_keys import form_of, id_of
 from streamd.exchange.tfgnn.unigraph import WEIGHT, Rows
-from streamd.segments.reader import LogReader
 
 NODES = 65_536
 """Nodes of a table that are given at once."""

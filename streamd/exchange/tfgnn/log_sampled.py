@@ -5,6 +5,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from streamd.eventlog.reader import LogReader
 from streamd.exchange.tfgnn.declared import Declared, graph_schema, reverse_names
 from streamd.exchange.tfgnn.log_graph import load_log_graph
 from streamd.exchange.tfgnn.log_rows import LogCut, LogRows
@@ -14,7 +15,6 @@ from streamd.exchange.tfgnn.schema import GraphSchema, schema_text
 from streamd.exchange.tfgnn.seeds import load_seeds
 from streamd.exchange.tfgnn.spec import read_spec
 from streamd.exchange.tfgnn.tables_graph import Progress, needed_sets
-from streamd.segments.reader import LogReader
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

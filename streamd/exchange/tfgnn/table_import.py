@@ -7,10 +7,10 @@ from streamd.clock import Clock, utc
 from streamd.decode.checks import rules_of
 from streamd.decode.decoder import Decoder
 from streamd.errors import SettingsError, StreamdError
+from streamd.eventlog.writer import LogWriter
 from streamd.exchange.load import RECORDS, REMEDIES, FileRow, Loader
 from streamd.exchange.produce import Outgoing, send_events
 from streamd.exchange.tfgnn.table_events import TableEvents
-from streamd.segments.log import LogWriter
 from streamd.settings.loading import Settings, schema_of
 
 Progress = Callable[[int], None]

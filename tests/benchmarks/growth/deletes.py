@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import structlog
 
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, Schema, empty_batch
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
 from tests.benchmarks.growth.journal import UnsyncedDisk
 from tests.benchmarks.measure import Row
 

@@ -12,11 +12,11 @@ import structlog
 import torch
 
 from streamd.decode.block import ROW, Block
+from streamd.eventlog.reader import LogReader
 from streamd.events import EDGE, Schema
 from streamd.ingest.loop import MAX_COMMIT_EVENTS
 from streamd.ingest.order.merge import Merger
 from streamd.models.torch_model import TorchModel
-from streamd.segments.reader import LogReader
 from streamd.server.loaded_version import LoadedVersion
 from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import structlog
 
+from streamd.eventlog.layout import FEATURES
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.upkeep.housekeeper import Housekeeper
+from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress, Schema, empty_batch
 from streamd.graph.blocks import BlockGraph
 from streamd.graph.live import LiveGraph
-from streamd.segments.housekeeper import Housekeeper
-from streamd.segments.layout import FEATURES
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import ModelSettings, RetentionSettings
 from streamd.storage import BLOCK_BYTES
 from tests.benchmarks.growth.journal import UnsyncedDisk, in_child, peak_megabytes

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import structlog
 
+from streamd.eventlog.journal import journal
+from streamd.eventlog.journal.journal import LogState, encode_line
+from streamd.eventlog.journal.tail import JournalTail
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.writer import LogWriter
 from streamd.events import Position, Progress, Schema
-from streamd.segments import journal
-from streamd.segments.journal import LogState, encode_line
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
-from streamd.segments.tail import JournalTail
 from streamd.storage import Disk
 from tests.benchmarks.measure import Row, best_seconds
 from tests.builders import batch

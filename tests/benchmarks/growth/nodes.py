@@ -90,8 +90,8 @@ def make_log(folder: Path, nodes: int, windows: int) -> None:
 def train(folder: Path, nodes: int) -> dict[str, float]:
     """Learns windows after the first. Returns: the median's seconds of processor time, and bytes."""
     from streamd.clock import SystemClock
+    from streamd.eventlog.reader import LogReader
     from streamd.registry import Registry
-    from streamd.segments.reader import LogReader
     from streamd.telemetry.heartbeat import Heartbeat
     from streamd.training.trainer import Trainer
     from streamd.windows import next_window
@@ -181,8 +181,8 @@ def serve(folder: Path, nodes: int) -> dict[str, float]:
 
 def ingest_from(folder: Path, asked: multiprocessing.connection.Connection) -> None:
     """Commits what it is sent, as ingest does: in a process of its own, so that it stops nobody's loop."""
+    from streamd.eventlog.writer import LogWriter
     from streamd.events import Progress, Schema
-    from streamd.segments.log import LogWriter
     from tests.builders import batch
 
     with contextlib.closing(LogWriter(folder, Schema(), 1 << 20)) as writer:

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.writer import MAX_COMMIT_ROWS, LogWriter
 from streamd.events import Progress, Schema
 from streamd.graph.restart import RestartPoint
 from streamd.registry import Registry
-from streamd.segments.log import MAX_COMMIT_ROWS, LogWriter
-from streamd.segments.reader import LogReader
 from streamd.server.engine import Engine
 from streamd.server.server_graph import ServerGraph
 from streamd.settings.loading import load_settings

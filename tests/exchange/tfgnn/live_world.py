@@ -4,10 +4,10 @@ import random
 
 import numpy as np
 
+from streamd.eventlog.reader import LogReader
 from streamd.exchange.tfgnn.declared import declared_sets
 from streamd.exchange.tfgnn.log_sampled import LogSource, plan_log_run, sample_log
 from streamd.exchange.tfgnn.spec import SamplingOp, SamplingSpec, SeedOp, spec_text
-from streamd.segments.reader import LogReader
 from tests.exchange.tfgnn.test_tables import shop, write
 
 #   user --views--> item (and back, as rev_views),  user --follows--> user

@@ -13,6 +13,8 @@ import pytest
 
 from streamd.clock import SystemClock
 from streamd.errors import SettingsError, TFGNNError
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.writer import LogWriter
 from streamd.exchange.load import Loader
 from streamd.exchange.produce import Outgoing
 from streamd.exchange.tfgnn.declared import declared_sets
@@ -25,8 +27,6 @@ from streamd.exchange.tfgnn.schema import read_schema
 from streamd.exchange.tfgnn.seeds import name_samples
 from streamd.exchange.tfgnn.shard_writing import write_shards
 from streamd.exchange.tfgnn.table_export import TableOptions, export_tables
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import schema_of
 from tests.builders import compact, settings
 from tests.exchange.tfgnn import plain_sampler

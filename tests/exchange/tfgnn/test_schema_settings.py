@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from streamd.cli.main import app
 from streamd.errors import TFGNNError
+from streamd.eventlog.writer import LogWriter
 from streamd.events import Schema
 from streamd.exchange.tfgnn.declared import declared_sets, graph_schema
 from streamd.exchange.tfgnn.schema import EdgeSet, parse_schema, schema_binary, schema_text
@@ -18,7 +19,6 @@ from streamd.exchange.tfgnn.schema_settings import settings_of_schema
 from streamd.exchange.tfgnn.shards import shard_paths
 from streamd.exchange.tfgnn.unigraph import Rows
 from streamd.exchange.tfgnn.unigraph_writing import write_table
-from streamd.segments.log import LogWriter
 from streamd.settings.loading import load_settings, schema_of
 from tests.builders import settings, stream, write_log
 

@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 from streamd.cli.main import app
 from streamd.clock import SystemClock
 from streamd.errors import SettingsError, StreamdError, TFGNNError
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.writer import LogWriter
 from streamd.events import split_key
 from streamd.exchange import produce
 from streamd.exchange.load import Loader
@@ -22,8 +24,6 @@ from streamd.exchange.tfgnn.table_events import TableEvents, TimeOptions
 from streamd.exchange.tfgnn.table_export import TableOptions, export_tables
 from streamd.exchange.tfgnn.table_import import append_tables, checked_events
 from streamd.exchange.tfgnn.unigraph import read_table, table_path
-from streamd.segments.log import LogWriter
-from streamd.segments.reader import LogReader
 from streamd.settings.loading import load_settings, schema_of
 from tests.builders import SECOND, settings
 

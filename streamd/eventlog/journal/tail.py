@@ -1,0 +1,181 @@
+"""Follows the journal up to `published`, so that readers know the log's state after the newest
+commit they may use."""
+
+import os
+import weakref
+from pathlib import Path
+from typing import NamedTuple
+
+from streamd.errors import JournalError
+from streamd.eventlog.journal.journal import LogState, decode_line, journal_files
+
+
+class _Position(NamedTuple):
+    """Where the next line to read begins: byte `at` of a journal file.
+
+    inode: of that file, because a new writer may put another one under its name.
+    """
+
+    journal: Path
+    at: int
+    inode: int
+
+
+def events_shown(data_dir: Path) -> int:
+    """How many events readers of a log are shown, those included that were dropped; 0 where there
+    is no log. Raises: JournalError."""
+    tail = JournalTail.open(data_dir)
+    return 0 if tail is None else tail.state.num_edges
+
+
+class JournalTail:
+    """Follows the journal of a log. Owner: one thread; it holds no lock and writes nothing.
+
+    It ends where the schema changes, so that what is made of the log has one schema. state: the
+    log's, after the newest commit taken in. superseded: whether the log goes on with another schema
+    behind it; the state then stays as it is.
+    """
+
+    def __init__(self, data_dir: Path, published: int) -> None:
+        """published: an open descriptor of the file `published`, owned from here on.
+
+        Use `open` to build a tail. Raises: JournalError.
+        """
+        self.data_dir = data_dir
+        self._file = published
+        weakref.finalize(self, os.close, self._file)
+        self.superseded = False
+        self._is_open = False
+        self.state, self._position = self._newest_checkpoint(self._published())
+        self.refresh()
+        self._is_open = True
+
+    @classmethod
+    def open(cls, data_dir: Path) -> "JournalTail | None":
+        """Open a tail at the newest commit; None where ingest has not made the log yet. Raises:
+        JournalError."""
+        try:
+            published = os.open(data_dir / "published", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        return cls(data_dir, published)
+
+    def refresh(self, until: int | None = None) -> bool:
+        """Read what was committed since the last call, no commit after `until` where one is given.
+        Returns: whether anything was. Raises: JournalError, also where another log has taken the
+        place of the one that was opened."""
+        self._check_same_log()
+        published = self._published()
+        if until is not None:
+            published = min(published, until)
+        before = self.state
+        while self.state.seq < published and not self.superseded:
+            self._read_on(published)
+        # Commits before the change may name files that are gone by now: none of them is taken in.
+        if self.superseded:
+            self.state = before
+        return self.state.seq > before.seq
+
+    def _check_same_log(self) -> None:
+        """Check that the directory has the log that was opened: a follower that was too far behind
+        puts a newer one in its place."""
+        try:
+            now = (self.data_dir / "published").stat()
+        except FileNotFoundError:
+            # It is being put there.
+            return
+        if not os.path.samestat(now, os.fstat(self._file)):
+            raise JournalError(
+                f"The log in {self.data_dir} was replaced by a newer one.",
+                "nothing: who reads it starts again.",
+            )
+
+    def published_at(self) -> float:
+        """Wall time, in seconds, at which the newest commit was shown to readers."""
+        return os.fstat(self._file).st_mtime
+
+    def _published(self) -> int:
+        return int.from_bytes(os.pread(self._file, 8, 0), "little")
+
+    def _newest_checkpoint(self, published: int) -> tuple[LogState, _Position]:
+        """Read the newest published state that a journal file begins with, and the position behind
+        it."""
+        for path in reversed(journal_files(self.data_dir / "journal")):
+            with path.open("rb") as file:
+                line = file.readline()
+                inode = os.fstat(file.fileno()).st_ino
+            fields = decode_line(line)
+            if fields is not None and fields["checkpoint"] <= published:
+                return LogState.restored(fields), _Position(path, len(line), inode)
+        raise JournalError(
+            f"{self.data_dir}/journal has no checkpoint up to commit {published}.",
+            "restore the data_dir from a backup.",
+        )
+
+    def _read_on(self, published: int) -> None:
+        """Read the lines of the present file that are published, or go over to another file."""
+        # Open the file at the position; retention may have dropped it.
+        start = self.state.seq
+        position = self._position
+        try:
+            file = position.journal.open("rb")
+        except FileNotFoundError:
+            self._begin_again(published)
+            return
+
+        # Apply its lines as long as they are whole and published.
+        with file:
+            if os.fstat(file.fileno()).st_ino != position.inode:
+                # A writer that started has put a file of its own under this name.
+                self._begin_again(published)
+                return
+            file.seek(position.at)
+            while self.state.seq < published:
+                line = file.readline()
+                fields = decode_line(line) if line else None
+                if fields is None:
+                    break
+                after = self.state.after(fields)
+                if self._is_other(after):
+                    return
+                self._position = self._position._replace(at=self._position.at + len(line))
+                self.state = after
+
+        # Nothing read, though more is published: the journal goes on in another file.
+        if self.state.seq < published and self.state.seq == start:
+            self._follow_roll(published)
+
+    def _is_other(self, state: LogState) -> bool:
+        """Whether a state has another schema than the tail was opened with, which ends it."""
+        self.superseded = self._is_open and state.schema != self.state.schema
+        return self.superseded
+
+    def _begin_again(self, published: int) -> None:
+        """Go over to the newest file, of which the checkpoint is published."""
+        state, position = self._newest_checkpoint(published)
+        if not self._is_other(state):
+            self.state, self._position = state, position
+
+    def _follow_roll(self, published: int) -> None:
+        """Go over to the journal file that follows the one read to its end. Raises: JournalError
+        where it is missing."""
+        journal = self._position.journal
+        seq = self.state.seq
+        following = self.data_dir / "journal" / f"{seq + 1:020d}.journal"
+        if following == journal or not following.exists():
+            # The writer went on meanwhile, or retention dropped the file: begin again.
+            if (
+                self._published() != published
+                or journal_files(self.data_dir / "journal")[0] > journal
+            ):
+                self._begin_again(published)
+                return
+            raise JournalError(
+                f"Commit {seq + 1} is published, but {journal} does not hold it.",
+                "restore the data_dir from a backup.",
+            )
+
+        # Its first line is a checkpoint of the state that is known already.
+        with following.open("rb") as file:
+            inode = os.fstat(file.fileno()).st_ino
+            self._position = _Position(following, len(file.readline()), inode)

@@ -1,0 +1,198 @@
+"""Finds edges by their edge set, ends and event time, which is how a delete names them."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from streamd.errors import DataDirectoryError
+from streamd.eventlog.journal.journal import NOTHING, LogState
+from streamd.eventlog.layout import LATE, LATE_ROW
+from streamd.eventlog.segments import MappedSegments
+from streamd.eventlog.tguf.growing import GrowingArray, SortedRuns, places_in, spread
+from streamd.events import Bools, Int64
+
+SLICE = 1 << 20
+"""Most edges, and most names of edges, that are compared at a time: some 100 MiB of arrays. Three
+numbers below it make one below 2**63."""
+
+
+class CommittedBytes:
+    """Reads what commits append to a file, each byte once. Owner: a reader or writer of the log."""
+
+    def __init__(self, data_dir: Path, name: str) -> None:
+        """name: path of the file in the data directory."""
+        self._data_dir = data_dir
+        self._name = name
+        self._read = 0
+
+    def new(self, state: LogState) -> bytes:
+        """Read what is committed as of a state and was not read before. Raises:
+        DataDirectoryError."""
+        end = state.files.get(self._name, NOTHING).num_bytes
+        if end == self._read:
+            return b""
+        with (self._data_dir / self._name).open("rb") as file:
+            data = os.pread(file.fileno(), end - self._read, self._read)
+        if len(data) != end - self._read:
+            raise DataDirectoryError(
+                f"{self._name} is shorter than the journal says.", "restore it from a backup."
+            )
+        self._read = end
+        return data
+
+
+class LateEdges:
+    """The edges that the log stores at the watermark instead of the time they came with. Owner: a
+    reader or writer of the log."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._bytes = CommittedBytes(data_dir, LATE)
+        self._edge = GrowingArray(np.int64)
+        self._time = GrowingArray(np.int64)
+        self._by_time = SortedRuns()
+
+    def take(self, state: LogState) -> None:
+        """Take in the late edges committed as of a state. Raises: DataDirectoryError."""
+        rows = np.frombuffer(self._bytes.new(state), LATE_ROW)
+        self._edge.append(rows["edge"])
+        self._time.append(rows["time"])
+        self._by_time.add(rows["time"], rows["edge"])
+
+    def holds(self, event_ids: Int64) -> Bools:
+        """Whether each event id is that of a late edge: bool of the same shape."""
+        return places_in(self._edge.values, event_ids) >= 0
+
+    def count(self, first: int, end: int, before_us: int) -> int:
+        """Number of events in [first, end) that came with a time before `before_us`."""
+        a, b = np.searchsorted(self._edge.values, [first, end])
+        return int((self._time.values[a:b] < before_us).sum())
+
+    def came_at(self, time_T: Int64) -> tuple[Int64, Int64]:
+        """Event ids of the late edges that came with any of distinct times, ascending, and for
+        each the index of its time."""
+        event_ids, index = self._by_time.under(time_T)
+        order = np.argsort(event_ids)
+        return event_ids[order], index[order]
+
+
+@dataclass(frozen=True)
+class _Names:
+    """K distinct names of edges: key_K, int64 ascending, is made of the places of time, src and dst
+    in the distinct values of each. A dst counts as another one in another edge set."""
+
+    time_T: Int64
+    src_S: Int64
+    dst_D: Int64
+    key_K: Int64
+
+    def keys(self, time_place: Int64, src: Int64, dst: Int64) -> Int64:
+        """The key of each edge, -1 where one of its values is in no name."""
+        s = places_in(self.src_S, src)
+        d = places_in(self.dst_D, dst)
+        key = (time_place * len(self.src_S) + s) * len(self.dst_D) + d
+        known: Int64 = np.where((s >= 0) & (d >= 0), key, -1)
+        return known
+
+
+def find_edges(
+    segments: MappedSegments,
+    late: LateEdges,
+    src_X: Int64,
+    dst_X: Int64,
+    time_X: Int64,
+    before_X: Int64,
+    set_X: Int64 | int = 0,
+) -> Int64:
+    """Find all edges of an edge set that came with the ends and the time of a name and lie below
+    its `before_X`.
+
+    Returns: their event ids, int64, ascending.
+    """
+    found = [np.zeros(0, np.int64)]
+    dst_X = segments.in_sets(dst_X, set_X)
+    for a in range(0, len(src_X), SLICE):
+        part = slice(a, a + SLICE)
+        names, name_X = _distinct(src_X[part], dst_X[part], time_X[part])
+
+        # Of several deletes of one name the last hides what the others do.
+        before_K = np.zeros(len(names.key_K), np.int64)
+        np.maximum.at(before_K, name_X, before_X[part])
+        for event_ids, name in _matches(segments, late, names):
+            found.append(event_ids[event_ids < before_K[name]])
+    return np.unique(np.concatenate(found))
+
+
+def _distinct(src_X: Int64, dst_X: Int64, time_X: Int64) -> tuple[_Names, Int64]:
+    """The distinct names among X, and the index of each one's."""
+    time_T, t = np.unique(time_X, return_inverse=True)
+    src_S, s = np.unique(src_X, return_inverse=True)
+    dst_D, d = np.unique(dst_X, return_inverse=True)
+    key_K, index = np.unique((t * len(src_S) + s) * len(dst_D) + d, return_inverse=True)
+    return _Names(time_T, src_S, dst_D, key_K), index
+
+
+def _matches(
+    segments: MappedSegments, late: LateEdges, names: _Names
+) -> Iterator[tuple[Int64, Int64]]:
+    """Yield event ids of edges with one of the names, and the index of each one's name."""
+    # Late edges by the time they came with, all others by the time they are stored at.
+    event_ids, place = late.came_at(names.time_T)
+    kept = (event_ids >= segments.first_edge) & (event_ids < segments.num_edges)
+    yield _named(segments, names, event_ids[kept], place[kept])
+    first_T = segments.bounds(names.time_T)
+    end_T = segments.bounds(names.time_T, after=True)
+    ends = np.cumsum(end_T - first_T)
+
+    # So many rows at a time, however many have one time.
+    for a in range(0, int(ends[-1]) if len(ends) else 0, SLICE):
+        b = min(a + SLICE, int(ends[-1]))
+        some = slice(np.searchsorted(ends, a, side="right"), np.searchsorted(ends, b) + 1)
+        behind = ends[some] - end_T[some]
+        event_ids, place = spread(
+            np.maximum(first_T[some], a - behind), np.minimum(end_T[some], b - behind)
+        )
+        kept = ~late.holds(event_ids)
+        yield _named(segments, names, event_ids[kept], place[kept] + some.start)
+
+
+def _named(
+    segments: MappedSegments, names: _Names, event_ids: Int64, time_place: Int64
+) -> tuple[Int64, Int64]:
+    """Of ascending event ids those with one of the names, and the index of each one's name."""
+    src, dst = segments.ends(event_ids)
+    dst = segments.in_sets(dst, segments.edge_sets_of(event_ids))
+    name = places_in(names.key_K, names.keys(time_place, src, dst))
+    kept = name >= 0
+    return event_ids[kept], name[kept]
+
+
+class EdgeLookup:
+    """Finds edges in the committed part of a log. Owner: the log's writer, which has no reader."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._segments = MappedSegments(data_dir)
+        self._late = LateEdges(data_dir)
+
+    def holds(
+        self, state: LogState, src_X: Int64, dst_X: Int64, time_X: Int64, set_X: Int64 | int = 0
+    ) -> Bools:
+        """Whether an edge of an edge set came with the ends and the time of each name, deleted or
+        not: bool[X].
+
+        state: the log's, whose commits are looked at.
+        """
+        self._segments.take(state)
+        self._late.take(state)
+        held = np.zeros(len(src_X), np.bool_)
+        dst_X = self._segments.in_sets(dst_X, set_X)
+        for a in range(0, len(src_X), SLICE):
+            part = slice(a, a + SLICE)
+            names, name_X = _distinct(src_X[part], dst_X[part], time_X[part])
+            met_K = np.zeros(len(names.key_K), np.bool_)
+            for _, name in _matches(self._segments, self._late, names):
+                met_K[name] = True
+            held[part] = met_K[name_X]
+        return held

@@ -1,0 +1,277 @@
+"""Reads the committed part of the log as mapped columns, which grow with each `refresh`."""
+
+from bisect import bisect_right
+from operator import attrgetter
+from pathlib import Path
+
+import numpy as np
+
+from streamd.errors import TGUFError
+from streamd.eventlog.columns import EdgeColumns
+from streamd.eventlog.deletions import Deletions
+from streamd.eventlog.journal.journal import NOTHING, LogState
+from streamd.eventlog.journal.tail import JournalTail
+from streamd.eventlog.layout import DELETIONS, FEATURES, KEYS, feature_row
+from streamd.eventlog.lookup import CommittedBytes, LateEdges, find_edges
+from streamd.eventlog.node_features import FeatureFile, FeatureHistory, FeatureUpdates
+from streamd.eventlog.node_keys import decode_sets
+from streamd.eventlog.segments import MappedSegments
+from streamd.eventlog.tguf.growing import GrowingArray
+from streamd.events import DELETION, Bools, Float32, Int64, Key, SetKey
+
+
+class LogReader:
+    """Reads the log up to `published` and never beyond. Owner: one thread; it holds no lock and
+    writes nothing.
+
+    keys: external keys by node id, None for a deleted node. ids: node ids by external key. Both
+    stay empty where keys are not kept. deletions: answers which rows are deleted.
+    """
+
+    def __init__(self, tail: JournalTail, keep_keys: bool = True) -> None:
+        """tail: the journal's, owned by the reader from here on. Use `open` to build both."""
+        self.data_dir = tail.data_dir
+        self._keep_keys = keep_keys
+        self._tail = tail
+        self.keys: list[Key | None] = []
+        self.ids: dict[Key, int] = {}
+        self.deletions = Deletions()
+        self._segments = MappedSegments(self.data_dir)
+        self._num_keys = 0
+        self._node_sets = GrowingArray(np.uint8)
+        self._new_keys = CommittedBytes(self.data_dir, KEYS)
+        self._new_deletions = CommittedBytes(self.data_dir, DELETIONS)
+        self._late = LateEdges(self.data_dir)
+        self._features = FeatureFile(self.data_dir)
+        self._take_in()
+
+    @classmethod
+    def open(cls, data_dir: Path, keep_keys: bool = True) -> "LogReader | None":
+        """Open a reader of all that is committed; None where ingest has not made the log yet.
+
+        keep_keys: whether nodes are asked for by key; the keys of a million take 0.2 GB.
+        Raises: JournalError, TGUFError, DataDirectoryError.
+        """
+        while (tail := JournalTail.open(data_dir)) is not None:
+            try:
+                return cls(tail, keep_keys)
+            except TGUFError:
+                # The schema may have changed since the tail was opened.
+                if not tail.superseded:
+                    raise
+        return None
+
+    @property
+    def state(self) -> LogState:
+        """The log's state after the newest commit taken in."""
+        return self._tail.state
+
+    @property
+    def superseded(self) -> bool:
+        """Whether the log goes on with further sets or features, which this reader does not read.
+        It stays as it is: open another one."""
+        return self._tail.superseded
+
+    @property
+    def num_edges(self) -> int:
+        return self.state.num_edges
+
+    @property
+    def first_edge(self) -> int:
+        return self.state.first_edge
+
+    @property
+    def watermark(self) -> int:
+        return self.state.watermark
+
+    @property
+    def num_nodes(self) -> int:
+        return self.state.num_nodes
+
+    @property
+    def committed_at(self) -> float:
+        """Wall time of the newest commit in seconds, even where `refresh` has not taken it in."""
+        return self._tail.published_at()
+
+    def refresh(self, until: int | None = None) -> bool:
+        """Take in what was committed since the last call; with `until`, up to that commit, or
+        further where files of it are gone. Returns: whether anything was."""
+        before = self.state
+        if not self._tail.refresh(until):
+            return False
+        try:
+            self._take_in()
+        except TGUFError:
+            if not self.superseded:
+                raise
+            self._tail.state = before
+            return False
+        return True
+
+    def _take_in(self) -> None:
+        """Read what the tail's state has more than was read before."""
+        # A file may have been dropped or replaced between the journal's line and our opening it.
+        while True:
+            try:
+                self._segments.take(self.state)
+                if not self._features.take(self.state) or not self._tail.refresh():
+                    break
+            except TGUFError:
+                if not self._tail.refresh():
+                    raise
+        if self.superseded:
+            self._features.leave_out()
+
+        # Deletes come last: they name nodes and edges that must be known.
+        self._take_keys()
+        self._take_deletions()
+
+    def sealed_until(self, edge: int) -> int:
+        """End of the newest sealed segment that ends at or before an event id; the log's first
+        event id where there is none."""
+        sealed = self.state.sealed
+        number = bisect_right(sealed, edge, key=attrgetter("end"))
+        return sealed[number - 1].end if number else self.first_edge
+
+    @property
+    def num_feature_updates(self) -> int:
+        """Number of updates of node features in the log, pruned ones included."""
+        row = feature_row(self.state.schema.node_feature_dim)
+        return self.state.files.get(FEATURES, NOTHING).num_bytes // row.itemsize
+
+    def feature_updates(self) -> FeatureUpdates:
+        """Begin to read the updates of node features, from the log's first one on."""
+        return FeatureUpdates(self._features, self.state.schema.node_feature_dim)
+
+    def feature_history(self, cut: int, num_updates: int) -> FeatureHistory:
+        """The updates of node features before the edge `cut`, of the log's first ones. The reader
+        is not refreshed meanwhile."""
+        return FeatureHistory(self._features, cut, num_updates, self.first_edge)
+
+    def _take_keys(self) -> None:
+        removed = []
+        numbers = []
+        for node_set, plain in decode_sets(self._new_keys.new(self.state)):
+            key = SetKey(node_set, plain) if node_set and plain is not None else plain
+            if key is None:
+                removed.append(self._num_keys)
+            elif self._keep_keys:
+                self.ids[key] = self._num_keys
+            if self._keep_keys:
+                self.keys.append(key)
+            numbers.append(node_set)
+            self._num_keys += 1
+        if self.state.schema.num_node_sets > 1:
+            self._node_sets.append(np.array(numbers, np.uint8))
+        # A row without a key is a deleted node, or the reserved one that compacted rows point to:
+        # both hide their rows.
+        self.deletions.retire(np.array(removed, np.int64))
+
+    def _take_deletions(self) -> None:
+        self._late.take(self.state)
+        rows = np.frombuffer(self._new_deletions.new(self.state), DELETION)
+        self.deletions.take(rows, lambda *names: find_edges(self._segments, self._late, *names))
+
+        # A deleted node's key may come back as a new node, which must keep its own id.
+        gone = rows["src"][rows["dst"] < 0] if self._keep_keys else rows["src"][:0]
+        for node in gone.tolist():
+            key, self.keys[node] = self.keys[node], None
+            if key is not None and self.ids.get(key) == node:
+                del self.ids[key]
+
+    def num_late(self, first: int, end: int, before_us: int) -> int:
+        """Number of edges in [first, end) that came with a time before `before_us`. They are stored
+        with the watermark of their commit instead."""
+        return self._late.count(first, end, before_us)
+
+    def hidden(self, first: int, end: int) -> Bools:
+        """Whether each of the events [first, end) is deleted: bool[end - first]."""
+        src, dst, _ = self.edges(first, end)
+        return self.deletions.hides(first, src, dst)
+
+    def edges(self, first: int, end: int) -> tuple[Int64, Int64, Int64]:
+        """Read src, dst and time of the edges [first, end), as `MappedSegments.edges` does."""
+        return self._segments.edges(first, end)
+
+    @property
+    def columns(self) -> EdgeColumns:
+        """The mapped time and feature columns for kernels; good until the next refresh that returns
+        True."""
+        return self._segments.columns
+
+    def labels(self) -> tuple[Int64, Int64, Float32]:
+        """Read all labels in log order: nodes and times int64[L], targets float32[L, label_dim]."""
+        dim = self.state.schema.label_dim
+        parts = [f.label_columns(s.num_labels) for s, f in self._segments.each() if s.num_labels]
+        empty = [np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, dim), np.float32)]
+        node, time, target = (
+            np.concatenate(columns) for columns in zip(empty, *parts, strict=True)
+        )
+        return node, time, target
+
+    def labels_between(self, after_us: int, until_us: int) -> tuple[Int64, Int64, Float32]:
+        """Read the labels whose time is in (after_us, until_us], as `labels` returns them."""
+        # With an empty piece in front, a range without labels has the right shapes too.
+        out = [
+            (
+                np.zeros(0, np.int64),
+                np.zeros(0, np.int64),
+                np.zeros((0, self.state.schema.label_dim), np.float32),
+            )
+        ]
+
+        # Label times ascend within a segment.
+        for segment, file in self._segments.with_labels(after_us, until_us):
+            node, time, target = file.label_columns(segment.num_labels)
+            a, b = (int(np.searchsorted(time, t, side="right")) for t in (after_us, until_us))
+            if a < b:
+                out.append((node[a:b], time[a:b], target[a:b]))
+
+        node, time, target = (np.concatenate(columns) for columns in zip(*out, strict=True))
+        return node, time, target
+
+    def time_of(self, event_ids: Int64) -> Int64:
+        """Gather event times in microseconds, int64 of the same shape; ids before the log's first
+        edge get any value."""
+        return self.gather("time", event_ids)
+
+    def gather(self, name: str, event_ids: Int64) -> Int64:
+        """Gather the column src, dst or time by event id, int64 of the same shape; ids before the
+        log's first edge get any value."""
+        return self._segments.gather(name, event_ids)
+
+    def features_of(self, event_ids: Int64) -> Float32:
+        """Gather edge features by event id, float32[..., edge_feature_dim]; ids before the log's
+        first edge get any value."""
+        return self._segments.features_of(event_ids)
+
+    def node_sets_of(self, nodes: Int64) -> Int64:
+        """Number of the node set of each node id of the log, int64 of the same shape."""
+        if self.state.schema.num_node_sets == 1:
+            return np.zeros(nodes.shape, np.int64)
+        return self._node_sets.values[nodes].astype(np.int64)
+
+    def edge_sets(self, first: int, end: int) -> Int64:
+        """Number of the edge set of each of the edges [first, end), int64[end - first]."""
+        return self._segments.edge_sets(first, end)
+
+    def edge_sets_of(self, event_ids: Int64) -> Int64:
+        """Number of the edge set of each event id, int64 of the same shape; ids before the log's
+        first edge get any value."""
+        return self._segments.edge_sets_of(event_ids)
+
+    def lower_bound(self, time_us: int) -> int:
+        """First event id whose time is not before `time_us`; one past the newest where none is."""
+        return self._segments.lower_bound(time_us)
+
+    def lower_bounds(self, time_T: Int64) -> Int64:
+        """`lower_bound` of many times, int64[T]."""
+        return self._segments.bounds(time_T)
+
+
+class DeletesReader(LogReader):
+    """Reads deletes and events of the log, but no keys, which are slow to read if there are many.
+    Owner: housekeeping. It does not know the kinds of nodes."""
+
+    def _take_keys(self) -> None:
+        """Read no keys: every deleted node has a row in the deletes."""

@@ -1,0 +1,165 @@
+"""Recovery after a crash: it finds the last good journal line, finishes replacements and removes
+stray files, under the lock that admits one writer at a time."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import structlog
+
+from streamd.errors import DataDirectoryError, JournalError, LockedError
+from streamd.eventlog.journal.journal import NOTHING, LogState, journal_files, read_lines
+from streamd.eventlog.layout import APPENDED, EDGE_FOLDERS, EDGES
+from streamd.events import Schema
+from streamd.storage import DISK, SCRATCH, Disk
+
+logger = structlog.get_logger()
+REPLACEMENT = ".replacement-"
+"""Part of a file's name until the commit that puts it in the place of another is durable."""
+
+
+def last_state(data_dir: Path, schema: Schema) -> LogState:
+    """Read the state after the last good journal line; that of an empty log where there is none.
+
+    Raises: JournalError where damage lies before the last line of a file, or a commit that readers
+    saw is missing.
+    """
+    # The newest file whose first line is whole holds the state; a crash may have torn a newer one.
+    state = LogState(schema)
+    for path in reversed(journal_files(data_dir / "journal")):
+        newest = _read(path)
+        if newest is not None:
+            state = newest
+            break
+
+    # A log that lost a commit readers have seen must not give its number to another one.
+    published = data_dir / "published"
+    if published.exists() and int.from_bytes(published.read_bytes()[:8], "little") > state.seq:
+        raise JournalError(
+            f"The journal of {data_dir} ends at commit {state.seq}, but readers were shown later "
+            "ones.",
+            "restore the data_dir from a backup.",
+        )
+    return state
+
+
+def settle(data_dir: Path, state: LogState, disk: Disk = DISK) -> None:
+    """Finish or remove what a crash left. state: what the journal durably says."""
+    finish_replacements(data_dir, state, disk)
+    sweep(data_dir, state, disk)
+
+
+def _read(path: Path) -> LogState | None:
+    """Read the state after the good lines of a journal file, None where not even the first is
+    whole."""
+    # Only the last line can be torn by a crash; damage before it is not one.
+    state: LogState | None = None
+    lines = read_lines(path)
+    for number, (_, fields) in enumerate(lines, 1):
+        if fields is None:
+            if next(lines, None) is not None:
+                raise JournalError(
+                    f"{path} is damaged in line {number}, before its last line.",
+                    "restore the data_dir from a backup; do not edit the journal.",
+                )
+            logger.warning("torn_line_dropped", file=path.name, line=number)
+            break
+        state = LogState.restored(fields) if state is None else state.after(fields)
+    return state
+
+
+def replacement(path: Path, revision: int) -> Path:
+    """The path at which commit `revision` writes what will replace `path` once its line is
+    durable."""
+    return path.with_name(f"{path.name}{REPLACEMENT}{revision}")
+
+
+def open_appended(data_dir: Path, state: LogState, disk: Disk) -> dict[str, int]:
+    """Open the files that commits append to, and cut off what a crash left behind their committed
+    ends. Returns: descriptors by path. Raises: DataDirectoryError where one is too short."""
+    files: dict[str, int] = {}
+    for name in APPENDED:
+        committed = state.files.get(name, NOTHING).num_bytes
+        fd = disk.open(data_dir / name, os.O_RDWR | os.O_CREAT)
+        if os.fstat(fd).st_size < committed:
+            disk.close(fd)
+            raise DataDirectoryError(
+                f"{name} is shorter than the journal says.", "restore it from a backup."
+            )
+        # Bytes behind the committed end are of a commit whose line was never written.
+        disk.truncate(fd, committed)
+        disk.sync(fd)
+        files[name] = fd
+        disk.sync_folder((data_dir / name).parent)
+    return files
+
+
+def finish_replacements(data_dir: Path, state: LogState, disk: Disk) -> None:
+    """Rename every replacement whose commit is in the journal onto the file it replaces. Recovery
+    repeats this, for a crash between line and rename."""
+    named = {s.path: s.revision for s in state.segments if not s.rows_per_set} | {
+        p: f.revision for p, f in state.files.items()
+    }
+    for path, revision in named.items():
+        scratch = replacement(data_dir / path, revision)
+        if revision and scratch.exists():
+            disk.replace(scratch, data_dir / path)
+            disk.sync_folder(scratch.parent)
+
+
+def sweep(data_dir: Path, state: LogState, disk: Disk) -> None:
+    """Unlink segments that the journal does not name, and replacements whose commit never came to
+    be."""
+    # Segments, replacements of any file, and journal files whose first line was being written.
+    named = {s.path for s in state.segments}
+    strays = [p for p in (data_dir / EDGES).glob("*.tguf") if f"{EDGES}/{p.name}" not in named]
+    for folder in {Path(p).parent for p in (*APPENDED, f"{EDGES}/x")}:
+        strays += (data_dir / folder).glob(f"*{REPLACEMENT}*")
+    strays += (data_dir / "journal").glob(f"*{SCRATCH}")
+    for path in strays:
+        disk.unlink(path)
+    for path in (data_dir / EDGE_FOLDERS).glob("[0-9]*"):
+        if f"{EDGE_FOLDERS}/{path.name}" not in named:
+            disk.remove_folder(path)
+
+
+def drop_journals(data_dir: Path, state: LogState, disk: Disk) -> Iterator[None]:
+    """Unlink the oldest journal files, up to the first with rows of an existing segment; one per
+    step, because reading a file of FILE_LINES lines takes half a second."""
+    # The newest file stays: its checkpoint is the state.
+    named = {s.path for s in state.segments}
+    for path in journal_files(data_dir / "journal")[:-1]:
+        changes = (
+            c for _, line in read_lines(path) if line and "seq" in line for c in line["files"]
+        )
+        if any(c["path"] in named for c in changes):
+            return
+        disk.unlink(path)
+        yield
+
+
+def lock_directory(path: Path, action: str = "stop that process or set another data_dir.") -> int:
+    """Lock a directory for this process, until the returned descriptor is closed.
+
+    Args: path: the lock file; action: what the operator of another process can do.
+    Raises: LockedError naming the owner; DataDirectoryError where the volume has no locks.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.pread(fd, 64, 0).decode(errors="replace").strip()
+        os.close(fd)
+        raise LockedError(f"{path.parent} is being written by process {owner}.", action) from None
+    except OSError as error:
+        os.close(fd)
+        raise DataDirectoryError(
+            f"{path.parent} lies on a volume that gives no locks (flock): {error}.",
+            "set a data_dir on a local or block volume.",
+        ) from error
+    # Who is refused reads the owner's process id here.
+    os.ftruncate(fd, 0)
+    DISK.write(fd, str(os.getpid()).encode(), 0)
+    return fd

@@ -1,0 +1,474 @@
+"""Writes the commits of another machine to a log here, in the same numbered steps, so that the two
+logs are equal byte for byte."""
+
+import os
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from crc32c import crc32c
+
+from streamd.errors import ChangelogError, JournalError, TGUFError
+from streamd.eventlog.journal.changelog_position import ChangelogId, ChangelogPosition
+from streamd.eventlog.journal.journal import (
+    NOTHING,
+    FileState,
+    LogState,
+    SegmentState,
+    decode_line,
+)
+from streamd.eventlog.layout import APPENDED, LABELS, ORDER
+from streamd.eventlog.line_ranges import FileRange, appended_ranges
+from streamd.eventlog.log_files import MAX_COMMIT_ROWS, MAX_IN_FLIGHT, LogFiles, nothing
+from streamd.eventlog.recovery import drop_journals, finish_replacements, replacement, sweep
+from streamd.eventlog.segment_files import SegmentFiles
+from streamd.events import Schema
+from streamd.storage import DISK, Disk
+
+MAX_CAPACITY = 1 << 32
+"""Most events of a segment that another machine may ask for: 100 GB and their features."""
+MAX_FILE_BYTES = 1 << 50
+"""Most bytes of a file; a line that says more is damaged."""
+CHECKED_BYTES = 1 << 24
+"""Bytes of a replaced file that are checked in one go."""
+
+
+class LogApplier(LogFiles):
+    """Appends the lines of another machine's journal, each with the bytes that it is about.
+
+    Owner: the follower, by a lock on the directory. A commit is `begin`, any number of `write` and
+    `finish`; `flush` makes the finished ones durable and shows them. Nothing that comes is trusted:
+    paths and sizes must be those that the line and this log's own state call for, and bytes must
+    have the line's checksums, before the line is written.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        schema: Schema,
+        changelog: ChangelogId,
+        disk: Disk = DISK,
+        prepare: Callable[[], None] = nothing,
+    ) -> None:
+        """schema: of a log that has no line yet. Raises: as `LogFiles`."""
+        self._opened: dict[str, int] = {}
+        """Descriptors of the segment's files, and of those that replace others, by path."""
+        self._mapped: tuple[SegmentState, SegmentFiles] | None = None
+        self._lines: list[tuple[LogState, bytes]] = []
+        """Lines that are finished but not durable, each with the state before it."""
+        self._unsynced: dict[int, None] = {}
+        self._commit: _Commit | None = None
+        super().__init__(data_dir, schema, disk, changelog, prepare)
+        self.newest = self.state
+        """The log's state after all commits that are finished, durable or not."""
+
+    @property
+    def num_finished(self) -> int:
+        """Commits that `flush` will make durable."""
+        return len(self._lines)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a commit was begun and not finished."""
+        return self._commit is not None
+
+    def begin(self, line: bytes, made: dict[str, int]) -> None:
+        """Begin the commit of a line; one that was begun and not finished must not be there.
+
+        made: size of each file that the commit puts in the place of another, by path.
+        Raises: ChangelogError where the line does not follow or cannot be trusted, DiskError.
+        """
+        assert self._commit is None
+        with self._steps():
+            commit = _checked(self.newest, line, made)
+            # What begins or replaces files is durable alone, since it cannot wait for others.
+            if commit.is_alone:
+                self._flush(None)
+            self.schema = commit.after.schema
+            if commit.begun is not None:
+                self._close_files()
+                self._new_segment(commit.begun.capacity)
+            for path, size in made.items():
+                self._make(commit, path, size)
+            ranges = appended_ranges(self.data_dir, self.newest, commit.after, commit.fields)
+            commit.expected.extend(ranges)
+            self._commit = commit
+
+    def _make(self, commit: "_Commit", path: str, size: int) -> None:
+        """Make the file that will replace another, of its whole size and without bytes."""
+        place = self.data_dir / path
+        if path in commit.folder_files:
+            if not place.parent.exists():
+                self.disk.make_folder(place.parent)
+                self.disk.sync_folder(place.parent.parent)
+        else:
+            place = replacement(place, commit.after.seq)
+        fd = self.disk.open(place, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        commit.made[path] = fd
+        self.disk.truncate(fd, size)
+        # Commits go on in the last segment: its blocks are reserved, as those of a new one are.
+        if commit.after.last is not None and path == commit.after.last.path:
+            self.disk.allocate(fd, size)
+
+    def write(self, path: str, offset: int, data: memoryview) -> None:
+        """Write bytes of the commit that was begun, in the order in which `appended_ranges` and
+        `written_ranges` name them. Raises: ChangelogError where they belong nowhere, DiskError."""
+        commit = self._commit
+        assert commit is not None
+        with self._steps():
+            if path in commit.made:
+                if not 0 <= offset <= offset + len(data) <= commit.sizes[path]:
+                    raise _untrusted(commit.after.seq, f"{path} has no byte {offset + len(data)}")
+                fd = commit.made[path]
+            else:
+                commit.take(path, offset, data)
+                fd = self._files[path] if path in self._files else self._open_file(path)
+            self.disk.write(fd, data, offset)
+            self._unsynced[fd] = None
+
+    def finish(self, position: ChangelogPosition) -> None:
+        """Finish the commit whose bytes have all come; `flush` makes it durable.
+
+        position: where the log stands in the changelog once it is.
+        Raises: ChangelogError where bytes are missing or differ from the line's checksums.
+        """
+        commit = self._commit
+        assert commit is not None
+        with self._steps():
+            if commit.expected:
+                raise _untrusted(commit.after.seq, f"{commit.expected[0].path} has bytes too few")
+            self._check_bytes(commit)
+            self._lines.append((self.newest, commit.line))
+            self.newest = commit.after
+            self._commit = None
+            if commit.is_alone:
+                self._finish_alone(commit, position)
+            elif len(self._lines) >= MAX_IN_FLIGHT:
+                self._flush(position)
+
+    def flush(self, position: ChangelogPosition) -> None:
+        """Make the finished commits durable, and show them. Raises: DiskError."""
+        with self._steps():
+            self._flush(position)
+
+    def move(self, position: ChangelogPosition) -> None:
+        """Note that the changelog was read further, over records that are no commits. Raises:
+        DiskError."""
+        with self._steps():
+            self._move(position)
+
+    def _flush(self, position: ChangelogPosition | None) -> None:
+        """Steps 2 to 4 for all finished commits. position: None where it is not known."""
+        if not self._lines:
+            if position is not None:
+                self._publish(self.state.seq, position)
+            return
+        # Step 2: make the rows durable.
+        for fd in self._unsynced:
+            self.disk.sync(fd)
+        self._unsynced.clear()
+
+        # Step 3: append the lines; full journal files end where they would with one writer.
+        at = 0
+        while at < len(self._lines):
+            if self._journal.is_full:
+                self._journal.roll(self._lines[at][0])
+            end = min(len(self._lines), at + self._journal.num_free)
+            self._journal.append(b"".join(line for _, line in self._lines[at:end]), end - at)
+            at = end
+        self._lines.clear()
+        before, self.state = self.state, self.newest
+        self._begin_newer(before)
+
+        # Step 4: show them.
+        grown = self.state.last if self.state.last != before.last else None
+        self._publish(self.state.seq, position, grown)
+
+    def _begin_newer(self, before: LogState) -> None:
+        """Begin a journal file if the lines after `before` have a newer format, as the leader does:
+        older releases refuse a log by the format number at the start of its newest file."""
+        if self.state.has_runs and not before.has_runs:
+            self._journal.roll(self.state)
+
+    def _finish_alone(self, commit: "_Commit", position: ChangelogPosition) -> None:
+        """Make a commit durable that begins, replaces or drops files, and then do what cannot be
+        taken back: it is in the changelog."""
+        for path, fd in commit.made.items():
+            self.disk.sync(fd)
+            self.disk.sync_folder((self.data_dir / path).parent)
+        if commit.made:
+            self._close_segment_of(commit)
+        lines, self._lines = self._lines, []
+        for fd in self._unsynced:
+            self.disk.sync(fd)
+        self._unsynced.clear()
+        for since, line in lines:
+            if self._journal.is_full:
+                self._journal.roll(since)
+            self._journal.append(line)
+        before, self.state = self.state, self.newest
+        self._begin_newer(before)
+
+        # Files get their names before readers are told of them.
+        finish_replacements(self.data_dir, self.state, self.disk)
+        for path, fd in commit.made.items():
+            if path in self._files:
+                self.disk.close(self._files[path])
+                self._files[path] = fd
+            else:
+                self.disk.close(fd)
+        if self._segment is None:
+            self._open_segment()
+        grown = self.state.last if commit.begun is not None else None
+        self._publish(self.state.seq, position, grown)
+        if commit.made or "dropped" in commit.fields:
+            sweep(self.data_dir, self.state, self.disk)
+        if "dropped" in commit.fields:
+            for _ in drop_journals(self.data_dir, self.state, self.disk):
+                pass
+        if "schema" in commit.fields:
+            self._journal.roll(self.state)
+
+    def _close_segment_of(self, commit: "_Commit") -> None:
+        """Close the files of the segment in progress where the commit replaces it."""
+        last = commit.after.last
+        before = self.state.last
+        replaced = last is not None and before is not None and last.first_edge == before.first_edge
+        if replaced and last is not None and last.revision == commit.after.seq:
+            self._close_files()
+            if self._segment is not None:
+                self._segment.close()
+                self._segment = None
+
+    def _check_bytes(self, commit: "_Commit") -> None:
+        """Compare what was written with the line's checksums. Raises: ChangelogError."""
+        for change in commit.fields["files"]:
+            path = change["path"]
+            if "bytes" in change:
+                crcs = commit.crcs.get(path, (0, self.newest.files.get(path, NOTHING).crc))
+                if path in commit.made:
+                    crc = _crc_of(commit.made[path], commit.sizes[path])
+                    crcs = crc, crc
+                if crcs != (change["crc"], change["total"]):
+                    raise _untrusted(commit.after.seq, f"the bytes of {path} have another checksum")
+            else:
+                crc = self._rows_crc(commit, change)
+                if crc != change["crc"]:
+                    raise _untrusted(commit.after.seq, f"the rows of {path} have another checksum")
+
+    def _rows_crc(self, commit: "_Commit", change: dict[str, Any]) -> int:
+        """CRC32C of the rows that were written to a segment. Raises: ChangelogError."""
+        path = change["path"]
+        segment = next(s for s in commit.after.segments if s.path == path)
+        try:
+            if change.get("revision") == commit.after.seq:
+                place = self.data_dir / path
+                if not segment.rows_per_set:
+                    place = replacement(place, commit.after.seq)
+                files = SegmentFiles.at(place, segment, commit.after.schema)
+            else:
+                files = self._mapped_last(segment, commit.after.schema)
+            return files.rows_crc(tuple(change["rows"]), tuple(change["labels"]))
+        except TGUFError as error:
+            raise _untrusted(commit.after.seq, str(error)) from None
+
+    def _mapped_last(self, segment: SegmentState, schema: Schema) -> SegmentFiles:
+        """The files of the segment in progress, mapped once."""
+        if self._mapped is None or self._mapped[0].path != segment.path:
+            self._mapped = segment, SegmentFiles(self.data_dir, segment, schema)
+        return self._mapped[1]
+
+    def _open_file(self, path: str) -> int:
+        if path not in self._opened:
+            self._opened[path] = self.disk.open(self.data_dir / path, os.O_RDWR)
+        return self._opened[path]
+
+    def _close_files(self) -> None:
+        """Close the files of the segment that was in progress."""
+        for fd in self._opened.values():
+            self._unsynced.pop(fd, None)
+            self.disk.close(fd)
+        self._opened.clear()
+        self._mapped = None
+
+    def close(self) -> None:
+        """Close all files and release the lock; commits that are not durable are left out."""
+        if not self.closed:
+            self._mapped = None
+            for fd in (
+                *self._opened.values(),
+                *(self._commit.made.values() if self._commit else ()),
+            ):
+                self.disk.close(fd)
+            self._opened.clear()
+            self._commit = None
+        super().close()
+
+
+class _Commit:
+    """A commit under way. Owner: the applier.
+
+    after: the log's state after it. begun: the segment that it begins, if any. sizes: of the files
+    that it puts in the place of others, by path. made: their descriptors. expected: the ranges that
+    are still to come. crcs: by append-only file, the CRC32C of what came, and of the whole file.
+    """
+
+    def __init__(self, line: bytes, fields: dict[str, Any], before: LogState) -> None:
+        self.line = line
+        self.fields = fields
+        self.after = before.after(fields)
+        self.begun: SegmentState | None = None
+        self.sizes: dict[str, int] = {}
+        self.folder_files: set[str] = set()
+        self.made: dict[str, int] = {}
+        self.expected: deque[FileRange] = deque()
+        self.crcs: dict[str, tuple[int, int]] = {}
+        self._before = before
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it does more than append to files."""
+        return bool(
+            self.begun is not None
+            or self.sizes
+            or "dropped" in self.fields
+            or "schema" in self.fields
+        )
+
+    def take(self, path: str, offset: int, data: memoryview) -> None:
+        """Check that bytes are the next ones that the line calls for. Raises: ChangelogError."""
+        due = self.expected[0] if self.expected else FileRange("", 0, 0)
+        if due.path != path or due.offset != offset or not 0 < len(data) <= due.num_bytes:
+            raise _untrusted(self.after.seq, f"{len(data)} bytes at {offset} of {path} are not due")
+        if len(data) == due.num_bytes:
+            self.expected.popleft()
+        else:
+            left = due.num_bytes - len(data)
+            self.expected[0] = FileRange(path, offset + len(data), left)
+        if path in APPENDED:
+            old = self._before.files.get(path, NOTHING).crc
+            crc, total = self.crcs.get(path, (0, old))
+            self.crcs[path] = crc32c(data, crc), crc32c(data, total)
+
+
+def _checked(before: LogState, line: bytes, made: dict[str, int]) -> _Commit:
+    """Decode a line that follows a state, and check all that it says. Raises: ChangelogError."""
+    fields = decode_line(line)
+    seq = before.seq + 1
+    if fields is None:
+        raise _untrusted(seq, "its line differs from its checksum")
+    try:
+        commit = _Commit(line, fields, before)
+        _check_segments(commit, before)
+        for change in fields["files"]:
+            _check_change(commit, before, change)
+        _check_made(commit, made)
+        commit.sizes = dict(made)
+        return commit
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise _untrusted(seq, f"its line says {error!r}") from None
+    except JournalError as error:
+        raise _untrusted(seq, str(error)) from None
+
+
+def _check_segments(commit: _Commit, before: LogState) -> None:
+    """Check the segments that a line changes. Raises: ValueError, TypeError."""
+    old, new = before.last, commit.after.last
+    known = {s.first_edge for s in before.segments}
+    for entry in commit.fields["segments"]:
+        state = SegmentState.restored(entry)
+        numbers = (state.first_edge, state.num_edges, state.num_labels, state.capacity)
+        if not all(isinstance(n, int) and 0 <= n <= MAX_CAPACITY * MAX_CAPACITY for n in numbers):
+            raise ValueError(f"segment {entry}")
+        if not 0 < state.capacity <= MAX_CAPACITY or state.num_edges > state.capacity:
+            raise ValueError(f"segment {entry}")
+        if state.first_edge not in known:
+            if commit.begun is not None or state.first_edge != before.num_edges or state.revision:
+                raise ValueError(f"segment {entry}")
+            commit.begun = state
+        elif state.revision not in (_revision(before, state.first_edge), commit.after.seq):
+            raise ValueError(f"segment {entry}")
+    for first in commit.fields.get("dropped", ()):
+        if first not in {s.first_edge for s in before.sealed}:
+            raise ValueError(f"dropped {first}")
+    if old is not None and new is not None and commit.begun is None:
+        grows = new.num_edges >= old.num_edges and new.num_labels >= old.num_labels
+        if old.first_edge == new.first_edge and not grows:
+            raise ValueError(f"segment {new.entry()}")
+
+
+def _revision(state: LogState, first_edge: int) -> int:
+    return next(s.revision for s in state.segments if s.first_edge == first_edge)
+
+
+def _check_change(commit: _Commit, before: LogState, change: dict[str, Any]) -> None:
+    """Check what a line says of one file. Raises: ValueError, KeyError, TypeError."""
+    path = change["path"]
+    replaced = "revision" in change
+    if replaced and change["revision"] != commit.after.seq:
+        raise ValueError(f"{path} has revision {change['revision']}")
+    if "bytes" in change:
+        first, end = change["bytes"]
+        old = before.files.get(path, FileState()).num_bytes
+        begins = 0 if replaced else old
+        if path not in APPENDED or first != begins or not first <= end <= MAX_FILE_BYTES:
+            raise ValueError(f"{path} has bytes {change['bytes']}")
+        return
+
+    # Rows of the segment in progress, or all rows of a segment that is replaced.
+    (a, b), (c, d) = change["rows"], change["labels"]
+    last = commit.after.last
+    if replaced:
+        segment = next(s for s in commit.after.segments if s.path == path)
+        begins_at = (0, 0)
+    else:
+        segment = last if last is not None else SegmentState(0, 0, 0, 0)
+        same = before.last is not None and before.last.first_edge == segment.first_edge
+        old_last = before.last if same else None
+        begins_at = (0, 0) if old_last is None else (old_last.num_edges, old_last.num_labels)
+    if (a, c) != begins_at or (b, d) != (segment.num_edges, segment.num_labels):
+        raise ValueError(f"{path} has rows {change['rows']} and labels {change['labels']}")
+    if segment.path != path or (not replaced and max(b - a, d - c) > MAX_COMMIT_ROWS):
+        raise ValueError(f"{path} has rows {change['rows']}")
+
+
+def _check_made(commit: _Commit, made: dict[str, int]) -> None:
+    """Check the files that a line puts in the place of others. Raises: ValueError."""
+    wanted: set[str] = set()
+    folders: dict[str, set[str]] = {}
+    for change in commit.fields["files"]:
+        path = change["path"]
+        if "revision" not in change:
+            continue
+        segment = next((s for s in commit.after.segments if s.path == path), None)
+        if "bytes" in change and made.get(path) != change["bytes"][1]:
+            raise ValueError(f"{path} of {made.get(path)} bytes")
+        if segment is not None and segment.rows_per_set:
+            names = commit.after.schema.edge_set_names[: len(segment.rows_per_set)]
+            own = {f"{path}/{name}.tguf" for name in names} | {f"{path}/{ORDER}"}
+            folders[path] = {*own, f"{path}/{LABELS}"}
+            wanted |= own
+        else:
+            wanted.add(path)
+    allowed = wanted | {path for folder in folders.values() for path in folder}
+    commit.folder_files = {path for folder in folders.values() for path in folder}
+    if not wanted <= set(made) <= allowed:
+        raise ValueError(f"files {sorted(set(made) ^ wanted)}")
+    if any(not isinstance(n, int) or not 0 <= n <= MAX_FILE_BYTES for n in made.values()):
+        raise ValueError(f"sizes {made}")
+
+
+def _crc_of(fd: int, size: int) -> int:
+    crc = 0
+    for at in range(0, size, CHECKED_BYTES):
+        crc = crc32c(os.pread(fd, min(CHECKED_BYTES, size - at), at), crc)
+    return crc
+
+
+def _untrusted(seq: int, why: str) -> ChangelogError:
+    return ChangelogError(
+        f"Commit {seq} of the changelog cannot be applied: {why}.",
+        "start with an empty directory, from the newest manifest; run `streamd changelog verify` "
+        "on the leader.",
+    )

@@ -1,0 +1,7 @@
+"""Events to TGUF files and the journal: one writer, any number of readers that tail it."""
+
+from streamd.eventlog.tguf.format import TGUFSchema
+from streamd.eventlog.tguf.reader import TGUFFile, open_tguf
+from streamd.eventlog.tguf.writer import TGUFWriter
+
+__all__ = ["TGUFFile", "TGUFSchema", "TGUFWriter", "open_tguf"]

@@ -1,0 +1,1 @@
+"""Upkeep of the log: leases, retention, compaction, pruning and verification."""

@@ -1,0 +1,311 @@
+"""Housekeeping of the log between commits: retention drops old segments, pruning the node features
+that lie before them, and compaction overwrites what deletes hide."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import structlog
+
+from streamd.eventlog.journal.journal import SegmentState, journal_files
+from streamd.eventlog.reader import DeletesReader
+from streamd.eventlog.segment_files import SegmentFiles
+from streamd.eventlog.upkeep.compact import Compaction, PurgeLetters, compaction
+from streamd.eventlog.upkeep.holds import (
+    Hold,
+    asked_to_compact,
+    compact_done,
+    end_lease,
+    read_holds,
+)
+from streamd.eventlog.upkeep.prune import Pruner
+from streamd.eventlog.upkeep.retries import Retries
+from streamd.eventlog.writer import LogWriter
+from streamd.roles import COMPACT
+from streamd.settings.loading import RetentionSettings
+from streamd.storage import stored_bytes
+from streamd.telemetry import metrics
+from streamd.telemetry.heartbeat import Heartbeat
+
+logger = structlog.get_logger()
+STEP_SECONDS = 0.05
+"""Time after which a step of compaction begins no further segment, and one of pruning no further
+slice. A compaction's first step also reads all deletes of the log, which may take longer."""
+
+HOLDS = "holds"
+COMPACTION = "compaction"
+RETENTION = "retention"
+PRUNING = "pruning"
+WORKS = (HOLDS, COMPACTION, RETENTION, PRUNING)
+"""Parts of housekeeping, each of which may fail while the others continue. Compaction includes the
+purge of dead letters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """The limits and the request that housekeeping works by.
+
+    request: event id before which deletes are to become physical, None for no request. edge,
+    purged_before_event: the least of all holds.
+    """
+
+    request: int | None = None
+    edge: int = 0
+    purged_before_event: int = 0
+
+
+class Housekeeper:
+    """Drops segments and compacts the log, a little at a time. Owner: the process that writes the
+    log, between its commits."""
+
+    def __init__(
+        self,
+        writer: LogWriter,
+        retention: RetentionSettings,
+        purge_letters: PurgeLetters,
+        lease_seconds: float = math.inf,
+    ) -> None:
+        """purge_letters: removes the dead letters that mention any of the given keys.
+        lease_seconds: how long the hold of a server that does not run counts."""
+        self._writer = writer
+        self._retention = retention
+        self._purge_letters = purge_letters
+        self._lease_seconds = lease_seconds
+        self._steps: Iterator[Compaction] | None = None
+        self._pass: tuple[int, int] | None = None
+        self._progress = Compaction()
+        self._beat = Heartbeat(writer.data_dir, COMPACT)
+        self._counted = 0
+        self._blocked = 0
+        self._blocked_until = 0
+        """End of the newest segment that retention would drop and a hold keeps, 0 for none."""
+        self._dropping: Iterator[object] | None = None
+        self._pruner = Pruner(writer)
+        self._needs = Needs()
+        self._retries = Retries(WORKS, lambda: writer.in_doubt)
+
+    def step(self) -> None:
+        """Do a little work, so that events hardly wait; call it about once a second.
+
+        Failures are logged, counted and retried later. Raises: DiskError, or another error, only
+        if it leaves the log in doubt: see `LogFiles.in_doubt`.
+        """
+        self._step(self._retries.run)
+
+    def _step(self, run: Callable[[str, Callable[[], bool]], bool]) -> None:
+        """Do a little of each part. run: runs a part, given its name; returns whether it
+        succeeded."""
+        # Measure for pruning before retention moves the log's first event.
+        run(PRUNING, self._look)
+        # Holds limit all other parts: without them nothing may be done.
+        if not run(HOLDS, self._read_needs):
+            return
+        request = self._needs.request
+        if request is not None and not self._pruner.is_busy:
+            run(COMPACTION, lambda: self._compact(request))
+        # A compaction and a pruning under way count on the log's segments being there.
+        if self._steps is None and not self._pruner.is_busy:
+            run(RETENTION, self._retain)
+        if self._steps is None:
+            run(PRUNING, self._prune)
+
+    def _read_needs(self) -> bool:
+        """Read the holds of the roles and the request to compact. Raises: CorruptionError for an
+        unreadable hold, ValueError for an unreadable request."""
+        holds = read_holds(self._writer.data_dir)
+        request = asked_to_compact(self._writer.data_dir)
+        self._end_leases(holds, request or 0)
+        edge = min((h.edge for h in holds.values()), default=self._writer.num_edges)
+        purged = min((h.purged_before_event for h in holds.values()), default=request or 0)
+        self._needs = Needs(request, edge, purged)
+        return True
+
+    def _look(self) -> bool:
+        self._pruner.look()
+        return False
+
+    def _prune(self) -> bool:
+        self._pruner.step(STEP_SECONDS)
+        return not self._pruner.is_busy
+
+    def _end_leases(self, holds: dict[str, Hold], request: int) -> None:
+        """End the holds that stand in the way and whose lease has run out, and take them out of
+        `holds`.
+
+        request: event id before which deletes are to become physical, 0 for none.
+        """
+        for name, hold in list(holds.items()):
+            in_the_way = (
+                hold.edge < max(self._blocked_until, request) or hold.purged_before_event < request
+            )
+            if not in_the_way:
+                continue
+            try:
+                ended = end_lease(self._writer.data_dir, name, self._lease_seconds, time.time())
+            except OSError as error:
+                logger.error("lease_not_ended", child=name, error=str(error))
+                continue
+            if ended:
+                del holds[name]
+                metrics.leases_run_out.inc()
+                logger.warning(
+                    "lease_run_out",
+                    child=name,
+                    held_at_edge=hold.edge,
+                    lease_seconds=self._lease_seconds,
+                    meaning="the log no longer waits for it; it starts anew when it returns",
+                )
+
+    def _compact(self, request: int) -> bool:
+        """Work on a request to compact, for about STEP_SECONDS. Returns: whether the pass is done.
+
+        request: event id before which deletes are to become physical.
+        """
+        # Another pass can do more only where the request or the oldest hold has moved.
+        held = self._needs.edge
+        if self._steps is None and self._pass != (request, held):
+            # Files that an earlier pass could not unlink hold deleted data.
+            if self._writer.is_untidy:
+                next(self._writer.tidying())
+            # The pass itself reads keys, slice by slice, and keeps only those to remove.
+            reader = DeletesReader.open(self._writer.data_dir, keep_keys=False)
+            assert reader is not None, "its writer has made the log"
+            self._steps = compaction(self._writer, reader, held, self._purge_letters)
+            self._pass = (request, held)
+            self._counted = 0
+
+        # Continue until the time is up or the pass is done; a failed pass starts again.
+        error = ""
+        try:
+            self._take_steps()
+        except Exception as failure:
+            self._steps = self._pass = None
+            error = str(failure)
+            raise
+        finally:
+            progress = self._progress
+            self._beat.touch(
+                "compacting",
+                wish=request,
+                passed=progress.passed,
+                total=progress.total,
+                error=error,
+            )
+
+        # The request is fulfilled once the roles' own files are rid of the deletes too.
+        is_through = self._steps is None
+        if is_through and not self._progress.waiting and self._needs.purged_before_event >= request:
+            compact_done(self._writer.data_dir, self._writer.state.seq)
+            logger.info("compaction_done", deletes_before_edge=request)
+        return is_through
+
+    def _take_steps(self) -> None:
+        """Take steps of the current pass, if there is one."""
+        begun = time.monotonic()
+        while self._steps is not None and time.monotonic() - begun < STEP_SECONDS:
+            progress = next(self._steps, None)
+            if progress is None:
+                self._steps = None
+                logger.info(
+                    "compacted",
+                    segments=self._progress.segments,
+                    edges=self._progress.edges,
+                    keys=self._progress.keys,
+                    waiting=self._progress.waiting,
+                )
+            else:
+                self._progress = progress
+                metrics.compacted_edges.inc(progress.edges - self._counted)
+                self._counted = progress.edges
+
+    def compact(self, progress: Callable[[int, int], None] = lambda done, of: None) -> Compaction:
+        """Work on the request to compact until a pass is through.
+
+        progress: called with (segments passed, segments in all).
+        Returns: the result of the pass. Raises: StreamdError, OSError if some part fails.
+        """
+        # A pass waits for the end of a pruning, and may leave one to be done.
+        while self._pruner.is_busy:
+            self._step(at_once)
+        self._step(at_once)
+        while self._steps is not None or self._pruner.is_busy:
+            progress(self._progress.passed, self._progress.total)
+            self._step(at_once)
+        progress(self._progress.passed, self._progress.total)
+        return self._progress
+
+    def _retain(self) -> bool:
+        """Drop the oldest segments that retention no longer keeps, unless a role holds them."""
+        held = self._needs.edge
+        sizes = {
+            s.first_edge: stored_bytes(self._writer.data_dir / s.path)
+            for s in self._writer.state.segments
+        }
+        total = sum(sizes.values())
+
+        # Find how many of the oldest segments are due, and which of them a hold keeps.
+        blocked = 0
+        drop_until = 0
+        self._blocked_until = 0
+        for segment in self._writer.state.sealed:
+            if not self._is_due(segment, total):
+                break
+            total -= sizes[segment.first_edge]
+            if blocked or segment.end > held:
+                blocked += sizes[segment.first_edge]
+                self._blocked_until = segment.end
+            else:
+                drop_until = segment.end
+
+        # Drop the free ones; say once that others are held.
+        if drop_until:
+            dropping = self._writer.drop_in_steps(drop_until)
+            dropped = next(dropping)
+            self._dropping = dropping
+            logger.info(
+                "segments_dropped", segments=dropped, first_edge=self._writer.state.first_edge
+            )
+        elif self._dropping is None and self._writer.is_untidy:
+            self._dropping = self._writer.tidying()
+        self._drop_journals()
+        if blocked and not self._blocked:
+            logger.warning(
+                "retention_blocked",
+                num_bytes=blocked,
+                held_at_edge=held,
+                action="start the role whose hold in roles/ names that edge, or remove its folder",
+            )
+        self._blocked = blocked
+        metrics.log_bytes.set(total + blocked)
+        metrics.retention_blocked.set(blocked)
+        metrics.log_first_edge.set(self._writer.state.first_edge)
+        for path, file in self._writer.state.files.items():
+            metrics.log_file_bytes.labels(file=path).set(file.num_bytes)
+        metrics.journal_files.set(len(journal_files(self._writer.data_dir / "journal")))
+        return self._dropping is None
+
+    def _drop_journals(self) -> None:
+        """Drop journal files of dropped segments, for about STEP_SECONDS."""
+        begun = time.monotonic()
+        steps, self._dropping = self._dropping, None
+        while steps is not None and next(steps, None) is not None:
+            if time.monotonic() - begun >= STEP_SECONDS:
+                self._dropping = steps
+                return
+
+    def _is_due(self, segment: SegmentState, total_bytes: int) -> bool:
+        r = self._retention
+        if r.max_bytes is not None and total_bytes > r.max_bytes:
+            return True
+        if r.max_age_seconds is None or not segment.num_edges:
+            return False
+        # The last time is the newest one: a segment is sorted, even with several sets.
+        files = SegmentFiles(self._writer.data_dir, segment, self._writer.schema)
+        return files.newest_us(segment) < self._writer.watermark - r.max_age_seconds * 1_000_000
+
+
+def at_once(_: str, work: Callable[[], bool]) -> bool:
+    """Run a part for a caller that waits for it, and so gets its errors."""
+    work()
+    return True
