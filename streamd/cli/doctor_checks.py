@@ -178,7 +178,7 @@ def _store(settings: Settings) -> str:
     """Check that the store of a log that other machines follow answers, and takes objects where
     this machine leads or may lead. Credentials are never shown."""
     from streamd.store import manifest as manifests
-    from streamd.store.store import Store
+    from streamd.store.objects import Store
 
     log = settings.log
     if not log.store:

@@ -64,8 +64,8 @@ def _verify_all(settings: Settings) -> int:
 def _verify_deleted(settings: Settings, given: list[str]) -> int:
     """Look for deleted keys. Returns: exit status, 1 where one was found."""
     from streamd.store.changelog import changelog_topic, models_topic
-    from streamd.store.deleted import DeletedSearch, KafkaTopic, read_keys
-    from streamd.store.store import Store
+    from streamd.store.deleted_keys import DeletedSearch, KafkaTopic, read_keys
+    from streamd.store.objects import Store
 
     keys = read_keys(given)
     log = settings.log
@@ -115,7 +115,7 @@ def backup(
 ) -> None:
     """Back a data directory up to a store, also while the daemon runs: only what the store lacks is
     sent, the manifest last."""
-    from streamd.store.store import Store
+    from streamd.store.objects import Store
     from streamd.store.sweep import remove_unneeded
     from streamd.store.upload import upload
 
@@ -155,9 +155,9 @@ def restore(
     checksums, then the directory as `streamd verify` does."""
     from streamd.cli.maintenance import damage_outside_the_log
     from streamd.store.directory import copy_directory, directory_at
+    from streamd.store.objects import Store
     from streamd.store.restore import check_free, choose
     from streamd.store.restore import restore as make
-    from streamd.store.store import Store
 
     settings = settings_of(config, data_dir)
     check_free(settings.data_dir)

@@ -23,8 +23,8 @@ from streamd.roles import FOLDER as ROLES_FOLDER
 from streamd.storage import DISK, SCRATCH, Disk
 from streamd.store import manifest as manifests
 from streamd.store.manifest import Manifest
+from streamd.store.objects import Store
 from streamd.store.restore import restore
-from streamd.store.store import Store
 from streamd.telemetry import metrics
 
 logger = structlog.get_logger()

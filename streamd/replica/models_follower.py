@@ -19,7 +19,7 @@ from streamd.replica.models_state import ModelsState
 from streamd.replica.models_topic import ModelsTopic
 from streamd.settings.loading import Settings
 from streamd.storage import DISK, SCRATCH, append_durably, write_durably
-from streamd.store.store import Store
+from streamd.store.objects import Store
 from streamd.store.versions import MANIFEST, StoredVersion, download_version
 from streamd.telemetry import metrics
 from streamd.windows.history import FILE as HISTORY

@@ -34,7 +34,7 @@ from streamd.settings.loading import Settings
 from streamd.store import checkpoints
 from streamd.store import versions as stored
 from streamd.store.manifest import StoredFile
-from streamd.store.store import Store
+from streamd.store.objects import Store
 from streamd.store.versions import StoredVersion
 from streamd.telemetry import metrics
 from streamd.training.handover import VERSIONS, Handover

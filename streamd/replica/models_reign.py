@@ -13,8 +13,8 @@ from streamd.replica.models_mark import NOTHING, Stored, read_mark, write_mark
 from streamd.replica.models_state import ModelsState
 from streamd.replica.models_topic import ModelsTopic
 from streamd.store.checkpoints import StoredCheckpoint, newest_term
-from streamd.store.index import FileIndex
-from streamd.store.store import Store
+from streamd.store.file_index import FileIndex
+from streamd.store.objects import Store
 from streamd.store.versions import StoredVersion
 from streamd.training.handover import Handovers
 

@@ -23,7 +23,7 @@ from streamd.replica.models_takeover import Takeover, clear, has_state
 from streamd.replica.models_topic import KafkaModelsTopic, ModelsTopic
 from streamd.replica.steps import StepThread
 from streamd.settings.loading import Settings
-from streamd.store.store import Store
+from streamd.store.objects import Store
 from streamd.telemetry.failure_log import LastingFailures
 from streamd.telemetry.heartbeat import Heartbeat, leads_here
 

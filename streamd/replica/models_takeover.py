@@ -27,7 +27,7 @@ from streamd.store.checkpoints import (
     download_checkpoint,
     read_checkpoint,
 )
-from streamd.store.store import Store
+from streamd.store.objects import Store
 from streamd.store.versions import MANIFEST
 from streamd.training.attempts import FILE as ATTEMPT
 from streamd.training.bootstrap import FILE as RANGE

@@ -20,7 +20,7 @@ from streamd.replica.models_standby import (
 from streamd.replica.models_topic import KafkaModelsTopic
 from streamd.replica.steps import StepThread
 from streamd.settings.loading import Settings
-from streamd.store.store import Store
+from streamd.store.objects import Store
 from streamd.telemetry.heartbeat import Heartbeat
 
 logger = structlog.get_logger()

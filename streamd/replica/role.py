@@ -24,7 +24,7 @@ from streamd.replica.start import has_log
 from streamd.replica.succession import Succession
 from streamd.settings.loading import Settings
 from streamd.store.changelog import changelog_topic
-from streamd.store.store import Store
+from streamd.store.objects import Store
 from streamd.telemetry import metrics
 from streamd.telemetry.failure_log import LastingFailures
 from streamd.telemetry.heartbeat import Heartbeat

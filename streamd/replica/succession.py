@@ -15,7 +15,7 @@ from streamd.replica.publisher import ChangelogPublisher
 from streamd.replica.start import has_log
 from streamd.settings.loading import Settings
 from streamd.store import manifest as manifests
-from streamd.store.store import Store
+from streamd.store.objects import Store
 
 logger = structlog.get_logger()
 ASK_SECONDS = 0.5

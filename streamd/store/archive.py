@@ -26,11 +26,11 @@ from streamd.store import manifest as manifests
 from streamd.store.changelog import Changelog, KafkaChangelog, changelog_topic
 from streamd.store.checkpoints import stored_checkpoints
 from streamd.store.manifest import Manifest
-from streamd.store.marks import new_owner
+from streamd.store.objects import Store
 from streamd.store.snapshot import held_bytes
-from streamd.store.store import Store
 from streamd.store.sweep import Sweep
 from streamd.store.upload import upload
+from streamd.store.upload_locks import new_owner
 from streamd.store.versions import FOLDER as VERSIONS
 from streamd.telemetry import metrics
 from streamd.telemetry.failure_log import LastingFailures

@@ -12,13 +12,13 @@ from crc32c import crc32c
 
 from streamd.errors import StoreError
 from streamd.storage import DISK, Disk
-from streamd.store.index import FileIndex, FileStat
+from streamd.store.file_index import FileIndex, FileStat
 from streamd.store.manifest import FILE_BYTES, OBJECT_BYTES, OBJECT_NAME, OBJECTS, StoredFile
-from streamd.store.marks import under_way
+from streamd.store.objects import Store
 from streamd.store.ranges import NO_FILE, Earlier, appended, holds, objects_of
 from streamd.store.restore import write_file
-from streamd.store.store import Store
 from streamd.store.upload import check_there
+from streamd.store.upload_locks import under_way
 from streamd.store.versions import StoredVersion, check
 
 FORMAT = 1

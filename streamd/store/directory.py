@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 from streamd.errors import StoreError
 from streamd.eventlog.journal.journal import LogState
 from streamd.storage import DISK, Disk
-from streamd.store.index import FileIndex
+from streamd.store.file_index import FileIndex
 from streamd.store.ranges import Earlier, objects_of, wanted_files
 from streamd.store.restore import new_directory, verify_made, write_ends, write_pieces
 from streamd.store.snapshot import NAME

@@ -15,7 +15,7 @@ from crc32c import crc32c
 from streamd.errors import ManifestError, StoreError
 from streamd.eventlog.layout import APPENDED, EDGE_FOLDERS
 from streamd.roles import FOLDER as ROLES_FOLDER
-from streamd.store.store import Store
+from streamd.store.objects import Store
 
 logger = structlog.get_logger()
 FORMAT = 1

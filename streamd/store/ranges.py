@@ -13,7 +13,7 @@ from streamd.eventlog.journal.journal import LogState, SegmentState
 from streamd.eventlog.layout import LABELS, ORDER
 from streamd.eventlog.tguf.format import PAGE
 from streamd.eventlog.tguf.reader import open_tguf
-from streamd.store.index import FileIndex, FileStat
+from streamd.store.file_index import FileIndex, FileStat
 from streamd.store.manifest import OBJECT_BYTES, OBJECTS, Piece, StoredFile
 from streamd.store.snapshot import Snapshot
 

@@ -21,7 +21,7 @@ from streamd.eventlog.recovery import last_state, lock_directory
 from streamd.roles import FOLDER as ROLES_FOLDER
 from streamd.roles import HEARTBEAT, LOCK, ROLES, folder_of, make_folder
 from streamd.storage import BLOCK_BYTES, DISK, Disk, link_or_copy
-from streamd.store.index import FileStat
+from streamd.store.file_index import FileStat
 
 NAME = "backup"
 """Name of the folder in `roles/` that holds the lock and the links of a backup."""

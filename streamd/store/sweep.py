@@ -7,8 +7,8 @@ import structlog
 from streamd.store import manifest as manifests
 from streamd.store.checkpoints import files_of, stored_checkpoints
 from streamd.store.manifest import FOLDER, OBJECTS
-from streamd.store.marks import REMOVALS, UPLOADS, marked, new_owner, others
-from streamd.store.store import Store
+from streamd.store.objects import Store
+from streamd.store.upload_locks import REMOVALS, UPLOADS, marked, new_owner, others
 from streamd.store.versions import stored_versions
 
 logger = structlog.get_logger()

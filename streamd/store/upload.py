@@ -21,12 +21,12 @@ from streamd.eventlog.upkeep.holds import read_compacted
 from streamd.roles import folder_of
 from streamd.storage import DISK, Disk
 from streamd.store import manifest as manifests
-from streamd.store.index import FILE, FileIndex
+from streamd.store.file_index import FILE, FileIndex
 from streamd.store.manifest import OBJECTS, Manifest, StoredFile
-from streamd.store.marks import UPLOADS, marked, new_owner, wait_for_removals
+from streamd.store.objects import Store
 from streamd.store.ranges import Earlier, holds, objects_of, wanted_files
 from streamd.store.snapshot import NAME, PAUSE_SECONDS, Snapshot, look_in_place, take_snapshot
-from streamd.store.store import Store
+from streamd.store.upload_locks import UPLOADS, marked, new_owner, wait_for_removals
 
 logger = structlog.get_logger()
 CHECKPOINTS = "train/checkpoints"

@@ -12,11 +12,11 @@ from crc32c import crc32c
 from streamd.errors import StoreError
 from streamd.storage import DISK, SCRATCH, Disk, link_or_copy
 from streamd.store.manifest import OBJECT_BYTES, OBJECT_NAME, OBJECTS, Piece, StoredFile
-from streamd.store.marks import under_way
+from streamd.store.objects import Store
 from streamd.store.ranges import Wanted, objects_of
 from streamd.store.restore import write_file
-from streamd.store.store import Store
 from streamd.store.upload import check_there
+from streamd.store.upload_locks import under_way
 
 FOLDER = "versions"
 MANIFEST = "manifest.json"

@@ -20,8 +20,8 @@ from streamd.registry.manifest import MEMORY
 from streamd.replica.models_standby import Beginning
 from streamd.storage import write_folder_durably
 from streamd.store.checkpoints import download_checkpoint, upload_checkpoint
-from streamd.store.index import FileIndex
-from streamd.store.store import Store
+from streamd.store.file_index import FileIndex
+from streamd.store.objects import Store
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.handover import Handovers
 from streamd.training.trainer import Trainer

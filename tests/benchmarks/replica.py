@@ -17,7 +17,7 @@ from streamd.replica.bootstrap import bootstrap, newest_manifest
 from streamd.replica.connect import connect_leader, open_topic
 from streamd.replica.follower import Follower
 from streamd.replica.kafka_changelog import KafkaReader
-from streamd.store.store import Store
+from streamd.store.objects import Store
 from streamd.store.upload import upload
 from streamd.telemetry.heartbeat import Heartbeat
 from tests.benchmarks.ingest import ingest_seconds, produce

@@ -9,8 +9,8 @@ import numpy as np
 from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress, Schema
 from streamd.store.archive import Archive
+from streamd.store.objects import Store
 from streamd.store.restore import choose, restore
-from streamd.store.store import Store
 from streamd.telemetry.heartbeat import Heartbeat
 from tests.benchmarks.measure import Row
 from tests.builders import ManualClock, batch, stream

@@ -18,7 +18,7 @@ from streamd.eventlog.journal.changelog_position import read_position
 from streamd.replica.start import published_seq
 from streamd.replica.topic import WANTED, ensure_topic
 from streamd.settings.loading import KafkaSettings, as_environment
-from streamd.store.store import Store
+from streamd.store.objects import Store
 from streamd.store.upload import upload
 from streamd.telemetry.heartbeat import read_beat
 from tests.crash.daemons import produce, rows_of, wait

@@ -19,7 +19,7 @@ from streamd.replica.models_reign import Reign
 from streamd.replica.models_state import ModelsState
 from streamd.replica.models_takeover import Takeover
 from streamd.storage import StoredFile
-from streamd.store.store import Store
+from streamd.store.objects import Store
 from streamd.tensors import file_checksum
 from streamd.training.handover import newest_checkpoint
 from streamd.windows import Window

@@ -12,7 +12,7 @@ from streamd.eventlog.writer import LogWriter
 from streamd.replica.bootstrap import MADE, bootstrap, finish_bootstrap, newest_manifest
 from streamd.replica.follower import Follower
 from streamd.replica.leader import lead
-from streamd.store.store import Store
+from streamd.store.objects import Store
 from streamd.store.upload import upload
 from tests.faults import Crash, FaultyDisk
 from tests.replica.directories import difference

@@ -20,7 +20,7 @@ from streamd.registry.journal import Move
 from streamd.registry.outcome import outcome_of
 from streamd.replica import models_records as records
 from streamd.replica.models_state import ModelsState
-from streamd.store.store import Store
+from streamd.store.objects import Store
 from streamd.store.sweep import remove_unneeded
 from streamd.store.versions import FOLDER, stored_versions
 from streamd.windows.history import append_record

@@ -27,7 +27,7 @@ from streamd.replica.steps import StepThread
 from streamd.replica.topic import find_topic
 from streamd.server.lag import Completeness
 from streamd.store.changelog import models_topic
-from streamd.store.store import Store
+from streamd.store.objects import Store
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat, read_beat
 from tests.builders import HOUR, settings, stream, write_log

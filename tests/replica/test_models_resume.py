@@ -18,7 +18,7 @@ from streamd.events import Schema
 from streamd.registry import Registry
 from streamd.replica.models_follower import ModelsFollower
 from streamd.replica.models_standby import Beginning, leads
-from streamd.store.store import Store
+from streamd.store.objects import Store
 from streamd.telemetry.heartbeat import Heartbeat, read_beat
 from streamd.training.trainer import Trainer
 from streamd.windows.history import HistoryReader

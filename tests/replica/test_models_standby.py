@@ -12,7 +12,7 @@ from streamd.replica.models_mark import MARK, Stored, read_mark, write_mark
 from streamd.replica.models_standby import lock_writer
 from streamd.replica.models_state import ModelsState
 from streamd.store.checkpoints import stored_checkpoints
-from streamd.store.store import Store
+from streamd.store.objects import Store
 from tests.replica.models_world import (
     Killed,
     MemoryLog,

@@ -12,7 +12,7 @@ from streamd.replica.follower import Follower
 from streamd.replica.records import Claim
 from streamd.replica.start import published_seq
 from streamd.replica.verify import compare
-from streamd.store.store import Store
+from streamd.store.objects import Store
 from streamd.store.upload import upload
 from tests.replica.rivals import all_agree, commit, difference, drain, leader
 from tests.replica.twin import Topic

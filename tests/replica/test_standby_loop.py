@@ -17,7 +17,7 @@ from streamd.replica.leader import lead
 from streamd.replica.role import FollowLoop
 from streamd.replica.start import has_log
 from streamd.replica.succession import ANSWER_SECONDS, Silence, StandbySuccession
-from streamd.store.store import Store
+from streamd.store.objects import Store
 from streamd.store.upload import upload
 from streamd.telemetry.heartbeat import Heartbeat, read_beat
 from tests.builders import settings

@@ -27,7 +27,7 @@ from streamd.replica.changelog import OutOfRange
 from streamd.replica.follower import Follower
 from streamd.replica.records import HEAD_BYTES, Claim, Heartbeat
 from streamd.replica.start import published_seq
-from streamd.store.store import Store
+from streamd.store.objects import Store
 from streamd.store.upload import upload
 from tests.faults import Crash, FaultyDisk
 from tests.replica.directories import difference, lines_of

@@ -10,7 +10,7 @@ from streamd.events import Progress
 from streamd.replica.bootstrap import LOG_PARTS, bootstrap, newest_manifest
 from streamd.replica.follower import Follower
 from streamd.replica.leader import lead
-from streamd.store.store import Store
+from streamd.store.objects import Store
 from streamd.store.upload import upload
 from tests.builders import batch, stream
 from tests.replica.twin import Topic

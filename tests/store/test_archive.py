@@ -27,11 +27,11 @@ from streamd.store import manifest as manifests
 from streamd.store import ranges
 from streamd.store.archive import Archive, read_forgotten
 from streamd.store.manifest import OBJECTS
-from streamd.store.marks import REMOVALS, UPLOADS
+from streamd.store.objects import Store
 from streamd.store.restore import choose, restore
-from streamd.store.store import Store
 from streamd.store.sweep import Sweep, remove_unneeded
 from streamd.store.upload import upload
+from streamd.store.upload_locks import REMOVALS, UPLOADS
 from streamd.store.versions import object_of, upload_version
 from streamd.telemetry.heartbeat import Heartbeat, read_beat
 from tests.builders import SECOND, ManualClock, compact, stream

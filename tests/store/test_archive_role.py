@@ -22,8 +22,8 @@ from streamd.events import Schema
 from streamd.roles import ROLES, check_name, roles_of
 from streamd.store import manifest as manifests
 from streamd.store.archive import Archive, open_archive
+from streamd.store.objects import Store
 from streamd.store.restore import choose, restore
-from streamd.store.store import Store
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat, read_beat
 from tests.builders import ManualClock, settings, stream, write_log

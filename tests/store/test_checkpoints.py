@@ -14,9 +14,9 @@ from streamd.store.checkpoints import (
     stored_checkpoints,
     upload_checkpoint,
 )
-from streamd.store.index import FileIndex
+from streamd.store.file_index import FileIndex
 from streamd.store.manifest import OBJECTS
-from streamd.store.store import Store
+from streamd.store.objects import Store
 from streamd.store.sweep import remove_unneeded
 
 FILES = {"checkpoint/cursor.json": b"{}", "checkpoint/state.safetensors": b"s" * 5000, "replay/1.safetensors": b"r" * 300,

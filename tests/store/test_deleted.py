@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 from streamd.cli.main import app
 from streamd.errors import SettingsError
 from streamd.eventlog.node_keys import encode_keys
-from streamd.store import deleted as searching
+from streamd.store import deleted_keys as searching
 from streamd.store import manifest as manifests
-from streamd.store.deleted import DeletedSearch, TopicRecord, read_keys
+from streamd.store.deleted_keys import DeletedSearch, TopicRecord, read_keys
 from streamd.store.manifest import OBJECTS
+from streamd.store.objects import Store
 from streamd.store.search import FEW_FORMS, KeySearch
-from streamd.store.store import Store
 from streamd.store.upload import upload
 from tests.builders import compact
 from tests.store.test_store import rich_log

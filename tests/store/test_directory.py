@@ -22,7 +22,7 @@ from streamd.replica.follower import Follower
 from streamd.replica.leader import lead
 from streamd.replica.members import MEMBER, member_name
 from streamd.store.directory import copy_directory, directory_at
-from streamd.store.store import Store
+from streamd.store.objects import Store
 from streamd.store.upload import upload
 from streamd.telemetry.heartbeat import Heartbeat
 from tests.builders import stream

@@ -4,7 +4,7 @@ import pytest
 from kafka import KafkaAdminClient, KafkaProducer
 
 from streamd.store.changelog import KafkaChangelog, changelog_topic
-from streamd.store.deleted import DeletedSearch, KafkaTopic
+from streamd.store.deleted_keys import DeletedSearch, KafkaTopic
 from tests.builders import settings
 
 pytestmark = pytest.mark.kafka

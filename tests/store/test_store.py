@@ -24,11 +24,11 @@ from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, Schema
 from streamd.store import manifest as manifests
 from streamd.store.manifest import OBJECTS, Manifest, Piece, StoredFile
-from streamd.store.marks import MARK_SECONDS, UPLOADS
+from streamd.store.objects import Store, without_secrets
 from streamd.store.restore import choose, restore
-from streamd.store.store import Store, without_secrets
 from streamd.store.sweep import remove_unneeded
 from streamd.store.upload import upload
+from streamd.store.upload_locks import MARK_SECONDS, UPLOADS
 from tests.builders import (
     SECOND,
     SETS,

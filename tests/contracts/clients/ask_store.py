@@ -24,9 +24,9 @@ from moto.server import ThreadedMotoServer  # noqa: E402
 from streamd.errors import StoreError  # noqa: E402
 from streamd.store import manifest as manifests  # noqa: E402
 from streamd.store.archive import Archive  # noqa: E402
-from streamd.store.deleted import DeletedSearch  # noqa: E402
+from streamd.store.deleted_keys import DeletedSearch  # noqa: E402
+from streamd.store.objects import Store  # noqa: E402
 from streamd.store.restore import choose, restore  # noqa: E402
-from streamd.store.store import Store  # noqa: E402
 from streamd.store.sweep import remove_unneeded  # noqa: E402
 from streamd.store.upload import upload  # noqa: E402
 from streamd.telemetry.heartbeat import Heartbeat  # noqa: E402

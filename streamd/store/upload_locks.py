@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import structlog
 
 from streamd.errors import StoreError
-from streamd.store.store import Store
+from streamd.store.objects import Store
 
 logger = structlog.get_logger()
 UPLOADS = "uploads"

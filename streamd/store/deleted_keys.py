@@ -11,8 +11,8 @@ from streamd.errors import KafkaError, SettingsError, StoreError
 from streamd.ingest.kafka.client import make_consumer
 from streamd.settings.loading import KafkaSettings
 from streamd.store import manifest as manifests
+from streamd.store.objects import Store
 from streamd.store.search import CHUNK_BYTES, KeySearch
-from streamd.store.store import Store
 
 POLL_MS = 1_000
 
