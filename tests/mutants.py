@@ -27,8 +27,8 @@ ROOMS = {
     "streamd/eventlog/commit_rows.py": ["tests/segments", "tests/properties/test_log_machine.py"],
     "streamd/eventlog/journal/journal.py": ["tests/segments", "tests/properties/test_log_machine.py"],
     "streamd/eventlog/recovery.py": ["tests/segments", "tests/properties/test_log_machine.py"],
-    "streamd/graph/facts.py": ["tests/graph/test_facts.py"],
-    "streamd/graph/facts_kernels.py": ["tests/graph/test_facts.py"],
+    "streamd/graph/facts/pair_facts.py": ["tests/graph/test_facts.py"],
+    "streamd/graph/facts/kernels.py": ["tests/graph/test_facts.py"],
     "streamd/training/shadow.py": ["tests/training/test_shadow.py", "tests/registry"],
     "streamd/registry/gate.py": ["tests/training/test_shadow.py", "tests/registry"],
     "streamd/registry/journal.py": ["tests/registry"],
@@ -95,7 +95,7 @@ NAMED = [
           "reversed(range(len(self._chunks)))", ["tests/training/test_replay.py"]),
     Named("the held-out tail is learned too", "streamd/training/learner.py", "(torch.arange(own.start, own.stop) < left).float()",
           "torch.ones(own.stop - own.start)", ["tests/training/test_learner.py", *NO_RECORDED_LOSSES]),
-    Named("deletes from before a restart at a negative index", "streamd/graph/set_facts.py",
+    Named("deletes from before a restart at a negative index", "streamd/graph/facts/set_facts.py",
           "np.maximum(new - self.edge, 0)", "new - self.edge", ["tests/graph/test_set_facts.py"]),
     Named("edges of a mapped record before its other events", "streamd/decode/sources/topic.py",
           "batch.add(joined(made).take(order))", "batch.add(joined(made))", ["tests/ingest/test_mapped_order.py"]),
@@ -113,7 +113,7 @@ NAMED = [
           "        return new_P", ["tests/models/test_memory_pages.py"]),
 ]
 
-MERGE, FACTS, KERNELS, LOG = ("streamd/ingest/order/merge.py", "streamd/graph/facts.py", "streamd/graph/facts_kernels.py",
+MERGE, FACTS, KERNELS, LOG = ("streamd/ingest/order/merge.py", "streamd/graph/facts/pair_facts.py", "streamd/graph/facts/kernels.py",
                               "streamd/eventlog/writer.py")
 REASONS = {
     (MERGE, "NUM_LEADS = 1001"): "a parameter",

@@ -25,7 +25,7 @@ from streamd.evaluation.label_scores import LabelRules
 from streamd.evaluation.sights import NightlySight, StaleSight, nightly_memory_step
 from streamd.eventlog.reader import LogReader
 from streamd.events import Bools, Float32, Int64
-from streamd.graph.fact_columns import LOG_SHARES, NUM_HALF_LIVES
+from streamd.graph.facts.columns import LOG_SHARES, NUM_HALF_LIVES
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import edgebank_scores, rule_scores
 from streamd.settings.loading import Settings

@@ -25,9 +25,8 @@ from streamd.gpu.device import lacks_memory, memory_for
 from streamd.gpu.launch import Launch
 from streamd.gpu.mirror import Mirror, Placement
 from streamd.gpu.pages import Pages
-from streamd.graph.blocks import BlockGraph
-from streamd.graph.draws import ALL_SETS, Direction, Draw, Neighbors
-from streamd.graph.hops import (
+from streamd.graph.blocks.draws import ALL_SETS, Direction, Draw, Neighbors
+from streamd.graph.blocks.hops import (
     HopDraws,
     NextRoots,
     NumberedHop,
@@ -36,7 +35,8 @@ from streamd.graph.hops import (
     renumbered,
     sample_hops,
 )
-from streamd.graph.strategies import STRATEGIES
+from streamd.graph.blocks.store import BlockGraph
+from streamd.graph.blocks.strategies import STRATEGIES
 from streamd.telemetry import metrics
 
 logger = structlog.get_logger()

@@ -7,10 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamd.events import Int64
-from streamd.graph.block_arrays import BLOCKS, BlockArrays
-from streamd.graph.jit import compiled_for, inner
-from streamd.graph.kernel_types import INTS, WRITTEN_INTS, writes
-from streamd.graph.kernels import (
+from streamd.graph.blocks.arrays import BLOCKS, BlockArrays
+from streamd.graph.blocks.kernels import (
     DEGREE,
     DIRECTORY,
     GONE,
@@ -19,6 +17,8 @@ from streamd.graph.kernels import (
     entries_below,
     num_blocks,
 )
+from streamd.graph.jit import compiled_for, inner
+from streamd.graph.kernel_types import INTS, WRITTEN_INTS, writes
 
 
 @inner

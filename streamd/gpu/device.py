@@ -9,8 +9,8 @@ from importlib.util import find_spec
 import structlog
 
 from streamd.errors import DeviceError, DeviceMemoryError
-from streamd.graph.blocks import BlockGraph, ReadBack
-from streamd.graph.draws import Direction
+from streamd.graph.blocks.draws import Direction
+from streamd.graph.blocks.store import BlockGraph, ReadBack
 from streamd.graph.temporal import TemporalGraph
 from streamd.settings.loading import Settings
 

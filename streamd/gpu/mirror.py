@@ -8,8 +8,8 @@ import torch
 from streamd.events import Int64
 from streamd.gpu.changes import changed
 from streamd.gpu.pages import LockedArray, Pages
-from streamd.graph.blocks import BlockStore
-from streamd.graph.kernels import DEGREE, DIRECTORY
+from streamd.graph.blocks.kernels import DEGREE, DIRECTORY
+from streamd.graph.blocks.store import BlockStore
 
 Placement = Literal["resident", "hybrid"]
 
@@ -18,7 +18,7 @@ class Mirror:
     """A block store's arrays on the device, and what of them was sent. Owner: its `DeviceGraph`.
 
     arrays: nodes int64[N, 4], blocks int64[2 B], entries int64[E], hidden uint8[N], as in
-    `streamd.graph.block_arrays.BlockArrays`; no entries while they are page-locked on the host.
+    `streamd.graph.blocks.arrays.BlockArrays`; no entries while they are page-locked on the host.
     """
 
     def __init__(self, store: BlockStore, device: torch.device, pages: Pages) -> None:

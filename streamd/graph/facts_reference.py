@@ -7,9 +7,10 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from streamd.graph.fact_arrays import HOURS, PARTNERS, RATES, TRANSITIONS
-from streamd.graph.fact_columns import CANDIDATE_WEIGHTS, LOG_SHARES, PAIR_WEIGHTS, FactColumn
-from streamd.graph.facts_kernels import (
+from streamd.graph.facts.arrays import HOURS, PARTNERS, RATES, TRANSITIONS
+from streamd.graph.facts.columns import CANDIDATE_WEIGHTS, LOG_SHARES, PAIR_WEIGHTS, FactColumn
+from streamd.graph.facts.hour_table import ANYONE, HOUR_US, NODE_BITS
+from streamd.graph.facts.kernels import (
     FLOOR_LOG_SHARE,
     KEPT_REPEATS,
     NEVER_LOG_EVENTS,
@@ -23,7 +24,6 @@ from streamd.graph.facts_kernels import (
     UNSEEN_TRANSITIONS,
 )
 from streamd.graph.hashing import mix
-from streamd.graph.hour_table import ANYONE, HOUR_US, NODE_BITS
 
 
 class ReferenceFacts:

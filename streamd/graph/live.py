@@ -9,10 +9,10 @@ import structlog
 from streamd.errors import CorruptionError
 from streamd.eventlog.reader import LogReader
 from streamd.events import Bools, Float32, Int64
-from streamd.graph.blocks import ReadBack
+from streamd.graph.blocks.store import ReadBack
+from streamd.graph.facts.set_facts import SetFacts
 from streamd.graph.label_history import LabelHistory
 from streamd.graph.node_features import FeatureRows, NodeFeatures
-from streamd.graph.set_facts import SetFacts
 from streamd.graph.temporal import TemporalGraph
 from streamd.settings.loading import ModelSettings
 from streamd.storage import remove_scratch

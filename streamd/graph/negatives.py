@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from streamd.events import Bools, Int64
 from streamd.graph import PairFacts
+from streamd.graph.facts.set_facts import Destinations, SetFacts
 from streamd.graph.hashing import GOLDEN, mix
-from streamd.graph.set_facts import Destinations, SetFacts
 
 UInt64 = NDArray[np.uint64]
 NUM_SCORED = 100

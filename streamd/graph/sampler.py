@@ -9,9 +9,9 @@ import numpy as np
 
 from streamd.eventlog.columns import EdgeColumns
 from streamd.events import Bools, Int64
-from streamd.graph.draws import Direction, Draw, Neighbors, NeighborSampler
-from streamd.graph.gather import edge_times, edges_before, next_roots
-from streamd.graph.hops import NextRoots, Roots, SampledHop, sample_hops
+from streamd.graph.blocks.draws import Direction, Draw, Neighbors, NeighborSampler
+from streamd.graph.blocks.gather import edge_times, edges_before, next_roots
+from streamd.graph.blocks.hops import NextRoots, Roots, SampledHop, sample_hops
 
 Strategy = Literal["recent", "uniform", "window", "static"]
 SPLIT_ROOTS = 4096

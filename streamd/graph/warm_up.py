@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from filelock import FileLock, Timeout
 
 from streamd.errors import LockedError
-from streamd.graph import facts_kernels, jit, pair_table
+from streamd.graph import jit
+from streamd.graph.facts import kernels as facts_kernels
+from streamd.graph.facts import pair_table
 from streamd.processes import PYTHON, SUPERVISED_BY
 
 KERNELS_SECONDS = 300.0

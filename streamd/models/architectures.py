@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from streamd.graph.draws import Draw
+from streamd.graph.blocks.draws import Draw
+from streamd.graph.blocks.strategies import StrategyName
 from streamd.graph.neighborhood import SamplingPlan
-from streamd.graph.strategies import StrategyName
 from streamd.settings.loading import ModelName, ModelSettings
 
 Plan = Callable[[ModelSettings], SamplingPlan]

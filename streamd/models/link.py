@@ -13,7 +13,7 @@ from torch.nn.functional import embedding
 
 from streamd.errors import VersionError
 from streamd.events import NodeDeletes, Schema
-from streamd.graph.fact_columns import num_facts
+from streamd.graph.facts.columns import num_facts
 from streamd.graph.neighborhood import SamplingPlan
 from streamd.models.architectures import architecture_of
 from streamd.models.arrays import Array, as_tensor

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from streamd.errors import VersionError
 from streamd.eventlog.reader import LogReader
 from streamd.events import Float32, Int64, NodeDeletes
-from streamd.graph.hops import arrays_of
+from streamd.graph.blocks.hops import arrays_of
 from streamd.graph.live import LiveGraph
 from streamd.graph.ownership import owner_of
 from streamd.models.arrays import HOST, Array, as_array, as_tensor, on_host, put, zeros

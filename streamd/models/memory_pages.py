@@ -12,8 +12,8 @@ import threading
 import numpy as np
 
 from streamd.events import Bools, Int64
-from streamd.graph.arena import Arena
-from streamd.graph.hops import arrays_of
+from streamd.graph.blocks.arena import Arena
+from streamd.graph.blocks.hops import arrays_of
 from streamd.graph.ownership import OwnedNodes
 from streamd.models.arrays import HOST, Array, on_host, put, zeros
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamd.events import Float32, Int64, NodeDeletes, Schema
-from streamd.graph.fact_columns import num_facts
+from streamd.graph.facts.columns import num_facts
 from streamd.graph.neighborhood import Hop, Neighborhood
 from streamd.models.architectures import architecture_of
 from streamd.models.label_rows import LabelRows

@@ -4,8 +4,8 @@ destinations behind."""
 import numpy as np
 
 from streamd.events import Float32
-from streamd.graph.fact_columns import FactColumn
-from streamd.graph.facts_kernels import FLOOR_LOG_SHARE, NEVER_LOG_SECONDS
+from streamd.graph.facts.columns import FactColumn
+from streamd.graph.facts.kernels import FLOOR_LOG_SHARE, NEVER_LOG_SECONDS
 
 NAME = "rule"
 POPULARITY_WEIGHT = 3.0

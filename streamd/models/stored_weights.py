@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from streamd.graph.fact_columns import NUM_FACTS
-from streamd.graph.hops import arrays_of
+from streamd.graph.blocks.hops import arrays_of
+from streamd.graph.facts.columns import NUM_FACTS
 from streamd.models.arrays import Array
 
 OLD_NUM_FACTS = (19, 32)

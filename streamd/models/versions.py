@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from streamd.errors import NewerSchemaError, VersionError
 from streamd.events import Schema
-from streamd.graph.fact_columns import FACT_NAMES
+from streamd.graph.facts.columns import FACT_NAMES
 from streamd.models.architectures import architecture_of
 from streamd.models.arrays import HOST
 from streamd.models.inference import Inference

@@ -8,9 +8,16 @@ import numpy as np
 import torch
 
 from streamd.events import Float32, Int64
-from streamd.graph.blocks import BlockGraph
-from streamd.graph.draws import Direction, Draw, Neighbors
-from streamd.graph.hops import HopDraws, NextRoots, NumberedHops, Roots, renumbered, sample_hops
+from streamd.graph.blocks.draws import Direction, Draw, Neighbors
+from streamd.graph.blocks.hops import (
+    HopDraws,
+    NextRoots,
+    NumberedHops,
+    Roots,
+    renumbered,
+    sample_hops,
+)
+from streamd.graph.blocks.store import BlockGraph
 from streamd.graph.node_features import NodeFeatures
 from streamd.ranks.lane import Lane
 from streamd.ranks.rows import Route

@@ -11,8 +11,8 @@ import numpy as np
 
 from streamd.errors import OffloadedError
 from streamd.events import Key
-from streamd.graph.draws import Draw
-from streamd.graph.hops import Roots, distinct_nodes
+from streamd.graph.blocks.draws import Draw
+from streamd.graph.blocks.hops import Roots, distinct_nodes
 from streamd.server.loaded_version import UNKNOWN
 from streamd.server.server_graph import ServerGraph
 from streamd.server.sets import plain

@@ -3,8 +3,8 @@
 import numpy as np
 
 from streamd.events import Bools, Int64
-from streamd.graph.arena import Arena
-from streamd.graph.hops import arrays_of
+from streamd.graph.blocks.arena import Arena
+from streamd.graph.blocks.hops import arrays_of
 from streamd.models.arrays import HOST, Array, put, zeros
 
 MAX_KEPT = 1 << 17

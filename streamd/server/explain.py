@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from streamd.events import Float32, Key
-from streamd.graph.fact_columns import FACT_NAMES, NUM_FACTS
-from streamd.graph.fact_groups import GROUPS, fact_words, group_words
+from streamd.graph.facts.columns import FACT_NAMES, NUM_FACTS
+from streamd.graph.facts.groups import GROUPS, fact_words, group_words
 from streamd.models.rule import rule_scores
 from streamd.models.shapley import Float64, coalitions, shapley_shares
 from streamd.server.loaded_version import UNKNOWN, LoadedVersion

@@ -10,7 +10,7 @@ from pathlib import Path
 import structlog
 
 from streamd.graph.live import LiveGraph
-from streamd.graph.restart import RestartPoint
+from streamd.graph.restart_point import RestartPoint
 from streamd.models import Memory
 from streamd.registry.manifest import Manifest
 from streamd.roles import folder_of

@@ -9,8 +9,8 @@ from streamd.eventlog.journal.journal import LogState
 from streamd.eventlog.reader import LogReader
 from streamd.events import Int64, Key
 from streamd.gpu import choose_device, make_graph
+from streamd.graph.facts.set_facts import SetFacts
 from streamd.graph.live import LiveGraph, read_back
-from streamd.graph.set_facts import SetFacts
 from streamd.server.candidates import Candidates
 from streamd.server.loaded_version import UNKNOWN
 from streamd.server.retention_hold import RetentionHold

@@ -26,8 +26,8 @@ from streamd.errors import CorruptionError, VersionError
 from streamd.eventlog.reader import LogReader
 from streamd.events import Float32, Int64
 from streamd.gpu import memory_for
+from streamd.graph.facts.set_facts import SetFacts, beside
 from streamd.graph.negatives import SCORED
-from streamd.graph.set_facts import SetFacts, beside
 from streamd.models import LinkModel, Memory
 from streamd.models.memory_files import read_memory
 from streamd.registry.manifest import MEMORY

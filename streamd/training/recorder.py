@@ -12,8 +12,8 @@ import torch
 from streamd.eventlog.reader import LogReader
 from streamd.events import Bools, Float32, Int64
 from streamd.gpu import choose_device, free_device_memory, make_graph
-from streamd.graph.blocks import BlockGraph
-from streamd.graph.fact_columns import NUM_FACTS
+from streamd.graph.blocks.store import BlockGraph
+from streamd.graph.facts.columns import NUM_FACTS
 from streamd.graph.live import CATCH_UP_EDGES, LiveGraph, read_back
 from streamd.graph.negatives import (
     LEARNED,

@@ -7,7 +7,7 @@ import time
 
 from streamd.eventlog.upkeep.holds import Hold
 from streamd.graph.live import LiveGraph
-from streamd.graph.restart import RestartPoint
+from streamd.graph.restart_point import RestartPoint
 from streamd.registry import Registry
 from streamd.settings.loading import Settings
 

@@ -21,7 +21,7 @@ from streamd.errors import SettingsError, StreamdError
 from streamd.eventlog.reader import LogReader
 from streamd.events import Float32, Int64
 from streamd.gpu import choose_device, make_graph, memory_for
-from streamd.graph.draws import Draw
+from streamd.graph.blocks.draws import Draw
 from streamd.graph.live import LiveGraph, read_back
 from streamd.graph.negatives import LEARNED_SEED, NUM_LEARNED, NUM_SCORED, SCORED_SEED, Pools
 from streamd.graph.neighborhood import Neighborhood, sample_neighborhood

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from streamd.events import Bools, Float32, Int64
-from streamd.graph.fact_columns import FactColumn
+from streamd.graph.facts.columns import FactColumn
 from streamd.models.rule import edgebank_scores
 from streamd.ranks import Ranks
 from streamd.schema import Schema

@@ -11,7 +11,7 @@ import structlog
 from streamd.clock import Clock
 from streamd.errors import CorruptionError, RanksError, VersionError
 from streamd.eventlog.reader import LogReader
-from streamd.graph.fact_columns import FACT_NAMES
+from streamd.graph.facts.columns import FACT_NAMES
 from streamd.models.restored import restored
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import rule_scores

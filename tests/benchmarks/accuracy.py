@@ -23,7 +23,7 @@ import torch
 from streamd.evaluation.backtest import means
 from streamd.evaluation.regimes import Regimes, RegimeWindow, best_half_life
 from streamd.eventlog.reader import LogReader
-from streamd.graph.fact_columns import FACT_NAMES, NUM_HALF_LIVES
+from streamd.graph.facts.columns import FACT_NAMES, NUM_HALF_LIVES
 from streamd.schema import EdgeSet, Schema
 from streamd.settings.loading import load_settings
 from streamd.training.recorder import Chunk, Recorder

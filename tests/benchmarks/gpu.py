@@ -21,9 +21,9 @@ from streamd.gpu import fix_torch
 from streamd.gpu.blocks import DeviceGraph
 from streamd.gpu.cache import FeatureCache
 from streamd.graph import BlockGraph, Draw, neighborhood
-from streamd.graph.hops import Roots, distinct_nodes
+from streamd.graph.blocks.hops import Roots, distinct_nodes
+from streamd.graph.blocks.strategies import STRATEGIES
 from streamd.graph.live import CATCH_UP_EDGES
-from streamd.graph.strategies import STRATEGIES
 from streamd.settings.loading import Settings
 from streamd.telemetry import metrics
 from streamd.training.learner import Learner

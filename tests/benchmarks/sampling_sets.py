@@ -6,7 +6,7 @@
 import numpy as np
 
 from streamd.graph import BlockGraph, Draw
-from streamd.graph.hops import Roots, sample_parts
+from streamd.graph.blocks.hops import Roots, sample_parts
 from tests.benchmarks import synth
 from tests.benchmarks.measure import Row, best_seconds
 

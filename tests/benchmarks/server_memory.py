@@ -22,7 +22,7 @@ import numpy as np
 from streamd.daemon.supervisor import role_environment
 from streamd.demo.broker import free_port
 from streamd.eventlog.reader import LogReader
-from streamd.graph.fact_columns import FACT_NAMES
+from streamd.graph.facts.columns import FACT_NAMES
 from streamd.models import build_model
 from streamd.models.memory_files import MemoryFiles
 from streamd.registry import Registry

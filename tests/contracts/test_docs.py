@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute
 
 import streamd.errors
 from streamd.cli.main import app
-from streamd.graph.fact_columns import FACT_NAMES, FactColumn
+from streamd.graph.facts.columns import FACT_NAMES, FactColumn
 from streamd.ingest.dead_letters.sinks import REASONS
 from streamd.models.architectures import ARCHITECTURES, COMMON
 from streamd.settings.loading import leaves, load_settings

@@ -25,7 +25,7 @@ from streamd.evaluation.regimes import RegimeWindow, best_half_life
 from streamd.eventlog.reader import LogReader
 from streamd.eventlog.writer import LogWriter
 from streamd.events import Schema
-from streamd.graph.fact_columns import NUM_HALF_LIVES
+from streamd.graph.facts.columns import NUM_HALF_LIVES
 from streamd.ingest.dead_letters.sinks import make_dead_letters
 from streamd.ingest.loop import IngestLoop
 from streamd.settings.loading import load_settings, schema_of

@@ -13,8 +13,8 @@ from streamd.gpu import pages as page_locks
 from streamd.gpu.blocks import DeviceGraph
 from streamd.gpu.mirror import Mirror
 from streamd.graph import BlockGraph, Draw
-from streamd.graph.draws import ALL_SETS
-from streamd.graph.hops import Roots, distinct_nodes, earlier_windows
+from streamd.graph.blocks.draws import ALL_SETS
+from streamd.graph.blocks.hops import Roots, distinct_nodes, earlier_windows
 from streamd.telemetry import metrics
 from tests.builders import stream
 from tests.gpu import host

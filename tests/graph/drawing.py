@@ -3,7 +3,7 @@
 import numpy as np
 
 from streamd.graph import Draw, Neighbors, reference
-from streamd.graph.strategies import STRATEGIES
+from streamd.graph.blocks.strategies import STRATEGIES
 
 
 def recent(graph, roots, before, k, since=0, direction="both"):

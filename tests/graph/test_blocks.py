@@ -5,11 +5,12 @@ from hypothesis import strategies as st
 
 from streamd.errors import OffloadedError
 from streamd.eventlog.columns import EdgeColumns
-from streamd.graph import BlockGraph, Draw, Neighbors, blocks
-from streamd.graph.kernels import SPAN
+from streamd.graph import BlockGraph, Draw, Neighbors
+from streamd.graph.blocks import store as blocks
+from streamd.graph.blocks.kernels import SPAN
+from streamd.graph.blocks.strategies import STRATEGIES
 from streamd.graph.neighborhood import SamplingPlan, sample_neighborhood
 from streamd.graph.node_features import NodeFeatures
-from streamd.graph.strategies import STRATEGIES
 from streamd.schema import Schema
 from tests.builders import stream
 from tests.graph.drawing import recent, rows, same, wanted

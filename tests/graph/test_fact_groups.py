@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamd.graph import NUM_FACTS, FactColumn, PairFacts
-from streamd.graph.fact_groups import GROUPS, WORDS, duration, fact_words, group_words, times_met
+from streamd.graph.facts.groups import GROUPS, WORDS, duration, fact_words, group_words, times_met
 
 C = FactColumn
 SECOND, HOUR = 1_000_000, 3_600_000_000

@@ -78,7 +78,7 @@ def test_the_hash_follows_every_source(tmp_path):
 def test_each_installation_has_kernels_of_its_own(tmp_path):
     for name in ("one", "two"):
         (tmp_path / name / "graph").mkdir(parents=True)
-        (tmp_path / name / "graph/kernels.py").touch()
+        (tmp_path / name / "graph/blocks/kernels.py").touch()
     assert jit.sources_hash(tmp_path / "one") != jit.sources_hash(tmp_path / "two")
 
 

@@ -9,9 +9,10 @@ import pytest
 from streamd.eventlog.reader import LogReader
 from streamd.eventlog.upkeep.holds import Hold, ask_to_compact, read_holds
 from streamd.events import DELETION
-from streamd.graph import BlockGraph, restart
+from streamd.graph import BlockGraph
+from streamd.graph import restart_point as restart
 from streamd.graph.live import LiveGraph
-from streamd.graph.restart import RestartPoint
+from streamd.graph.restart_point import RestartPoint
 from streamd.roles import HOLD, folder_of
 from streamd.tensors import pack, unpack
 from tests.builders import settings, stream, write_log

@@ -12,7 +12,7 @@ from streamd.eventlog.reader import LogReader
 from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress, Schema
 from streamd.graph import BlockGraph, TemporalSampler
-from streamd.graph.gather import edge_features, edge_times, edges_before
+from streamd.graph.blocks.gather import edge_features, edge_times, edges_before
 from tests.builders import batch, stream
 from tests.graph.drawing import uniform
 

@@ -7,8 +7,8 @@ import pytest
 
 from streamd.events import NodeDeletes
 from streamd.graph import NUM_FACTS, PairFacts
+from streamd.graph.facts.set_facts import SetFacts
 from streamd.graph.live import save_facts, take_stored
-from streamd.graph.set_facts import SetFacts
 from streamd.schema import EdgeSet, Schema
 from tests.builders import SETS, sets_stream
 

@@ -9,8 +9,8 @@ import torch
 from streamd.errors import VersionError
 from streamd.eventlog.reader import LogReader
 from streamd.events import Schema
-from streamd.graph.blocks import BlockGraph
-from streamd.graph.fact_columns import num_facts
+from streamd.graph.blocks.store import BlockGraph
+from streamd.graph.facts.columns import num_facts
 from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import sample_neighborhood
 from streamd.graph.node_features import NodeFeatures

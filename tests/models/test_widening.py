@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from streamd.graph.fact_columns import num_facts
+from streamd.graph.facts.columns import num_facts
 from streamd.models import ARCHITECTURES, build_model
 from streamd.models.inputs import HopInputs, LinkInputs
 from streamd.models.link import link_loss

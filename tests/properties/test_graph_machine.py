@@ -8,9 +8,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from streamd.eventlog.columns import EdgeColumns
 from streamd.graph import BlockGraph, Draw, TemporalSampler, reference
-from streamd.graph.draws import ALL_SETS
-from streamd.graph.hops import Roots, sample_parts
-from streamd.graph.strategies import STRATEGIES
+from streamd.graph.blocks.draws import ALL_SETS
+from streamd.graph.blocks.hops import Roots, sample_parts
+from streamd.graph.blocks.strategies import STRATEGIES
 from tests.graph.drawing import rows, wanted
 
 NODES = 9

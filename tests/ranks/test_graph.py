@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from streamd.graph.blocks import BlockGraph
-from streamd.graph.draws import Draw
-from streamd.graph.hops import Roots, distinct_nodes, earlier_windows
+from streamd.graph.blocks.draws import Draw
+from streamd.graph.blocks.hops import Roots, distinct_nodes, earlier_windows
+from streamd.graph.blocks.store import BlockGraph
 from streamd.graph.node_features import NodeFeatures
 from streamd.ranks.graph import RankedFeatures, RankedGraph
 from streamd.schema import Schema

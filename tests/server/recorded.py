@@ -18,7 +18,7 @@ import torch
 from streamd.eventlog.reader import LogReader
 from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, Schema, empty_batch
-from streamd.graph.fact_columns import FACT_NAMES
+from streamd.graph.facts.columns import FACT_NAMES
 from streamd.models import build_model
 from streamd.models.memory import EdgeRows
 from streamd.models.memory_files import MemoryFiles

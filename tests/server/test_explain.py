@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from streamd.eventlog.reader import LogReader
 from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, SetKey, empty_batch
-from streamd.graph.fact_columns import NUM_FACTS
-from streamd.graph.fact_groups import GROUPS
+from streamd.graph.facts.columns import NUM_FACTS
+from streamd.graph.facts.groups import GROUPS
 from streamd.models.architectures import ARCHITECTURES, architecture_of
 from streamd.models.memory import EdgeRows
 from streamd.models.numpy_model import NumpyModel

@@ -17,7 +17,7 @@ from streamd.eventlog.reader import LogReader
 from streamd.eventlog.upkeep.holds import ask_to_compact
 from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, empty_batch
-from streamd.graph.facts import PairFacts
+from streamd.graph.facts.pair_facts import PairFacts
 from streamd.graph.negatives import SCORED
 from streamd.registry import Registry
 from streamd.telemetry import metrics

@@ -1,5 +1,5 @@
 // Temporal sampling on the block graph (GNNFlow, section 4.2). The layout and the rules are those of
-// streamd/graph/kernels.py and streamd/graph/sampling.py; every argument is eight bytes wide, so that any launcher can
+// streamd/graph/blocks/kernels.py and streamd/graph/blocks/sampling_kernels.py; every argument is eight bytes wide, so that any launcher can
 // pass them alike.
 //
 // One thread finds one neighbour of one root, and the threads of a root lie side by side: they read the same directory at
@@ -16,7 +16,7 @@ typedef unsigned char u8;
 #define DIRECTORY 3
 #define MAX_FANOUT 128
 
-// The records of streamd/graph/kernels.py. A kernel takes their fields one after the other.
+// The records of streamd/graph/blocks/kernels.py. A kernel takes their fields one after the other.
 struct Graph {
     const i64 *nodes, *blocks, *entries;
     const u8* hidden;

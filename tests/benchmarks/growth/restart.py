@@ -17,7 +17,7 @@ import numpy as np
 from streamd.eventlog.reader import LogReader
 from streamd.eventlog.writer import MAX_COMMIT_ROWS, LogWriter
 from streamd.events import Progress, Schema
-from streamd.graph.restart import RestartPoint
+from streamd.graph.restart_point import RestartPoint
 from streamd.registry import Registry
 from streamd.server.engine import Engine
 from streamd.server.server_graph import ServerGraph

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from streamd.graph import reference
-from streamd.graph.sampling import sample_recent, sample_uniform
+from streamd.graph.blocks.sampling_kernels import sample_recent, sample_uniform
 
 StrategyName = Literal["recent", "uniform"]
 

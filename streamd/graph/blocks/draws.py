@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from streamd.graph.strategies import StrategyName
+from streamd.graph.blocks.strategies import StrategyName
 
 Direction = Literal["out", "in", "both"]
 """Which events lead from a node to a neighbour: those it is the source of, those it is the
@@ -19,7 +19,7 @@ class Draw:
     """How neighbours of one root are drawn: `fanout` of them among its events of a direction.
 
     edge_set: number of the set whose events are meant. strategy: a row of
-    `streamd.graph.strategies`. replace: an event may be drawn twice. seed: of a strategy that draws
+    `streamd.graph.blocks.strategies`. replace: an event may be drawn twice. seed: of a strategy that draws
     at random.
     """
 

@@ -13,8 +13,8 @@ from streamd.eventlog.upkeep.holds import (
     renew_hold,
     write_hold,
 )
+from streamd.graph.facts.set_facts import SetFacts
 from streamd.graph.live import LiveGraph, save_facts, take_stored
-from streamd.graph.set_facts import SetFacts
 from streamd.roles import FACTS, folder_of, take_over
 
 

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from streamd.graph.draws import Draw, Neighbors, NeighborSampler
+from streamd.graph.blocks.draws import Draw, Neighbors, NeighborSampler
 
 A = TypeVar("A")
 """An array of the host (numpy) or of a device (torch)."""

@@ -1,7 +1,7 @@
 """Facts about (source, candidate) pairs: exact functions of the log, bounded in memory, that change
 with every event.
 
-`streamd.graph.fact_columns` names the columns of a row.
+`streamd.graph.facts.columns` names the columns of a row.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from streamd.errors import CapacityError
 from streamd.events import NO_DELETES, Float32, Int64, NodeDeletes
-from streamd.graph.arena import Arena
-from streamd.graph.fact_arrays import (
+from streamd.graph.blocks.arena import Arena
+from streamd.graph.facts.arrays import (
     HASHED_ARRAYS,
     NEVER,
     NODE_ARRAYS,
@@ -24,9 +24,9 @@ from streamd.graph.fact_arrays import (
     RATES,
     FactArrays,
 )
-from streamd.graph.fact_columns import LOG_SHARES, NUM_FACTS, NUM_HALF_LIVES
-from streamd.graph.facts_kernels import LN2, NEVER_LOG_SECONDS, advance, fill_many
-from streamd.graph.pair_table import place_all
+from streamd.graph.facts.columns import LOG_SHARES, NUM_FACTS, NUM_HALF_LIVES
+from streamd.graph.facts.kernels import LN2, NEVER_LOG_SECONDS, advance, fill_many
+from streamd.graph.facts.pair_table import place_all
 from streamd.tensors import map_arrays, unpack, write_arrays
 
 MAX_NODES = 2**28

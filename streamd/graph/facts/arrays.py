@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streamd.graph.fact_columns import NUM_HALF_LIVES
+from streamd.graph.facts.columns import NUM_HALF_LIVES
 from streamd.graph.kernel_types import record, writes
 
 RATES = (0.5, 0.8, 0.95, 0.99)
@@ -41,7 +41,7 @@ class FactArrays(NamedTuple):
     Transitions, each at the place of its hash: step_key uint64[T] (one more than last partner << 32
     | candidate, 0 none), step_count float32[T], step_at int64[T] (events of the last partner then).
 
-    Hours of the day, each at the place of its hash (`streamd.graph.hour_table`): hours uint64[H,
+    Hours of the day, each at the place of its hash (`streamd.graph.facts.hour_table`): hours uint64[H,
     2], its key (0 none) beside its events, so that both come from one line of the cache.
 
     totals float64[5] as of total_at; power float32[4, 2048]; decay float64[5] per microsecond;

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamd.graph.fact_arrays import (
+from streamd.graph.facts.arrays import (
     FACTS,
     HOURS,
     NEVER,
@@ -18,12 +18,12 @@ from streamd.graph.fact_arrays import (
     TRANSITIONS,
     FactArrays,
 )
-from streamd.graph.fact_columns import NUM_HALF_LIVES, FactColumn
+from streamd.graph.facts.columns import NUM_HALF_LIVES, FactColumn
+from streamd.graph.facts.hour_table import ANYONE, count_hour, events_around, hour_of, key_names
+from streamd.graph.facts.pair_table import drop, find, pair_key, touch
 from streamd.graph.hashing import mixed
-from streamd.graph.hour_table import ANYONE, count_hour, events_around, hour_of, key_names
 from streamd.graph.jit import compiled_for, inner
 from streamd.graph.kernel_types import INT, INTS, INTS_2D, WRITTEN_FACTS
-from streamd.graph.pair_table import drop, find, pair_key, touch
 
 THREE_HOP_PARTNERS = 8
 """Partners followed at each of three hops: at most 512 paths are counted."""

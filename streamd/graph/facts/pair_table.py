@@ -1,13 +1,13 @@
 """The table of pairs: found by hash, and in order of when they were last touched.
 
-Kernels, compiled by numba; `streamd.graph.facts_kernels` says what a pair's entry means.
+Kernels, compiled by numba; `streamd.graph.facts.kernels` says what a pair's entry means.
 """
 
 from typing import Any
 
 import numpy as np
 
-from streamd.graph.fact_arrays import FACTS, NEVER, NUM_RATES, FactArrays
+from streamd.graph.facts.arrays import FACTS, NEVER, NUM_RATES, FactArrays
 from streamd.graph.hashing import mixed
 from streamd.graph.jit import compiled_for, inner
 

@@ -12,14 +12,21 @@ import numpy as np
 
 from streamd.errors import CapacityError, OffloadedError
 from streamd.events import Bools, Int64
-from streamd.graph import kernels, offloading
-from streamd.graph.arena import Arena
-from streamd.graph.block_arrays import BlockArrays, Query, Sampled
-from streamd.graph.draws import ALL_SETS, Direction, Draw, Neighbors
-from streamd.graph.hops import HopDraws, NextRoots, NumberedHops, Roots, renumbered, sample_hops
-from streamd.graph.kernels import DEGREE
+from streamd.graph.blocks import kernels, offloading
+from streamd.graph.blocks.arena import Arena
+from streamd.graph.blocks.arrays import BlockArrays, Query, Sampled
+from streamd.graph.blocks.draws import ALL_SETS, Direction, Draw, Neighbors
+from streamd.graph.blocks.hops import (
+    HopDraws,
+    NextRoots,
+    NumberedHops,
+    Roots,
+    renumbered,
+    sample_hops,
+)
+from streamd.graph.blocks.kernels import DEGREE
+from streamd.graph.blocks.strategies import STRATEGIES, StrategyName
 from streamd.graph.ownership import OwnedNodes
-from streamd.graph.strategies import STRATEGIES, StrategyName
 from streamd.telemetry import metrics
 
 MAX_ENTRIES = 2**34

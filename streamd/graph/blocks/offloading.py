@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamd.graph.block_arrays import BLOCKS, BlockArrays
-from streamd.graph.jit import compiled_for, inner
-from streamd.graph.kernel_types import FLAG, FLAGS, INT, INTS, WRITTEN_FLAGS, WRITTEN_INTS
-from streamd.graph.kernels import (
+from streamd.graph.blocks.arrays import BLOCKS, BlockArrays
+from streamd.graph.blocks.kernels import (
     DEGREE,
     DIRECTORY,
     FILLER,
@@ -22,6 +20,8 @@ from streamd.graph.kernels import (
     entries_before,
     num_blocks,
 )
+from streamd.graph.jit import compiled_for, inner
+from streamd.graph.kernel_types import FLAG, FLAGS, INT, INTS, WRITTEN_FLAGS, WRITTEN_INTS
 
 
 @compiled_for(BLOCKS, INT, INT, WRITTEN_FLAGS, INT)

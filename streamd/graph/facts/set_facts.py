@@ -11,8 +11,8 @@ import numpy as np
 
 from streamd.eventlog.tguf.growing import GrowingArray
 from streamd.events import NO_DELETES, Bools, Float32, Int64, NodeDeletes
-from streamd.graph.fact_columns import NUM_FACTS, num_facts
-from streamd.graph.facts import PairFacts
+from streamd.graph.facts.columns import NUM_FACTS, num_facts
+from streamd.graph.facts.pair_facts import PairFacts
 from streamd.schema import Schema
 from streamd.tensors import metadata_of
 

@@ -6,10 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamd.graph.block_arrays import BLOCKS, QUERY, SAMPLED, BlockArrays, Query, Sampled
-from streamd.graph.hashing import GOLDEN, mixed
-from streamd.graph.jit import compiled_for, inner
-from streamd.graph.kernels import (
+from streamd.graph.blocks.arrays import BLOCKS, QUERY, SAMPLED, BlockArrays, Query, Sampled
+from streamd.graph.blocks.kernels import (
     AHEAD,
     DIRECTORY,
     GONE,
@@ -19,6 +17,8 @@ from streamd.graph.kernels import (
     locate,
     prefetch,
 )
+from streamd.graph.hashing import GOLDEN, mixed
+from streamd.graph.jit import compiled_for, inner
 
 
 @inner

@@ -1,0 +1,1 @@
+"""Facts about (source, candidate) pairs: exact functions of the log, bounded in memory."""
