@@ -118,7 +118,7 @@ def make_graph(
     # cupy is an extra: it is needed, and loaded, only from here on.
     import torch
 
-    from streamd.gpu.blocks import DeviceGraph
+    from streamd.gpu.graph import DeviceGraph
     from streamd.gpu.launch import CudaLauncher, PageLock
 
     budget = settings.gpu.graph_bytes or int(BUDGET_SHARE * torch.cuda.mem_get_info()[0])
@@ -128,7 +128,7 @@ def make_graph(
 def free_device_memory(graph: TemporalGraph) -> bool:
     """Move a graph's entries off the GPU, to make room for what lacks memory there. Returns:
     whether there were any."""
-    from streamd.gpu.blocks import DeviceGraph
+    from streamd.gpu.graph import DeviceGraph
 
     if not isinstance(graph, DeviceGraph) or graph.placement == "hybrid":
         return False

@@ -18,8 +18,8 @@ import torch
 
 from streamd.eventlog.reader import LogReader
 from streamd.gpu import fix_torch
-from streamd.gpu.blocks import DeviceGraph
 from streamd.gpu.cache import FeatureCache
+from streamd.gpu.graph import DeviceGraph
 from streamd.graph import BlockGraph, Draw, neighborhood
 from streamd.graph.blocks.hops import Roots, distinct_nodes
 from streamd.graph.blocks.strategies import STRATEGIES

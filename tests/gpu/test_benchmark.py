@@ -4,7 +4,7 @@ import zlib
 
 import numpy as np
 
-from streamd.gpu.blocks import DeviceGraph
+from streamd.gpu.graph import DeviceGraph
 from streamd.graph import BlockGraph
 from tests.benchmarks import cache, gpu, synth
 from tests.benchmarks.__main__ import named

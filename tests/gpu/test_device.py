@@ -74,6 +74,6 @@ def test_the_cpu_has_the_plain_graph(tmp_path):
 
 
 def test_importing_streamd_and_learning_on_a_cpu_never_ask_for_cupy():
-    code = ("import sys; sys.modules['cupy'] = None; import streamd.daemon.run_role, streamd.cli.doctor_checks, streamd.gpu, streamd.gpu.blocks, "
+    code = ("import sys; sys.modules['cupy'] = None; import streamd.daemon.run_role, streamd.cli.doctor_checks, streamd.gpu, streamd.gpu.graph, "
             "streamd.gpu.launch, streamd.training.trainer, streamd.server.app; print('ok')")
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "ok\n"
