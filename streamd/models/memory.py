@@ -23,7 +23,7 @@ from streamd.graph.ownership import owner_of
 from streamd.models.arrays import HOST, Array, as_array, as_tensor, on_host, put, zeros
 from streamd.models.memory_pages import NodeRows, PagePool
 from streamd.ranks import ALONE, Ranks
-from streamd.ranks.lane import gather_array
+from streamd.ranks.process_group import gather_array
 
 if TYPE_CHECKING:
     import torch

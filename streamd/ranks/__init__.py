@@ -5,6 +5,6 @@ and what it computes by events.
 """
 
 from streamd.ranks.group import ALONE, Ranks
-from streamd.ranks.lane import Lane
+from streamd.ranks.process_group import Lane
 
 __all__ = ["ALONE", "Lane", "Ranks"]

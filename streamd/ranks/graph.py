@@ -19,7 +19,7 @@ from streamd.graph.blocks.hops import (
 )
 from streamd.graph.blocks.store import BlockGraph
 from streamd.graph.node_features import NodeFeatures
-from streamd.ranks.lane import Lane
+from streamd.ranks.process_group import Lane
 from streamd.ranks.rows import Route
 
 

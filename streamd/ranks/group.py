@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from streamd.graph.ownership import OwnedNodes
 from streamd.processes import place_of
-from streamd.ranks.lane import (
+from streamd.ranks.process_group import (
     GroupLane,
     Lane,
     OneLane,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from streamd.events import Int64
 from streamd.graph.ownership import owner_of
-from streamd.ranks.lane import Lane, counts_from
+from streamd.ranks.process_group import Lane, counts_from
 
 
 class Route:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from streamd.errors import RanksError
-from streamd.ranks.lane import add_up, gather, gather_array
+from streamd.ranks.process_group import add_up, gather, gather_array
 from streamd.ranks.rows import Route
 from tests.ranks.threads import run
 
