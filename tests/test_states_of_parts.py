@@ -10,7 +10,7 @@ from streamd.errors import CorruptionError, VersionError
 from streamd.eventlog.reader import LogReader
 from streamd.graph.facts.set_facts import SetFacts
 from streamd.graph.live import save_facts, take_stored
-from streamd.models.memory_files import MemoryReader
+from streamd.models.memory.files import MemoryReader
 from streamd.registry import Registry
 from streamd.server.checkpoint import MemoryStore
 from streamd.server.loaded_version import LoadedVersion

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from streamd.models.architectures import ARCHITECTURES, Architecture, architecture_of
-from streamd.models.memory import EdgeRows, Memory
+from streamd.models.memory.memory import EdgeRows, Memory
 
 if TYPE_CHECKING:
     from streamd.models.inputs import LinkInputs, sampled_inputs

@@ -3,7 +3,7 @@ nothing else."""
 
 from torch import nn
 
-from streamd.models.standard_values import PAIR_HIDDEN as HIDDEN
+from streamd.models.inference.standard_values import PAIR_HIDDEN as HIDDEN
 
 
 def pair_network(num_facts: int) -> nn.Sequential:

@@ -1,13 +1,13 @@
-"""A published version as a model that learns and its memory; `streamd.models.versions` makes what a
+"""A published version as a model that learns and its memory; `streamd.models.loading` makes what a
 server answers by."""
 
 import torch
 
 from streamd.events import Schema
 from streamd.models.link import LinkModel, build_model
-from streamd.models.memory import Memory
-from streamd.models.memory_files import MemoryReader
-from streamd.models.versions import checked_schema, memory_of
+from streamd.models.loading import checked_schema, memory_of
+from streamd.models.memory.files import MemoryReader
+from streamd.models.memory.memory import Memory
 from streamd.models.widening import widened_memory, widened_model
 from streamd.ranks import ALONE, Ranks
 from streamd.registry.registry import Version

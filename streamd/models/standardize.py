@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from streamd.models.standard_values import CLIP, LEAST_SPREAD
+from streamd.models.inference.standard_values import CLIP, LEAST_SPREAD
 from streamd.ranks import ALONE, Ranks
 
 WARM_UP_ROWS = 1_000

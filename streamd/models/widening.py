@@ -17,7 +17,7 @@ from streamd.graph.facts.columns import NUM_FACTS, num_facts
 from streamd.models.arrays import on_host, put
 from streamd.models.inputs import LinkInputs
 from streamd.models.link import LinkModel, build_model
-from streamd.models.memory import Memory
+from streamd.models.memory.memory import Memory
 from streamd.schema import Schema
 from streamd.schema_change import edge_places, node_places, widened_edges, widened_nodes
 

@@ -40,7 +40,7 @@ REMOVE = "remove its folder from models/, or restore it from a backup."
 class Version:
     """A loaded version: manifest, weights, and the files of its memory at `manifest.edge`.
 
-    `streamd.models.memory_files` reads and checks them.
+    `streamd.models.memory.files` reads and checks them.
     """
 
     manifest: Manifest

@@ -8,7 +8,7 @@ import msgspec
 import structlog
 
 from streamd.models import Memory
-from streamd.models.memory_files import MemoryFiles
+from streamd.models.memory.files import MemoryFiles
 from streamd.roles import MEMORY
 from streamd.storage import StoredFile, write_durably
 

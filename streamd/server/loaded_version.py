@@ -13,10 +13,10 @@ from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import Neighborhood, SamplingPlan, sample_neighborhood
 from streamd.models import Architecture, EdgeRows, Memory, architecture_of
 from streamd.models.arrays import Array, on_host
-from streamd.models.inference import Inference
+from streamd.models.inference.inference import Inference
 from streamd.models.label_rows import label_rows
-from streamd.models.memory_files import MemoryReader, read_memory
-from streamd.models.versions import answering
+from streamd.models.loading import answering
+from streamd.models.memory.files import MemoryReader, read_memory
 from streamd.registry.manifest import Manifest
 from streamd.registry.registry import Version
 from streamd.server.checkpoint import MemoryStore

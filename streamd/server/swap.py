@@ -11,7 +11,7 @@ import structlog
 from streamd.errors import NewerSchemaError, StreamdError, VersionError
 from streamd.eventlog.reader import LogReader
 from streamd.gpu import choose_device
-from streamd.models.memory_files import MemoryReader
+from streamd.models.memory.files import MemoryReader
 from streamd.registry import Registry
 from streamd.server.loaded_version import LoadedVersion
 from streamd.server.server_graph import ServerGraph

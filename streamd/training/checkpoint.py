@@ -1,7 +1,7 @@
 """The trainer's checkpoints: one folder each, written whole after a window. The newest counts.
 
 Format: `state.safetensors` holds the tensors of model, optimizer and held-out tail,
-`memory-000.safetensors` and so on the memory (`streamd.models.memory_files`), `cursor.json` all
+`memory-000.safetensors` and so on the memory (`streamd.models.memory.files`), `cursor.json` all
 else.
 """
 
@@ -23,8 +23,8 @@ from streamd.eventlog.journal.journal import LogState
 from streamd.events import EDGE_SETS
 from streamd.gpu import device_facts
 from streamd.models import LinkModel, Memory, build_model
-from streamd.models.memory_files import read_memory
-from streamd.models.stored_weights import with_all_facts
+from streamd.models.inference.stored_weights import with_all_facts
+from streamd.models.memory.files import read_memory
 from streamd.models.widening import widened_memory, widened_model, widened_optimizer
 from streamd.registry.manifest import MEMORY
 from streamd.schema import Schema

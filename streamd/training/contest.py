@@ -11,7 +11,7 @@ from streamd.errors import VersionError
 from streamd.eventlog.reader import LogReader
 from streamd.events import Float32, Int64
 from streamd.graph.ranking import ranks
-from streamd.models.memory_files import MemoryReader
+from streamd.models.memory.files import MemoryReader
 from streamd.models.restored import restored
 from streamd.registry import Registry
 from streamd.registry.candidate import PublishResult

@@ -22,7 +22,7 @@ from streamd.gpu import choose_device, lacks_memory, memory_for
 from streamd.graph.negatives import LEARNED, SCORED
 from streamd.graph.ranking import ranks
 from streamd.models import EdgeRows, LinkInputs, LinkModel, Memory, build_model, link_loss
-from streamd.models.dropout import dropout_key
+from streamd.models.layers.dropout import dropout_key
 from streamd.ranks import ALONE, Ranks
 from streamd.registry.candidate import TrainResult
 from streamd.settings.loading import Settings

@@ -16,7 +16,7 @@ from streamd.eventlog.reader import LogReader
 from streamd.eventlog.upkeep.holds import Hold, write_hold
 from streamd.graph.live import LiveGraph
 from streamd.models import Memory
-from streamd.models.memory_files import MemoryFiles
+from streamd.models.memory.files import MemoryFiles
 from streamd.ranks import ALONE, Ranks
 from streamd.registry import Registry
 from streamd.registry.candidate import Candidate, PublishResult

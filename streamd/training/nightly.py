@@ -29,7 +29,7 @@ from streamd.gpu import memory_for
 from streamd.graph.facts.set_facts import SetFacts, beside
 from streamd.graph.negatives import SCORED
 from streamd.models import LinkModel, Memory
-from streamd.models.memory_files import read_memory
+from streamd.models.memory.files import read_memory
 from streamd.registry.manifest import MEMORY
 from streamd.schema import Schema
 from streamd.settings.loading import Settings

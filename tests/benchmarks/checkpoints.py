@@ -14,7 +14,7 @@ import numpy as np
 from streamd.clock import SystemClock
 from streamd.eventlog.reader import LogReader
 from streamd.models import Memory
-from streamd.models.memory_files import MemoryFiles
+from streamd.models.memory.files import MemoryFiles
 from streamd.registry import Registry
 from streamd.registry.manifest import MEMORY
 from streamd.replica.models_standby import Beginning

@@ -18,8 +18,8 @@ from streamd.graph.blocks.store import BlockGraph
 from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import sample_neighborhood
 from streamd.models import EdgeRows, architecture_of, build_model
-from streamd.models.numpy_model import NumpyModel
-from streamd.models.torch_model import TorchModel
+from streamd.models.inference.numpy_model import NumpyModel
+from streamd.models.inference.torch_model import TorchModel
 from streamd.settings.loading import ModelSettings
 from tests.benchmarks.measure import Row, wikipedia_log
 

@@ -261,7 +261,7 @@ def held_by(rank: int, size: int, g: dict) -> tuple[int, int]:
 
     from streamd.graph.blocks.store import BlockGraph
     from streamd.graph.ownership import OwnedNodes
-    from streamd.models.memory_pages import NodeRows, PagePool
+    from streamd.models.memory.pages import NodeRows, PagePool
 
     owned = OwnedNodes(rank, size)
     graph = BlockGraph(owned=owned)

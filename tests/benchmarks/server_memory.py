@@ -24,7 +24,7 @@ from streamd.demo.broker import free_port
 from streamd.eventlog.reader import LogReader
 from streamd.graph.facts.columns import FACT_NAMES
 from streamd.models import build_model
-from streamd.models.memory_files import MemoryFiles
+from streamd.models.memory.files import MemoryFiles
 from streamd.registry import Registry
 from streamd.registry.candidate import Candidate, TrainResult
 from streamd.settings.loading import Settings, load_settings

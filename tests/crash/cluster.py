@@ -27,7 +27,7 @@ from safetensors.numpy import load_file
 
 from streamd.eventlog.reader import LogReader
 from streamd.graph.facts_reference import ReferenceFacts
-from streamd.models.numpy_model import NumpyModel
+from streamd.models.inference.numpy_model import NumpyModel
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import rule_scores
 from streamd.registry import Registry

@@ -6,7 +6,7 @@ import torch
 from streamd.gpu.launch import KERNELS
 from streamd.graph.hashing import FIRST, GOLDEN, SECOND, mix, mixed
 from streamd.graph.jit import kernel
-from streamd.models.dropout import mix_tensor
+from streamd.models.layers.dropout import mix_tensor
 
 PUBLISHED = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F, 0xF88BB8A8724C81EC]
 """First numbers of the stream of seed 0, as the generator's authors give them."""

@@ -18,10 +18,10 @@ from streamd.graph.node_features import NodeFeatures
 from streamd.graph.sampler import TemporalSampler
 from streamd.models import ARCHITECTURES, build_model, sampled_inputs
 from streamd.models.architectures import COMMON, unused_settings
-from streamd.models.gat import GATLayer
 from streamd.models.inputs import joined, link_inputs
-from streamd.models.layers import LAYERS
-from streamd.models.sage import SAGELayer
+from streamd.models.layers.gat import GATLayer
+from streamd.models.layers.sage import SAGELayer
+from streamd.models.layers.table import LAYERS
 from streamd.settings.loading import ModelName, ModelSettings
 from tests.builders import settings, stream, write_log
 

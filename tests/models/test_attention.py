@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from streamd.models.attention import NeighborAttention
-from streamd.models.gat import GATLayer
-from streamd.models.tgat import TGATLayer
-from streamd.models.tgn import TGNLayer
+from streamd.models.layers.attention import NeighborAttention
+from streamd.models.layers.gat import GATLayer
+from streamd.models.layers.tgat import TGATLayer
+from streamd.models.layers.tgn import TGNLayer
 
 
 def plain_attention(layer, query, entry, mask):

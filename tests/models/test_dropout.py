@@ -1,6 +1,6 @@
 import torch
 
-from streamd.models.dropout import dropout_key, half_dropout
+from streamd.models.layers.dropout import dropout_key, half_dropout
 
 
 def kept(event, num_candidates=11, width=7, key=1):

@@ -4,9 +4,9 @@ import torch
 
 from streamd.events import Schema
 from streamd.graph import NUM_FACTS
+from streamd.models.inference.stored_weights import HISTORY_WEIGHT
 from streamd.models.labels import LabelHead, LabelHeads
 from streamd.models.link import build_model
-from streamd.models.stored_weights import HISTORY_WEIGHT
 from streamd.settings.loading import ModelSettings
 
 

@@ -5,8 +5,8 @@ import torch
 from streamd.errors import VersionError
 from streamd.events import Schema
 from streamd.graph import NUM_FACTS
+from streamd.models.inference.stored_weights import OLD_NUM_FACTS
 from streamd.models.link import build_model, link_loss
-from streamd.models.stored_weights import OLD_NUM_FACTS
 from streamd.settings.loading import ModelSettings
 
 

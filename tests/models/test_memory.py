@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from streamd.eventlog.reader import LogReader
 from streamd.events import NO_DELETES, NodeDeletes, Schema
 from streamd.models import EdgeRows, Memory, build_model
-from streamd.models.torch_model import TorchModel
+from streamd.models.inference.torch_model import TorchModel
 from streamd.registry.manifest import Manifest
 from streamd.server.loaded_version import LoadedVersion
 from tests.builders import HOUR, settings, stream

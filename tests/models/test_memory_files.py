@@ -10,8 +10,8 @@ from safetensors import safe_open
 
 from streamd.errors import VersionError
 from streamd.models import Memory
-from streamd.models.memory import EdgeRows
-from streamd.models.memory_files import MemoryFiles, MemoryReader, read_memory
+from streamd.models.memory.files import MemoryFiles, MemoryReader, read_memory
+from streamd.models.memory.memory import EdgeRows
 from streamd.storage import Disk, StoredFile, link_or_copy
 from streamd.tensors import file_checksum
 
@@ -41,7 +41,7 @@ def read(files, memory, **how):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_memory_that_moves_on_is_read_back_after_every_store(tmp_path, seed, monkeypatch):
-    monkeypatch.setattr("streamd.models.memory_files.SLICE_ROWS", 64)
+    monkeypatch.setattr("streamd.models.memory.files.SLICE_ROWS", 64)
     rng = np.random.default_rng(seed)
     memory, store, reader = Memory(DIM, WIDTH), MemoryFiles(tmp_path / "home"), MemoryReader()
     lengths = set()

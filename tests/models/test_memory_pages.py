@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from streamd.models.memory_pages import PAGE, NodeRows, PagePool
+from streamd.models.memory.pages import PAGE, NodeRows, PagePool
 
 CPU = "cpu"
 

@@ -15,11 +15,11 @@ from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import sample_neighborhood
 from streamd.graph.node_features import NodeFeatures
 from streamd.models import EdgeRows, architecture_of, build_model
+from streamd.models.inference.numpy_layers import sigmoid
+from streamd.models.inference.numpy_model import BLOCK_ROOTS, NumpyModel
+from streamd.models.inference.stored_weights import HISTORY_WEIGHT
+from streamd.models.inference.torch_model import TorchModel
 from streamd.models.label_rows import label_rows
-from streamd.models.numpy_layers import sigmoid
-from streamd.models.numpy_model import BLOCK_ROOTS, NumpyModel
-from streamd.models.stored_weights import HISTORY_WEIGHT
-from streamd.models.torch_model import TorchModel
 from streamd.settings.loading import ModelSettings
 from tests.builders import SETS, sets_stream, stream, write_log, write_sets_log
 

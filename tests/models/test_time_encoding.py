@@ -1,6 +1,6 @@
 import torch
 
-from streamd.models.time_encoding import TimeEncoding, in_gaps
+from streamd.models.layers.time_encoding import TimeEncoding, in_gaps
 
 
 def test_time_differences_survive_large_times():

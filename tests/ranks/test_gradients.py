@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from streamd.eventlog.reader import LogReader
-from streamd.models import link, memory_pages, time_encoding
+from streamd.models import link
+from streamd.models.layers import time_encoding
+from streamd.models.memory import pages as memory_pages
 from streamd.ranks import rows
 from streamd.schema import Schema
 from streamd.training.learner import Learner
@@ -25,8 +27,8 @@ def float64(monkeypatch):
     arena, from_numpy = memory_pages.Arena, torch.from_numpy
     monkeypatch.setattr(memory_pages, "Arena", lambda dtype, *shape: arena(np.float64 if dtype is np.float32 else dtype, *shape))
     monkeypatch.setattr(time_encoding, "in_gaps", lambda us, gap: us.double() / gap)
-    monkeypatch.setattr("streamd.models.memory_updater.in_gaps", lambda us, gap: us.double() / gap)
-    monkeypatch.setattr("streamd.models.encoder.in_gaps", lambda us, gap: us.double() / gap)
+    monkeypatch.setattr("streamd.models.memory.updater.in_gaps", lambda us, gap: us.double() / gap)
+    monkeypatch.setattr("streamd.models.layers.encoder.in_gaps", lambda us, gap: us.double() / gap)
     monkeypatch.setattr(link, "in_float32", lambda layer, x: layer(x))
     torch.set_default_dtype(torch.float64)
     yield from_numpy

@@ -20,10 +20,10 @@ from streamd.events import DELETION, Progress, SetKey, empty_batch
 from streamd.graph.facts.columns import NUM_FACTS
 from streamd.graph.facts.groups import GROUPS
 from streamd.models.architectures import ARCHITECTURES, architecture_of
-from streamd.models.memory import EdgeRows
-from streamd.models.numpy_model import NumpyModel
+from streamd.models.inference.numpy_model import NumpyModel
+from streamd.models.inference.torch_model import TorchModel
+from streamd.models.memory.memory import EdgeRows
 from streamd.models.rule import rule_scores
-from streamd.models.torch_model import TorchModel
 from streamd.server.answers import answers_of, moments_of
 from streamd.server.loaded_version import LoadedVersion
 from streamd.server.queue import RequestQueue

@@ -7,7 +7,7 @@ import torch
 from streamd.eventlog.reader import LogReader
 from streamd.events import Schema
 from streamd.models import build_model
-from streamd.models.torch_model import TorchModel
+from streamd.models.inference.torch_model import TorchModel
 from streamd.server.loaded_version import LoadedVersion
 from streamd.training.recorder import Recorder
 from streamd.windows import recorded_windows

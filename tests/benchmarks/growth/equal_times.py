@@ -16,7 +16,7 @@ from streamd.eventlog.reader import LogReader
 from streamd.events import EDGE, Schema
 from streamd.ingest.loop import MAX_COMMIT_EVENTS
 from streamd.ingest.order.merge import Merger
-from streamd.models.torch_model import TorchModel
+from streamd.models.inference.torch_model import TorchModel
 from streamd.server.loaded_version import LoadedVersion
 from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder

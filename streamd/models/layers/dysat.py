@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 
 from streamd.events import Schema
-from streamd.models.attention import NeighborAttention
-from streamd.models.encoder import Encoder, LayerKind
 from streamd.models.inputs import HopInputs
+from streamd.models.layers.attention import NeighborAttention
+from streamd.models.layers.encoder import Encoder, LayerKind
 from streamd.settings.loading import ModelSettings
 
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, pad
 
-from streamd.models.encoder import Encoder, deepest_first
 from streamd.models.inputs import HopInputs
+from streamd.models.layers.encoder import Encoder, deepest_first
 
 
 class GCNLayer(nn.Module):

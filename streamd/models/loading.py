@@ -10,10 +10,10 @@ from streamd.events import Schema
 from streamd.graph.facts.columns import FACT_NAMES
 from streamd.models.architectures import architecture_of
 from streamd.models.arrays import HOST
-from streamd.models.inference import Inference
-from streamd.models.memory import Memory
-from streamd.models.memory_files import MemoryReader
-from streamd.models.numpy_model import NumpyModel
+from streamd.models.inference.inference import Inference
+from streamd.models.inference.numpy_model import NumpyModel
+from streamd.models.memory.files import MemoryReader
+from streamd.models.memory.memory import Memory
 from streamd.ranks import ALONE, Ranks
 from streamd.registry.manifest import Manifest
 from streamd.registry.registry import Version
@@ -40,8 +40,8 @@ def answering(
     # torch is loaded only where a version needs it. So does one that is to be widened: its next
     # successor does not.
     from streamd.gpu import fix_torch
+    from streamd.models.inference.torch_model import TorchModel
     from streamd.models.restored import restored
-    from streamd.models.torch_model import TorchModel
 
     # The matrices are small: more threads gain nothing.
     fix_torch(1)

@@ -21,7 +21,7 @@ from streamd.graph.blocks.hops import arrays_of
 from streamd.graph.live import LiveGraph
 from streamd.graph.ownership import owner_of
 from streamd.models.arrays import HOST, Array, as_array, as_tensor, on_host, put, zeros
-from streamd.models.memory_pages import NodeRows, PagePool
+from streamd.models.memory.pages import NodeRows, PagePool
 from streamd.ranks import ALONE, Ranks
 from streamd.ranks.process_group import gather_array
 

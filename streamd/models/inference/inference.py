@@ -6,7 +6,7 @@ from streamd.events import Float32, Int64, NodeDeletes, Schema
 from streamd.graph.neighborhood import Neighborhood
 from streamd.models.arrays import Array
 from streamd.models.label_rows import LabelRows
-from streamd.models.memory import EdgeRows, Memory
+from streamd.models.memory.memory import EdgeRows, Memory
 from streamd.settings.loading import ModelSettings
 
 

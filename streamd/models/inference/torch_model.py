@@ -11,11 +11,11 @@ from streamd.models.inputs import LinkInputs, link_inputs
 from streamd.models.label_rows import LabelRows
 from streamd.models.labels import LabelInputs
 from streamd.models.link import LinkModel
-from streamd.models.memory import EdgeRows, Memory
+from streamd.models.memory.memory import EdgeRows, Memory
 
 
 class TorchModel:
-    """`streamd.models.inference.Inference` says what each method does."""
+    """`streamd.models.inference.inference.Inference` says what each method does."""
 
     def __init__(self, model: LinkModel) -> None:
         """model: whose weights do not change any more."""

@@ -17,8 +17,8 @@ from safetensors import SafetensorError, safe_open
 from streamd.errors import VersionError
 from streamd.events import Int64
 from streamd.models.arrays import Array, on_host, put
-from streamd.models.memory import PENDING, Memory
-from streamd.models.memory_pages import PAGE
+from streamd.models.memory.memory import PENDING, Memory
+from streamd.models.memory.pages import PAGE
 from streamd.ranks import ALONE, Ranks
 from streamd.storage import DISK, Disk, StoredFile, link_or_copy, remove_scratch
 from streamd.tensors import Column, file_checksum, write_columns

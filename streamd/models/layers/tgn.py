@@ -1,26 +1,25 @@
-"""TGAT's layer (Xu et al. 2020)."""
+"""TGN's graph layer (Rossi et al. 2020); its memory is `streamd.models.memory.memory`."""
 
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 
-from streamd.models.attention import NeighborAttention
+from streamd.models.layers.attention import NeighborAttention
 
 
-class TGATLayer(nn.Module):
-    """Attention, then a feed-forward network over its result and the root (Xu et al. 2020, section
-    3.2)."""
+class TGNLayer(nn.Module):
+    """One attention layer over recent neighbours (Rossi et al. 2020, section 3.1, as PyG's example
+    has it)."""
 
     has_time: ClassVar[bool] = True
 
     def __init__(self, dim: int, entry_dim: int, heads: int) -> None:
         super().__init__()
         self.attention = NeighborAttention(dim, entry_dim, dim, heads)
-        self.merge = nn.Sequential(nn.Linear(2 * dim, dim), nn.ReLU(), nn.Linear(dim, dim))
+        self.skip = nn.Linear(dim, dim)
 
     def forward(self, root_UD: Tensor, parts: list[Tensor], mask_UK: Tensor, last: bool) -> Tensor:
-        out: Tensor = self.merge(torch.cat([self.attention(root_UD, parts, mask_UK), root_UD], 1))
+        out: Tensor = self.attention(root_UD, parts, mask_UK) + self.skip(root_UD)
         return out
 
     def weights(self, root_UD: Tensor, parts: list[Tensor], mask_UK: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch.nn.functional import embedding
 
 from streamd.events import Schema
 from streamd.models.inputs import HopInputs
-from streamd.models.time_encoding import TimeEncoding, in_gaps
+from streamd.models.layers.time_encoding import TimeEncoding, in_gaps
 from streamd.settings.loading import ModelSettings
 
 

@@ -7,13 +7,13 @@ torch.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from streamd.models.dysat import DySATEncoder
-from streamd.models.encoder import Encoder, LayerKind
-from streamd.models.gat import GATLayer
-from streamd.models.gcn import GCNEncoder, GCNLayer
-from streamd.models.sage import SAGELayer
-from streamd.models.tgat import TGATLayer
-from streamd.models.tgn import TGNLayer
+from streamd.models.layers.dysat import DySATEncoder
+from streamd.models.layers.encoder import Encoder, LayerKind
+from streamd.models.layers.gat import GATLayer
+from streamd.models.layers.gcn import GCNEncoder, GCNLayer
+from streamd.models.layers.sage import SAGELayer
+from streamd.models.layers.tgat import TGATLayer
+from streamd.models.layers.tgn import TGNLayer
 from streamd.settings.loading import ModelName
 
 

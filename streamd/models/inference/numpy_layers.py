@@ -1,4 +1,4 @@
-"""The parts of `streamd.models.numpy_model`: each reads its weights by the names under which torch
+"""The parts of `streamd.models.inference.numpy_model`: each reads its weights by the names under which torch
 has them, and computes what its module of torch does, to float32's rounding.
 
 Shape suffixes as in `streamd.models`; R rows, I inputs, O outputs of a layer.
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from streamd.errors import VersionError
 from streamd.events import Bools, Float32, Int64
-from streamd.models.standard_values import CLIP, LEAST_SPREAD
-from streamd.models.stored_weights import with_all_facts
+from streamd.models.inference.standard_values import CLIP, LEAST_SPREAD
+from streamd.models.inference.stored_weights import with_all_facts
 
 Float64 = NDArray[np.float64]
 
@@ -127,7 +127,7 @@ def _shift_and_scale(mean: Float64, std: Float64) -> tuple[Float32, Float32]:
 
 
 class TimeEncoding:
-    """`streamd.models.time_encoding.TimeEncoding` of microseconds."""
+    """`streamd.models.layers.time_encoding.TimeEncoding` of microseconds."""
 
     def __init__(self, stored: StoredWeights, name: str, dim: int, gap_us: float) -> None:
         self._weight = stored.float32(f"{name}.weight", dim)

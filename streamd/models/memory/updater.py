@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from streamd.models.arrays import as_tensor
-from streamd.models.memory import Memory
-from streamd.models.time_encoding import TimeEncoding, in_gaps
+from streamd.models.layers.time_encoding import TimeEncoding, in_gaps
+from streamd.models.memory.memory import Memory
 
 
 class MemoryUpdater(nn.Module):

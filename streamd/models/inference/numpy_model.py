@@ -15,9 +15,7 @@ from streamd.events import Float32, Int64, NodeDeletes, Schema
 from streamd.graph.facts.columns import num_facts
 from streamd.graph.neighborhood import Hop, Neighborhood
 from streamd.models.architectures import architecture_of
-from streamd.models.label_rows import LabelRows
-from streamd.models.memory import EdgeRows, Memory
-from streamd.models.numpy_layers import (
+from streamd.models.inference.numpy_layers import (
     GRUCell,
     Linear,
     Network,
@@ -28,8 +26,10 @@ from streamd.models.numpy_layers import (
     sigmoid,
     softmax,
 )
-from streamd.models.standard_values import LABEL_HIDDEN, LEAST_SHARE, PAIR_HIDDEN
-from streamd.models.stored_weights import HISTORY_WEIGHT
+from streamd.models.inference.standard_values import LABEL_HIDDEN, LEAST_SHARE, PAIR_HIDDEN
+from streamd.models.inference.stored_weights import HISTORY_WEIGHT
+from streamd.models.label_rows import LabelRows
+from streamd.models.memory.memory import EdgeRows, Memory
 from streamd.settings.loading import ModelSettings
 
 BLOCK_ROOTS = 256
@@ -40,7 +40,7 @@ roots take no more memory than these."""
 class NumpyModel:
     """The weights of a version as numpy arrays, which never change.
 
-    `streamd.models.inference.Inference` says what each method does.
+    `streamd.models.inference.inference.Inference` says what each method does.
     """
 
     device = "cpu"

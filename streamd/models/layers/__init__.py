@@ -1,0 +1,1 @@
+"""The layers of each architecture, in torch."""

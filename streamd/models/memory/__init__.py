@@ -1,0 +1,1 @@
+"""TGN's memory: its rows, their pages, and the files that store them."""
