@@ -29,7 +29,7 @@ ROOMS = {
     "streamd/eventlog/recovery.py": ["tests/segments", "tests/properties/test_log_machine.py"],
     "streamd/graph/facts/pair_facts.py": ["tests/graph/test_facts.py"],
     "streamd/graph/facts/kernels.py": ["tests/graph/test_facts.py"],
-    "streamd/training/shadow.py": ["tests/training/test_shadow.py", "tests/registry"],
+    "streamd/training/versions/shadow.py": ["tests/training/test_shadow.py", "tests/registry"],
     "streamd/registry/gate.py": ["tests/training/test_shadow.py", "tests/registry"],
     "streamd/registry/journal.py": ["tests/registry"],
     "streamd/registry/registry.py": ["tests/registry"],

@@ -17,10 +17,10 @@ from streamd.server.loaded_version import LoadedVersion
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.checkpoint import load_checkpoint, read_cursor
 from streamd.training.learner import Learner
-from streamd.training.nightly import Nightly
 from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore
 from streamd.training.trainer import Trainer
+from streamd.training.versions.nightly import Nightly
 from tests.builders import HOUR, SETS, sets_stream, settings, write_sets_log
 
 EDGES = 300

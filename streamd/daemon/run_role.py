@@ -266,8 +266,8 @@ def _learn(
     FencedError where it is not this trainer any more."""
     from streamd.eventlog.reader import LogReader
     from streamd.registry import Registry
-    from streamd.training.attempts import Stopped
     from streamd.training.trainer import Trainer
+    from streamd.training.window_attempts import Stopped
 
     # What is learned may be kept elsewhere than the log that this machine has.
     kept = settings.model_copy(update={"data_dir": learning_dir(settings)})

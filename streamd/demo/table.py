@@ -8,7 +8,7 @@ import numpy as np
 from rich.table import Table
 
 from streamd.evaluation.regimes import DAY_US, RegimeWindow, best_half_life
-from streamd.training.scores import Measures
+from streamd.training.measures import Measures
 from streamd.windows.history import WindowRecord
 
 COLUMNS = {

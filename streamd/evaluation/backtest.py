@@ -12,7 +12,7 @@ from streamd.evaluation.verdict import verdict
 from streamd.eventlog.reader import LogReader
 from streamd.graph.label_history import LAST_LABELS
 from streamd.settings.loading import Settings
-from streamd.training.scores import Measures
+from streamd.training.measures import Measures
 from streamd.windows import Window, is_mostly_late, recorded_windows
 from streamd.windows.history import SetScores
 

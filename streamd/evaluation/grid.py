@@ -15,7 +15,7 @@ from streamd.evaluation.intervals import MIN_WINDOWS, Difference, score_text
 from streamd.evaluation.regimes import RegimeWindow
 from streamd.eventlog.reader import LogReader
 from streamd.settings.loading import Settings, effective, leaves
-from streamd.training.scores import Measures
+from streamd.training.measures import Measures
 
 MAX_COMBINATIONS = 32
 """Most combinations of a grid: five settings of two values. Each is a whole run over the log."""

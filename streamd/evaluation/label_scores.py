@@ -10,7 +10,7 @@ import numpy as np
 from streamd.events import Float32
 from streamd.graph.label_history import LAST_LABELS
 from streamd.models.labels import LabelInputs
-from streamd.training.scores import (
+from streamd.training.measures import (
     LabelScores,
     Measures,
     label_measures,

@@ -30,9 +30,9 @@ from streamd.models.rule import NAME as RULE
 from streamd.models.rule import edgebank_scores, rule_scores
 from streamd.settings.loading import Settings
 from streamd.training.learner import Learner
+from streamd.training.measures import Measures, measures, scores_of_sets
 from streamd.training.recorder import Chunk, FreshSight, Recorder, prefetch
 from streamd.training.replay import ReplayStore
-from streamd.training.scores import Measures, measures, scores_of_sets
 from streamd.windows import Window, is_mostly_late
 from streamd.windows.history import SetScores
 

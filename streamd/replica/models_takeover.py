@@ -29,9 +29,9 @@ from streamd.store.checkpoints import (
 )
 from streamd.store.objects import Store
 from streamd.store.versions import MANIFEST
-from streamd.training.attempts import FILE as ATTEMPT
-from streamd.training.bootstrap import FILE as RANGE
 from streamd.training.handover import CHECKPOINTS, NIGHTLY, REPLAY, ROLE
+from streamd.training.initial_training import FILE as RANGE
+from streamd.training.window_attempts import FILE as ATTEMPT
 from streamd.windows.history import FILE as HISTORY_FILE
 
 logger = structlog.get_logger()

@@ -20,8 +20,8 @@ from streamd.registry.registry import NAME as VERSION_NAME
 from streamd.roles import FACTS, HOLD, folder_of
 from streamd.storage import DISK, link_or_copy
 from streamd.store.checkpoints import HISTORY, MOVES, LocalCheckpoint
-from streamd.training.attempts import FILE as ATTEMPT
-from streamd.training.bootstrap import FILE as RANGE
+from streamd.training.initial_training import FILE as RANGE
+from streamd.training.window_attempts import FILE as ATTEMPT
 from streamd.windows.history import FILE as HISTORY_FILE
 
 logger = structlog.get_logger()

@@ -26,11 +26,11 @@ from streamd.models.layers.dropout import dropout_key
 from streamd.ranks import ALONE, Ranks
 from streamd.registry.candidate import TrainResult
 from streamd.settings.loading import Settings
+from streamd.training.batches import PlannedStep, RecordedLabels, Step, planned_steps, prepared
 from streamd.training.device_transfer import DeviceTransfer
+from streamd.training.measures import LabelScores, Measures, measures
 from streamd.training.recorder import Chunk
 from streamd.training.replay import ReplayChunk, ReplayStore
-from streamd.training.scores import LabelScores, Measures, measures
-from streamd.training.steps import PlannedStep, RecordedLabels, Step, planned_steps, prepared
 
 MORE_EPOCHS = 2
 """Times `training.epochs` that a window of few events is passed over at most."""

@@ -24,7 +24,8 @@ from streamd.registry.manifest import fixed_settings
 from streamd.roles import FACTS, folder_of
 from streamd.settings.loading import Settings
 from streamd.storage import StoredFile
-from streamd.training import attempts, bootstrap
+from streamd.training import initial_training as bootstrap
+from streamd.training import window_attempts as attempts
 from streamd.training.checkpoint import (
     Cursor,
     build_facts,
@@ -32,11 +33,11 @@ from streamd.training.checkpoint import (
     read_cursor,
     save_checkpoint,
 )
-from streamd.training.contest import Contest, Proof
 from streamd.training.learner import Learner
-from streamd.training.nightly import Nightly
 from streamd.training.recorder import Recorder
 from streamd.training.retention_hold import NAME, RetentionHold
+from streamd.training.versions.contest import Contest, Proof
+from streamd.training.versions.nightly import Nightly
 from streamd.windows import Window, is_mostly_late, num_late
 from streamd.windows.drift import Drift
 from streamd.windows.history import (

@@ -37,7 +37,7 @@ from streamd.models.inputs import link_inputs
 from streamd.settings.loading import ModelSettings, Settings
 from streamd.storage import write_folder_durably
 from streamd.training.device_transfer import DeviceTransfer
-from streamd.training.scores import Measures, measures
+from streamd.training.measures import Measures, measures
 
 SPLIT = (0.7, 0.85)
 """Shares of the edges, oldest first, at which training and validation end: 70, 15 and 15 %, as TGL

@@ -10,9 +10,7 @@ from streamd.graph.facts.columns import FactColumn
 from streamd.models.rule import edgebank_scores
 from streamd.ranks import Ranks
 from streamd.schema import Schema
-from streamd.training.nightly import NightlyScores
-from streamd.training.recorder import Chunk
-from streamd.training.scores import (
+from streamd.training.measures import (
     LabelScores,
     Measures,
     label_measures,
@@ -20,6 +18,8 @@ from streamd.training.scores import (
     measures,
     scores_of_sets,
 )
+from streamd.training.recorder import Chunk
+from streamd.training.versions.nightly import NightlyScores
 from streamd.windows.history import SetScores
 
 NO_EVENTS = np.zeros(0, np.int64)

@@ -23,16 +23,16 @@ from streamd.settings.loading import Settings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.telemetry.progress import Reading, RoleProgress
-from streamd.training.attempts import MAX_FAILURES, Stopped
-from streamd.training.contest import Contest, Verdict
 from streamd.training.learner import Learner
 from streamd.training.ledger import FOLDER, Ledger, Step
-from streamd.training.observe import rebuilding, records_of, report, report_trained_until
+from streamd.training.measures import LabelScores, Measures
 from streamd.training.recorder import Recorder, prefetch
 from streamd.training.replay import ReplayStore
-from streamd.training.scores import LabelScores, Measures
-from streamd.training.shadow import Comparison
 from streamd.training.tally import ScoredWindow, Tally
+from streamd.training.versions.contest import Contest, Verdict
+from streamd.training.versions.shadow import Comparison
+from streamd.training.window_attempts import MAX_FAILURES, Stopped
+from streamd.training.window_report import rebuilding, records_of, report, report_trained_until
 from streamd.windows import Window, is_mostly_late, mergeable, next_window, num_late
 from streamd.windows.history import WindowRecord
 

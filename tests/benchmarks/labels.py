@@ -26,7 +26,7 @@ from streamd.eventlog.reader import LogReader
 from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress, Schema
 from streamd.settings.loading import load_settings
-from streamd.training.scores import ndcg
+from streamd.training.measures import ndcg
 from streamd.windows import next_window
 from tests.benchmarks.accuracy import read
 from tests.benchmarks.measure import SHARED, Row

@@ -18,8 +18,8 @@ from streamd.eventlog.reader import LogReader
 from streamd.events import Schema
 from streamd.exchange.tables import Columns
 from streamd.training.learner import Learner
+from streamd.training.measures import measures
 from streamd.training.recorder import FreshSight, Recorder
-from streamd.training.scores import measures
 from streamd.windows import recorded_windows
 from tests.builders import HOUR, settings, stream, write_log
 

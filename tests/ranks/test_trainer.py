@@ -16,9 +16,9 @@ from streamd.registry.candidate import Candidate
 from streamd.registry.gate import Decision
 from streamd.server.loaded_version import LoadedVersion
 from streamd.telemetry.heartbeat import Heartbeat
-from streamd.training import contest
 from streamd.training.ledger import Ledger
 from streamd.training.trainer import Trainer
+from streamd.training.versions import contest
 from streamd.windows.history import HistoryReader
 from tests.builders import SETS
 from tests.ranks.threads import run

@@ -15,7 +15,7 @@ from streamd.events import Progress, Schema
 from streamd.registry import Registry
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
-from streamd.training import attempts
+from streamd.training import window_attempts as attempts
 from streamd.training.trainer import Trainer
 from streamd.windows import Window, next_window, num_late
 from streamd.windows.history import HistoryReader

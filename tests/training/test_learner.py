@@ -12,9 +12,9 @@ from streamd.gpu.device import fix_torch
 from streamd.graph.ranking import ranks
 from streamd.models import link_loss
 from streamd.training.learner import Learner
+from streamd.training.measures import measures
 from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayChunk, ReplayStore
-from streamd.training.scores import measures
 from streamd.windows import next_window
 from tests.builders import HOUR, settings, stream, write_log
 

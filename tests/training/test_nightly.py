@@ -22,12 +22,12 @@ from streamd.graph.negatives import SCORED
 from streamd.registry import Registry
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
-from streamd.training import nightly
 from streamd.training.learner import Learner
+from streamd.training.measures import measures
 from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore
-from streamd.training.scores import measures
 from streamd.training.trainer import Trainer
+from streamd.training.versions import nightly
 from streamd.windows.history import HistoryReader
 from tests.builders import (
     HOUR,

@@ -3,7 +3,7 @@ import pytest
 from sklearn.metrics import average_precision_score, ndcg_score, roc_auc_score
 
 from streamd.graph.ranking import ranks
-from streamd.training.scores import average_precision, label_measures, measures, ndcg
+from streamd.training.measures import average_precision, label_measures, measures, ndcg
 
 
 def test_a_constant_scorer_scores_chance():

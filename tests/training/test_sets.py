@@ -27,9 +27,9 @@ from streamd.server.status import edge_sets
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.learner import Learner
+from streamd.training.measures import measures
 from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore
-from streamd.training.scores import measures
 from streamd.training.trainer import Trainer
 from streamd.windows import next_window
 from streamd.windows.history import FILE, HistoryReader, history_until

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import numpy as np
 
-from streamd.training.shadow import NUM_SPREADS, Comparison, judge
+from streamd.training.versions.shadow import NUM_SPREADS, Comparison, judge
 
 ENOUGH, WINDOW, YEAR = 2000, 95, 24 * 365
 

@@ -13,7 +13,7 @@ from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.training.learner import Learner
 from streamd.training.recorder import FreshSight, Recorder
 from streamd.training.replay import ReplayStore
-from streamd.training.shadow import Shadow
+from streamd.training.versions.shadow import Shadow
 from streamd.windows import recorded_windows
 from tests.builders import HOUR, batch, settings, stream
 

@@ -21,11 +21,11 @@ from streamd.registry import Registry
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat, read_beat
 from streamd.training import ledger
-from streamd.training.attempts import Stopped, last_attempt
-from streamd.training.bootstrap import planned_range
+from streamd.training.initial_training import planned_range
 from streamd.training.recorder import Recorder
-from streamd.training.shadow import Comparison
 from streamd.training.trainer import Trainer
+from streamd.training.versions.shadow import Comparison
+from streamd.training.window_attempts import Stopped, last_attempt
 from streamd.windows.history import HistoryReader
 from tests.builders import HOUR, batch, settings, stream, write_log
 

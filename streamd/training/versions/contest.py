@@ -18,11 +18,11 @@ from streamd.registry.candidate import PublishResult
 from streamd.registry.manifest import learn_alike
 from streamd.settings.loading import Settings
 from streamd.telemetry import metrics
-from streamd.training.incumbent import Incumbent
 from streamd.training.learner import Learner
-from streamd.training.nightly import Nightly
 from streamd.training.recorder import Chunk, Recorder
-from streamd.training.shadow import Comparison, Decision, Shadow, judge
+from streamd.training.versions.incumbent import Incumbent
+from streamd.training.versions.nightly import Nightly
+from streamd.training.versions.shadow import Comparison, Decision, Shadow, judge
 from streamd.windows import Window, next_window
 
 logger = structlog.get_logger()

@@ -14,11 +14,11 @@ from streamd.registry.candidate import PublishResult, TrainResult
 from streamd.telemetry import metrics, spans
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.telemetry.progress import RoleProgress
-from streamd.training.attempts import Stopped
 from streamd.training.learner import Learner
 from streamd.training.ledger import Step
-from streamd.training.shadow import Comparison
 from streamd.training.tally import ScoredWindow
+from streamd.training.versions.shadow import Comparison
+from streamd.training.window_attempts import Stopped
 from streamd.windows.history import WindowRecord
 
 logger = structlog.get_logger()

@@ -18,7 +18,7 @@ from streamd.settings.loading import Settings
 from streamd.training.device_transfer import DeviceTransfer
 from streamd.training.recorder import Recorder
 from streamd.training.retention_hold import NAME
-from streamd.training.shadow import Shadow
+from streamd.training.versions.shadow import Shadow
 from streamd.windows import Window, next_window
 
 

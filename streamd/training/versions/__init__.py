@@ -1,0 +1,1 @@
+"""The versions that training compares: champion, shadow, incumbent and nightly baseline."""
