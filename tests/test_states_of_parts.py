@@ -12,8 +12,8 @@ from streamd.graph.facts.set_facts import SetFacts
 from streamd.graph.live import save_facts, take_stored
 from streamd.models.memory.files import MemoryReader
 from streamd.registry import Registry
-from streamd.server.checkpoint import MemoryStore
-from streamd.server.loaded_version import LoadedVersion
+from streamd.serving.loaded_version import LoadedVersion
+from streamd.serving.memory_store import MemoryStore
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.checkpoint import load_checkpoint, read_cursor
 from streamd.training.learner import Learner

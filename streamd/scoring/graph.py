@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from streamd.eventlog.reader import LogReader
-from streamd.server.server_graph import CATCH_UP_EDGES, SLICE_EDGES, ServerGraph
+from streamd.serving.following_graph import CATCH_UP_EDGES, SLICE_EDGES, ServerGraph
 from streamd.settings.loading import ModelSettings, Settings
 
 

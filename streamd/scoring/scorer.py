@@ -18,8 +18,8 @@ from streamd.graph.ranking import ranks
 from streamd.registry import Registry
 from streamd.scoring.graph import ScoringGraph
 from streamd.scoring.record import ScoreRecord
-from streamd.server.loaded_version import LoadedVersion
-from streamd.server.swap import CatchingUp, Swap, Swapped
+from streamd.serving.loaded_version import LoadedVersion
+from streamd.serving.swap import CatchingUp, Swap, Swapped
 from streamd.settings.loading import ModelSettings, Settings
 from streamd.windows import closed_chunks
 

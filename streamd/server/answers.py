@@ -10,7 +10,6 @@ from streamd.events import Float32, Int64, Key, SetKey
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import rule_scores
 from streamd.server.explain import Pair, explained
-from streamd.server.loaded_version import UNKNOWN, LoadedVersion
 from streamd.server.requests import (
     Answer,
     Embedding,
@@ -22,7 +21,8 @@ from streamd.server.requests import (
     Score,
     Seen,
 )
-from streamd.server.server_graph import ServerGraph
+from streamd.serving.following_graph import ServerGraph
+from streamd.serving.loaded_version import UNKNOWN, LoadedVersion
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from streamd.errors import OffloadedError
 from streamd.events import Key
 from streamd.graph.blocks.draws import Draw
 from streamd.graph.blocks.hops import Roots, distinct_nodes
-from streamd.server.loaded_version import UNKNOWN
-from streamd.server.server_graph import ServerGraph
 from streamd.server.sets import plain
+from streamd.serving.following_graph import ServerGraph
+from streamd.serving.loaded_version import UNKNOWN
 
 NUM_NEIGHBORS = (12, 3)
 """Newest events of the node, and of each of its neighbours: with the node at most 49 nodes."""

@@ -30,7 +30,6 @@ from streamd.server.commit_watch import CommitWatch
 from streamd.server.conditions import NONE, Conditions
 from streamd.server.freshness import EventRate, Freshness
 from streamd.server.lag import Completeness
-from streamd.server.loaded_version import LoadedVersion
 from streamd.server.pace import Pace, let_http_run
 from streamd.server.queue import PendingBatch, RequestQueue
 from streamd.server.rebuild import Rebuild
@@ -43,10 +42,11 @@ from streamd.server.requests import (
     Seen,
 )
 from streamd.server.search import Searches
-from streamd.server.server_graph import ServerGraph
-from streamd.server.swap import CatchingUp, Swap, Swapped
 from streamd.server.waiting import Waiting
 from streamd.server.warm_up import warm_up_requests
+from streamd.serving.following_graph import ServerGraph
+from streamd.serving.loaded_version import LoadedVersion
+from streamd.serving.swap import CatchingUp, Swap, Swapped
 from streamd.settings.loading import ModelSettings, Settings
 from streamd.telemetry import metrics, spans
 from streamd.telemetry.heartbeat import Heartbeat

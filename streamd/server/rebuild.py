@@ -1,7 +1,7 @@
 """The progress of a server's start: graph, facts and memory, until it can answer."""
 
-from streamd.server.server_graph import ServerGraph
-from streamd.server.swap import CatchingUp, State
+from streamd.serving.following_graph import ServerGraph
+from streamd.serving.swap import CatchingUp, State
 from streamd.telemetry import metrics
 from streamd.telemetry.progress import Reading, RoleProgress
 

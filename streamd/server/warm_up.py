@@ -7,7 +7,7 @@ touches memory that was never used. Nobody should wait for that.
 import numpy as np
 
 from streamd.server.requests import Embedding, Explain, Label, Recommend, Request, Score
-from streamd.server.server_graph import ServerGraph
+from streamd.serving.following_graph import ServerGraph
 
 NOBODY = "a node that nobody knows"
 """A key to ask for where the log has no event, or its newest one is of deleted nodes."""

@@ -32,7 +32,7 @@ from streamd.models.rule import NAME as RULE
 from streamd.models.rule import rule_scores
 from streamd.registry import Registry
 from streamd.replica.start import published_seq
-from streamd.server.loaded_version import UNKNOWN
+from streamd.serving.loaded_version import UNKNOWN
 from streamd.settings.loading import as_environment
 from streamd.telemetry.heartbeat import read_beat
 from streamd.windows.history import FILE as HISTORY

@@ -8,7 +8,7 @@ from streamd.events import NO_DELETES, NodeDeletes, Schema
 from streamd.models import EdgeRows, Memory, build_model
 from streamd.models.inference.torch_model import TorchModel
 from streamd.registry.manifest import Manifest
-from streamd.server.loaded_version import LoadedVersion
+from streamd.serving.loaded_version import LoadedVersion
 from tests.builders import HOUR, settings, stream
 
 SCHEMA = Schema(2, 0, 0)

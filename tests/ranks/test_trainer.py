@@ -14,7 +14,7 @@ from streamd.eventlog.upkeep.holds import read_holds
 from streamd.registry import Registry
 from streamd.registry.candidate import Candidate
 from streamd.registry.gate import Decision
-from streamd.server.loaded_version import LoadedVersion
+from streamd.serving.loaded_version import LoadedVersion
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.ledger import Ledger
 from streamd.training.trainer import Trainer

@@ -151,7 +151,7 @@ def test_every_answer_names_the_commit_it_was_computed_as_of(world, log):
 
 def follow_ten_at_a_time(monkeypatch):
     """Let a server take in ten events between two passes of answers."""
-    monkeypatch.setattr("streamd.server.server_graph.ANSWERING_EDGES", 10)
+    monkeypatch.setattr("streamd.serving.following_graph.ANSWERING_EDGES", 10)
     monkeypatch.setattr("streamd.server.pace.TURN_SECONDS", 0.0)
     monkeypatch.setattr("streamd.server.pace.BEHIND_SECONDS", 0.0)
 

@@ -14,8 +14,8 @@ from streamd.cli.main import app as cli
 from streamd.errors import VersionError
 from streamd.events import Schema
 from streamd.roles import FACTS, MEMORY, folder_of
-from streamd.server import retention_hold
-from streamd.server.checkpoint import INDEX
+from streamd.serving import retention_hold
+from streamd.serving.memory_store import INDEX
 from streamd.telemetry import metrics
 from streamd.tensors import file_checksum
 from tests.builders import HOUR, stream, write_log
@@ -224,7 +224,7 @@ def test_a_version_that_says_what_is_no_number_is_taken_out_of_service_while_it_
     champion, proven = world.registry.champion(), world.registry.shadow()
     world.start()
     wait(lambda: world.engine.status.version == champion)
-    from streamd.server.loaded_version import LoadedVersion
+    from streamd.serving.loaded_version import LoadedVersion
     scores = LoadedVersion.scores
 
     def broken(self, *args):

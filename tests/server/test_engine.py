@@ -19,8 +19,8 @@ from streamd.models.restored import restored
 from streamd.registry import Registry
 from streamd.registry.registry import read_manifests
 from streamd.server.engine import Engine
-from streamd.server.loaded_version import LoadedVersion
-from streamd.server.server_graph import ServerGraph
+from streamd.serving.following_graph import ServerGraph
+from streamd.serving.loaded_version import LoadedVersion
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.trainer import Trainer
@@ -327,8 +327,8 @@ def test_the_server_catches_up_with_a_log_that_was_there_before(tmp_path):
 
 def test_a_restarted_server_goes_on_from_its_own_memory_and_answers_the_same(world, monkeypatch):
     from streamd.roles import MEMORY, folder_of
-    from streamd.server import retention_hold
-    from streamd.server.checkpoint import INDEX, MemoryStore
+    from streamd.serving import retention_hold
+    from streamd.serving.memory_store import INDEX, MemoryStore
 
     monkeypatch.setattr(retention_hold, "MEMORY_EVERY", 50)
     world.train(2)
@@ -341,7 +341,7 @@ def test_a_restarted_server_goes_on_from_its_own_memory_and_answers_the_same(wor
     assert world.registry.manifest(version).edge + 50 <= stored.edge <= 500
     again = World(world.path)
     followed = []
-    monkeypatch.setattr("streamd.server.loaded_version.LoadedVersion.advance", lambda self, log, first, chunks, _own=LoadedVersion.advance: (
+    monkeypatch.setattr("streamd.serving.loaded_version.LoadedVersion.advance", lambda self, log, first, chunks, _own=LoadedVersion.advance: (
         followed.extend(first + a for a, _ in chunks), _own(self, log, first, chunks)))
     again.start()
     wait(lambda: again.engine.status.version == version)

@@ -8,7 +8,7 @@ from streamd.eventlog.reader import LogReader
 from streamd.events import Schema
 from streamd.models import build_model
 from streamd.models.inference.torch_model import TorchModel
-from streamd.server.loaded_version import LoadedVersion
+from streamd.serving.loaded_version import LoadedVersion
 from streamd.training.recorder import Recorder
 from streamd.windows import recorded_windows
 from tests.builders import HOUR, SECOND, settings, stream, write_log

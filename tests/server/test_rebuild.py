@@ -1,8 +1,8 @@
 """How far the server is with its graph and memory, until it answers."""
 
-from streamd.server import server_graph
-from streamd.server.loaded_version import LoadedVersion
-from streamd.server.server_graph import ServerGraph
+from streamd.serving import following_graph as server_graph
+from streamd.serving.following_graph import ServerGraph
+from streamd.serving.loaded_version import LoadedVersion
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import read_beat
 from tests.builders import HOUR, stream, write_log

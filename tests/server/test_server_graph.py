@@ -3,8 +3,8 @@ import numpy as np
 from streamd.eventlog.reader import LogReader
 from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress, Schema
-from streamd.server import server_graph
-from streamd.server.server_graph import ServerGraph
+from streamd.serving import following_graph as server_graph
+from streamd.serving.following_graph import ServerGraph
 from tests.builders import batch, settings, stream, write_log
 from tests.graph.drawing import recent
 from tests.server.world import wait

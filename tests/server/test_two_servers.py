@@ -10,8 +10,8 @@ from streamd.cli.doctor_checks import run_check
 from streamd.eventlog.upkeep.holds import end_lease, read_holds
 from streamd.eventlog.writer import LogWriter
 from streamd.roles import FACTS, HEARTBEAT, HOLD, MEMORY, folder_of
-from streamd.server import retention_hold
-from streamd.server.checkpoint import INDEX
+from streamd.serving import retention_hold
+from streamd.serving.memory_store import INDEX
 from streamd.telemetry.heartbeat import read_beat
 from tests.builders import HOUR, settings, stream, write_log
 from tests.server.world import SCHEMA, World, ask, wait

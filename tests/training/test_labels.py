@@ -10,7 +10,7 @@ from streamd.eventlog.reader import LogReader
 from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.registry import Registry
-from streamd.server.loaded_version import LoadedVersion
+from streamd.serving.loaded_version import LoadedVersion
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.recorder import Recorder
 from streamd.training.trainer import Trainer

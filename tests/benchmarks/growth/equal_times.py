@@ -17,7 +17,7 @@ from streamd.events import EDGE, Schema
 from streamd.ingest.loop import MAX_COMMIT_EVENTS
 from streamd.ingest.order.merge import Merger
 from streamd.models.inference.torch_model import TorchModel
-from streamd.server.loaded_version import LoadedVersion
+from streamd.serving.loaded_version import LoadedVersion
 from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore

@@ -20,7 +20,7 @@ from streamd.events import Progress, Schema
 from streamd.graph.restart_point import RestartPoint
 from streamd.registry import Registry
 from streamd.server.engine import Engine
-from streamd.server.server_graph import ServerGraph
+from streamd.serving.following_graph import ServerGraph
 from streamd.settings.loading import load_settings
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.recorder import Recorder

@@ -19,8 +19,8 @@ from streamd.models.loading import answering
 from streamd.models.memory.files import MemoryReader, read_memory
 from streamd.registry.manifest import Manifest
 from streamd.registry.registry import Version
-from streamd.server.checkpoint import MemoryStore
-from streamd.server.embeddings import Embeddings
+from streamd.serving.embeddings import Embeddings
+from streamd.serving.memory_store import MemoryStore
 from streamd.windows import closed_chunks
 
 logger = structlog.get_logger()

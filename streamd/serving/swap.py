@@ -13,8 +13,8 @@ from streamd.eventlog.reader import LogReader
 from streamd.gpu import choose_device
 from streamd.models.memory.files import MemoryReader
 from streamd.registry import Registry
-from streamd.server.loaded_version import LoadedVersion
-from streamd.server.server_graph import ServerGraph
+from streamd.serving.following_graph import ServerGraph
+from streamd.serving.loaded_version import LoadedVersion
 from streamd.settings.loading import ModelSettings, Settings
 from streamd.telemetry import metrics
 

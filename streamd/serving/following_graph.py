@@ -11,9 +11,9 @@ from streamd.events import Int64, Key
 from streamd.gpu import choose_device, make_graph
 from streamd.graph.facts.set_facts import SetFacts
 from streamd.graph.live import LiveGraph, read_back
-from streamd.server.candidates import Candidates
-from streamd.server.loaded_version import UNKNOWN
-from streamd.server.retention_hold import RetentionHold
+from streamd.serving.candidates import Candidates
+from streamd.serving.loaded_version import UNKNOWN
+from streamd.serving.retention_hold import RetentionHold
 from streamd.settings.loading import ModelSettings, Settings
 
 ANSWERING_EDGES = 4_000

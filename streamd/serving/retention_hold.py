@@ -14,8 +14,8 @@ from streamd.graph.restart_point import RestartPoint
 from streamd.models import Memory
 from streamd.registry.manifest import Manifest
 from streamd.roles import folder_of
-from streamd.server.checkpoint import MemoryStore
-from streamd.server.loaded_version import LoadedVersion
+from streamd.serving.loaded_version import LoadedVersion
+from streamd.serving.memory_store import MemoryStore
 
 logger = structlog.get_logger()
 MEMORY_EVERY = 20_000
