@@ -82,7 +82,7 @@ NAMED = [
     Named("a deleted row's key is remembered over other records", "streamd/decode/sources/topic.py",
           "before = self._newest.get(batch.source), record.key\n",
           "before = self._row_delete.get(batch.source, (-1, b\"\"))[0], record.key\n", ["tests/ingest/test_envelopes.py"]),
-    Named("embeddings are kept after the delete of a neighbour", "streamd/server/engine.py",
+    Named("embeddings are kept after the delete of a neighbour", "streamd/server/engine/engine.py",
           "            if deleted and self._served is not None:\n", "            if False:\n",
           ["tests/test_deletes.py"]),
     Named("a version's folder is not synced after the rename", "streamd/storage.py",

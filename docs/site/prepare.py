@@ -14,7 +14,7 @@ from typing import Any
 
 from streamd.registry import Registry
 from streamd.server.app import create_app
-from streamd.server.engine import Engine
+from streamd.server.engine.engine import Engine
 from streamd.server.state import ServerState
 from streamd.settings.loading import load_settings
 from streamd.telemetry.heartbeat import Heartbeat

@@ -299,7 +299,7 @@ def _run_serve(
 
     from streamd.gpu import choose_device
     from streamd.registry import Registry
-    from streamd.server.engine import Engine
+    from streamd.server.engine.engine import Engine
     from streamd.server.listening import listen, web_config
     from streamd.server.moves import Moves
     from streamd.server.state import ServerState

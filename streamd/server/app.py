@@ -18,15 +18,15 @@ from prometheus_client.exposition import choose_encoder, gzip_accepted
 from starlette.types import Receive, Scope, Send
 
 from streamd import __version__
-from streamd.server import inference, triton
-from streamd.server.around import MAX_STREAMS, Streams, follow
-from streamd.server.envelope import Envelope
-from streamd.server.openapi import describe
-from streamd.server.problems import add_handlers
-from streamd.server.routes import NodePath, direct, key_of_path, router
-from streamd.server.sets import in_set
+from streamd.server.engine.recent_activity import MAX_STREAMS, Streams, follow
+from streamd.server.engine.set_names import in_set
+from streamd.server.http.middleware import Envelope
+from streamd.server.http.problems import add_handlers
+from streamd.server.page.status import MAX_WINDOWS
 from streamd.server.state import ServerState, State, require_key
-from streamd.server.status import MAX_WINDOWS
+from streamd.server.v1.openapi import describe
+from streamd.server.v1.routes import NodePath, direct, key_of_path, router
+from streamd.server.v2 import inference, triton
 from streamd.telemetry import metrics
 
 STATIC = Path(__file__).parent / "static"

@@ -7,11 +7,12 @@ import socket
 import uvicorn
 
 from streamd.errors import SettingsError
-from streamd.server import inference, routes
-from streamd.server.admission import Admission
 from streamd.server.app import create_app
-from streamd.server.protocol import BoundedProtocol, Connections
+from streamd.server.http.admission import Admission
+from streamd.server.http.connections import BoundedProtocol, Connections
 from streamd.server.state import ServerState
+from streamd.server.v1 import routes
+from streamd.server.v2 import inference
 
 
 def web_config(state: ServerState) -> uvicorn.Config:

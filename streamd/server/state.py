@@ -9,14 +9,14 @@ from fastapi import Depends, HTTPException, Request
 from streamd.registry import Registry
 from streamd.roles import roles_of
 from streamd.schema import Schema
-from streamd.server.around import Streams
-from streamd.server.conditions import Conditions, read_conditions
-from streamd.server.engine import Engine
-from streamd.server.forward import Forwarder
+from streamd.server.engine.conditions import Conditions, read_conditions
+from streamd.server.engine.engine import Engine
+from streamd.server.engine.recent_activity import Streams
+from streamd.server.engine.set_names import Sets
+from streamd.server.http.event_forwarding import Forwarder
 from streamd.server.moves import Moves
-from streamd.server.sets import Sets
-from streamd.server.statistics import InferenceStatistics
-from streamd.server.status import StatusPage
+from streamd.server.page.status import StatusPage
+from streamd.server.v2.statistics import InferenceStatistics
 from streamd.settings.loading import Settings, schema_of, with_schema
 from streamd.telemetry import metrics
 from streamd.telemetry.api_keys import ApiKeys, key_of

@@ -6,8 +6,8 @@ import numpy as np
 
 from streamd.events import Int64
 from streamd.graph.live import LiveGraph
-from streamd.server.requests import Recommend
 from streamd.serving.loaded_version import LoadedVersion
+from streamd.serving.requests import Recommend
 
 POPULAR_SECONDS = 1.0
 """Time for which the most popular nodes of a kind are remembered: finding them takes a pass over

@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from streamd.client import ClientError, DeadlineExceeded, NotReached, Retries, TryAgain, calls
 from streamd.client.exchange import Again, Exchange
 from streamd.client.positions import Positions
-from streamd.server.conditions import CommitToken, RecordToken, read_conditions
+from streamd.server.engine.conditions import CommitToken, RecordToken, read_conditions
 
 
 class Clock:

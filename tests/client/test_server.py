@@ -24,8 +24,8 @@ from streamd.client import (
     answers,
     calls,
 )
-from streamd.server import schemas
-from streamd.server.requests import NotReady
+from streamd.server.v1 import schemas
+from streamd.serving.requests import NotReady
 from tests.builders import settings
 from tests.server.recorded import TGN, make_log, publish
 from tests.server.world import World, listening, wait

@@ -104,7 +104,7 @@ def test_every_command_is_documented_with_its_options():
 def test_every_route_is_documented(tmp_path):
     from streamd.registry import Registry
     from streamd.server.app import create_app
-    from streamd.server.engine import Engine
+    from streamd.server.engine.engine import Engine
     from streamd.server.state import ServerState
     from streamd.telemetry.heartbeat import Heartbeat
     from tests.builders import settings

@@ -10,7 +10,7 @@ import pytest
 
 import streamd.client.errors
 from streamd.client import Client
-from streamd.server.forward import Forwarder
+from streamd.server.http.event_forwarding import Forwarder
 from tests.builders import settings, stream, write_log
 from tests.server.world import World, listening
 
@@ -37,7 +37,7 @@ def address(tmp_path_factory):
     patch.setattr(Forwarder, "produce", lambda self, events: [(3, 1041 + i) for i in range(len(events))])
     # Nothing reads Kafka here: the place that events are said to be at counts as read. tests/server/test_own_writes.py
     # reads through a real daemon.
-    patch.setattr("streamd.server.conditions.RecordToken.is_in", lambda token, state: True)
+    patch.setattr("streamd.server.engine.conditions.RecordToken.is_in", lambda token, state: True)
     with listening(world) as (host, port):
         yield f"{host}:{port}"
     patch.undo()

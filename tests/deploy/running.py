@@ -15,7 +15,7 @@ from kafka import KafkaProducer
 from prometheus_client.parser import text_string_to_metric_families
 
 from streamd.demo.broker import ApacheKafka, free_port
-from streamd.server.search import MEASURE_EVERY
+from streamd.server.engine.search import MEASURE_EVERY
 from streamd.telemetry.metrics import OWNED
 from tests.crash.daemons import Daemon, as_array, produce, rows_of, wait
 

@@ -15,7 +15,7 @@ from streamd.ingest.dead_letters.sinks import make_dead_letters
 from streamd.ingest.kafka import client
 from streamd.replica import kafka_changelog, models_topic
 from streamd.scoring.topic import KafkaSink
-from streamd.server.forward import ACKNOWLEDGED_SECONDS, Forwarder
+from streamd.server.http.event_forwarding import ACKNOWLEDGED_SECONDS, Forwarder
 from tests.builders import settings
 
 ASKED = {"kafka__client": {"allow_auto_create_topics": True, "max_block_ms": 600_000}}
@@ -50,7 +50,7 @@ PRODUCERS = {
     # file: what makes a producer, whether a broker may make its topic
     "replica/kafka_changelog.py": (lambda s: kafka_changelog.KafkaProducer(s.kafka, "t.changelog", 1 << 20), False),
     "replica/models_topic.py": (models, False),
-    "server/forward.py": (lambda s: Forwarder(s)._made(), False),
+    "server/http/event_forwarding.py": (lambda s: Forwarder(s)._made(), False),
     "exchange/produce.py": (produce, False),
     "ingest/dead_letters/replay.py": (lambda s: client.make_producer(s.kafka), False),
     "demo/player.py": (lambda s: player.make_producer(s.kafka), False),
@@ -86,7 +86,7 @@ def test_no_option_of_the_client_lets_a_broker_make_one_of_a_logs_own_topics(mad
 
 
 def test_a_request_with_events_waits_no_longer_for_a_missing_topic_than_for_an_acknowledgement(made):
-    assert made("server/forward.py")["max_block_ms"] == ACKNOWLEDGED_SECONDS * 1000
+    assert made("server/http/event_forwarding.py")["max_block_ms"] == ACKNOWLEDGED_SECONDS * 1000
 
 
 def test_the_table_has_every_producer():

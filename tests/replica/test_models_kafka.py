@@ -25,7 +25,7 @@ from streamd.replica.requests import RequestedMoves, compact_everywhere
 from streamd.replica.role import FollowLoop
 from streamd.replica.steps import StepThread
 from streamd.replica.topic import find_topic
-from streamd.server.lag import Completeness
+from streamd.server.engine.lag import Completeness
 from streamd.store.changelog import models_topic
 from streamd.store.objects import Store
 from streamd.telemetry import metrics

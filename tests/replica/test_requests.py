@@ -14,7 +14,7 @@ from streamd.registry.outcome import Waiting
 from streamd.replica.requests import RequestedMoves, compact_everywhere
 from streamd.replica.steps import StepThread
 from streamd.server.app import create_app
-from streamd.server.engine import Engine
+from streamd.server.engine.engine import Engine
 from streamd.server.state import ServerState
 from streamd.telemetry.heartbeat import Heartbeat
 from tests.replica.models_world import MemoryLog, MemoryTopic, ReplicaSide, TrainerSide

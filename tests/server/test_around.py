@@ -12,8 +12,8 @@ import pytest
 from streamd.eventlog.reader import LogReader
 from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, empty_batch
-from streamd.server import around
-from streamd.server.around import MAX_STREAMS, follow
+from streamd.server.engine import recent_activity as around
+from streamd.server.engine.recent_activity import MAX_STREAMS, follow
 from tests.builders import HOUR, declared, sets_stream, settings, stream, write_log, write_sets_log
 from tests.server.world import SCHEMA, World, ask, listening, wait
 

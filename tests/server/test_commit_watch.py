@@ -9,9 +9,9 @@ from structlog.testing import capture_logs
 
 from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress
-from streamd.server import engine
-from streamd.server.commit_watch import CommitWatch
-from streamd.server.queue import RequestQueue
+from streamd.server.engine import engine
+from streamd.server.engine.commit_watch import CommitWatch
+from streamd.server.engine.queue import RequestQueue
 from tests.builders import batch, settings, stream, write_log
 from tests.server.world import SCHEMA, World, wait
 

@@ -3,8 +3,8 @@
 import asyncio
 
 from streamd.events import SetKey
-from streamd.server import completion
-from streamd.server.completion import completed
+from streamd.server.http import completion
+from streamd.server.http.completion import completed
 from tests.builders import HOUR, stream, write_log
 from tests.server.world import SCHEMA, World
 

@@ -12,14 +12,14 @@ from streamd.eventlog.journal.journal import LogState
 from streamd.eventlog.writer import LogWriter
 from streamd.events import Position, Progress, Run, Schema, empty_batch
 from streamd.roles import ENDS, FOLLOW, HEARTBEAT, make_folder
-from streamd.server.conditions import (
+from streamd.server.engine.conditions import (
     MAX_TOKENS,
     BadCondition,
     CommitToken,
     RecordToken,
     read_conditions,
 )
-from streamd.server.lag import MAX_PENDING, Completeness
+from streamd.server.engine.lag import MAX_PENDING, Completeness
 from tests.builders import HOUR, SECOND, batch, stream, write_log
 from tests.server.world import SCHEMA, World, wait
 
@@ -152,8 +152,8 @@ def test_every_answer_names_the_commit_it_was_computed_as_of(world, log):
 def follow_ten_at_a_time(monkeypatch):
     """Let a server take in ten events between two passes of answers."""
     monkeypatch.setattr("streamd.serving.following_graph.ANSWERING_EDGES", 10)
-    monkeypatch.setattr("streamd.server.pace.TURN_SECONDS", 0.0)
-    monkeypatch.setattr("streamd.server.pace.BEHIND_SECONDS", 0.0)
+    monkeypatch.setattr("streamd.server.engine.pace.TURN_SECONDS", 0.0)
+    monkeypatch.setattr("streamd.server.engine.pace.BEHIND_SECONDS", 0.0)
 
 
 def test_while_a_slice_is_taken_in_the_position_stays_at_what_is_whole(world, log, monkeypatch):

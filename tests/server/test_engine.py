@@ -18,7 +18,7 @@ from streamd.graph.negatives import SCORED
 from streamd.models.restored import restored
 from streamd.registry import Registry
 from streamd.registry.registry import read_manifests
-from streamd.server.engine import Engine
+from streamd.server.engine.engine import Engine
 from streamd.serving.following_graph import ServerGraph
 from streamd.serving.loaded_version import LoadedVersion
 from streamd.telemetry import metrics

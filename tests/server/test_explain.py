@@ -24,12 +24,12 @@ from streamd.models.inference.numpy_model import NumpyModel
 from streamd.models.inference.torch_model import TorchModel
 from streamd.models.memory.memory import EdgeRows
 from streamd.models.rule import rule_scores
-from streamd.server.answers import answers_of, moments_of
-from streamd.server.queue import RequestQueue
-from streamd.server.requests import Explain, NotFinite, Score, Seen
-from streamd.server.schemas import ExplainedGroup
+from streamd.server.engine.answers import answers_of, moments_of
+from streamd.server.engine.queue import RequestQueue
+from streamd.server.v1.schemas import ExplainedGroup
 from streamd.serving.following_graph import ServerGraph
 from streamd.serving.loaded_version import LoadedVersion
+from streamd.serving.requests import Explain, NotFinite, Score, Seen
 from tests.builders import (
     HOUR,
     SETS,

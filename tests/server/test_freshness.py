@@ -7,7 +7,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from streamd import __version__
 from streamd.server.app import create_app
-from streamd.server.freshness import RATE_SECONDS, EventRate, Freshness
+from streamd.server.engine.freshness import RATE_SECONDS, EventRate, Freshness
 from streamd.telemetry import metrics
 from tests.builders import settings
 from tests.server.world import World

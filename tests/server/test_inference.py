@@ -10,8 +10,8 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from streamd.server.binary import DTYPES, INTEGERS
-from streamd.server.envelope import MAX_BODY_BYTES
+from streamd.server.http.middleware import MAX_BODY_BYTES
+from streamd.server.v2.binary import DTYPES, INTEGERS
 from tests.builders import HOUR, stream, write_log
 from tests.server.world import SCHEMA, World, ask
 

@@ -1,7 +1,7 @@
 import pytest
 
-from streamd.server import pace
-from streamd.server.pace import BEHIND_SECONDS, STARTING_SECONDS, TURN_SECONDS, Pace
+from streamd.server.engine import pace
+from streamd.server.engine.pace import BEHIND_SECONDS, STARTING_SECONDS, TURN_SECONDS, Pace
 
 
 class Clock:

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from streamd.server import protocol
 from streamd.server.app import create_app
+from streamd.server.http import connections as protocol
 from streamd.server.listening import web_config
 from streamd.telemetry import metrics
 from tests.builders import settings

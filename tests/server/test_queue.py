@@ -4,10 +4,10 @@ import time
 
 import pytest
 
-from streamd.server import queue as module
-from streamd.server.pace import TURN_SECONDS
-from streamd.server.queue import STANDING_SHARE, PendingBatch, RequestQueue
-from streamd.server.requests import Embedding, Overloaded, Score
+from streamd.server.engine import queue as module
+from streamd.server.engine.pace import TURN_SECONDS
+from streamd.server.engine.queue import STANDING_SHARE, PendingBatch, RequestQueue
+from streamd.serving.requests import Embedding, Overloaded, Score
 from tests.builders import settings
 
 SCORE = Score("a", tuple("bcdefghij"))

@@ -12,7 +12,7 @@ import pytest
 import schemathesis
 
 from streamd.errors import KafkaError, SettingsError
-from streamd.server.forward import Forwarder
+from streamd.server.http.event_forwarding import Forwarder
 from streamd.settings.loading import load_settings
 from streamd.settings.sets import EdgeSetSettings, FeatureSettings
 from streamd.settings.sources import SourceSettings
@@ -75,7 +75,7 @@ def test_recall_of_recommendations_is_measured_against_all_nodes(world):
 
 
 def test_a_search_that_takes_too_long_ends_and_the_engine_goes_on(world, monkeypatch):
-    monkeypatch.setattr("streamd.server.search.time", types.SimpleNamespace(monotonic=lambda: 2**40))
+    monkeypatch.setattr("streamd.server.engine.search.time", types.SimpleNamespace(monotonic=lambda: 2**40))
     assert "deadline" in post(world, "/v1/recommend", {"src": "n:3", "exact": True}, 503)["detail"]
     monkeypatch.undo()
     assert post(world, "/v1/recommend", {"src": "n:3", "exact": True})["scores"]
@@ -319,7 +319,7 @@ def test_junk_on_the_wire_harms_nobody(world, address, junk):
 
 
 def test_a_head_that_never_ends_is_cut_off(world, address, monkeypatch):
-    monkeypatch.setattr("streamd.server.protocol.HEAD_SECONDS", 0.3)
+    monkeypatch.setattr("streamd.server.http.connections.HEAD_SECONDS", 0.3)
     with socket.create_connection(address, timeout=10) as link:
         link.sendall(b"GET /livez HTTP/1.1\r\nhost: loc")
         assert link.recv(100) == b""

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from streamd.server import search
-from streamd.server.requests import Overloaded
-from streamd.server.search import Searches
+from streamd.server.engine import search
+from streamd.server.engine.search import Searches
+from streamd.serving.requests import Overloaded
 
 NODES, SLICE, SLICE_SECONDS = 10_000, 1_000, 0.01
 BEST = SLICE / NODES / SLICE_SECONDS

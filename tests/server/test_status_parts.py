@@ -5,9 +5,9 @@ import pytest
 from prometheus_client import CollectorRegistry, Histogram
 
 from streamd.ingest.dead_letters.sinks import DeadLetter, LocalDeadLetters
-from streamd.server.headline import headline_of
-from streamd.server.letters import Letters
-from streamd.server.pulse import NUM_SAMPLES, Pulse, buckets_of, less, quantile
+from streamd.server.page.headline import headline_of
+from streamd.server.page.letters import Letters
+from streamd.server.page.pulse import NUM_SAMPLES, Pulse, buckets_of, less, quantile
 from streamd.telemetry import metrics
 from streamd.windows.history import WindowRecord
 

@@ -3,9 +3,9 @@
 import pytest
 
 from streamd.eventlog.writer import LogWriter
-from streamd.server import engine
-from streamd.server.requests import Recommend, Score
-from streamd.server.warm_up import NOBODY, warm_up_requests
+from streamd.server.engine import engine
+from streamd.server.engine.warm_up import NOBODY, warm_up_requests
+from streamd.serving.requests import Recommend, Score
 from streamd.telemetry import metrics
 from tests.builders import HOUR, stream, write_log
 from tests.readings import reading

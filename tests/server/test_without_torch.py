@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 from streamd import cli, daemon
 from streamd.registry import Registry
 from streamd.server.app import create_app
-from streamd.server.engine import Engine
+from streamd.server.engine.engine import Engine
 from streamd.server.listening import web_config
 from streamd.server.state import ServerState
 from streamd.telemetry.heartbeat import Heartbeat

@@ -13,7 +13,7 @@ from streamd.eventlog.reader import LogReader
 from streamd.events import Schema
 from streamd.registry import Registry
 from streamd.server.app import create_app
-from streamd.server.engine import Engine
+from streamd.server.engine.engine import Engine
 from streamd.server.listening import web_config
 from streamd.server.state import ServerState
 from streamd.telemetry.heartbeat import Heartbeat

@@ -19,7 +19,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 import streamd
 from streamd.client import Client
 from streamd.server.app import create_app
-from streamd.server.requests import NotReady
+from streamd.serving.requests import NotReady
 from streamd.telemetry import metrics, spans
 from streamd.telemetry.spans import Spans, begin_spans, end_spans
 from tests.builders import HOUR, settings, stream, write_log

@@ -117,8 +117,8 @@ def train(folder: Path, nodes: int) -> dict[str, float]:
 def serve(folder: Path, nodes: int) -> dict[str, float]:
     """Serves the newest version while events come and queries close chunks. Returns: bytes, and the longest stop."""
     from streamd.registry import Registry
-    from streamd.server.engine import Engine
-    from streamd.server.requests import Score
+    from streamd.server.engine.engine import Engine
+    from streamd.serving.requests import Score
     from streamd.telemetry.heartbeat import Heartbeat
     from tests.builders import settings
 

@@ -19,7 +19,7 @@ from streamd.eventlog.writer import MAX_COMMIT_ROWS, LogWriter
 from streamd.events import Progress, Schema
 from streamd.graph.restart_point import RestartPoint
 from streamd.registry import Registry
-from streamd.server.engine import Engine
+from streamd.server.engine.engine import Engine
 from streamd.serving.following_graph import ServerGraph
 from streamd.settings.loading import load_settings
 from streamd.telemetry.heartbeat import Heartbeat

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from streamd.registry import Registry
 from streamd.registry.journal import ModelJournal
-from streamd.server.engine import Engine
-from streamd.server.status import StatusPage
+from streamd.server.engine.engine import Engine
+from streamd.server.page.status import StatusPage
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.windows.history import WindowRecord, append_record
 from tests.benchmarks.measure import Row, best_seconds

@@ -5,7 +5,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Depends
 from pydantic import BaseModel, Field
 
-from streamd.server.inference import (
+from streamd.server.state import ServerState, State, require_key
+from streamd.server.v2.inference import (
     MODEL,
     OUTPUTS,
     TAG,
@@ -15,7 +16,6 @@ from streamd.server.inference import (
     check,
     inputs_of,
 )
-from streamd.server.state import ServerState, State, require_key
 
 # Datatypes of the protocol -> their names in Triton's ModelConfig.
 TYPES = {"BYTES": "TYPE_STRING", "INT64": "TYPE_INT64", "FP32": "TYPE_FP32", "BOOL": "TYPE_BOOL"}

@@ -9,8 +9,10 @@ import numpy as np
 from streamd.events import Float32, Int64, Key, SetKey
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import rule_scores
-from streamd.server.explain import Pair, explained
-from streamd.server.requests import (
+from streamd.server.engine.explain import Pair, explained
+from streamd.serving.following_graph import ServerGraph
+from streamd.serving.loaded_version import UNKNOWN, LoadedVersion
+from streamd.serving.requests import (
     Answer,
     Embedding,
     Explain,
@@ -21,8 +23,6 @@ from streamd.server.requests import (
     Score,
     Seen,
 )
-from streamd.serving.following_graph import ServerGraph
-from streamd.serving.loaded_version import UNKNOWN, LoadedVersion
 
 
 @dataclass(frozen=True, slots=True)

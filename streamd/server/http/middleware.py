@@ -18,8 +18,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from streamd.server.problems import problem
-from streamd.server.protocol import MAX_BODY_BYTES
+from streamd.server.http.connections import MAX_BODY_BYTES
+from streamd.server.http.problems import problem
 from streamd.server.state import require_admin_key, require_key
 from streamd.settings.loading import LOOPBACK, Settings, has_keys
 from streamd.telemetry import metrics, spans

@@ -7,8 +7,8 @@ import numpy as np
 import structlog
 
 from streamd.events import Float32, Int64
-from streamd.server.answers import Moment, recommended, scores_of
-from streamd.server.requests import Answer, Done, NotFinite, NotReady, Overloaded, Recommend
+from streamd.server.engine.answers import Moment, recommended, scores_of
+from streamd.serving.requests import Answer, Done, NotFinite, NotReady, Overloaded, Recommend
 from streamd.settings.loading import ServerSettings
 from streamd.telemetry import metrics
 

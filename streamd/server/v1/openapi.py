@@ -4,9 +4,9 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from streamd.server.conditions import AFTER, LAG, MAX_LAG, POSITION
-from streamd.server.problems import MEDIA_TYPE
-from streamd.server.schemas import Problem
+from streamd.server.engine.conditions import AFTER, LAG, MAX_LAG, POSITION
+from streamd.server.http.problems import MEDIA_TYPE
+from streamd.server.v1.schemas import Problem
 
 # Status -> description, the same for all routes: the envelope may refuse any request.
 ERRORS = {

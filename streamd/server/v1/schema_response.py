@@ -1,6 +1,6 @@
 """What `GET /v1/schema` answers, made of the settings."""
 
-from streamd.server.schemas import EdgeSetInfo, Feature, NodeSetInfo, SchemaResponse
+from streamd.server.v1.schemas import EdgeSetInfo, Feature, NodeSetInfo, SchemaResponse
 from streamd.settings.loading import Settings, edge_sets, node_sets, schema_of
 from streamd.settings.sets import FeatureSettings, SetSettings
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from starlette.datastructures import Headers
 
 from streamd.eventlog.journal.journal import LogState
-from streamd.server.requests import Seen
+from streamd.serving.requests import Seen
 
 AFTER = "streamd-after"
 MAX_LAG = "streamd-max-lag"

@@ -12,12 +12,14 @@ from streamd.events import MICROSECONDS, Key
 from streamd.registry.journal import Move
 from streamd.registry.outcome import Refusal, Waiting, outcome_of
 from streamd.registry.registry import read_manifests
-from streamd.server.completion import completed
-from streamd.server.conditions import POSITION, RecordToken, headers_of
-from streamd.server.direct import DirectRoute
-from streamd.server.requests import Answer, Embedding, Explain, Label, Recommend, Score
-from streamd.server.schema_response import schema_response
-from streamd.server.schemas import (
+from streamd.server.engine.conditions import POSITION, RecordToken, headers_of
+from streamd.server.engine.set_names import PlainKey, in_set, plain
+from streamd.server.http.completion import completed
+from streamd.server.http.fast_routes import DirectRoute
+from streamd.server.page.status import passed_over
+from streamd.server.state import Asked, ServerState, State, require_admin_key, require_key
+from streamd.server.v1.schema_response import schema_response
+from streamd.server.v1.schemas import (
     AsOf,
     CompletionResponse,
     EmbeddingResponse,
@@ -41,9 +43,7 @@ from streamd.server.schemas import (
     ScoreRequest,
     ScoreResponse,
 )
-from streamd.server.sets import PlainKey, in_set, plain
-from streamd.server.state import Asked, ServerState, State, require_admin_key, require_key
-from streamd.server.status import passed_over
+from streamd.serving.requests import Answer, Embedding, Explain, Label, Recommend, Score
 
 router = APIRouter(prefix="/v1", dependencies=[Depends(require_key)])
 direct = APIRouter(prefix="/v1", dependencies=[Depends(require_key)], route_class=DirectRoute)

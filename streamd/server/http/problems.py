@@ -10,8 +10,8 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from streamd.errors import KafkaError, VersionError
-from streamd.server.conditions import BadCondition
-from streamd.server.requests import NotReached, NotReady, Overloaded, TooOld
+from streamd.server.engine.conditions import BadCondition
+from streamd.serving.requests import NotReached, NotReady, Overloaded, TooOld
 
 MEDIA_TYPE = "application/problem+json"
 AGAIN = {"Retry-After": "1"}

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from streamd.server.pace import TURN_SECONDS
-from streamd.server.requests import Answer, Done, Explain, Overloaded, Recommend, Request, Score
+from streamd.server.engine.pace import TURN_SECONDS
+from streamd.serving.requests import Answer, Done, Explain, Overloaded, Recommend, Request, Score
 from streamd.settings.loading import ServerSettings
 from streamd.telemetry.spans import Started, current
 

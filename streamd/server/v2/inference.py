@@ -15,14 +15,14 @@ from pydantic import BaseModel, Field
 
 from streamd import __version__
 from streamd.events import MICROSECONDS
-from streamd.server import binary
-from streamd.server.compression import compressed, expanded
-from streamd.server.conditions import Conditions, headers_of
-from streamd.server.direct import DirectRoute, Model, is_json, media_type, parsed, whole
-from streamd.server.requests import Answer, Score
-from streamd.server.schemas import INT64
-from streamd.server.sets import PlainKey, in_set
+from streamd.server.engine.conditions import Conditions, headers_of
+from streamd.server.engine.set_names import PlainKey, in_set
+from streamd.server.http.compression import compressed, expanded
+from streamd.server.http.fast_routes import DirectRoute, Model, is_json, media_type, parsed, whole
 from streamd.server.state import Asked, ServerState, State, require_key
+from streamd.server.v1.schemas import INT64
+from streamd.server.v2 import binary
+from streamd.serving.requests import Answer, Score
 
 MODEL = "streamd"
 TAG = "open inference protocol"

@@ -4,8 +4,8 @@ import asyncio
 import time
 
 from streamd.eventlog.journal.journal import LogState
-from streamd.server.conditions import Token
-from streamd.server.requests import NotReached, Overloaded
+from streamd.server.engine.conditions import Token
+from streamd.serving.requests import NotReached, Overloaded
 
 
 class Waiting:

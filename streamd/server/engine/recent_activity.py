@@ -13,7 +13,7 @@ from streamd.errors import OffloadedError
 from streamd.events import Key
 from streamd.graph.blocks.draws import Draw
 from streamd.graph.blocks.hops import Roots, distinct_nodes
-from streamd.server.sets import plain
+from streamd.server.engine.set_names import plain
 from streamd.serving.following_graph import ServerGraph
 from streamd.serving.loaded_version import UNKNOWN
 

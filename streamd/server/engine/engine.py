@@ -24,16 +24,21 @@ from streamd.models.rule import NAME as RULE
 from streamd.registry import Registry
 from streamd.registry.manifest import Manifest
 from streamd.schema import Schema
-from streamd.server.answers import answers_of, moments_of
-from streamd.server.around import Around, look_around
-from streamd.server.commit_watch import CommitWatch
-from streamd.server.conditions import NONE, Conditions
-from streamd.server.freshness import EventRate, Freshness
-from streamd.server.lag import Completeness
-from streamd.server.pace import Pace, let_http_run
-from streamd.server.queue import PendingBatch, RequestQueue
-from streamd.server.rebuild import Rebuild
-from streamd.server.requests import (
+from streamd.server.engine.answers import answers_of, moments_of
+from streamd.server.engine.commit_watch import CommitWatch
+from streamd.server.engine.conditions import NONE, Conditions
+from streamd.server.engine.freshness import EventRate, Freshness
+from streamd.server.engine.lag import Completeness
+from streamd.server.engine.pace import Pace, let_http_run
+from streamd.server.engine.queue import PendingBatch, RequestQueue
+from streamd.server.engine.rebuild import Rebuild
+from streamd.server.engine.recent_activity import Around, look_around
+from streamd.server.engine.search import Searches
+from streamd.server.engine.waiting import Waiting
+from streamd.server.engine.warm_up import warm_up_requests
+from streamd.serving.following_graph import ServerGraph
+from streamd.serving.loaded_version import LoadedVersion
+from streamd.serving.requests import (
     Answer,
     NotFinite,
     NotReady,
@@ -41,11 +46,6 @@ from streamd.server.requests import (
     Request,
     Seen,
 )
-from streamd.server.search import Searches
-from streamd.server.waiting import Waiting
-from streamd.server.warm_up import warm_up_requests
-from streamd.serving.following_graph import ServerGraph
-from streamd.serving.loaded_version import LoadedVersion
 from streamd.serving.swap import CatchingUp, Swap, Swapped
 from streamd.settings.loading import ModelSettings, Settings
 from streamd.telemetry import metrics, spans

@@ -6,7 +6,7 @@ import zlib
 
 from fastapi import HTTPException, Response
 
-from streamd.server.protocol import MAX_BODY_BYTES
+from streamd.server.http.connections import MAX_BODY_BYTES
 
 WINDOW_BITS = {"gzip": 31, "deflate": 15}
 """zlib's numbers of the two forms. `deflate` has zlib's head and checksum (RFC 9110, 8.4.1)."""

@@ -12,10 +12,10 @@ from streamd.registry.manifest import Manifest
 from streamd.registry.registry import read_manifests
 from streamd.roles import RANK, rank_names, roles_of
 from streamd.schema import Schema
-from streamd.server.engine import Engine
-from streamd.server.headline import headline_of
-from streamd.server.letters import Letters
-from streamd.server.pulse import Pulse
+from streamd.server.engine.engine import Engine
+from streamd.server.page.headline import headline_of
+from streamd.server.page.letters import Letters
+from streamd.server.page.pulse import Pulse
 from streamd.settings.loading import Settings, schema_of
 from streamd.telemetry.heartbeat import Beat, read_beats
 from streamd.windows.history import HistoryReader, SetScores, WindowRecord

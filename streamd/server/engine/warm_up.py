@@ -6,8 +6,8 @@ touches memory that was never used. Nobody should wait for that.
 
 import numpy as np
 
-from streamd.server.requests import Embedding, Explain, Label, Recommend, Request, Score
 from streamd.serving.following_graph import ServerGraph
+from streamd.serving.requests import Embedding, Explain, Label, Recommend, Request, Score
 
 NOBODY = "a node that nobody knows"
 """A key to ask for where the log has no event, or its newest one is of deleted nodes."""

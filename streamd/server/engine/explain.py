@@ -15,9 +15,9 @@ from streamd.graph.facts.columns import FACT_NAMES, NUM_FACTS
 from streamd.graph.facts.groups import GROUPS, fact_words, group_words
 from streamd.models.rule import rule_scores
 from streamd.models.shapley import Float64, coalitions, shapley_shares
-from streamd.server.requests import Explanation, Fact, Group, NeighborShare, NotFinite
 from streamd.serving.following_graph import ServerGraph
 from streamd.serving.loaded_version import UNKNOWN, LoadedVersion
+from streamd.serving.requests import Explanation, Fact, Group, NeighborShare, NotFinite
 
 GRAPH = "graph"
 """The group of what the graph adds to the facts."""

@@ -10,7 +10,7 @@ import msgspec
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
 
-from streamd.server.problems import MEDIA_TYPE, content
+from streamd.server.http.problems import MEDIA_TYPE, content
 from streamd.telemetry import metrics
 
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from streamd.events import Key, SetKey
-from streamd.server.sets import PlainKey
+from streamd.server.engine.set_names import PlainKey
 
 SLICE_KEYS = 20_000
 """Keys looked at before requests have a turn: about 3 ms."""

@@ -1,0 +1,1 @@
+"""HTTP below the routes: connections, middleware, errors and compression."""

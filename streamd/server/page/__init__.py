@@ -1,0 +1,1 @@
+"""The status page: its content as JSON, and its static files."""
