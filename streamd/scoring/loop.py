@@ -16,7 +16,7 @@ from streamd.registry import Registry
 from streamd.roles import SCORE
 from streamd.scoring.arrivals import Arrivals
 from streamd.scoring.outbox import Outbox, Sink
-from streamd.scoring.place import Place
+from streamd.scoring.position import Place
 from streamd.scoring.record import ScoreRecord
 from streamd.scoring.scorer import Scorer
 from streamd.settings.loading import Settings
