@@ -89,8 +89,8 @@ def backtest(
     from streamd.cli.maintenance import ages_of_facts, backtest_file, backtest_grid
     from streamd.evaluation.backtest import Plan
     from streamd.evaluation.grid import combinations
-    from streamd.evaluation.report import Asked
-    from streamd.evaluation.report_forms import form_of, report_text
+    from streamd.evaluation.report.content import Asked
+    from streamd.evaluation.report.forms import form_of, report_text
 
     form = form_of(form, report)
     settings, origin = loaded_settings(config, data_dir)

@@ -36,7 +36,7 @@ from streamd.tensors import unpack
 if TYPE_CHECKING:
     from streamd.evaluation.backtest import Plan
     from streamd.evaluation.grid import Combination
-    from streamd.evaluation.report import Asked, Report
+    from streamd.evaluation.report.content import Asked, Report
 
 POLL_SECONDS = 0.2
 """Pause between two looks at the directory: short for a person, long for a disk."""
@@ -237,7 +237,7 @@ def backtest_file(
         backtest,
         counted,
     )
-    from streamd.evaluation.report import Asked, report_of
+    from streamd.evaluation.report.content import Asked, report_of
 
     torch.set_num_threads(settings.training.threads)
     with _log_of(settings, file, columns, progress) as (log, times):
@@ -278,7 +278,7 @@ def backtest_grid(
     settings to take; and the report. Raises: StreamdError where nothing can be read or scored.
     """
     from streamd.evaluation.grid import COLUMNS, run_grid
-    from streamd.evaluation.report import Asked, grid_report_of
+    from streamd.evaluation.report.content import Asked, grid_report_of
 
     settings = runs[0].settings
     with _log_of(settings, file, columns, progress) as (log, times):

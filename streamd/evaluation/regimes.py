@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from streamd.evaluation.freshness import NightlySight, StaleSight, nightly_memory_step
 from streamd.evaluation.label_scores import LabelRules
-from streamd.evaluation.sights import NightlySight, StaleSight, nightly_memory_step
 from streamd.eventlog.reader import LogReader
 from streamd.events import Bools, Float32, Int64
 from streamd.graph.facts.columns import LOG_SHARES, NUM_HALF_LIVES

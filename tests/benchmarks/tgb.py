@@ -26,8 +26,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from streamd.evaluation.freshness import StaleSight
 from streamd.evaluation.regimes import SKIPPED
-from streamd.evaluation.sights import StaleSight
 from streamd.eventlog.reader import LogReader
 from streamd.events import Float32, Int64
 from streamd.graph.neighborhood import sample_neighborhood

@@ -10,10 +10,10 @@ import torch
 from streamd.cli.maintenance import ages_of_facts, backtest_file
 from streamd.errors import SettingsError, StreamdError
 from streamd.evaluation.backtest import Plan, backtest
+from streamd.evaluation.freshness import StaleSight
 from streamd.evaluation.regimes import Regimes
-from streamd.evaluation.report_forms import FORMS
-from streamd.evaluation.report_html import as_html
-from streamd.evaluation.sights import StaleSight
+from streamd.evaluation.report.forms import FORMS
+from streamd.evaluation.report.html import as_html
 from streamd.eventlog.reader import LogReader
 from streamd.events import Schema
 from streamd.exchange.tables import Columns

@@ -15,10 +15,10 @@ from streamd.cli.main import app
 from streamd.errors import SettingsError
 from streamd.evaluation.backtest import TITLES, Result
 from streamd.evaluation.regimes import RegimeWindow
-from streamd.evaluation.report import SHORT, Asked, Bars, Curve, Plot, report_of
-from streamd.evaluation.report_forms import form_of
-from streamd.evaluation.report_html import COLORS, as_html
-from streamd.evaluation.report_plots import (
+from streamd.evaluation.report.content import SHORT, Asked, Bars, Curve, Plot, report_of
+from streamd.evaluation.report.forms import form_of
+from streamd.evaluation.report.html import COLORS, as_html
+from streamd.evaluation.report.plots import (
     NARROW,
     WIDE,
     apart,
@@ -27,7 +27,7 @@ from streamd.evaluation.report_plots import (
     time_ticks,
     value_ticks,
 )
-from streamd.evaluation.report_text import as_json, as_markdown
+from streamd.evaluation.report.text import as_json, as_markdown
 from streamd.windows import Window
 from tests.builders import HOUR, stream
 
@@ -64,12 +64,12 @@ def test_the_best_of_each_measure_is_bold_and_equal_ones_all_are():
     table = report().tables[0]
     assert table.best == {(0, column) for column in range(1, 6)}, "live is first, and leads in all five measures"
     rows = [*table.rows[:1], table.rows[0], *table.rows[2:]]
-    from streamd.evaluation.report import _table
+    from streamd.evaluation.report.content import _table
     assert {row for row, _ in _table("t", table.head, rows).best} == {0, 1}
 
 
 def test_the_smallest_error_is_the_best():
-    from streamd.evaluation.report import _table
+    from streamd.evaluation.report.content import _table
     assert _table("t", ["", "MAE", "NDCG@10"], [["a", "2.0", "0.5"], ["b", "1.0", ""], ["c", "nan", "0.1"]]).best == {(1, 1), (0, 2)}
 
 

@@ -1,6 +1,6 @@
 import numpy as np
 
-from streamd.evaluation.sights import NightlySight
+from streamd.evaluation.freshness import NightlySight
 from streamd.training.recorder import Recorder
 from tests.training.test_learner import windows, world
 

@@ -12,7 +12,7 @@ import structlog
 import torch
 
 from streamd.clock import SystemClock
-from streamd.evaluation.sights import NightlySight, nightly_memory_step
+from streamd.evaluation.freshness import NightlySight, nightly_memory_step
 from streamd.eventlog.reader import LogReader
 from streamd.eventlog.upkeep.holds import ask_to_compact
 from streamd.eventlog.writer import LogWriter

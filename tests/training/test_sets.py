@@ -12,8 +12,8 @@ from rich.console import Console
 from streamd.cli.maintenance import backtest_file
 from streamd.clock import SystemClock
 from streamd.evaluation.backtest import Plan, backtest
-from streamd.evaluation.report import Asked, report_of
-from streamd.evaluation.report_html import as_html
+from streamd.evaluation.report.content import Asked, report_of
+from streamd.evaluation.report.html import as_html
 from streamd.eventlog.reader import LogReader
 from streamd.eventlog.upkeep.holds import read_holds
 from streamd.eventlog.writer import LogWriter

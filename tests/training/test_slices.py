@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from streamd.evaluation.sights import StaleSight
+from streamd.evaluation.freshness import StaleSight
 from streamd.eventlog.reader import LogReader
 from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, Schema, empty_batch

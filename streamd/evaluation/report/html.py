@@ -4,8 +4,8 @@ and reads on a phone as on a desktop, in light as in dark."""
 from html import escape
 
 from streamd import __version__
-from streamd.evaluation.report import Bars, Plot, Report, ReportTable
-from streamd.evaluation.report_plots import NARROW, WIDE, draw
+from streamd.evaluation.report.content import Bars, Plot, Report, ReportTable
+from streamd.evaluation.report.plots import NARROW, WIDE, draw
 
 # Colours of curves on a light and on a dark page, in their order: as many as there are regimes and
 # rules. Each has a contrast of at least 3 to the page behind it.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from html import escape
 
-from streamd.evaluation.report import Curve, Plot
+from streamd.evaluation.report.content import Curve, Plot
 
 TICK_STEPS = (1, 2, 2.5, 5, 10)
 """A step between two ticks is one of these times a power of ten."""

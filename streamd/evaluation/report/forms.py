@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from streamd.errors import SettingsError
-from streamd.evaluation.report import Report
-from streamd.evaluation.report_html import as_html
-from streamd.evaluation.report_text import as_json, as_markdown
+from streamd.evaluation.report.content import Report
+from streamd.evaluation.report.html import as_html
+from streamd.evaluation.report.text import as_json, as_markdown
 
 FORMS: dict[str, Callable[[Report], str]] = {
     "html": as_html,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from streamd import __version__
-from streamd.evaluation.report import Bars, Report, ReportTable
+from streamd.evaluation.report.content import Bars, Report, ReportTable
 
 FORMAT = 1
 """Number of the JSON's form. It rises where a field gets another meaning or goes."""
