@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from streamd.cli.main import app
-from streamd.replica.leading import is_asked_to_lead, led_term, note_led
+from streamd.replica.leader.leading import is_asked_to_lead, led_term, note_led
 from streamd.settings.loading import as_environment
 from streamd.telemetry.heartbeat import Heartbeat
 from tests.builders import settings

@@ -15,10 +15,10 @@ changelog_app = typer.Typer(
 def changelog_verify(config: ConfigOption = None, data_dir: DataOption = None) -> None:
     """Compare a data directory with the changelog, of the leader or of a follower, also while it is
     written. Exit status 1 where they differ."""
-    from streamd.replica.connect import find_changelog
-    from streamd.replica.kafka_changelog import KafkaReader
+    from streamd.replica.changelog.kafka import KafkaReader
+    from streamd.replica.changelog.verify import compare
+    from streamd.replica.leader.connect import find_changelog
     from streamd.replica.start import check_changelog
-    from streamd.replica.verify import compare
     from streamd.store.changelog import changelog_topic
 
     settings = settings_of(config, data_dir)

@@ -83,7 +83,7 @@ def _changelog(settings: Settings) -> str:
     if not settings.log.name:
         return "one machine holds the log"
     from streamd.ingest.kafka.client import asking_about_topics
-    from streamd.replica.topic import look_at_topic
+    from streamd.replica.changelog.topics import look_at_topic
     from streamd.store.changelog import changelog_topic, models_topic
 
     names = changelog_topic(settings.log.name), models_topic(settings.log.name)

@@ -24,7 +24,7 @@ def lead(
 ) -> None:
     """Let this standby take the lead from the machine that has it, as before that one is stopped.
     Exit status 1 where it does not come to it in time."""
-    from streamd.replica.leading import ask_to_lead, withdraw
+    from streamd.replica.leader.leading import ask_to_lead, withdraw
 
     settings = settings_of(config, data_dir)
     _check_standby(settings)

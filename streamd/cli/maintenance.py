@@ -100,7 +100,7 @@ def compact_log(settings: Settings, wait_seconds: float, line: ProgressLine) -> 
         return _until_forgotten(settings, deadline, line, "nothing was deleted")
     compaction_request = log.deletions.newest_place
     if settings.log.name:
-        from streamd.replica.models_topic import KafkaModelsTopic
+        from streamd.replica.models.topic import KafkaModelsTopic
         from streamd.replica.requests import compact_everywhere
 
         topic = KafkaModelsTopic(settings)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from streamd.eventlog.writer import LogWriter
     from streamd.ingest.loop import IngestLoop
-    from streamd.replica.publisher import ChangelogPublisher
+    from streamd.replica.leader.publisher import ChangelogPublisher
 
 logger = structlog.get_logger()
 
@@ -49,7 +49,7 @@ def run_ingest(settings: Settings, stop: threading.Event) -> None:
     def open_log() -> LogWriter | None:
         if not settings.log.name:
             return LogWriter(settings.data_dir, schema, size)
-        from streamd.replica.connect import connect_leader
+        from streamd.replica.leader.connect import connect_leader
 
         find = _stand_by if is_standby else connect_leader
         publisher = find(settings, beat, stop)
@@ -61,7 +61,7 @@ def run_ingest(settings: Settings, stop: threading.Event) -> None:
             publisher.close()
             raise
         if is_standby:
-            from streamd.replica.leading import note_led
+            from streamd.replica.leader.leading import note_led
 
             note_led(settings.data_dir, publisher.term)
         beat.note(term=publisher.term, leading=True)
@@ -122,10 +122,10 @@ def _stand_by(
 ) -> "ChangelogPublisher | None":
     """Follow until this member leads. Returns: the publisher of what it leads, None where `stop`
     was set before."""
-    from streamd.replica.claim import claim_lead
+    from streamd.replica.follow_loop import FollowLoop
+    from streamd.replica.leader.claim import claim_lead
+    from streamd.replica.leader.succession import StandbySuccession
     from streamd.replica.parts import follow_models
-    from streamd.replica.role import FollowLoop
-    from streamd.replica.succession import StandbySuccession
 
     clock = SystemClock()
     succession = StandbySuccession(
@@ -159,7 +159,7 @@ def _check_could_lead(settings: Settings) -> None:
 def run_archive(settings: Settings, stop: threading.Event) -> None:
     """Keep the store for other machines until `stop`. Raises: SettingsError, StoreError."""
     from streamd.eventlog.recovery import lock_directory
-    from streamd.replica.led_here import LedHere
+    from streamd.replica.leader.led_here import LedHere
     from streamd.store.archive import RUNNING, open_archive
 
     # One archive for each data directory.
@@ -187,8 +187,8 @@ def run_archive(settings: Settings, stop: threading.Event) -> None:
 
 def run_follow(settings: Settings, stop: threading.Event) -> None:
     """Write the log that another machine leads, until `stop`. Raises: SettingsError."""
+    from streamd.replica.follow_loop import FollowLoop
     from streamd.replica.parts import follow_models
-    from streamd.replica.role import FollowLoop
 
     if not settings.log.name or settings.log.member != "replica":
         raise SettingsError(

@@ -19,8 +19,8 @@ from streamd.eventlog.upkeep.holds import (
     end_lease,
     read_holds,
 )
-from streamd.replica import models_records as records
-from streamd.replica.models_state import ModelsState
+from streamd.replica.models import records
+from streamd.replica.models.state import ModelsState
 from streamd.roles import FOLLOW, HANDOVER, make_folder
 from streamd.storage import write_durably
 

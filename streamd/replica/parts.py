@@ -9,16 +9,16 @@ from pathlib import Path
 import structlog
 
 from streamd.registry import Registry
-from streamd.replica.ends import SourceEnds
-from streamd.replica.models_follower import ModelsFollower
-from streamd.replica.models_standby import (
+from streamd.replica.follower.end_offsets import SourceEnds
+from streamd.replica.models.follower import ModelsFollower
+from streamd.replica.models.standby import (
     LOOK_SECONDS,
     Beginning,
     leads,
     lock_writer,
 )
-from streamd.replica.models_topic import KafkaModelsTopic
-from streamd.replica.steps import StepThread
+from streamd.replica.models.topic import KafkaModelsTopic
+from streamd.replica.worker_thread import StepThread
 from streamd.settings.loading import Settings
 from streamd.store.objects import Store
 from streamd.telemetry.heartbeat import Heartbeat

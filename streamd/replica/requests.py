@@ -13,9 +13,9 @@ from streamd.registry import Registry
 from streamd.registry.journal import Move
 from streamd.registry.outcome import Refusal, Waiting, outcome_of
 from streamd.replica.members import member_name
-from streamd.replica.models_records import Request, encode
-from streamd.replica.models_state import ModelsState
-from streamd.replica.models_topic import KafkaModelsTopic, ModelsTopic
+from streamd.replica.models.records import Request, encode
+from streamd.replica.models.state import ModelsState
+from streamd.replica.models.topic import KafkaModelsTopic, ModelsTopic
 from streamd.settings.loading import Settings
 
 POLL_SECONDS = 0.1

@@ -16,9 +16,9 @@ from streamd.eventlog.journal.changelog_position import (
 )
 from streamd.eventlog.journal.journal import decode_line, journal_files
 from streamd.eventlog.journal.truncate import lines_after, mend, take_back
-from streamd.replica.admission import UNCLAIMED, Admission, Verdict
-from streamd.replica.changelog import ChangelogReader, OutOfRange
-from streamd.replica.records import Claim, Read, Record
+from streamd.replica.changelog.admission import UNCLAIMED, Admission, Verdict
+from streamd.replica.changelog.interface import ChangelogReader, OutOfRange
+from streamd.replica.changelog.records import Claim, Read, Record
 from streamd.storage import DISK, Disk
 
 logger = structlog.get_logger()

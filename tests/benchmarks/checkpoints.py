@@ -17,7 +17,7 @@ from streamd.models import Memory
 from streamd.models.memory.files import MemoryFiles
 from streamd.registry import Registry
 from streamd.registry.manifest import MEMORY
-from streamd.replica.models_standby import Beginning
+from streamd.replica.models.standby import Beginning
 from streamd.storage import write_folder_durably
 from streamd.store.checkpoints import download_checkpoint, upload_checkpoint
 from streamd.store.file_index import FileIndex

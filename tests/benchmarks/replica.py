@@ -13,10 +13,10 @@ from streamd.demo.broker import ApacheKafka
 from streamd.eventlog.journal.changelog_position import UNKNOWN, ChangelogPosition, PositionFile
 from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress, Schema
-from streamd.replica.bootstrap import bootstrap, newest_manifest
-from streamd.replica.connect import connect_leader, open_topic
-from streamd.replica.follower import Follower
-from streamd.replica.kafka_changelog import KafkaReader
+from streamd.replica.changelog.kafka import KafkaReader
+from streamd.replica.follower.bootstrap import bootstrap, newest_manifest
+from streamd.replica.follower.follower import Follower
+from streamd.replica.leader.connect import connect_leader, open_topic
 from streamd.store.objects import Store
 from streamd.store.upload import upload
 from streamd.telemetry.heartbeat import Heartbeat

@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from streamd.replica.models_mark import read_mark
+from streamd.replica.models.mark import read_mark
 from streamd.telemetry.heartbeat import read_beat
 from tests.crash.daemons import wait
 

@@ -14,7 +14,7 @@ from streamd.eventlog.upkeep.housekeeper import WORKS
 from streamd.eventlog.upkeep.verify import verify_log
 from streamd.eventlog.writer import LogWriter
 from streamd.ingest.kafka import client
-from streamd.replica.leader import lead
+from streamd.replica.leader.leader import lead
 from streamd.roles import folder_of
 from streamd.settings.loading import load_settings, schema_of
 from streamd.telemetry import metrics

@@ -8,7 +8,7 @@ from streamd.eventlog.journal.journal import encode_line, progress_fields
 from streamd.events import DELETE, EDGE, NODE, Position, Progress, Run
 from streamd.ingest.order import merge
 from streamd.ingest.order.merge import MAX_RUNS, Merger
-from streamd.replica.records import MAX_LINE_BYTES
+from streamd.replica.changelog.records import MAX_LINE_BYTES
 
 TODAY, YEAR = 50 * 365 * 86_400 * 10**6, 365 * 86_400 * 10**6
 NUM = 20_000

@@ -13,7 +13,8 @@ from streamd.errors import KafkaError
 from streamd.exchange.produce import Outgoing, send_events
 from streamd.ingest.dead_letters.sinks import make_dead_letters
 from streamd.ingest.kafka import client
-from streamd.replica import kafka_changelog, models_topic
+from streamd.replica.changelog import kafka as kafka_changelog
+from streamd.replica.models import topic as models_topic
 from streamd.scoring.topic import KafkaSink
 from streamd.server.http.event_forwarding import ACKNOWLEDGED_SECONDS, Forwarder
 from tests.builders import settings
@@ -48,8 +49,8 @@ def produce(s):
 
 PRODUCERS = {
     # file: what makes a producer, whether a broker may make its topic
-    "replica/kafka_changelog.py": (lambda s: kafka_changelog.KafkaProducer(s.kafka, "t.changelog", 1 << 20), False),
-    "replica/models_topic.py": (models, False),
+    "replica/changelog/kafka.py": (lambda s: kafka_changelog.KafkaProducer(s.kafka, "t.changelog", 1 << 20), False),
+    "replica/models/topic.py": (models, False),
     "server/http/event_forwarding.py": (lambda s: Forwarder(s)._made(), False),
     "exchange/produce.py": (produce, False),
     "ingest/dead_letters/replay.py": (lambda s: client.make_producer(s.kafka), False),
@@ -79,7 +80,7 @@ def test_a_broker_makes_a_topic_only_where_the_docs_leave_it_to_the_broker(made,
     assert made(where)["allow_auto_create_topics"] is PRODUCERS[where][1]
 
 
-@pytest.mark.parametrize("where", ["replica/kafka_changelog.py", "replica/models_topic.py"])
+@pytest.mark.parametrize("where", ["replica/changelog/kafka.py", "replica/models/topic.py"])
 def test_no_option_of_the_client_lets_a_broker_make_one_of_a_logs_own_topics(made, where):
     options = made(where, **ASKED)
     assert options["allow_auto_create_topics"] is False and options["max_block_ms"] == 30_000

@@ -12,10 +12,10 @@ from pathlib import Path
 from streamd.errors import StreamdError
 from streamd.eventlog.journal.changelog_position import ChangelogId
 from streamd.eventlog.writer import LogWriter
-from streamd.replica.follower import Follower
-from streamd.replica.kafka_changelog import OVERHEAD_BYTES, KafkaProducer, KafkaReader
-from streamd.replica.leader import lead
-from streamd.replica.records import HEAD_BYTES
+from streamd.replica.changelog.kafka import OVERHEAD_BYTES, KafkaProducer, KafkaReader
+from streamd.replica.changelog.records import HEAD_BYTES
+from streamd.replica.follower.follower import Follower
+from streamd.replica.leader.leader import lead
 from streamd.replica.start import published_seq
 from streamd.settings.loading import KafkaSettings
 from tests.replica.rivals import commit

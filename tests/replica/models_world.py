@@ -13,11 +13,11 @@ from streamd.eventlog.upkeep.holds import Hold, write_hold
 from streamd.events import Schema
 from streamd.registry import Registry
 from streamd.registry.candidate import Candidate, TrainResult
-from streamd.replica.models_follower import ModelsFollower
-from streamd.replica.models_publisher import ModelsPublisher
-from streamd.replica.models_reign import Reign
-from streamd.replica.models_state import ModelsState
-from streamd.replica.models_takeover import Takeover
+from streamd.replica.models.follower import ModelsFollower
+from streamd.replica.models.publisher import ModelsPublisher
+from streamd.replica.models.reign import Reign
+from streamd.replica.models.state import ModelsState
+from streamd.replica.models.takeover import Takeover
 from streamd.storage import StoredFile
 from streamd.store.objects import Store
 from streamd.tensors import file_checksum

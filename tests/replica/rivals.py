@@ -4,8 +4,8 @@ import math
 
 from streamd import storage
 from streamd.eventlog.writer import LogWriter
-from streamd.replica.follower import Follower
-from streamd.replica.leader import lead
+from streamd.replica.follower.follower import Follower
+from streamd.replica.leader.leader import lead
 from streamd.replica.start import published_seq
 from tests.replica.directories import difference
 from tests.segments import test_crash as life

@@ -9,9 +9,9 @@ from streamd.errors import ChangelogError, DiskError, DivergedError, JournalErro
 from streamd.eventlog.journal.changelog_position import CHANGELOG, ChangelogPosition, read_position
 from streamd.eventlog.reader import LogReader
 from streamd.eventlog.writer import LogWriter
-from streamd.replica.bootstrap import MADE, bootstrap, finish_bootstrap, newest_manifest
-from streamd.replica.follower import Follower
-from streamd.replica.leader import lead
+from streamd.replica.follower.bootstrap import MADE, bootstrap, finish_bootstrap, newest_manifest
+from streamd.replica.follower.follower import Follower
+from streamd.replica.leader.leader import lead
 from streamd.store.objects import Store
 from streamd.store.upload import upload
 from tests.faults import Crash, FaultyDisk

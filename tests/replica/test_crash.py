@@ -10,8 +10,8 @@ from streamd.eventlog import node_features as features
 from streamd.eventlog.journal import journal
 from streamd.eventlog.upkeep.verify import verify_log
 from streamd.eventlog.writer import LogWriter
-from streamd.replica.follower import Follower
-from streamd.replica.leader import lead
+from streamd.replica.follower.follower import Follower
+from streamd.replica.leader.leader import lead
 from streamd.replica.start import published_seq
 from tests.faults import Crash, FaultyDisk
 from tests.replica.directories import difference

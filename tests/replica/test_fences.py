@@ -17,8 +17,8 @@ import pytest
 from streamd.demo.broker import ApacheKafka
 from streamd.errors import KafkaError
 from streamd.ingest.kafka.client import make_admin
+from streamd.replica.changelog.topics import ensure_topic
 from streamd.replica.start import published_seq
-from streamd.replica.topic import ensure_topic
 from streamd.settings.loading import KafkaSettings
 from tests.crash.daemons import wait
 from tests.replica.directories import difference, lines_of

@@ -8,8 +8,8 @@ from streamd.eventlog import node_features as features
 from streamd.eventlog.journal import journal
 from streamd.eventlog.journal.journal import journal_files, read_lines
 from streamd.eventlog.writer import LogWriter
-from streamd.replica.follower import Follower
-from streamd.replica.leader import lead
+from streamd.replica.follower.follower import Follower
+from streamd.replica.leader.leader import lead
 from tests.replica.directories import difference
 from tests.replica.twin import Topic
 from tests.segments import test_crash as life

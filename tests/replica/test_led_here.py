@@ -5,8 +5,8 @@ import pytest
 from streamd.errors import FencedError
 from streamd.eventlog.journal.changelog_position import CHANGELOG
 from streamd.eventlog.writer import LogWriter
-from streamd.replica.leader import lead
-from streamd.replica.led_here import LedHere
+from streamd.replica.leader.leader import lead
+from streamd.replica.leader.led_here import LedHere
 from streamd.telemetry.heartbeat import Heartbeat
 from tests.builders import settings
 from tests.replica.twin import Topic

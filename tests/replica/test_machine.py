@@ -27,9 +27,9 @@ from streamd.eventlog.upkeep.prune import pruning
 from streamd.eventlog.upkeep.verify import verify_log
 from streamd.eventlog.writer import LogWriter
 from streamd.events import Position
-from streamd.replica.follower import Follower
-from streamd.replica.leader import lead
-from streamd.replica.records import HEAD_BYTES
+from streamd.replica.changelog.records import HEAD_BYTES
+from streamd.replica.follower.follower import Follower
+from streamd.replica.leader.leader import lead
 from streamd.replica.start import published_seq
 from tests.builders import compact
 from tests.faults import Crash, FaultyDisk

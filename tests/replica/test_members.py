@@ -6,9 +6,9 @@ import pytest
 
 from streamd.eventlog.recovery import lock_directory
 from streamd.eventlog.upkeep.holds import Hold, asked_to_compact, write_hold
-from streamd.replica import models_records as records
 from streamd.replica.members import Member
-from streamd.replica.models_state import ModelsState
+from streamd.replica.models import records
+from streamd.replica.models.state import ModelsState
 from streamd.roles import HANDOVER, LOCK, make_folder
 from tests.builders import stream, write_log
 

@@ -18,8 +18,8 @@ from streamd.eventlog.upkeep.holds import (
 )
 from streamd.registry.journal import Move
 from streamd.registry.outcome import outcome_of
-from streamd.replica import models_records as records
-from streamd.replica.models_state import ModelsState
+from streamd.replica.models import records
+from streamd.replica.models.state import ModelsState
 from streamd.store.objects import Store
 from streamd.store.sweep import remove_unneeded
 from streamd.store.versions import FOLDER, stored_versions

@@ -15,16 +15,16 @@ from streamd.eventlog.upkeep.holds import asked_to_compact, compact_done
 from streamd.eventlog.writer import LogWriter
 from streamd.events import Position, Progress, Schema, empty_batch
 from streamd.ingest.kafka.client import make_admin, make_consumer
-from streamd.replica import models_topic as models_topic_module
-from streamd.replica.connect import find_changelog, open_topic
-from streamd.replica.ends import SourceEnds
-from streamd.replica.models_follower import ModelsFollower
-from streamd.replica.models_standby import Beginning
-from streamd.replica.models_topic import KafkaModelsTopic
+from streamd.replica.changelog.topics import find_topic
+from streamd.replica.follow_loop import FollowLoop
+from streamd.replica.follower.end_offsets import SourceEnds
+from streamd.replica.leader.connect import find_changelog, open_topic
+from streamd.replica.models import topic as models_topic_module
+from streamd.replica.models.follower import ModelsFollower
+from streamd.replica.models.standby import Beginning
+from streamd.replica.models.topic import KafkaModelsTopic
 from streamd.replica.requests import RequestedMoves, compact_everywhere
-from streamd.replica.role import FollowLoop
-from streamd.replica.steps import StepThread
-from streamd.replica.topic import find_topic
+from streamd.replica.worker_thread import StepThread
 from streamd.server.engine.lag import Completeness
 from streamd.store.changelog import models_topic
 from streamd.store.objects import Store

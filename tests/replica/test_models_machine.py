@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 )
 
 from streamd.errors import KafkaError, StoreError
-from streamd.replica import models_records as records
+from streamd.replica.models import records
 from tests.replica.models_world import (
     Killed,
     MemoryLog,

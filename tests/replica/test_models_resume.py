@@ -16,8 +16,8 @@ from streamd.errors import FencedError
 from streamd.eventlog.reader import LogReader
 from streamd.events import Schema
 from streamd.registry import Registry
-from streamd.replica.models_follower import ModelsFollower
-from streamd.replica.models_standby import Beginning, leads
+from streamd.replica.models.follower import ModelsFollower
+from streamd.replica.models.standby import Beginning, leads
 from streamd.store.objects import Store
 from streamd.telemetry.heartbeat import Heartbeat, read_beat
 from streamd.training.trainer import Trainer

@@ -7,10 +7,10 @@ import pytest
 from streamd.errors import FencedError, LockedError
 from streamd.eventlog.upkeep.holds import asked_to_compact, compact_done, read_holds
 from streamd.registry import Registry
-from streamd.replica import models_records as records
-from streamd.replica.models_mark import MARK, Stored, read_mark, write_mark
-from streamd.replica.models_standby import lock_writer
-from streamd.replica.models_state import ModelsState
+from streamd.replica.models import records
+from streamd.replica.models.mark import MARK, Stored, read_mark, write_mark
+from streamd.replica.models.standby import lock_writer
+from streamd.replica.models.state import ModelsState
 from streamd.store.checkpoints import stored_checkpoints
 from streamd.store.objects import Store
 from tests.replica.models_world import (

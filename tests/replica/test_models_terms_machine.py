@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 )
 
 from streamd.errors import FencedError, KafkaError, StoreError
-from streamd.replica import models_records as records
+from streamd.replica.models import records
 from tests.replica.models_world import Killed, MemoryLog, ReplicaSide, TrainerSide, content
 
 STEPS = ("upload", "checkpoint", "mark", "checkpointed", "version", "move", "window", "kept", "sweep")

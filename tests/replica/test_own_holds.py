@@ -9,11 +9,12 @@ from streamd.clock import SystemClock
 from streamd.eventlog.recovery import lock_directory
 from streamd.eventlog.upkeep.holds import Hold, write_hold
 from streamd.eventlog.writer import LogWriter
-from streamd.replica import own_holds, role
-from streamd.replica.follower import Follower
-from streamd.replica.leader import lead
-from streamd.replica.own_holds import readers_before
-from streamd.replica.role import FollowLoop
+from streamd.replica import follow_loop as role
+from streamd.replica.follow_loop import FollowLoop
+from streamd.replica.follower import own_holds
+from streamd.replica.follower.follower import Follower
+from streamd.replica.follower.own_holds import readers_before
+from streamd.replica.leader.leader import lead
 from streamd.roles import LOCK, make_folder
 from streamd.telemetry.heartbeat import Heartbeat
 from tests.builders import settings

@@ -11,9 +11,7 @@ from streamd.errors import ChangelogError
 from streamd.eventlog.journal.journal import decode_line, encode_line
 from streamd.eventlog.line_ranges import FileRange
 from streamd.eventlog.writer import LogWriter
-from streamd.replica.follower import Follower
-from streamd.replica.leader import lead
-from streamd.replica.records import (
+from streamd.replica.changelog.records import (
     HEAD_BYTES,
     LENGTH,
     LINE,
@@ -25,6 +23,8 @@ from streamd.replica.records import (
     decode_value,
     encode,
 )
+from streamd.replica.follower.follower import Follower
+from streamd.replica.leader.leader import lead
 from streamd.replica.start import published_seq
 from tests.replica.twin import Topic
 from tests.segments import test_crash as life

@@ -12,7 +12,7 @@ from streamd.errors import KafkaError, StreamdError, VersionError
 from streamd.eventlog.upkeep.holds import compact_done
 from streamd.registry.outcome import Waiting
 from streamd.replica.requests import RequestedMoves, compact_everywhere
-from streamd.replica.steps import StepThread
+from streamd.replica.worker_thread import StepThread
 from streamd.server.app import create_app
 from streamd.server.engine.engine import Engine
 from streamd.server.state import ServerState
@@ -170,7 +170,7 @@ def test_a_compaction_that_the_trainer_refuses_says_why(sides):
 
 
 def test_a_thread_goes_on_after_any_error_and_starts_anew_after_one_of_kafka(monkeypatch):
-    monkeypatch.setattr("streamd.replica.steps.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("streamd.replica.worker_thread.RETRY_SECONDS", 0.0)
     made, steps, closed, enough = [], [], [], threading.Event()
 
     class Failing:

@@ -6,12 +6,12 @@ import pytest
 
 from streamd.errors import ChangelogError, DivergedError, FencedError, StoreError
 from streamd.eventlog.journal.changelog_position import CHANGELOG, ChangelogPosition, read_position
-from streamd.replica.bootstrap import bootstrap, is_newer, newest_manifest
-from streamd.replica.changelog import OutOfRange
-from streamd.replica.follower import Follower
-from streamd.replica.records import Claim
+from streamd.replica.changelog.interface import OutOfRange
+from streamd.replica.changelog.records import Claim
+from streamd.replica.changelog.verify import compare
+from streamd.replica.follower.bootstrap import bootstrap, is_newer, newest_manifest
+from streamd.replica.follower.follower import Follower
 from streamd.replica.start import published_seq
-from streamd.replica.verify import compare
 from streamd.store.objects import Store
 from streamd.store.upload import upload
 from tests.replica.rivals import all_agree, commit, difference, drain, leader

@@ -12,11 +12,12 @@ from streamd.errors import DiskError, FencedError, KafkaError, LockedError, Stor
 from streamd.eventlog.recovery import lock_directory
 from streamd.eventlog.writable import check_writable
 from streamd.eventlog.writer import LogWriter
-from streamd.replica import leading, role
-from streamd.replica.leader import lead
-from streamd.replica.role import FollowLoop
+from streamd.replica import follow_loop as role
+from streamd.replica.follow_loop import FollowLoop
+from streamd.replica.leader import leading
+from streamd.replica.leader.leader import lead
+from streamd.replica.leader.succession import ANSWER_SECONDS, Silence, StandbySuccession
 from streamd.replica.start import has_log
-from streamd.replica.succession import ANSWER_SECONDS, Silence, StandbySuccession
 from streamd.store.objects import Store
 from streamd.store.upload import upload
 from streamd.telemetry.heartbeat import Heartbeat, read_beat

@@ -15,12 +15,12 @@ from streamd.eventlog.node_keys import without_keys
 from streamd.eventlog.reader import LogReader
 from streamd.eventlog.writer import LogWriter
 from streamd.events import Schema
-from streamd.replica.changelog import OutOfRange
-from streamd.replica.follower import Follower
-from streamd.replica.leader import lead
-from streamd.replica.records import Claim, Heartbeat
+from streamd.replica.changelog.interface import OutOfRange
+from streamd.replica.changelog.records import Claim, Heartbeat
+from streamd.replica.changelog.verify import compare
+from streamd.replica.follower.follower import Follower
+from streamd.replica.leader.leader import lead
 from streamd.replica.start import published_seq
-from streamd.replica.verify import compare
 from tests.properties.test_log_machine import GrowingMachine
 from tests.replica.directories import difference, lines_of
 from tests.replica.twin import Topic, record

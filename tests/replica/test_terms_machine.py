@@ -22,10 +22,10 @@ from streamd.errors import ChangelogError, DivergedError, FencedError, KafkaErro
 from streamd.eventlog import node_features as features
 from streamd.eventlog.journal import journal
 from streamd.eventlog.upkeep.verify import verify_log
-from streamd.replica.bootstrap import bootstrap, is_newer, newest_manifest
-from streamd.replica.changelog import OutOfRange
-from streamd.replica.follower import Follower
-from streamd.replica.records import HEAD_BYTES, Claim, Heartbeat
+from streamd.replica.changelog.interface import OutOfRange
+from streamd.replica.changelog.records import HEAD_BYTES, Claim, Heartbeat
+from streamd.replica.follower.bootstrap import bootstrap, is_newer, newest_manifest
+from streamd.replica.follower.follower import Follower
 from streamd.replica.start import published_seq
 from streamd.store.objects import Store
 from streamd.store.upload import upload

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from streamd.errors import FencedError, KafkaError
-from streamd.replica import models_records as records
-from streamd.replica.models_state import ModelsState
+from streamd.replica.models import records
+from streamd.replica.models.state import ModelsState
 from streamd.store.checkpoints import newest_term
 from streamd.telemetry import metrics
 from tests.replica.models_world import MemoryLog, ReplicaSide, TrainerSide, content

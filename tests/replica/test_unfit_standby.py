@@ -21,9 +21,9 @@ from streamd.eventlog.writable import check_writable
 from streamd.eventlog.writer import LogWriter
 from streamd.events import Schema
 from streamd.ingest.kafka import consumer
-from streamd.replica import fitness, leading
-from streamd.replica.fitness import REASONS, Fitness
-from streamd.replica.leader import lead
+from streamd.replica.leader import fitness, leading
+from streamd.replica.leader.fitness import REASONS, Fitness
+from streamd.replica.leader.leader import lead
 from streamd.schema import EdgeSet, NodeSet
 from streamd.storage import Disk
 from streamd.telemetry import metrics

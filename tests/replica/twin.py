@@ -2,8 +2,8 @@
 
 from streamd.errors import KafkaError
 from streamd.eventlog.journal.changelog_position import ChangelogId
-from streamd.replica.changelog import OutOfRange
-from streamd.replica.records import HEAD_BYTES, Record, decode_records
+from streamd.replica.changelog.interface import OutOfRange
+from streamd.replica.changelog.records import HEAD_BYTES, Record, decode_records
 
 
 class TwinReceipt:

@@ -7,9 +7,9 @@ import pytest
 from streamd.eventlog.journal.changelog_position import CHANGELOG
 from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress
-from streamd.replica.bootstrap import LOG_PARTS, bootstrap, newest_manifest
-from streamd.replica.follower import Follower
-from streamd.replica.leader import lead
+from streamd.replica.follower.bootstrap import LOG_PARTS, bootstrap, newest_manifest
+from streamd.replica.follower.follower import Follower
+from streamd.replica.leader.leader import lead
 from streamd.store.objects import Store
 from streamd.store.upload import upload
 from tests.builders import batch, stream

@@ -18,8 +18,8 @@ from streamd.eventlog.journal.changelog_position import read_position
 from streamd.eventlog.upkeep.holds import Hold, write_hold
 from streamd.eventlog.upkeep.verify import verify_log
 from streamd.eventlog.writer import LogWriter
-from streamd.replica.follower import Follower
-from streamd.replica.leader import lead
+from streamd.replica.follower.follower import Follower
+from streamd.replica.leader.leader import lead
 from streamd.replica.members import MEMBER, member_name
 from streamd.store.directory import copy_directory, directory_at
 from streamd.store.objects import Store

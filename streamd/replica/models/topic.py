@@ -9,7 +9,7 @@ from kafka.errors import KafkaError as ClientError
 
 from streamd.errors import KafkaError
 from streamd.ingest.kafka.client import OWN_TOPIC, make_admin, make_consumer, make_producer
-from streamd.replica.topic import ensure_topic, find_topic
+from streamd.replica.changelog.topics import ensure_topic, find_topic
 from streamd.settings.loading import Settings
 from streamd.store.changelog import models_topic
 

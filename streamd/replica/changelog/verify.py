@@ -8,9 +8,9 @@ from streamd.eventlog.journal.changelog_position import read_position
 from streamd.eventlog.journal.journal import LogState
 from streamd.eventlog.journal.tail import JournalTail
 from streamd.eventlog.tguf.format import PAGE
-from streamd.replica.admission import UNCLAIMED, Admission, Verdict
-from streamd.replica.changelog import ChangelogReader
-from streamd.replica.records import LINE, Claim, Record, decode_value
+from streamd.replica.changelog.admission import UNCLAIMED, Admission, Verdict
+from streamd.replica.changelog.interface import ChangelogReader
+from streamd.replica.changelog.records import LINE, Claim, Record, decode_value
 from streamd.replica.start import OwnLines, published_seq
 
 READ_SECONDS = 0.5

@@ -13,15 +13,15 @@ from streamd.errors import FencedError, KafkaError, LockedError, StoreError
 from streamd.eventlog.journal.tail import JournalTail
 from streamd.eventlog.recovery import lock_directory
 from streamd.registry import Registry
-from streamd.replica.connect import Stopped
-from streamd.replica.models_hold import HandoverHold
-from streamd.replica.models_mark import read_mark
-from streamd.replica.models_publisher import ModelsPublisher
-from streamd.replica.models_reign import Reign
-from streamd.replica.models_state import ModelsState
-from streamd.replica.models_takeover import Takeover, clear, has_state
-from streamd.replica.models_topic import KafkaModelsTopic, ModelsTopic
-from streamd.replica.steps import StepThread
+from streamd.replica.leader.connect import Stopped
+from streamd.replica.models.hold import HandoverHold
+from streamd.replica.models.mark import read_mark
+from streamd.replica.models.publisher import ModelsPublisher
+from streamd.replica.models.reign import Reign
+from streamd.replica.models.state import ModelsState
+from streamd.replica.models.takeover import Takeover, clear, has_state
+from streamd.replica.models.topic import KafkaModelsTopic, ModelsTopic
+from streamd.replica.worker_thread import StepThread
 from streamd.settings.loading import Settings
 from streamd.store.objects import Store
 from streamd.telemetry.failure_log import LastingFailures

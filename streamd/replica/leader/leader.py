@@ -11,11 +11,11 @@ from streamd.errors import ChangelogError, FencedError
 from streamd.eventlog.journal.changelog_position import ChangelogPosition
 from streamd.eventlog.journal.journal import LogState, decode_line, journal_files
 from streamd.eventlog.journal.truncate import lines_after
-from streamd.replica.admission import UNCLAIMED, Admission, Verdict
-from streamd.replica.changelog import ChangelogProducer, ChangelogReader, OutOfRange
-from streamd.replica.follower import Follower
-from streamd.replica.publisher import HEARTBEAT_SECONDS, WAIT_SECONDS, ChangelogPublisher
-from streamd.replica.records import Claim
+from streamd.replica.changelog.admission import UNCLAIMED, Admission, Verdict
+from streamd.replica.changelog.interface import ChangelogProducer, ChangelogReader, OutOfRange
+from streamd.replica.changelog.records import Claim
+from streamd.replica.follower.follower import Follower
+from streamd.replica.leader.publisher import HEARTBEAT_SECONDS, WAIT_SECONDS, ChangelogPublisher
 from streamd.replica.start import line_before, reconcile
 from streamd.storage import DISK, Disk
 

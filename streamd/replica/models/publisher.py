@@ -24,12 +24,12 @@ from streamd.registry.journal import Move
 from streamd.registry.manifest import Manifest
 from streamd.registry.outcome import Refusals
 from streamd.registry.registry import read_manifests
-from streamd.replica import models_records as records
-from streamd.replica.models_hold import HandoverHold
-from streamd.replica.models_mark import Stored
-from streamd.replica.models_reign import Reign
-from streamd.replica.models_state import ModelsState
-from streamd.replica.models_topic import ModelsTopic
+from streamd.replica.models import records
+from streamd.replica.models.hold import HandoverHold
+from streamd.replica.models.mark import Stored
+from streamd.replica.models.reign import Reign
+from streamd.replica.models.state import ModelsState
+from streamd.replica.models.topic import ModelsTopic
 from streamd.settings.loading import Settings
 from streamd.store import checkpoints
 from streamd.store import versions as stored

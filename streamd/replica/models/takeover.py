@@ -14,10 +14,10 @@ from crc32c import crc32c
 
 from streamd.registry import Registry
 from streamd.registry.journal import decoded_moves
-from streamd.replica.models_follower import fetch_version
-from streamd.replica.models_mark import Stored, remove_mark, write_mark
-from streamd.replica.models_records import Checkpointed
-from streamd.replica.models_state import ModelsState
+from streamd.replica.models.follower import fetch_version
+from streamd.replica.models.mark import Stored, remove_mark, write_mark
+from streamd.replica.models.records import Checkpointed
+from streamd.replica.models.state import ModelsState
 from streamd.roles import FACTS, HOLD, folder_of
 from streamd.storage import DISK, Disk
 from streamd.store.checkpoints import (

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from streamd.eventlog.upkeep.holds import RENEW_SECONDS, Hold, write_hold
-from streamd.replica.models_state import ModelsState
+from streamd.replica.models.state import ModelsState
 from streamd.roles import HANDOVER
 
 

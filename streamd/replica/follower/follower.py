@@ -12,9 +12,9 @@ from streamd.eventlog.journal.truncate import take_back
 from streamd.eventlog.recovery import last_state
 from streamd.eventlog.remote_writer import LogApplier
 from streamd.events import Schema
-from streamd.replica.admission import Admission, Verdict
-from streamd.replica.changelog import ChangelogReader, OutOfRange
-from streamd.replica.records import LINE, Head, Read, Record, decode_value
+from streamd.replica.changelog.admission import Admission, Verdict
+from streamd.replica.changelog.interface import ChangelogReader, OutOfRange
+from streamd.replica.changelog.records import LINE, Head, Read, Record, decode_value
 from streamd.replica.start import (
     check_changelog,
     check_follows,

@@ -7,11 +7,11 @@ from typing import Protocol
 
 import structlog
 
-from streamd.replica import leading
-from streamd.replica.changelog import ChangelogReader
-from streamd.replica.fitness import Fitness
-from streamd.replica.follower import Follower
-from streamd.replica.publisher import ChangelogPublisher
+from streamd.replica.changelog.interface import ChangelogReader
+from streamd.replica.follower.follower import Follower
+from streamd.replica.leader import leading
+from streamd.replica.leader.fitness import Fitness
+from streamd.replica.leader.publisher import ChangelogPublisher
 from streamd.replica.start import has_log
 from streamd.settings.loading import Settings
 from streamd.store import manifest as manifests

@@ -7,11 +7,11 @@ import structlog
 
 from streamd.errors import KafkaError
 from streamd.ingest.kafka.client import make_admin
-from streamd.replica.kafka_changelog import KafkaProducer, KafkaReader
-from streamd.replica.leader import lead
+from streamd.replica.changelog.kafka import KafkaProducer, KafkaReader
+from streamd.replica.changelog.topics import TopicState, ensure_topic, find_topic
+from streamd.replica.leader.leader import lead
+from streamd.replica.leader.publisher import ChangelogPublisher
 from streamd.replica.members import member_name
-from streamd.replica.publisher import ChangelogPublisher
-from streamd.replica.topic import TopicState, ensure_topic, find_topic
 from streamd.settings.loading import Settings
 from streamd.store.changelog import changelog_topic
 from streamd.telemetry.heartbeat import Heartbeat

@@ -7,11 +7,11 @@ from contextlib import ExitStack
 import structlog
 
 from streamd.errors import KafkaError
-from streamd.replica.connect import Stopped, open_topic
-from streamd.replica.kafka_changelog import KafkaProducer, KafkaReader
-from streamd.replica.leader import lead
+from streamd.replica.changelog.kafka import KafkaProducer, KafkaReader
+from streamd.replica.leader.connect import Stopped, open_topic
+from streamd.replica.leader.leader import lead
+from streamd.replica.leader.publisher import ChangelogPublisher
 from streamd.replica.members import member_name
-from streamd.replica.publisher import ChangelogPublisher
 from streamd.settings.loading import Settings
 from streamd.telemetry.heartbeat import Heartbeat
 

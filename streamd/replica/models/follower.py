@@ -12,11 +12,11 @@ from streamd.registry import Registry
 from streamd.registry.journal import Move
 from streamd.registry.outcome import Refusals
 from streamd.registry.registry import read_manifests
-from streamd.replica import models_records as records
 from streamd.replica.members import Member
-from streamd.replica.models_mark import remove_mark
-from streamd.replica.models_state import ModelsState
-from streamd.replica.models_topic import ModelsTopic
+from streamd.replica.models import records
+from streamd.replica.models.mark import remove_mark
+from streamd.replica.models.state import ModelsState
+from streamd.replica.models.topic import ModelsTopic
 from streamd.settings.loading import Settings
 from streamd.storage import DISK, SCRATCH, append_durably, write_durably
 from streamd.store.objects import Store

@@ -12,16 +12,21 @@ import structlog
 from streamd.clock import Clock
 from streamd.errors import DiskError, FencedError, KafkaError, LockedError, StoreError
 from streamd.eventlog.journal.changelog_position import UNKNOWN
-from streamd.replica import fitness
-from streamd.replica.bootstrap import bootstrap, finish_bootstrap, is_newer, newest_manifest
-from streamd.replica.changelog import ChangelogReader, OutOfRange
-from streamd.replica.connect import Stopped, find_changelog, open_topic
-from streamd.replica.follower import Follower
-from streamd.replica.kafka_changelog import KafkaReader
-from streamd.replica.own_holds import DROP_SECONDS, readers_before
-from streamd.replica.publisher import ChangelogPublisher
+from streamd.replica.changelog.interface import ChangelogReader, OutOfRange
+from streamd.replica.changelog.kafka import KafkaReader
+from streamd.replica.follower.bootstrap import (
+    bootstrap,
+    finish_bootstrap,
+    is_newer,
+    newest_manifest,
+)
+from streamd.replica.follower.follower import Follower
+from streamd.replica.follower.own_holds import DROP_SECONDS, readers_before
+from streamd.replica.leader import fitness
+from streamd.replica.leader.connect import Stopped, find_changelog, open_topic
+from streamd.replica.leader.publisher import ChangelogPublisher
+from streamd.replica.leader.succession import Succession
 from streamd.replica.start import has_log
-from streamd.replica.succession import Succession
 from streamd.settings.loading import Settings
 from streamd.store.changelog import changelog_topic
 from streamd.store.objects import Store

@@ -11,8 +11,8 @@ from kafka.errors import OffsetOutOfRangeError
 from streamd.errors import KafkaError
 from streamd.eventlog.journal.changelog_position import ChangelogId
 from streamd.ingest.kafka.client import OWN_TOPIC, make_consumer, make_producer
-from streamd.replica.changelog import OutOfRange
-from streamd.replica.records import CHANGELOG, Entry, Read, decode_records
+from streamd.replica.changelog.interface import OutOfRange
+from streamd.replica.changelog.records import CHANGELOG, Entry, Read, decode_records
 from streamd.settings.loading import KafkaSettings
 from streamd.telemetry import metrics
 

@@ -7,7 +7,7 @@ import structlog
 
 from streamd.errors import KafkaError, ModelsTopicError
 from streamd.registry.journal import Move
-from streamd.replica import models_records as records
+from streamd.replica.models import records
 from streamd.store.versions import StoredVersion
 from streamd.telemetry import metrics
 

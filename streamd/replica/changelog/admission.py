@@ -5,8 +5,8 @@ from enum import Enum, auto
 
 from streamd.errors import DivergedError
 from streamd.eventlog.log_files import MAX_IN_FLIGHT
-from streamd.replica.changelog import OutOfRange
-from streamd.replica.records import (
+from streamd.replica.changelog.interface import OutOfRange
+from streamd.replica.changelog.records import (
     Claim,
     Heartbeat,
     Read,

@@ -4,7 +4,7 @@ by one. Kafka's are in `kafka_changelog.py`, a twin in memory in the tests."""
 from typing import Protocol
 
 from streamd.eventlog.journal.changelog_position import ChangelogId
-from streamd.replica.records import Entry, Read
+from streamd.replica.changelog.records import Entry, Read
 
 
 class OutOfRange(Exception):  # noqa: N818 - handled at once: a newer manifest is needed

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from streamd.errors import FencedError
 from streamd.eventlog.journal.changelog_position import ChangelogId, read_position
-from streamd.replica.changelog import ChangelogReader
-from streamd.replica.kafka_changelog import KafkaReader
+from streamd.replica.changelog.interface import ChangelogReader
+from streamd.replica.changelog.kafka import KafkaReader
 from streamd.settings.loading import Settings
 from streamd.store.changelog import changelog_topic
 from streamd.telemetry.heartbeat import leads_here

@@ -8,10 +8,10 @@ from pathlib import Path
 import structlog
 
 from streamd.errors import FencedError
-from streamd.replica import models_records as records
-from streamd.replica.models_mark import NOTHING, Stored, read_mark, write_mark
-from streamd.replica.models_state import ModelsState
-from streamd.replica.models_topic import ModelsTopic
+from streamd.replica.models import records
+from streamd.replica.models.mark import NOTHING, Stored, read_mark, write_mark
+from streamd.replica.models.state import ModelsState
+from streamd.replica.models.topic import ModelsTopic
 from streamd.store.checkpoints import StoredCheckpoint, newest_term
 from streamd.store.file_index import FileIndex
 from streamd.store.objects import Store

@@ -19,8 +19,13 @@ from streamd.eventlog.line_ranges import (
     replaced_files,
     written_ranges,
 )
-from streamd.replica.changelog import ChangelogProducer, ChangelogReader, OutOfRange, Receipt
-from streamd.replica.records import Claim, Commit, Heartbeat, Read, Record, encode
+from streamd.replica.changelog.interface import (
+    ChangelogProducer,
+    ChangelogReader,
+    OutOfRange,
+    Receipt,
+)
+from streamd.replica.changelog.records import Claim, Commit, Heartbeat, Read, Record, encode
 from streamd.telemetry import metrics
 
 logger = structlog.get_logger()

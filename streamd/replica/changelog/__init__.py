@@ -1,0 +1,1 @@
+"""The changelog: its records, its topic in Kafka, and which records count."""

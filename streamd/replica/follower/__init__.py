@@ -1,0 +1,1 @@
+"""A follower: it applies the changelog to a directory of its own."""

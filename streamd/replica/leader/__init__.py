@@ -1,0 +1,1 @@
+"""The leader of a log on many machines: its claim of a term, succession, publishing."""
