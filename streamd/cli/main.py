@@ -277,8 +277,8 @@ def show_config(
         out.file.write(json.dumps(settings_schema(), indent=1) + "\n")
         return
     if from_schema is not None:
-        from streamd.exchange.tfgnn.schema import read_schema, schema_file
-        from streamd.exchange.tfgnn.schema_settings import settings_of_schema
+        from streamd.tfgnn.logs.settings import settings_of_schema
+        from streamd.tfgnn.schema.schema import read_schema, schema_file
 
         # What is left out is said in comments, so that all of it may go into a file.
         path = schema_file(from_schema)

@@ -18,7 +18,7 @@ from streamd.errors import SettingsError
 from streamd.telemetry.progress import ProgressLine
 
 if TYPE_CHECKING:
-    from streamd.exchange.tfgnn.log_sampled import LogSource
+    from streamd.tfgnn.logs.sampling_run import LogSource
 
 tfgnn_app = typer.Typer(
     help="TensorFlow GNN's formats: schema, import, export, sample, show, random.",
@@ -75,8 +75,8 @@ def tfgnn_schema(
 ) -> None:
     """Print the GraphSchema of the declared sets, or of a log where nothing is declared."""
     from streamd.eventlog.reader import LogReader
-    from streamd.exchange.tfgnn.declared import declared_sets, graph_schema
-    from streamd.exchange.tfgnn.schema import schema_text
+    from streamd.tfgnn.logs.declared import declared_sets, graph_schema
+    from streamd.tfgnn.schema.schema import schema_text
 
     # A log that is there must have the sets that are declared.
     settings = settings_of(config, data_dir)
@@ -118,9 +118,9 @@ def tfgnn_import(
     """Play unigraph tables into a topic, or into a log while no ingest runs."""
     from streamd.clock import SystemClock, parse_time_us
     from streamd.events import MICROSECONDS
-    from streamd.exchange.tfgnn.schema import read_schema, schema_file
-    from streamd.exchange.tfgnn.table_events import TableEvents, TimeOptions
-    from streamd.exchange.tfgnn.table_import import append_tables, send_tables
+    from streamd.tfgnn.logs.table_events import TableEvents, TimeOptions
+    from streamd.tfgnn.logs.table_import import append_tables, send_tables
+    from streamd.tfgnn.schema.schema import read_schema, schema_file
 
     if time_unit is not None and time_unit not in MICROSECONDS:
         raise SettingsError(f"--time-unit is {time_unit!r}.", f"one of {', '.join(MICROSECONDS)}.")
@@ -199,7 +199,7 @@ def tfgnn_export(
     data_dir: DataOption = None,
 ) -> None:
     """Write the log as a GraphSchema with unigraph tables, as of a time; or training samples."""
-    from streamd.exchange.tfgnn.shards import output_path
+    from streamd.tfgnn.records.shards import output_path
 
     if samples is not None:
         _refuse_given({"--format": format_, "--shards": shards}, "is of tables, not of --samples")
@@ -244,7 +244,7 @@ def _export_samples(
     source: "LogSource", line: ProgressLine, spec: Path, output: Path, **asked: Any
 ) -> tuple[int, int]:
     """Write training samples. Returns: their number, and how many were there."""
-    from streamd.exchange.tfgnn.link_samples import plan_link_run, sample_links
+    from streamd.tfgnn.logs.link_samples import plan_link_run, sample_links
 
     run = plan_link_run(source.declared, spec, output, **asked)
     return sample_links(
@@ -272,8 +272,8 @@ def _export_tables(
     data_dir: Path | None,
 ) -> None:
     """Write a log's schema and tables."""
-    from streamd.exchange.tfgnn.log_rows import LogRows
-    from streamd.exchange.tfgnn.table_export import FORMATS, TableOptions, export_tables
+    from streamd.tfgnn.logs.rows import LogRows
+    from streamd.tfgnn.logs.table_export import FORMATS, TableOptions, export_tables
 
     if format_ not in FORMATS:
         raise SettingsError(f"--format is {format_!r}.", f"one of {', '.join(FORMATS)}.")
@@ -299,8 +299,8 @@ def _log_source(
     """The part of the log in a range of times."""
     from streamd.cli.maintenance import open_log
     from streamd.clock import parse_time_us
-    from streamd.exchange.tfgnn.declared import as_numbers, declared_sets
-    from streamd.exchange.tfgnn.log_sampled import LogSource
+    from streamd.tfgnn.logs.declared import as_numbers, declared_sets
+    from streamd.tfgnn.logs.sampling_run import LogSource
 
     settings = settings_of(config, data_dir)
     log = open_log(settings.data_dir)
@@ -341,7 +341,7 @@ def tfgnn_sample(
     data_dir: DataOption = None,
 ) -> None:
     """Sample subgraphs from the log, or from unigraph tables; a run that was stopped goes on."""
-    from streamd.exchange.tfgnn.shards import output_path
+    from streamd.tfgnn.records.shards import output_path
 
     if runner is not None:
         _refuse_given({"--processes": processes > 1}, "is not of Beam's runners")
@@ -369,7 +369,7 @@ def tfgnn_sample(
 
         # Workers of Beam have no more than tables need.
         if graph_schema is None:
-            from streamd.exchange.tfgnn.log_sampled import plan_log_run, sample_log
+            from streamd.tfgnn.logs.sampling_run import plan_log_run, sample_log
 
             source = _log_source(config, data_dir, start, end, numbers)
             run = plan_log_run(
@@ -377,13 +377,13 @@ def tfgnn_sample(
             )
             count, kept = sample_log(run, source, tell)
         else:
-            from streamd.exchange.tfgnn.sampled import plan_run, sample_tables
+            from streamd.tfgnn.sampling.run import plan_run, sample_tables
 
             planned = plan_run(graph_schema, sampling_spec, output, data_path=data_path, **asked)
             if runner is None:
                 count, kept = sample_tables(planned, tell)
             else:
-                from streamd.exchange.tfgnn.beam import sample_with_beam
+                from streamd.tfgnn.beam.pipeline import sample_with_beam
 
                 count, kept = sample_with_beam(planned, runner, context.args), 0
     _tell_samples(count, kept, output)
@@ -412,8 +412,8 @@ def tfgnn_show(
     ] = 8,
 ) -> None:
     """Print some records of a file: graphs, examples of any kind, rows of unigraph tables."""
-    from streamd.exchange.tfgnn.listing import Part, lines_of
-    from streamd.exchange.tfgnn.schema import read_schema
+    from streamd.tfgnn.schema.schema import read_schema
+    from streamd.tfgnn.tables.listing import Part, lines_of
 
     if graph_schema is None:
         _refuse_given({"--set": set_}, "needs --graph-schema")
@@ -433,10 +433,10 @@ def tfgnn_random(
     random_seed: Annotated[int, SEED] = 0,
 ) -> None:
     """Write graphs of a schema with everything drawn at random."""
-    from streamd.exchange.tfgnn.examples import Codec
-    from streamd.exchange.tfgnn.random_graphs import random_graphs
-    from streamd.exchange.tfgnn.schema import read_schema
-    from streamd.exchange.tfgnn.shards import output_path
+    from streamd.tfgnn.records.examples import Codec
+    from streamd.tfgnn.records.shards import output_path
+    from streamd.tfgnn.sampling.random_graphs import random_graphs
+    from streamd.tfgnn.schema.schema import read_schema
 
     path, schema = output_path(output), read_schema(graph_schema)
     Codec(schema).write(path, random_graphs(schema, count, seed=random_seed))

@@ -16,15 +16,18 @@ import numpy as np
 from streamd.cli.maintenance import open_log
 from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress, empty_batch
-from streamd.exchange.tfgnn.assembly import Assembler
-from streamd.exchange.tfgnn.declared import declared_sets, graph_schema
-from streamd.exchange.tfgnn.link_samples import plan_link_run, sample_links
-from streamd.exchange.tfgnn.log_graph import load_log_graph
-from streamd.exchange.tfgnn.log_rows import LogRows
-from streamd.exchange.tfgnn.log_sampled import LogSource, plan_log_run, sample_log
-from streamd.exchange.tfgnn.sampled import plan_run, sample_tables
-from streamd.exchange.tfgnn.sampling import Sampler
-from streamd.exchange.tfgnn.schema import (
+from streamd.settings.loading import load_settings, schema_of
+from streamd.tfgnn.logs.declared import declared_sets, graph_schema
+from streamd.tfgnn.logs.graph import load_log_graph
+from streamd.tfgnn.logs.link_samples import plan_link_run, sample_links
+from streamd.tfgnn.logs.rows import LogRows
+from streamd.tfgnn.logs.sampling_run import LogSource, plan_log_run, sample_log
+from streamd.tfgnn.sampling.assembly import Assembler
+from streamd.tfgnn.sampling.run import plan_run, sample_tables
+from streamd.tfgnn.sampling.sampler import Sampler
+from streamd.tfgnn.sampling.seeds import name_samples
+from streamd.tfgnn.sampling.spec import SamplingOp, SamplingSpec, SeedOp, spec_text
+from streamd.tfgnn.schema.schema import (
     TYPES,
     EdgeSet,
     Feature,
@@ -33,11 +36,8 @@ from streamd.exchange.tfgnn.schema import (
     NodeSet,
     schema_text,
 )
-from streamd.exchange.tfgnn.seeds import name_samples
-from streamd.exchange.tfgnn.spec import SamplingOp, SamplingSpec, SeedOp, spec_text
-from streamd.exchange.tfgnn.unigraph import Rows
-from streamd.exchange.tfgnn.unigraph_writing import write_table
-from streamd.settings.loading import load_settings, schema_of
+from streamd.tfgnn.tables.reading import Rows
+from streamd.tfgnn.tables.writing import write_table
 from tests.benchmarks.measure import Row, best_seconds
 
 SCALE, DIM, HUB = 20, 128, 10**6

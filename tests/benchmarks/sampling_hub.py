@@ -9,16 +9,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from streamd.exchange.tfgnn.adjacency import adjacency
-from streamd.exchange.tfgnn.draws import ENDLESS, draw_keys, hash_strings
-from streamd.exchange.tfgnn.row_names import TableRows
-from streamd.exchange.tfgnn.sampling import Sampler, walk
-from streamd.exchange.tfgnn.schema import parse_schema
-from streamd.exchange.tfgnn.seeds import name_samples
-from streamd.exchange.tfgnn.shard_writing import BATCH
-from streamd.exchange.tfgnn.spec import SamplingOp, parse_spec
-from streamd.exchange.tfgnn.tables_graph import load_graph
-from streamd.exchange.tfgnn.unigraph import Rows
+from streamd.tfgnn.records.row_names import TableRows
+from streamd.tfgnn.sampling.adjacency import adjacency
+from streamd.tfgnn.sampling.draws import ENDLESS, draw_keys, hash_strings
+from streamd.tfgnn.sampling.sampler import Sampler, walk
+from streamd.tfgnn.sampling.seeds import name_samples
+from streamd.tfgnn.sampling.shard_writing import BATCH
+from streamd.tfgnn.sampling.spec import SamplingOp, parse_spec
+from streamd.tfgnn.sampling.tables_graph import load_graph
+from streamd.tfgnn.schema.schema import parse_schema
+from streamd.tfgnn.tables.reading import Rows
 from tests.benchmarks.measure import Row
 
 HUB, SIZE, DRAWS = 10**6, 16, 10

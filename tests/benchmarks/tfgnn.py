@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from streamd.exchange.tfgnn.columns import ColumnReader
-from streamd.exchange.tfgnn.examples import Codec
-from streamd.exchange.tfgnn.proto import message_class
-from streamd.exchange.tfgnn.records import read_blocks, read_records, write_records
-from streamd.exchange.tfgnn.schema import TYPES, Context, EdgeSet, Feature, GraphSchema, NodeSet
-from streamd.exchange.tfgnn.tensor import Edges, GraphTensor, Nodes, Ragged
+from streamd.tfgnn.records.columns import ColumnReader
+from streamd.tfgnn.records.examples import Codec
+from streamd.tfgnn.records.records import read_blocks, read_records, write_records
+from streamd.tfgnn.records.tensor import Edges, GraphTensor, Nodes, Ragged
+from streamd.tfgnn.schema.proto import message_class
+from streamd.tfgnn.schema.schema import TYPES, Context, EdgeSet, Feature, GraphSchema, NodeSet
 from tests.benchmarks.measure import Row, best_seconds
 
 RECORDS, NODES, EDGES, DIM, ROUNDS = 20_000, 100, 300, 32, 200

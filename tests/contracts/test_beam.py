@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from streamd.demo.broker import free_port
-from streamd.exchange.tfgnn.sampled import plan_run, sample_tables
+from streamd.tfgnn.sampling.run import plan_run, sample_tables
 from tests.exchange.tfgnn.sampled_world import World
 
 pytestmark = pytest.mark.contract

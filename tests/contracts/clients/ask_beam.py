@@ -7,7 +7,7 @@ from pathlib import Path
 
 import apache_beam as beam
 
-from streamd.exchange.tfgnn.beam import read_graph
+from streamd.tfgnn.beam.pipeline import read_graph
 
 
 def text(value):

@@ -19,10 +19,10 @@ import structlog
 
 from streamd.cli.options import printable
 from streamd.errors import TFGNNError
-from streamd.exchange.tfgnn.examples import Codec
-from streamd.exchange.tfgnn.listing import Part, lines_of
-from streamd.exchange.tfgnn.records import frame, read_records
-from streamd.exchange.tfgnn.schema import (
+from streamd.tfgnn.records.examples import Codec
+from streamd.tfgnn.records.records import frame, read_records
+from streamd.tfgnn.sampling.spec import parse_spec, read_spec, spec_binary, spec_text
+from streamd.tfgnn.schema.schema import (
     EdgeSet,
     Metadata,
     parse_schema,
@@ -30,8 +30,8 @@ from streamd.exchange.tfgnn.schema import (
     schema_binary,
     schema_text,
 )
-from streamd.exchange.tfgnn.spec import parse_spec, read_spec, spec_binary, spec_text
-from streamd.exchange.tfgnn.unigraph import read_table
+from streamd.tfgnn.tables.listing import Part, lines_of
+from streamd.tfgnn.tables.reading import read_table
 from tests.exchange.tfgnn import fuzz_playing, fuzz_sampling, reference
 
 GOLDEN = Path(__file__).parent / "golden"

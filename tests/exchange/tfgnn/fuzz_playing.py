@@ -7,11 +7,11 @@ from streamd.decode.checks import rules_of
 from streamd.decode.decoder import Decoder
 from streamd.errors import StreamdError
 from streamd.exchange.load import FileRow
-from streamd.exchange.tfgnn.declared import declared_sets, graph_schema
-from streamd.exchange.tfgnn.schema import parse_schema, schema_text
-from streamd.exchange.tfgnn.schema_settings import settings_of_schema
-from streamd.exchange.tfgnn.table_events import TableEvents, TimeOptions
 from streamd.settings.loading import load_settings, schema_of
+from streamd.tfgnn.logs.declared import declared_sets, graph_schema
+from streamd.tfgnn.logs.settings import settings_of_schema
+from streamd.tfgnn.logs.table_events import TableEvents, TimeOptions
+from streamd.tfgnn.schema.schema import parse_schema, schema_text
 
 #   user --views--> item,  user --buys--> item
 DECLARED = """

@@ -3,15 +3,15 @@
 import random
 from pathlib import Path
 
-from streamd.exchange.tfgnn.assembly import Assembler
-from streamd.exchange.tfgnn.draws import ENDLESS
-from streamd.exchange.tfgnn.examples import Codec
-from streamd.exchange.tfgnn.sampling import AGGREGATIONS, Sampler, seed_set
-from streamd.exchange.tfgnn.schema import read_schema
-from streamd.exchange.tfgnn.seeds import name_samples
-from streamd.exchange.tfgnn.spec import SeedOp, parse_spec
-from streamd.exchange.tfgnn.tables_graph import load_graph
-from streamd.exchange.tfgnn.unigraph import read_table
+from streamd.tfgnn.records.examples import Codec
+from streamd.tfgnn.sampling.assembly import Assembler
+from streamd.tfgnn.sampling.draws import ENDLESS
+from streamd.tfgnn.sampling.sampler import AGGREGATIONS, Sampler, seed_set
+from streamd.tfgnn.sampling.seeds import name_samples
+from streamd.tfgnn.sampling.spec import SeedOp, parse_spec
+from streamd.tfgnn.sampling.tables_graph import load_graph
+from streamd.tfgnn.schema.schema import read_schema
+from streamd.tfgnn.tables.reading import read_table
 from tests.exchange.tfgnn import plain_sampler
 
 GOLDEN = Path(__file__).parent / "golden" / "unigraph_csv"

@@ -5,9 +5,9 @@ import random
 import numpy as np
 
 from streamd.eventlog.reader import LogReader
-from streamd.exchange.tfgnn.declared import declared_sets
-from streamd.exchange.tfgnn.log_sampled import LogSource, plan_log_run, sample_log
-from streamd.exchange.tfgnn.spec import SamplingOp, SamplingSpec, SeedOp, spec_text
+from streamd.tfgnn.logs.declared import declared_sets
+from streamd.tfgnn.logs.sampling_run import LogSource, plan_log_run, sample_log
+from streamd.tfgnn.sampling.spec import SamplingOp, SamplingSpec, SeedOp, spec_text
 from tests.exchange.tfgnn.test_tables import shop, write
 
 #   user --views--> item (and back, as rev_views),  user --follows--> user

@@ -2,9 +2,9 @@
 
 import struct
 
-from streamd.exchange.tfgnn.proto import message_class
-from streamd.exchange.tfgnn.records import masked_crc
-from streamd.exchange.tfgnn.schema import GraphSchema
+from streamd.tfgnn.records.records import masked_crc
+from streamd.tfgnn.schema.proto import message_class
+from streamd.tfgnn.schema.schema import GraphSchema
 
 MAX_ITEMS = 2**40
 MAX_ABSENT_ROWS = 2**20

@@ -4,7 +4,9 @@ import random
 
 import numpy as np
 
-from streamd.exchange.tfgnn.schema import (
+from streamd.tfgnn.records.tensor import Ragged
+from streamd.tfgnn.sampling.spec import SamplingOp, SamplingSpec, SeedOp, spec_text
+from streamd.tfgnn.schema.schema import (
     TYPES,
     EdgeSet,
     Feature,
@@ -13,10 +15,8 @@ from streamd.exchange.tfgnn.schema import (
     NodeSet,
     schema_text,
 )
-from streamd.exchange.tfgnn.spec import SamplingOp, SamplingSpec, SeedOp, spec_text
-from streamd.exchange.tfgnn.tensor import Ragged
-from streamd.exchange.tfgnn.unigraph import Rows
-from streamd.exchange.tfgnn.unigraph_writing import write_table
+from streamd.tfgnn.tables.reading import Rows
+from streamd.tfgnn.tables.writing import write_table
 
 YEAR, SCORE, WORDS, ID = Feature(dtype=TYPES["DT_INT64"]), Feature(dtype=TYPES["DT_FLOAT"]), Feature(
     dtype=TYPES["DT_STRING"], shape=(None,)), Feature(dtype=TYPES["DT_STRING"])

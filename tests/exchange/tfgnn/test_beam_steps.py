@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from streamd.errors import TFGNNError
-from streamd.exchange.tfgnn.beam import sample_with_beam
-from streamd.exchange.tfgnn.beam_blocks import (
+from streamd.tfgnn.beam.blocks import (
     Begun,
     SeedBlock,
     TableFile,
     Walked,
     read_file,
 )
-from streamd.exchange.tfgnn.beam_steps import (
+from streamd.tfgnn.beam.pipeline import sample_with_beam
+from streamd.tfgnn.beam.steps import (
     Plan,
     expand,
     levels,
@@ -24,12 +24,12 @@ from streamd.exchange.tfgnn.beam_steps import (
     no_samples,
     write_shard,
 )
-from streamd.exchange.tfgnn.draws import ENDLESS
-from streamd.exchange.tfgnn.records import read_records, write_records
-from streamd.exchange.tfgnn.sampled import Marker, plan_run
-from streamd.exchange.tfgnn.sampling import Has
-from streamd.exchange.tfgnn.seeds import name_samples
-from streamd.exchange.tfgnn.shards import shard_paths
+from streamd.tfgnn.records.records import read_records, write_records
+from streamd.tfgnn.records.shards import shard_paths
+from streamd.tfgnn.sampling.draws import ENDLESS
+from streamd.tfgnn.sampling.run import Marker, plan_run
+from streamd.tfgnn.sampling.sampler import Has
+from streamd.tfgnn.sampling.seeds import name_samples
 from tests.exchange.tfgnn.sampled_world import World
 
 HAS = dict.fromkeys(("cites", "written", "has"), Has(True, True))

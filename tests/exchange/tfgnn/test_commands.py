@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 from streamd.cli.main import app
 from streamd.errors import SettingsError, TFGNNError
-from streamd.exchange.tfgnn.examples import Codec
-from streamd.exchange.tfgnn.records import read_records
-from streamd.exchange.tfgnn.schema import read_schema
+from streamd.tfgnn.records.examples import Codec
+from streamd.tfgnn.records.records import read_records
+from streamd.tfgnn.schema.schema import read_schema
 from tests.builders import stream, write_log
 from tests.exchange.tfgnn.sampled_world import World
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from streamd.errors import TFGNNError
-from streamd.exchange.tfgnn.convert import from_hetero_data, from_torch, to_hetero_data, to_torch
-from streamd.exchange.tfgnn.examples import Codec
-from streamd.exchange.tfgnn.schema import TYPES, Feature, GraphSchema, NodeSet, read_schema
-from streamd.exchange.tfgnn.tensor import GraphTensor, Nodes
+from streamd.tfgnn.records.convert import from_hetero_data, from_torch, to_hetero_data, to_torch
+from streamd.tfgnn.records.examples import Codec
+from streamd.tfgnn.records.tensor import GraphTensor, Nodes
+from streamd.tfgnn.schema.schema import TYPES, Feature, GraphSchema, NodeSet, read_schema
 from tests.exchange.tfgnn import reference
 
 GOLDEN = Path(__file__).parent / "golden"

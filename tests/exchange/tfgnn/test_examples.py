@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamd.errors import TFGNNError, TFRecordError
-from streamd.exchange.tfgnn.columns import ColumnReader
-from streamd.exchange.tfgnn.examples import Codec
-from streamd.exchange.tfgnn.kernels import SLOW, scan_examples
-from streamd.exchange.tfgnn.proto import message_class
-from streamd.exchange.tfgnn.records import write_records
-from streamd.exchange.tfgnn.schema import (
+from streamd.tfgnn.records.columns import ColumnReader
+from streamd.tfgnn.records.examples import Codec
+from streamd.tfgnn.records.kernels import SLOW, scan_examples
+from streamd.tfgnn.records.records import write_records
+from streamd.tfgnn.records.tensor import Edges, GraphTensor, Nodes, Ragged, ragged
+from streamd.tfgnn.schema.proto import message_class
+from streamd.tfgnn.schema.schema import (
     TYPES,
     Context,
     EdgeSet,
@@ -25,7 +26,6 @@ from streamd.exchange.tfgnn.schema import (
     NodeSet,
     read_schema,
 )
-from streamd.exchange.tfgnn.tensor import Edges, GraphTensor, Nodes, Ragged, ragged
 from tests.exchange.tfgnn import reference
 
 GOLDEN = Path(__file__).parent / "golden"

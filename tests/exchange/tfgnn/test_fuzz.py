@@ -6,8 +6,10 @@ import sys
 import numpy as np
 import pytest
 
-from streamd.exchange.tfgnn import columns, examples, records, sampling, table_events
-from streamd.exchange.tfgnn.draws import ENDLESS
+from streamd.tfgnn.logs import table_events
+from streamd.tfgnn.records import columns, examples, records
+from streamd.tfgnn.sampling import sampler as sampling
+from streamd.tfgnn.sampling.draws import ENDLESS
 from tests.exchange.tfgnn import fuzz
 
 

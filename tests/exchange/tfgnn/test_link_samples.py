@@ -12,8 +12,8 @@ import pytest
 
 from streamd.errors import SettingsError, TFGNNError
 from streamd.events import split_key
-from streamd.exchange.tfgnn.link_samples import plan_link_run, sample_links
-from streamd.exchange.tfgnn.schema import read_schema
+from streamd.tfgnn.logs.link_samples import plan_link_run, sample_links
+from streamd.tfgnn.schema.schema import read_schema
 from tests.builders import settings
 from tests.exchange.tfgnn import plain_sampler
 from tests.exchange.tfgnn.live_world import BEGIN, NOTHING, SETS, LiveWorld, plain_graph, spelled

@@ -11,14 +11,14 @@ from typer.testing import CliRunner
 
 from streamd.cli.main import app
 from streamd.errors import SettingsError, TFGNNError, TFRecordError
-from streamd.exchange.tfgnn import listing
-from streamd.exchange.tfgnn.examples import Codec
-from streamd.exchange.tfgnn.listing import Part, lines_of
-from streamd.exchange.tfgnn.proto import message_class
-from streamd.exchange.tfgnn.records import frame, write_records
-from streamd.exchange.tfgnn.sampled import plan_run, sample_tables
-from streamd.exchange.tfgnn.schema import parse_schema, read_schema, schema_text
-from streamd.exchange.tfgnn.tensor import Edges, GraphTensor, Nodes, by_row, ragged
+from streamd.tfgnn.records.examples import Codec
+from streamd.tfgnn.records.records import frame, write_records
+from streamd.tfgnn.records.tensor import Edges, GraphTensor, Nodes, by_row, ragged
+from streamd.tfgnn.sampling.run import plan_run, sample_tables
+from streamd.tfgnn.schema.proto import message_class
+from streamd.tfgnn.schema.schema import parse_schema, read_schema, schema_text
+from streamd.tfgnn.tables import listing
+from streamd.tfgnn.tables.listing import Part, lines_of
 from tests.exchange.tfgnn.sampled_world import World
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -17,17 +17,17 @@ from streamd.eventlog.reader import LogReader
 from streamd.eventlog.writer import LogWriter
 from streamd.exchange.load import Loader
 from streamd.exchange.produce import Outgoing
-from streamd.exchange.tfgnn.declared import declared_sets
-from streamd.exchange.tfgnn.examples import Codec
-from streamd.exchange.tfgnn.log_rows import LogCut, LogRows
-from streamd.exchange.tfgnn.log_sampled import LogSource, plan_log_run, sample_log
-from streamd.exchange.tfgnn.records import read_records
-from streamd.exchange.tfgnn.sampled import plan_run, sample_tables
-from streamd.exchange.tfgnn.schema import read_schema
-from streamd.exchange.tfgnn.seeds import name_samples
-from streamd.exchange.tfgnn.shard_writing import write_shards
-from streamd.exchange.tfgnn.table_export import TableOptions, export_tables
 from streamd.settings.loading import schema_of
+from streamd.tfgnn.logs.declared import declared_sets
+from streamd.tfgnn.logs.rows import LogCut, LogRows
+from streamd.tfgnn.logs.sampling_run import LogSource, plan_log_run, sample_log
+from streamd.tfgnn.logs.table_export import TableOptions, export_tables
+from streamd.tfgnn.records.examples import Codec
+from streamd.tfgnn.records.records import read_records
+from streamd.tfgnn.sampling.run import plan_run, sample_tables
+from streamd.tfgnn.sampling.seeds import name_samples
+from streamd.tfgnn.sampling.shard_writing import write_shards
+from streamd.tfgnn.schema.schema import read_schema
 from tests.builders import compact, settings
 from tests.exchange.tfgnn import plain_sampler
 from tests.exchange.tfgnn.live_world import BEGIN, OPS, SETS, LiveWorld, spelled

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamd.exchange.tfgnn.examples import Codec
-from streamd.exchange.tfgnn.graph_spec import example_spec, graph_spec
-from streamd.exchange.tfgnn.proto import message_class
-from streamd.exchange.tfgnn.random_graphs import random_graphs
-from streamd.exchange.tfgnn.schema import parse_schema, read_schema
-from streamd.exchange.tfgnn.tensor import Ragged
+from streamd.tfgnn.records.examples import Codec
+from streamd.tfgnn.records.tensor import Ragged
+from streamd.tfgnn.sampling.random_graphs import random_graphs
+from streamd.tfgnn.schema.graph_spec import example_spec, graph_spec
+from streamd.tfgnn.schema.proto import message_class
+from streamd.tfgnn.schema.schema import parse_schema, read_schema
 
 GOLDEN = Path(__file__).parent / "golden"
 SCHEMAS = [GOLDEN / "encoding", GOLDEN / "unigraph_csv", GOLDEN / "unigraph_tfrecord"]
@@ -78,7 +78,7 @@ def test_the_spec_of_graphs_has_the_dtypes_and_shapes_of_arrays(schema):
 
 @each_schema
 def test_node_and_edge_types_are_those_of_pyg(schema):
-    convert = pytest.importorskip("streamd.exchange.tfgnn.convert")
+    convert = pytest.importorskip("streamd.tfgnn.records.convert")
     pytest.importorskip("torch_geometric")
     nodes, edges = graph_spec(schema).metadata
     data = convert.to_hetero_data(next(random_graphs(schema, 1)), schema)

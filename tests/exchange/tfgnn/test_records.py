@@ -9,15 +9,15 @@ import pytest
 from crc32c import crc32c
 
 from streamd.errors import TFGNNError, TFRecordError
-from streamd.exchange.tfgnn import records
-from streamd.exchange.tfgnn.records import (
+from streamd.tfgnn.records import records
+from streamd.tfgnn.records.records import (
     frame,
     masked_crc,
     read_blocks,
     read_records,
     write_records,
 )
-from streamd.exchange.tfgnn.shards import find_files, shard_paths, table_format
+from streamd.tfgnn.records.shards import find_files, shard_paths, table_format
 from tests.exchange.tfgnn import reference
 
 SOME = [b"", b"a", b"\x00" * 7, bytes(range(256)) * 3, b"last"]

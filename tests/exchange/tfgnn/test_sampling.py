@@ -14,9 +14,11 @@ import pytest
 import structlog
 
 from streamd.errors import TFGNNError
-from streamd.exchange.tfgnn.beam_blocks import Arrivals, TableFile, bucket_of, read_file
-from streamd.exchange.tfgnn.beam_steps import Plan, join_rows
-from streamd.exchange.tfgnn.draws import (
+from streamd.tfgnn.beam.blocks import Arrivals, TableFile, bucket_of, read_file
+from streamd.tfgnn.beam.steps import Plan, join_rows
+from streamd.tfgnn.records.examples import Codec
+from streamd.tfgnn.records.records import read_records
+from streamd.tfgnn.sampling.draws import (
     RANDOM_UNIFORM,
     RANDOM_WEIGHTED,
     draw_edges,
@@ -24,10 +26,8 @@ from streamd.exchange.tfgnn.draws import (
     hash_strings,
     sum_weights,
 )
-from streamd.exchange.tfgnn.examples import Codec
-from streamd.exchange.tfgnn.records import read_records
-from streamd.exchange.tfgnn.sampled import plan_run, sample_tables
-from streamd.exchange.tfgnn.schema import read_schema
+from streamd.tfgnn.sampling.run import plan_run, sample_tables
+from streamd.tfgnn.schema.schema import read_schema
 from tests.exchange.tfgnn import plain_sampler
 from tests.exchange.tfgnn.sampled_world import OPS, World
 

@@ -8,8 +8,18 @@ from pathlib import Path
 import pytest
 
 from streamd.errors import TFGNNError
-from streamd.exchange.tfgnn import proto
-from streamd.exchange.tfgnn.schema import (
+from streamd.tfgnn.sampling.spec import (
+    SamplingOp,
+    SamplingSpec,
+    SeedOp,
+    SymmetricLinkSeedOp,
+    parse_spec,
+    read_spec,
+    spec_binary,
+    spec_text,
+)
+from streamd.tfgnn.schema import proto
+from streamd.tfgnn.schema.schema import (
     TYPES,
     BigQuery,
     Context,
@@ -23,16 +33,6 @@ from streamd.exchange.tfgnn.schema import (
     read_schema,
     schema_binary,
     schema_text,
-)
-from streamd.exchange.tfgnn.spec import (
-    SamplingOp,
-    SamplingSpec,
-    SeedOp,
-    SymmetricLinkSeedOp,
-    parse_spec,
-    read_spec,
-    spec_binary,
-    spec_text,
 )
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -177,7 +177,7 @@ def test_the_classes_live_beside_those_of_others():
     code = ("from google.protobuf import descriptor_pool as p, descriptor_pb2 as d\n"
             "p.Default().AddSerializedFile(d.FileDescriptorProto(name='x.proto', package='streamd.tfgnn',\n"
             "    message_type=[d.DescriptorProto(name='Example')]).SerializeToString())\n"
-            "from streamd.exchange.tfgnn.proto import message_class\n"
+            "from streamd.tfgnn.schema.proto import message_class\n"
             "assert message_class('Example')().features is not None")
     subprocess.run([sys.executable, "-c", code], check=True)
 

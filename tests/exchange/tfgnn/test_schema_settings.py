@@ -13,13 +13,13 @@ from streamd.cli.main import app
 from streamd.errors import TFGNNError
 from streamd.eventlog.writer import LogWriter
 from streamd.events import Schema
-from streamd.exchange.tfgnn.declared import declared_sets, graph_schema
-from streamd.exchange.tfgnn.schema import EdgeSet, parse_schema, schema_binary, schema_text
-from streamd.exchange.tfgnn.schema_settings import settings_of_schema
-from streamd.exchange.tfgnn.shards import shard_paths
-from streamd.exchange.tfgnn.unigraph import Rows
-from streamd.exchange.tfgnn.unigraph_writing import write_table
 from streamd.settings.loading import load_settings, schema_of
+from streamd.tfgnn.logs.declared import declared_sets, graph_schema
+from streamd.tfgnn.logs.settings import settings_of_schema
+from streamd.tfgnn.records.shards import shard_paths
+from streamd.tfgnn.schema.schema import EdgeSet, parse_schema, schema_binary, schema_text
+from streamd.tfgnn.tables.reading import Rows
+from streamd.tfgnn.tables.writing import write_table
 from tests.builders import settings, stream, write_log
 
 GOLDEN = Path(__file__).parent / "golden"

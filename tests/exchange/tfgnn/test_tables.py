@@ -17,14 +17,14 @@ from streamd.events import split_key
 from streamd.exchange import produce
 from streamd.exchange.load import Loader
 from streamd.exchange.produce import Outgoing
-from streamd.exchange.tfgnn.declared import as_numbers, declared_sets
-from streamd.exchange.tfgnn.log_rows import LogCut, LogRows
-from streamd.exchange.tfgnn.schema import read_schema
-from streamd.exchange.tfgnn.table_events import TableEvents, TimeOptions
-from streamd.exchange.tfgnn.table_export import TableOptions, export_tables
-from streamd.exchange.tfgnn.table_import import append_tables, checked_events
-from streamd.exchange.tfgnn.unigraph import read_table, table_path
 from streamd.settings.loading import load_settings, schema_of
+from streamd.tfgnn.logs.declared import as_numbers, declared_sets
+from streamd.tfgnn.logs.rows import LogCut, LogRows
+from streamd.tfgnn.logs.table_events import TableEvents, TimeOptions
+from streamd.tfgnn.logs.table_export import TableOptions, export_tables
+from streamd.tfgnn.logs.table_import import append_tables, checked_events
+from streamd.tfgnn.schema.schema import read_schema
+from streamd.tfgnn.tables.reading import read_table, table_path
 from tests.builders import SECOND, settings
 
 #   user --views--> item,  user --buys--> item

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from streamd.errors import TFGNNError, TFRecordError
-from streamd.exchange.tfgnn import unigraph
-from streamd.exchange.tfgnn.examples import Codec
-from streamd.exchange.tfgnn.proto import message_class
-from streamd.exchange.tfgnn.records import frame, read_records
-from streamd.exchange.tfgnn.schema import (
+from streamd.tfgnn.records.examples import Codec
+from streamd.tfgnn.records.records import frame, read_records
+from streamd.tfgnn.records.tensor import ragged
+from streamd.tfgnn.schema.proto import message_class
+from streamd.tfgnn.schema.schema import (
     TYPES,
     Context,
     EdgeSet,
@@ -22,9 +22,9 @@ from streamd.exchange.tfgnn.schema import (
     NodeSet,
     read_schema,
 )
-from streamd.exchange.tfgnn.tensor import ragged
-from streamd.exchange.tfgnn.unigraph import Rows, read_ids, read_seeds, read_table, table_path
-from streamd.exchange.tfgnn.unigraph_writing import write_table
+from streamd.tfgnn.tables import reading as unigraph
+from streamd.tfgnn.tables.reading import Rows, read_ids, read_seeds, read_table, table_path
+from streamd.tfgnn.tables.writing import write_table
 
 GOLDEN = Path(__file__).parent / "golden"
 CSV, TFRECORD = GOLDEN / "unigraph_csv", GOLDEN / "unigraph_tfrecord"

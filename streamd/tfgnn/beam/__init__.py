@@ -1,0 +1,1 @@
+"""Sampling as an Apache Beam pipeline."""

@@ -1,0 +1,241 @@
+"""What flows between the steps of sampling in a Beam pipeline: blocks of rows, and their keys.
+
+Rows are cut by the hash of an id, so all edges of a node, its row and the samples that come to it
+meet under one key, the bucket, which a worker holds in arrays. Nothing of the whole graph is held
+anywhere. Later, what a sample holds meets under the number of its shard.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from streamd.tfgnn.records.row_names import FileRows
+from streamd.tfgnn.records.tensor import Value, Values, take
+from streamd.tfgnn.sampling.adjacency import check_weights
+from streamd.tfgnn.sampling.draws import ENDLESS, Array, hash_strings
+from streamd.tfgnn.sampling.seeds import shard_of
+from streamd.tfgnn.sampling.tables_graph import Columns
+from streamd.tfgnn.schema.schema import Context, EdgeSet, NodeSet
+from streamd.tfgnn.tables.reading import Rows, read_seeds, read_table
+
+ROWS = 1 << 17
+"""Rows of a table that are cut by bucket at once."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EdgeBlock:
+    """Edges of a set, to the bucket of their sources."""
+
+    edge_set: str
+    source: list[bytes]
+    target: list[bytes]
+    time: Array | None
+    weight: Array | None
+    features: Values = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeBlock:
+    """Rows of a node set in one bucket of ids. row_R: int64, their numbers in the file."""
+
+    node_set: str
+    ids: list[bytes]
+    features: Values
+    file: FileRows
+    row_R: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SeedBlock:
+    """Rows of the table of seeds, to the bucket of their ids. times: int64."""
+
+    ids: list[bytes]
+    times: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrivals:
+    """Nodes that an operation came to, to the bucket of the nodes, by P pairs. sample, until: of
+    samples; samples are named as in `Seeds.handles`. sample_P, node_P: places in the two lists."""
+
+    op: str
+    samples: list[bytes]
+    until_S: Array
+    nodes: list[bytes]
+    sample_P: Array
+    node_P: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hoods:
+    """The nodes of samples in two sets, to the bucket of the sources: which edges are between them?
+
+    of each sample the sources in the bucket, and all targets.
+    """
+
+    edge_set: str
+    samples: list[bytes]
+    until_S: Array
+    sources: list[list[bytes]]
+    targets: list[list[bytes]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Walked:
+    """Edges of samples, to the shard of the samples. place_E: int64, the place of an edge among
+    those of its source. sample_P, edge_P: P pairs, places in the lists before."""
+
+    edge_set: str
+    samples: list[bytes]
+    source: list[bytes]
+    target: list[bytes]
+    place_E: Array
+    features: Values
+    sample_P: Array
+    edge_P: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """Nodes of samples, to the shard of the samples. sample_P, node_P: P pairs, as above."""
+
+    node_set: str
+    samples: list[bytes]
+    ids: list[bytes]
+    features: Values
+    sample_P: Array
+    node_P: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Begun:
+    """Samples, to their shard. It tells a shard without samples too that it is to be written."""
+
+    samples: list[bytes]
+    until_S: Array
+
+
+Keyed = tuple[int, Any]
+"""A key and a block. Keys are numbers of buckets and of shards."""
+
+
+def of(blocks: Iterable[Any], kind: type) -> list[Any]:
+    """The blocks of a kind."""
+    return [block for block in blocks if isinstance(block, kind)]
+
+
+def groups(key_N: Array) -> Iterator[tuple[int, Array]]:
+    """Yield each key that is there, and the places that have it."""
+    order = np.argsort(key_N, kind="stable")
+    sorted_key = key_N[order]
+    begins = np.flatnonzero(np.diff(sorted_key, prepend=-1))
+    yield from zip(
+        sorted_key[begins].tolist(), np.split(order, begins[1:]) if len(order) else [], strict=True
+    )
+
+
+def pick(values: list[bytes], places: Array) -> list[bytes]:
+    """The strings at some places."""
+    return [values[i] for i in places.tolist()]
+
+
+def numbered(values: Iterable[bytes]) -> tuple[list[bytes], dict[bytes, int]]:
+    """Strings once each, ascending, and their places."""
+    known = sorted(set(values))
+    return known, {value: n for n, value in enumerate(known)}
+
+
+def places_of(number: dict[bytes, int], values: list[bytes]) -> Array:
+    """int64: the place of each string, -1 for one that is not known."""
+    return np.fromiter((number.get(value, -1) for value in values), np.int64, len(values))
+
+
+def compact(places: Array) -> tuple[Array, Array]:
+    """The places that are used, ascending and once each, and for each use which of them it is."""
+    used, which = np.unique(places, return_inverse=True)
+    return used, which.reshape(-1).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """A file to read. kind, for a sampler: edges, nodes, seeds, or every (each row of a node set is
+    a seed)."""
+
+    kind: str
+    name: str
+    path: Path
+    one: Context | NodeSet | EdgeSet
+
+
+def read_file(file: TableFile, buckets: int) -> Iterator[Keyed]:
+    """Yield the rows of a file, cut by bucket. Raises: TFGNNError."""
+    rows = read_seeds(file.path) if file.kind == "seeds" else read_table(file.one, file.path)
+    parts: list[Rows] = []
+    for part in rows:
+        parts.append(part)
+        if sum(p.num for p in parts) >= ROWS:
+            yield from _cut(file, parts, buckets)
+            parts = []
+    if parts:
+        yield from _cut(file, parts, buckets)
+
+
+def _cut(file: TableFile, parts: list[Rows], buckets: int) -> Iterator[Keyed]:
+    """Yield blocks of rows for their buckets."""
+    assert not isinstance(file.one, Context)
+    columns = Columns(file.one, parts)
+    if file.kind == "edges":
+        check_weights(columns.weight, columns.place)
+    of_file = replace(parts[0].place, first=0)
+    row_R = np.concatenate([p.place.first + np.arange(p.num) for p in parts])
+    keys = columns.source if file.kind == "edges" else columns.ids
+    for bucket, places in groups(bucket_of(keys, buckets)):
+        ids = pick(keys, places)
+        if file.kind == "nodes":
+            features = take(columns.features, places)
+            yield bucket, NodeBlock(file.name, ids, features, of_file, row_R[places])
+        elif file.kind == "edges":
+            time = None if columns.time is None else columns.time[places]
+            weight = None if columns.weight is None else columns.weight[places]
+            features = take(columns.features, places)
+            target = pick(columns.target, places)
+            yield bucket, EdgeBlock(file.name, ids, target, time, weight, features)
+        else:
+            time = None if file.kind == "every" else columns.time
+            endless = np.full(len(ids), ENDLESS)
+            yield bucket, SeedBlock(ids, endless if time is None else time[places])
+
+
+def bucket_of(ids: list[bytes], buckets: int) -> Array:
+    """int64: the bucket of each id."""
+    return shard_of(hash_strings(ids), buckets)
+
+
+def plain_rows(file: TableFile) -> Iterator[Any]:
+    """Yield the rows of a set's file as Python's own values: (id, features), (source, target,
+    features), or features. Raises: TFGNNError."""
+    for rows in read_table(file.one, file.path):
+        columns = {name: _items(value) for name, value in rows.features.items()}
+        if isinstance(file.one, EdgeSet):
+            extra = {"#weight": rows.weight, "#time": rows.time}
+            columns |= {name: one.tolist() for name, one in extra.items() if one is not None}
+        features = [
+            dict(zip(columns, values, strict=True))
+            for values in zip(*columns.values(), strict=True)
+        ]
+        features = features or [{} for _ in range(rows.num)]
+        if rows.ids is not None:
+            yield from zip(rows.ids.tolist(), features, strict=True)
+        elif rows.source is not None and rows.target is not None:
+            yield from zip(rows.source.tolist(), rows.target.tolist(), features, strict=True)
+        else:
+            yield from features
+
+
+def _items(value: Value) -> list[Any]:
+    """The values of each row."""
+    items: list[Any] = value.tolist()
+    return items

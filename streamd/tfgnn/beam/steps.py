@@ -1,0 +1,467 @@
+"""The steps of sampling in a Beam pipeline. Each takes the blocks of one key, and yields blocks.
+
+The draws, orders and records are those of the other samplers: a bucket of edges is an `Adjacency`,
+walked by the same kernels, and a shard is put together by the same `Assembler`.
+"""
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from streamd.errors import TFGNNError
+from streamd.tfgnn.beam.blocks import (
+    Arrivals,
+    Begun,
+    EdgeBlock,
+    Held,
+    Hoods,
+    Keyed,
+    NodeBlock,
+    SeedBlock,
+    Walked,
+    bucket_of,
+    compact,
+    groups,
+    numbered,
+    of,
+    pick,
+    places_of,
+)
+from streamd.tfgnn.records.records import write_records
+from streamd.tfgnn.records.row_names import Place
+from streamd.tfgnn.records.shards import shard_paths
+from streamd.tfgnn.records.tensor import join, take
+from streamd.tfgnn.sampling.adjacency import (
+    Adjacency,
+    Graph,
+    NodeTable,
+    adjacency,
+    node_table,
+    shown_id,
+)
+from streamd.tfgnn.sampling.assembly import Assembler, is_latent
+from streamd.tfgnn.sampling.draws import Array, draw_keys, hash_strings
+from streamd.tfgnn.sampling.sampler import NONE, Found, Has, before, seed_set, walk
+from streamd.tfgnn.sampling.seeds import Seeds, name_samples, shard_of
+from streamd.tfgnn.sampling.spec import SamplingOp, SamplingSpec
+from streamd.tfgnn.sampling.tables_graph import whole
+from streamd.tfgnn.schema.schema import GraphSchema
+
+Missing = dict[tuple[str, bool], set[bytes]]
+"""Ids of nodes without a row. Key: node set, and whether seeds (True) or edges name them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """Parameters of all steps. has: the columns of each edge set. run_id: part of the names of
+    scratch files."""
+
+    schema: GraphSchema
+    spec: SamplingSpec
+    has: Mapping[str, Has]
+    seed: int
+    is_timed: bool
+    buckets: int
+    output: Path
+    run_id: str
+
+    @property
+    def num_shards(self) -> int:
+        """How many files are written."""
+        return len(shard_paths(self.output))
+
+    def node_set_of(self, op: str) -> str:
+        """The node set that an operation ends at."""
+        for one in self.spec.sampling_ops:
+            if one.op_name == op:
+                return self.schema.edge_sets[one.edge_set_name].target
+        return seed_set(self.spec)
+
+    def write_missing(self, bucket: int, missing: Missing) -> None:
+        """Write the nodes of a bucket that have no row to a scratch file for the driver. A bucket
+        that is joined twice counts once."""
+        found = [[*of, len(ids), shown_id(min(ids))] for of, ids in missing.items() if ids]
+        if found:
+            path = self.output.with_name(f".{self.run_id}.missing-{bucket}")
+            scratch = path.with_name(f".{self.run_id}.{uuid.uuid4().hex}")
+            scratch.write_text(json.dumps(found))
+            scratch.replace(path)
+
+    def read_missing(self) -> list[tuple[str, bool, int, str]]:
+        """Per node set and kind: its name, whether seeds name the nodes, the number without a row,
+        and one id."""
+        counts: dict[tuple[str, bool], tuple[int, str]] = {}
+        for path in sorted(self.output.parent.glob(f".{self.run_id}.missing-*")):
+            for name, is_seed, count, example in json.loads(path.read_text()):
+                before, first = counts.get((name, is_seed), (0, example))
+                counts[name, is_seed] = before + count, first
+        return [(*of, *found) for of, found in sorted(counts.items())]
+
+
+def levels(spec: SamplingSpec) -> list[list[SamplingOp]]:
+    """The operations that can run at once, level by level."""
+    level = {spec.seed_op.op_name: -1}
+    found: list[list[SamplingOp]] = []
+    for op in spec.sampling_ops:
+        level[op.op_name] = 1 + max(level[name] for name in op.input_op_names)
+        found += [[]] * (level[op.op_name] + 1 - len(found))
+        found[level[op.op_name]] = [*found[level[op.op_name]], op]
+    return found
+
+
+def no_samples(plan: Plan) -> Iterator[Keyed]:
+    """Yield for each shard that it is to be written."""
+    for shard in range(plan.num_shards):
+        yield shard, Begun([], NONE)
+
+
+def name_seeds(bucket: Keyed, plan: Plan) -> Iterator[Keyed]:
+    """Make samples of seeds; pass all other blocks on."""
+    key, blocks = bucket[0], list(bucket[1])
+    yield from ((key, block) for block in blocks if not isinstance(block, SeedBlock))
+    rows = of(blocks, SeedBlock)
+    if not rows:
+        return
+    ids = [id for block in rows for id in block.ids]
+    seeds = name_samples(ids, np.concatenate([block.times for block in rows]).tolist())
+    handles = seeds.handles
+    nodes, number = numbered(seeds.seed_ids)
+    arrived = places_of(number, seeds.seed_ids)
+    op = plan.spec.seed_op.op_name
+    yield (
+        key,
+        Arrivals(op, handles, seeds.until_S, nodes, np.arange(len(handles)), arrived),
+    )
+
+
+def expand(bucket: Keyed, plan: Plan, ops: list[SamplingOp]) -> Iterator[Keyed]:
+    """Run the operations of a level at the nodes of a bucket, whose edges are here; pass on what
+    came before. Raises: TFGNNError for a weight that is none."""
+    key, blocks = bucket[0], list(bucket[1])
+    yield from ((key, block) for block in blocks if not isinstance(block, EdgeBlock))
+    arrivals = of(blocks, Arrivals)
+    made: dict[str, _Edges] = {}
+    for op in ops:
+        came = [block for block in arrivals if block.op in op.input_op_names]
+        name = op.edge_set_name
+        rows = [block for block in of(blocks, EdgeBlock) if block.edge_set == name]
+        if not came or not rows:
+            continue
+        if name not in made:
+            made[name] = _Edges(rows, plan, name)
+        edges = made[name]
+        samples, until_S, sample_R, node_R = _pairs(came, edges.source_number)
+        node_hash = hash_strings(edges.sources)
+        keys = draw_keys(plan.seed, op.op_name, hash_strings(samples)[sample_R], node_hash[node_R])
+        taken = np.zeros(edges.adjacency.most, np.uint8)
+        edge, num_R = walk(op, edges.adjacency, node_R, until_S[sample_R], keys, taken)
+        sample = np.repeat(sample_R, num_R)
+
+        # Where they go on from, and what they are.
+        target = edges.adjacency.target_E[edge]
+        yield from _arrivals(plan, op.op_name, samples, until_S, edges.targets, sample, target)
+        yield from edges.walked(plan, samples, sample, edge)
+
+
+class _Edges:
+    """The edges of a bucket, as a sampler walks them."""
+
+    def __init__(self, rows: list[EdgeBlock], plan: Plan, name: str) -> None:
+        source = [id for block in rows for id in block.source]
+        target = [id for block in rows for id in block.target]
+        self.name = name
+        self.sources, self.source_number = numbered(source)
+        self.targets, self.target_number = numbered(target)
+        places = [f"Edge set {name!r}"] * len(rows)
+        self.adjacency = adjacency(
+            places_of(self.source_number, source),
+            places_of(self.target_number, target),
+            len(self.sources),
+            time_E=whole([block.time for block in rows], np.int64, "#time", places),
+            weight_E=whole([block.weight for block in rows], np.float32, "#weight", places),
+            features=join([block.features for block in rows]),
+            types=plan.schema.edge_sets[name].features,
+            place=lambda e: f"Edge set {name!r}, edge {e} of a bucket",
+        )
+        has = Has(self.adjacency.weight_E is not None, self.adjacency.time_E is not None)
+        if has != plan.has[name]:
+            # Only another bucket has rows with the column.
+            raise TFGNNError(
+                f"Edge set {name!r}: some files have #weight or #time and some have none.",
+                "write it in all of them.",
+            )
+
+    def walked(
+        self, plan: Plan, samples: list[bytes], sample: Array, edge: Array
+    ) -> Iterator[Keyed]:
+        """Yield edges of samples for their shards."""
+        table = self.adjacency
+        shard_S = shard_of(hash_strings(samples), plan.num_shards)
+        for shard, places in groups(shard_S[sample]):
+            have, sample_P = compact(sample[places])
+            edges, edge_P = compact(edge[places])
+            yield (
+                shard,
+                Walked(
+                    self.name,
+                    pick(samples, have),
+                    pick(self.sources, table.source_E[edges]),
+                    pick(self.targets, table.target_E[edges]),
+                    edges - table.start_N[table.source_E[edges]],
+                    take(table.features, table.row_E[edges]),
+                    sample_P,
+                    edge_P,
+                ),
+            )
+
+
+def _pairs(
+    came: list[Arrivals], number: dict[bytes, int]
+) -> tuple[list[bytes], Array, Array, Array]:
+    """The samples and their times, and the pairs of sample and node, each once, of nodes that have
+    a number."""
+    samples, sample_number = numbered(id for block in came for id in block.samples)
+    until_S = np.empty(len(samples), np.int64)
+    joined = []
+    for block in came:
+        place_S = places_of(sample_number, block.samples)
+        until_S[place_S] = block.until_S
+        node = places_of(number, block.nodes)[block.node_P]
+        known = node >= 0
+        joined.append(place_S[block.sample_P][known] * max(len(number), 1) + node[known])
+    pairs = np.unique(np.concatenate(joined))
+    return samples, until_S, pairs // max(len(number), 1), pairs % max(len(number), 1)
+
+
+def _arrivals(
+    plan: Plan,
+    op: str,
+    samples: list[bytes],
+    until_S: Array,
+    nodes: list[bytes],
+    sample: Array,
+    node: Array,
+) -> Iterator[Keyed]:
+    """Yield nodes that samples came to for their buckets."""
+    bucket_N = bucket_of(nodes, plan.buckets)
+    for bucket, places in groups(bucket_N[node]):
+        have, sample_P = compact(sample[places])
+        came, node_P = compact(node[places])
+        block = Arrivals(
+            op, pick(samples, have), until_S[have], pick(nodes, came), sample_P, node_P
+        )
+        yield bucket, block
+
+
+def by_sample(keyed: Keyed, plan: Plan) -> Iterator[Keyed]:
+    """Send an arrival to a key of its samples instead of its nodes; pass any other block on."""
+    block = keyed[1]
+    if not isinstance(block, Arrivals):
+        yield keyed
+        return
+    key_S = bucket_of(block.samples, plan.buckets)
+    for key, places in groups(key_S[block.sample_P]):
+        have, sample_P = compact(block.sample_P[places])
+        came, node_P = compact(block.node_P[places])
+        samples, nodes = pick(block.samples, have), pick(block.nodes, came)
+        yield key, Arrivals(block.op, samples, block.until_S[have], nodes, sample_P, node_P)
+
+
+def ask_between(bucket: Keyed, plan: Plan, edge_sets: list[str]) -> Iterator[Keyed]:
+    """Ask for all edges between the nodes of a sample; send arrivals back to their nodes."""
+    nodes: dict[tuple[bytes, str], set[bytes]] = {}
+    until: dict[bytes, int] = {}
+    for block in bucket[1]:
+        if not isinstance(block, Arrivals):
+            if not isinstance(block, Walked):
+                yield bucket[0], block
+            continue
+        name = plan.node_set_of(block.op)
+        until.update(zip(block.samples, block.until_S.tolist(), strict=True))
+        for sample, node in zip(block.sample_P.tolist(), block.node_P.tolist(), strict=True):
+            nodes.setdefault((block.samples[sample], name), set()).add(block.nodes[node])
+        pairs = block.samples, block.until_S, block.nodes, block.sample_P, block.node_P
+        yield from _arrivals(plan, block.op, *pairs)
+
+    asked: dict[tuple[int, str], list[tuple[bytes, list[bytes], list[bytes]]]] = {}
+    for edge_set in edge_sets:
+        one = plan.schema.edge_sets[edge_set]
+        for sample in until:
+            source = sorted(nodes.get((sample, one.source), ()))
+            target = sorted(nodes.get((sample, one.target), ()))
+            if not source or not target:
+                continue
+            for key, places in groups(bucket_of(source, plan.buckets)):
+                one_of = sample, pick(source, places), target
+                asked.setdefault((key, edge_set), []).append(one_of)
+    for (key, edge_set), found in asked.items():
+        times = np.array([until[sample] for sample, _, _ in found], np.int64)
+        samples, sources, targets = (list(part) for part in zip(*found, strict=True))
+        yield key, Hoods(edge_set, samples, times, sources, targets)
+
+
+def between(bucket: Keyed, plan: Plan) -> Iterator[Keyed]:
+    """Answer which edges are between the nodes of samples; pass all else on."""
+    key, blocks = bucket[0], list(bucket[1])
+    asked: dict[str, list[Hoods]] = {}
+    for block in blocks:
+        if isinstance(block, Hoods):
+            asked.setdefault(block.edge_set, []).append(block)
+        elif not isinstance(block, EdgeBlock):
+            yield key, block
+    for name, hoods in asked.items():
+        rows = [block for block in of(blocks, EdgeBlock) if block.edge_set == name]
+        if not rows:
+            continue
+        edges = _Edges(rows, plan, name)
+        for block in hoods:
+            for s, sample in enumerate(block.samples):
+                source = places_of(edges.source_number, block.sources[s])
+                source = source[source >= 0]
+                num_R = before(edges.adjacency, source, np.full(len(source), block.until_S[s]))
+                first = np.repeat(edges.adjacency.start_N[source], num_R)
+                skipped = np.repeat(np.cumsum(num_R) - num_R, num_R)
+                edge = first + np.arange(len(first)) - skipped
+                targets = places_of(edges.target_number, block.targets[s])
+                edge = edge[np.isin(edges.adjacency.target_E[edge], targets)]
+                yield from edges.walked(plan, [sample], np.zeros(len(edge), np.int64), edge)
+
+
+def join_rows(bucket: Keyed, plan: Plan) -> Iterator[Keyed]:
+    """Give the nodes that samples came to their rows, and send them to the shards of the samples.
+    Raises: TFGNNError for an id that a table has twice."""
+    key, blocks = bucket[0], list(bucket[1])
+    came: dict[str, list[Arrivals]] = {}
+    missing: Missing = {}
+    for block in blocks:
+        if isinstance(block, Arrivals):
+            came.setdefault(plan.node_set_of(block.op), []).append(block)
+            if block.op == plan.spec.seed_op.op_name:
+                shard_S = shard_of(hash_strings(block.samples), plan.num_shards)
+                for shard, places in groups(shard_S):
+                    yield shard, Begun(pick(block.samples, places), block.until_S[places])
+        elif not isinstance(block, NodeBlock):
+            yield key, block
+    for name, node_set in plan.schema.node_sets.items():
+        rows = [block for block in of(blocks, NodeBlock) if block.node_set == name]
+        arrivals = came.get(name, [])
+        ids = [id for block in rows for id in block.ids]
+        others = {id for block in arrivals for id in block.nodes} if is_latent(node_set) else set()
+        table = node_table(ids, others, join([block.features for block in rows]), _row_places(rows))
+        if not arrivals:
+            continue
+        for block in arrivals:
+            is_seed = block.op == plan.spec.seed_op.op_name
+            missing.setdefault((name, is_seed), set()).update(
+                set(block.nodes) - table.number.keys()
+            )
+        samples, _, sample, node = _pairs(arrivals, dict(table.number))
+        shard_S = shard_of(hash_strings(samples), plan.num_shards)
+        for shard, places in groups(shard_S[sample]):
+            have, sample_P = compact(sample[places])
+            nodes, node_P = compact(node[places])
+            features = {} if is_latent(node_set) else take(table.features, table.row_N[nodes])
+            held = pick(samples, have), pick(table.ids, nodes), features
+            yield shard, Held(name, *held, sample_P, node_P)
+    plan.write_missing(key, missing)
+
+
+def _row_places(rows: list[NodeBlock]) -> Place:
+    """A function that names a row of concatenated blocks."""
+    parts = [(block.file, block.row_R.tolist()) for block in rows]
+    return lambda at: [file(row) for file, numbers in parts for row in numbers][at]
+
+
+def write_shard(shard: Keyed, plan: Plan) -> Iterator[int]:
+    """Write the records of a shard: under a name of its own, synced and then renamed, so that a
+    shard that is written twice is one file. Yields: how many records."""
+    number, blocks = shard[0], list(shard[1])
+    handles, until = [], []
+    for block in of(blocks, Begun):
+        handles += block.samples
+        until += block.until_S.tolist()
+    seeds = Seeds.of_handles(handles, np.array(until, np.int64)).sorted()
+    place = {handle: s for s, handle in enumerate(seeds.handles)}
+
+    node_sets: dict[str, NodeTable] = {}
+    nodes: dict[str, tuple[Array, Array]] = {}
+    for name in plan.schema.node_sets:
+        held = [block for block in of(blocks, Held) if block.node_set == name]
+        node_sets[name] = table = _table_of(held)
+        if held:
+            pairs = [(b.samples, b.ids, b.sample_P, b.node_P) for b in held]
+            nodes[name] = _joined(pairs, place, dict(table.number))
+    if seed_set(plan.spec) not in nodes:
+        nodes[seed_set(plan.spec)] = NONE, NONE
+    edge_sets, edges = {}, {}
+    for name, one in plan.schema.edge_sets.items():
+        walked = [block for block in of(blocks, Walked) if block.edge_set == name]
+        if walked:
+            ends = node_sets[one.source], node_sets[one.target]
+            edge_sets[name], edges[name] = _edges_of(walked, place, *ends)
+
+    latent = frozenset(n for n, s in plan.schema.node_sets.items() if is_latent(s))
+    graph = Graph(node_sets=node_sets, edge_sets=edge_sets, latent=latent)
+    assembler = Assembler(graph, plan.schema, seed_set(plan.spec), plan.is_timed)
+    path = shard_paths(plan.output)[number]
+    scratch = path.with_name(f".{plan.run_id}.{uuid.uuid4().hex}-{path.name}")
+    count = write_records(scratch, assembler.records(Found(seeds=seeds, nodes=nodes, edges=edges)))
+    scratch.replace(path)
+    yield count
+
+
+def _table_of(held: list[Held]) -> NodeTable:
+    """The nodes of a shard, each once."""
+    ids = [id for block in held for id in block.ids]
+    row = {id: r for r, id in enumerate(ids)}
+    known = sorted(row)
+    rows = np.array([row[id] for id in known], np.int64)
+    features = take(join([block.features for block in held]), rows)
+    return node_table(known, set(), features, "node {} of a shard".format)
+
+
+def _joined(
+    pairs: list[tuple[list[bytes], Any, Array, Array]],
+    sample_number: dict[bytes, int],
+    number: dict[Any, int],
+) -> tuple[Array, Array]:
+    """The pairs of several blocks, ascending and each once."""
+    found = []
+    for samples, things, sample_P, thing_P in pairs:
+        sample = places_of(sample_number, samples)[sample_P]
+        thing = np.fromiter((number[t] for t in things), np.int64, len(things))[thing_P]
+        found.append(sample * len(number) + thing)
+    joined = np.unique(np.concatenate(found))
+    return joined // max(len(number), 1), joined % max(len(number), 1)
+
+
+def _edges_of(
+    walked: list[Walked], place: dict[bytes, int], sources: NodeTable, targets: NodeTable
+) -> tuple[Adjacency, tuple[Array, Array]]:
+    """The edges of a shard, each once, and the pairs of samples and edges whose nodes are there."""
+    things = [list(zip(b.source, b.place_E.tolist(), b.target, strict=True)) for b in walked]
+    row = {edge: r for r, edge in enumerate(edge for block in things for edge in block)}
+    known = sorted(edge for edge in row if edge[0] in sources.number and edge[2] in targets.number)
+    number = {edge: n for n, edge in enumerate(known)}
+    table = Adjacency(
+        start_N=NONE,
+        source_E=np.array([sources.number[source] for source, _, _ in known], np.int64),
+        target_E=np.array([targets.number[target] for _, _, target in known], np.int64),
+        row_E=np.array([row[edge] for edge in known], np.int64),
+        time_E=None,
+        weight_E=None,
+        features=join([block.features for block in walked]),
+    )
+    pairs = []
+    for block, edges in zip(walked, things, strict=True):
+        thing = np.fromiter((number.get(e, -1) for e in edges), np.int64, len(edges))
+        kept = thing[block.edge_P] >= 0
+        sample = places_of(place, block.samples)[block.sample_P][kept]
+        pairs.append(sample * max(len(known), 1) + thing[block.edge_P][kept])
+    joined = np.unique(np.concatenate(pairs))
+    return table, (joined // max(len(known), 1), joined % max(len(known), 1))

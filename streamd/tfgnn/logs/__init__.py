@@ -1,0 +1,1 @@
+"""A log as tables, graph and samples, and tables as events of a log."""

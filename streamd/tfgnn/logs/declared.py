@@ -1,0 +1,295 @@
+"""The sets of a log with their features by name, and the GraphSchema that says the same.
+
+What a GraphSchema cannot say (the order of sets and features, categories, places of a hash, values
+that stand for missing ones) goes into the `extra` of a set's metadata, from which
+`schema_settings` reads it back.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from streamd.errors import TFGNNError
+from streamd.schema import DEFAULT_SET, Schema
+from streamd.settings.loading import Settings, edge_sets, node_sets, schema_of, with_schema
+from streamd.settings.sets import FeatureSettings, SetSettings, shown, text_of
+from streamd.tfgnn.schema.schema import (
+    TYPES,
+    EdgeSet,
+    Feature,
+    GraphSchema,
+    Metadata,
+    NodeSet,
+)
+
+ID, TIME = "#id", "#time"
+"""Features of every node set and of every edge set: key, and event time in microseconds."""
+PLACE, FEATURES, WIDTH = "streamd.place", "streamd.features", "streamd.width"
+"""Keys of a set's metadata: its number, its declared features as JSON in their order, or the width
+of features that have no names."""
+UNIT, KEYS, REVERSE_OF = "streamd.time_unit", "streamd.keys", "streamd.reverse_of"
+"""Keys of a set's metadata: the unit of `#time`, how ids stand for keys (`node_keys`), and of which
+edge set this one is the reverse."""
+UNNAMED = "features"
+"""The feature that holds all numbers of a set whose features have no names."""
+KEY = Feature(dtype=TYPES["DT_STRING"], description="key of the node")
+EVENT_TIME = Feature(dtype=TYPES["DT_INT64"], description="event time, microseconds since 1970")
+NUMBER = Feature(dtype=TYPES["DT_FLOAT"])
+TAKEN = {"node set": (ID, "#size"), "edge set": (TIME, "#size", "#source", "#target")}
+"""Names of columns that tables have for themselves."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeclaredSet:
+    """A set of a log.
+
+    number: its place. features: in the order in which they lie in the log; those without names are
+    one, UNNAMED. is_named: False where that is so because `stream` has their width alone. columns:
+    where they lie in a row of features of the log. source, target: of an edge set, its node sets.
+    """
+
+    name: str
+    number: int
+    features: Mapping[str, FeatureSettings]
+    is_named: bool
+    columns: slice
+    source: str = ""
+    target: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Declared:
+    """The sets of a log by name, in the order of their numbers. schema: of the log."""
+
+    schema: Schema
+    node_sets: Mapping[str, DeclaredSet]
+    edge_sets: Mapping[str, DeclaredSet]
+
+
+def declared_sets(settings: Settings, of_log: Schema | None = None) -> Declared:
+    """The sets that a log has, or that the settings declare where there is no log.
+
+    of_log: of the log, None where there is none. A log that knows no names has them of the settings
+    where these have its widths; else all features of a set are one vector.
+    """
+    schema = schema_of(settings) if of_log is None else of_log
+    if of_log is not None and of_log.is_declared:
+        settings = with_schema(settings, of_log)
+    nodes: Mapping[str, SetSettings] = node_sets(settings)
+    edges: Mapping[str, SetSettings] = edge_sets(settings)
+    if of_log is not None and _sets_of(schema_of(settings)) != _sets_of(of_log):
+        nodes = {name: SetSettings() for name in of_log.node_set_names}
+        edges = {name: SetSettings() for name in of_log.edge_set_names}
+    names = schema.node_set_names
+    found = {}
+    for number, (name, edge_set) in enumerate(edges.items()):
+        ends = schema.ends_of(number)
+        columns = schema.edge_columns(number)
+        found[name] = _set(
+            name, number, edge_set, columns, len(edges) == 1, *(names[end] for end in ends)
+        )
+    return Declared(
+        schema=schema,
+        node_sets={
+            name: _set(name, number, node_set, schema.node_columns(number), len(nodes) == 1)
+            for number, (name, node_set) in enumerate(nodes.items())
+        },
+        edge_sets=found,
+    )
+
+
+def as_numbers(declared: Declared) -> Declared:
+    """The same sets with all features of each as one vector, whatever they are declared as."""
+
+    def of(sets: Mapping[str, DeclaredSet]) -> dict[str, DeclaredSet]:
+        found = {}
+        for name, one in sets.items():
+            width = one.columns.stop - one.columns.start
+            vector = {UNNAMED: FeatureSettings(vector=width)} if width else {}
+            found[name] = replace(one, features=vector)
+        return found
+
+    return Declared(
+        schema=declared.schema,
+        node_sets=of(declared.node_sets),
+        edge_sets=of(declared.edge_sets),
+    )
+
+
+def _sets_of(schema: Schema) -> tuple[Any, ...]:
+    """Names, ends and widths of the sets of a schema."""
+    ends = [schema.ends_of(n) for n in range(schema.num_edge_sets)]
+    columns = str((schema.all_edge_columns, schema.all_node_columns))
+    return schema.node_set_names, schema.edge_set_names, ends, columns
+
+
+def _set(
+    name: str,
+    number: int,
+    one: SetSettings,
+    columns: slice,
+    is_only: bool,
+    source: str = "",
+    target: str = "",
+) -> DeclaredSet:
+    """A set with its features; those without names are one vector."""
+    features = dict(one.features)
+    width = columns.stop - columns.start
+    has_no_names = bool(width) and not features
+    if has_no_names:
+        features = {UNNAMED: FeatureSettings(vector=width)}
+    return DeclaredSet(
+        name=name,
+        number=number,
+        features=features,
+        is_named=not (has_no_names and is_only and name == DEFAULT_SET),
+        columns=columns,
+        source=source,
+        target=target,
+    )
+
+
+def feature_type(declared: FeatureSettings) -> Feature:
+    """The type that a declared feature has in tables and samples, with its kind in words."""
+    if declared.categories is not None:
+        texts = [text_of(c) for c in declared.categories]
+        other, nothing = other_text(declared), nothing_text(declared)
+        words = f"one of {shown(texts)}; {other!r} is any other, {nothing!r} none"
+        return Feature(dtype=KEY.dtype, description=words)
+    if declared.hash is not None:
+        words = f"place of a text among {declared.hash}, by its CRC32C; -1 is none"
+        return Feature(dtype=EVENT_TIME.dtype, description=words)
+    if declared.vector is not None:
+        return Feature(dtype=NUMBER.dtype, shape=(declared.vector,))
+    return Feature(dtype=TYPES["DT_BOOL"]) if declared.type == "bool" else NUMBER
+
+
+def other_text(declared: FeatureSettings) -> str:
+    """What stands for a text that is no category."""
+    return _free("other", declared)
+
+
+def nothing_text(declared: FeatureSettings) -> str:
+    """What stands for no text at all, as of a node without features."""
+    is_free = "" not in {text_of(c) for c in declared.categories or ()}
+    return "" if is_free else _free("none", declared)
+
+
+def _free(word: str, declared: FeatureSettings) -> str:
+    """The word, with as many _ behind it as make it no category."""
+    texts = {text_of(c) for c in declared.categories or ()}
+    while word in texts:
+        word += "_"
+    return word
+
+
+def reverse_names(declared: Declared) -> dict[str, str]:
+    """The name of the reverse of each edge set."""
+    found: dict[str, str] = {}
+    for edge_set in declared.edge_sets:
+        name = f"rev_{edge_set}"
+        while name in declared.edge_sets or name in found.values():
+            name = f"rev_{name}"
+        found[edge_set] = name
+    return found
+
+
+def graph_schema(declared: Declared, reverse: Collection[str] = ()) -> GraphSchema:
+    """The schema of a log's graph.
+
+    reverse: names of edge sets whose reverse is there too, as sampling goes from sources to targets
+    only. Raises: TFGNNError where a feature has the name of a column of tables.
+    """
+    edges: dict[str, EdgeSet] = {}
+    reversed_as = reverse_names(declared)
+    for name, one in declared.edge_sets.items():
+        features = {TIME: EVENT_TIME, **_features(one, "edge set")}
+        extra = (*_notes(one), (UNIT, "us"))
+        edges[name] = EdgeSet(
+            source=one.source,
+            target=one.target,
+            features=features,
+            metadata=Metadata(extra=extra),
+        )
+        if name in reverse:
+            extra = (("edge_type", "reversed"), (REVERSE_OF, name), (UNIT, "us"))
+            edges[reversed_as[name]] = EdgeSet(
+                source=one.target,
+                target=one.source,
+                features=features,
+                metadata=Metadata(extra=extra),
+            )
+    nodes = {
+        name: NodeSet(
+            features={ID: KEY, **_features(one, "node set")}, metadata=Metadata(extra=_notes(one))
+        )
+        for name, one in declared.node_sets.items()
+    }
+    return GraphSchema(node_sets=nodes, edge_sets=edges)
+
+
+def _features(one: DeclaredSet, kind: str) -> dict[str, Feature]:
+    """The types of a set's features. Raises: TFGNNError."""
+    for name in one.features:
+        if name in TAKEN[kind]:
+            raise TFGNNError(
+                f"The feature {name!r} of {kind} {one.name!r} has the name of a column of tables.",
+                "rename it in the settings.",
+            )
+    return {name: feature_type(feature) for name, feature in one.features.items()}
+
+
+def _notes(one: DeclaredSet) -> tuple[tuple[str, str], ...]:
+    """What the schema of a set cannot say, as metadata."""
+    notes = [(PLACE, str(one.number))]
+    if not one.is_named:
+        return (*notes, (WIDTH, str(one.columns.stop - one.columns.start)))
+    if one.features:
+        plain = {name: plain_feature(feature) for name, feature in one.features.items()}
+        notes.append((FEATURES, json.dumps(plain, ensure_ascii=False)))
+    return tuple(notes)
+
+
+def plain_feature(feature: FeatureSettings) -> Any:
+    """A declaration as settings have it: a word, or a mapping."""
+    fields = feature.model_dump(mode="json", exclude_defaults=True)
+    return fields["type"] if list(fields) == ["type"] else fields
+
+
+def note(one: NodeSet | EdgeSet, key: str) -> str | None:
+    """A value of a set's metadata, None where it has none."""
+    return dict(one.metadata.extra).get(key) if one.metadata is not None else None
+
+
+def noted_features(one: NodeSet | EdgeSet, place: str) -> dict[str, FeatureSettings]:
+    """The features that a set's metadata tells of. Raises: TFGNNError."""
+    text = note(one, FEATURES)
+    if text is None:
+        return {}
+    try:
+        return {
+            name: FeatureSettings.model_validate(value) for name, value in json.loads(text).items()
+        }
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise TFGNNError(
+            f"{FEATURES} of {place} cannot be read: {str(error).splitlines()[0]}.",
+            "correct it, or remove it from the metadata.",
+        ) from None
+
+
+def forward_twin(name: str, schema: GraphSchema) -> str | None:
+    """The edge set that a reversed one is the reverse of, None where it stands for itself."""
+    one = schema.edge_sets[name]
+    if one.metadata is None or not one.metadata.is_reversed:
+        return None
+    told = note(one, REVERSE_OF)
+    for other, forward in schema.edge_sets.items():
+        if (forward.source, forward.target) != (one.target, one.source):
+            continue
+        if forward.metadata is not None and forward.metadata.is_reversed:
+            continue
+        file = forward.metadata.filename if forward.metadata is not None else ""
+        if other == told or (told is None and file and file == one.metadata.filename):
+            return other
+    return None

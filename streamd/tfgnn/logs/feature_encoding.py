@@ -1,0 +1,189 @@
+"""The numbers that a log has of the features of tables."""
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+
+from streamd.decode.checks import FLOAT32_MAX
+from streamd.decode.encoding import Feature
+from streamd.decode.rounding import NOTHING, count_rounded
+from streamd.errors import BadEvent, TFGNNError
+from streamd.events import Float32
+from streamd.settings.sets import FeatureSettings, nearest_of, text_of
+from streamd.tfgnn.logs.declared import DeclaredSet, noted_features, nothing_text
+from streamd.tfgnn.records.row_names import Place
+from streamd.tfgnn.records.tensor import Ragged, Value
+from streamd.tfgnn.sampling.draws import Array
+from streamd.tfgnn.schema import schema as peer
+from streamd.tfgnn.tables.reading import WEIGHT, Rows
+
+WEIGHTS = (WEIGHT, "weight")
+"""Features of edges that an undeclared column of weights fills."""
+
+
+class Encoder:
+    """Reads the features of a table's rows as the numbers of a declared set.
+
+    left_out: columns, including weights, that the settings do not declare. rounded: the values
+    rounded so far.
+    """
+
+    def __init__(
+        self,
+        one: DeclaredSet,
+        its: peer.NodeSet | peer.EdgeSet,
+        kind: str,
+        own: Collection[str],
+    ) -> None:
+        """one: the declared set. its: that of the table's schema. own: columns that are no
+        features. Raises: TFGNNError where a feature has no column, or one of another type."""
+        self._one = one
+        self.rounded = NOTHING
+        place = f"{kind} {one.name!r}"
+        told = noted_features(its, place)
+        # A log keeps the place of a text and not the text, and so do tables made of a log.
+        self._is_ours = {
+            n for n, f in told.items() if n in one.features and _is_same(f, one.features[n])
+        }
+        self._features = {n: Feature(n, f) for n, f in one.features.items()}
+        self._types = its.features
+        self.left_out = [n for n in its.features if n not in one.features and n not in own]
+        self._takes_weights = kind == "edge set" and any(n in one.features for n in WEIGHTS)
+        for name, declared in one.features.items():
+            if name in its.features:
+                is_place = name in told and told[name].hash is not None
+                if not takes(declared, its.features[name]) or (
+                    is_place and declared.type != "number" and name not in self._is_ours
+                ):
+                    raise TFGNNError(
+                        f"{place}: feature {name!r} is {_words(its.features[name])} in the schema, "
+                        f"the settings declare {declared.words}.",
+                        "correct one of them.",
+                    )
+            elif not (self._takes_weights and name in WEIGHTS) and declared.missing is None:
+                raise TFGNNError(
+                    f"{place}: the schema has no feature {name!r}, and no `missing` stands for it"
+                    f"{nearest_of(name, its.features)}.",
+                    "add the column, or declare `missing`.",
+                )
+
+    def numbers(self, rows: Rows, place: Place) -> Float32:
+        """float32[R, width]: the features of some rows. Raises: TFGNNError naming a row."""
+        if rows.weight is not None and not self._takes_weights and WEIGHT not in self.left_out:
+            self.left_out.append(WEIGHT)
+        parts = [np.empty((rows.num, 0), np.float32)]
+        for name, declared in self._one.features.items():
+            value: Value | None = rows.features.get(name)
+            if name not in self._types:
+                value = rows.weight if name in WEIGHTS else None
+            if value is None and declared.missing is None:
+                raise TFGNNError(f"{place(0)}: the table has no column {name!r}.", "add it.")
+            parts.append(self._numbers(name, declared, value, rows.num, place))
+        return np.concatenate(parts, axis=1)
+
+    def _numbers(
+        self, name: str, declared: FeatureSettings, value: Value | None, num: int, place: Place
+    ) -> Float32:
+        """float32[R, its width]: one feature of the rows. Raises: TFGNNError."""
+        assert not isinstance(value, Ragged), "no declared feature takes a ragged one"
+        if value is None:
+            return self._by_value(name, [None] * num, place)
+        column = np.asarray(value).reshape(num, -1)
+        if declared.vector is not None or declared.type is not None:
+            numbers = _checked(name, declared, column, place)
+            self.rounded += count_rounded(column, [name] * declared.width)
+            return numbers
+        if declared.hash is not None and name in self._is_ours and column.dtype.kind == "i":
+            return _at_places(name, declared.hash, column[:, 0], place)
+        plain: list[Any] = column[:, 0].tolist()
+        if column.dtype == object:
+            # An empty cell is a missing value, as in every table.
+            nothing = nothing_text(declared) if name in self._is_ours else ""
+            known = {text_of(c) for c in declared.categories or ()}
+            texts = [_text(name, value, row, place) for row, value in enumerate(plain)]
+            plain = [None if t == nothing and t not in known else t for t in texts]
+        if name not in self._is_ours:
+            return self._by_value(name, plain, place)
+        # A table made of a log says so where there is no value at all.
+        out = np.zeros((num, declared.width), np.float32)
+        there = [row for row, text in enumerate(plain) if text is not None]
+        out[there] = self._by_value(name, [plain[row] for row in there], place)
+        return out
+
+    def _by_value(self, name: str, values: list[Any], place: Place) -> Float32:
+        """The numbers of values as events may have them. Raises: TFGNNError naming a row."""
+        feature = self._features[name]
+        column = feature.column(values) if values else np.zeros((0, feature.width))
+        if column is None:
+            for row, value in enumerate(values):
+                try:
+                    feature.one(value, "")
+                except BadEvent as error:
+                    raise TFGNNError(f"{place(row)}: {error}.", "correct it.") from None
+            raise AssertionError("a column is refused only where a value is")
+        return column.astype(np.float32)
+
+
+def takes(declared: FeatureSettings, feature: peer.Feature) -> bool:
+    """Whether a declared feature can be filled from one of a schema."""
+    is_scalar = feature.shape in ((), (1,))
+    if declared.categories is not None or declared.hash is not None:
+        return is_scalar and feature.dtype.wire != "float"
+    if feature.dtype.wire == "bytes" or feature.ragged_dims:
+        return False
+    if declared.vector is not None:
+        return math.prod(size or 0 for size in feature.shape) == declared.vector
+    return is_scalar and (declared.type == "number" or feature.dtype.wire == "int64")
+
+
+def _is_same(a: FeatureSettings, b: FeatureSettings) -> bool:
+    """Whether two declarations have the same places, whatever stands for a missing value."""
+    return (a.categories, a.hash) == (b.categories, b.hash)
+
+
+def _checked(name: str, declared: FeatureSettings, column: Array, place: Place) -> Float32:
+    """Numbers of a log. Raises: TFGNNError naming the first row that has another."""
+    numbers = column.astype(np.float64)
+    wrong = ~(np.abs(numbers) <= FLOAT32_MAX)
+    if declared.type == "bool":
+        wrong |= (numbers != 0) & (numbers != 1)
+    if wrong.any():
+        row = int(np.flatnonzero(wrong.any(1))[0])
+        words = "0 or 1" if declared.type == "bool" else "a number of a log"
+        raise TFGNNError(
+            f"{place(row)}: feature {name!r} is {column[row].tolist()[:8]}, not {words}.",
+            "correct it.",
+        )
+    return numbers.astype(np.float32)
+
+
+def _at_places(name: str, count: int, place_R: Array, place: Place) -> Float32:
+    """A one at each place of a hash, none for -1. Raises: TFGNNError."""
+    wrong = (place_R < -1) | (place_R >= count)
+    if wrong.any():
+        row = int(np.flatnonzero(wrong)[0])
+        raise TFGNNError(
+            f"{place(row)}: feature {name!r} is {place_R[row]}, its places are 0 to {count - 1}, "
+            "and -1.",
+            "correct it.",
+        )
+    out = np.zeros((len(place_R), count), np.float32)
+    rows = np.flatnonzero(place_R >= 0)
+    out[rows, place_R[rows]] = 1
+    return out
+
+
+def _text(name: str, value: bytes, row: int, place: Place) -> str:
+    """A string as text. Raises: TFGNNError."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise TFGNNError(f"{place(row)}: feature {name!r} is not UTF-8.", "correct it.") from None
+
+
+def _words(feature: peer.Feature) -> str:
+    """A feature's type in words."""
+    shape = [-1 if size is None else size for size in feature.shape]
+    return f"{feature.dtype.name}{shape or ''}"

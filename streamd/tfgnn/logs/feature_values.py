@@ -1,0 +1,63 @@
+"""Features of tables and samples of the numbers that a log has of them."""
+
+import numpy as np
+
+from streamd.errors import TFGNNError
+from streamd.events import Float32
+from streamd.settings.sets import FeatureSettings, text_of
+from streamd.tfgnn.logs.declared import DeclaredSet, nothing_text, other_text
+from streamd.tfgnn.records.row_names import Place
+from streamd.tfgnn.sampling.draws import Array
+
+
+def to_columns(one: DeclaredSet, values_RD: Float32, place: Place) -> dict[str, Array]:
+    """The features of R rows, of the types that `declared.feature_type` gives.
+
+    values_RD: their numbers, as wide as the set's features. Raises: TFGNNError naming the first row
+    whose numbers are no value of a feature.
+    """
+    columns: dict[str, Array] = {}
+    at = 0
+    for name, declared in one.features.items():
+        part = values_RD[:, at : at + declared.width]
+        at += declared.width
+        if declared.vector is not None:
+            columns[name] = np.ascontiguousarray(part)
+        elif declared.type == "number":
+            columns[name] = np.ascontiguousarray(part[:, 0])
+        elif declared.type == "bool":
+            _refuse(~np.isin(part[:, 0], (0, 1)), name, declared, part, place)
+            columns[name] = part[:, 0] == 1
+        else:
+            columns[name] = _of_places(name, declared, part, place)
+    return columns
+
+
+def _of_places(name: str, declared: FeatureSettings, part: Float32, place: Place) -> Array:
+    """Texts or places of rows that have a one at a place, or none. Raises: TFGNNError."""
+    count_R = (part != 0).sum(1)
+    place_R: Array = part.argmax(1)
+    is_one = part[np.arange(len(part)), place_R] == 1
+    _refuse((count_R > 1) | ((count_R == 1) & ~is_one), name, declared, part, place)
+    place_R[count_R == 0] = -1
+    if declared.hash is not None:
+        return place_R
+    known = [text_of(c) for c in declared.categories or ()]
+    texts = np.empty(len(known) + 2, object)
+    # The last is what place -1 says.
+    texts[:] = [t.encode() for t in (*known, other_text(declared), nothing_text(declared))]
+    found: Array = texts[place_R]
+    return found
+
+
+def _refuse(
+    wrong_R: Array, name: str, declared: FeatureSettings, part: Float32, place: Place
+) -> None:
+    """Refuse the first row whose numbers are no value. Raises: TFGNNError."""
+    if wrong_R.any():
+        row = int(np.flatnonzero(wrong_R)[0])
+        shown = ", ".join(f"{v:g}" for v in part[row, :8].tolist())
+        raise TFGNNError(
+            f"{place(row)}: feature {name!r} is [{shown}], which is no value of {declared.words}.",
+            "give --numbers: then all features of a set are one vector.",
+        )

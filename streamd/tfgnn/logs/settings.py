@@ -1,0 +1,168 @@
+"""Settings that start a stream from a GraphSchema: its sets with their features, as YAML.
+
+A schema that `streamd tfgnn schema` wrote comes back as it was declared. Of any other, what a log
+cannot hold is left out, and a comment says so.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from streamd.errors import SettingsError, TFGNNError
+from streamd.schema import DEFAULT_SET
+from streamd.settings.loading import load_settings
+from streamd.tfgnn.logs.declared import FEATURES, PLACE, WIDTH, forward_twin
+from streamd.tfgnn.schema.schema import (
+    TYPES,
+    EdgeSet,
+    Feature,
+    GraphSchema,
+    Metadata,
+    NodeSet,
+)
+from streamd.tfgnn.tables.header import table_columns
+from streamd.tfgnn.tables.reading import WEIGHT, table_path
+
+NUMBERS = ("float32", "float64", "float16", "int8", "int16", "int32", "int64")
+"""Names of numpy types whose values are numbers of a log, which are float32."""
+HEAD = """\
+# Made from a GraphSchema: check the sets and features, then set kafka.bootstrap_servers and
+# kafka.topics, or sources for a topic in a shape of its own.
+"""
+
+
+def settings_of_schema(schema: GraphSchema, base: Path | None = None) -> str:
+    """The settings in YAML, with what was left out as comments.
+
+    base: the folder of the tables, whose headers are read for weights that the schema does not
+    declare; None to read none. Raises: TFGNNError if the schema has no edge set that a log can
+    hold, or has invalid names of sets.
+    """
+    left_out: list[str] = []
+    edges = {}
+    for name, one in schema.edge_sets.items():
+        twin = forward_twin(name, schema)
+        if twin is None:
+            edges[name] = one if base is None else _with_weight(name, one, base, left_out)
+        else:
+            left_out.append(f"edge set {name}: {twin} from target to source, which needs no set")
+    if not edges:
+        raise TFGNNError(
+            "The schema has no edge set.", "add one: a log holds events, which are edges."
+        )
+    if schema.context is not None and schema.context.features:
+        left_out.append("context: a log has none")
+
+    nodes = {
+        name: _declared(f"node set {name}", one, left_out)
+        for name, one in _in_order(schema.node_sets)
+    }
+    graph: dict[str, Any] = {"node_sets": nodes}
+    graph["edge_sets"] = {
+        name: {
+            "source": one.source,
+            "target": one.target,
+            **_declared(f"edge set {name}", one, left_out),
+        }
+        for name, one in _in_order(edges)
+    }
+    stream: dict[str, Any] = {"time_unit": "us"}
+    for kind, sets in (("node", schema.node_sets), ("edge", schema.edge_sets)):
+        width = _note(sets[DEFAULT_SET].metadata, WIDTH) if DEFAULT_SET in sets else ""
+        if width:
+            stream[f"{kind}_feature_dim"] = int(width)
+    settings = {"graph": graph, "stream": stream}
+
+    # What was made is settings that the daemon takes.
+    try:
+        load_settings(None, _flat(settings), environ={})
+    except SettingsError as error:
+        raise TFGNNError(
+            f"The schema cannot be a log's: {error}", "rename or remove what it names."
+        ) from None
+    # A name with a line end must not end the comment.
+    plain = ("".join(c if c.isprintable() else " " for c in text) for text in left_out)
+    comments = "".join(f"# left out: {text}\n" for text in plain)
+    return HEAD + comments + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
+
+
+def _with_weight(name: str, one: EdgeSet, base: Path, left_out: list[str]) -> EdgeSet:
+    """The edge set, with a feature for weights that only its table has."""
+    try:
+        path = table_path(one, base)
+        columns = [] if path is None else table_columns(path)
+    except TFGNNError as error:
+        left_out.append(f"the weights of edge set {name}, if it has some: {error}")
+        return one
+    if not any(c in columns and c not in one.features for c in (WEIGHT, "weight")):
+        return one
+    # An import fills a feature of either name from either column.
+    feature = WEIGHT if "weight" in one.features else "weight"
+    return replace(one, features={**one.features, feature: Feature(dtype=TYPES["DT_FLOAT"])})
+
+
+def _in_order(sets: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Sets by their number in the log that they come from, where the schema says it."""
+    places = {name: _note(one.metadata, PLACE) for name, one in sets.items()}
+    if all(place.isdigit() for place in places.values()):
+        return sorted(sets.items(), key=lambda item: int(places[item[0]]))
+    return list(sets.items())
+
+
+def _note(metadata: Metadata | None, key: str) -> str:
+    return "" if metadata is None else dict(metadata.extra).get(key, "")
+
+
+def _declared(where: str, one: NodeSet | EdgeSet, left_out: list[str]) -> dict[str, Any]:
+    """The declaration of a set. Raises: TFGNNError where its own notes cannot be read."""
+    if _note(one.metadata, WIDTH):
+        return {}
+    if text := _note(one.metadata, FEATURES):
+        try:
+            noted = json.loads(text)
+        except ValueError:
+            noted = None
+        if not isinstance(noted, dict):
+            raise TFGNNError(
+                f"{FEATURES} of {where} is not a JSON object.", "remove it from the metadata."
+            )
+        return {"features": noted}
+    features = {}
+    for name, feature in one.features.items():
+        # Names with # are reserved columns of tables; only weights become a feature.
+        if name.startswith("#") and name != WEIGHT:
+            continue
+        declared, why = _kind(feature)
+        if declared is None:
+            left_out.append(f"{where}, feature {name}: {why}")
+        else:
+            features[name] = declared
+    return {"features": features} if features else {}
+
+
+def _kind(feature: Feature) -> tuple[Any, str]:
+    """The declaration of a feature, or None and why there is none."""
+    shape: Sequence[int | None] = feature.shape
+    if feature.dtype.name == "DT_STRING":
+        return None, "a text; declare categories: [...] or hash: N to keep it"
+    if feature.dtype.name == "DT_BOOL" and not shape:
+        return "bool", ""
+    if feature.dtype.numpy.name not in (*NUMBERS, "bool"):
+        return None, f"{feature.dtype.name} is not a number of a log"
+    if None in shape:
+        return None, "a list of any length; a log holds vectors of one length"
+    width = 1
+    for length in shape:
+        width *= length or 0
+    if not width:
+        return None, "it has no values"
+    return ({"vector": width} if shape else "number"), ""
+
+
+def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by dotted key, a level deep."""
+    return {f"{a}.{b}": value for a, part in tree.items() for b, value in part.items()}

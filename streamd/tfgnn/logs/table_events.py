@@ -1,0 +1,477 @@
+"""Unigraph tables as events of a stream, in order of time."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import structlog
+
+from streamd.clock import Clock
+from streamd.decode.rounding import NOTHING
+from streamd.errors import TFGNNError
+from streamd.events import MICROSECONDS, Float32, Int64
+from streamd.exchange.produce import Outgoing
+from streamd.exchange.times import Misfit, Times
+from streamd.settings.loading import Settings
+from streamd.settings.sets import nearest_of
+from streamd.tfgnn.logs.declared import (
+    ID,
+    KEYS,
+    TIME,
+    UNIT,
+    DeclaredSet,
+    declared_sets,
+    forward_twin,
+    note,
+)
+from streamd.tfgnn.logs.feature_encoding import Encoder
+from streamd.tfgnn.logs.node_keys import JSON, checked_form, key_of
+from streamd.tfgnn.records.row_names import Place, TableRows
+from streamd.tfgnn.sampling.draws import Array
+from streamd.tfgnn.sampling.tables_graph import Progress, Read, read_tables
+from streamd.tfgnn.schema.schema import EdgeSet, GraphSchema
+from streamd.tfgnn.tables.reading import Rows, table_path
+
+logger = structlog.get_logger()
+EVENTS = 4096
+"""Events that are made at once."""
+OF_EDGES = (TIME, "time", "#source", "#target")
+"""Columns of edges that are read as something else than features."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimeOptions:
+    """How rows of edges get their times.
+
+    column: of the times, None for `#time` or `time`. unit: of integers in it, None for what the
+    schema says of `#time`, or stream.time_unit. first_us: time of the first row of tables without
+    times, microseconds, None if all tables have times. step_us: between two such rows.
+    """
+
+    column: str | None = None
+    unit: str | None = None
+    first_us: int | None = None
+    step_us: int = 1_000_000
+
+
+@dataclass(slots=True)
+class _Nodes:
+    """The nodes of a set, numbered as tables name them first. Owner: `TableEvents`.
+
+    number_of: by id. keys: by number. named: numbers that some edge names. row_number: of the rows
+    of the set's table. values_ND: their features. place: names the rows.
+    """
+
+    form: str
+    number_of: dict[bytes, int] = field(default_factory=dict)
+    keys: list[str | int] = field(default_factory=list)
+    named: set[int] = field(default_factory=set)
+    row_number: list[int] = field(default_factory=list)
+    values_ND: Float32 = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    place: TableRows = field(default_factory=TableRows)
+
+    def numbers(self, ids: Array, place: Place, column: str) -> Int64:
+        """int64[R]: the number of each id, new ones behind those before. Raises: TFGNNError."""
+        found, known = np.empty(len(ids), np.int64), self.number_of
+        for row, id in enumerate(ids.tolist()):
+            number = known.get(id)
+            if number is None:
+                number = known[id] = len(self.keys)
+                try:
+                    self.keys.append(key_of(id, self.form))
+                except (ValueError, RecursionError) as error:
+                    raise TFGNNError(
+                        f"{place(row)}: {column} is no key: {error}.", "correct it."
+                    ) from None
+            found[row] = number
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Edges:
+    """The edges of a set, in the order of its table.
+
+    source_E, target_E: numbers of nodes. columns: of the table, for errors. place: names the rows.
+    """
+
+    name: str
+    source: str
+    target: str
+    source_E: Int64
+    target_E: Int64
+    time_E: Int64 | None
+    values_ED: Float32
+    columns: tuple[str, ...]
+    place: TableRows
+
+    def __len__(self) -> int:
+        return len(self.source_E)
+
+
+class TableEvents:
+    """The events of a schema's tables, held in memory. Immutable once made.
+
+    First come node features, in force from the start; then edges by time, those of one time in the
+    order of the settings' sets and of the tables' rows. left_out: columns that no feature takes, in
+    words. times: their range, in words. rounded: values of features.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        schema: GraphSchema,
+        base: Path,
+        options: TimeOptions,
+        clock: Clock,
+        progress: Progress = lambda what, done, total: None,
+    ) -> None:
+        """Read the tables. base: the folder of their relative names.
+
+        Raises: TFGNNError or SettingsError naming the set or row that does not fit the settings.
+        """
+        self._settings = settings
+        self._schema = schema
+        self._base = base
+        self._options = options
+        self._clock = clock
+        self._declared = declared_sets(settings)
+        self._summaries: list[str] = []
+        self.left_out: list[str] = []
+        self.rounded = NOTHING
+        names = self._check_sets()
+        self._nodes = {
+            name: _Nodes(checked_form(note(one, KEYS), name))
+            for name, one in schema.node_sets.items()
+        }
+
+        # Edges first: a node without features needs no event where an edge names it.
+        read = read_tables(base, progress)
+        self._edges = [self._read_edges(name, read) for name in names]
+        for name, one in schema.node_sets.items():
+            if table_path(one, base) is not None:
+                self._read_nodes(name, read)
+        self._begin_untimed()
+        self._set_E, self._row_E, self._time_E = self._ordered()
+        self._node_rows = [
+            (name, row) for name in self._declared.node_sets for row in self._wanted_nodes(name)
+        ]
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes, with a row of their own or named by an edge."""
+        # Two JSON ids may be the same key.
+        every = self._nodes.values()
+        return sum(len(set(n.keys) if n.form == JSON else n.keys) for n in every)
+
+    @property
+    def num_node_events(self) -> int:
+        """Number of node events; not every node needs one."""
+        return len(self._node_rows)
+
+    @property
+    def num_events(self) -> int:
+        """The events of nodes and edges."""
+        return self.num_node_events + self.num_edges
+
+    @property
+    def num_edges(self) -> int:
+        """The events of edges."""
+        return len(self._time_E)
+
+    @property
+    def first_us(self) -> int | None:
+        """The time of the first edge, microseconds; None where there is none."""
+        return int(self._time_E[0]) if self.num_edges else None
+
+    @property
+    def times(self) -> str:
+        """The range of times and how they were read, in words."""
+        return "; ".join(self._summaries) or "no times"
+
+    def _check_sets(self) -> list[str]:
+        """The edge sets to read, in the order of the settings. Raises: TFGNNError for sets that
+        these do not declare so."""
+        action = (
+            "declare it in graph; `streamd config --from-schema` prints settings to start from."
+        )
+        for name in self._schema.node_sets:
+            if name not in self._declared.node_sets:
+                near = nearest_of(name, self._declared.node_sets)
+                raise TFGNNError(f"The settings declare no node set {name!r}{near}.", action)
+        wanted = [n for n in self._schema.edge_sets if forward_twin(n, self._schema) is None]
+        for name in wanted:
+            one, declared = self._schema.edge_sets[name], self._declared.edge_sets.get(name)
+            if declared is None:
+                near = nearest_of(name, self._declared.edge_sets)
+                raise TFGNNError(f"The settings declare no edge set {name!r}{near}.", action)
+            if (declared.source, declared.target) != (one.source, one.target):
+                raise TFGNNError(
+                    f"Edge set {name!r} goes from {one.source} to {one.target}, the settings "
+                    f"declare {declared.source} to {declared.target}.",
+                    "correct one of them.",
+                )
+        return [name for name in self._declared.edge_sets if name in wanted]
+
+    def _note(self, place: str, encoder: Encoder) -> None:
+        """Record the unused columns of a set, and its rounded values."""
+        self.rounded += encoder.rounded
+        self.left_out += [f"{place}, {name}" for name in encoder.left_out]
+
+    def _read_edges(self, name: str, read: Read) -> _Edges:
+        """The edges of a table. Raises: TFGNNError, SettingsError."""
+        one, declared = self._schema.edge_sets[name], self._declared.edge_sets[name]
+        column = self._options.column
+        encoder = Encoder(declared, one, "edge set", (*OF_EDGES, column or TIME))
+        unit = self._unit(one)
+        times = Times(unit, "us", self._settings.ingest.max_ahead_seconds, self._clock)
+        sources, targets = self._nodes[one.source], self._nodes[one.target]
+        none = np.zeros(0, np.int64)
+        source, target, values = [none], [none], [np.zeros((0, _width(declared)), np.float32)]
+        time: list[Int64 | None] = []
+        columns: tuple[str, ...] = ()
+        names = TableRows()
+        for rows in read(name, one):
+            place = rows.place
+            names.add(rows.first, place)
+            columns = columns or _columns(rows)
+            assert rows.source is not None and rows.target is not None
+            source.append(sources.numbers(rows.source, place, "#source"))
+            target.append(targets.numbers(rows.target, place, "#target"))
+            values.append(encoder.numbers(rows, place))
+            time.append(self._time_of(rows, times, MICROSECONDS[unit], place))
+            if (time[-1] is None) != (time[0] is None):
+                raise TFGNNError(
+                    f"{place(0)}: edge set {name!r} has times in some files.", "write them in all."
+                )
+        self._note(f"edge set {name}", encoder)
+        known = [t for t in time if t is not None]
+        edges = _Edges(
+            name=name,
+            source=one.source,
+            target=one.target,
+            source_E=np.concatenate(source),
+            target_E=np.concatenate(target),
+            time_E=np.concatenate(known) if known else None,
+            values_ED=np.concatenate(values),
+            columns=columns,
+            place=names,
+        )
+        if known and len(edges):
+            self._summaries.append(f"{name}: {times.summary()}")
+        sources.named.update(np.unique(edges.source_E).tolist())
+        targets.named.update(np.unique(edges.target_E).tolist())
+        return edges
+
+    def _unit(self, one: EdgeSet) -> str:
+        """The unit of integers in the column of times of a table."""
+        if self._options.unit is not None:
+            return self._options.unit
+        told = note(one, UNIT) if self._options.column in (None, TIME) else None
+        return told if told in MICROSECONDS else self._settings.stream.time_unit
+
+    def _time_of(self, rows: Rows, times: Times, scale: int, place: Place) -> Int64 | None:
+        """int64[R]: the times of rows, microseconds; None without any. scale: microseconds of an
+        integer. Raises: SettingsError."""
+        column = self._options.column
+        found: Any = rows.time
+        if column is not None and column not in (TIME, "time"):
+            found = rows.features.get(column, rows.others.get(column))
+        if found is None:
+            return None
+        if isinstance(found, np.ndarray) and found.ndim == 1 and found.dtype.kind in "iu":
+            return _scaled(found, times, scale, place)
+        if not isinstance(found, np.ndarray) or found.ndim != 1 or found.dtype != object:
+            raise TFGNNError(f"{place(0)}: column {column!r} holds no times.", "name another.")
+        out = np.empty(len(found), np.int64)
+        for row, value in enumerate(found.tolist()):
+            try:
+                out[row] = times.read(value.decode(errors="replace"))
+            except Misfit as misfit:
+                raise misfit.at(f"{place(row)}, column {column!r}") from None
+        return out
+
+    def _read_nodes(self, name: str, read: Read) -> None:
+        """Read the table of a node set. Raises: TFGNNError."""
+        one, declared = self._schema.node_sets[name], self._declared.node_sets[name]
+        nodes = self._nodes[name]
+        encoder = Encoder(declared, one, "node set", (ID,))
+        values = [np.zeros((0, _width(declared)), np.float32)]
+        seen: set[int] = set()
+        for rows in read(name, one):
+            place = rows.place
+            nodes.place.add(rows.first, place)
+            assert rows.ids is not None
+            numbers = nodes.numbers(rows.ids, place, ID).tolist()
+            for row, number in enumerate(numbers):
+                if number in seen:
+                    first = nodes.place((nodes.row_number + numbers).index(number))
+                    raise TFGNNError(
+                        f"{place(row)}: the id {nodes.keys[number]!r} is there twice, first in "
+                        f"{first}.",
+                        "remove one of the rows.",
+                    )
+                seen.add(number)
+            nodes.row_number += numbers
+            values.append(encoder.numbers(rows, place))
+        nodes.values_ND = np.concatenate(values)
+        if without := nodes.named - seen:
+            logger.warning(
+                "tfgnn_nodes_without_row",
+                node_set=name,
+                nodes=len(without),
+                example=repr(nodes.keys[min(without)]),
+                meaning="edges name them, so they are in the graph, but without features",
+            )
+        self._note(f"node set {name}", encoder)
+
+    def _wanted_nodes(self, name: str) -> list[int]:
+        """The rows of a node set that need an event: with features, or that no edge names."""
+        nodes = self._nodes.get(name)
+        if nodes is None:
+            return []
+        has_values = np.count_nonzero(nodes.values_ND, axis=1).tolist()
+        return [
+            row
+            for row, number in enumerate(nodes.row_number)
+            if has_values[row] or number not in nodes.named
+        ]
+
+    def _begin_untimed(self) -> None:
+        """Give edges without times the times that the options say. Raises: TFGNNError."""
+        options = self._options
+        filled = [e for e in self._edges if len(e)]
+        untimed = [e for e in filled if e.time_E is None]
+        # --time-column must be in some table, even if other tables get made-up times.
+        is_nowhere = options.column is not None and len(untimed) == len(filled)
+        if untimed and (options.first_us is None or is_nowhere):
+            raise self._no_times(untimed[0])
+        first = options.first_us or 0
+        for i, edges in enumerate(self._edges):
+            if edges.time_E is not None or not len(edges):
+                continue
+            # One set follows the other.
+            last = first + (len(edges) - 1) * options.step_us
+            times = Times("us", "us", self._settings.ingest.max_ahead_seconds, self._clock)
+            try:
+                times.check(last, last)
+            except Misfit:
+                raise TFGNNError(
+                    f"Edge set {edges.name!r} has {len(edges)} rows without times, the last of "
+                    "which would be ahead of the clock.",
+                    "give an earlier --first-time or a smaller --step-seconds.",
+                ) from None
+            times.extend(first, last, "the order of the rows")
+            self._summaries.append(f"{edges.name}: {times.summary()}")
+            time_E = first + np.arange(len(edges)) * options.step_us
+            self._edges[i] = replace(edges, time_E=time_E)
+            first = last + options.step_us
+
+    def _no_times(self, edges: _Edges) -> TFGNNError:
+        """The error for edges without times, if --first-time is not given."""
+        column = self._options.column
+        what = "times" if column is None else f"column {column!r} of times"
+        return TFGNNError(
+            f"Edge set {edges.name!r} has no {what}{nearest_of(column or TIME, edges.columns)}.",
+            "name the column by --time-column (in TFRecord files the schema must declare it), or "
+            "give --first-time: then the rows get made-up times, one after the other.",
+        )
+
+    def _ordered(self) -> tuple[Int64, Int64, Int64]:
+        """Place of the set among those read, row and time of each edge, by time: int64[E]."""
+        none = [np.zeros(0, np.int64)]
+        times = [none[0] if e.time_E is None else e.time_E for e in self._edges]
+        sets = [np.full(len(t), i) for i, t in enumerate(times)]
+        rows = [np.arange(len(t)) for t in times]
+        time_E, set_E, row_E = (np.concatenate(none + parts) for parts in (times, sets, rows))
+        order = np.argsort(time_E, kind="stable")
+        return set_E[order], row_E[order], time_E[order]
+
+    def place_of(self, number: int) -> str:
+        """Where the row of an event is, by its number from 1."""
+        at = number - 1
+        if at < self.num_node_events:
+            name, row = self._node_rows[at]
+            return self._nodes[name].place(row)
+        at -= self.num_node_events
+        edges = self._edges[int(self._set_E[at])]
+        return edges.place(int(self._row_E[at]))
+
+    def events(self, unit: str) -> Iterator[Outgoing]:
+        """Yield all events as JSON. unit: of their times. Raises: TFGNNError naming a row whose
+        time is finer."""
+        encode = msgspec.json.Encoder().encode
+        scale = MICROSECONDS[unit]
+        finer = np.flatnonzero(self._time_E % scale)
+        if len(finer):
+            at = int(finer[0])
+            raise TFGNNError(
+                f"{self.place_of(self.num_node_events + at + 1)}: its time of {self._time_E[at]} "
+                f"microseconds is finer than {unit}.",
+                "set stream.time_unit to us, or round it.",
+            )
+        number = 0
+        for name, row in self._node_rows:
+            number += 1
+            key, event = self._node_event(name, row)
+            yield Outgoing(str(key).encode(), encode(event), None, number)
+        for a in range(0, self.num_edges, EVENTS):
+            some = slice(a, a + EVENTS)
+            sets, rows = self._set_E[some].tolist(), self._row_E[some].tolist()
+            times = (self._time_E[some] // scale).tolist()
+            for one, row, time in zip(sets, rows, times, strict=True):
+                number += 1
+                event = self._edge_event(self._edges[one], row)
+                event["time"] = time
+                yield Outgoing(str(event["src"]).encode(), encode(event), time, number)
+
+    def _node_event(self, name: str, row: int) -> tuple[str | int, dict[str, Any]]:
+        """The key of a row of a node set, and its event."""
+        nodes = self._nodes[name]
+        key = nodes.keys[nodes.row_number[row]]
+        event: dict[str, Any] = {"type": "node", "id": key}
+        if self._declared.schema.num_node_sets > 1:
+            event["node_set"] = name
+        if nodes.values_ND.shape[1]:
+            event["features"] = nodes.values_ND[row].tolist()
+        return key, event
+
+    def _edge_event(self, edges: _Edges, row: int) -> dict[str, Any]:
+        """The event of a row of an edge set, but for its time."""
+        event: dict[str, Any] = {
+            "src": self._nodes[edges.source].keys[edges.source_E[row]],
+            "dst": self._nodes[edges.target].keys[edges.target_E[row]],
+        }
+        if self._declared.schema.num_edge_sets > 1:
+            event["edge_set"] = edges.name
+        if edges.values_ED.shape[1]:
+            event["features"] = edges.values_ED[row].tolist()
+        return event
+
+
+def _columns(rows: Rows) -> tuple[str, ...]:
+    """The columns of rows that may hold times."""
+    of_times = (TIME,) if rows.time is not None else ()
+    return tuple(dict.fromkeys((*of_times, *rows.features, *rows.others)))
+
+
+def _width(declared: DeclaredSet) -> int:
+    """How many numbers the features of a set take."""
+    width: int = declared.columns.stop - declared.columns.start
+    return width
+
+
+def _scaled(found: Array, times: Times, scale: int, place: Callable[[int], str]) -> Int64:
+    """Integer times in microseconds. Raises: SettingsError naming the row that does not fit."""
+    if not len(found):
+        return np.zeros(0, np.int64)
+    # The first and the last bound all others.
+    for row in (int(found.argmin()), int(found.argmax())):
+        try:
+            times.read(int(found[row]))
+        except Misfit as misfit:
+            raise misfit.at(place(row)) from None
+    out: Int64 = found.astype(np.int64) * scale
+    return out

@@ -1,0 +1,81 @@
+"""The events of unigraph tables, sent to a topic or appended to a log."""
+
+import itertools
+from collections.abc import Callable, Iterator
+
+from streamd.clock import Clock, utc
+from streamd.decode.checks import rules_of
+from streamd.decode.decoder import Decoder
+from streamd.errors import SettingsError, StreamdError
+from streamd.eventlog.writer import LogWriter
+from streamd.exchange.load import RECORDS, REMEDIES, FileRow, Loader
+from streamd.exchange.produce import Outgoing, send_events
+from streamd.settings.loading import Settings, schema_of
+from streamd.tfgnn.logs.table_events import TableEvents
+
+Progress = Callable[[int], None]
+"""Takes how many events are done."""
+
+
+def append_tables(
+    settings: Settings, tables: TableEvents, clock: Clock, progress: Progress = lambda done: None
+) -> int:
+    """Append the events of tables to the log, while no ingest runs. Returns: their number.
+
+    Raises: StreamdError naming the row that does not fit, and how many events went in before.
+    """
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    writer = LogWriter(settings.data_dir, schema_of(settings), settings.ingest.segment_edges)
+    loader = Loader(settings, writer, clock, "The tables", place_of=tables.place_of)
+    try:
+        first = tables.first_us
+        if first is not None and first < writer.watermark:
+            raise StreamdError(
+                f"The tables begin at {utc(first)}, before the log's time of "
+                f"{utc(writer.watermark)}.",
+                REMEDIES["late"],
+            )
+        return loader.rows(tables.events("us"), progress)
+    except StreamdError as error:
+        error.args = (f"{error} {loader.num_events:,} events went in before.",)
+        raise
+    finally:
+        writer.close()
+
+
+def send_tables(
+    settings: Settings,
+    tables: TableEvents,
+    topic: str,
+    speed: float,
+    clock: Clock,
+    progress: Progress = lambda done: None,
+) -> int:
+    """Send the events of tables to a topic of our own events. Returns: their number.
+
+    speed: seconds of event time per second, 0 for no pauses. Raises: SettingsError where the topic
+    has another shape, or naming a row that ingest would refuse; KafkaError.
+    """
+    if topic in (source.topic for source in settings.sources):
+        raise SettingsError(
+            f"Topic {topic} has a source, and tables are sent as streamd's own events.",
+            "name a topic without one.",
+        )
+    unit = settings.stream.time_unit
+    events = checked_events(settings, tables, clock)
+    return send_events(settings.kafka, topic, events, unit, speed, progress)
+
+
+def checked_events(settings: Settings, tables: TableEvents, clock: Clock) -> Iterator[Outgoing]:
+    """Yield the events in `stream.time_unit`, each checked as ingest will check it. Raises:
+    SettingsError naming a row."""
+    decoder = Decoder(rules_of(settings, schema_of(settings)))
+    events = tables.events(settings.stream.time_unit)
+    while batch := list(itertools.islice(events, RECORDS)):
+        records = [FileRow(offset=e.row, value=e.value) for e in batch]
+        _, rejected = decoder.decode(records, 0, clock.now_us(), "")
+        for r in rejected:
+            raise SettingsError(
+                f"{tables.place_of(r.offset)}: {r.error} ({r.reason}).", "correct it in the table."
+            )
+        yield from batch

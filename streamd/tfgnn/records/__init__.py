@@ -1,0 +1,1 @@
+"""Records: TFRecord files, tf.train.Example and GraphTensors."""

@@ -1,0 +1,168 @@
+"""GraphTensors of torch tensors, and as `torch_geometric.data.HeteroData`."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from streamd.errors import TFGNNError
+from streamd.tfgnn.records.tensor import Edges, GraphTensor, Nodes, Ragged, Value, Values
+from streamd.tfgnn.schema.schema import Feature, GraphSchema
+
+SIZES = "sizes"
+"""The attribute of a node or edge store that holds its set's sizes."""
+
+
+def to_torch(graph: GraphTensor) -> GraphTensor:
+    """The same graph with torch tensors. Strings stay numpy arrays of bytes: torch has none."""
+    return graph.map(_to_tensor)
+
+
+def from_torch(graph: GraphTensor) -> GraphTensor:
+    """The same graph with numpy arrays, which `Codec.encode` takes."""
+    return graph.map(_to_array)
+
+
+def to_hetero_data(graph: GraphTensor, schema: GraphSchema) -> Any:
+    """A graph as HeteroData.
+
+    A node set is data[name], with num_nodes and `sizes`; an edge set is data[source, name, target],
+    with edge_index int64[2, E] and `sizes`. A feature keeps its name; a ragged one is its flat
+    values under its name and the row lengths under name.d1, as in a record, so that PyG's batches
+    join them. Strings are lists of bytes. Context features are attributes context_<name>. Raises:
+    TFGNNError without torch_geometric, or where PyG takes a feature's name for itself.
+    """
+    data = _hetero_data()()
+    for name, value in _attributes(graph.context):
+        _put(data, f"context_{name}", value)
+    for name, nodes in graph.node_sets.items():
+        store = data[name]
+        store.num_nodes = nodes.num
+        _put(store, SIZES, _to_tensor(nodes.sizes_C))
+        for key, value in _attributes(nodes.features):
+            _put(store, key, value)
+    for name, edges in graph.edge_sets.items():
+        ends = schema.edge_sets[name]
+        store = data[ends.source, name, ends.target]
+        store.edge_index = torch.stack([_to_tensor(edges.source_E), _to_tensor(edges.target_E)])
+        _put(store, SIZES, _to_tensor(edges.sizes_C))
+        for key, value in _attributes(edges.features):
+            _put(store, key, value)
+    return data
+
+
+def from_hetero_data(data: Any, schema: GraphSchema) -> GraphTensor:
+    """A graph of numpy arrays from HeteroData as `to_hetero_data` makes it.
+
+    `sizes` may be absent: then there is one component. Raises: TFGNNError naming set and feature
+    where one of the schema is not there.
+    """
+    context = schema.context.features if schema.context else {}
+    node_sets = {}
+    for name, node_set in schema.node_sets.items():
+        if name not in data.node_types:
+            raise TFGNNError(f"the data has no node type {name!r}.", "add it, also if it is empty.")
+        store = data[name]
+        node_sets[name] = Nodes(
+            sizes_C=_sizes(store, int(store.num_nodes)),
+            features=_features(store, node_set.features, "", f"node type {name!r}"),
+        )
+    edge_sets = {}
+    for name, edge_set in schema.edge_sets.items():
+        kind = (edge_set.source, name, edge_set.target)
+        if kind not in data.edge_types:
+            raise TFGNNError(f"the data has no edge type {kind}.", "add it, also if it is empty.")
+        store = data[kind]
+        source_E, target_E = _to_array(store.edge_index)
+        edge_sets[name] = Edges(
+            sizes_C=_sizes(store, len(source_E)),
+            source_E=source_E,
+            target_E=target_E,
+            features=_features(store, edge_set.features, "", f"edge type {kind}"),
+        )
+    return GraphTensor(
+        context=_features(data, context, "context_", "the data"),
+        node_sets=node_sets,
+        edge_sets=edge_sets,
+    )
+
+
+def _hetero_data() -> Any:
+    """The class HeteroData. Raises: TFGNNError."""
+    try:
+        from torch_geometric.data import HeteroData
+    except ImportError:
+        raise TFGNNError("HeteroData needs PyG.", "pip install torch-geometric.") from None
+    return HeteroData
+
+
+def _put(store: Any, name: str, value: Any) -> None:
+    """Set an attribute of a store. Raises: TFGNNError where PyG has the name for itself."""
+    if name in store or hasattr(store, name) or name.endswith("_dict"):
+        raise TFGNNError(f"PyG uses the name {name!r} itself.", "rename the feature.")
+    setattr(store, name, value)
+
+
+def _attributes(values: Values) -> list[tuple[str, Any]]:
+    """The attributes of a set's features."""
+    found = []
+    for name, value in values.items():
+        found.append((name, _attribute(value.values if isinstance(value, Ragged) else value)))
+        if isinstance(value, Ragged):
+            dims = [i for i, size in enumerate(value.shape, 1) if size is None]
+            for dim, row_lengths in zip(dims, value.row_lengths, strict=True):
+                found.append((f"{name}.d{dim}", _to_tensor(row_lengths)))
+    return found
+
+
+def _attribute(array: Any) -> Any:
+    """A tensor, or a list where the values are strings."""
+    changed = _to_tensor(array)
+    return changed if isinstance(changed, torch.Tensor) else changed.tolist()
+
+
+def _features(store: Any, features: Any, start: str, place: str) -> dict[str, Value]:
+    """The features of a store. Raises: TFGNNError."""
+    found: dict[str, Value] = {}
+    for name, feature in features.items():
+        keys = [f"{start}{name}", *(f"{start}{name}.d{dim}" for dim in feature.ragged_dims)]
+        for key in keys:
+            if key not in store:
+                raise TFGNNError(f"{place} has no {key!r}.", "give every feature of the schema.")
+        values, *row_lengths = (getattr(store, key) for key in keys)
+        flat = _of_strings(values, feature) if isinstance(values, list) else _to_array(values)
+        if row_lengths:
+            found[name] = Ragged(feature.shape, flat, tuple(map(_to_array, row_lengths)))
+        else:
+            found[name] = flat
+    return found
+
+
+def _of_strings(values: list[Any], feature: Feature) -> NDArray[Any]:
+    """A list of bytes as an array of its feature's inner shape."""
+    last = feature.ragged_dims[-1] if feature.ragged_dims else 0
+    array = np.empty((len(values), *(size or 0 for size in feature.shape[last:])), object)
+    for i, value in enumerate(values):
+        array[i] = value
+    return array
+
+
+def _sizes(store: Any, total: int) -> NDArray[Any]:
+    """The sizes of a store's set: one component where it has none."""
+    return _to_array(store[SIZES]) if SIZES in store else np.array([total], np.int64)
+
+
+def _to_tensor(array: Any) -> Any:
+    """A tensor of its own memory; strings as they are."""
+    if array.dtype == object:
+        return array
+    return torch.from_numpy(np.array(array))
+
+
+def _to_array(tensor: Any) -> Any:
+    """A numpy array; bfloat16 as float32."""
+    if not isinstance(tensor, torch.Tensor):
+        return tensor
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()

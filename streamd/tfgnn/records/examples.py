@@ -1,0 +1,322 @@
+"""GraphTensors decoded from tf.train.Example records, and encoded."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamd.errors import TFGNNError
+from streamd.tfgnn.records.columns import Column, ColumnReader
+from streamd.tfgnn.records.kernels import least_and_most
+from streamd.tfgnn.records.lists import example, int64_list, shaped, typed, values_list
+from streamd.tfgnn.records.records import read_records, write_records
+from streamd.tfgnn.records.tensor import Edges, GraphTensor, Nodes, Ragged, Value
+from streamd.tfgnn.schema.layout import FeatureKeys, Layout, SetKeys
+from streamd.tfgnn.schema.schema import GraphSchema
+
+Array = NDArray[Any]
+MAX_ITEMS = 2**40
+"""Most items of a set, and rows of a ragged dim: beyond it numbers of values leave int64."""
+MAX_ABSENT_ROWS = 2**20
+"""Most rows of a ragged feature that is absent: here #size alone would say how much is written."""
+
+
+class Codec:
+    """Decodes and encodes the graphs of one schema. Immutable, so threads may share it.
+
+    prefix: a text in front of every key of a record. Raises: TFGNNError as `Layout`.
+    """
+
+    def __init__(self, schema: GraphSchema, prefix: str = "") -> None:
+        self.schema = schema
+        self._layout = Layout(schema, prefix)
+        self._reader = ColumnReader(self._layout.keys)
+        self._kinds = dict(self._layout.keys)
+
+    def decode(self, record: bytes, where: str = "the record") -> GraphTensor:
+        """A graph from a record, as numpy arrays.
+
+        A set without `#size` has no items. A ragged feature that is absent has empty rows, as the
+        guide says; any other feature may be absent only where there are no items. Keys that the
+        schema does not have are passed over. Raises: TFGNNError naming set and feature where the
+        record is no Example, or its sizes, row lengths or ends of edges contradict each other.
+        """
+        span = np.array([[0], [len(record)]], np.int64)
+        columns = iter(self._reader.read(record, span[0], span[1], lambda _: where))
+        taken = _Taken(columns, where)
+        # The context comes first, but the number of components is known from the sets.
+        context = [taken.feature() for keys in self._layout.context.features for _ in _slots(keys)]
+        parts = [taken.set(one) for one in self._layout.all_sets[1:]]
+        components = _components([(one, sizes) for one, sizes, *_ in parts], where)
+
+        node_sets: dict[str, Nodes] = {}
+        edge_sets: dict[str, Edges] = {}
+        for one, sizes, source, target, features in parts:
+            place = f"{where}: {one.words}"
+            if len(sizes) == 0:
+                sizes = np.zeros(components, np.int64)
+            num = _total(sizes, place)
+            values = _values(one, features, num, place)
+            if one.kind == "node set":
+                node_sets[one.name] = Nodes(sizes_C=sizes, features=values)
+                continue
+            for end, index, at in zip(
+                ("source", "target"), (source, target), one.ends, strict=True
+            ):
+                _check_ends(index, num, node_sets[at].num, f"{place}: #{end}", at)
+            edge_sets[one.name] = Edges(
+                sizes_C=sizes, source_E=source, target_E=target, features=values
+            )
+        place = f"{where}: context"
+        return GraphTensor(
+            context=_values(self._layout.context, context, components, place),
+            node_sets=node_sets,
+            edge_sets=edge_sets,
+        )
+
+    def encode(self, graph: GraphTensor, where: str = "the graph") -> bytes:
+        """A record of a graph of numpy arrays: every key in order, also those of empty lists.
+
+        Floats are written as float32, so a large double becomes infinite. The same graph gives the
+        same bytes. Raises: TFGNNError naming set and feature where the graph does not fit the
+        schema, or contradicts itself.
+        """
+        sizes = {}
+        for one in self._layout.all_sets[1:]:
+            group: Any = graph.node_sets if one.kind == "node set" else graph.edge_sets
+            if one.name not in group:
+                raise TFGNNError(f"{where} has no {one.words}.", "give it, of size 0 if empty.")
+            sizes[one.kind, one.name] = group[one.name], _int64(group[one.name].sizes_C)
+        components = _components(
+            [(one, sizes[one.kind, one.name][1]) for one in self._layout.all_sets[1:]], where
+        )
+        pieces: list[tuple[str, bytes]] = []
+        _encode_features(self._layout.context, graph.context, components, where, pieces)
+        for one in self._layout.all_sets[1:]:
+            content, sizes_C = sizes[one.kind, one.name]
+            place = f"{where}: {one.words}"
+            if len(sizes_C) != components:
+                raise TFGNNError(f"{place} has {len(sizes_C)} sizes, not {components}.")
+            num = _total(sizes_C, place)
+            pieces.append((one.size, int64_list(sizes_C)))
+            if one.kind == "edge set":
+                ends = (content.source_E, content.target_E)
+                for key, index, at in zip((one.source, one.target), ends, one.ends, strict=True):
+                    index = _int64(index)
+                    end = key.rpartition(".")[2]
+                    others = int(sizes["node set", at][1].sum())
+                    _check_ends(index, num, others, f"{place}: {end}", at)
+                    pieces.append((key, int64_list(index)))
+            _encode_features(one, content.features, num, place, pieces)
+        return example(pieces)
+
+    def read(self, path: Path) -> Iterator[GraphTensor]:
+        """Yield the graphs of a TFRecord file, a glob or base@N.
+
+        Raises: TFRecordError and TFGNNError, after what comes before was yielded.
+        """
+        for number, record in enumerate(read_records(path)):
+            yield self.decode(record, f"{path} record {number}")
+
+    def write(self, path: Path, graphs: Iterable[GraphTensor]) -> int:
+        """Write graphs to a TFRecord file or to the shards of base@N in turn. Returns: how many."""
+        encoded = (self.encode(graph, f"graph {i}") for i, graph in enumerate(graphs))
+        return write_records(path, encoded)
+
+
+class _Taken:
+    """Takes the columns of one record in the order of the layout."""
+
+    def __init__(self, columns: Iterator[Column], where: str) -> None:
+        self._columns = columns
+        self._where = where
+
+    def feature(self) -> Column:
+        """The next column."""
+        return next(self._columns)
+
+    def set(self, one: SetKeys) -> tuple[SetKeys, Array, Array, Array, list[Column]]:
+        """The next set: itself, sizes, sources, targets, columns of its features."""
+        sizes = self.feature().values
+        source = target = sizes[:0]
+        if one.kind == "edge set":
+            source, target = self.feature().values, self.feature().values
+        features = [self.feature() for keys in one.features for _ in _slots(keys)]
+        return one, sizes, source, target, features
+
+
+def _slots(keys: FeatureKeys) -> range:
+    """One for each key of a feature: of its values, then of its row lengths."""
+    return range(1 + len(keys.row_lengths))
+
+
+def _components(sets: list[tuple[SetKeys, Array]], where: str) -> int:
+    """The number of components: of all sets that tell it, 1 where none does. Raises: TFGNNError."""
+    told: dict[int, str] = {}
+    for one, sizes in sets:
+        if len(sizes):
+            told.setdefault(len(sizes), one.words)
+    if len(told) > 1:
+        (a, first), (b, second) = list(told.items())[:2]
+        raise TFGNNError(
+            f"{where}: {first} has {a} sizes and {second} has {b}.", "write one a component."
+        )
+    return next(iter(told), 1)
+
+
+def _total(sizes: Array, place: str) -> int:
+    """The number of items of a set. Raises: TFGNNError for a negative or endless one."""
+    if len(sizes) == 1:
+        total = least = int(sizes[0])
+    else:
+        total, least = sum(sizes.tolist()), int(sizes.min())
+    if least < 0 or total > MAX_ITEMS:
+        raise TFGNNError(f"{place}: its #size is {least if least < 0 else total}.", "correct it.")
+    return total
+
+
+def _check_ends(index: Array, num: int, others: int, place: str, at: str) -> None:
+    """Refuse ends of edges that are too few, too many or no nodes. Raises: TFGNNError."""
+    if len(index) != num:
+        raise TFGNNError(f"{place} has {len(index)} entries and #size {num}.", "correct one.")
+    if num == 0:
+        return
+    least, most = least_and_most(index)
+    if least < 0 or most >= others:
+        raise TFGNNError(
+            f"{place} has the index {least if least < 0 else most}; node set {at!r} has "
+            f"{others} nodes.",
+            "correct the index.",
+        )
+
+
+def _values(one: SetKeys, columns: list[Column], num: int, place: str) -> dict[str, Value]:
+    """The features of a set of `num` items. Raises: TFGNNError."""
+    values: dict[str, Value] = {}
+    at = 0
+    for keys in one.features:
+        of_feature = columns[at : at + 1 + len(keys.row_lengths)]
+        at += len(of_feature)
+        values[keys.name] = _value(keys, of_feature, num, f"{place}, feature {keys.name!r}")
+    return values
+
+
+def _value(keys: FeatureKeys, columns: list[Column], num: int, place: str) -> Value:
+    """The value of a feature, checked. Raises: TFGNNError."""
+    feature = keys.feature
+    flat = columns[0].values
+    if not keys.row_lengths:
+        want = num
+        for size in feature.shape:
+            want *= size or 0
+        if len(flat) != want:
+            raise _miscounted(columns[0], want, num, place)
+        return shaped(typed(flat, feature.dtype, place), (num, *feature.shape), place)
+
+    # A ragged feature: each dim tells how many rows the next has.
+    is_absent = not any(len(column.values) for column in columns)
+    rows = num
+    lengths = []
+    told = iter(columns[1:])
+    trailing = feature.shape[keys.feature.ragged_dims[-1] :]
+    for size in feature.shape[: len(feature.shape) - len(trailing)]:
+        if size is not None:
+            rows *= size
+            continue
+        row_lengths = next(told).values
+        if is_absent:
+            if rows > MAX_ABSENT_ROWS:
+                raise _miscounted(columns[0], rows, num, place)
+            # Zeros that take no memory.
+            row_lengths = np.broadcast_to(np.int64(0), rows)
+        lengths.append(row_lengths)
+        rows = _sum_of(row_lengths, rows, is_absent, place, len(lengths), keys)
+    want = rows
+    for size in trailing:
+        want *= size or 0
+    if len(flat) != want:
+        raise _miscounted(columns[0], want, num, place)
+    values = shaped(typed(flat, feature.dtype, place), (rows, *trailing), place)
+    return Ragged(feature.shape, values, tuple(lengths))
+
+
+def _sum_of(
+    row_lengths: Array, rows: int, is_absent: bool, place: str, nth: int, keys: FeatureKeys
+) -> int:
+    """The number of rows that row lengths add up to. Raises: TFGNNError where they lie."""
+    name = keys.row_lengths[nth - 1].rpartition(".")[2]
+    if len(row_lengths) != rows:
+        raise TFGNNError(
+            f"{place}: {name} has {len(row_lengths)} row lengths for {rows} rows.", "correct it."
+        )
+    if is_absent or not rows:
+        return 0
+    least, most = least_and_most(row_lengths)
+    if least < 0 or most * rows > MAX_ITEMS:
+        raise TFGNNError(f"{place}: {name} has the row length {least if least < 0 else most}.")
+    return int(row_lengths.sum())
+
+
+def _miscounted(column: Column, want: int, num: int, place: str) -> TFGNNError:
+    """The error for a number of values that does not fit."""
+    if not len(column.values):
+        return TFGNNError(f"{place} is missing, and there are {num} items.", "write its values.")
+    return TFGNNError(
+        f"{place} has {len(column.values)} values; {num} items of its shape have {want}.",
+        "correct the values, the row lengths or #size.",
+    )
+
+
+def _encode_features(
+    one: SetKeys, features: Any, num: int, place: str, pieces: list[tuple[str, bytes]]
+) -> None:
+    """Append the keys and lists of a set's features. Raises: TFGNNError."""
+    unknown = set(features) - {keys.name for keys in one.features}
+    if unknown:
+        raise TFGNNError(f"{place} has the feature {min(unknown)!r}, the schema does not.")
+    for keys in one.features:
+        at = f"{place}, feature {keys.name!r}"
+        if keys.name not in features:
+            raise TFGNNError(f"{at} is missing.", "give it for every item.")
+        value = features[keys.name]
+        if isinstance(value, Ragged) != bool(keys.row_lengths):
+            raise TFGNNError(f"{at} {'is ragged' if keys.row_lengths else 'is not ragged'}.")
+        if isinstance(value, Ragged):
+            _encode_ragged(keys, value, num, at, pieces)
+            continue
+        array = np.asarray(value)
+        want = (num, *keys.feature.shape)
+        if array.shape != want:
+            raise TFGNNError(f"{at} has the shape {array.shape}, not {want}.")
+        pieces.append((keys.values, values_list(array.reshape(-1), keys.feature.dtype, at)))
+
+
+def _encode_ragged(
+    keys: FeatureKeys, value: Ragged, num: int, place: str, pieces: list[tuple[str, bytes]]
+) -> None:
+    """Append the keys and lists of a ragged feature. Raises: TFGNNError."""
+    feature = keys.feature
+    if value.shape != feature.shape or len(value.row_lengths) != len(keys.row_lengths):
+        raise TFGNNError(f"{place} has the shape {value.shape}, not {feature.shape}.")
+    # What a reader checks holds before it is written.
+    array = np.asarray(value.values)
+    lengths = [_int64(row_lengths) for row_lengths in value.row_lengths]
+    flat = array.reshape(-1)
+    columns = [Column(part, part) for part in (flat, *lengths)]
+    typed = _value(keys, columns, num, place)
+    assert isinstance(typed, Ragged)
+    if array.shape != typed.values.shape:
+        raise TFGNNError(f"{place} has values of shape {array.shape}, not {typed.values.shape}.")
+    pieces.append((keys.values, values_list(flat, feature.dtype, place)))
+    for key, row_lengths in zip(keys.row_lengths, typed.row_lengths, strict=True):
+        pieces.append((key, int64_list(row_lengths)))
+
+
+def _int64(values: Any) -> Array:
+    """Values as an int64 array of one dim. Raises: TFGNNError where they are not integers."""
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
+        raise TFGNNError(f"sizes, row lengths and ends of edges are integers, not {array.dtype}.")
+    return array.astype(np.int64, copy=False)

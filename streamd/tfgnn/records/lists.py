@@ -1,0 +1,133 @@
+"""Values and lists of a record: checked against their dtype, and as bytes."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamd.errors import TFGNNError
+from streamd.tfgnn.records.columns import KINDS
+from streamd.tfgnn.records.kernels import BYTES, FLOAT, INT64, write_varints
+from streamd.tfgnn.schema.schema import DataType
+
+Array = NDArray[Any]
+
+
+def shaped(flat: Array, shape: tuple[int | None, ...], place: str) -> Array:
+    """Values in their shape. Raises: TFGNNError where numpy has no such array."""
+    try:
+        return flat.reshape([size or 0 for size in shape])
+    except ValueError:
+        # Only with a dim of 0, whose other dims no number of values bounds.
+        raise TFGNNError(f"{place}: no array has the shape {shape}.", "correct it.") from None
+
+
+def typed(flat: Array, dtype: DataType, place: str) -> Array:
+    """Values as their dtype. Raises: TFGNNError for an integer that it does not hold."""
+    if flat.dtype == dtype.numpy:
+        return flat
+    if dtype.numpy == np.uint64 and flat.dtype == np.int64:
+        # The same 64 bits.
+        return flat.view(np.uint64)
+    if (wrong := first_out_of_range(flat, dtype)) is not None:
+        raise TFGNNError(f"{place} has {flat[wrong]}, which {dtype.name} does not hold.")
+    with np.errstate(over="ignore", invalid="ignore"):
+        return flat.astype(dtype.numpy)
+
+
+def first_out_of_range(flat: Array, dtype: DataType) -> int | None:
+    """The index of the first integer outside the range of `dtype`, None if there is none."""
+    if dtype.wire != "int64" or flat.dtype == dtype.numpy or not len(flat):
+        return None
+    if dtype.numpy == np.uint64 and flat.dtype == np.int64:
+        return None
+    least, most = dtype.bounds
+    if int(flat.min()) >= least and int(flat.max()) <= most:
+        return None
+    # Python integers compare exactly; numpy would convert them to a common dtype.
+    return next(i for i, v in enumerate(flat.tolist()) if not least <= v <= most)
+
+
+def values_list(flat: Array, dtype: DataType, place: str) -> bytes:
+    """The bytes of a feature of a record. Raises: TFGNNError for values of another type."""
+    kind = KINDS[dtype.wire]
+    allowed = {BYTES: "OSU", FLOAT: "fiu", INT64: "iub"}[kind]
+    if flat.dtype.kind not in allowed and flat.size:
+        raise TFGNNError(f"{place} has values of {flat.dtype}, its dtype is {dtype.name}.")
+    if kind == BYTES:
+        return _bytes_list(flat.tolist(), place)
+    if kind == INT64:
+        # Integers keep their bits; those that the dtype does not hold are refused.
+        if flat.dtype == np.uint64 and dtype.numpy == np.uint64:
+            return int64_list(flat.view(np.int64))
+        if flat.dtype == np.uint64 and flat.size and int(flat.max()) >= 2**63:
+            raise TFGNNError(f"{place} has {flat.max()}, which {dtype.name} does not hold.")
+        wide = flat.astype(np.int64, copy=False)
+        if dtype.numpy == np.uint64 and flat.size and int(flat.min()) < 0:
+            raise TFGNNError(f"{place} has {flat.min()}, which {dtype.name} does not hold.")
+        if flat.dtype != dtype.numpy:
+            typed(wide, dtype, place)
+        return int64_list(wide)
+    with np.errstate(over="ignore", invalid="ignore"):
+        payload = flat.astype("<f4", copy=False).tobytes()
+    return _packed(b"\x12", payload)
+
+
+def int64_list(values: Array) -> bytes:
+    """The bytes of a feature that holds integers."""
+    out = np.empty(10 * len(values), np.uint8)
+    return _packed(b"\x1a", out[: write_varints(values, out)].tobytes())
+
+
+def _packed(tag: bytes, payload: bytes) -> bytes:
+    """The bytes of a feature: its list with one packed field, none where there are no values."""
+    if payload:
+        payload = b"\n" + _varint(len(payload)) + payload
+    return tag + _varint(len(payload)) + payload
+
+
+def _bytes_list(values: list[Any], place: str) -> bytes:
+    """The bytes of a feature that holds strings. Raises: TFGNNError for what is no string."""
+    parts: list[bytes] = []
+    for value in values:
+        if isinstance(value, str):
+            value = value.encode()
+        if not isinstance(value, bytes):
+            raise TFGNNError(f"{place} has a {type(value).__name__}, its dtype is DT_STRING.")
+        parts += (b"\n", _varint(len(value)), value)
+    payload = b"".join(parts)
+    return b"\n" + _varint(len(payload)) + payload
+
+
+SMALL = [bytes((i,)) for i in range(128)]
+"""Varints of one byte."""
+
+
+def _varint(value: int) -> bytes:
+    """A number as a varint."""
+    if value < 128:
+        return SMALL[value]
+    out = bytearray()
+    while value >= 128:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def encode_row(columns: list[tuple[str, DataType, Array]], place: str) -> bytes:
+    """A record of named flat values. Raises: TFGNNError."""
+    return example(
+        [(name, values_list(flat, dtype, f"{place}, {name!r}")) for name, dtype, flat in columns]
+    )
+
+
+def example(pieces: list[tuple[str, bytes]]) -> bytes:
+    """A record of keys and features."""
+    parts: list[bytes] = []
+    for key, feature in pieces:
+        name = key.encode()
+        entry = b"".join((b"\n", _varint(len(name)), name, b"\x12", _varint(len(feature)), feature))
+        parts += (b"\n", _varint(len(entry)), entry)
+    features = b"".join(parts)
+    return b"\n" + _varint(len(features)) + features

@@ -1,0 +1,198 @@
+"""A GraphTensor: the features, nodes and edges of one graph, or of some graphs side by side."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from streamd.errors import TFGNNError
+from streamd.tfgnn.schema.schema import Feature
+
+Array = Any
+"""A numpy array or a torch tensor."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ragged:
+    """Values whose dims have a length of their own in each row.
+
+    shape: of one item, None for a ragged dim. values: [N, *the dims behind the last ragged one].
+    row_lengths: int64, for each ragged dim in turn one length for each row at its place.
+    """
+
+    shape: tuple[int | None, ...]
+    values: Array
+    row_lengths: tuple[Array, ...]
+
+    def tolist(self) -> list[Any]:
+        """The values as lists in lists, one for each item."""
+        rows: list[Any] = self.values.tolist()
+        lengths = list(self.row_lengths)
+        last = max(i for i, size in enumerate(self.shape) if size is None)
+        # From the inside out, put what belongs together into lists.
+        for size in self.shape[last::-1]:
+            counts = lengths.pop().tolist() if size is None else [size] * (len(rows) // size)
+            nested, at = [], 0
+            for count in counts:
+                nested.append(rows[at : at + count])
+                at += count
+            rows = nested
+        return rows
+
+
+def ragged(feature: Feature, rows: Sequence[Any]) -> Ragged:
+    """A ragged value from lists in lists, one for each item. Raises: TFGNNError for uneven dims."""
+    lengths = []
+    level: list[Any] = list(rows)
+    last = feature.ragged_dims[-1]
+    for size in feature.shape[:last]:
+        counts = [len(row) for row in level]
+        if size is None:
+            lengths.append(np.array(counts, np.int64))
+        elif any(count != size for count in counts):
+            raise TFGNNError(f"a dim of {size} has rows of other lengths.", "correct the rows.")
+        level = [value for row in level for value in row]
+    trailing = [size or 0 for size in feature.shape[last:]]
+    values = np.empty((len(level), *trailing), feature.dtype.numpy)
+    try:
+        for i, value in enumerate(level):
+            values[i] = value
+    except ValueError as error:
+        raise TFGNNError(f"the rows do not fit the shape {feature.shape}: {error}.") from None
+    return Ragged(feature.shape, values, tuple(lengths))
+
+
+Value = Array | Ragged
+Values = Mapping[str, Value]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Nodes:
+    """The nodes of a set. sizes_C: int64, how many each component has. features: [N, *shape]."""
+
+    sizes_C: Array
+    features: Values = field(default_factory=dict)
+
+    @property
+    def num(self) -> int:
+        """How many nodes there are."""
+        return int(self.sizes_C.sum())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Edges:
+    """The edges of a set. source_E, target_E: int64, places in the schema's two node sets."""
+
+    sizes_C: Array
+    source_E: Array
+    target_E: Array
+    features: Values = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class GraphTensor:
+    """A graph of C components. context: features of the graph, [C, *shape]."""
+
+    context: Values = field(default_factory=dict)
+    node_sets: Mapping[str, Nodes] = field(default_factory=dict)
+    edge_sets: Mapping[str, Edges] = field(default_factory=dict)
+
+    def map(self, change: Callable[[Array], Array]) -> "GraphTensor":
+        """The same graph with each array changed by a function."""
+
+        def values(of: Values) -> dict[str, Value]:
+            return {
+                name: Ragged(v.shape, change(v.values), tuple(map(change, v.row_lengths)))
+                if isinstance(v, Ragged)
+                else change(v)
+                for name, v in of.items()
+            }
+
+        return GraphTensor(
+            context=values(self.context),
+            node_sets={
+                name: Nodes(sizes_C=change(n.sizes_C), features=values(n.features))
+                for name, n in self.node_sets.items()
+            },
+            edge_sets={
+                name: Edges(
+                    sizes_C=change(e.sizes_C),
+                    source_E=change(e.source_E),
+                    target_E=change(e.target_E),
+                    features=values(e.features),
+                )
+                for name, e in self.edge_sets.items()
+            },
+        )
+
+
+def by_row(value: Value) -> Callable[[int], Array]:
+    """A function that gives the flat values of a row."""
+    if not isinstance(value, Ragged):
+        array = np.asarray(value)
+        return lambda r: array[r : r + 1].reshape(-1)
+    starts = np.concatenate([[0], np.cumsum(_counts(value))]).tolist()
+    values = np.asarray(value.values)
+    return lambda r: values[starts[r] : starts[r + 1]].reshape(-1)
+
+
+def _counts(value: Ragged) -> Array:
+    """int64: the number of values of each row."""
+    counts, lengths = np.ones(len(value.values), np.int64), list(value.row_lengths)
+    last = max(i for i, size in enumerate(value.shape) if size is None)
+    # Sum the row lengths of each partition, innermost first.
+    for size in value.shape[last::-1]:
+        if size is not None:
+            counts = counts.reshape(-1, size).sum(1)
+            continue
+        row_lengths = np.asarray(lengths.pop())
+        sums = np.concatenate([[0], np.cumsum(counts)])
+        ends = np.cumsum(row_lengths)
+        counts = sums[ends] - sums[ends - row_lengths]
+    return counts
+
+
+def take(features: Values, rows: Array) -> dict[str, Value]:
+    """Some rows of features, of which a ragged one has one ragged dim, the first. rows: int64."""
+    return {name: _take(value, rows) for name, value in features.items()}
+
+
+def _take(value: Value, rows: Array) -> Value:
+    if not isinstance(value, Ragged):
+        return value[rows]
+    lengths = value.row_lengths[0]
+    start = np.concatenate([[0], np.cumsum(lengths)])[rows]
+    taken = lengths[rows]
+    # Each place of a row counts on from the row's start.
+    within = np.arange(int(taken.sum())) - np.repeat(np.cumsum(taken) - taken, taken)
+    return Ragged(value.shape, value.values[np.repeat(start, taken) + within], (taken,))
+
+
+def join(parts: Sequence[Values]) -> dict[str, Value]:
+    """The features of several blocks of rows, one behind the other."""
+    if not parts:
+        return {}
+    return {name: _join([part[name] for part in parts]) for name in parts[0]}
+
+
+def _join(values: list[Value]) -> Value:
+    first = values[0]
+    if not isinstance(first, Ragged):
+        return np.concatenate([np.asarray(value) for value in values])
+    return Ragged(
+        first.shape,
+        np.concatenate([value.values for value in values]),
+        (np.concatenate([value.row_lengths[0] for value in values]),),
+    )
+
+
+def no_rows(features: Mapping[str, Feature]) -> dict[str, Value]:
+    """Features of no items, of which a ragged one has one ragged dim, the first."""
+    found: dict[str, Value] = {}
+    for name, feature in features.items():
+        shape = [size or 0 for size in feature.shape]
+        values = np.empty((0, *shape[len(feature.ragged_dims) :]), feature.dtype.numpy)
+        lengths = np.empty(0, np.int64)
+        found[name] = Ragged(feature.shape, values, (lengths,)) if feature.ragged_dims else values
+    return found

@@ -1,0 +1,1 @@
+"""Sampling of subgraphs as a SamplingSpec says."""

@@ -1,0 +1,230 @@
+"""The nodes and edges that a sampler walks on, in arrays.
+
+Whoever has them makes a `Graph`: tables (`tables_graph`), a bucket of tables in a Beam pipeline, or
+a log. Nodes are numbered by their ids in the order of their bytes, and the edges of a node stand in
+`edge_order`, so two graphs of the same rows are walked alike, whatever order the rows came in.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+from streamd.errors import TFGNNError
+from streamd.tfgnn.records.lists import encode_row
+from streamd.tfgnn.records.row_names import Place
+from streamd.tfgnn.records.tensor import Values, by_row, take
+from streamd.tfgnn.sampling.draws import Array, hash_strings, sum_weights
+from streamd.tfgnn.schema.schema import Features
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class NodeTable:
+    """The nodes of a set, by their number.
+
+    ids: bytes, ascending. row_N: int64, the row of each in `features`, -1 for a node that only
+    edges or seeds name. features: [rows, *shape] by name.
+    """
+
+    ids: list[bytes]
+    row_N: Array
+    features: Values = field(default_factory=dict)
+    number: Mapping[bytes, int]
+    hash_N: Array
+
+
+def node_table(ids: list[bytes], others: set[bytes], features: Values, place: Place) -> NodeTable:
+    """The nodes of a table's rows and further ones. Raises: TFGNNError for an id that is there
+    twice."""
+    row = {id: r for r, id in enumerate(ids)}
+    if len(row) < len(ids):
+        first: dict[bytes, int] = {}
+        for r, id in enumerate(ids):
+            if first.setdefault(id, r) != r:
+                raise TFGNNError(
+                    f"{place(r)}: the id {shown_id(id)} is there twice, first in "
+                    f"{place(first[id])}.",
+                    "remove one of the rows.",
+                )
+    known = sorted(row.keys() | others)
+    return NodeTable(
+        ids=known,
+        row_N=np.fromiter((row.get(id, -1) for id in known), np.int64, len(known)),
+        features=features,
+        number={id: n for n, id in enumerate(known)},
+        hash_N=hash_strings(known),
+    )
+
+
+def shown_id(id: bytes) -> str:
+    """The start of an id, quoted, for errors."""
+    return repr(id[:40].decode(errors="replace"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adjacency:
+    """The edges of a set by their source, those of a node in `edge_order`.
+
+    start_N: int64, where the edges of each source begin, and the end. source_E, target_E: int64,
+    numbers of nodes. row_E: int64, rows of `features`. time_E: int64, weight_E: float32, each None
+    where the edges have none.
+    """
+
+    start_N: Array
+    source_E: Array
+    target_E: Array
+    row_E: Array
+    time_E: Array | None
+    weight_E: Array | None
+    features: Values
+
+    @cached_property
+    def most(self) -> int:
+        """The most edges of a node."""
+        return int(np.diff(self.start_N).max(initial=0))
+
+    @cached_property
+    def sum_E(self) -> Array:
+        """float64: the weights of a node's edges up to each. Nothing of other nodes is in it."""
+        assert self.weight_E is not None
+        sums = np.empty(len(self.weight_E))
+        sum_weights(self.start_N, self.weight_E, sums)
+        return sums
+
+    @cached_property
+    def top_E(self) -> Array:
+        """int64: a node's edges by falling weight; of the same weight, the later in order first."""
+        assert self.weight_E is not None
+        places = np.arange(len(self.weight_E))
+        return np.lexsort((-places, -self.weight_E, self.source_E))
+
+
+class FeatureReader(Protocol):
+    """Reads features that a graph does not hold."""
+
+    def of_nodes(self, name: str, row_N: Array, until_N: Array) -> Values:
+        """The features of nodes of a set in force before a time each."""
+
+    def of_edges(self, name: str, row_E: Array) -> Values:
+        """The features of edges of a set."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Graph:
+    """The node sets and edge sets that a sampler walks on.
+
+    latent: node sets without a table. reader: of features, where nodes and edges hold none.
+    """
+
+    node_sets: Mapping[str, NodeTable]
+    edge_sets: Mapping[str, Adjacency]
+    latent: frozenset[str] = frozenset()
+    reader: FeatureReader | None = None
+
+    def node_features(self, name: str, node_N: Array, until_N: Array) -> Values:
+        """The features of some nodes of a set, before a time each where they change."""
+        table = self.node_sets[name]
+        if self.reader is not None:
+            return self.reader.of_nodes(name, table.row_N[node_N], until_N)
+        return take(table.features, table.row_N[node_N])
+
+    def edge_features(self, name: str, edge_E: Array) -> Values:
+        """The features of some edges of a set."""
+        edges = self.edge_sets[name]
+        if self.reader is not None:
+            return self.reader.of_edges(name, edges.row_E[edge_E])
+        return take(edges.features, edges.row_E[edge_E])
+
+
+def edge_order(
+    source_E: Array,
+    target_E: Array,
+    time_E: Array | None,
+    weight_E: Array | None,
+    contents: Callable[[list[int]], list[bytes]] | None,
+) -> Array:
+    """The order in which edges stand: by source, time, target, weight and, last, features.
+
+    Edges that are still the same are the same in everything, so any order of them will do.
+    contents: gives features of edges as bytes; None where there are none. Returns: int64[E].
+    """
+    keys = [key for key in (weight_E, target_E, time_E, source_E) if key is not None]
+    order = np.lexsort(keys)
+    if contents is None or len(order) < 2:
+        return order
+
+    # Where all keys are the same as those of the edge before, the features decide.
+    same = np.ones(len(order) - 1, bool)
+    for key in keys:
+        sorted_key = key[order]
+        same &= sorted_key[1:] == sorted_key[:-1]
+    tied = np.flatnonzero(np.concatenate([[False], same]) | np.concatenate([same, [False]]))
+    if len(tied):
+        begins = ~np.concatenate([[False], same])[tied]
+        group = np.cumsum(begins).tolist()
+        edges = order[tied].tolist()
+        by_content = sorted(zip(group, contents(edges), edges, strict=True))
+        order[tied] = [edge for _, _, edge in by_content]
+    return order
+
+
+def adjacency(
+    source_E: Array,
+    target_E: Array,
+    num_sources: int,
+    *,
+    time_E: Array | None = None,
+    weight_E: Array | None = None,
+    row_E: Array | None = None,
+    features: Values,
+    types: Features,
+    read: Callable[[Array], Values] | None = None,
+    place: Place,
+) -> Adjacency:
+    """Edges in any order, by their source.
+
+    row_E: rows of their features, int64; their places otherwise. types: of the features that tell
+    edges apart which are the same in all else. read: gives rows of features that are not held.
+    place: names an edge for errors. Raises: TFGNNError as `check_weights`.
+    """
+    check_weights(weight_E, place)
+
+    def contents(edges: list[int]) -> list[bytes]:
+        rows = np.array(edges, np.int64) if row_E is None else row_E[edges]
+        values = take(features, rows) if read is None else read(rows)
+        return row_bytes(values, types, len(edges), lambda r: place(edges[r]))
+
+    order = edge_order(source_E, target_E, time_E, weight_E, contents if types else None)
+    source_E = source_E[order]
+    return Adjacency(
+        start_N=np.searchsorted(source_E, np.arange(num_sources + 1)),
+        source_E=source_E,
+        target_E=target_E[order],
+        row_E=order if row_E is None else row_E[order],
+        time_E=None if time_E is None else time_E[order],
+        weight_E=None if weight_E is None else weight_E[order],
+        features=features,
+    )
+
+
+def check_weights(weight_E: Array | None, place: Place) -> None:
+    """Refuse a weight that is negative or not finite. Raises: TFGNNError naming the edge."""
+    if weight_E is None:
+        return
+    wrong = np.flatnonzero(~((weight_E >= 0) & (weight_E < np.inf)))
+    if len(wrong):
+        e = int(wrong[0])
+        raise TFGNNError(
+            f"{place(e)}: its weight is {weight_E[e]}; weights are finite, not negative.",
+            "correct it.",
+        )
+
+
+def row_bytes(features: Values, types: Features, num: int, place: Place) -> list[bytes]:
+    """The features of each of some rows as bytes. Raises: TFGNNError."""
+    getters = [(name, types[name].dtype, by_row(features[name])) for name in sorted(types)]
+    return [
+        encode_row([(name, t, get(r)) for name, t, get in getters], place(r)) for r in range(num)
+    ]

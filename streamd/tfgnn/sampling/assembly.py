@@ -1,0 +1,223 @@
+"""Samples as records: what was found, with its features, in a fixed order."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from streamd.tfgnn.records.examples import Codec
+from streamd.tfgnn.records.tensor import (
+    Edges,
+    GraphTensor,
+    Nodes,
+    Ragged,
+    Value,
+    Values,
+    no_rows,
+)
+from streamd.tfgnn.sampling.adjacency import Graph
+from streamd.tfgnn.sampling.draws import Array
+from streamd.tfgnn.sampling.sampler import NONE, Found, Pairs
+from streamd.tfgnn.schema.schema import (
+    TYPES,
+    Context,
+    EdgeSet,
+    Feature,
+    GraphSchema,
+    NodeSet,
+    OriginInfo,
+)
+
+ID = "#id"
+TEXT, TIME = Feature(dtype=TYPES["DT_STRING"]), Feature(dtype=TYPES["DT_INT64"])
+
+
+def sampled_schema(schema: GraphSchema, seed_set: str, timed_seeds: bool) -> GraphSchema:
+    """The schema of samples: without places of tables, with the sample's names as the context.
+
+    A node set without a table or without features has the feature `#id`, to identify its nodes.
+    Context features of the graph belong to the whole graph, so samples do not have them.
+    """
+    context = {"sample_id": TEXT, "seed_id": TEXT}
+    if timed_seeds:
+        context["seed_time"] = TIME
+    return schema_of_samples(schema, context, (seed_set,))
+
+
+def schema_of_samples(
+    schema: GraphSchema, context: Mapping[str, Feature], roots: tuple[str, ...]
+) -> GraphSchema:
+    """The same with features of the context and node sets of seeds as given."""
+    node_sets = {}
+    for name, one in schema.node_sets.items():
+        features = {ID: TEXT} if is_latent(one) or not one.features else {}
+        node_sets[name] = replace(one, features=features | dict(one.features), metadata=None)
+        node_sets[name] = replace(node_sets[name], context=())
+    return GraphSchema(
+        context=Context(features=context),
+        node_sets=node_sets,
+        edge_sets={
+            name: replace(one, metadata=None, context=()) for name, one in schema.edge_sets.items()
+        },
+        info=OriginInfo(graph_type="SUBGRAPH", root_sets=roots),
+    )
+
+
+def is_latent(one: NodeSet) -> bool:
+    """Whether a node set has no table: its nodes are those that edges and seeds name."""
+    return one.metadata is None or not (one.metadata.filename or one.metadata.bigquery)
+
+
+class Assembler:
+    """Makes records of samples. Immutable, so threads may share it.
+
+    Nodes stand in a record with the seed first, then by their ids; edges by the places of source
+    and target, parallel ones in `edge_order`.
+    """
+
+    def __init__(self, graph: Graph, schema: GraphSchema, seed_set: str, timed: bool) -> None:
+        self._graph = graph
+        self._seed_set = seed_set
+        self._timed = timed
+        self.schema = sampled_schema(schema, seed_set, timed)
+        self._codec = Codec(self.schema)
+
+    def records(self, found: Found) -> Iterator[bytes]:
+        """Yield the record of each sample, in their order."""
+        seeds, names = found.seeds, found.seeds.sample_ids
+        number = self._graph.node_sets[self._seed_set].number
+        seed_S = np.array([number.get(id, -1) for id in seeds.seed_ids], np.int64)
+        first = {self._seed_set: seed_S}
+        body = Body(self._graph, self.schema, found.nodes, found.edges, seeds.until_S, first)
+
+        context: dict[str, Array] = {"sample_id": texts(names), "seed_id": texts(seeds.seed_ids)}
+        if self._timed:
+            context["seed_time"] = seeds.until_S
+        for s, name in enumerate(names):
+            graph = GraphTensor(
+                context={name: value[s : s + 1] for name, value in context.items()},
+                node_sets=body.nodes(s),
+                edge_sets=body.edges(s),
+            )
+            yield self._codec.encode(graph, f"sample {name.decode(errors='replace')!r}")
+
+
+class Body:
+    """The nodes and edges of S samples with their features, in the order of a record. Immutable.
+
+    places: where nodes stand in their samples, by node set.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        schema: GraphSchema,
+        nodes: Pairs,
+        edges: Pairs,
+        until_S: Array,
+        first: Mapping[str, Array],
+    ) -> None:
+        """schema: whose sets the samples have. first: by node set, the node that comes first in
+        each sample."""
+        self._graph = graph
+        self.places: dict[str, Places] = {}
+        self._nodes = {}
+        samples = np.arange(len(until_S) + 1)
+        for name, node_set in schema.node_sets.items():
+            sample_N, node_N = nodes.get(name, (NONE, NONE))
+            if name in first:
+                order = np.lexsort((node_N, node_N != first[name][sample_N], sample_N))
+                sample_N, node_N = sample_N[order], node_N[order]
+            bounds = np.searchsorted(sample_N, samples)
+            self.places[name] = Places(sample_N, node_N, bounds)
+            features = self._node_features(name, node_set, node_N, until_S[sample_N])
+            self._nodes[name] = bounds, _split(features, bounds)
+        self._edges = {}
+        for name, edge_set in schema.edge_sets.items():
+            self._edges[name] = self._of_set(name, edge_set, edges, samples)
+
+    def nodes(self, sample: int) -> dict[str, Nodes]:
+        """The nodes of a sample."""
+        return {
+            name: Nodes(sizes_C=np.diff(bounds[sample : sample + 2]), features=parts[sample])
+            for name, (bounds, parts) in self._nodes.items()
+        }
+
+    def edges(self, sample: int) -> dict[str, Edges]:
+        """The edges of a sample."""
+        return {
+            name: Edges(
+                sizes_C=np.diff(bounds[sample : sample + 2]),
+                source_E=source[bounds[sample] : bounds[sample + 1]],
+                target_E=target[bounds[sample] : bounds[sample + 1]],
+                features=parts[sample],
+            )
+            for name, (bounds, source, target, parts) in self._edges.items()
+        }
+
+    def _node_features(self, name: str, node_set: NodeSet, node_N: Array, until_N: Array) -> Values:
+        """The features of some nodes, before a time each."""
+        if not len(node_N):
+            return no_rows(node_set.features)
+        table = self._graph.node_sets[name]
+        features = {}
+        if ID in node_set.features:
+            features[ID] = texts([table.ids[n] for n in node_N.tolist()])
+        return features | dict(self._graph.node_features(name, node_N, until_N))
+
+    def _of_set(
+        self, name: str, edge_set: EdgeSet, edges: Pairs, samples: Array
+    ) -> tuple[Array, Array, Array, list[Values]]:
+        """Where each sample's edges begin, the places of their sources and targets, features."""
+        if name not in edges:
+            bounds = np.zeros(len(samples), np.int64)
+            return bounds, NONE, NONE, _split(no_rows(edge_set.features), bounds)
+        table = self._graph.edge_sets[name]
+        sample_E, edge_E = edges[name]
+        source = self.places[edge_set.source].of(sample_E, table.source_E[edge_E])
+        target = self.places[edge_set.target].of(sample_E, table.target_E[edge_E])
+        order = np.lexsort((edge_E, target, source, sample_E))
+        bounds = np.searchsorted(sample_E[order], samples)
+        features = self._graph.edge_features(name, edge_E[order])
+        return bounds, source[order], target[order], _split(features, bounds)
+
+
+class Places:
+    """Where nodes stand in their samples."""
+
+    def __init__(self, sample_N: Array, node_N: Array, bounds: Array) -> None:
+        self._count = int(node_N.max(initial=0)) + 1
+        joined = sample_N * self._count + node_N
+        self._order = np.argsort(joined)
+        self._joined = joined[self._order]
+        self._bounds = bounds
+
+    def of(self, sample_E: Array, node_E: Array) -> Array:
+        """int64: the place of a node in each sample, which has it."""
+        at = self._order[np.searchsorted(self._joined, sample_E * self._count + node_E)]
+        places: Array = at - self._bounds[sample_E]
+        return places
+
+
+def texts(values: list[bytes]) -> Array:
+    """Strings as an array of bytes."""
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
+
+
+def _split(features: Values, bounds: Array) -> list[Values]:
+    """The features of each sample. bounds: where its rows begin, and the end."""
+    spans = list(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True))
+    parts: list[dict[str, Value]] = [{} for _ in spans]
+    for name, value in features.items():
+        if not isinstance(value, Ragged):
+            for part, (a, b) in zip(parts, spans, strict=True):
+                part[name] = value[a:b]
+            continue
+        lengths = value.row_lengths[0]
+        starts = np.concatenate([[0], np.cumsum(lengths)])[bounds].tolist()
+        for i, (part, (a, b)) in enumerate(zip(parts, spans, strict=True)):
+            values = value.values[starts[i] : starts[i + 1]]
+            part[name] = Ragged(value.shape, values, (lengths[a:b],))
+    return list(parts)

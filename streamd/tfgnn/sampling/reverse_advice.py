@@ -1,0 +1,73 @@
+"""Advice for errors about a spec that walks along edges against their direction.
+
+Sampling goes from sources to targets only. The reverse of an edge set is a set of its own: it reads
+the same table, and its metadata says `edge_type: reversed`. For a log, --reversed adds such sets.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+
+from streamd.tfgnn.schema.schema import EdgeSet, GraphSchema
+
+CORRECT = "correct the sampling spec."
+
+
+@dataclass(frozen=True, slots=True)
+class ReverseAdvice:
+    """Suggests the reversed set to add to a schema. reverses: name of an edge set -> name of its
+    reverse, for a log; empty for tables."""
+
+    schema: GraphSchema
+    reverses: Mapping[str, str]
+
+    def of_missing(self, name: str, start: str | None, ends: Collection[str]) -> str:
+        """Advice for an edge set that is not in the schema.
+
+        start: the node set that it must begin at, None if unknown. ends: the node sets that it
+        should end at, empty if unknown.
+        """
+        sets = self.schema.edge_sets
+        found = [forward for forward, reverse in self.reverses.items() if reverse == name]
+        if not found and start is not None:
+            found = [other for other, one in sets.items() if one.target == start]
+            found = [other for other in found if sets[other].source in ends] or found
+        if not found:
+            return CORRECT
+        return self._add(max(found, key=lambda n: SequenceMatcher(None, n, name).ratio()), name)
+
+    def of_direction(self, name: str, start: str) -> str:
+        """Advice for an edge set that does not begin at the node set `start`."""
+        sets = self.schema.edge_sets
+        one = sets[name]
+        if one.target != start:
+            return CORRECT
+        for other, its in sets.items():
+            has_same_table = bool(_filename(one)) and _filename(its) == _filename(one)
+            is_reverse = has_same_table and (its.source, its.target) == (one.target, one.source)
+            if is_reverse or other == self.reverses.get(name):
+                return f"name {other!r}, the reverse of {name!r}."
+        return self._add(name, f"rev_{name}")
+
+    def _add(self, forward: str, name: str) -> str:
+        """Advice to add the reverse of the edge set `forward` under a name."""
+        if forward in self.reverses:
+            reverse = self.reverses[forward]
+            return f"give --reversed, and name {reverse!r}, which is the reverse of {forward!r}."
+        one = self.schema.edge_sets[forward]
+        metadata = ""
+        if _filename(one):
+            is_reversed = one.metadata is not None and one.metadata.is_reversed
+            extra = "" if is_reversed else ' extra { key: "edge_type" value: "reversed" }'
+            metadata = f" metadata {{ filename: {json.dumps(_filename(one))}{extra} }}"
+        return (
+            f"correct the name, or add the reverse of {forward!r} to the schema, with its "
+            f"features: edge_sets {{ key: {json.dumps(name)} value {{ "
+            f"source: {json.dumps(one.target)} target: {json.dumps(one.source)}{metadata} }} }}"
+        )
+
+
+def _filename(one: EdgeSet) -> str:
+    """The file name of an edge set's table, empty for none."""
+    return one.metadata.filename if one.metadata is not None else ""

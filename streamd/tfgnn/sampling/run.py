@@ -1,0 +1,293 @@
+"""A run of sampling: from a spec, a graph and seeds to files of records, shard by shard.
+
+A shard is written under a scratch name, synced and renamed, so a shard that is there is whole. A
+run that was stopped goes on with the shards that are missing, if a marker beside them says that
+they are of the same run.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from streamd.errors import TFGNNError
+from streamd.storage import write_durably
+from streamd.tfgnn.records.records import read_blocks
+from streamd.tfgnn.records.shards import find_files, make_folder_of, shard_paths
+from streamd.tfgnn.sampling.adjacency import Graph, shown_id
+from streamd.tfgnn.sampling.assembly import Assembler, is_latent, schema_of_samples
+from streamd.tfgnn.sampling.sampler import AGGREGATIONS, Sampler, seed_set
+from streamd.tfgnn.sampling.seeds import Seeds, every_node, load_seeds
+from streamd.tfgnn.sampling.shard_writing import in_batches, write_shards
+from streamd.tfgnn.sampling.spec import SamplingSpec, read_spec
+from streamd.tfgnn.sampling.tables_graph import (
+    Progress,
+    load_graph,
+    needed_sets,
+    read_tables,
+    table_of,
+)
+from streamd.tfgnn.schema.schema import GraphSchema, read_schema, schema_file, schema_text
+
+logger = structlog.get_logger()
+SCHEMA_NAME = "schema.pbtxt"
+"""The schema of samples, beside them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """What a run is asked for.
+
+    seeds: a table, None for every node of the seed set. output: base@N or a file. seed: of chance.
+    processes: that draw. Raises: TFGNNError for an unknown aggregation.
+    """
+
+    schema: GraphSchema
+    spec: SamplingSpec
+    seeds: Path | None = None
+    output: Path
+    aggregation: str = "edge"
+    seed: int = 0
+    processes: int = 1
+
+    def __post_init__(self) -> None:
+        if self.aggregation not in AGGREGATIONS:
+            raise TFGNNError(
+                f"The edge aggregation {self.aggregation!r} is unknown.", f"one of {AGGREGATIONS}."
+            )
+
+    @property
+    def asked(self) -> str:
+        """What the samples depend on, but for the graph."""
+        seeds = [] if self.seeds is None else file_states(find_files(self.seeds))
+        return json.dumps([asdict(self.spec), self.aggregation, self.seed, seeds], sort_keys=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableRun(Run):
+    """A run on tables. base: the folder of their relative names."""
+
+    schema_path: Path
+    base: Path
+
+    def state(self) -> dict[str, str]:
+        """What the run was asked for: a checksum, and the size and time of each file it reads."""
+        files = [self.schema_path]
+        for names, sets in zip(
+            needed_sets(self.schema, self.spec, self.aggregation),
+            (self.schema.node_sets, self.schema.edge_sets),
+            strict=True,
+        ):
+            for name in names:
+                one: Any = sets[name]
+                if one.metadata is not None and one.metadata.filename:
+                    files += find_files(table_of(name, one, self.base))
+        # Another release may write other features, and must not resume these shards.
+        features = schema_text(schema_of_samples(self.schema, {}, ()))
+        parts = f"{self.asked} {file_states(files)} {features}"
+        found = hashlib.sha256(parts.encode()).hexdigest()
+        return {"asked": self.asked, "sha256": found}
+
+
+def file_states(files: Sequence[Path]) -> list[tuple[str, int, int]]:
+    """Name, size and time of files."""
+    return [(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in files]
+
+
+def plan_run(
+    graph_schema: Path,
+    sampling_spec: Path,
+    output: Path,
+    *,
+    data_path: Path | None = None,
+    seeds: Path | None = None,
+    aggregation: str = "edge",
+    seed: int = 0,
+    processes: int = 1,
+) -> TableRun:
+    """Read schema and spec and check that they can be run. graph_schema: also a folder with one
+    .pbtxt. Raises: TFGNNError."""
+    schema_path = schema_file(graph_schema)
+    schema = read_schema(schema_path)
+    spec = read_spec(sampling_spec, schema)
+    run = TableRun(
+        schema_path=schema_path,
+        base=schema_path.parent if data_path is None else data_path,
+        schema=schema,
+        spec=spec,
+        seeds=seeds,
+        output=output,
+        aggregation=aggregation,
+        seed=seed,
+        processes=processes,
+    )
+    for name in needed_sets(schema, spec, aggregation)[1]:
+        table_of(name, schema.edge_sets[name], run.base)
+    if seeds is None and is_latent(schema.node_sets[seed_set(spec)]):
+        raise TFGNNError(
+            f"Node set {seed_set(spec)!r} has no table to take all seeds of.", "name a seeds file."
+        )
+    if (output.parent / SCHEMA_NAME).resolve() == schema_path.resolve():
+        raise TFGNNError(
+            f"The samples' schema would be written over {schema_path}.",
+            "write the samples into another folder.",
+        )
+    return run
+
+
+def sample_tables(
+    run: TableRun, progress: Progress = lambda what, done, total: None
+) -> tuple[int, int]:
+    """Sample from tables loaded whole, and write the shards that are missing.
+
+    Returns: the samples of all shards, and how many were there already. Raises: TFGNNError.
+    """
+    marker = Marker(run.output, run.state())
+    with marker.begin() as done:
+        seeds, timed = (None, False) if run.seeds is None else load_seeds(run.seeds)
+        ids = [] if seeds is None else seeds.seed_ids
+        read = read_tables(run.base, progress)
+        graph = load_graph(run.schema, run.spec, read, seed_ids=ids, aggregation=run.aggregation)
+        counts = sample_graph(run, graph, seeds, timed, done, progress)
+        marker.end(counts[0])
+    return counts
+
+
+def sample_graph(
+    run: Run,
+    graph: Graph,
+    seeds: Seeds | None,
+    timed: bool,
+    done: set[Path],
+    progress: Progress = lambda what, done, total: None,
+) -> tuple[int, int]:
+    """Write the shards of a run that are missing, and the schema of its samples.
+
+    seeds: None for every node of the seed set. timed: whether seeds have times. done: the shards
+    that are there. Returns: as `write_shards`. Raises: TFGNNError.
+    """
+    start = seed_set(run.spec)
+    nodes = graph.node_sets[start]
+    if seeds is not None and start not in graph.latent:
+        missing = {id for id in seeds.seed_ids if nodes.row_N[nodes.number[id]] < 0}
+        if missing:
+            warn_missing(start, True, len(missing), shown_id(min(missing)))
+    if seeds is None:
+        seeds = every_node(id for id, row in zip(nodes.ids, nodes.row_N, strict=True) if row >= 0)
+    sampler = Sampler(
+        graph,
+        run.schema,
+        run.spec,
+        seed=run.seed,
+        aggregation=run.aggregation,
+        timed_seeds=timed,
+    )
+    assembler = Assembler(graph, run.schema, start, timed)
+    paths = shard_paths(run.output)
+
+    def draw(samples: Seeds) -> Iterator[bytes]:
+        return assembler.records(sampler.sample(samples))
+
+    shards = dict(zip(paths, seeds.shards(len(paths)), strict=True))
+    counts = write_shards(shards, draw, done, run.processes, progress)
+    write_schema(run.output, assembler.schema)
+    return counts
+
+
+def warn_missing(node_set: str, is_seed: bool, count: int, example: str) -> None:
+    """Warn of nodes without a row, which are in no sample. is_seed: whether seeds name them, or
+    sampled edges."""
+    logger.warning(
+        "tfgnn_seeds_without_row" if is_seed else "tfgnn_nodes_without_row",
+        node_set=node_set,
+        nodes=count,
+        example=example,
+        meaning="their samples are empty" if is_seed else "edges to and from them are left out",
+    )
+
+
+def sample_records(sampler: Sampler, assembler: Assembler, seeds: Seeds) -> Iterator[bytes]:
+    """Yield the records of samples, some hundred at a time."""
+    return in_batches(seeds, lambda some: assembler.records(sampler.sample(some)))
+
+
+def write_schema(output: Path, schema: GraphSchema) -> None:
+    """Write the schema of samples beside them."""
+    write_durably(output.parent / SCHEMA_NAME, schema_text(schema).encode())
+
+
+class Marker:
+    """A file beside the shards of a run that is not done. Owner: the run.
+
+    It tells what the run was asked for, and of which graph, so that another run does not go on with
+    its shards.
+    """
+
+    def __init__(self, output: Path, state: Mapping[str, Any]) -> None:
+        self._output = output
+        self._state = dict(state)
+
+    @classmethod
+    def left(cls, output: Path) -> dict[str, Any]:
+        """What a run to this output that was stopped has left; nothing where it left no shard."""
+        if any(path.exists() for path in shard_paths(output)):
+            try:
+                found = json.loads(cls._path(output).read_text())
+            except (OSError, ValueError):
+                found = None
+            if isinstance(found, dict):
+                return found
+        return {}
+
+    @staticmethod
+    def _path(output: Path) -> Path:
+        return output.with_name(f".{output.name}.run")
+
+    @contextmanager
+    def begin(self) -> Iterator[set[Path]]:
+        """Mark the run as begun. Yields: its existing shards.
+
+        A run that fails before its first shard leaves no file. Raises: TFGNNError if there are
+        shards of another run, or of a complete run.
+        """
+        there = {path for path in shard_paths(self._output) if path.exists()}
+        if there and self.left(self._output) != self._state:
+            raise TFGNNError(
+                f"{min(there)} is there already, of another run or of one that is done.",
+                "remove it and its other shards, or choose another name.",
+            )
+        folder, mark = self._output.parent, self._path(self._output)
+        is_new = not folder.exists()
+        make_folder_of(self._output)
+        try:
+            write_durably(mark, json.dumps(self._state).encode())
+        except OSError as error:
+            raise TFGNNError(
+                f"{mark} cannot be written: {error.strerror}.", "choose another path."
+            ) from None
+        try:
+            yield there
+        except BaseException:
+            if not any(path.exists() for path in shard_paths(self._output)):
+                mark.unlink(missing_ok=True)
+                if is_new and not any(folder.iterdir()):
+                    folder.rmdir()
+            raise
+
+    def end(self, want: int) -> None:
+        """Count the records of all shards and mark the run as done. Raises: TFGNNError where a
+        record is missing or there twice."""
+        count = 0
+        for path in shard_paths(self._output):
+            count += sum(len(block.start_R) for block in read_blocks(path))
+        if count != want:
+            raise TFGNNError(
+                f"{self._output} has {count} records for {want} seeds.",
+                "remove its shards and run it again; look at the runner's log.",
+            )
+        self._path(self._output).unlink()

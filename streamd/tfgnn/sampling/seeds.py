@@ -1,0 +1,112 @@
+"""The samples of a run: their seeds, names and shards."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from streamd.errors import TFGNNError
+from streamd.tfgnn.sampling.draws import ENDLESS, Array, hash_strings
+from streamd.tfgnn.tables.reading import read_seeds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Seeds:
+    """S samples. seed_ids: of the nodes they begin at. nth_S: int64, counts the samples of one node
+    from 0. until_S: int64, the time from which on a sample holds nothing, ENDLESS where it holds
+    all. Two samples differ in node or count."""
+
+    seed_ids: list[bytes]
+    nth_S: Array
+    until_S: Array
+
+    def __len__(self) -> int:
+        return len(self.seed_ids)
+
+    @property
+    def sample_ids(self) -> list[bytes]:
+        """The names of the samples: of the seed, and `:1` behind it for its second sample."""
+        pairs = zip(self.seed_ids, self.nth_S.tolist(), strict=True)
+        return [b"%s:%d" % (id, nth) if nth else id for id, nth in pairs]
+
+    @property
+    def handles(self) -> list[bytes]:
+        """What tells each sample from all others: its count and its seed."""
+        pairs = zip(self.seed_ids, self.nth_S.tolist(), strict=True)
+        return [b"%d:%s" % (nth, id) for id, nth in pairs]
+
+    @classmethod
+    def of_handles(cls, handles: list[bytes], until_S: Array) -> "Seeds":
+        """The samples of such handles."""
+        parts = [handle.partition(b":") for handle in handles]
+        nth_S = np.array([int(nth) for nth, _, _ in parts], np.int64)
+        return cls([id for _, _, id in parts], nth_S, until_S)
+
+    @property
+    def hash_S(self) -> Array:
+        """uint64: a hash of each sample's handle."""
+        return hash_strings(self.handles)
+
+    def take(self, samples: Array) -> "Seeds":
+        """Some of the samples. samples: int64, their places."""
+        seed_ids = [self.seed_ids[s] for s in samples.tolist()]
+        return Seeds(seed_ids, self.nth_S[samples], self.until_S[samples])
+
+    def sorted(self) -> "Seeds":
+        """The samples in the order of a file: by name, then by seed."""
+        names = list(zip(self.sample_ids, self.seed_ids, range(len(self.seed_ids)), strict=True))
+        return self.take(np.array([place for _, _, place in sorted(names)], np.int64))
+
+    def shards(self, count: int) -> list["Seeds"]:
+        """The samples of each of some shards: a sample's hash tells its shard."""
+        shard_S = shard_of(self.hash_S, count)
+        order = np.argsort(shard_S, kind="stable")
+        bounds = np.searchsorted(shard_S[order], np.arange(1, count))
+        return [self.take(places).sorted() for places in np.split(order, bounds)]
+
+
+def shard_of(hash_S: Array, count: int) -> Array:
+    """int64: the shard of each sample, by its hash."""
+    return (hash_S % np.uint64(count)).astype(np.int64)
+
+
+def name_samples(ids: list[bytes], times: list[int]) -> Seeds:
+    """The samples of rows of a table: those of one node are counted in the order of their times."""
+    rows = sorted(zip(ids, times, strict=True))
+    nth, counted = [], 0
+    for i, (id, _) in enumerate(rows):
+        counted = counted + 1 if i and rows[i - 1][0] == id else 0
+        nth.append(counted)
+    return Seeds(
+        [id for id, _ in rows],
+        np.array(nth, np.int64),
+        np.array([time for _, time in rows], np.int64),
+    )
+
+
+def load_seeds(path: Path) -> tuple[Seeds, bool]:
+    """The samples that a table of seeds asks for, and whether they have times. Raises:
+    TFGNNError."""
+    ids: list[bytes] = []
+    times: list[int] = []
+    has_times = False
+    for rows in read_seeds(path):
+        assert rows.ids is not None
+        ids += rows.ids.tolist()
+        if rows.time is None:
+            if has_times:
+                raise TFGNNError(f"{path} has times in some of its files.", "write them in all.")
+            times += [int(ENDLESS)] * rows.num
+            continue
+        if len(times) and not has_times:
+            raise TFGNNError(f"{path} has times in some of its files.", "write them in all.")
+        has_times = True
+        times += rows.time.tolist()
+    return name_samples(ids, times), has_times
+
+
+def every_node(ids: Iterable[bytes]) -> Seeds:
+    """One sample of each node."""
+    known = list(ids)
+    return name_samples(known, [int(ENDLESS)] * len(known))

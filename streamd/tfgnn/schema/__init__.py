@@ -1,0 +1,1 @@
+"""GraphSchema and the protobuf messages."""

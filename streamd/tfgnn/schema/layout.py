@@ -1,0 +1,108 @@
+"""Which keys of a tf.train.Example hold which part of a GraphTensor."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from streamd.errors import TFGNNError
+from streamd.tfgnn.schema.schema import Context, EdgeSet, Feature, GraphSchema
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureKeys:
+    """The keys of a feature: of its values, and of the row lengths of each ragged dim."""
+
+    name: str
+    feature: Feature
+    values: str
+    row_lengths: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SetKeys:
+    """The keys of a set. size, source and target are "" where the set has none."""
+
+    kind: str
+    name: str
+    features: tuple[FeatureKeys, ...]
+    size: str = ""
+    source: str = ""
+    target: str = ""
+    ends: tuple[str, str] = ("", "")
+
+    @cached_property
+    def words(self) -> str:
+        """The set in words, for errors."""
+        return f"{self.kind} {self.name!r}" if self.name else self.kind
+
+
+class Layout:
+    """The keys of all sets of a schema. Immutable.
+
+    prefix: a text in front of every key. Raises: TFGNNError where the schema contradicts itself, or
+    where two of its parts would have the same key.
+    """
+
+    def __init__(self, schema: GraphSchema, prefix: str = "") -> None:
+        schema.check()
+        context: Mapping[str, Feature] = schema.context.features if schema.context else {}
+        self.context = _set_keys("context", "", f"{prefix}context/", context)
+        self.node_sets = tuple(
+            _set_keys("node set", name, f"{prefix}nodes/{name}.", one.features)
+            for name, one in sorted(schema.node_sets.items())
+        )
+        self.edge_sets = tuple(
+            _set_keys("edge set", name, f"{prefix}edges/{name}.", one.features, one)
+            for name, one in sorted(schema.edge_sets.items())
+        )
+        self.keys = tuple(_all_keys(self.all_sets))
+
+        seen = set()
+        for key, _ in self.keys:
+            if key in seen:
+                raise TFGNNError(
+                    f"two parts of the schema have the key {key!r} in a record.",
+                    "give one of them another name.",
+                )
+            seen.add(key)
+
+    @property
+    def all_sets(self) -> tuple[SetKeys, ...]:
+        """The context, the node sets, the edge sets."""
+        return self.context, *self.node_sets, *self.edge_sets
+
+
+def _set_keys(
+    kind: str,
+    name: str,
+    start: str,
+    features: Mapping[str, Feature],
+    edges: EdgeSet | Context | None = None,
+) -> SetKeys:
+    """The keys of a set, each of which begins with `start`."""
+    found = tuple(
+        FeatureKeys(
+            feature_name,
+            feature,
+            f"{start}{feature_name}",
+            tuple(f"{start}{feature_name}.d{dim}" for dim in feature.ragged_dims),
+        )
+        for feature_name, feature in sorted(features.items())
+    )
+    if kind == "context":
+        return SetKeys(kind, name, found)
+    if not isinstance(edges, EdgeSet):
+        return SetKeys(kind, name, found, f"{start}#size")
+    ends = (edges.source, edges.target)
+    return SetKeys(kind, name, found, f"{start}#size", f"{start}#source", f"{start}#target", ends)
+
+
+def _all_keys(sets: tuple[SetKeys, ...]) -> list[tuple[str, str]]:
+    """All keys, each with the kind of its list, in the order in which `decode` takes them."""
+    keys = []
+    for one in sets:
+        keys += [(key, "int64") for key in (one.size, one.source, one.target) if key]
+        for feature in one.features:
+            keys.append((feature.values, feature.feature.dtype.wire))
+            keys += [(key, "int64") for key in feature.row_lengths]
+    return keys

@@ -1,0 +1,1 @@
+"""Unigraph tables: reading, writing and printing."""

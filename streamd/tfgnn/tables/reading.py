@@ -1,0 +1,419 @@
+"""Unigraph tables in: the rows of a set from CSV or TFRecord files."""
+
+import csv
+import io
+import itertools
+import re
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamd.errors import TFGNNError
+from streamd.settings.sets import nearest_of
+from streamd.tfgnn.records.columns import Column, ColumnReader
+from streamd.tfgnn.records.lists import first_out_of_range, typed
+from streamd.tfgnn.records.records import MAX_RECORD_BYTES, MAX_RECORDS, open_file, read_blocks
+from streamd.tfgnn.records.row_names import FileRows, Place
+from streamd.tfgnn.records.shards import find_files, table_format
+from streamd.tfgnn.records.tensor import Ragged, Value
+from streamd.tfgnn.schema.schema import TYPES, Context, DataType, EdgeSet, Feature, NodeSet
+
+ROWS = 1 << 13
+"""Rows of a CSV file that are given at once."""
+CELLS = 1 << 22
+"""Most features times records of a block, which bounds what is noted of each."""
+MAX_LINE = 1 << 24
+"""Most characters of a line of CSV: without an end of line a whole file would be one."""
+WEIGHT = "#weight"
+"""A column of edges that the guide names; also read under `weight`. Floats, declared or not."""
+TIME = "#time"
+"""A column of edges and seeds; also read under `time`. Integers of one unit in all tables."""
+IDS = {"id": "#id", "source": "#source", "target": "#target"}
+"""Columns that CSV may name without the #."""
+Set = Context | NodeSet | EdgeSet
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Rows:
+    """Some rows of a table, in the order of its files.
+
+    first: the number of the first row, from 0. ids: of nodes, and source and target: of edges,
+    object arrays of bytes, None where the set has none. features: [R, *shape] by name. weight: of
+    edges, float32, None where the table has none. time: of edges and seeds, int64, None where the
+    table has none. others: columns that the schema does not have, as bytes (CSV only). place: names
+    the rows for errors.
+    """
+
+    first: int
+    num: int
+    ids: Array | None = None
+    source: Array | None = None
+    target: Array | None = None
+    weight: Array | None = None
+    time: Array | None = None
+    features: Mapping[str, Value] = field(default_factory=dict)
+    others: Mapping[str, Array] = field(default_factory=dict)
+    place: FileRows = FileRows()
+
+
+def table_path(one: Set, base: Path) -> Path | None:
+    """Where the table of a set lies, None where the schema names none.
+
+    base: the folder of the schema, or the schema. Raises: TFGNNError for a place that is no file.
+    """
+    name = one.metadata.filename if one.metadata else ""
+    if not name:
+        return None
+    if "://" in name:
+        raise TFGNNError(f"{name} is not a local file.", "copy it here and name the copy.")
+    return (base if base.is_dir() else base.parent) / name
+
+
+def read_table(
+    one: Set, path: Path, *, at_once: int = MAX_RECORDS, max_bytes: int = MAX_RECORD_BYTES
+) -> Iterator[Rows]:
+    """Yield the rows of a set's table: a file, a glob or base@N, CSV or TFRecord by its name.
+
+    at_once: maximum of rows in a part. max_bytes: maximum of a record.
+    Sources and targets change places where the set's metadata says `edge_type: reversed`. Raises:
+    TFGNNError naming file and row where one does not fit the set; what comes before was yielded.
+    """
+    yield from _read(_Table(one, isinstance(one, EdgeSet), at_once, max_bytes), path)
+
+
+def _read(table: "_Table", path: Path) -> Iterator[Rows]:
+    """Yield the rows of a table. Raises: TFGNNError."""
+    read = table.csv_rows if table_format(path) == "csv" else table.records
+    number = 0
+    for file in find_files(path):
+        for rows in read(file, number):
+            number += rows.num
+            yield rows
+
+
+def read_ids(path: Path) -> Iterator[bytes]:
+    """Yield the ids of a table of seeds. Raises: as `read_table`."""
+    for rows in read_seeds(path):
+        assert rows.ids is not None
+        yield from rows.ids.tolist()
+
+
+def read_seeds(path: Path) -> Iterator[Rows]:
+    """Yield the rows of a table of seeds: ids, and times where it has them. Raises: as
+    `read_table`."""
+    yield from _read(_Table(NodeSet(), True), path)
+
+
+class _Table:
+    """Reads rows of the table of one set."""
+
+    def __init__(
+        self,
+        one: Set,
+        is_timed: bool,
+        at_once: int = MAX_RECORDS,
+        max_bytes: int = MAX_RECORD_BYTES,
+    ) -> None:
+        self._at_once, self._max_bytes = at_once, max_bytes
+        self._features = dict(one.features)
+        self._is_timed = is_timed
+        self._is_reversed = one.metadata is not None and one.metadata.is_reversed
+        self._keys: tuple[str, ...] = ()
+        if isinstance(one, NodeSet):
+            self._keys = ("#id",)
+        elif isinstance(one, EdgeSet):
+            self._keys = ("#source", "#target")
+        self._is_edges = isinstance(one, EdgeSet)
+        for name in self._keys:
+            feature = one.features.get(name)
+            if feature is not None and (feature.shape or feature.dtype.wire != "bytes"):
+                raise TFGNNError(
+                    f"{name} is one string a row, not {feature}.", "correct the schema."
+                )
+
+    def records(self, path: Path, first: int) -> Iterator[Rows]:
+        """Yield the rows of a TFRecord file. Raises: TFGNNError."""
+        features = self._features
+        for name, feature in features.items():
+            if len(feature.ragged_dims) > 1 or (feature.ragged_dims and feature.shape[0]):
+                raise TFGNNError(
+                    f"{path}: feature {name!r} has the shape {feature.shape}; a row of a table "
+                    "holds one ragged dim at most, the first.",
+                    "flatten it.",
+                )
+        weights = self._undeclared((WEIGHT, "weight"), self._is_edges)
+        times = self._undeclared((TIME, "time"), self._is_timed)
+        keys = [(key, "bytes") for key in self._keys if key not in features]
+        keys += [(name, feature.dtype.wire) for name, feature in features.items()]
+        keys += [(name, "float") for name in weights] + [(name, "int64") for name in times]
+        reader = ColumnReader(keys)
+        most = max(1, min(self._at_once, CELLS // max(1, len(keys))))
+        for block in read_blocks(path, most, self._max_bytes):
+            place = FileRows(path, "record", block.first)
+            found = reader.read(block.data, block.start_R, block.end_R, place)
+            columns = dict(zip(reader.names, found, strict=True))
+            num = len(block.start_R)
+            values: dict[str, Value] = {
+                name: _of_column(columns[name], feature, num, place, name)
+                for name, feature in features.items()
+            }
+            ends = {
+                key: _one_each(columns[key], place, key) for key in self._keys if key not in values
+            }
+            weight, time = (
+                next((_one_each(columns[n], place, n) for n in of if len(columns[n].values)), None)
+                for of in (weights, times)
+            )
+            yield self._rows(first, place, num, ends, values, weight, time, {})
+            first += num
+
+    def _undeclared(self, names: tuple[str, ...], is_wanted: bool) -> list[str]:
+        """Those names of a column that the schema leaves to the table."""
+        return [name for name in names if is_wanted and name not in self._features]
+
+    def csv_rows(self, path: Path, first: int) -> Iterator[Rows]:
+        """Yield the rows of a CSV file, whose first row is its header. Raises: TFGNNError."""
+        for name, feature in self._features.items():
+            if feature.shape:
+                raise TFGNNError(
+                    f"{path}: feature {name!r} has the shape {feature.shape}; a cell of CSV "
+                    "holds one value.",
+                    "write the table as .tfrecord.",
+                )
+        with ExitStack() as stack:
+            reader = csv_reader(path, stack)
+            header = next(reader, None)
+            if header is None:
+                raise TFGNNError(f"{path} is empty.", "write a header.")
+            names = [IDS.get(name, name) for name in header]
+            self._check_header(names, path)
+            at = 1
+            take = max(1, min(ROWS, self._at_once, CELLS // len(names)))
+            while chunk := list(itertools.islice(reader, take)):
+                for row, cells in enumerate(chunk, at):
+                    if len(cells) != len(names):
+                        # What comes before is delivered.
+                        if row > at:
+                            yield self._of_cells(chunk[: row - at], names, path, at, first)
+                        raise TFGNNError(
+                            f"{path} row {row} has {len(cells)} cells, the header {len(names)}.",
+                            "correct the row.",
+                        )
+                yield self._of_cells(chunk, names, path, at, first)
+                at += len(chunk)
+                first += len(chunk)
+
+    def _check_header(self, names: list[str], path: Path) -> None:
+        """Refuse a header that lacks a column or has one twice. Raises: TFGNNError."""
+        for name in (*self._keys, *self._features):
+            if name not in names:
+                near = nearest_of(name, names)
+                raise TFGNNError(f"{path} has no column {name!r}{near}.", "add it to the table.")
+        if len(set(names)) < len(names):
+            name, _ = Counter(names).most_common(1)[0]
+            raise TFGNNError(f"{path} has the column {name!r} twice.", "rename one.")
+
+    def _of_cells(
+        self, chunk: list[list[str]], names: list[str], path: Path, at: int, first: int
+    ) -> Rows:
+        """Rows of cells. at: the number of the first row in the file. Raises: TFGNNError."""
+        place = FileRows(path, "row", at)
+        values: dict[str, Value] = {}
+        ends: dict[str, Array] = {}
+        others: dict[str, Array] = {}
+        weight = time = None
+        for name, cells in zip(names, zip(*chunk, strict=True), strict=True):
+            if name in self._features:
+                values[name] = _parsed(cells, self._features[name].dtype, place, name)
+            elif name in self._keys:
+                ends[name] = _strings(cells)
+            elif self._is_edges and name in (WEIGHT, "weight"):
+                weight = _parsed(cells, TYPES["DT_FLOAT"], place, name)
+            elif self._is_timed and name in (TIME, "time"):
+                time = _parsed(cells, TYPES["DT_INT64"], place, name)
+            else:
+                others[name] = _strings(cells)
+        return self._rows(first, place, len(chunk), ends, values, weight, time, others)
+
+    def _rows(
+        self,
+        first: int,
+        place: FileRows,
+        num: int,
+        ends: dict[str, Array],
+        values: dict[str, Value],
+        weight: Array | None,
+        time: Array | None,
+        others: dict[str, Array],
+    ) -> Rows:
+        """Rows with sources and targets at their places."""
+        # A schema may declare the ids as a feature too.
+        found: list[Any] = [ends.get(k, values.get(k)) for k in ("#id", "#source", "#target")]
+        ids, source, target = found
+        if self._is_reversed:
+            source, target = target, source
+        for name in (WEIGHT, "weight"):
+            declared = values.get(name)
+            if weight is not None or not self._is_edges or not isinstance(declared, np.ndarray):
+                continue
+            if declared.ndim == 1 and declared.dtype.kind in "fiu":
+                weight = typed(declared, TYPES["DT_FLOAT"], name)
+        for name in (TIME, "time"):
+            declared = values.get(name)
+            if time is not None or not self._is_timed or not isinstance(declared, np.ndarray):
+                continue
+            if declared.ndim == 1 and declared.dtype.kind in "iu":
+                time = _as_dtype(declared, TYPES["DT_INT64"], place, name)
+        return Rows(
+            first=first,
+            num=num,
+            ids=ids,
+            source=source,
+            target=target,
+            weight=weight,
+            time=time,
+            features=values,
+            others=others,
+            place=place,
+        )
+
+
+def csv_reader(path: Path, stack: ExitStack) -> Iterator[list[str]]:
+    """Yield the rows of cells of a CSV file that are not blank. Raises: TFGNNError."""
+    try:
+        file = stack.enter_context(open_file(path))
+    except OSError as error:
+        raise TFGNNError(f"{path} cannot be read: {error.strerror}.", "check it.") from None
+    text = stack.enter_context(io.TextIOWrapper(file, "utf-8-sig", newline=""))
+    return _cells(path, csv.reader(_lines(text), strict=True))
+
+
+def _lines(text: io.TextIOWrapper) -> Iterator[str]:
+    """Yield lines. Raises: ValueError for one without an end."""
+    while line := text.readline(MAX_LINE):
+        if len(line) == MAX_LINE:
+            raise ValueError(f"a line has {MAX_LINE} characters or more")
+        yield line
+
+
+def _cells(path: Path, rows: Any) -> Iterator[list[str]]:
+    """Yield the rows of a reader that are not blank. Raises: TFGNNError naming the line."""
+    while True:
+        try:
+            row = next(rows, None)
+        except (OSError, EOFError, ValueError, csv.Error, zlib.error) as error:
+            raise TFGNNError(
+                f"{path} cannot be read behind line {rows.line_num}: {error}.", "write it again."
+            ) from None
+        if row is None:
+            return
+        if row:
+            yield row
+
+
+def _parsed(cells: Iterable[str], dtype: DataType, place: Place, name: str) -> Array:
+    """The values of a column of cells, as their dtype. Raises: TFGNNError naming the row."""
+    if dtype.wire == "bytes":
+        return _strings(cells)
+    if dtype.wire == "float":
+        numbers = [_number(float, cell, place, row, name) for row, cell in enumerate(cells)]
+        return typed(np.array(numbers, np.float64), dtype, name)
+    least, most = dtype.bounds
+    values: list[int] = []
+    for row, cell in enumerate(cells):
+        value = _number(int, cell, place, row, name)
+        if not least <= value <= most:
+            raise TFGNNError(
+                f"{place(row)}, column {name!r}: {cell[:40]} is not from {least} to {most}, the "
+                f"range of {dtype.name}.",
+                "correct it, or the schema's dtype.",
+            )
+        values.append(value)
+    return np.array(values, dtype.numpy)
+
+
+_DIGITS = re.compile(r"-?[0-9]+")
+Number = TypeVar("Number", int, float)
+
+
+def _number(parse: Callable[[str], Number], cell: str, place: Place, row: int, name: str) -> Number:
+    """A cell as a number. Raises: TFGNNError naming the row."""
+    try:
+        # Python would also accept 1_0, digits of any script, blanks and a leading +.
+        is_plain = _DIGITS.fullmatch(cell) if parse is int else cell.isascii() and "_" not in cell
+        if not is_plain:
+            raise ValueError
+        return parse(cell)
+    except ValueError:
+        words = "a number" if parse is float else "an integer, which is digits alone"
+        raise TFGNNError(
+            f"{place(row)}, column {name!r}: {cell[:40]!r} is not {words}.", "correct it."
+        ) from None
+
+
+def _strings(cells: Iterable[str]) -> Array:
+    """Cells as an array of bytes."""
+    values = [cell.encode() for cell in cells]
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
+
+
+def _as_dtype(
+    flat: Array, dtype: DataType, place: Place, name: str, count_R: Array | None = None
+) -> Array:
+    """Values as their dtype. count_R: number of values of each row, None for one each. Raises:
+    TFGNNError naming the row of an integer outside the dtype's range."""
+    if (wrong := first_out_of_range(flat, dtype)) is not None:
+        row = wrong
+        if count_R is not None:
+            row = int(np.searchsorted(np.cumsum(count_R), wrong, "right"))
+        raise TFGNNError(
+            f"{place(row)}: feature {name!r} has {flat[wrong]}, which {dtype.name} does not hold.",
+            "correct it, or the schema's dtype.",
+        )
+    return typed(flat, dtype, name)
+
+
+def _one_each(column: Column, place: Place, name: str) -> Array:
+    """The values of a column with one in each record. Raises: TFGNNError."""
+    wrong = np.flatnonzero(column.count_R != 1)
+    if len(wrong):
+        r = int(wrong[0])
+        raise TFGNNError(
+            f"{place(r)}: {name} has {int(column.count_R[r])} values; it must have one.",
+            "write the table again.",
+        )
+    return column.values
+
+
+def _of_column(column: Column, feature: Feature, num: int, place: Place, name: str) -> Value:
+    """The value of a feature over rows. Raises: TFGNNError."""
+    inner = 1
+    trailing = feature.shape[1:] if feature.ragged_dims else feature.shape
+    for size in trailing:
+        inner *= size or 0
+    wrong = np.flatnonzero(
+        column.count_R % max(inner, 1) if feature.ragged_dims else column.count_R != inner
+    )
+    if len(wrong) or (inner == 0 and len(column.values)):
+        r = int(wrong[0]) if len(wrong) else int(np.flatnonzero(column.count_R)[0])
+        raise TFGNNError(
+            f"{place(r)}: feature {name!r} has {int(column.count_R[r])} values, its shape is "
+            f"{feature.shape}.",
+            "write the value for every row.",
+        )
+    flat = _as_dtype(column.values, feature.dtype, place, name, column.count_R)
+    shape = [size or 0 for size in trailing]
+    if not feature.ragged_dims:
+        return flat.reshape(num, *shape)
+    lengths = column.count_R // max(inner, 1)
+    return Ragged(feature.shape, flat.reshape(int(lengths.sum()), *shape), (lengths,))

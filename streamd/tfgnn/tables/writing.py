@@ -1,0 +1,124 @@
+"""Unigraph tables out: the rows of a set as CSV or TFRecord files."""
+
+import csv
+import io
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamd.errors import TFGNNError
+from streamd.tfgnn.records.lists import encode_row
+from streamd.tfgnn.records.records import ShardFiles, write_records
+from streamd.tfgnn.records.shards import table_format
+from streamd.tfgnn.records.tensor import Ragged, Value, by_row
+from streamd.tfgnn.schema.schema import TYPES, EdgeSet, Feature, NodeSet
+from streamd.tfgnn.tables.reading import TIME, WEIGHT, Rows, Set
+
+Array = NDArray[Any]
+
+
+def write_table(one: Set, path: Path, tables: Iterable[Rows]) -> int:
+    """Write a set's table: a file or the shards of base@N, CSV or TFRecord by its name.
+
+    Sources and targets change places where the metadata says `edge_type: reversed`. Each file has
+    its name only once it is whole. Returns: the number of rows. Raises: TFGNNError where a value
+    has no place in a cell of CSV, or a feature is missing.
+    """
+    if table_format(path) == "tfrecord":
+        return write_records(path, _row_records(one, tables))
+    return _write_csv(one, path, tables)
+
+
+def _columns(one: Set, rows: Rows) -> list[tuple[str, Feature, Value]]:
+    """The columns of rows as a table has them. Raises: TFGNNError."""
+    text, number = Feature(dtype=TYPES["DT_STRING"]), Feature(dtype=TYPES["DT_FLOAT"])
+    ends = {"#source": rows.source, "#target": rows.target}
+    if one.metadata is not None and one.metadata.is_reversed:
+        ends = {"#source": rows.target, "#target": rows.source}
+    keys = {"#id": rows.ids} if isinstance(one, NodeSet) else {}
+    keys |= ends if isinstance(one, EdgeSet) else {}
+    found: list[tuple[str, Feature, Value]] = []
+    for name, ids in keys.items():
+        if ids is None:
+            raise TFGNNError(f"the rows have no {name}.", "give one for every row.")
+        found.append((name, text, ids))
+    for name, feature in one.features.items():
+        if name in keys:
+            continue
+        if name not in rows.features:
+            raise TFGNNError(f"the rows lack the feature {name!r}.", "give every feature.")
+        found.append((name, feature, rows.features[name]))
+    declares = WEIGHT in one.features or "weight" in one.features
+    if rows.weight is not None and not declares:
+        found.append((WEIGHT, number, rows.weight))
+    if rows.time is not None and not {TIME, "time"} & set(one.features):
+        found.append((TIME, Feature(dtype=TYPES["DT_INT64"]), rows.time))
+    return found
+
+
+def _row_records(one: Set, tables: Iterable[Rows]) -> Iterator[bytes]:
+    """Yield a record for each row. Raises: TFGNNError."""
+    for rows in tables:
+        columns = [(name, f, by_row(value)) for name, f, value in _columns(one, rows)]
+        for r in range(rows.num):
+            yield encode_row(
+                [(n, f.dtype, value(r)) for n, f, value in columns], f"row {rows.first + r}"
+            )
+
+
+def _write_csv(one: Set, path: Path, tables: Iterable[Rows]) -> int:
+    """Write the rows as CSV, to shards in turn. Returns: how many. Raises: TFGNNError."""
+    number, header = 0, None
+    with ShardFiles(path) as files, ExitStack() as stack:
+        texts = []
+        for file in files:
+            texts.append(io.TextIOWrapper(file, "utf-8", newline=""))
+            # The file is closed by its owner, what is in the wrapper goes there first.
+            stack.callback(texts[-1].detach)
+        writers = [csv.writer(text, lineterminator="\n") for text in texts]
+        for rows in tables:
+            columns = _columns(one, rows)
+            names = [name for name, _, _ in columns]
+            if header is None:
+                header = names
+                for writer in writers:
+                    writer.writerow(names)
+            elif header != names:
+                raise TFGNNError(f"rows have the columns {names}, those before {header}.")
+            cells = [_cells_of(name, feature, value) for name, feature, value in columns]
+            for row in zip(*cells, strict=True):
+                writers[number % len(writers)].writerow(row)
+                number += 1
+        if header is None:
+            raise TFGNNError(f"{path} would have no header.", "give rows, if only of size 0.")
+    return number
+
+
+def _cells_of(name: str, feature: Feature, value: Value) -> list[Any]:
+    """The cells of a column. Raises: TFGNNError."""
+    if isinstance(value, Ragged) or np.ndim(value) != 1:
+        raise TFGNNError(f"feature {name!r} has dims, a cell of CSV none.", "use .tfrecord.")
+    array = np.asarray(value)
+    if feature.dtype.wire == "bytes":
+        return [_cell(name, value) for value in array.tolist()]
+    if feature.dtype.wire == "int64":
+        # A bool is 0 or 1.
+        return list(map(int, array.tolist()))
+    # The shortest text that is the same float.
+    return list(map(str, array.tolist() if array.dtype == np.float64 else array.astype(str)))
+
+
+def _cell(name: str, value: Any) -> str:
+    """A string as a cell. Raises: TFGNNError."""
+    try:
+        text: str = value.decode() if isinstance(value, bytes) else value
+    except UnicodeDecodeError:
+        raise TFGNNError(f"feature {name!r} is not UTF-8.", "use .tfrecord.") from None
+    if "\n" in text or "\r" in text:
+        # Readers that split lines first cannot read it.
+        raise TFGNNError(f"feature {name!r} has a line break in a value.", "use .tfrecord.")
+    return text
