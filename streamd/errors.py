@@ -139,8 +139,8 @@ class BadEvent(StreamdError):
     """When one event does not fit the stream; it becomes a dead letter with this reason. The
     producer is corrected.
 
-    reason: one of `streamd.ingest.dead_letters.sinks.REASONS`, a bounded set that metrics may use as a
-    label.
+    reason: one of `streamd.ingest.dead_letters.sinks.REASONS`, a bounded set that metrics may use
+    as a label.
     """
 
     def __init__(self, reason: str, message: str) -> None:

@@ -1,8 +1,9 @@
 """SplitMix64 (Steele et al. 2014): the hash that draws, drops and finds places by, the same on
 every machine.
 
-The n-th number of a stream is `mix(state + n * GOLDEN)`. On tensors `streamd.models.layers.dropout` says
-the same, on a GPU `streamd/gpu/kernels/sampling.cu`; tests hold them together.
+The n-th number of a stream is `mix(state + n * GOLDEN)`. On tensors
+`streamd.models.layers.dropout` computes the same, on a GPU `streamd/gpu/kernels/sampling.cu`; tests
+hold them together.
 """
 
 from typing import Any

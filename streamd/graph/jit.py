@@ -22,7 +22,7 @@ import numpy as np
 from numba import njit, types
 from numba.np.numpy_support import as_dtype
 
-ROOMS = ("graph", "gpu", "exchange/tfgnn")
+ROOMS = ("graph", "gpu", "tfgnn")
 """Folders whose files hold kernels."""
 
 
@@ -30,9 +30,10 @@ def sources_hash(package: Path) -> str:
     """A hash of all files that kernels are made of, of where they lie, and of numba's version."""
     found = hashlib.sha256(f"{package}\0{numba.__version__}\0".encode())
     for room in ROOMS:
-        for path in sorted((package / room).glob("*.py")):
+        for path in sorted((package / room).rglob("*.py")):
             # Names count too: numba keeps machine code by file.
-            found.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+            name = str(path.relative_to(package))
+            found.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
     return found.hexdigest()[:16]
 
 

@@ -30,7 +30,7 @@ def warm_up() -> float:
     # The roles start together: the first compiles, the others wait and load.
     begun = time.perf_counter()
     with _kernels_locked():
-        if jit.CACHE is not None and not list(jit.CACHE.rglob("facts_kernels.advance*")):
+        if jit.CACHE is not None and not list(jit.CACHE.rglob("facts*/kernels.advance*")):
             # numba compiles on one core at a time, so each of two processes does half of it. Not
             # this one: what a compiler takes of memory is never given back. They end with this one,
             # whose lock they need.

@@ -29,10 +29,10 @@ class Architecture:
     uses beyond COMMON; others may be set and change nothing, which the trainer and the doctor say.
     has_memory: whether nodes have a state that moves with the log;
     static: whether it asks nothing of time, so that it may learn the log as a static graph.
-    in_numpy: whether `streamd.models.inference.numpy_model` answers for it on a CPU, so that a server needs
-    no torch. score: "vectors", by an embedding of each end, which may be kept and searched by;
-    "facts", by the facts about the pair alone. An architecture that sees both ends at once would be
-    a third: `LinkModel.forward` calls it, and the server keeps nothing of it.
+    in_numpy: whether `streamd.models.inference.numpy_model` answers for it on a CPU, so that a
+    server needs no torch. score: "vectors", by an embedding of each end, which may be kept and
+    searched by; "facts", by the facts about the pair alone. An architecture that sees both ends at
+    once would be a third: `LinkModel.forward` calls it, and the server keeps nothing of it.
     """
 
     plan: Plan

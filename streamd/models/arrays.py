@@ -1,8 +1,8 @@
 """Arrays where a memory lies: numpy's on the host, torch's on a GPU.
 
 What moves with the log is written once for both, with what numpy and torch name alike
-(`streamd.graph.blocks.hops.arrays_of`). torch is loaded by those who hold tensors already: a server whose
-versions answer in numpy never loads it.
+(`streamd.graph.blocks.hops.arrays_of`). torch is loaded by those who hold tensors already: a server
+whose versions answer in numpy never loads it.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -29,7 +29,7 @@ from streamd.server.v1.routes import NodePath, direct, key_of_path, router
 from streamd.server.v2 import inference, triton
 from streamd.telemetry import metrics
 
-STATIC = Path(__file__).parent / "static"
+STATIC = Path(__file__).parent / "page" / "static"
 """The status page and the docs' scripts."""
 LOOK_SECONDS = 0.1
 """Pause between two looks whether a worker may open the port: short beside a start."""

@@ -11,11 +11,11 @@ import numpy as np
 
 from streamd.eventlog.columns import EdgeColumns
 from streamd.graph import BlockGraph, PairFacts, TemporalSampler
-from streamd.graph.facts_reference import ReferenceFacts
 from streamd.settings.loading import ModelSettings
 from tests.benchmarks import synth
 from tests.benchmarks.measure import Row, best_seconds
 from tests.builders import stream
+from tests.graph.reference_facts import ReferenceFacts
 
 HALF_LIVES = ModelSettings().half_lives_seconds
 TGL = {("reddit", "recent", 1): (15.0, 16.7), ("reddit", "recent", 2): (13.1, 16.1), ("reddit", "uniform", 1): (8.0, 13.3),

@@ -26,7 +26,6 @@ from kafka import KafkaAdminClient, KafkaProducer
 from safetensors.numpy import load_file
 
 from streamd.eventlog.reader import LogReader
-from streamd.graph.facts_reference import ReferenceFacts
 from streamd.models.inference.numpy_model import NumpyModel
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import rule_scores
@@ -38,6 +37,7 @@ from streamd.telemetry.heartbeat import read_beat
 from streamd.windows.history import FILE as HISTORY
 from tests.builders import HOUR, SECOND
 from tests.crash.daemons import Daemon, produce, wait
+from tests.graph.reference_facts import ReferenceFacts
 from tests.replica.directories import difference, lines_of
 from tests.replica.models_world import content
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from streamd.graph import Draw, Neighbors, reference
-from streamd.graph.blocks.strategies import STRATEGIES
+from streamd.graph import Draw, Neighbors
+from tests.graph.reference_draws import REFERENCES, entries
 
 
 def recent(graph, roots, before, k, since=0, direction="both"):
@@ -21,8 +21,8 @@ def wanted(src, dst, roots, since, before, draw, hidden=(), first=0):
     until = min(max(before, first), first + len(src))
     answers = []
     for node in roots.tolist():
-        visible = reference.entries(src, dst, first, node, since, before, hidden, draw.direction)
-        answers.append(STRATEGIES[draw.strategy].reference(
+        visible = entries(src, dst, first, node, since, before, hidden, draw.direction)
+        answers.append(REFERENCES[draw.strategy](
             visible, draw.fanout, node=node, before=until, seed=draw.seed, replace=draw.replace))
     return answers
 

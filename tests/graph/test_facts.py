@@ -3,9 +3,9 @@ import pytest
 
 from streamd.events import NodeDeletes as Deletes
 from streamd.graph import NUM_FACTS, FactColumn, PairFacts
-from streamd.graph.facts_reference import ReferenceFacts
 from streamd.graph.live import save_facts
 from streamd.tensors import write_arrays
+from tests.graph.reference_facts import ReferenceFacts
 
 HALF_LIVES = (1, 5, 20, 60, 200)
 

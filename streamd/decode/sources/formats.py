@@ -1,7 +1,7 @@
 """Formats of mapped records: what turns the bytes of a value into plain Python objects.
 
-JSON is read by `streamd.decode.sources.paths` without making objects of all of it; every other format is
-a `Format`.
+JSON is read by `streamd.decode.sources.paths` without making objects of all of it; every other
+format is a `Format`.
 """
 
 import struct

@@ -1,1 +1,1 @@
-"""GNNFlow's block graph: stores of adjacency in time-indexed blocks, and the kernels that sample them."""
+"""GNNFlow's block graph: adjacency in time-indexed blocks, and the kernels that sample it."""

@@ -19,8 +19,8 @@ class Draw:
     """How neighbours of one root are drawn: `fanout` of them among its events of a direction.
 
     edge_set: number of the set whose events are meant. strategy: a row of
-    `streamd.graph.blocks.strategies`. replace: an event may be drawn twice. seed: of a strategy that draws
-    at random.
+    `streamd.graph.blocks.strategies`. replace: an event may be drawn twice. seed: of a strategy
+    that draws at random.
     """
 
     direction: Direction = "both"

@@ -1,11 +1,11 @@
-"""The rules by which neighbours are drawn: each in words, as a kernel of the host, as a kernel of
-the device and as a plain reference."""
+"""The rules by which neighbours are drawn: each in words, as a kernel of the host and of the device.
+
+`tests/graph/reference_draws.py` has a plain reference of each."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from streamd.graph import reference
 from streamd.graph.blocks.sampling_kernels import sample_recent, sample_uniform
 
 StrategyName = Literal["recent", "uniform"]
@@ -15,13 +15,12 @@ StrategyName = Literal["recent", "uniform"]
 class Strategy:
     """kernel: (BlockArrays, Query, Sampled), compiled by numba. device_kernel: name of the function
     in `streamd/gpu/kernels/sampling.cu`. draws: it draws at random, so it takes a seed and
-    `replace`. reference: a root's answer from the list of its entries."""
+    `replace`."""
 
     rule: str
     kernel: Callable[..., Any]
     device_kernel: str
     draws: bool
-    reference: Callable[..., list[tuple[int, int]]]
 
 
 STRATEGIES: dict[StrategyName, Strategy] = {
@@ -30,13 +29,11 @@ STRATEGIES: dict[StrategyName, Strategy] = {
         kernel=sample_recent,
         device_kernel="sample_recent",
         draws=False,
-        reference=reference.recent,
     ),
     "uniform": Strategy(
         rule="each event as likely as any other",
         kernel=sample_uniform,
         device_kernel="sample_uniform",
         draws=True,
-        reference=reference.uniform,
     ),
 }

@@ -41,8 +41,8 @@ class FactArrays(NamedTuple):
     Transitions, each at the place of its hash: step_key uint64[T] (one more than last partner << 32
     | candidate, 0 none), step_count float32[T], step_at int64[T] (events of the last partner then).
 
-    Hours of the day, each at the place of its hash (`streamd.graph.facts.hour_table`): hours uint64[H,
-    2], its key (0 none) beside its events, so that both come from one line of the cache.
+    Hours of the day, each at the place of its hash (`streamd.graph.facts.hour_table`): hours
+    uint64[H, 2], its key (0 none) beside its events, so that both come from one line of the cache.
 
     totals float64[5] as of total_at; power float32[4, 2048]; decay float64[5] per microsecond;
     size: pairs, oldest, newest, total_at, destinations.

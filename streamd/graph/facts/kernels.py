@@ -1,6 +1,6 @@
 """Kernels that compute the pair facts, compiled by numba.
 
-`streamd.graph.facts_reference.ReferenceFacts` computes the same in plain Python.
+`tests/graph/reference_facts.py` computes the same in plain Python.
 """
 
 from typing import Any

@@ -1,5 +1,5 @@
-"""The parts of `streamd.models.inference.numpy_model`: each reads its weights by the names under which torch
-has them, and computes what its module of torch does, to float32's rounding.
+"""The parts of `streamd.models.inference.numpy_model`: each reads its weights by the names
+under which torch has them, and computes what its module of torch does, to float32's rounding.
 
 Shape suffixes as in `streamd.models`; R rows, I inputs, O outputs of a layer.
 """

@@ -134,7 +134,7 @@ def _classes() -> dict[str, Any]:
     except ImportError:
         raise TFGNNError("TF-GNN's schemas need protobuf.", NEEDS_PROTOBUF) from None
     file = descriptor_pb2.FileDescriptorProto(
-        name="streamd/exchange/tfgnn/tfgnn.proto", package=_PACKAGE, syntax="proto2"
+        name="streamd/tfgnn/schema/tfgnn.proto", package=_PACKAGE, syntax="proto2"
     )
     _fill(file, _SOURCE.read_text())
 

@@ -62,3 +62,7 @@ def uniform(
 
 def _mixed(x: int) -> int:
     return int(mix(np.array([x % 2**64], np.uint64))[0])
+
+
+REFERENCES = {"recent": recent, "uniform": uniform}
+"""Of each row of `streamd.graph.blocks.strategies.STRATEGIES` its reference: a root's answer from the list of its entries."""
