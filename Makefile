@@ -55,7 +55,7 @@ fences: $(VENV)/.dev
 
 # Hostile records of topics in a shape of their own; each run draws others.
 fuzz: $(VENV)/.dev
-	$(BIN)/python -m tests.ingest.fuzz $(RECORDS)
+	$(BIN)/python -m tests.decode.fuzz $(RECORDS)
 
 mutants: $(VENV)/.dev $(VENV)-mutants/bin/cosmic-ray
 	$(VENV)-mutants/bin/python tests/mutants.py $(BIN)/python

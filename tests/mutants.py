@@ -23,10 +23,10 @@ ROOT = Path(__file__).parent.parent
 NUM_DRAWN, LIMIT, WORKERS = 100, 120, 2
 ROOMS = {
     "streamd/ingest/order/merge.py": ["tests/ingest"],
-    "streamd/eventlog/writer.py": ["tests/segments", "tests/properties/test_log_machine.py"],
-    "streamd/eventlog/commit_rows.py": ["tests/segments", "tests/properties/test_log_machine.py"],
-    "streamd/eventlog/journal/journal.py": ["tests/segments", "tests/properties/test_log_machine.py"],
-    "streamd/eventlog/recovery.py": ["tests/segments", "tests/properties/test_log_machine.py"],
+    "streamd/eventlog/writer.py": ["tests/eventlog", "tests/properties/test_log_machine.py"],
+    "streamd/eventlog/commit_rows.py": ["tests/eventlog", "tests/properties/test_log_machine.py"],
+    "streamd/eventlog/journal/journal.py": ["tests/eventlog", "tests/properties/test_log_machine.py"],
+    "streamd/eventlog/recovery.py": ["tests/eventlog", "tests/properties/test_log_machine.py"],
     "streamd/graph/facts/pair_facts.py": ["tests/graph/test_facts.py"],
     "streamd/graph/facts/kernels.py": ["tests/graph/test_facts.py"],
     "streamd/training/versions/shadow.py": ["tests/training/test_shadow.py", "tests/registry"],
@@ -81,7 +81,7 @@ NAMED = [
 """, ["tests/ingest"]),
     Named("a deleted row's key is remembered over other records", "streamd/decode/sources/topic.py",
           "before = self._newest.get(batch.source), record.key\n",
-          "before = self._row_delete.get(batch.source, (-1, b\"\"))[0], record.key\n", ["tests/ingest/test_envelopes.py"]),
+          "before = self._row_delete.get(batch.source, (-1, b\"\"))[0], record.key\n", ["tests/decode/test_envelopes.py"]),
     Named("embeddings are kept after the delete of a neighbour", "streamd/server/engine/engine.py",
           "            if deleted and self._served is not None:\n", "            if False:\n",
           ["tests/test_deletes.py"]),

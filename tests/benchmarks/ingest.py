@@ -34,9 +34,9 @@ from streamd.settings.loading import as_environment, schema_of
 from streamd.telemetry.heartbeat import Heartbeat
 from tests.benchmarks.measure import Row
 from tests.builders import Record, settings
-from tests.ingest.mapped import NOW
-from tests.ingest.registry import CLICK, Registry, add_proto, framed, proto, proto_class
-from tests.ingest.registry import avro as written_avro
+from tests.decode.mapped import NOW
+from tests.decode.registry import CLICK, Registry, add_proto, framed, proto, proto_class
+from tests.decode.registry import avro as written_avro
 
 SINGLE, MANY, FLAT = 300_000, 1_000_000, 10_000_000
 DIMS = (2, 0, 16)

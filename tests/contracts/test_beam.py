@@ -12,7 +12,7 @@ import pytest
 
 from streamd.demo.broker import free_port
 from streamd.tfgnn.sampling.run import plan_run, sample_tables
-from tests.exchange.tfgnn.sampled_world import World
+from tests.tfgnn.sampled_world import World
 
 pytestmark = pytest.mark.contract
 BIN = Path(f"{sys.prefix}-contract-beam/bin")

@@ -68,7 +68,7 @@ def test_what_serializers_of_others_write_is_read_registry():
     """Confluent's own serializers register their schemas and write values; we read both."""
     from streamd.decode.sources.registry_framing import JSONValues, RegistryValues
     from streamd.settings.loading import SchemaRegistrySettings
-    from tests.ingest.registry import Registry
+    from tests.decode.registry import Registry
 
     registry = Registry()
     try:

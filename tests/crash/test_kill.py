@@ -13,14 +13,14 @@ import pytest
 from streamd.eventlog.reader import LogReader
 from streamd.eventlog.upkeep.verify import verify_log
 from streamd.eventlog.writer import LogWriter
-from tests.segments.test_crash import NUM_COMMITS, SCHEMA, SEGMENT_EDGES, agrees, contents, live
+from tests.eventlog.test_crash import NUM_COMMITS, SCHEMA, SEGMENT_EDGES, agrees, contents, live
 
 ROOT = Path(__file__).parents[2]
 CHILD = """
 import sys
 from pathlib import Path
 from streamd.eventlog.writer import LogWriter
-from tests.segments.test_crash import SCHEMA, SEGMENT_EDGES, live
+from tests.eventlog.test_crash import SCHEMA, SEGMENT_EDGES, live
 log = LogWriter(Path(sys.argv[1]), SCHEMA, SEGMENT_EDGES)
 class Told(list):
     def append(self, number):

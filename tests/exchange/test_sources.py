@@ -19,8 +19,8 @@ from streamd.exchange.guess import guess
 from streamd.exchange.sample import Sample, judge
 from streamd.settings.loading import load_settings
 from tests.builders import ManualClock
-from tests.ingest.mapped import CLICKS, NOW, click, record
-from tests.ingest.test_envelopes import binary, change, cloud, wrapped
+from tests.decode.mapped import CLICKS, NOW, click, record
+from tests.decode.test_envelopes import binary, change, cloud, wrapped
 
 
 def invoke(*args, **env):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.ingest.mapped import Topic, record, source
+from tests.decode.mapped import Topic, record, source
 
 BODY = """
 fields: {src: u, dst: v, time: t}

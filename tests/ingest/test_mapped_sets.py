@@ -9,7 +9,7 @@ import yaml
 from streamd.decode.wire import OWN_EVENT_US
 from streamd.events import SetKey
 from streamd.ingest import loop
-from tests.ingest.mapped import TOPIC, Topic
+from tests.decode.mapped import TOPIC, Topic
 from tests.ingest.test_mapped_loop import contents
 from tests.ingest.world import World
 

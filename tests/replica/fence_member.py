@@ -18,8 +18,8 @@ from streamd.replica.follower.follower import Follower
 from streamd.replica.leader.leader import lead
 from streamd.replica.start import published_seq
 from streamd.settings.loading import KafkaSettings
+from tests.eventlog import test_crash as life
 from tests.replica.rivals import commit
-from tests.segments import test_crash as life
 
 HEARTBEAT_SECONDS = 0.05
 

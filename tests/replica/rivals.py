@@ -7,8 +7,8 @@ from streamd.eventlog.writer import LogWriter
 from streamd.replica.follower.follower import Follower
 from streamd.replica.leader.leader import lead
 from streamd.replica.start import published_seq
+from tests.eventlog import test_crash as life
 from tests.replica.directories import difference
-from tests.segments import test_crash as life
 
 __all__ = ["all_agree", "commit", "difference", "drain", "leader"]
 

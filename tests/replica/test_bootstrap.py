@@ -14,10 +14,10 @@ from streamd.replica.follower.follower import Follower
 from streamd.replica.leader.leader import lead
 from streamd.store.objects import Store
 from streamd.store.upload import upload
+from tests.eventlog import test_crash as life
 from tests.faults import Crash, FaultyDisk
 from tests.replica.directories import difference
 from tests.replica.twin import Topic
-from tests.segments import test_crash as life
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from streamd.eventlog.journal.journal import journal_files, read_lines
 from streamd.eventlog.writer import LogWriter
 from streamd.replica.follower.follower import Follower
 from streamd.replica.leader.leader import lead
+from tests.eventlog import test_crash as life
 from tests.replica.directories import difference
 from tests.replica.twin import Topic
-from tests.segments import test_crash as life
 
 
 @pytest.fixture(autouse=True)

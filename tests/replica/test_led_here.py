@@ -9,8 +9,8 @@ from streamd.replica.leader.leader import lead
 from streamd.replica.leader.led_here import LedHere
 from streamd.telemetry.heartbeat import Heartbeat
 from tests.builders import settings
+from tests.eventlog import test_crash as life
 from tests.replica.twin import Topic
-from tests.segments import test_crash as life
 
 
 def test_a_member_leads_until_a_higher_term_is_in_the_changelog(tmp_path):

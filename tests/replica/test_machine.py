@@ -32,10 +32,10 @@ from streamd.replica.follower.follower import Follower
 from streamd.replica.leader.leader import lead
 from streamd.replica.start import published_seq
 from tests.builders import compact
+from tests.eventlog import test_crash as life
 from tests.faults import Crash, FaultyDisk
 from tests.replica.directories import difference
 from tests.replica.twin import Topic
-from tests.segments import test_crash as life
 
 CALLS = 60
 

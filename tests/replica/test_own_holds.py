@@ -18,8 +18,8 @@ from streamd.replica.leader.leader import lead
 from streamd.roles import LOCK, make_folder
 from streamd.telemetry.heartbeat import Heartbeat
 from tests.builders import settings
+from tests.eventlog import test_crash as life
 from tests.replica.twin import Topic
-from tests.segments import test_crash as life
 
 
 @pytest.fixture

@@ -26,8 +26,8 @@ from streamd.replica.changelog.records import (
 from streamd.replica.follower.follower import Follower
 from streamd.replica.leader.leader import lead
 from streamd.replica.start import published_seq
+from tests.eventlog import test_crash as life
 from tests.replica.twin import Topic
-from tests.segments import test_crash as life
 
 
 @pytest.mark.parametrize("room", [80, 200, 10_000])

@@ -14,9 +14,9 @@ from streamd.replica.follower.follower import Follower
 from streamd.replica.start import published_seq
 from streamd.store.objects import Store
 from streamd.store.upload import upload
+from tests.eventlog import test_crash as life
 from tests.replica.rivals import all_agree, commit, difference, drain, leader
 from tests.replica.twin import Topic
-from tests.segments import test_crash as life
 
 
 @pytest.fixture

@@ -22,9 +22,9 @@ from streamd.store.objects import Store
 from streamd.store.upload import upload
 from streamd.telemetry.heartbeat import Heartbeat, read_beat
 from tests.builders import settings
+from tests.eventlog import test_crash as life
 from tests.replica.directories import difference
 from tests.replica.twin import Topic
-from tests.segments import test_crash as life
 
 TIMEOUT = 10
 TURN = 0.05

@@ -21,10 +21,10 @@ from streamd.replica.changelog.verify import compare
 from streamd.replica.follower.follower import Follower
 from streamd.replica.leader.leader import lead
 from streamd.replica.start import published_seq
+from tests.eventlog import test_crash as life
 from tests.properties.test_log_machine import GrowingMachine
 from tests.replica.directories import difference, lines_of
 from tests.replica.twin import Topic, record
-from tests.segments import test_crash as life
 
 
 def leader(path, topic, schema=None):

@@ -7,9 +7,9 @@ import pytest
 
 from streamd.eventlog.journal.changelog_position import CHANGELOG, ChangelogPosition
 from streamd.replica.start import published_seq
+from tests.eventlog import test_crash as life
 from tests.replica.rivals import all_agree, commit, drain, leader
 from tests.replica.twin import Topic
-from tests.segments import test_crash as life
 
 
 def as_before(records):

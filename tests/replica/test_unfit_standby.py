@@ -28,8 +28,8 @@ from streamd.schema import EdgeSet, NodeSet
 from streamd.storage import Disk
 from streamd.telemetry import metrics
 from tests.builders import settings
+from tests.eventlog import test_crash as life
 from tests.replica.test_standby_loop import TIMEOUT, world
-from tests.segments import test_crash as life
 
 __all__ = ["world"]
 

@@ -26,10 +26,10 @@ from streamd.store.objects import Store
 from streamd.store.upload import upload
 from streamd.telemetry.heartbeat import Heartbeat
 from tests.builders import stream
+from tests.eventlog import test_crash as life
 from tests.faults import Crash, FaultyDisk
 from tests.replica.directories import difference
 from tests.replica.twin import Topic
-from tests.segments import test_crash as life
 from tests.store.test_store import busy_writer, committed, grow, rich_log
 
 

@@ -1,6 +1,7 @@
-"""The rules by which neighbours are drawn: each in words, as a kernel of the host and of the device.
+"""The rules by which neighbours are drawn: in words, as a kernel of the host and one of the device.
 
-`tests/graph/reference_draws.py` has a plain reference of each."""
+`tests/graph/reference_draws.py` has a plain reference of each.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,0 +1,143 @@
+"""What `streamd doctor` says stops a run, and what does not."""
+
+import os
+import resource
+import socket
+import time
+
+import pytest
+
+from streamd.cli.doctor_checks import run_check
+from streamd.cli.main import doctor_checks as doctor
+from streamd.errors import KafkaError
+from streamd.events import Schema
+from streamd.ingest.kafka.topic_watch import Topics
+from streamd.telemetry.heartbeat import Heartbeat
+from tests.builders import SECOND, settings, stream, write_log
+from tests.decode.registry import Registry
+
+
+def kafka_says(monkeypatch, topics=None, newest_us=0):
+    def asked(*_, times=False):
+        if topics is None:
+            raise KafkaError("nobody answers")
+        return topics, newest_us if times else 0
+
+    monkeypatch.setattr(doctor, "ask_broker", asked)
+
+
+def test_topics_that_do_not_exist_are_named_with_what_makes_them(tmp_path, monkeypatch):
+    kafka_says(monkeypatch, Topics("c", {}, (), missing=("rides",)))
+    check = run_check("broker", settings(tmp_path, kafka__topics=["rides"]))
+    assert not check.good and "topic 'rides' does not exist" in check.seen and "--create" in check.seen
+    kafka_says(monkeypatch)
+    assert run_check("broker", settings(tmp_path)).seen == "nobody answers"
+
+
+@pytest.mark.parametrize("below", ["", "below/it"])
+def test_a_data_dir_that_is_a_file_is_bad(tmp_path, below):
+    (tmp_path / "file").write_text("")
+    check = run_check("data directory", settings(tmp_path / "file" / below))
+    assert not check.good and "no directory that this user may write" in check.seen
+
+
+def test_feature_widths_are_compared_with_the_logs(tmp_path):
+    assert "no log yet" in run_check("feature widths", settings(tmp_path)).seen
+    write_log(tmp_path, *stream(50), Schema(2, 0, 0))
+    assert run_check("feature widths", settings(tmp_path, stream__edge_feature_dim=2)).good
+    check = run_check("feature widths", settings(tmp_path, stream__edge_feature_dim=3))
+    assert not check.good and "stream.edge_feature_dim" in check.seen and "2 numbers in the log, 3 numbers in the settings" in check.seen
+
+
+def test_a_clock_behind_kafkas_newest_record_or_else_the_logs_newest_event_is_bad(tmp_path, monkeypatch):
+    kafka_says(monkeypatch)
+    assert "nothing to compare" in run_check("clock", settings(tmp_path)).seen
+    src, dst, when = stream(50)
+    write_log(tmp_path / "past", src, dst, when)
+    assert "not behind the log's newest event" in run_check("clock", settings(tmp_path / "past")).seen
+    write_log(tmp_path / "future", src, dst, when + int(time.time() + 3600) * SECOND)
+    check = run_check("clock", settings(tmp_path / "future"))
+    assert not check.good and "behind the log's newest event" in check.seen
+    for ahead, good in ((30, True), (3600, False)):
+        kafka_says(monkeypatch, Topics("c", {}, ()), int((time.time() + ahead) * 1e6))
+        check = run_check("clock", settings(tmp_path))
+        assert check.good is good and "Kafka's newest record" in check.seen
+
+
+def test_a_port_in_use_is_bad_unless_the_role_itself_uses_it(tmp_path):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        s = settings(tmp_path, server__port=0, telemetry__train_port=other.getsockname()[1])
+        check = run_check("ports", s)
+        assert not check.good and "telemetry.train_port" in check.seen
+        Heartbeat(tmp_path, "train").touch("waiting")
+        check = run_check("ports", s)
+        assert check.good and "used by train, which runs" in check.seen
+    assert "free for train" in run_check("ports", s).seen
+
+
+def test_a_replica_is_asked_for_the_ports_of_the_roles_that_run_there(tmp_path):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        s = settings(
+            tmp_path,
+            server__port=0,
+            telemetry__ingest_port=port,
+            telemetry__train_port=port,
+            log__name="trips",
+            log__member="replica",
+        )
+        check = run_check("ports", s)
+        assert not check.good and "follow cannot listen" in check.seen
+        assert "telemetry.ingest_port" in check.seen
+        Heartbeat(tmp_path, "follow").touch("following")
+        check = run_check("ports", s)
+        assert check.good and f"{port} used by follow, which runs" in check.seen
+    assert "train" not in check.seen and "ingest" not in check.seen
+
+
+@pytest.mark.parametrize(("soft", "good"), [(1024, True), (256, False), (resource.RLIM_INFINITY, True)])
+def test_a_limit_of_open_files_below_what_may_be_needed_is_bad(tmp_path, monkeypatch, soft, good):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, 4096))
+    check = run_check("file limit", settings(tmp_path))
+    assert check.good is good and ("ulimit -n" in check.seen) is not good
+
+
+def test_settings_that_the_model_does_not_use_are_said_but_stop_nothing(tmp_path):
+    check = run_check("model", settings(tmp_path, model__name="sage", model__snapshots=9))
+    assert check.good and "sage, which does not use model.time_dim, model.snapshots" in check.seen
+
+
+def test_the_schema_registry_is_asked_where_a_source_needs_it(tmp_path):
+    registry = Registry()
+    assert run_check("schema registry", settings(tmp_path)).seen == "no source needs one"
+    source = {"topic": "events", "format": "avro", "time": "ms", "fields": {"src": "a", "dst": "b", "time": "c"}}
+    s = settings(tmp_path, schema_registry__url=registry.url, sources=[source])
+    assert run_check("schema registry", s).good
+    registry.fault = (401, "application/json", b"{}")
+    check = run_check("schema registry", s)
+    registry.stop()
+    assert not check.good and "refuses our credentials" in check.seen
+
+
+def test_more_ranks_than_cores_and_a_mesh_that_they_do_not_make_are_bad(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert run_check("ranks", settings(tmp_path, training__threads=8)).good, "one rank may have more threads than there are cores"
+    assert run_check("ranks", settings(tmp_path, training__ranks=4, training__mesh=[2, 2])).good
+    check = run_check("ranks", settings(tmp_path, training__ranks=3, training__threads=2))
+    assert not check.good and "lower training.ranks" in check.seen and "2 threads on cores" in check.seen
+    check = run_check("ranks", settings(tmp_path, training__ranks=2, training__mesh=[1, 3]))
+    assert not check.good and "1 x 3 ranks" in check.seen
+
+
+def test_ranks_of_torchrun_that_share_its_store_are_bad(tmp_path, monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    check = run_check("ranks", settings(tmp_path))
+    assert not check.good and "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in check.seen
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    assert run_check("ranks", settings(tmp_path)).good
