@@ -115,6 +115,7 @@ NAMED = [
 
 MERGE, FACTS, KERNELS, LOG = ("streamd/ingest/order/merge.py", "streamd/graph/facts/pair_facts.py", "streamd/graph/facts/kernels.py",
                               "streamd/eventlog/writer.py")
+REGISTRY, MOVES, JOURNAL = ("streamd/registry/registry.py", "streamd/registry/journal.py", "streamd/eventlog/journal/journal.py")
 REASONS = {
     (MERGE, "NUM_LEADS = 1001"): "a parameter",
     (FACTS, "changed[name] = _grown(getattr(f, name), size, 1)"): "a pair's row is written whole when the pair is entered",
@@ -127,6 +128,12 @@ REASONS = {
     (KERNELS, "while entry != f.size[0]:"): "entry comes to the size one by one",
     (KERNELS, "f.log_pop[node, h] = 1.0"): "pop_at says already that the node is no destination",
     (KERNELS, "NEVER = np.int64(+(2**62))"): "only ever compared for being equal",
+    (FACTS, 'f"The facts cannot hold node {nodes - 2}.",'): "a number in an error's text",
+    (FACTS, "NODE_STEP = 16383"): "a parameter",
+    (REGISTRY, "if known is not None and known[ -1] == stamp:"): "a manifest is read again each time, which gives the same",
+    (MOVES, "self._at = self._num_moves = self._inode = -1"): "no file has that number, so all three are set at the first look",
+    (JOURNAL, "FILE_LINES = 65537"): "a parameter",
+    (JOURNAL, "self._seen_at = changed_at if time.time_ns() - changed_at > SETTLED_NS else -1"): "no folder changed at either time",
     (LOG, "if len(rows) > self.state.num_nodes:"): "a file that is shorter is refused before it is read",
     (LOG, "labels = last.capacity if self.schema.label_dim else 1"): "not looked at where label_dim is 0",
 }

@@ -6,20 +6,23 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from streamd.errors import CorruptionError, DataDirectoryError, DiskError, JournalError, LockedError
+from streamd.eventlog.journal.changelog_position import ChangelogId, ChangelogPosition
 from streamd.eventlog.journal.journal import decode_line, encode_line, journal_files
 from streamd.eventlog.layout import FEATURES, LATE
+from streamd.eventlog.log_files import MAX_IN_FLIGHT
 from streamd.eventlog.node_keys import decode_keys, encode_keys
 from streamd.eventlog.reader import LogReader
 from streamd.eventlog.tguf.reader import open_tguf
 from streamd.eventlog.upkeep.verify import verify_log
 from streamd.eventlog.writer import MAX_COMMIT_ROWS, LogWriter
-from streamd.events import Position, Progress, Run, Schema, empty_batch
+from streamd.events import DELETION, Position, Progress, Run, Schema, empty_batch
 from tests.builders import batch, feature_updates, stream, write_log
 
 SCHEMA = Schema(2, 3, 0)
@@ -316,4 +319,66 @@ def test_a_copy_taken_while_the_log_is_written_holds_a_whole_number_of_commits(t
     finally:
         stop.set()
         thread.join()
+    writer.close()
+
+
+def deletion(src, dst):
+    """A delete of the node `src` where `dst` is -1, else of an edge."""
+    rows = np.zeros(1, DELETION)
+    rows["src"], rows["dst"], rows["time"] = src, dst, -1 if dst < 0 else 0
+    return replace(empty_batch(SCHEMA), deletions_X=rows)
+
+
+def test_after_a_restart_only_the_keys_of_deleted_nodes_are_gone(tmp_path):
+    writer = LogWriter(tmp_path, SCHEMA, 100)
+    ids = np.arange(4)
+    writer.commit(replace(batch(SCHEMA, ids, ids, ids), new_keys=tuple("abcd")), Progress(), 0)
+    writer.commit(deletion(1, -1), Progress(), 0)
+    writer.commit(deletion(2, 2), Progress(), 0)
+    writer.close()
+    again = LogWriter(tmp_path, SCHEMA, 100)
+    assert again.keys == {"a": 0, "c": 2, "d": 3}
+    again.close()
+
+
+class Changelog:
+    """A publisher whose changelog acknowledges when the test says so, or one commit whenever the writer waits."""
+
+    changelog, term = ChangelogId("host", "topic"), 1
+
+    def __init__(self):
+        self.num_handed = self.num_acknowledged = self.most = 0
+
+    def publish(self, before, fields, line):
+        self.num_handed += 1
+        self.most = max(self.most, self.num_handed - self.num_acknowledged)
+
+    def acknowledged(self):
+        return ChangelogPosition(self.term, self.num_acknowledged, 10 * self.num_acknowledged, self.changelog)
+
+    def wait(self):
+        self.num_acknowledged += 1
+
+    def heartbeat(self):
+        pass
+
+    def close(self):
+        pass
+
+
+def test_readers_see_a_commit_once_the_changelog_has_it_and_only_so_many_wait(tmp_path):
+    changelog = Changelog()
+    writer = LogWriter(tmp_path, SCHEMA, 1000, publisher=changelog)
+    reader = LogReader.open(tmp_path)
+    ids = np.array([1])
+    for _ in range(3):
+        writer.commit(batch(SCHEMA, ids, ids, ids), Progress(), 0)
+    for number in (1, 2):
+        changelog.num_acknowledged = number
+        writer.show_acknowledged()
+        reader.refresh()
+        assert reader.num_edges == number
+    for _ in range(2 * MAX_IN_FLIGHT):
+        writer.commit(batch(SCHEMA, ids, ids, ids), Progress(), 0)
+    assert changelog.most == MAX_IN_FLIGHT
     writer.close()

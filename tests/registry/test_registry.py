@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from streamd.errors import VersionError
+from streamd.eventlog.writer import LogWriter
 from streamd.events import Schema
 from streamd.registry import Registry
 from streamd.registry.candidate import Candidate, TrainResult
@@ -16,7 +17,7 @@ from streamd.registry.registry import read_manifests
 from streamd.storage import TAIL_BYTES, StoredFile
 from streamd.tensors import file_checksum
 from streamd.windows import Window
-from tests.builders import settings
+from tests.builders import settings, stream, write_log
 
 MADE = tempfile.TemporaryDirectory()
 
@@ -101,6 +102,20 @@ def test_rolling_back_needs_a_version_to_go_back_to(registry):
     registry.publish(candidate(1))
     with pytest.raises(VersionError):
         registry.rollback("me", "")
+
+
+def test_a_version_serves_only_while_the_log_holds_its_position(registry, tmp_path):
+    src, dst, time = stream(20)
+    write_log(tmp_path, src, dst, time, Schema(), segment_edges=5)
+    for edge in (0, 20):
+        registry.promote(registry.publish(candidate(edge)).version, "me", "")
+    with pytest.raises(VersionError, match="is at edge 21"):
+        registry.promote(registry.publish(candidate(21)).version, "me", "")
+    writer = LogWriter(tmp_path, Schema())
+    writer.drop_before(10)
+    writer.close()
+    with pytest.raises(VersionError, match=r"is at edge 9, the log holds \[10"):
+        registry.promote(registry.publish(candidate(9)).version, "me", "")
 
 
 def test_only_moves_by_others_count_as_by_hand(registry):
