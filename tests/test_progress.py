@@ -163,7 +163,8 @@ def test_kernels_that_are_compiled_first_are_said_once(tmp_path, monkeypatch):
     assert jit.compile_notice() == "compiling kernels, once per machine and version: about 12 s on two cores"
     (tmp_path / "kernels.insert-1.nbi").touch()
     assert jit.compile_notice(), "a compilation that was cut short goes on"
-    (tmp_path / "facts_kernels.advance-1.nbi").touch()
+    (tmp_path / "facts_1").mkdir()
+    (tmp_path / "facts_1/kernels.advance-1.nbi").touch()
     warm_up.warm_up()
     assert jit.compile_notice() is None
     monkeypatch.setattr(jit, "CACHE", None)
@@ -175,7 +176,7 @@ def test_kernels_that_are_compiled_first_are_said_once(tmp_path, monkeypatch):
 def test_backtest_and_roles_say_that_they_compile_only_where_they_do(tmp_path, monkeypatch, cold):
     from structlog.testing import capture_logs
 
-    from streamd.daemon.run_role import run_role as daemon
+    from streamd.daemon import run_role as daemon
 
     warmed = []
     monkeypatch.setattr(jit, "compile_notice", lambda: "compiling kernels" if cold else None)

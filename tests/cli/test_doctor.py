@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from streamd.cli import doctor_checks as doctor
 from streamd.cli.doctor_checks import run_check
-from streamd.cli.main import doctor_checks as doctor
 from streamd.errors import KafkaError
 from streamd.events import Schema
 from streamd.ingest.kafka.topic_watch import Topics

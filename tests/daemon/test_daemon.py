@@ -14,9 +14,10 @@ import pytest
 from structlog.testing import capture_logs
 
 import streamd
+from streamd.daemon import run_role as daemon
+from streamd.daemon import supervisor
 from streamd.daemon.role_lock import lock_name
-from streamd.daemon.run_role import run_role, supervisor
-from streamd.daemon.run_role import run_role as daemon
+from streamd.daemon.run_role import run_role
 from streamd.daemon.supervisor import REFUSED, ROLE_REFUSED, Supervisor, make_data_dir
 from streamd.errors import LockedError, SettingsError
 from streamd.eventlog.writer import LogWriter

@@ -26,7 +26,7 @@ MOST_MEGABYTES = 250
 
 @pytest.mark.parametrize(("program", "count"), [("attacks", 22), ("mapped_attacks", 15)])
 def test_no_record_of_four_megabytes_grows_the_process_beyond_a_bound(program, count):
-    run = subprocess.run([sys.executable, "-m", f"tests.ingest.{program}"], capture_output=True, text=True, check=True)
+    run = subprocess.run([sys.executable, "-m", f"tests.decode.{program}"], capture_output=True, text=True, check=True)
     found = json.loads(run.stdout)
     assert len(found) == count
     for name, (reasons, megabytes, taken) in found.items():

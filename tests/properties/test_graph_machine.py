@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from streamd.eventlog.columns import EdgeColumns
-from streamd.graph import BlockGraph, Draw, TemporalSampler, reference
+from streamd.graph import BlockGraph, Draw, TemporalSampler
 from streamd.graph.blocks.draws import ALL_SETS
 from streamd.graph.blocks.hops import Roots, sample_parts
 from streamd.graph.blocks.strategies import STRATEGIES
 from tests.graph.drawing import rows, wanted
+from tests.graph.reference_draws import entries
 
 NODES = 9
 ROOTS = np.array([-1, *range(NODES), 40])
@@ -118,7 +119,7 @@ class GraphMachine(RuleBasedStateMachine):
             assert (layer.root == nodes).all() and (layer.root_time == times).all()
             for r, (node, when) in enumerate(zip(nodes.tolist(), times.tolist(), strict=True)):
                 before = self.first + int(np.searchsorted(self.time, when))
-                want = reference.entries(self.src, self.dst, self.first, node, self.dropped, before, self.hidden, direction)
+                want = entries(self.src, self.dst, self.first, node, self.dropped, before, self.hidden, direction)
                 got = list(zip(layer.eid[r][layer.mask[r]].tolist(), layer.neighbor[r][layer.mask[r]].tolist(), strict=True))
                 assert got == want[::-1][:k_hop]
             assert (layer.time[layer.mask] == self.time[layer.eid[layer.mask] - self.first]).all()

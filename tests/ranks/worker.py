@@ -76,7 +76,7 @@ def say(path: Path, what):
 
 def main(part):
     if part == "supervisor":
-        from streamd.daemon.run_role import supervisor
+        from streamd.daemon import supervisor
         popen = supervisor.subprocess.Popen
         supervisor.subprocess.Popen = lambda _, env: popen([*COMMAND, "agent"], env=env)
         return supervisor.Supervisor(settings(), ("train",)).run()
@@ -84,7 +84,7 @@ def main(part):
         from streamd.daemon.torchrun import run_ranks
         return run_ranks(settings(), [*COMMAND, "rank"])
     sys.modules["streamd.training.trainer"] = types.SimpleNamespace(Trainer=Trainer)
-    from streamd.daemon.run_role import run_role as daemon
+    from streamd.daemon import run_role as daemon
     daemon.make_kernels_ready = lambda: None
     return daemon.run_role(settings(), "train")
 

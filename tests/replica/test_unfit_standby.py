@@ -7,7 +7,7 @@ import re
 import pytest
 
 from streamd.clock import SystemClock
-from streamd.daemon.run_role import log_roles as daemon_log
+from streamd.daemon import log_roles as daemon_log
 from streamd.errors import (
     CorruptionError,
     DataLossError,
