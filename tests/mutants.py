@@ -133,6 +133,8 @@ REASONS = {
     (REGISTRY, "if known is not None and known[ -1] == stamp:"): "a manifest is read again each time, which gives the same",
     (MOVES, "self._at = self._num_moves = self._inode = -1"): "no file has that number, so all three are set at the first look",
     (JOURNAL, "FILE_LINES = 65537"): "a parameter",
+    (MOVES, "if status.st_ino != self._inode or status.st_size != self._at:"): "all is read again each time, which gives the same",
+    (LOG, '"rows": -1,'): "nobody reads the rows of a line that holds no batch",
     (JOURNAL, "self._seen_at = changed_at if time.time_ns() - changed_at > SETTLED_NS else -1"): "no folder changed at either time",
     (LOG, "if len(rows) > self.state.num_nodes:"): "a file that is shorter is refused before it is read",
     (LOG, "labels = last.capacity if self.schema.label_dim else 1"): "not looked at where label_dim is 0",

@@ -1,6 +1,7 @@
 import json
 import multiprocessing
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,8 @@ from streamd.events import Schema
 from streamd.registry import Registry
 from streamd.registry.candidate import Candidate, TrainResult
 from streamd.registry.gate import decide
-from streamd.registry.journal import ModelJournal
-from streamd.registry.registry import read_manifests
+from streamd.registry.journal import ModelJournal, decoded_moves
+from streamd.registry.registry import memory_names, read_manifests
 from streamd.storage import TAIL_BYTES, StoredFile
 from streamd.tensors import file_checksum
 from streamd.windows import Window
@@ -79,6 +80,38 @@ def test_what_serves_is_the_newest_move_unless_other_machines_have_to_know_of_it
     assert many.shown().champion == second
     (many.folder / "shown.json").write_bytes(b"{torn\n")
     assert many.shown() is None and many.journal.passed_over, "the rule answers, and the trainer writes it again"
+
+
+def with_memory(registry):
+    return [m.name for m in read_manifests(registry) if all((registry.folder / m.name / name).exists() for name in memory_names(m))]
+
+
+def test_champion_shadow_and_the_newest_version_with_its_parent_keep_their_memory(registry):
+    first = registry.publish(candidate(1)).version
+    for n in range(2, 6):
+        registry.publish(replace(candidate(n), parent=f"{n + 9}-{n - 1}"), incumbent=first)
+    registry.prune()
+    assert registry.names() == [first, "13-3", "14-4", "15-5"]
+    assert with_memory(registry) == [first, "14-4", "15-5"]
+
+
+def test_another_machine_keeps_the_memory_of_the_versions_that_the_trainer_keeps_it_of(registry):
+    first, second = (registry.publish(candidate(n)).version for n in (1, 2))
+    third = registry.publish(replace(candidate(3), parent=second)).version
+    assert registry.journal.last().champion == third and registry.journal.last().shadow == first
+    for kept, servable in ((True, [first, second, third]), (False, [first, third])):
+        registry.keep({first: False, second: kept, third: False})
+        assert registry.names() == [first, second, third] and with_memory(registry) == servable, "those named keep it always"
+
+
+def test_moves_are_decoded_without_a_torn_line_and_without_lines_that_are_none(registry):
+    registry.publish(candidate(1))
+    registry.publish(candidate(2))
+    whole = (registry.folder / "journal.jsonl").read_bytes()
+    first, second = registry.journal.moves()
+    torn = whole.splitlines(keepends=True)[1][:-1]
+    assert decoded_moves(b"\n{}\nno json\n" + whole) == [first, second]
+    assert decoded_moves(whole.splitlines(keepends=True)[0] + torn) == [first]
 
 
 def test_a_half_written_version_is_invisible(registry):
