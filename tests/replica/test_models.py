@@ -26,7 +26,6 @@ from streamd.store.versions import FOLDER, stored_versions
 from streamd.windows.history import append_record
 from tests.replica.models_world import (
     Killed,
-    MemoryLog,
     MemoryTopic,
     ReplicaSide,
     TrainerSide,
@@ -34,16 +33,6 @@ from tests.replica.models_world import (
     content,
     window,
 )
-
-
-@pytest.fixture
-def log():
-    return MemoryLog()
-
-
-@pytest.fixture
-def url(tmp_path):
-    return f"file://{tmp_path}/store"
 
 
 @pytest.fixture

@@ -15,22 +15,11 @@ from streamd.store.checkpoints import stored_checkpoints
 from streamd.store.objects import Store
 from tests.replica.models_world import (
     Killed,
-    MemoryLog,
     MemoryTopic,
     ReplicaSide,
     TrainerSide,
     content,
 )
-
-
-@pytest.fixture
-def log():
-    return MemoryLog()
-
-
-@pytest.fixture
-def url(tmp_path):
-    return f"file://{tmp_path}/store"
 
 
 @pytest.fixture

@@ -9,19 +9,9 @@ from streamd.replica.models import records
 from streamd.replica.models.state import ModelsState
 from streamd.store.checkpoints import newest_term
 from streamd.telemetry import metrics
-from tests.replica.models_world import MemoryLog, ReplicaSide, TrainerSide, content
+from tests.replica.models_world import ReplicaSide, TrainerSide, content
 
 STRAYS = (None, b"", b"hello", b"{}", b"\x00\x00source\x00target\x00", b'{"crc": "00000000", "record": {"type": "kept"}}')
-
-
-@pytest.fixture
-def log():
-    return MemoryLog()
-
-
-@pytest.fixture
-def url(tmp_path):
-    return f"file://{tmp_path}/store"
 
 
 @pytest.fixture
