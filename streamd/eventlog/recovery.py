@@ -25,6 +25,11 @@ def last_state(data_dir: Path, schema: Schema) -> LogState:
     Raises: JournalError where damage lies before the last line of a file, or a commit that readers
     saw is missing.
     """
+    # The published position comes first: a writer may commit meanwhile, and publishes only what its
+    # journal has.
+    published = data_dir / "published"
+    shown = int.from_bytes(published.read_bytes()[:8], "little") if published.exists() else 0
+
     # The newest file whose first line is whole holds the state; a crash may have torn a newer one.
     state = LogState(schema)
     for path in reversed(journal_files(data_dir / "journal")):
@@ -34,8 +39,7 @@ def last_state(data_dir: Path, schema: Schema) -> LogState:
             break
 
     # A log that lost a commit readers have seen must not give its number to another one.
-    published = data_dir / "published"
-    if published.exists() and int.from_bytes(published.read_bytes()[:8], "little") > state.seq:
+    if shown > state.seq:
         raise JournalError(
             f"The journal of {data_dir} ends at commit {state.seq}, but readers were shown later "
             "ones.",

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from streamd.errors import CorruptionError, DataDirectoryError, DiskError, JournalError, LockedError
+from streamd.eventlog import recovery
 from streamd.eventlog.journal.changelog_position import ChangelogId, ChangelogPosition
 from streamd.eventlog.journal.journal import decode_line, encode_line, journal_files
 from streamd.eventlog.layout import FEATURES, LATE
@@ -319,6 +320,21 @@ def test_a_copy_taken_while_the_log_is_written_holds_a_whole_number_of_commits(t
     finally:
         stop.set()
         thread.join()
+    writer.close()
+
+
+def test_the_state_of_a_log_is_read_while_its_writer_commits(tmp_path, monkeypatch):
+    writer, read_file = LogWriter(tmp_path, SCHEMA, 1000), recovery._read
+    ids = np.array([1])
+
+    def read_and_commit(path):
+        found = read_file(path)
+        writer.commit(batch(SCHEMA, ids, ids, ids), Progress(), 0)
+        return found
+
+    writer.commit(batch(SCHEMA, ids, ids, ids), Progress(), 0)
+    monkeypatch.setattr(recovery, "_read", read_and_commit)
+    assert recovery.last_state(tmp_path, SCHEMA).num_edges == 1
     writer.close()
 
 
