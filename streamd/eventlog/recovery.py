@@ -25,8 +25,8 @@ def last_state(data_dir: Path, schema: Schema) -> LogState:
     Raises: JournalError where damage lies before the last line of a file, or a commit that readers
     saw is missing.
     """
-    # The published position comes first: a writer may commit meanwhile, and publishes only what its
-    # journal has.
+    # Read the published position first: a writer may commit in between, and publishes a commit only
+    # after its line is in the journal.
     published = data_dir / "published"
     shown = int.from_bytes(published.read_bytes()[:8], "little") if published.exists() else 0
 
