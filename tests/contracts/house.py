@@ -36,6 +36,7 @@ WORDS = {
 """What is counted -> its words, and how many of 10,000 words a new room may have."""
 PARTICIPLE = re.compile(r"^_*(?:[a-z]+_)*?(?:told|taken|made|left|shown|kept|read_back|given|sent|held|seen|done|known|found|[a-z]{3,}ed)$")
 NO_PARTICIPLES = {"need", "feed", "seed", "speed", "indeed", "embed", "proceed", "succeed", "exceed", "shed", "bed", "red"}
+"""Verbs and nouns that only end as participles do."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def test_only_rooms_that_are_there_are_held():
 @pytest.mark.parametrize(("name", "is_one"), [
     ("_tried", True), ("told_by_all", False), ("_carried", True), ("made", True), ("seed", False), ("is_refused", False), ("load", False),
     ("read_embed", False)])
-def test_participles_are_told_from_verbs(name, is_one):
+def test_a_participle_as_a_name_is_counted_and_a_verb_is_not(name, is_one):
     assert house.is_participle(name) == is_one
 
 
