@@ -36,6 +36,10 @@ class GraphMachine(RuleBasedStateMachine):
     def make(self, host):
         return host
 
+    def teardown(self):
+        # The graph calls the machine and the machine holds the graph: thousands of their mappings would await the garbage collector.
+        self.graph = None
+
     def read_back(self, first, end):
         assert self.dropped <= first <= end <= self.first + len(self.src), "the log has it"
         a, b = first - self.first, end - self.first
