@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -48,6 +47,7 @@ from streamd.roles import (
     server_names,
 )
 from streamd.settings.loading import Settings
+from streamd.settings.paths import Paths
 from streamd.telemetry import metrics
 from streamd.telemetry.api_keys import ApiKeys
 from streamd.telemetry.heartbeat import REFUSED_STATE, Heartbeat, leads_here, read_beat
@@ -153,7 +153,7 @@ def _disk_errors(role: str, settings: Settings) -> Iterator[None]:
     except OSError as error:
         if error.errno not in FULL_OR_BROKEN:
             raise
-        folder = learning_dir(settings) if role == "train" else settings.data_dir
+        folder = Paths.of(settings, role).learned
         raise DiskError(
             f"What {role} keeps in {folder} could not be written: {error.strerror}.",
             "free space or mend the disk; it goes on by itself from what was written last.",
@@ -199,11 +199,12 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
     # One trainer for each data directory. Of its ranks the first alone can be asked; the others
     # write nothing but a heartbeat.
     is_first = place.rank == 0
-    beat = Heartbeat(learning_dir(settings), "train", rank_names(place.size)[place.rank])
+    paths = Paths.of(settings, rank_names(place.size)[place.rank])
+    beat = Heartbeat(paths.learned, "train", paths.role)
     lock = None
     if is_first:
-        folder = learning_dir(settings) / "train" / "lock"
-        lock = once_unlocked(lambda: lock_directory(folder), beat, stop)
+        path = paths.learned / "train" / "lock"
+        lock = once_unlocked(lambda: lock_directory(path), beat, stop)
         if lock is None:
             return
     try:
@@ -220,8 +221,9 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
                 if is_first and settings.log.name:
                     from streamd.replica.parts import training_in_term
 
-                    kept_in = learning_dir(settings)
-                    on_step = stack.enter_context(training_in_term(settings, kept_in, beat, stop))
+                    on_step = stack.enter_context(
+                        training_in_term(settings, paths.learned, beat, stop)
+                    )
                 # The others stop when the first one says so.
                 ranks = _join(settings, place, device, stop)
                 stack.callback(ranks.end)
@@ -229,11 +231,6 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
     finally:
         if lock is not None:
             os.close(lock)
-
-
-def learning_dir(settings: Settings) -> Path:
-    """The directory of what is learned, which all ranks reach."""
-    return settings.training.checkpoint_dir or settings.data_dir
 
 
 def _join(settings: Settings, place: Place, device: str, stop: threading.Event) -> "Ranks":
@@ -270,12 +267,13 @@ def _learn(
     from streamd.training.window_attempts import Stopped
 
     # What is learned may be kept elsewhere than the log that this machine has.
-    kept = settings.model_copy(update={"data_dir": learning_dir(settings)})
+    paths = Paths.of(settings, "train")
+    kept = settings.model_copy(update={"data_dir": paths.learned})
 
     # The trainer waits for ingest to make the log. Where the log gets further sets or features, it
     # goes on with a new reader.
     while not ranks.tell(stop.is_set()):
-        reader = LogReader.open(settings.data_dir, keep_keys=False)
+        reader = LogReader.open(paths.log, keep_keys=False)
         if ranks.all(reader is not None):
             assert reader is not None
             registry = Registry(kept)
