@@ -74,12 +74,12 @@ def run_ranks(settings: Settings, command: Sequence[str] = RANK) -> int:
             if REFUSED in ends.values():
                 return REFUSED
             if ROLE_REFUSED in ends.values():
-                _say_refused(settings, ends)
+                _report_refusal(settings, ends)
                 return ROLE_REFUSED
     return 1
 
 
-def _say_refused(settings: Settings, ends: dict[int, int]) -> None:
+def _report_refusal(settings: Settings, ends: dict[int, int]) -> None:
     """Write the refusal to the role's heartbeat, unless the first rank did: the other ranks only
     log theirs."""
     if "train" not in refusals(settings.data_dir, ["train"]):
