@@ -22,9 +22,9 @@ from rich.table import Table
 from rich.text import Text
 
 from streamd.demo.broker import Broker, find_broker, free_port
+from streamd.demo.days_table import render, rows
 from streamd.demo.player import Player
 from streamd.demo.streams import DemoStream, stream_named
-from streamd.demo.table import render, rows
 from streamd.demo.twins import Twins
 from streamd.errors import DemoError
 from streamd.eventlog.layout import LATE

@@ -15,10 +15,10 @@ from rich.console import Console
 from streamd.clock import SystemClock
 from streamd.decode.sources.topic import make_decoder
 from streamd.demo import play
+from streamd.demo.days_table import render, rows
 from streamd.demo.player import Player
 from streamd.demo.standin import StandIn
 from streamd.demo.streams import DATA, STREAMS, stream_named
-from streamd.demo.table import render, rows
 from streamd.demo.twins import Twins
 from streamd.errors import DemoError
 from streamd.evaluation.regimes import RegimeWindow, best_half_life
