@@ -16,6 +16,7 @@ from streamd.models.inference.standard_values import LABEL_HIDDEN as HIDDEN
 from streamd.models.inference.standard_values import LEAST_SHARE
 from streamd.models.inputs import LinkInputs, link_inputs
 from streamd.models.label_rows import label_rows
+from streamd.models.schema_inputs import SchemaInput
 from streamd.models.standardize import RunningStandardizer
 from streamd.settings.loading import ModelSettings
 
@@ -78,12 +79,16 @@ class LabelHead(nn.Module):
         super().__init__()
         self.task = settings.labels
         self.label_dim = label_dim
+        self.embedding_dim = embedding_dim
         self.target_stats = RunningStandardizer(label_dim)
         self.net = nn.Sequential(
             nn.Linear(embedding_dim + num_facts, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, label_dim)
         )
         # A module of its own, so that it comes after the weights of older releases.
         self.history = nn.ParameterList([torch.ones(label_dim)])
+
+    def schema_inputs(self) -> dict[str, SchemaInput]:
+        return {"net.0.weight": SchemaInput("facts", self.embedding_dim)}
 
     def forward(self, z_LD: Tensor, facts_LF: Tensor, history_LT: Tensor) -> Tensor:
         """float32[L, T]: logits of classes, or standardised quantities. facts_LF: standardised."""

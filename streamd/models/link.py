@@ -25,6 +25,7 @@ from streamd.models.layers.table import LAYERS
 from streamd.models.memory.memory import EdgeRows, Memory
 from streamd.models.memory.updater import MemoryUpdater
 from streamd.models.pair import pair_network
+from streamd.models.schema_inputs import SchemaInput
 from streamd.models.standardize import RunningStandardizer, standardizer
 from streamd.ranks import ALONE, Ranks
 from streamd.settings.loading import ModelSettings
@@ -88,6 +89,12 @@ class LinkModel(nn.Module):
             self.label_head = LabelHeads(
                 settings, schema.label_dim, dim, facts, schema.num_node_sets
             )
+
+    def schema_inputs(self) -> dict[str, SchemaInput]:
+        return {
+            "pair.0.weight": SchemaInput("facts"),
+            "head_set.weight": SchemaInput("edge_sets", optional=True),
+        }
 
     @property
     def device(self) -> torch.device:

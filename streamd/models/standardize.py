@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from streamd.models.inference.standard_values import CLIP, LEAST_SPREAD
+from streamd.models.schema_inputs import SchemaInput
 from streamd.ranks import ALONE, Ranks
 
 WARM_UP_ROWS = 1_000
@@ -41,6 +42,10 @@ class RunningStandardizer(nn.Module):
         self.register_load_state_dict_post_hook(  # type: ignore[no-untyped-call]
             lambda module, _: module._derive()
         )
+
+    def schema_inputs(self) -> dict[str, SchemaInput]:
+        # Mean and variance of a column that was 0 in all rows so far are 0.
+        return {name: SchemaInput("set_features") for name in ("mean", "var")}
 
     @torch.no_grad()
     def update(self, rows: Tensor, ranks: Ranks = ALONE) -> None:

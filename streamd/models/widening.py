@@ -5,12 +5,11 @@ New columns weigh nothing, so a widened model says of the old sets what it said 
 behind its statistics hold for the new columns too, which were zero until now.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from streamd.graph.facts.columns import NUM_FACTS, num_facts
@@ -18,26 +17,37 @@ from streamd.models.arrays import on_host, put
 from streamd.models.inputs import LinkInputs
 from streamd.models.link import LinkModel, build_model
 from streamd.models.memory.memory import Memory
+from streamd.models.schema_inputs import SchemaInput, schema_inputs
+from streamd.models.standardize import SetStandardizer
 from streamd.schema import Schema
 from streamd.schema_change import edge_places, node_places, widened_edges, widened_nodes
-
-STATISTICS = ("edge_stats", "node_stats")
-"""The standardisers of features: one, or with several sets one each."""
-ZERO_AT_FIRST = ("encoder.node_in.weight", "head_set.weight")
-"""Weights that a model has only with node features or with several edge sets."""
 
 
 def widened_model(model: LinkModel, schema: Schema) -> LinkModel:
     """A model as one under a schema that extends its own. The model does not change."""
     new = build_model(model.settings, schema, 0, model.device)
-    old = model.state_dict()
-    weights = new.state_dict()
+    old, weights, inputs = model.state_dict(), new.state_dict(), schema_inputs(new)
+
+    # The statistics of the only set there was are those of the first.
+    for path, module in new.named_modules():
+        if isinstance(module, SetStandardizer):
+            first = {
+                f"{path}.sets.0.{n}": old.get(f"{path}.{n}") for n in module.sets[0].state_dict()
+            }
+            old |= {name: tensor for name, tensor in first.items() if tensor is not None}
+
     for name, tensor in weights.items():
-        was = _old_name(name, old)
-        if was is None:
-            weights[name] = torch.zeros_like(tensor) if name in ZERO_AT_FIRST else tensor
-        else:
-            weights[name] = _tensor(name, old[was], tensor, model, new)
+        if name in old:
+            weights[name] = _widened(name, old[name], tensor, inputs, model.schema, schema)
+        elif name in inputs and inputs[name].optional:
+            weights[name] = torch.zeros_like(tensor)
+
+    # A row of facts that is extended is another row, not one with zeros. Its mean is extended in
+    # the same way, its variance without the constant.
+    mean, var = model.fact_stats.mean, model.fact_stats.var
+    constant = _widened_facts(torch.zeros_like(var), model.schema, schema)
+    weights["fact_stats.mean"] = _widened_facts(mean, model.schema, schema)
+    weights["fact_stats.var"] = _widened_facts(var, model.schema, schema) - constant
     new.load_state_dict(weights)
     return new.train(model.training)
 
@@ -47,6 +57,8 @@ def widened_optimizer(
 ) -> torch.optim.AdamW:
     """The optimizer of a model that was widened to `new`. What was not there has no state yet."""
     out = new.optimizer(learning_rate)
+    old, schema = model.schema, new.schema
+    inputs = schema_inputs(new)
     state = {}
     names_of = {id(p): n for n, p in model.named_parameters()}
     by_name = {
@@ -61,7 +73,7 @@ def widened_optimizer(
         name = names_of[id(p)]
         if name in by_name:
             state[number] = {
-                key: (_tensor(name, value, p, model, new) if value.ndim else value).clone()
+                key: _widened(name, value, p if value.ndim else value, inputs, old, schema).clone()
                 for key, value in by_name[name].items()
             }
     out.load_state_dict({**out.state_dict(), "state": state})
@@ -78,14 +90,6 @@ def widened_memory(memory: Memory, old: Schema, new: Schema) -> Memory:
 
 def widened_inputs(inputs: LinkInputs, old: Schema, new: Schema) -> LinkInputs:
     """Recorded inputs with facts and features as a schema has them that extends `old`."""
-    facts = inputs.facts_ECF.numpy()
-    wide = np.zeros((*facts.shape[:-1], num_facts(new)), facts.dtype)
-    wide[..., : facts.shape[-1]] = facts
-    if old.num_edge_sets == 1 < new.num_edge_sets:
-        # All sets together are the only one there was.
-        wide[..., NUM_FACTS : 2 * NUM_FACTS] = facts
-        wide[..., 2 * NUM_FACTS] = 1.0
-
     # Unknown nodes and padding have no set.
     nodes = widened_nodes(inputs.node_MD.numpy(), old, new)
     nodes[inputs.node_M.numpy() < 0] = 0
@@ -96,7 +100,7 @@ def widened_inputs(inputs: LinkInputs, old: Schema, new: Schema) -> LinkInputs:
         hops.append(replace(hop, edge_UKD=torch.from_numpy(edges)))
     return replace(
         inputs,
-        facts_ECF=torch.from_numpy(wide),
+        facts_ECF=_widened_facts(inputs.facts_ECF, old, new),
         node_MD=torch.from_numpy(nodes),
         hops=tuple(hops),
     )
@@ -110,58 +114,43 @@ def fits(inputs: LinkInputs, schema: Schema) -> bool:
     return all(x.shape[-1] == width or not x.numel() for x, width in zip(rows, wanted, strict=True))
 
 
-def _old_name(name: str, old: Mapping[str, Tensor]) -> str | None:
-    """The name under which a narrower model has a tensor; None where it has none."""
-    if name in old:
-        return name
-    # The statistics of the only set there was are those of the first.
-    for kind in STATISTICS:
-        first = f"{kind}.sets.0."
-        if name.startswith(first) and (was := f"{kind}.{name.removeprefix(first)}") in old:
-            return was
-    return None
+def _widened_facts(facts: Tensor, old: Schema, new: Schema) -> Tensor:
+    """Rows of facts [..., width] under a schema that extends `old`."""
+    wide = facts.new_zeros((*facts.shape[:-1], num_facts(new)))
+    wide[..., : facts.shape[-1]] = facts
+    if old.num_edge_sets == 1 < new.num_edge_sets:
+        # All sets together are the only one there was.
+        wide[..., NUM_FACTS : 2 * NUM_FACTS] = facts
+        wide[..., 2 * NUM_FACTS] = 1.0
+    return wide
 
 
-def _tensor(name: str, tensor: Tensor, like: Tensor, model: LinkModel, new: LinkModel) -> Tensor:
-    """A tensor of a model, or one of its optimizer, in the shape of the wider model's."""
+def _widened(
+    name: str,
+    tensor: Tensor,
+    like: Tensor,
+    inputs: Mapping[str, SchemaInput],
+    old: Schema,
+    new: Schema,
+) -> Tensor:
+    """A tensor of a model, or one of its optimizer, in the shape of the wider model's: entries of
+    new columns are zero."""
     if tensor.shape == like.shape:
         return tensor
-    old_schema, schema = model.schema, new.schema
-    edges = edge_places(old_schema, schema), schema.edge_feature_dim
-    # One-hot of the set ends a row of facts, so further sets come at the end.
-    facts = np.arange(num_facts(old_schema)), num_facts(schema)
-    dim = model.settings.dim
+    if name not in inputs:
+        raise AssertionError(f"{name} depends on the schema, and no schema_inputs() names it")
+    one = inputs[name]
+    size, offset = tensor.shape[one.axis], one.offset
+    if one.kind == "edge_features":
+        positions = edge_places(old, new)
+    elif one.kind == "node_features":
+        positions = node_places(old, new)
+    else:
+        # Further facts, edge sets and features of a set come at the end.
+        positions = np.arange(size - offset)
 
-    # Statistics are of a set's own features, of which further ones come at the end.
-    if name.startswith(STATISTICS):
-        return _placed(tensor, 0, np.arange(len(tensor)), like.shape[-1])
-    if name.startswith("fact_stats."):
-        out = _placed(tensor, 0, *facts)
-        if old_schema.num_edge_sets == 1:
-            out[NUM_FACTS : 2 * NUM_FACTS] = tensor
-            out[2 * NUM_FACTS] = 1.0 if name.endswith(".mean") else 0.0
-        return out
-
-    # Weights: what they are of says where the columns lie that differ.
-    blocks: Sequence[tuple[str, int, tuple[NDArray[np.int64], int]]] = (
-        ("pair.0.", 0, facts),
-        ("label_head.", tensor.shape[-1] - num_facts(old_schema), facts),
-        ("updater.gru.weight_ih", 2 * dim, edges),
-        ("encoder.layers.", dim, edges),
-        ("encoder.node_in.", 0, (node_places(old_schema, schema), schema.node_feature_dim)),
-        ("head_set.", 0, (np.arange(old_schema.num_edge_sets), schema.num_edge_sets)),
-    )
-    for prefix, offset, (places, width) in blocks:
-        if name.startswith(prefix):
-            return _placed(tensor, offset, places, width)
-    raise AssertionError(f"{name} depends on the schema in an unknown way")
-
-
-def _placed(tensor: Tensor, offset: int, places: NDArray[np.int64], width: int) -> Tensor:
-    """A tensor whose columns from `offset` on lie at other places of a block of `width` columns;
-    columns before and behind the block stay, new ones are zero."""
-    behind = tensor.shape[-1] - offset - len(places)
-    out = tensor.new_zeros((*tensor.shape[:-1], offset + width + behind))
-    at = np.concatenate([np.arange(offset), offset + places, offset + width + np.arange(behind)])
-    out[..., torch.from_numpy(at).to(tensor.device)] = tensor
-    return out
+    # Entries after those of the schema move by the number of new columns.
+    end = np.arange(offset + len(positions), size) + like.shape[one.axis] - size
+    index = np.concatenate([np.arange(offset), offset + positions, end])
+    wide = tensor.new_zeros(like.shape)
+    return wide.index_copy_(one.axis, torch.from_numpy(index).to(tensor.device), tensor)

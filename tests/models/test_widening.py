@@ -5,11 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from streamd.graph.blocks.draws import Draw
 from streamd.graph.facts.columns import num_facts
+from streamd.graph.neighborhood import SamplingPlan
 from streamd.models import ARCHITECTURES, build_model
+from streamd.models.architectures import Architecture
 from streamd.models.inputs import HopInputs, LinkInputs
+from streamd.models.layers.encoder import Encoder
+from streamd.models.layers.table import LAYERS, GraphLayers
 from streamd.models.link import link_loss
+from streamd.models.schema_inputs import SchemaInput, schema_inputs
 from streamd.models.widening import (
     fits,
     widened_inputs,
@@ -66,7 +73,8 @@ def inputs_of(schema, model, seed=0):
 
 def trained(name, schema):
     """A model whose every weight and statistic moved, and its optimizer."""
-    model = build_model(ModelSettings(name=name, dim=8, time_dim=4, neighbors=3, snapshots=2), schema, 1)
+    chosen = ModelSettings(dim=8, time_dim=4, neighbors=3, snapshots=2).model_copy(update={"name": name})
+    model = build_model(chosen, schema, 1)
     torch.manual_seed(3)
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.3)
@@ -92,10 +100,7 @@ def state_of(inputs, model):
     return torch.sin(inputs.node_M[:, None] + torch.arange(dim))
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_a_widened_model_says_of_the_old_sets_what_it_said_before(name, change):
-    old, new = CHANGES[change]
+def check_that_a_widened_model_says_the_same(name, old, new):
     model, _ = trained(name, old)
     wide = widened_model(model, new)
     inputs = known_only(inputs_of(old, model, 9), old, new)
@@ -104,6 +109,81 @@ def test_a_widened_model_says_of_the_old_sets_what_it_said_before(name, change):
     assert fits(there, new) and not fits(there, old)
     torch.testing.assert_close(wide(there, state_of(there, wide)), model(inputs, state_of(inputs, model)))
     assert torch.isfinite(wide(inputs_of(new, wide, 4), state_of(inputs, wide))).all()
+    return wide
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_widened_model_says_of_the_old_sets_what_it_said_before(name, change):
+    check_that_a_widened_model_says_the_same(name, *CHANGES[change])
+
+
+class FeaturesFirst(nn.Module):
+    """A layer that knows time, and reads an entry in an order of its own: features, time, state."""
+
+    has_time = True
+    entry_weights = ()
+
+    def __init__(self, dim, entry_dim, heads):
+        super().__init__()
+        self.mix = nn.Linear(entry_dim, dim)
+
+    def schema_inputs(self):
+        return {"mix.weight": SchemaInput("edge_features")}
+
+    def forward(self, root_UD, parts, mask_UK, last):
+        state, features, time = parts
+        return root_UD + (self.mix(torch.cat([features, time, state], -1)).tanh() * mask_UK[..., None]).sum(1)
+
+
+class Relations(Encoder):
+    """With several edge sets each has a vector, which is added to the neighbours that its edges lead to."""
+
+    def __init__(self, kind, num_layers, settings, schema):
+        super().__init__(kind, num_layers, settings, schema)
+        self.num_sets = schema.num_edge_sets
+        if self.num_sets > 1:
+            self.relation = nn.Embedding(self.num_sets, settings.dim)
+
+    def schema_inputs(self):
+        return super().schema_inputs() | {"relation.weight": SchemaInput("edge_sets", axis=0, optional=True)}
+
+    def entries(self, h_MD, hop, edge_stats, gap_us):
+        parts = super().entries(h_MD, hop, edge_stats, gap_us)
+        if self.num_sets > 1:
+            parts[0] = parts[0] + hop.edge_UKD[..., :self.num_sets] @ self.relation.weight
+        return parts
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The name of an architecture that only this test has."""
+    plan = SamplingPlan(hops=(Draw(direction="both", fanout=3),) * 2)
+    monkeypatch.setitem(ARCHITECTURES, "made", Architecture(plan=lambda settings: plan, settings=frozenset()))
+    monkeypatch.setitem(LAYERS, "made", GraphLayers(layer=FeaturesFirst, number=2, encoder=Relations))
+    return "made"
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_architecture_is_widened_by_what_its_own_modules_declare(made, change):
+    old, new = CHANGES[change]
+    wide = check_that_a_widened_model_says_the_same(made, old, new)
+    if new.num_edge_sets > 1:
+        assert not wide.encoder.relation.weight[old.num_edge_sets if old.num_edge_sets > 1 else 0:].any()
+
+
+def test_an_architecture_that_declares_no_columns_is_not_widened(made, monkeypatch):
+    monkeypatch.setattr(FeaturesFirst, "schema_inputs", dict)
+    model, _ = trained(made, PLAIN)
+    with pytest.raises(AssertionError, match=r"encoder\.layers\.0\.mix\.weight depends on the schema"):
+        widened_model(model, WIDER)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_modules_declare_tensors_that_they_have(name):
+    settings = ModelSettings(name=name, dim=8, time_dim=4, labels="classification")
+    model = build_model(settings, replace(THREE, label_dim=1), 1)
+    assert {name for name, one in schema_inputs(model).items() if not one.optional} <= model.state_dict().keys()
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -6,7 +6,7 @@ knows time, how long ago.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from torch import Tensor, nn
 from torch.nn.functional import embedding
@@ -14,6 +14,7 @@ from torch.nn.functional import embedding
 from streamd.events import Schema
 from streamd.models.inputs import HopInputs
 from streamd.models.layers.time_encoding import TimeEncoding, in_gaps
+from streamd.models.schema_inputs import SchemaInput
 from streamd.settings.loading import ModelSettings
 
 
@@ -27,6 +28,11 @@ class LayerKind(Protocol):
     @property
     def has_time(self) -> bool:
         """Whether an entry ends with the encoding of how long ago it was."""
+        ...
+
+    @property
+    def entry_weights(self) -> tuple[str, ...]:
+        """Names of the layer's parameters whose last axis is an entry."""
         ...
 
     def __call__(self, dim: int, entry_dim: int, heads: int) -> nn.Module: ...
@@ -56,6 +62,14 @@ class Encoder(nn.Module):
         self.id_vectors = nn.Embedding(settings.id_rows, d) if settings.id_rows else None
         if self.id_vectors is not None:
             nn.init.zeros_(self.id_vectors.weight)
+
+    def schema_inputs(self) -> dict[str, SchemaInput]:
+        found = {"node_in.weight": SchemaInput("node_features", optional=True)}
+        for number, layer in enumerate(self.layers):
+            # In an entry the edge's features come after the neighbour's state.
+            for name in cast(LayerKind, layer).entry_weights:
+                found[f"layers.{number}.{name}"] = SchemaInput("edge_features", self.dim)
+        return found
 
     def start(self, node_M: Tensor, state_MD: Tensor, node_MD: Tensor) -> Tensor:
         """Return the states before the first layer, float32[M, D]: the sum of memory, projected

@@ -16,6 +16,7 @@ class GATLayer(nn.Module):
     """
 
     has_time: ClassVar[bool] = False
+    entry_weights: ClassVar[tuple[str, ...]] = ("entry.weight",)
 
     def __init__(self, dim: int, entry_dim: int, heads: int) -> None:
         super().__init__()

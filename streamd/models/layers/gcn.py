@@ -15,6 +15,7 @@ class GCNLayer(nn.Module):
     state and the features of the edge to it; a root's own row, which no edge leads to, has none."""
 
     has_time: ClassVar[bool] = False
+    entry_weights: ClassVar[tuple[str, ...]] = ("linear.weight",)
 
     def __init__(self, dim: int, entry_dim: int, heads: int) -> None:
         super().__init__()

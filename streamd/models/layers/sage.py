@@ -10,6 +10,7 @@ class SAGELayer(nn.Module):
     """Mean aggregator (Hamilton et al. 2017, section 3.3)."""
 
     has_time: ClassVar[bool] = False
+    entry_weights: ClassVar[tuple[str, ...]] = ("mean.weight",)
 
     def __init__(self, dim: int, entry_dim: int, heads: int) -> None:
         super().__init__()

@@ -12,6 +12,7 @@ class TGNLayer(nn.Module):
     has it)."""
 
     has_time: ClassVar[bool] = True
+    entry_weights: ClassVar[tuple[str, ...]] = ("attention.key.weight", "attention.value.weight")
 
     def __init__(self, dim: int, entry_dim: int, heads: int) -> None:
         super().__init__()

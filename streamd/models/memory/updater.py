@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from streamd.models.arrays import as_tensor
 from streamd.models.layers.time_encoding import TimeEncoding, in_gaps
 from streamd.models.memory.memory import Memory
+from streamd.models.schema_inputs import SchemaInput
 
 
 class MemoryUpdater(nn.Module):
@@ -14,8 +15,12 @@ class MemoryUpdater(nn.Module):
 
     def __init__(self, dim: int, feature_dim: int, time_dim: int) -> None:
         super().__init__()
+        self.dim = dim
         self.time = TimeEncoding(time_dim)
         self.gru = nn.GRUCell(2 * dim + feature_dim + time_dim, dim)
+
+    def schema_inputs(self) -> dict[str, SchemaInput]:
+        return {"gru.weight_ih": SchemaInput("edge_features", 2 * self.dim)}
 
     def forward(self, memory: Memory, features_PD: Tensor, gap_us: Tensor) -> Tensor:
         """New states of the nodes with a pending message, float32[P, D]. features_PD:

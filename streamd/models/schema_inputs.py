@@ -1,0 +1,36 @@
+"""How a module says which of its inputs are columns of the log's schema, so that
+`streamd.models.widening` can extend any architecture when the log gets further sets or features.
+
+A module with such inputs has the method `schema_inputs() -> dict[str, SchemaInput]`, by the names
+of its own parameters and buffers.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaInput:
+    """Which part of a tensor has an entry for each column of the schema.
+
+    kind: the columns: a row of edge or node features, a row of facts, one for each edge set, or the
+    features of one set. axis: the tensor's axis that has them; offset: index of the first there.
+    optional: whether the module lacks the tensor in a schema without such columns. Then it starts
+    at zero in a model that had none.
+    """
+
+    kind: Literal["edge_features", "node_features", "facts", "edge_sets", "set_features"]
+    offset: int = 0
+    axis: int = -1
+    optional: bool = False
+
+
+def schema_inputs(model: nn.Module) -> dict[str, SchemaInput]:
+    """The inputs that all modules of a model declare, by the tensors' names in `state_dict`."""
+    found: dict[str, SchemaInput] = {}
+    for path, module in model.named_modules():
+        declared: Any = getattr(module, "schema_inputs", dict)
+        found |= {f"{path}.{name}".removeprefix("."): one for name, one in declared().items()}
+    return found
