@@ -154,7 +154,7 @@ class FaultyDisk(Disk):
 
     def abandon(self, log) -> None:
         """Close what the dead process had open, its lock included, as the kernel does."""
-        for fd in (*self._paths, *([] if log is None or log.closed else [log.lock])):
+        for fd in (*self._paths, *([] if log is None or log.files.closed else [log.files.lock])):
             os.close(fd)
         self._paths.clear()
         for path, *_ in self._entries:

@@ -11,8 +11,8 @@ from streamd.errors import DataDirectoryError
 from streamd.eventlog.journal.journal import NOTHING, LogState
 from streamd.eventlog.layout import DELETIONS, FEATURES, KEYS, LATE, LATE_ROW, feature_row
 from streamd.eventlog.node_keys import decode_keys, encode_keys
-from streamd.eventlog.sets_writer import SetsWriter
-from streamd.eventlog.tguf.writer import TGUFWriter, columns_crc
+from streamd.eventlog.sets_writer import SegmentWriter
+from streamd.eventlog.tguf.writer import columns_crc
 from streamd.events import DELETION, EventBatch, Key, Schema
 
 
@@ -50,7 +50,7 @@ def appended_bytes(schema: Schema, state: LogState, batch: EventBatch) -> list[t
     return out
 
 
-def append_rows(segment: TGUFWriter | SetsWriter, path: str, batch: EventBatch) -> dict[str, Any]:
+def append_rows(segment: SegmentWriter, path: str, batch: EventBatch) -> dict[str, Any]:
     """Append a batch's edges and labels to a segment, without making them durable.
 
     path: of the segment, in the data directory. Returns: the journal's entry for the rows. Its

@@ -1,8 +1,8 @@
 """The open files of a log, as one process at a time has them: recovered, locked, and closed to all
-further changes once one has failed."""
+further changes once one has failed. Steps 2 to 4 of every commit are here."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,9 @@ from typing import Any
 import structlog
 
 from streamd.errors import DiskError
+from streamd.eventlog.commit_rows import append_rows
 from streamd.eventlog.journal.changelog_position import ChangelogId, ChangelogPosition, PositionFile
-from streamd.eventlog.journal.journal import (
-    NOTHING,
-    FileState,
-    JournalWriter,
-    LogState,
-    SegmentState,
-)
+from streamd.eventlog.journal.journal import JournalWriter, LogState, SegmentState
 from streamd.eventlog.layout import EDGES, segment_path
 from streamd.eventlog.recovery import (
     last_state,
@@ -26,9 +21,13 @@ from streamd.eventlog.recovery import (
     replacement,
     settle,
 )
-from streamd.eventlog.sets_writer import SetsWriter, new_segment, reopened_segment
-from streamd.eventlog.tguf.writer import TGUFWriter
-from streamd.events import Schema
+from streamd.eventlog.sets_writer import (
+    SegmentWriter,
+    SetsWriter,
+    new_segment,
+    reopen_segment,
+)
+from streamd.events import EventBatch, Schema
 from streamd.storage import DISK, Disk, FileWithHoles
 
 logger = structlog.get_logger()
@@ -44,11 +43,12 @@ def nothing() -> None:
 
 
 class LogFiles:
-    """The files that a log's one writer appends to. Owner: `LogWriter` where commits are made, and
-    `LogApplier` where those of another machine are written.
+    """The files that a log's one writer appends to. Owner: `LogWriter` on the machine that makes
+    commits, `LogApplier` on one that copies them.
 
-    state: the log's after the newest line of the journal. After a failed write or sync nothing more
-    is accepted: the process ends, and a new writer recovers.
+    state: the log's after the newest line of the journal. schema: of the rows written next.
+    segment: the one in progress. appended: descriptors of the append-only files, by path. After a
+    failed write or sync nothing more is accepted: the process ends, and a new writer recovers.
     """
 
     def __init__(
@@ -67,27 +67,49 @@ class LogFiles:
         Raises: LockedError, JournalError, DataDirectoryError, DiskError.
         """
         self.data_dir = data_dir
-        self.schema = schema
         self.disk = disk
         self._failed = ""
+        self._unsynced: dict[int, None] = {}
+        """Descriptors of files with bytes that are written but not durable, in order of writing."""
+        self._has_unsynced_rows = False
         self.is_untidy = False
         """Whether files that no line names any more may be left: an unlink failed, or is not
         through."""
         self.closed = False
         """Whether it takes no more commits because `close` was called."""
 
-        # Take the lock before anything is read; give it back where the log cannot be opened.
+        # Take the lock before anything is read; give it back if the log cannot be opened.
         for folder in ("journal", EDGES, "node_features"):
             (data_dir / folder).mkdir(parents=True, exist_ok=True)
         self.lock = lock_directory(data_dir / "lock")
         """Descriptor of the lock on the directory, held until `close`."""
-        with self._giving_back():
+        with self.unlock_on_failure():
             prepare()
-            self._open(changelog)
+            self.state: LogState = last_state(data_dir, schema)
+            self.schema = self.state.schema
+
+            # A new journal file makes the recovered state durable before any other file is changed.
+            self.journal = JournalWriter(data_dir / "journal", self.state, disk)
+            settle(data_dir, self.state, disk)
+
+            # Open what is appended to, and cut off what a crash left after the committed ends. With
+            # a changelog that may be the rows of several commits.
+            self._rows_behind = MAX_COMMIT_ROWS * (1 if changelog is None else MAX_IN_FLIGHT + 1)
+            self.appended = open_appended(data_dir, self.state, disk)
+            self.segment: SegmentWriter | None = None
+            self._segment_first = self._segment_revision = 0
+            self.open_segment()
+
+            # Show readers the newest commit: a crash may have come between its line and this.
+            self._published = disk.open(data_dir / "published", os.O_RDWR | os.O_CREAT)
+            self._position: PositionFile | None = None
+            if changelog is not None:
+                self._position = PositionFile(data_dir, changelog, disk)
+            self.publish(self.state.seq)
 
     @contextmanager
-    def _giving_back(self) -> Iterator[None]:
-        """Open a part of the log; where that fails, give the lock back, which nobody else can.
+    def unlock_on_failure(self) -> Iterator[None]:
+        """Open a part of the log; if that fails, give the lock back, which nothing else can.
 
         Raises: DiskError in the place of OSError.
         """
@@ -100,30 +122,6 @@ class LogFiles:
             os.close(self.lock)
             raise
 
-    def _open(self, changelog: ChangelogId | None) -> None:
-        state = last_state(self.data_dir, self.schema)
-        self.schema = state.schema
-
-        # A new journal file makes the recovered state durable before any other file is changed.
-        self.state: LogState = state
-        self._journal = JournalWriter(self.data_dir / "journal", state, self.disk)
-        settle(self.data_dir, state, self.disk)
-
-        # Open what is appended to, and cut off what a crash left behind the committed ends. With a
-        # changelog that may be the rows of several commits.
-        self._segment: TGUFWriter | SetsWriter | None = None
-        self._segment_first = self._segment_revision = 0
-        self._rows_behind = MAX_COMMIT_ROWS * (1 if changelog is None else MAX_IN_FLIGHT + 1)
-        self._files = open_appended(self.data_dir, state, self.disk)
-        self._open_segment()
-
-        # Show readers the newest commit: a crash may have come between its line and this.
-        self._published = self.disk.open(self.data_dir / "published", os.O_RDWR | os.O_CREAT)
-        self._position: PositionFile | None = None
-        if changelog is not None:
-            self._position = PositionFile(self.data_dir, changelog, self.disk)
-        self._publish(self.state.seq)
-
     def close(self) -> None:
         """Close all files and release the lock; a second call does nothing. Raises: DiskError."""
         if self.closed:
@@ -132,18 +130,15 @@ class LogFiles:
         try:
             with ExitStack() as stack:
                 stack.callback(os.close, self.lock)
-                for fd in (self._published, *self._files.values()):
+                for fd in (self._published, *self.appended.values()):
                     stack.callback(self.disk.close, fd)
                 if self._position is not None:
                     stack.callback(self._position.close)
-                stack.callback(self._journal.close)
-                if self._segment is not None:
-                    stack.callback(self._segment.close)
+                stack.callback(self.journal.close)
+                if self.segment is not None:
+                    stack.callback(self.segment.close)
         except OSError as error:
             raise disk_error(self.data_dir, error) from error
-
-    def _committed(self, path: str) -> FileState:
-        return self.state.files.get(path, NOTHING)
 
     @property
     def in_doubt(self) -> bool:
@@ -153,15 +148,15 @@ class LogFiles:
         return bool(self._failed)
 
     # In doubt: any failure from the first byte written to committed files until readers see the
-    # commit (`_steps`). A line whose write or sync failed may or may not be on the disk, a file may
+    # commit (`change`). A line whose write or sync failed may or may not be on the disk, a file may
     # not be renamed yet to the name in its line, and rows after the counts must be zeroed.
     #
-    # Not in doubt: files that no line names. These are unfinished copies, which `_aside` removes
-    # after a failure, and files that a durable line released, which `_tidy` unlinks, or else
+    # Not in doubt: files that no line names. These are unfinished copies, which `aside` removes
+    # after a failure, and files that a durable line released, which `tidy` unlinks, or else
     # recovery. Reading a damaged segment changes nothing either.
 
     @contextmanager
-    def _steps(self) -> Iterator[None]:
+    def change(self) -> Iterator[None]:
         """Run one change of the log; after any failure in it, refuse every later change.
 
         Memory and disk may then differ, and only recovery knows what the disk holds.
@@ -172,33 +167,33 @@ class LogFiles:
                 "restart ingest.",
             )
         try:
-            self._journal.check_alone()
+            self.journal.check_alone()
             yield
         except OSError as error:
-            self._failed = str(error)
+            self._failed = str(error) or repr(error)
             raise disk_error(self.data_dir, error) from error
         except BaseException as error:
-            self._failed = str(error)
+            self._failed = str(error) or repr(error)
             raise
 
     @contextmanager
-    def _aside(self, path: Path) -> Iterator[None]:
+    def aside(self, path: Path) -> Iterator[None]:
         """Write a file or folder that no line names yet; if that fails, remove it, which leaves the
         log unchanged. Raises: DiskError instead of OSError."""
         # First check that this process may still write the log.
-        with self._steps():
+        with self.change():
             pass
         try:
             yield
         except Exception as error:
             with suppress(OSError):
-                self._remove(path)
+                self.remove(path)
             if isinstance(error, OSError):
                 raise disk_error(self.data_dir, error) from error
             raise
 
     @contextmanager
-    def _tidy(self) -> Iterator[None]:
+    def tidy(self) -> Iterator[None]:
         """Unlink files that no line names any more. Raises: DiskError instead of OSError."""
         self.is_untidy = True
         try:
@@ -207,31 +202,107 @@ class LogFiles:
         except OSError as error:
             raise disk_error(self.data_dir, error) from error
 
-    def _remove(self, path: Path) -> None:
+    def remove(self, path: Path) -> None:
         """Remove a file or folder, if it exists."""
         self.disk.remove_folder(path) if path.is_dir() else self.disk.unlink(path)
 
-    def _finished(self, path: str, new: FileWithHoles) -> dict[str, Any]:
+    # Steps of a commit
+
+    def append_rows(self, batch: EventBatch) -> dict[str, Any]:
+        """Step 1, of a batch's edges and labels: append them to the segment in progress. Returns:
+        the journal's entry for the rows."""
+        assert self.segment is not None
+        self._has_unsynced_rows = True
+        return append_rows(self.segment, self.segment_state().path, batch)
+
+    def write(self, fd: int, data: bytes | memoryview, offset: int) -> None:
+        """Step 1, of any other bytes: write them to an open file."""
+        self.disk.write(fd, data, offset)
+        self._unsynced[fd] = None
+
+    def forget_unsynced(self, fd: int) -> None:
+        """Leave a file out of step 2: it is closed, because another takes its name."""
+        self._unsynced.pop(fd, None)
+
+    def append_lines(self, lines: Sequence[tuple[LogState, bytes]], after: LogState) -> None:
+        """Steps 2 and 3 of the commits whose rows are written.
+
+        lines: of the journal, each with the state before it. after: the state after all of them.
+        """
+        # Step 2: make the rows durable. A line that a crash leaves without its rows would count
+        # rows that are not there.
+        if self._has_unsynced_rows and self.segment is not None:
+            self.segment.sync()
+        self._has_unsynced_rows = False
+        for fd in self._unsynced:
+            self.disk.sync(fd)
+        self._unsynced.clear()
+
+        # Step 3: append the lines; once they are durable, so are the commits. A full journal file
+        # ends first, at the same commit on all machines.
+        at = 0
+        while at < len(lines):
+            if self.journal.is_full:
+                self.journal.roll(lines[at][0])
+            end = min(len(lines), at + self.journal.num_free)
+            self.journal.append(b"".join(line for _, line in lines[at:end]), end - at)
+            at = end
+        self.state = after
+
+    def publish(
+        self,
+        seq: int,
+        position: ChangelogPosition | None = None,
+        segment: SegmentState | None = None,
+    ) -> None:
+        """Step 4: show the commits up to `seq` to readers. Before step 3 a crash could take back a
+        commit that readers have used.
+
+        position: the log's position in the changelog with them. segment: the one in progress after
+        them, if they have rows.
+        """
+        self.disk.write(self._published, seq.to_bytes(8, "little"), 0)
+        if position is not None:
+            self.move(position)
+
+        # Readers without the journal count rows by the file's header. A crash before this line
+        # leaves the old counts, which recovery raises.
+        if segment is not None and self.segment is not None:
+            rows = segment.rows_per_set or (segment.num_edges,)
+            self.segment.raise_counts(rows, segment.num_labels)
+
+    def move(self, position: ChangelogPosition) -> None:
+        """Write the log's position in the changelog; all commits before it must be durable."""
+        if self._position is not None:
+            self._position.write(position)
+
+    # Files that take the place of others
+
+    def finish_replacement(self, path: str, new: FileWithHoles) -> dict[str, Any]:
         """Make the replacement of a file durable. Returns: its entry for the next line.
 
         Once that line is durable, the new file is renamed into place, if need be by recovery.
         """
         revision = self.state.seq + 1
         scratch, named = (replacement(self.data_dir / path, r) for r in (0, revision))
-        with self._aside(named):
+        with self.aside(named):
             new.finish()
             self.disk.replace(scratch, named)
             self.disk.sync_folder(scratch.parent)
         crc, size = new.crc, [0, new.num_bytes]
         return {"path": path, "bytes": size, "crc": crc, "total": crc, "revision": revision}
 
-    def _adopt(self, path: str, new: FileWithHoles) -> None:
-        """Let further commits append to a new file, which the next line names."""
-        self.disk.close(self._files[path])
-        self._files[path] = new.fd
+    def adopt(self, path: str, fd: int) -> None:
+        """Let further commits append to a new file, which a line names."""
+        self.disk.close(self.appended[path])
+        self.appended[path] = fd
 
-    def _state_of(self, segment: TGUFWriter | SetsWriter) -> SegmentState:
+    # The segment in progress
+
+    def segment_state(self) -> SegmentState:
         """The state of the segment in progress, with the rows written so far."""
+        segment = self.segment
+        assert segment is not None
         return SegmentState(
             self._segment_first,
             segment.num_edges,
@@ -241,69 +312,48 @@ class LogFiles:
             segment.rows_per_set if isinstance(segment, SetsWriter) else (),
         )
 
-    def _new_segment(self, capacity: int) -> TGUFWriter | SetsWriter:
-        """Begin a segment behind the newest event; the one in progress is sealed."""
-        new = self._allocated_segment(capacity)
-        self._seal_for(new)
-        return new
+    def begin_segment(self, capacity: int) -> None:
+        """Begin a segment after the newest event; the one in progress is sealed."""
+        self.seal_for(self.allocate_segment(capacity))
 
-    def _allocated_segment(self, capacity: int) -> TGUFWriter | SetsWriter:
+    def allocate_segment(self, capacity: int) -> SegmentWriter:
         """Create the files of a segment after the newest event, which no line names yet."""
         path = self.data_dir / segment_path(self.state.num_edges, self.schema.num_edge_sets)
-        with self._aside(path):
+        with self.aside(path):
             # An existing file of this name is from a commit whose line was never written.
-            self._remove(path)
+            self.remove(path)
             return new_segment(path, self.schema, capacity, self.disk)
 
-    def _seal_for(self, new: TGUFWriter | SetsWriter) -> None:
+    def seal_for(self, new: SegmentWriter) -> None:
         """Seal the segment in progress, if there is one, and continue in the new one."""
         first = self.state.num_edges
         # Begin a new journal file whenever a segment is sealed, so that retention can drop the two
         # together.
-        if self._segment is not None:
-            self._segment.close()
-            self._journal.roll(self.state)
+        if self.segment is not None:
+            self.segment.close()
+            self.journal.roll(self.state)
             edges = first - self._segment_first
             logger.info("segment_sealed", first_edge=self._segment_first, edges=edges)
-        self._segment = new
+        self.segment = new
         self._segment_first = first
         self._segment_revision = 0
 
-    def _open_segment(self) -> None:
+    def close_segment(self) -> None:
+        """Close the segment in progress, because another takes its name."""
+        if self.segment is not None:
+            self.segment.close()
+            self.segment = None
+
+    def open_segment(self) -> None:
+        """Open the newest segment that the journal names, if there is one."""
         last = self.state.last
         if last is not None:
-            self._segment = reopened_segment(self.data_dir, last, self.schema, self.disk)
+            self.segment = reopen_segment(self.data_dir, last, self.schema, self.disk)
             self._segment_first = last.first_edge
             self._segment_revision = last.revision
             # A crash may have left rows of a commit whose line was never written.
-            self._segment.clear_behind(self._rows_behind)
-            self._segment.raise_counts()
-
-    def _publish(
-        self,
-        seq: int,
-        position: ChangelogPosition | None = None,
-        segment: SegmentState | None = None,
-    ) -> None:
-        """Step 4: show the commits up to `seq` to readers.
-
-        position: where the log then stands in the changelog. segment: the one in progress after
-        them, where they have rows.
-        """
-        self.disk.write(self._published, seq.to_bytes(8, "little"), 0)
-        if position is not None:
-            self._move(position)
-
-        # Readers without the journal count rows by the file's header. A crash before this line
-        # leaves the old counts, which recovery raises.
-        if segment is not None and self._segment is not None:
-            rows = segment.rows_per_set or (segment.num_edges,)
-            self._segment.raise_counts(rows, segment.num_labels)
-
-    def _move(self, position: ChangelogPosition) -> None:
-        """Write where the log stands in the changelog; what it says must be durable."""
-        if self._position is not None:
-            self._position.write(position)
+            self.segment.clear_behind(self._rows_behind)
+            self.segment.raise_counts()
 
 
 def disk_error(data_dir: Path, error: OSError) -> DiskError:

@@ -34,13 +34,16 @@ CHECKED_BYTES = 1 << 24
 """Bytes of a replaced file that are checked in one go."""
 
 
-class LogApplier(LogFiles):
+class LogApplier:
     """Appends the lines of another machine's journal, each with the bytes that it is about.
 
-    Owner: the follower, by a lock on the directory. A commit is `begin`, any number of `write` and
-    `finish`; `flush` makes the finished ones durable and shows them. Nothing that comes is trusted:
-    paths and sizes must be those that the line and this log's own state call for, and bytes must
-    have the line's checksums, before the line is written.
+    Owner: the follower, by a lock on the directory. files: what it writes to. newest: the log's
+    state after all commits that are finished, durable or not.
+
+    A commit is `begin`, any number of `write` and `finish`; `flush` makes the finished ones durable
+    and shows them. Nothing that comes is trusted: paths and sizes must be those that the line and
+    this log's own state call for, and bytes must have the line's checksums, before the line is
+    written.
     """
 
     def __init__(
@@ -57,11 +60,14 @@ class LogApplier(LogFiles):
         self._mapped: tuple[SegmentState, SegmentFiles] | None = None
         self._lines: list[tuple[LogState, bytes]] = []
         """Lines that are finished but not durable, each with the state before it."""
-        self._unsynced: dict[int, None] = {}
         self._commit: _Commit | None = None
-        super().__init__(data_dir, schema, disk, changelog, prepare)
-        self.newest = self.state
-        """The log's state after all commits that are finished, durable or not."""
+        self.files = LogFiles(data_dir, schema, disk, changelog, prepare)
+        self.newest = self.files.state
+
+    @property
+    def state(self) -> LogState:
+        """The log's state after the newest commit that is durable."""
+        return self.files.state
 
     @property
     def num_finished(self) -> int:
@@ -80,52 +86,53 @@ class LogApplier(LogFiles):
         Raises: ChangelogError where the line does not follow or cannot be trusted, DiskError.
         """
         assert self._commit is None
-        with self._steps():
-            commit = _checked(self.newest, line, made)
+        with self.files.change():
+            commit = _check_line(self.newest, line, made)
             # What begins or replaces files is durable alone, since it cannot wait for others.
             if commit.is_alone:
                 self._flush(None)
-            self.schema = commit.after.schema
+            self.files.schema = commit.after.schema
             if commit.begun is not None:
                 self._close_files()
-                self._new_segment(commit.begun.capacity)
+                self.files.begin_segment(commit.begun.capacity)
             for path, size in made.items():
                 self._make(commit, path, size)
-            ranges = appended_ranges(self.data_dir, self.newest, commit.after, commit.fields)
+            ranges = appended_ranges(self.files.data_dir, self.newest, commit.after, commit.fields)
             commit.expected.extend(ranges)
             self._commit = commit
 
     def _make(self, commit: "_Commit", path: str, size: int) -> None:
         """Make the file that will replace another, of its whole size and without bytes."""
-        place = self.data_dir / path
+        disk, place = self.files.disk, self.files.data_dir / path
         if path in commit.folder_files:
             if not place.parent.exists():
-                self.disk.make_folder(place.parent)
-                self.disk.sync_folder(place.parent.parent)
+                disk.make_folder(place.parent)
+                disk.sync_folder(place.parent.parent)
         else:
             place = replacement(place, commit.after.seq)
-        fd = self.disk.open(place, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        fd = disk.open(place, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         commit.made[path] = fd
-        self.disk.truncate(fd, size)
+        disk.truncate(fd, size)
         # Commits go on in the last segment: its blocks are reserved, as those of a new one are.
         if commit.after.last is not None and path == commit.after.last.path:
-            self.disk.allocate(fd, size)
+            disk.allocate(fd, size)
 
     def write(self, path: str, offset: int, data: memoryview) -> None:
         """Write bytes of the commit that was begun, in the order in which `appended_ranges` and
         `written_ranges` name them. Raises: ChangelogError where they belong nowhere, DiskError."""
         commit = self._commit
         assert commit is not None
-        with self._steps():
+        with self.files.change():
             if path in commit.made:
                 if not 0 <= offset <= offset + len(data) <= commit.sizes[path]:
-                    raise _untrusted(commit.after.seq, f"{path} has no byte {offset + len(data)}")
+                    raise _distrust(commit.after.seq, f"{path} has no byte {offset + len(data)}")
                 fd = commit.made[path]
             else:
                 commit.take(path, offset, data)
-                fd = self._files[path] if path in self._files else self._open_file(path)
-            self.disk.write(fd, data, offset)
-            self._unsynced[fd] = None
+                appended = self.files.appended
+                fd = appended[path] if path in appended else self._open_file(path)
+            # Step 1: write the rows.
+            self.files.write(fd, data, offset)
 
     def finish(self, position: ChangelogPosition) -> None:
         """Finish the commit whose bytes have all come; `flush` makes it durable.
@@ -135,9 +142,9 @@ class LogApplier(LogFiles):
         """
         commit = self._commit
         assert commit is not None
-        with self._steps():
+        with self.files.change():
             if commit.expected:
-                raise _untrusted(commit.after.seq, f"{commit.expected[0].path} has bytes too few")
+                raise _distrust(commit.after.seq, f"{commit.expected[0].path} has bytes too few")
             self._check_bytes(commit)
             self._lines.append((self.newest, commit.line))
             self.newest = commit.after
@@ -149,86 +156,70 @@ class LogApplier(LogFiles):
 
     def flush(self, position: ChangelogPosition) -> None:
         """Make the finished commits durable, and show them. Raises: DiskError."""
-        with self._steps():
+        with self.files.change():
             self._flush(position)
 
     def move(self, position: ChangelogPosition) -> None:
         """Note that the changelog was read further, over records that are no commits. Raises:
         DiskError."""
-        with self._steps():
-            self._move(position)
+        with self.files.change():
+            self.files.move(position)
 
     def _flush(self, position: ChangelogPosition | None) -> None:
         """Steps 2 to 4 for all finished commits. position: None where it is not known."""
         if not self._lines:
             if position is not None:
-                self._publish(self.state.seq, position)
+                self.files.publish(self.state.seq, position)
             return
-        # Step 2: make the rows durable.
-        for fd in self._unsynced:
-            self.disk.sync(fd)
-        self._unsynced.clear()
-
-        # Step 3: append the lines; full journal files end where they would with one writer.
-        at = 0
-        while at < len(self._lines):
-            if self._journal.is_full:
-                self._journal.roll(self._lines[at][0])
-            end = min(len(self._lines), at + self._journal.num_free)
-            self._journal.append(b"".join(line for _, line in self._lines[at:end]), end - at)
-            at = end
-        self._lines.clear()
-        before, self.state = self.state, self.newest
-        self._begin_newer(before)
+        before = self._append_lines()
 
         # Step 4: show them.
         grown = self.state.last if self.state.last != before.last else None
-        self._publish(self.state.seq, position, grown)
+        self.files.publish(self.state.seq, position, grown)
 
-    def _begin_newer(self, before: LogState) -> None:
-        """Begin a journal file if the lines after `before` have a newer format, as the leader does:
-        older releases refuse a log by the format number at the start of its newest file."""
+    def _append_lines(self) -> LogState:
+        """Steps 2 and 3 for all finished commits. Returns: the state before them."""
+        before = self.state
+        self.files.append_lines(self._lines, self.newest)
+        self._lines.clear()
+        # With lines of a newer format begin a journal file, as the leader does: older releases
+        # refuse a log by the format number at the start of its newest file.
         if self.state.has_runs and not before.has_runs:
-            self._journal.roll(self.state)
+            self.files.journal.roll(self.state)
+        return before
 
     def _finish_alone(self, commit: "_Commit", position: ChangelogPosition) -> None:
-        """Make a commit durable that begins, replaces or drops files, and then do what cannot be
+        """Steps 2 to 4 of a commit that begins, replaces or drops files, and then do what cannot be
         taken back: it is in the changelog."""
+        files, disk = self.files, self.files.disk
+
+        # Steps 2 and 3, of the files made for it too.
         for path, fd in commit.made.items():
-            self.disk.sync(fd)
-            self.disk.sync_folder((self.data_dir / path).parent)
+            disk.sync(fd)
+            disk.sync_folder((files.data_dir / path).parent)
         if commit.made:
             self._close_segment_of(commit)
-        lines, self._lines = self._lines, []
-        for fd in self._unsynced:
-            self.disk.sync(fd)
-        self._unsynced.clear()
-        for since, line in lines:
-            if self._journal.is_full:
-                self._journal.roll(since)
-            self._journal.append(line)
-        before, self.state = self.state, self.newest
-        self._begin_newer(before)
+        self._append_lines()
 
-        # Files get their names before readers are told of them.
-        finish_replacements(self.data_dir, self.state, self.disk)
+        # Files get their names before readers see the commit.
+        finish_replacements(files.data_dir, self.state, disk)
         for path, fd in commit.made.items():
-            if path in self._files:
-                self.disk.close(self._files[path])
-                self._files[path] = fd
+            if path in files.appended:
+                files.adopt(path, fd)
             else:
-                self.disk.close(fd)
-        if self._segment is None:
-            self._open_segment()
-        grown = self.state.last if commit.begun is not None else None
-        self._publish(self.state.seq, position, grown)
+                disk.close(fd)
+        if files.segment is None:
+            files.open_segment()
+
+        # Step 4: show it. What no line names any more goes after it.
+        files.publish(self.state.seq, position, self.state.last if commit.begun else None)
         if commit.made or "dropped" in commit.fields:
-            sweep(self.data_dir, self.state, self.disk)
+            sweep(files.data_dir, self.state, disk)
         if "dropped" in commit.fields:
-            for _ in drop_journals(self.data_dir, self.state, self.disk):
+            for _ in drop_journals(files.data_dir, self.state, disk):
                 pass
         if "schema" in commit.fields:
-            self._journal.roll(self.state)
+            files.journal.roll(self.state)
 
     def _close_segment_of(self, commit: "_Commit") -> None:
         """Close the files of the segment in progress where the commit replaces it."""
@@ -237,9 +228,7 @@ class LogApplier(LogFiles):
         replaced = last is not None and before is not None and last.first_edge == before.first_edge
         if replaced and last is not None and last.revision == commit.after.seq:
             self._close_files()
-            if self._segment is not None:
-                self._segment.close()
-                self._segment = None
+            self.files.close_segment()
 
     def _check_bytes(self, commit: "_Commit") -> None:
         """Compare what was written with the line's checksums. Raises: ChangelogError."""
@@ -251,11 +240,11 @@ class LogApplier(LogFiles):
                     crc = _crc_of(commit.made[path], commit.sizes[path])
                     crcs = crc, crc
                 if crcs != (change["crc"], change["total"]):
-                    raise _untrusted(commit.after.seq, f"the bytes of {path} have another checksum")
+                    raise _distrust(commit.after.seq, f"the bytes of {path} have another checksum")
             else:
                 crc = self._rows_crc(commit, change)
                 if crc != change["crc"]:
-                    raise _untrusted(commit.after.seq, f"the rows of {path} have another checksum")
+                    raise _distrust(commit.after.seq, f"the rows of {path} have another checksum")
 
     def _rows_crc(self, commit: "_Commit", change: dict[str, Any]) -> int:
         """CRC32C of the rows that were written to a segment. Raises: ChangelogError."""
@@ -263,7 +252,7 @@ class LogApplier(LogFiles):
         segment = next(s for s in commit.after.segments if s.path == path)
         try:
             if change.get("revision") == commit.after.seq:
-                place = self.data_dir / path
+                place = self.files.data_dir / path
                 if not segment.rows_per_set:
                     place = replacement(place, commit.after.seq)
                 files = SegmentFiles.at(place, segment, commit.after.schema)
@@ -271,39 +260,37 @@ class LogApplier(LogFiles):
                 files = self._mapped_last(segment, commit.after.schema)
             return files.rows_crc(tuple(change["rows"]), tuple(change["labels"]))
         except TGUFError as error:
-            raise _untrusted(commit.after.seq, str(error)) from None
+            raise _distrust(commit.after.seq, str(error)) from None
 
     def _mapped_last(self, segment: SegmentState, schema: Schema) -> SegmentFiles:
         """The files of the segment in progress, mapped once."""
         if self._mapped is None or self._mapped[0].path != segment.path:
-            self._mapped = segment, SegmentFiles(self.data_dir, segment, schema)
+            self._mapped = segment, SegmentFiles(self.files.data_dir, segment, schema)
         return self._mapped[1]
 
     def _open_file(self, path: str) -> int:
         if path not in self._opened:
-            self._opened[path] = self.disk.open(self.data_dir / path, os.O_RDWR)
+            self._opened[path] = self.files.disk.open(self.files.data_dir / path, os.O_RDWR)
         return self._opened[path]
 
     def _close_files(self) -> None:
         """Close the files of the segment that was in progress."""
         for fd in self._opened.values():
-            self._unsynced.pop(fd, None)
-            self.disk.close(fd)
+            self.files.forget_unsynced(fd)
+            self.files.disk.close(fd)
         self._opened.clear()
         self._mapped = None
 
     def close(self) -> None:
         """Close all files and release the lock; commits that are not durable are left out."""
-        if not self.closed:
+        if not self.files.closed:
             self._mapped = None
-            for fd in (
-                *self._opened.values(),
-                *(self._commit.made.values() if self._commit else ()),
-            ):
-                self.disk.close(fd)
+            made = self._commit.made if self._commit else {}
+            for fd in (*self._opened.values(), *made.values()):
+                self.files.disk.close(fd)
             self._opened.clear()
             self._commit = None
-        super().close()
+        self.files.close()
 
 
 class _Commit:
@@ -340,7 +327,7 @@ class _Commit:
         """Check that bytes are the next ones that the line calls for. Raises: ChangelogError."""
         due = self.expected[0] if self.expected else FileRange("", 0, 0)
         if due.path != path or due.offset != offset or not 0 < len(data) <= due.num_bytes:
-            raise _untrusted(self.after.seq, f"{len(data)} bytes at {offset} of {path} are not due")
+            raise _distrust(self.after.seq, f"{len(data)} bytes at {offset} of {path} are not due")
         if len(data) == due.num_bytes:
             self.expected.popleft()
         else:
@@ -352,12 +339,12 @@ class _Commit:
             self.crcs[path] = crc32c(data, crc), crc32c(data, total)
 
 
-def _checked(before: LogState, line: bytes, made: dict[str, int]) -> _Commit:
+def _check_line(before: LogState, line: bytes, made: dict[str, int]) -> _Commit:
     """Decode a line that follows a state, and check all that it says. Raises: ChangelogError."""
     fields = decode_line(line)
     seq = before.seq + 1
     if fields is None:
-        raise _untrusted(seq, "its line differs from its checksum")
+        raise _distrust(seq, "its line differs from its checksum")
     try:
         commit = _Commit(line, fields, before)
         _check_segments(commit, before)
@@ -367,9 +354,9 @@ def _checked(before: LogState, line: bytes, made: dict[str, int]) -> _Commit:
         commit.sizes = dict(made)
         return commit
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise _untrusted(seq, f"its line says {error!r}") from None
+        raise _distrust(seq, f"its line says {error!r}") from None
     except JournalError as error:
-        raise _untrusted(seq, str(error)) from None
+        raise _distrust(seq, str(error)) from None
 
 
 def _check_segments(commit: _Commit, before: LogState) -> None:
@@ -466,7 +453,7 @@ def _crc_of(fd: int, size: int) -> int:
     return crc
 
 
-def _untrusted(seq: int, why: str) -> ChangelogError:
+def _distrust(seq: int, why: str) -> ChangelogError:
     return ChangelogError(
         f"Commit {seq} of the changelog cannot be applied: {why}.",
         "start with an empty directory, from the newest manifest; run `streamd changelog verify` "

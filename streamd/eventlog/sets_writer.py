@@ -188,13 +188,17 @@ class SetsWriter:
         self.close()
 
 
+SegmentWriter = TGUFWriter | SetsWriter
+"""Appends to a segment of one edge set, or of several."""
+
+
 def new_segment(
     path: Path,
     schema: Schema,
     capacity: int,
     disk: Disk = DISK,
     label_capacity: int | None = None,
-) -> TGUFWriter | SetsWriter:
+) -> SegmentWriter:
     """Create a segment with room for `capacity` edges, and as many labels where not told."""
     labels = (capacity if label_capacity is None else label_capacity) if schema.label_dim else 0
     if schema.num_edge_sets > 1:
@@ -203,9 +207,9 @@ def new_segment(
     return TGUFWriter(path, room, disk)
 
 
-def reopened_segment(
+def reopen_segment(
     data_dir: Path, state: SegmentState, schema: Schema, disk: Disk = DISK
-) -> TGUFWriter | SetsWriter:
+) -> SegmentWriter:
     """Open the segment in progress, to go on behind its committed rows. Raises:
     DataDirectoryError."""
     path = data_dir / state.path

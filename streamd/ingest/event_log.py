@@ -10,7 +10,9 @@ class Log(Protocol):
     """The part of the log that ingest uses; `streamd.eventlog.writer.LogWriter` implements it."""
 
     keys: dict[Key, int]
-    schema: Schema
+
+    @property
+    def schema(self) -> Schema: ...
 
     @property
     def watermark(self) -> int: ...

@@ -200,9 +200,9 @@ def test_a_disk_that_refuses_is_a_named_error_and_nothing_is_lost(tmp_path, expe
             log = LogWriter(path, SCHEMA, SEGMENT_EDGES, disk)
             live(log, acknowledged=acknowledged)
             log.close()
-        if log is not None and not log.closed:
-            went_on.add(not log.in_doubt)
-            if log.in_doubt:
+        if log is not None and not log.files.closed:
+            went_on.add(not log.files.in_doubt)
+            if log.files.in_doubt:
                 with pytest.raises(DiskError, match="nothing more"):
                     log.commit(empty_batch(SCHEMA), Progress(), 10**9)
             else:
@@ -210,7 +210,7 @@ def test_a_disk_that_refuses_is_a_named_error_and_nothing_is_lost(tmp_path, expe
                 compact(log)
                 assert agrees(contents(path)[1], expected[NUM_COMMITS]) and verify_log(path)[1] == [], at
             log.close()
-            assert log.in_doubt or not disk.open_files, f"call {at} leaves files open"
+            assert log.files.in_doubt or not disk.open_files, f"call {at} leaves files open"
         recover_and_finish(path, expected, acknowledged[-1], lambda: None, f"{mode} at call {at}")
     assert went_on == {True, False}
 
@@ -229,7 +229,7 @@ def test_nothing_that_was_acknowledged_rests_on_a_sync_that_failed(tmp_path, exp
             log = LogWriter(path, SCHEMA, SEGMENT_EDGES, disk)
             live(log, acknowledged=acknowledged)
             log.close()
-        if log is not None and not log.closed:
+        if log is not None and not log.files.closed:
             log.close()
         disk.at = -1
         log = LogWriter(path, SCHEMA, SEGMENT_EDGES, disk)

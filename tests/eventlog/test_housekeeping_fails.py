@@ -123,8 +123,8 @@ def damaged_segment(log, number):
 
 
 def full(log):
-    log.disk.full = True
-    return lambda: setattr(log.disk, "full", False)
+    log.files.disk.full = True
+    return lambda: setattr(log.files.disk, "full", False)
 
 
 def damaged_hold(log):
@@ -134,8 +134,8 @@ def damaged_hold(log):
 
 def refuse_letters(log):
     """Letters that cannot be purged, by the disk of the test's own purge."""
-    log.disk.letters_fail = True
-    return lambda: setattr(log.disk, "letters_fail", False)
+    log.files.disk.letters_fail = True
+    return lambda: setattr(log.files.disk, "letters_fail", False)
 
 
 HARMS = {
@@ -157,7 +157,7 @@ def test_what_fails_is_counted_and_done_once_it_can_be_while_the_rest_and_the_ev
 
     def purge(keys):
         yield
-        if getattr(log.disk, "letters_fail", False):
+        if getattr(log.files.disk, "letters_fail", False):
             raise DiskError("no room")
 
     mend = damage(log)
@@ -168,7 +168,7 @@ def test_what_fails_is_counted_and_done_once_it_can_be_while_the_rest_and_the_ev
         for _ in range(6):
             house.step()
             commit_one(log)
-    assert metric("errors_total", work) >= before + 3 and work in failing() and not log.in_doubt
+    assert metric("errors_total", work) >= before + 3 and work in failing() and not log.files.in_doubt
     assert [x["work"] for x in said if x["event"] == "housekeeping_failed"].count(work) == 1, "not once a second"
     assert log.num_edges == events + 6 and not strays(log), "what fails takes no room"
 
@@ -202,10 +202,10 @@ def test_a_full_disk_ends_no_compaction_of_a_log_of_one_set(tmp_path):
         ask_to_compact(tmp_path, 90)
         house = Housekeeper(log, RetentionSettings(), lambda _: ())
         for room in (False, True):
-            log.disk.full = not room
+            log.files.disk.full = not room
             for _ in range(9):
                 house.step()
-            assert failing() == (set() if room else {"compaction"}) and not strays(log) and not log.in_doubt
+            assert failing() == (set() if room else {"compaction"}) and not strays(log) and not log.files.in_doubt
         assert asked_to_compact(tmp_path) is None and verify_log(tmp_path)[1] == []
 
 
@@ -217,9 +217,9 @@ def test_an_error_that_leaves_the_log_in_doubt_ends_it(log, monkeypatch):
 
     (log.data_dir / "holds/compact").unlink()
     with monkeypatch.context() as broken, pytest.raises(DiskError):
-        broken.setattr(log.disk, "sync", sync)
+        broken.setattr(log.files.disk, "sync", sync)
         house.step()
-    assert log.in_doubt
+    assert log.files.in_doubt
 
 
 def test_segments_of_several_sets_are_dropped_by_age_as_those_of_one(tmp_path):
@@ -294,11 +294,11 @@ def test_what_could_not_be_unlinked_counts_as_failing_until_it_is(log, monkeypat
             raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as broken:
-        broken.setattr(log.disk, "remove_folder", remove)
+        broken.setattr(log.files.disk, "remove_folder", remove)
         for _ in range(9):
             house.step()
             commit_one(log)
-        assert work in failing() and strays(log) and not log.in_doubt
+        assert work in failing() and strays(log) and not log.files.in_doubt
         assert work == "retention" or asked_to_compact(log.data_dir) is not None, "what was deleted is still there"
     for _ in range(60):
         house.step()

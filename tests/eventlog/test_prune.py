@@ -267,7 +267,7 @@ def test_a_pruning_that_fails_amid_its_work_begins_again(writer, rewrites, monke
         broken.setattr(FileWithHoles, "append", lambda self, piece: (_ for _ in ()).throw(OSError("no room")))
         with pytest.raises(DiskError):
             house.compact()
-    assert not list(writer.data_dir.rglob("*.replacement-*")) and not writer.in_doubt
+    assert not list(writer.data_dir.rglob("*.replacement-*")) and not writer.files.in_doubt
     house.step()
     assert len(rewrites) == 2 and rewrites[1] >= 1000 * NODES - NODES, "and whole"
 

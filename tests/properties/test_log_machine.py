@@ -260,7 +260,7 @@ class GrowingMachine(LogMachine):
     @rule(at=st.integers(0, 2 * CALLS), mode=st.sampled_from(["kill", "torn", "power", "unsynced"]))
     def extend(self, at, mode):
         self.survive(self.log.close)
-        if not self.log.closed:
+        if not self.log.files.closed:
             self.log.close()
         self.schema = self.stages[self.stages.index(self.schema) + 1]
         self.log = None

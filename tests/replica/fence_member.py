@@ -55,11 +55,11 @@ class FenceMember:
                 self.stop_at(step)
             commit(self.log, number)
             self.log.show_acknowledged()
-        self.log._let_through(0)
+        self.log.commits.await_acks()
         return {}
 
     def stop_at(self, step):
-        publisher, publish, show = self.log._publisher, self.log._publisher.publish, self.log._publish
+        publisher, publish, show = self.log.commits._publisher, self.log.commits._publisher.publish, self.log.files.publish
 
         def line_is_durable(*args):
             publisher.publish = publish
@@ -72,12 +72,12 @@ class FenceMember:
             os.kill(os.getpid(), signal.SIGSTOP)
 
         def is_acknowledged(*args):
-            self.log._publish = show
+            self.log.files.publish = show
             os.kill(os.getpid(), signal.SIGSTOP)
             show(*args)
 
         if step == "acknowledged":
-            self.log._publish = is_acknowledged
+            self.log.files.publish = is_acknowledged
         else:
             publisher.publish = {"line": line_is_durable, "sent": is_sent}[step]
 

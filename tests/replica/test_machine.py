@@ -59,7 +59,7 @@ class ReplicaMachine(RuleBasedStateMachine):
         try:
             self.topic.hold = False
             self.disks["leader"].at = self.disks["follower"].at = -1
-            if self.log is not None and not self.log.closed:
+            if self.log is not None and not self.log.files.closed:
                 self.log.close()
             self.start_leader()
             life.live(self.log, self.log.progress.positions.get("t", {0: Position(0)})[0].offset + 1, housekeeping=False)
@@ -95,7 +95,7 @@ class ReplicaMachine(RuleBasedStateMachine):
         disk = self.disks[who]
         log = self.log if who == "leader" else None
         if isinstance(error, DiskError):
-            if log is not None and not log.closed:
+            if log is not None and not log.files.closed:
                 log.close()
             disk.at = -1
             return
@@ -132,7 +132,7 @@ class ReplicaMachine(RuleBasedStateMachine):
             elif housekeeping == "prune":
                 list(pruning(self.log))
 
-        if self.log.is_waiting and len(self.log._waiting) > 14:
+        if self.log.is_waiting and self.log.commits.num_pending > 14:
             self.topic.hold = False
         self.as_leader(run)
         self.topic.hold = held
@@ -176,7 +176,7 @@ class ReplicaMachine(RuleBasedStateMachine):
         held, self.topic.hold = self.topic.hold, False
         for _ in range(3):
             self.as_leader(lambda: self.live(self.log.progress.positions.get("t", {0: Position(0)})[0].offset))
-            self.as_leader(lambda: self.log._let_through(0))
+            self.as_leader(lambda: self.log.commits.await_acks())
         self.topic.hold = held
 
     def arrive(self, sent):
@@ -236,8 +236,8 @@ class ReplicaMachine(RuleBasedStateMachine):
 
     def drop_follower(self):
         follower, self.follower = self.follower, None
-        if follower is not None and follower._applier is not None and not follower._applier.closed:
-            follower._applier.disk.abandon(follower._applier)
+        if follower is not None and follower._applier is not None and not follower._applier.files.closed:
+            follower._applier.files.disk.abandon(follower._applier)
 
     @rule(reads=st.integers(1, 30), at_once=st.integers(1, 40))
     def follow_a_little(self, reads, at_once):

@@ -33,7 +33,7 @@ def topic(tmp_path):
 
 def abandon(log):
     """Close a log as a kill would: what waits is not waited for."""
-    log._waiting.clear()
+    log.commits._pending.clear()
     log.close()
 
 
@@ -49,14 +49,14 @@ def test_what_a_paused_leader_has_on_its_way_counts_only_before_the_claim(tmp_pa
     topic.hold = False
     b = leader(tmp_path / "b", topic)
     whole = 4 + (stored >= 4)
-    assert b.seq == whole and b._publisher.term == a._publisher.term + 1
+    assert b.seq == whole and b.commits._publisher.term == a.commits._publisher.term + 1
     commit(b, 22)
-    b._let_through(0)
+    b.commits.await_acks()
     topic.sent = late
     topic.store()
     topic.acknowledge()
     with pytest.raises(FencedError, match="b claimed term 4"):
-        a._let_through(0)
+        a.commits.await_acks()
     assert published_seq(tmp_path / "a") in (4, whole)
     abandon(a)
     commit(b, 23)
@@ -75,7 +75,7 @@ def test_of_two_claims_of_one_term_the_first_wins_and_the_other_member_follows(t
     assert (follower.step(0), follower.term) == (1, 3), "the claim that lost counts for nothing"
     follower.close()
     log = leader(tmp_path / "a", topic)
-    assert log._publisher.term == 4
+    assert log.commits._publisher.term == 4
     log.close()
 
 
@@ -129,7 +129,7 @@ def test_a_fork_after_the_changelog_lost_its_tail_is_noticed_by_name(tmp_path, t
     b = leader(tmp_path / "b", topic)
     for number in (22, 23, 24, 25):
         commit(b, number)
-    b._let_through(0)
+    b.commits.await_acks()
     assert topic.end > read
     with pytest.raises(DivergedError, match="term 4, whose claim"):
         drain(tmp_path / "f", topic)
@@ -156,7 +156,7 @@ def test_a_changelog_that_lost_what_it_acknowledged_is_noticed(tmp_path, topic):
     with pytest.raises(ChangelogError, match=f"lost records: offset {at} came behind offset {at}"):
         for number in (20, 21):
             commit(log, number)
-            log._let_through(0)
+            log.commits.await_acks()
     assert published_seq(tmp_path / "a") == 4
     with pytest.raises(ChangelogError):
         log.close()
@@ -166,7 +166,7 @@ def test_an_old_directory_neither_leads_nor_claims_where_all_that_it_lacks_is_de
     log = leader(tmp_path / "a", topic)
     for number in (20, 21):
         commit(log, number)
-    log._let_through(0)
+    log.commits.await_acks()
     topic.delete_before(topic.end)
     with pytest.raises(ChangelogError, match="older than the changelog"):
         leader(tmp_path / "b", topic)
@@ -204,12 +204,12 @@ def test_offsets_are_found_where_the_broker_does_not_tell_them(tmp_path, topic):
     producer.send = lambda record: SilentReceipt(send(record))
     topic.producer = lambda: producer
     log = leader(tmp_path / "a", topic, heartbeat_seconds=0)
-    assert log._publisher.acknowledged().offset == topic.end
+    assert log.commits._publisher.acknowledged().offset == topic.end
     topic.records += topic.records[1:3]
     for number in (20, 21):
         commit(log, number)
-    log._let_through(0)
-    assert log._publisher.acknowledged().offset == topic.end and published_seq(tmp_path / "a") == 6
+    log.commits.await_acks()
+    assert log.commits._publisher.acknowledged().offset == topic.end and published_seq(tmp_path / "a") == 6
     topic.records += topic.records[1:3]
     log.show_acknowledged()
     topic.turn()
@@ -313,7 +313,7 @@ def test_verify_passes_over_what_does_not_count_also_where_the_claim_is_deleted(
     commit(b, 22)
     topic.acknowledge()
     with pytest.raises(FencedError):
-        a._let_through(0)
+        a.commits.await_acks()
     abandon(a)
     b.close()
     for begin in (0, claimed):

@@ -174,7 +174,7 @@ class Part:
 def world(tmp_path):
     made = World(tmp_path)
     yield made
-    if made.log is not None and not made.log.closed:
+    if made.log is not None and not made.log.files.closed:
         made.topic.hold = False
         made.log.close()
 

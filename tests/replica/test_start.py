@@ -53,7 +53,7 @@ def test_a_commit_is_shown_when_it_is_acknowledged_and_sixteen_may_wait(tmp_path
     topic.turns = 0
     for number in range(16, 20):
         log.commit(one, life.Progress(), number)
-    assert log.seq - log.shown_seq <= 16 < 20 and topic.turns > 0, "the seventeenth waited for the broker"
+    assert log.seq - log.commits.published_seq <= 16 < 20 and topic.turns > 0, "the seventeenth waited for the broker"
     log.close()
     assert published_seq(tmp_path) == 20
 
@@ -138,7 +138,7 @@ def test_each_commit_names_the_term_of_the_leader_that_made_it(tmp_path):
     topic.hold, topic.patience = True, 10**9
     log.commit(life.empty_batch(life.SCHEMA), log.progress, 10**6)
     topic.lose()
-    log._waiting.clear()
+    log.commits._pending.clear()
     log.close()
     topic.hold = False
     leader(tmp_path / "a", topic).close()
@@ -175,7 +175,7 @@ def test_lines_whose_place_another_record_took_are_taken_back(tmp_path, other):
     late = leader(tmp_path / "b", held)
     held.hold, held.patience = True, 10**9
     late.commit(life.commit_number(other), life.Progress("c", {"t": "id"}, {"t": {0: life.Position(5)}}), 10**4)
-    late._waiting.clear()
+    late.commits._pending.clear()
     late.close()
     assert published_seq(tmp_path / "b") == 4 and max(lines_of(tmp_path / "b")) == 5
     log = leader(tmp_path / "a", topic)
@@ -205,7 +205,7 @@ def test_a_leader_that_finds_a_foreign_record_between_its_own_shows_nothing_more
     topic = Topic()
     log = leader(tmp_path, topic)
     life.live(log, 2, housekeeping=False)
-    assert log.show_acknowledged() == 2 or log._let_through(0) is None
+    assert log.show_acknowledged() == 2 or log.commits.await_acks() is None
     topic.hold, topic.patience = True, 10**9
     life.live(log, 3, housekeeping=False)
     topic.append(foreign)
@@ -301,7 +301,7 @@ def test_rows_of_a_line_that_is_taken_back_are_zeroed(tmp_path):
         log.commit(dataclasses.replace(life.empty_batch(life.SCHEMA), src_E=ends, dst_E=ends + 1, time_E=ends + 500,
                                        msg_ED=np.ones((number, 2), np.float32)), log.progress, 500)
         if name == "b":
-            log._waiting.clear()
+            log.commits._pending.clear()
         log.close()
     follow(tmp_path / "b", topic)
     assert difference(tmp_path / "a", tmp_path / "b") == ""
@@ -311,13 +311,13 @@ def test_a_replaced_file_gets_its_name_when_the_changelog_has_the_commit(tmp_pat
     topic = Topic()
     log = leader(tmp_path, topic)
     life.live(log, 6, housekeeping=False)
-    log._let_through(0)
-    old, shown = (tmp_path / KEYS).read_bytes(), log.shown_seq
+    log.commits.await_acks()
+    old, shown = (tmp_path / KEYS).read_bytes(), log.commits.published_seq
     seen = []
     topic.hold, topic.turns, topic.patience = True, 0, 4
     topic.on_turn = lambda: seen.append(((tmp_path / KEYS).read_bytes(), published_seq(tmp_path)))
     new = without_keys(old, {1, 2})
     list(log.replacing(KEYS, [new]))
     assert len(seen) >= 4 and set(seen) == {(old, shown)} and new != old
-    assert (tmp_path / KEYS).read_bytes() == new and log.shown_seq == shown + 1 == published_seq(tmp_path)
+    assert (tmp_path / KEYS).read_bytes() == new and log.commits.published_seq == shown + 1 == published_seq(tmp_path)
     log.close()

@@ -225,7 +225,7 @@ class TermsMachine(RuleBasedStateMachine):
         member = self.members[name]
         if member.log is None or name == rival:
             return
-        publisher = member.log._publisher
+        publisher = member.log.commits._publisher
         acknowledged = publisher.acknowledged
 
         def paused():

@@ -33,7 +33,7 @@ def on_their_way(path, topic, *numbers):
     commits = {}
     for receipt in held.sent:
         commits.setdefault(receipt.record.seq, []).append((receipt.record.headers(), bytes(receipt.record.value)))
-    log._waiting.clear()
+    log.commits._pending.clear()
     log.close()
     (path / CHANGELOG).write_bytes(place)
     return [as_before(parts) for parts in commits.values()]

@@ -41,7 +41,7 @@ class World:
         log = LogWriter(self.leader, life.SCHEMA, life.SEGMENT_EDGES,
                         publisher=lead(self.leader, self.topic.producer(), self.topic.reader(), member="a"))
         life.live(log, 6)
-        log._let_through(0)
+        log.commits.await_acks()
         self.follow(self.source)
         life.live(log, 10)
         log.close()
@@ -101,11 +101,11 @@ def test_only_what_readers_were_shown_is_copied(tmp_path):
     topic = Topic(10**6)
     log = LogWriter(tmp_path / "a", life.SCHEMA, life.SEGMENT_EDGES, publisher=lead(tmp_path / "a", topic.producer(), topic.reader(), member="a"))
     life.live(log, 4, housekeeping=False)
-    log._let_through(0)
+    log.commits.await_acks()
     topic.hold, topic.patience = True, 10**9
     for number in range(3):
         log.commit(life.empty_batch(life.SCHEMA), log.progress, 10**6 + number)
-    assert (log.seq, log.shown_seq) == (7, 4)
+    assert (log.seq, log.commits.published_seq) == (7, 4)
     assert copy_directory(tmp_path / "a", tmp_path / "b").seq == 4
     topic.hold = False
     log.close()

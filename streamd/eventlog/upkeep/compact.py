@@ -134,7 +134,7 @@ def _copy(
     """Write the compacted copy of a segment at a path. Returns: the CRC32C of its rows."""
     old = SegmentFiles(log.data_dir, state, log.schema)
     schema = old.schema(log.schema)
-    room = max(state.num_edges, 1), log.disk, max(state.num_labels, 1)
+    room = max(state.num_edges, 1), log.files.disk, max(state.num_labels, 1)
     with new_segment(path, schema, *room) as new:
         # Rows and times stay, so that event ids and order do: only ends and features are
         # overwritten.

@@ -83,7 +83,7 @@ class Housekeeper:
         self._dropping: Iterator[object] | None = None
         self._pruner = Pruner(writer)
         self._needs = Needs()
-        self._retries = Retries(WORKS, lambda: writer.in_doubt)
+        self._retries = Retries(WORKS, lambda: writer.files.in_doubt)
 
     def step(self) -> None:
         """Do a little work, so that events hardly wait; call it about once a second.
@@ -166,7 +166,7 @@ class Housekeeper:
         held = self._needs.edge
         if self._steps is None and self._pass != (request, held):
             # Files that an earlier pass could not unlink hold deleted data.
-            if self._writer.is_untidy:
+            if self._writer.files.is_untidy:
                 next(self._writer.tidying())
             # The pass itself reads keys, slice by slice, and keeps only those to remove.
             reader = DeletesReader.open(self._writer.data_dir, keep_keys=False)
@@ -266,7 +266,7 @@ class Housekeeper:
             logger.info(
                 "segments_dropped", segments=dropped, first_edge=self._writer.state.first_edge
             )
-        elif self._dropping is None and self._writer.is_untidy:
+        elif self._dropping is None and self._writer.files.is_untidy:
             self._dropping = self._writer.tidying()
         self._drop_journals()
         if blocked and not self._blocked:
