@@ -113,14 +113,13 @@ class LogFiles:
 
         Raises: DiskError in the place of OSError.
         """
-        try:
-            yield
-        except OSError as error:
-            os.close(self.lock)
-            raise disk_error(self.data_dir, error) from error
-        except BaseException:
-            os.close(self.lock)
-            raise
+        with ExitStack() as stack:
+            stack.callback(os.close, self.lock)
+            try:
+                yield
+            except OSError as error:
+                raise disk_error(self.data_dir, error) from error
+            stack.pop_all()
 
     def close(self) -> None:
         """Close all files and release the lock; a second call does nothing. Raises: DiskError."""

@@ -255,7 +255,7 @@ class LogApplier:
                 place = self.files.data_dir / path
                 if not segment.rows_per_set:
                     place = replacement(place, commit.after.seq)
-                files = SegmentFiles.at(place, segment, commit.after.schema)
+                files = SegmentFiles(place, segment, commit.after.schema)
             else:
                 files = self._mapped_last(segment, commit.after.schema)
             return files.rows_crc(tuple(change["rows"]), tuple(change["labels"]))
@@ -265,7 +265,10 @@ class LogApplier:
     def _mapped_last(self, segment: SegmentState, schema: Schema) -> SegmentFiles:
         """The files of the segment in progress, mapped once."""
         if self._mapped is None or self._mapped[0].path != segment.path:
-            self._mapped = segment, SegmentFiles(self.files.data_dir, segment, schema)
+            self._mapped = (
+                segment,
+                SegmentFiles(self.files.data_dir / segment.path, segment, schema),
+            )
         return self._mapped[1]
 
     def _open_file(self, path: str) -> int:

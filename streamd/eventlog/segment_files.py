@@ -31,18 +31,8 @@ class SegmentFiles:
     where there is one file. labels: the file that holds the labels.
     """
 
-    def __init__(self, data_dir: Path, state: SegmentState, schema: Schema) -> None:
-        """Raises: TGUFError."""
-        self._map(data_dir / state.path, state, schema)
-
-    @classmethod
-    def at(cls, path: Path, state: SegmentState, schema: Schema) -> "SegmentFiles":
-        """Map a copy that lies at another path. Raises: TGUFError."""
-        self = cls.__new__(cls)
-        self._map(path, state, schema)
-        return self
-
-    def _map(self, path: Path, state: SegmentState, schema: Schema) -> None:
+    def __init__(self, path: Path, state: SegmentState, schema: Schema) -> None:
+        """path: of the segment or of a copy. Raises: TGUFError."""
         self.order: Int64 = NO_ORDER
         if not state.rows_per_set:
             self.per_set = [open_tguf(path, check_rows=False)]
@@ -176,5 +166,5 @@ def newest_time(data_dir: Path, state: LogState) -> int | None:
     TGUFError."""
     for segment in reversed(state.segments):
         if segment.num_edges:
-            return SegmentFiles(data_dir, segment, state.schema).newest_us(segment)
+            return SegmentFiles(data_dir / segment.path, segment, state.schema).newest_us(segment)
     return None

@@ -38,7 +38,7 @@ class MappedSegments:
             known = {_name(s): f for (s, f) in self.each()}
             segments = state.segments
             self._files = [
-                known.get(_name(s)) or SegmentFiles(self._data_dir, s, state.schema)
+                known.get(_name(s)) or SegmentFiles(self._data_dir / s.path, s, state.schema)
                 for s in segments
             ]
             self._first_S = np.array([s.first_edge for s in segments], np.int64)

@@ -27,23 +27,37 @@ class SetsWriter:
     """
 
     def __init__(
-        self, folder: Path, schema: Schema, capacity: int, label_capacity: int, disk: Disk = DISK
+        self, folder: Path, schema: Schema, capacity: int, label_capacity: int, disk: Disk
     ) -> None:
-        """Create the folder and its files, and sync them. Raises: OSError."""
+        """Without files yet; see `create` and `reopen`."""
+        self.path = folder
+        self._schema = schema
+        self._disk = disk
+        self.edge_capacity = capacity
+        self.label_capacity = label_capacity
+        self.num_edges = 0
+        self._sets: list[TGUFWriter] = []
+        self._labels: TGUFWriter | None = None
+        self._order = -1
+        self._unsynced: list[TGUFWriter] = []
+
+    @classmethod
+    def create(
+        cls, folder: Path, schema: Schema, capacity: int, label_capacity: int, disk: Disk = DISK
+    ) -> "SetsWriter":
+        """Create a folder and its files, and sync them. Raises: OSError."""
         disk.make_folder(folder)
         disk.sync_folder(folder.parent)
-        self._start(folder, schema, capacity, label_capacity, disk)
+        self = cls(folder, schema, capacity, label_capacity, disk)
         # If a file cannot be created, as on a full disk, close the others.
         try:
             for one in schema.edge_sets:
                 room = TGUFSchema(capacity, one.feature_dim)
                 path = folder / f"{one.name}.tguf"
-                self._sets.append(TGUFWriter(path, room, disk, sparse=True))
+                self._sets.append(TGUFWriter.create(path, room, disk, sparse=True))
             if label_capacity:
                 room = TGUFSchema(1, 0, label_capacity, schema.label_dim)
-                self._labels: TGUFWriter | None = TGUFWriter(
-                    folder / LABELS, room, disk, sparse=True
-                )
+                self._labels = TGUFWriter.create(folder / LABELS, room, disk, sparse=True)
             self._order = disk.open(folder / ORDER, os.O_RDWR | os.O_CREAT | os.O_EXCL)
             disk.allocate(self._order, 8 * capacity)
             disk.sync(self._order)
@@ -52,6 +66,7 @@ class SetsWriter:
             with suppress(OSError):
                 self.close()
             raise
+        return self
 
     @classmethod
     def reopen(
@@ -63,10 +78,9 @@ class SetsWriter:
         capacity: int,
         disk: Disk = DISK,
     ) -> "SetsWriter":
-        """Open an existing segment to go on behind its committed rows."""
-        self = cls.__new__(cls)
+        """Open an existing segment to continue after its committed rows."""
         label_capacity = capacity if schema.label_dim else 0
-        self._start(folder, schema, capacity, label_capacity, disk)
+        self = cls(folder, schema, capacity, label_capacity, disk)
         self._sets = [
             TGUFWriter.reopen(folder / f"{name}.tguf", rows, 0, capacity, 0, disk, sparse=True)
             for name, rows in zip(schema.edge_set_names, rows_per_set, strict=True)
@@ -76,20 +90,6 @@ class SetsWriter:
         self._order = disk.open(folder / ORDER, os.O_RDWR)
         self.num_edges = sum(rows_per_set)
         return self
-
-    def _start(
-        self, folder: Path, schema: Schema, capacity: int, label_capacity: int, disk: Disk
-    ) -> None:
-        self.path = folder
-        self._schema = schema
-        self._disk = disk
-        self.edge_capacity = capacity
-        self.label_capacity = label_capacity
-        self.num_edges = 0
-        self._sets: list[TGUFWriter] = []
-        self._labels = None
-        self._order = -1
-        self._unsynced: list[TGUFWriter] = []
 
     @property
     def num_labels(self) -> int:
@@ -202,9 +202,9 @@ def new_segment(
     """Create a segment with room for `capacity` edges, and as many labels where not told."""
     labels = (capacity if label_capacity is None else label_capacity) if schema.label_dim else 0
     if schema.num_edge_sets > 1:
-        return SetsWriter(path, schema, capacity, labels, disk)
+        return SetsWriter.create(path, schema, capacity, labels, disk)
     room = TGUFSchema(capacity, schema.edge_feature_dim, labels, schema.label_dim)
-    return TGUFWriter(path, room, disk)
+    return TGUFWriter.create(path, room, disk)
 
 
 def reopen_segment(

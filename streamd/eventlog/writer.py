@@ -383,7 +383,7 @@ class LogWriter:
         old = self.state.last
         assert old is not None and self.files.segment is not None
         self.files.segment.close()
-        files = SegmentFiles(self.data_dir, old, self.schema)
+        files = SegmentFiles(self.data_dir / old.path, old, self.schema)
         sets = self.schema.num_edge_sets
         moved = replace(old, capacity=capacity, rows_per_set=(0,) * sets if sets > 1 else ())
 
@@ -393,7 +393,7 @@ class LogWriter:
                     new.append_labels(*files.label_columns(old.num_labels))
                 new.commit()
             copy = replace(moved, revision=self.state.seq + 1)
-            return SegmentFiles.at(path, copy, self.schema).rows_crc((0, 0), (0, old.num_labels))
+            return SegmentFiles(path, copy, self.schema).rows_crc((0, 0), (0, old.num_labels))
 
         self.replace_segment(moved, write, changes, schema)
         self.files.open_segment()

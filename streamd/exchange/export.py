@@ -99,7 +99,7 @@ def export_range(
         negatives_start=start if options.negatives else 0,
     )
     try:
-        writer = TGUFWriter(path, plan)
+        writer = TGUFWriter.create(path, plan)
     except FileExistsError:
         raise StreamdError(f"{path} exists already.", "name a new file.") from None
 

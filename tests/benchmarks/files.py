@@ -25,7 +25,7 @@ def run() -> list[Row]:
         for _ in range(ROUNDS):
             path.unlink(missing_ok=True)
             begun = time.perf_counter()
-            with TGUFWriter(path, TGUFSchema(EDGES, DIM)) as writer:
+            with TGUFWriter.create(path, TGUFSchema(EDGES, DIM)) as writer:
                 for i in range(0, EDGES, CHUNK):
                     writer.append_edges(src, dst, np.arange(i, i + CHUNK), msg)
                 writer.commit()

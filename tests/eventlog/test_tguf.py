@@ -34,7 +34,7 @@ def test_writing_the_same_rows_gives_the_reference_bytes(name, tmp_path):
     schema = TGUFSchema(s["edge_capacity"], s["msg_dim"], s.get("label_capacity", 0), s.get("label_dim", 0),
                         s.get("node_feat_capacity", 0), s.get("node_feat_dim", 0), s.get("val_start", 0),
                         s.get("test_start", 0))
-    with TGUFWriter(tmp_path / "x.tguf", schema) as writer:
+    with TGUFWriter.create(tmp_path / "x.tguf", schema) as writer:
         at = 0
         for n in said["append_batches"]:
             writer.append_edges(*(np.array(a[c][at:at + n], np.int64) for c in ("src", "dst", "time")),
@@ -65,7 +65,7 @@ def test_label_events_and_splits_are_those_of_the_reference(name):
 
 
 def test_a_label_at_an_edges_time_sees_only_edges_strictly_before(tmp_path):
-    with TGUFWriter(tmp_path / "x.tguf", TGUFSchema(10, 2, 5, 1, val_start=3, test_start=7)) as writer:
+    with TGUFWriter.create(tmp_path / "x.tguf", TGUFSchema(10, 2, 5, 1, val_start=3, test_start=7)) as writer:
         writer.append_edges(*edges(10))
         writer.append_labels(np.arange(5), np.array([20, 30, 30, 70, 900]), np.ones((5, 1), np.float32))
         writer.commit()
@@ -82,7 +82,7 @@ def test_aligned_and_compact_negatives_give_the_same_bytes(tmp_path, cuts):
     written = []
     for aligned in (True, False):
         path = tmp_path / f"{aligned}.tguf"
-        with TGUFWriter(path, schema) as writer:
+        with TGUFWriter.create(path, schema) as writer:
             at = 0
             for n in cuts:
                 rows = negatives[at if aligned else max(at, 4): at + n]
@@ -98,14 +98,14 @@ def test_aligned_and_compact_negatives_give_the_same_bytes(tmp_path, cuts):
 
 @pytest.mark.parametrize("rows", [np.zeros((3, 2), np.int64), np.zeros((10, 1), np.int64), -np.ones((6, 2), np.int64), None])
 def test_negatives_of_another_shape_or_below_0_are_refused(tmp_path, rows):
-    with TGUFWriter(tmp_path / "x.tguf", TGUFSchema(10, 2, negatives_per_edge=2, negatives_start=4)) as writer, \
+    with TGUFWriter.create(tmp_path / "x.tguf", TGUFSchema(10, 2, negatives_per_edge=2, negatives_start=4)) as writer, \
             pytest.raises(ValueError, match="neg_dst|node ids"):
         writer.append_edges(*edges(10), rows)
 
 
 def test_an_empty_and_a_partly_filled_file_with_every_section_read_as_they_are(tmp_path):
     path = tmp_path / "x.tguf"
-    writer = TGUFWriter(path, TGUFSchema(10, 2, 5, 1, 8, 3, val_start=6, test_start=8, negatives_per_edge=2, negatives_start=6))
+    writer = TGUFWriter.create(path, TGUFSchema(10, 2, 5, 1, 8, 3, val_start=6, test_start=8, negatives_per_edge=2, negatives_start=6))
     empty = open_tguf(path)
     shapes = {"src": (0,), "msg": (0, 2), "neg_dst": (0, 2), "node_feat": (0, 3), "label_n_id": (0,), "label_target": (0, 1)}
     assert {n: getattr(empty, n).shape for n in shapes} == shapes and (empty.val_start, empty.test_start) == (6, 8)
@@ -118,7 +118,7 @@ def test_an_empty_and_a_partly_filled_file_with_every_section_read_as_they_are(t
     assert partly.node_feat[:, 0].tolist() == [0, 1, 0, 0, 4, 5] and partly.splits["val"] == (6, 7)
     writer.close()
     bare = tmp_path / "bare.tguf"
-    TGUFWriter(bare, TGUFSchema(0)).close()
+    TGUFWriter.create(bare, TGUFSchema(0)).close()
     assert open_tguf(bare).num_edges == 0 and open_tguf(bare).neg_dst.shape == (0, 0)
 
 
@@ -126,7 +126,7 @@ def test_a_tensor_is_the_file_without_a_copy_and_writing_to_it_changes_nothing(t
     import torch
 
     path = tmp_path / "x.tguf"
-    with TGUFWriter(path, TGUFSchema(100_000, 2)) as writer:
+    with TGUFWriter.create(path, TGUFSchema(100_000, 2)) as writer:
         writer.append_edges(*edges(100_000))
         writer.commit()
     before = path.read_bytes()
@@ -147,7 +147,7 @@ def edges(n, dim=2, start=0):
 
 def test_a_file_is_valid_before_between_and_after_commits(tmp_path):
     path = tmp_path / "x.tguf"
-    writer = TGUFWriter(path, TGUFSchema(100, 2))
+    writer = TGUFWriter.create(path, TGUFSchema(100, 2))
     assert open_tguf(path).num_edges == 0
     writer.append_edges(*edges(30))
     assert open_tguf(path).num_edges == 0
@@ -161,7 +161,7 @@ def test_a_file_is_valid_before_between_and_after_commits(tmp_path):
 
 
 def test_reading_copies_nothing(tmp_path):
-    with TGUFWriter(tmp_path / "x.tguf", TGUFSchema(10, 2)) as writer:
+    with TGUFWriter.create(tmp_path / "x.tguf", TGUFSchema(10, 2)) as writer:
         writer.append_edges(*edges(10))
         writer.commit()
     file = open_tguf(tmp_path / "x.tguf")
@@ -169,7 +169,7 @@ def test_reading_copies_nothing(tmp_path):
 
 
 def test_a_stream_without_features_leaves_room_behind_msg_offset(tmp_path):
-    with TGUFWriter(tmp_path / "x.tguf", TGUFSchema(10)) as writer:
+    with TGUFWriter.create(tmp_path / "x.tguf", TGUFSchema(10)) as writer:
         writer.append_edges(*edges(10, 0))
         writer.commit()
     file = open_tguf(tmp_path / "x.tguf")
@@ -184,12 +184,12 @@ def test_a_stream_without_features_leaves_room_behind_msg_offset(tmp_path):
     (lambda c: (c[0][:3], *c[1:]), ValueError),
 ])
 def test_the_writer_refuses_columns_that_do_not_fit(tmp_path, change, error):
-    with TGUFWriter(tmp_path / "x.tguf", TGUFSchema(10, 2)) as writer, pytest.raises(error):
+    with TGUFWriter.create(tmp_path / "x.tguf", TGUFSchema(10, 2)) as writer, pytest.raises(error):
         writer.append_edges(*change(edges(8)))
 
 
 def test_a_full_file_says_so(tmp_path):
-    with TGUFWriter(tmp_path / "x.tguf", TGUFSchema(10, 2)) as writer, pytest.raises(CapacityError, match="10 edges"):
+    with TGUFWriter.create(tmp_path / "x.tguf", TGUFSchema(10, 2)) as writer, pytest.raises(CapacityError, match="10 edges"):
         writer.append_edges(*edges(11))
 
 
@@ -275,7 +275,7 @@ def test_a_truncated_file_is_refused(tmp_path, size):
 
 def test_negatives_that_begin_behind_all_rows_are_refused_instead_of_lost(tmp_path):
     path = tmp_path / "x.tguf"
-    with TGUFWriter(path, TGUFSchema(10, 2, negatives_per_edge=2, negatives_start=4)) as writer:
+    with TGUFWriter.create(path, TGUFSchema(10, 2, negatives_per_edge=2, negatives_start=4)) as writer:
         writer.append_edges(*edges(10), np.zeros((6, 2), np.int64))
         writer.commit()
     assert open_tguf(path).neg_dst.shape == (6, 2)

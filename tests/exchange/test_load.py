@@ -265,7 +265,7 @@ def test_a_tguf_file_whose_times_cannot_be_leaves_no_log(tmp_path, edges, labels
 
 def write_tguf(path, edges, labels):
     ones = np.ones(len(edges), np.int64)
-    with TGUFWriter(path, TGUFSchema(max(len(edges), 1), 0, max(len(labels), 1), 1)) as writer:
+    with TGUFWriter.create(path, TGUFSchema(max(len(edges), 1), 0, max(len(labels), 1), 1)) as writer:
         writer.append_edges(ones, ones * 2, np.array(edges, np.int64), np.zeros((len(edges), 0), np.float32))
         writer.append_labels(np.ones(len(labels), np.int64), np.array(labels, np.int64), np.ones((len(labels), 1), np.float32))
         writer.commit()
@@ -345,7 +345,7 @@ def test_an_import_that_fails_says_how_much_went_in(tmp_path):
 @pytest.mark.parametrize("given", [("--src", "src"), ("--src", "user"), ("--features", "x"), ("--source", "clicks"), ("--edge-set", "buys")])
 def test_names_of_columns_mean_nothing_without_a_table(tmp_path, given):
     """What a user names is read or refused, never passed over; the defaults may be written out."""
-    with TGUFWriter(tmp_path / "a.tguf", TGUFSchema(1, 0, 1, 1)) as writer:
+    with TGUFWriter.create(tmp_path / "a.tguf", TGUFSchema(1, 0, 1, 1)) as writer:
         writer.append_edges(np.array([1]), np.array([2]), np.array([3]), np.zeros((1, 0), np.float32))
         writer.commit()
     done = invoke("backtest", *given, "--data-dir", tmp_path / "none")

@@ -232,7 +232,7 @@ def test_lines_get_the_edge_set_that_they_do_not_name(tmp_path):
 
 def test_a_tguf_file_is_of_the_set_that_is_named(tmp_path):
     path = tmp_path / "x.tguf"
-    with TGUFWriter(path, TGUFSchema(2, 1)) as file:
+    with TGUFWriter.create(path, TGUFSchema(2, 1)) as file:
         file.append_edges(np.array([1, 2]), np.array([1, 1]), np.array([5, 6]), np.array([[1], [2]], np.float32))
         file.commit()
     s = declared(tmp_path / "log")

@@ -78,7 +78,7 @@ def committed(path):
     state = last_state(path, Schema())
     out = {name: (path / name).read_bytes()[: file.num_bytes] for name, file in state.files.items()}
     for s in state.segments:
-        files = SegmentFiles(path, s, state.schema)
+        files = SegmentFiles(path / s.path, s, state.schema)
         out[s.path] = b"".join(np.ascontiguousarray(x).tobytes() for x in files.edges(0, s.num_edges))
         out[s.path] += files.features(np.arange(s.num_edges), state.schema).tobytes()
         if s.num_labels:

@@ -365,6 +365,11 @@ class JournalWriter:
         self.folder = folder
         self._disk = disk
         self._seen_at = 0
+        # Of the newest file; `_begin` sets them.
+        self._path = folder
+        self._fd = -1
+        self._size = 0
+        self._num_commits = -1
         self._begin(state)
 
     def _begin(self, state: LogState) -> None:

@@ -12,7 +12,14 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from streamd.errors import CapacityError
-from streamd.eventlog.tguf.format import PAGE, TGUFSchema, lay_out, parse_header, sections_of
+from streamd.eventlog.tguf.format import (
+    PAGE,
+    Header,
+    TGUFSchema,
+    lay_out,
+    parse_header,
+    sections_of,
+)
 from streamd.events import Float32, Int64
 from streamd.storage import DISK, Disk
 
@@ -32,31 +39,60 @@ class TGUFWriter:
     """
 
     def __init__(
-        self, path: str | Path, schema: TGUFSchema, disk: Disk = DISK, sparse: bool = False
+        self,
+        path: Path,
+        fd: int,
+        header: Header,
+        room: tuple[int, int, int],
+        rows: tuple[int, int] = (0, 0),
+        disk: Disk = DISK,
+        sparse: bool = False,
     ) -> None:
-        """Create and allocate the file, and sync it together with its directory.
+        """Continue in an open file; see `create` and `reopen`.
+
+        room, rows: the edges, labels and nodes that fit, and the edges and labels that are there.
+        """
+        self.path = path
+        self._disk = disk
+        self._fd = fd
+        self.header = header
+        self.sections = sections_of(header, os.fstat(fd).st_size, path)
+        edges, self.label_capacity, self.node_capacity = room
+        self.edge_capacity = min(edges, self.sections["src"].capacity)
+        self.num_edges, self.num_labels = rows
+        self.num_nodes = 0
+        self._reserved = self.num_edges if sparse else self.edge_capacity
+        self._last_time = self._last_label_time = EARLIEST
+        if self.num_edges:
+            last = header.time_offset + 8 * (self.num_edges - 1)
+            self._last_time = int.from_bytes(os.pread(fd, 8, last), "little")
+
+    @classmethod
+    def create(
+        cls, path: str | Path, schema: TGUFSchema, disk: Disk = DISK, sparse: bool = False
+    ) -> "TGUFWriter":
+        """Create and allocate a file, and sync it together with its directory.
 
         sparse: blocks of edges are reserved as they come, others when they are written; a full disk
         then shows in a later write.
         Raises: FileExistsError, OSError.
         """
-        self.path = Path(path)
-        self._disk = disk
-        self.header, size = lay_out(schema)
-        self._fd = disk.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        path = Path(path)
+        header, size = lay_out(schema)
+        fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
             if sparse:
-                disk.truncate(self._fd, size)
+                disk.truncate(fd, size)
             else:
-                disk.allocate(self._fd, size)
-            self._start(schema.edge_capacity, schema.label_capacity, schema.node_capacity)
-            self._reserved = 0 if sparse else self.edge_capacity
-            disk.write(self._fd, self.header.pack(), 0)
-            disk.sync(self._fd)
-            disk.sync_folder(self.path.parent)
+                disk.allocate(fd, size)
+            disk.write(fd, header.pack(), 0)
+            disk.sync(fd)
+            disk.sync_folder(path.parent)
         except OSError:
-            disk.close(self._fd)
+            disk.close(fd)
             raise
+        room = schema.edge_capacity, schema.label_capacity, schema.node_capacity
+        return cls(path, fd, header, room, disk=disk, sparse=sparse)
 
     @classmethod
     def reopen(
@@ -69,33 +105,13 @@ class TGUFWriter:
         disk: Disk = DISK,
         sparse: bool = False,
     ) -> "TGUFWriter":
-        """Open an existing file to go on behind its first `edges` and `labels` rows. sparse: as it
-        was made."""
-        self = cls.__new__(cls)
-        self.path = path
-        self._disk = disk
-        self._fd = disk.open(path, os.O_RDWR)
-        self.header = parse_header(os.pread(self._fd, PAGE, 0), os.fstat(self._fd).st_size, path)
-        self._start(edge_capacity, label_capacity, 0)
-
+        """Open an existing file to continue after its first `edges` and `labels` rows. sparse: as
+        it was made."""
+        fd = disk.open(path, os.O_RDWR)
+        header = parse_header(os.pread(fd, PAGE, 0), os.fstat(fd).st_size, path)
         # The counts are the journal's; the header's may be older, or of a commit that never was.
-        self.num_edges = edges
-        self.num_labels = labels
-        self._reserved = edges if sparse else self.edge_capacity
-        if edges:
-            self._last_time = int.from_bytes(
-                os.pread(self._fd, 8, self.header.time_offset + 8 * (edges - 1)), "little"
-            )
-        return self
-
-    def _start(self, edges: int, labels: int, nodes: int) -> None:
-        size = os.fstat(self._fd).st_size
-        self.sections = sections_of(self.header, size, self.path)
-        self.edge_capacity = min(edges, self.sections["src"].capacity)
-        self.label_capacity = labels
-        self.node_capacity = nodes
-        self.num_edges = self.num_labels = self.num_nodes = 0
-        self._last_time = self._last_label_time = EARLIEST
+        room = edge_capacity, label_capacity, 0
+        return cls(path, fd, header, room, (edges, labels), disk, sparse)
 
     def append_edges(
         self,

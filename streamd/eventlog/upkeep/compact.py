@@ -84,14 +84,7 @@ def compaction(
     done = replace(done, total=len(log.state.segments))
     for first in [s.first_edge for s in log.state.segments]:
         state = next(s for s in log.state.segments if s.first_edge == first)
-        dead_E, dead_L = _dead(log, reader, state, reserved)
-
-        # Leave rows that a role still replays, and labels of a segment that cannot be sealed.
-        left = int(dead_E[max(before_event - state.first_edge, 0) :].sum())
-        dead_E[max(before_event - state.first_edge, 0) :] = False
-        if not state.num_edges:
-            left = left + int(dead_L.sum())
-            dead_L = dead_L[:0]
+        dead_E, dead_L, left = _dead(log, reader, state, reserved, before_event)
         done = replace(done, waiting=done.waiting + left, passed=done.passed + 1)
 
         # Rewrite the segment without what is deleted, no larger than its rows.
@@ -115,24 +108,33 @@ def _key_slices(log: LogWriter) -> Iterator[KeySlice]:
 
 
 def _dead(
-    log: LogWriter, reader: LogReader, state: SegmentState, reserved: int
-) -> tuple[Bools, Bools]:
-    """Mark the edges and labels that are deleted but not overwritten yet: bool[num_edges],
-    bool[num_labels]."""
-    files = SegmentFiles(log.data_dir, state, log.schema)
+    log: LogWriter, reader: LogReader, state: SegmentState, reserved: int, before_event: int
+) -> tuple[Bools, Bools, int]:
+    """Mark the edges and labels that are to be overwritten: bool[num_edges], bool[num_labels].
+    Returns also the number of deleted rows that have to wait."""
+    files = SegmentFiles(log.data_dir / state.path, state, log.schema)
     src, dst, _ = files.edges(0, state.num_edges)
-    hidden = reader.deletions.hides(state.first_edge, src, dst) & (src != reserved)
-    if not state.num_labels:
-        return hidden, np.zeros(0, np.bool_)
-    label_node = files.label_columns(state.num_labels)[0]
-    return hidden, reader.deletions.is_gone(label_node) & (label_node != reserved)
+    dead_E = reader.deletions.hides(state.first_edge, src, dst) & (src != reserved)
+    dead_L = np.zeros(0, np.bool_)
+    if state.num_labels:
+        label_node = files.label_columns(state.num_labels)[0]
+        dead_L = reader.deletions.is_gone(label_node) & (label_node != reserved)
+
+    # Leave rows that a role still replays, and labels of a segment that cannot be sealed.
+    since = max(before_event - state.first_edge, 0)
+    left = int(dead_E[since:].sum())
+    dead_E[since:] = False
+    if not state.num_edges:
+        left += int(dead_L.sum())
+        dead_L = dead_L[:0]
+    return dead_E, dead_L, left
 
 
 def _copy(
     log: LogWriter, state: SegmentState, dead_E: Bools, dead_L: Bools, reserved: int, path: Path
 ) -> int:
     """Write the compacted copy of a segment at a path. Returns: the CRC32C of its rows."""
-    old = SegmentFiles(log.data_dir, state, log.schema)
+    old = SegmentFiles(log.data_dir / state.path, state, log.schema)
     schema = old.schema(log.schema)
     room = max(state.num_edges, 1), log.files.disk, max(state.num_labels, 1)
     with new_segment(path, schema, *room) as new:
@@ -154,9 +156,7 @@ def _copy(
                 np.where(dead_L[:, None], np.float32(0), target),
             )
         new.commit()
-    return SegmentFiles.at(path, state, schema).rows_crc(
-        (0, state.num_edges), (0, state.num_labels)
-    )
+    return SegmentFiles(path, state, schema).rows_crc((0, state.num_edges), (0, state.num_labels))
 
 
 def _reserve(log: LogWriter) -> int:

@@ -301,7 +301,7 @@ class Housekeeper:
         if r.max_age_seconds is None or not segment.num_edges:
             return False
         # The last time is the newest one: a segment is sorted, even with several sets.
-        files = SegmentFiles(self._writer.data_dir, segment, self._writer.schema)
+        files = SegmentFiles(self._writer.data_dir / segment.path, segment, self._writer.schema)
         return files.newest_us(segment) < self._writer.watermark - r.max_age_seconds * 1_000_000
 
 

@@ -118,17 +118,15 @@ class Pruner:
             self._steps = pruning(self._log)
         begun = time.monotonic()
         while self._steps is not None and time.monotonic() - begun < seconds:
-            try:
-                num_pruned = next(self._steps, None)
-            except Exception:
-                self._steps = None
-                raise
+            # A step that fails ends the pruning: it is there again only after a good one.
+            steps, self._steps = self._steps, None
+            num_pruned = next(steps, None)
             if num_pruned is not None:
+                self._steps = steps
                 self._num_pruned = num_pruned
                 continue
 
-            # What is left counts as kept, also where the disk has no holes.
-            self._steps = None
+            # The remaining updates count as kept, also if the disk has no holes.
             self._kept, stored = self._stored()
             logger.info("node_features_pruned", updates=self._num_pruned, left_bytes=stored)
 

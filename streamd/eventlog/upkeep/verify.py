@@ -65,24 +65,10 @@ def verify_log(
     Returns: the number of commits read, and the damage by file, oldest first.
     Raises: JournalError where the journal itself is damaged before its last line.
     """
-    # A first pass finds the files that are still there, and what is still said of them.
+    # A first pass finds the files that are still there, and their claims that hold.
     published = int.from_bytes((data_dir / "published").read_bytes()[:8], "little")
-    surveys: dict[str, _Survey] = {}
-    commits = 0
-    state: LogState | None = None
-    for line in _lines(data_dir, published):
-        for claim in line.claims:
-            survey = surveys.setdefault(claim.path, _Survey())
-            survey.newest = claim.seq
-            if claim.replaces:
-                survey.since = claim.seq
-                survey.num_claims = 0
-            survey.num_claims += claim.crc is not None
-        state = line.state
-        commits += line.is_commit
+    commits, state, surveys = _survey(data_dir, published)
     states = {s.path: s for s in state.segments} if state else {}
-    present = {*states, *(state.files if state else ())}
-    surveys = {path: survey for path, survey in surveys.items() if path in present}
 
     # A segment whose header is damaged is damaged as a whole.
     damage: list[Damage] = []
@@ -91,7 +77,7 @@ def verify_log(
     for path in [p for p in surveys if p in wanted and p in states]:
         assert state is not None
         try:
-            segments[path] = SegmentFiles(data_dir, states[path], state.schema)
+            segments[path] = SegmentFiles(data_dir / path, states[path], state.schema)
         except TGUFError as error:
             damage.append(Damage(path, f"all of it: {error}", surveys[path].newest))
             wanted.remove(path)
@@ -114,6 +100,26 @@ def verify_log(
             progress(done, total)
     order = {path: number for number, path in enumerate(surveys)}
     return commits, sorted(damage, key=lambda d: order[d.path])
+
+
+def _survey(data_dir: Path, published: int) -> tuple[int, LogState | None, dict[str, _Survey]]:
+    """Read the journal up to a commit. Returns: the number of commits, the state after them, and
+    the survey of each file that is still there, by path."""
+    surveys: dict[str, _Survey] = {}
+    commits = 0
+    state: LogState | None = None
+    for line in _lines(data_dir, published):
+        for claim in line.claims:
+            survey = surveys.setdefault(claim.path, _Survey())
+            survey.newest = claim.seq
+            if claim.replaces:
+                survey.since = claim.seq
+                survey.num_claims = 0
+            survey.num_claims += claim.crc is not None
+        state = line.state
+        commits += line.is_commit
+    present = {*(s.path for s in state.segments), *state.files} if state else set()
+    return commits, state, {path: one for path, one in surveys.items() if path in present}
 
 
 def data_dir_of(file: Path) -> Path | None:
