@@ -103,7 +103,7 @@ def compact_log(settings: Settings, wait_seconds: float, line: ProgressLine) -> 
         from streamd.replica.models.topic import KafkaModelsTopic
         from streamd.replica.requests import compact_everywhere
 
-        topic = KafkaModelsTopic(settings)
+        topic = KafkaModelsTopic(settings.kafka, settings.log.name)
         try:
             done, text = compact_everywhere(
                 settings, compaction_request, wait_seconds, line.begin, topic

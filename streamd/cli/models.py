@@ -79,9 +79,9 @@ def _moves(config: Path | None, data_dir: Path | None) -> Any:
     settings = settings_of(config, data_dir)
     if not settings.log.follows:
         return registry
-    from streamd.replica.requests import RequestedMoves
+    from streamd.replica.requests import moves_by_request
 
-    return RequestedMoves(settings, registry, WAIT_SECONDS)
+    return moves_by_request(settings, registry, WAIT_SECONDS)
 
 
 def _tell(done: Any) -> None:

@@ -5,6 +5,7 @@ Beside `streamd.daemon.run_role` this module alone may import all packages.
 
 import os
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
     from streamd.eventlog.writer import LogWriter
     from streamd.ingest.loop import IngestLoop
+    from streamd.replica.follow_loop import FollowLoop
     from streamd.replica.leader.publisher import ChangelogPublisher
+    from streamd.replica.leader.succession import Succession
 
 logger = structlog.get_logger()
 
@@ -122,19 +125,30 @@ def _stand_by(
 ) -> "ChangelogPublisher | None":
     """Follow until this member leads. Returns: the publisher of what it leads, None where `stop`
     was set before."""
-    from streamd.replica.follow_loop import FollowLoop
     from streamd.replica.leader.claim import claim_lead
     from streamd.replica.leader.succession import StandbySuccession
-    from streamd.replica.parts import follow_models
 
-    clock = SystemClock()
     succession = StandbySuccession(
-        settings,
-        clock.monotonic,
+        settings.data_dir,
+        settings.log.store,
+        settings.leader.timeout_seconds,
+        SystemClock().monotonic,
         lambda after: claim_lead(settings, beat, stop, after),
         lambda: _check_could_lead(settings),
     )
-    return FollowLoop(settings, clock, beat, follow_models(settings), succession).run(stop)
+    return _follow_loop(settings, beat, succession).run(stop)
+
+
+def _follow_loop(
+    settings: Settings, beat: Heartbeat, succession: "Succession | None" = None
+) -> "FollowLoop":
+    from streamd.replica.follow_loop import FollowLoop
+    from streamd.replica.parts import follow_models
+
+    # What is learned follows the models topic, in threads that the loop ends.
+    parts = follow_models(settings)
+    log, kafka = settings.log, settings.kafka
+    return FollowLoop(settings.data_dir, log, kafka, SystemClock(), beat, parts, succession)
 
 
 def _check_could_lead(settings: Settings) -> None:
@@ -159,7 +173,7 @@ def _check_could_lead(settings: Settings) -> None:
 def run_archive(settings: Settings, stop: threading.Event) -> None:
     """Keep the store for other machines until `stop`. Raises: SettingsError, StoreError."""
     from streamd.eventlog.recovery import lock_directory
-    from streamd.replica.leader.led_here import LedHere
+    from streamd.replica.leader.led_here import LedHere, changelog_reader
     from streamd.store.archive import RUNNING, open_archive
 
     # One archive for each data directory.
@@ -169,7 +183,10 @@ def run_archive(settings: Settings, stop: threading.Event) -> None:
     if lock is None:
         return
     try:
-        lead = LedHere(settings) if settings.log.member == "standby" else None
+        lead: LedHere | None = None
+        if settings.log.member == "standby":
+            connect = partial(changelog_reader, settings.kafka, settings.log.name)
+            lead = LedHere(settings.data_dir, connect)
         archive = open_archive(settings, beat, stop, lead)
         open_port(
             settings.telemetry.archive_port,
@@ -187,9 +204,6 @@ def run_archive(settings: Settings, stop: threading.Event) -> None:
 
 def run_follow(settings: Settings, stop: threading.Event) -> None:
     """Write the log that another machine leads, until `stop`. Raises: SettingsError."""
-    from streamd.replica.follow_loop import FollowLoop
-    from streamd.replica.parts import follow_models
-
     if not settings.log.name or settings.log.member != "replica":
         raise SettingsError(
             "This machine follows no log.", "set log.name to the leader's, and log.member: replica."
@@ -201,4 +215,4 @@ def run_follow(settings: Settings, stop: threading.Event) -> None:
     collect_garbage_rarely()
     beat.touch("starting")
     beat.end_when_stalled()
-    FollowLoop(settings, SystemClock(), beat, follow_models(settings)).run(stop)
+    _follow_loop(settings, beat).run(stop)

@@ -221,9 +221,7 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
                 if is_first and settings.log.name:
                     from streamd.replica.parts import training_in_term
 
-                    on_step = stack.enter_context(
-                        training_in_term(settings, paths.learned, beat, stop)
-                    )
+                    on_step = stack.enter_context(training_in_term(settings, paths, beat, stop))
                 # The others stop when the first one says so.
                 ranks = _join(settings, place, device, stop)
                 stack.callback(ranks.end)
@@ -337,9 +335,9 @@ def _run_serve(
     engine = Engine(settings, registry, beat, end_process, prepare)
     moves: Moves = registry
     if settings.log.follows:
-        from streamd.replica.requests import RequestedMoves
+        from streamd.replica.requests import moves_by_request
 
-        moves = RequestedMoves(settings, registry, settings.server.deadline_seconds)
+        moves = moves_by_request(settings, registry, settings.server.deadline_seconds)
     state = ServerState(settings, engine, registry, moves)
     if is_shared:
         # The kernel spreads connections over all that listen, so one that starts stays away until

@@ -5,6 +5,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Protocol
 
 import structlog
@@ -27,7 +28,8 @@ from streamd.replica.leader.connect import Stopped, find_changelog, open_topic
 from streamd.replica.leader.publisher import ChangelogPublisher
 from streamd.replica.leader.succession import Succession
 from streamd.replica.start import has_log
-from streamd.settings.loading import Settings
+from streamd.settings.loading import KafkaSettings
+from streamd.settings.log import LogSettings
 from streamd.store.changelog import changelog_topic
 from streamd.store.objects import Store
 from streamd.telemetry import metrics
@@ -67,21 +69,24 @@ class FollowedReader(ChangelogReader, Protocol):
         ...
 
 
-Connect = Callable[[Settings, Callable[[], None]], tuple[str, FollowedReader] | None]
-"""Connects to the changelog. Args: settings; what is called while a read brings nothing. Returns:
-what to show of the topic, and its reader; None where there is no topic. Raises: KafkaError,
+Connect = Callable[
+    [KafkaSettings, LogSettings, Callable[[], None]], tuple[str, FollowedReader] | None
+]
+"""Connects to the changelog. The last argument is called while a read brings nothing. Returns: the
+topic's name to be shown, and its reader; None if there is no topic. Raises: KafkaError,
 ChangelogError."""
 
 
 def connect_reader(
-    settings: Settings, idle: Callable[[], None]
+    kafka: KafkaSettings, log: LogSettings, idle: Callable[[], None]
 ) -> tuple[str, FollowedReader] | None:
-    """Connect to the changelog in Kafka, as `Connect` says; who may lead makes the topic."""
-    may_lead = settings.log.member != "replica"
-    topic = open_topic(settings) if may_lead else find_changelog(settings)
+    """Connect to the changelog in Kafka, as of `Connect`; a member that may lead makes the
+    topic."""
+    find = find_changelog if log.member == "replica" else open_topic
+    topic = find(kafka, log.name)
     if topic is None:
         return None
-    return topic.shown, KafkaReader(settings.kafka, topic.changelog, idle)
+    return topic.shown, KafkaReader(kafka, topic.changelog, idle)
 
 
 def _forget_following() -> None:
@@ -101,7 +106,9 @@ class FollowLoop:
 
     def __init__(
         self,
-        settings: Settings,
+        data_dir: Path,
+        log: LogSettings,
+        kafka: KafkaSettings,
         clock: Clock,
         beat: Heartbeat,
         parts: Sequence[Part] = (),
@@ -111,7 +118,9 @@ class FollowLoop:
         """succession: of a standby; a replica never leads."""
         self._succession = succession
         self._connect = connect
-        self._settings = settings
+        self._data_dir = data_dir
+        self._log = log
+        self._kafka = kafka
         self._clock = clock
         self._beat = beat
         self._parts = parts
@@ -119,7 +128,8 @@ class FollowLoop:
         self._reported_at = -REPORT_SECONDS
         self._changelog = UNKNOWN
         """The one that was followed last."""
-        self._store = Store(settings.log.store) if settings.log.store else None
+        self._store = Store(log.store) if log.store else None
+        self._stop = threading.Event()
         metrics.leads.set(0)
         for why in REASONS:
             metrics.follow_waiting.labels(why).set(0)
@@ -166,10 +176,10 @@ class FollowLoop:
     def _follow(self) -> bool:
         """Connect, and apply what comes until `stop`; whatever goes wrong is the caller's. Returns:
         whether this member is to claim the lead."""
-        data_dir = self._settings.data_dir
+        data_dir = self._data_dir
         self._beat.touch("connecting")
         with ExitStack() as stack:
-            connected = self._connect(self._settings, self._idle)
+            connected = self._connect(self._kafka, self._log, self._idle)
             if connected is None:
                 self._wait_for_leader()
                 return False
@@ -197,14 +207,14 @@ class FollowLoop:
     def _wait_for_leader(self) -> None:
         """Wait for the topic: made here, one of a wrong name or broker would be waited on for
         ever."""
-        name = changelog_topic(self._settings.log.name)
-        where = self._settings.kafka.bootstrap_servers
+        name = changelog_topic(self._log.name)
+        where = self._kafka.bootstrap_servers
         self._wait("leader", f"{where} has no topic {name}; the leader makes it")
 
     def _take_manifest(self, why: str) -> None:
         """Start again from the newest manifest, where there is one that is newer than the log
         here."""
-        data_dir = self._settings.data_dir
+        data_dir = self._data_dir
         try:
             manifest = None
             if self._store is not None:
@@ -233,7 +243,7 @@ class FollowLoop:
         """Wait until the servers here need no event before `event` after a restart, not for
         long."""
         begun = self._clock.monotonic()
-        while readers := readers_before(self._settings.data_dir, event):
+        while readers := readers_before(self._data_dir, event):
             if self._clock.monotonic() - begun > DROP_SECONDS:
                 logger.warning("dropped_before_servers", servers=readers, before_event=event)
                 return

@@ -4,7 +4,6 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import structlog
 
@@ -20,6 +19,7 @@ from streamd.replica.models.standby import (
 from streamd.replica.models.topic import KafkaModelsTopic
 from streamd.replica.worker_thread import StepThread
 from streamd.settings.loading import Settings
+from streamd.settings.paths import Paths
 from streamd.store.objects import Store
 from streamd.telemetry.heartbeat import Heartbeat
 
@@ -31,16 +31,14 @@ class OneWriter:
     """Follows the models topic while it has the lock of the folder of versions, so that no trainer
     here writes there too. Owner: its thread."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Raises: LockedError while a trainer writes; KafkaError, ChangelogError."""
-        registry = Registry(settings)
+    def __init__(self, registry: Registry, follow: Callable[[Registry], ModelsFollower]) -> None:
+        """follow: makes the follower. Raises: LockedError while a trainer writes; KafkaError,
+        ChangelogError."""
         self._lock = lock_writer(registry)
-        try:
-            topic = KafkaModelsTopic(settings)
-            self._follower = ModelsFollower(settings, registry, topic, Store(settings.log.store))
-        except BaseException:
-            os.close(self._lock)
-            raise
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, self._lock)
+            self._follower = follow(registry)
+            stack.pop_all()
 
     def step(self, wait_seconds: float = 0.0) -> None:
         """As of `ModelsFollower`."""
@@ -56,24 +54,32 @@ class OneWriter:
 
 @contextlib.contextmanager
 def training_in_term(
-    settings: Settings, learning_dir: Path, beat: Heartbeat, stop: threading.Event
+    settings: Settings, paths: Paths, beat: Heartbeat, stop: threading.Event
 ) -> Iterator[Callable[[str], None]]:
     """Wait until this machine leads the log, claim the trainer's term, and bring the directory to
     the newest stored checkpoint. Then store and send what is learned, until the end.
 
-    learning_dir: of what is learned, which may be elsewhere than the log. Yields: what the trainer
+    paths: of the trainer. Yields: what the trainer
     calls with the name of each step; it raises FencedError where this is not its term any more. It
     may be that `stop` was set before anything was claimed.
     Raises: FencedError, ChangelogError.
     """
     if not settings.log.store:
         logger.warning("models_not_published", meaning=NOT_SENT)
-        while not leads(settings) and not stop.wait(LOOK_SECONDS):
+        while not leads(settings.log, paths.log) and not stop.wait(LOOK_SECONDS):
             beat.touch("standby")
         yield lambda _: None
         return
-    kept = settings.model_copy(update={"data_dir": learning_dir})
-    reign = Beginning(settings, kept, beat, stop).begin()
+    reign = Beginning(
+        paths,
+        settings.log,
+        settings.holds.lease_seconds,
+        lambda: Registry(settings.model_copy(update={"data_dir": paths.learned})),
+        # The trainer makes the topic if it is missing.
+        lambda: KafkaModelsTopic(settings.kafka, settings.log.name, make=True),
+        beat,
+        stop,
+    ).begin()
     if reign is None:
         yield lambda _: None
         return
@@ -87,9 +93,18 @@ def follow_models(settings: Settings) -> list[StepThread]:
     """Take over what the trainer elsewhere sends, where there is a store, and look what Kafka
     has."""
 
-    threads = [StepThread("ends", lambda: SourceEnds(settings))]
+    def follow(registry: Registry) -> ModelsFollower:
+        return ModelsFollower(
+            settings.data_dir,
+            settings.holds.lease_seconds,
+            registry,
+            KafkaModelsTopic(settings.kafka, settings.log.name),
+            Store(settings.log.store),
+        )
+
+    threads = [StepThread("ends", lambda: SourceEnds(settings.data_dir, settings.kafka))]
     if settings.log.store:
-        threads.append(StepThread("models", lambda: OneWriter(settings)))
+        threads.append(StepThread("models", lambda: OneWriter(Registry(settings), follow)))
     else:
         logger.warning("models_not_followed", meaning=NOT_SENT)
     return threads

@@ -27,16 +27,17 @@ class RequestedMoves:
 
     def __init__(
         self,
-        settings: Settings,
+        member: Callable[[], str],
         registry: Registry,
         wait_seconds: float,
-        topic: Callable[[Settings], ModelsTopic] = KafkaModelsTopic,
+        open_topic: Callable[[], ModelsTopic],
     ) -> None:
-        """wait_seconds: how long to wait for the trainer's answer to reach this machine."""
-        self._settings = settings
+        """member: name of this machine. wait_seconds: how long to wait for the trainer's answer to
+        reach this machine."""
+        self._member = member
         self._registry = registry
         self._wait_seconds = wait_seconds
-        self._make_topic = topic
+        self._open_topic = open_topic
         self._topic: ModelsTopic | None = None
         self._lock = threading.Lock()
 
@@ -53,10 +54,10 @@ class RequestedMoves:
         self, action: Literal["promote", "rollback"], who: str, why: str, version: str
     ) -> Move | Waiting:
         deadline = time.monotonic() + self._wait_seconds
-        request = _request(self._settings, action, who, why, version=version)
+        request = _request(self._member(), action, who, why, version=version)
         with self._lock:
             if self._topic is None:
-                self._topic = self._make_topic(self._settings)
+                self._topic = self._open_topic()
             self._topic.append(encode(request))
         while True:
             outcome = outcome_of(self._registry, request.id)
@@ -87,7 +88,7 @@ def compact_everywhere(
             f"{num_events:,}.",
             "name an event that the log has.",
         )
-    request = _request(settings, "compact", "operator", "by hand", event=event)
+    request = _request(_member(settings), "compact", "operator", "by hand", event=event)
     topic.append(encode(request))
     state = ModelsState()
     deadline = time.monotonic() + wait_seconds
@@ -110,15 +111,28 @@ def compact_everywhere(
             return False, f"not all is gone yet: {waiting}; the request stays"
 
 
+def moves_by_request(settings: Settings, registry: Registry, wait_seconds: float) -> RequestedMoves:
+    """Make the moves of a machine whose trainer may be elsewhere."""
+    return RequestedMoves(
+        lambda: _member(settings),
+        registry,
+        wait_seconds,
+        lambda: KafkaModelsTopic(settings.kafka, settings.log.name),
+    )
+
+
+def _member(settings: Settings) -> str:
+    return member_name(settings.data_dir) if settings.log.follows else socket.gethostname()
+
+
 def _request(
-    settings: Settings,
+    member: str,
     action: Literal["promote", "rollback", "compact"],
     who: str,
     why: str,
     version: str = "",
     event: int = 0,
 ) -> Request:
-    member = member_name(settings.data_dir) if settings.log.follows else socket.gethostname()
     return Request(
         term=0,
         id=uuid.uuid4().hex,

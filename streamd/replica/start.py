@@ -106,18 +106,28 @@ def check_follows(data_dir: Path, record: Record, line: str | None) -> None:
 def reconcile(
     data_dir: Path, reader: ChangelogReader, disk: Disk = DISK, until: int | None = None
 ) -> ChangelogPosition:
-    """Compare the directory's lines with the changelog's, from the stored position on, and take
-    back those whose place another record took.
+    """Compare the directory's lines with the changelog's, and remove those that conflict:
+
+    1. Cut torn lines off the journal. A conflict could else not be told from half a line.
+    2. Check that the changelog has the stored position. From another position the comparison would
+       miss the claims before it, and with them which term counts.
+    3. Compare the lines since, and at the first conflict remove the directory's lines from there
+       on. A line that readers were shown is never removed: then the directories have diverged.
+    4. Check that the changelog has all that was shown. If it lost records, the next commit here
+       would take a number that readers know for another one.
 
     until: offset before which to stop, the changelog's end where None.
     Returns: the newest commit that both have, the offset from which to read on, and the term in
-    force there. Lines of the directory behind it are beyond the changelog's end; the caller
+    force there. Lines of the directory after it are beyond the changelog's end; the caller
     publishes them or takes them back. Raises: DivergedError, ChangelogError, OutOfRange where a
     newer manifest is needed.
     """
+    # Step 1.
     shown = settled_seq(data_dir)
     stored = read_position(data_dir)
     mend(data_dir, stored.seq if stored else shown, disk)
+
+    # Step 2.
     begin, end = reader.bounds()
     if stored is not None and stored.offset > end:
         raise ChangelogError(
@@ -133,35 +143,13 @@ def reconcile(
             f"the changelog begins at offset {begin}, and was read here up to {position.offset}"
         )
 
-    # Read what came since the position was stored. Of old commits the lines may be gone.
-    until = end if until is None else until
-    own = OwnLines(data_dir, max(0, position.seq - 1))
-    admission = Admission(position.term, position.seq)
-    reader.seek(position.offset)
-    while reader.position < until:
-        for entry in reader.read(READ_SECONDS):
-            if entry.offset >= until:
-                break
-            if stored is None:
-                _pass_over_lacking(admission, entry, shown)
-            verdict = admission.judge(entry)
-            if isinstance(entry, Record) and verdict in (Verdict.FIRST, Verdict.NEXT):
-                if verdict is Verdict.FIRST:
-                    check_follows(data_dir, entry, own.crc(entry.seq - 1))
-                mine = own.crc(entry.seq)
-                # One that was shown is another only where the other is whole.
-                is_due = entry.seq > shown or entry.is_last
-                if mine is not None and mine != entry.line and is_due:
-                    if entry.seq <= shown:
-                        raise _diverged(data_dir, entry.seq)
-                    logger.warning("lines_taken_back", first_seq=entry.seq, data_dir=str(data_dir))
-                    take_back(data_dir, entry.seq, disk)
-                    return position
-                if mine is None and entry.seq > shown:
-                    return position
-            # A commit is shown once all of it is there.
-            if not admission.has_begun:
-                position = ChangelogPosition(admission.term, admission.seq, entry.offset + 1)
+    # Step 3.
+    comparison = _Comparison(data_dir, position, shown, has_position=stored is not None)
+    position, is_whole = comparison.read(reader, end if until is None else until, disk)
+    if not is_whole:
+        return position
+
+    # Step 4.
     if position.seq < shown and stored is not None:
         raise ChangelogError(
             f"The changelog ends at commit {position.seq}, and {data_dir} has shown commit "
@@ -171,6 +159,67 @@ def reconcile(
         )
     # It went on without a changelog, so far: all that readers were shown stays.
     return replace(position, seq=max(position.seq, shown))
+
+
+class _Comparison:
+    """Compares the lines of a directory with the changelog's. Owner: `reconcile`."""
+
+    def __init__(
+        self, data_dir: Path, position: ChangelogPosition, shown: int, has_position: bool
+    ) -> None:
+        """position: from which to compare. shown: the newest commit that readers were shown.
+        has_position: whether the directory stores its position."""
+        self._data_dir = data_dir
+        self._position = position
+        self._shown = shown
+        self._has_position = has_position
+        # Of old commits the lines may be gone.
+        self._own = OwnLines(data_dir, max(0, position.seq - 1))
+        self._admission = Admission(position.term, position.seq)
+
+    def read(
+        self, reader: ChangelogReader, until: int, disk: Disk
+    ) -> tuple[ChangelogPosition, bool]:
+        """Read the changelog up to an offset, and remove the directory's lines from the first
+        conflict on. Returns: the position of the newest commit that both have, and whether all was
+        read: not beyond a line that the directory lacks."""
+        reader.seek(self._position.offset)
+        while reader.position < until:
+            for entry in reader.read(READ_SECONDS):
+                if entry.offset >= until:
+                    break
+                if not self._has_position:
+                    _pass_over_lacking(self._admission, entry, self._shown)
+                verdict = self._admission.judge(entry)
+                is_of_commit = verdict in (Verdict.FIRST, Verdict.NEXT)
+                if (
+                    isinstance(entry, Record)
+                    and is_of_commit
+                    and not self._has_line(entry, verdict, disk)
+                ):
+                    return self._position, False
+                # A commit is shown once all of it is there.
+                if not self._admission.has_begun:
+                    self._position = ChangelogPosition(
+                        self._admission.term, self._admission.seq, entry.offset + 1
+                    )
+        return self._position, True
+
+    def _has_line(self, record: Record, verdict: Verdict, disk: Disk) -> bool:
+        """Whether the directory has the line of a record; another one of its number, and all after
+        that, are removed. Raises: DivergedError if readers were shown it."""
+        if verdict is Verdict.FIRST:
+            check_follows(self._data_dir, record, self._own.crc(record.seq - 1))
+        mine = self._own.crc(record.seq)
+        # One that was shown is another only where the other is whole.
+        is_due = record.seq > self._shown or record.is_last
+        if mine is not None and mine != record.line and is_due:
+            if record.seq <= self._shown:
+                raise _diverged(self._data_dir, record.seq)
+            logger.warning("lines_taken_back", first_seq=record.seq, data_dir=str(self._data_dir))
+            take_back(self._data_dir, record.seq, disk)
+            return False
+        return mine is not None or record.seq <= self._shown
 
 
 def _pass_over_lacking(admission: Admission, entry: Read, shown: int) -> None:

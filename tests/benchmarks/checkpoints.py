@@ -17,7 +17,6 @@ from streamd.models import Memory
 from streamd.models.memory.files import MemoryFiles
 from streamd.registry import Registry
 from streamd.registry.manifest import MEMORY
-from streamd.replica.models.standby import Beginning
 from streamd.storage import write_folder_durably
 from streamd.store.checkpoints import download_checkpoint, upload_checkpoint
 from streamd.store.file_index import FileIndex
@@ -27,7 +26,7 @@ from streamd.training.handover import Handovers
 from streamd.training.trainer import Trainer
 from tests.benchmarks.measure import Row
 from tests.builders import HOUR, settings, stream, write_log
-from tests.replica.models_world import MemoryLog, MemoryTopic
+from tests.replica.models_world import MemoryLog, MemoryTopic, beginning_of
 
 EVENTS, HOURS = 3_000, 6
 NODES, DIM, TOUCHED, WINDOWS = 1_000_000, 100, 5_000, 66
@@ -44,7 +43,7 @@ def small(folder: Path) -> list[Row]:
     s = settings(folder / "log", training__replay_capacity_events=100_000, windows__max_events=100_000,
                  log__name="t", log__store=f"file://{folder}/store")
     log, beat, starts = MemoryLog(), Heartbeat(folder / "log", "train"), []
-    reign = Beginning(s, s, beat, threading.Event(), lambda _: MemoryTopic(log)).begin()
+    reign = beginning_of(s, lambda: MemoryTopic(log), beat).begin()
     sent, seconds, learned = [], [], []
 
     def on_step(name: str) -> None:

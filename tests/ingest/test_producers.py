@@ -40,7 +40,7 @@ class Producer:
 
 
 def models(s):
-    models_topic.KafkaModelsTopic(s).append(b"")
+    models_topic.KafkaModelsTopic(s.kafka, s.log.name).append(b"")
 
 
 def produce(s):

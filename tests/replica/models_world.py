@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 import tempfile
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,10 @@ from streamd.registry.candidate import Candidate, TrainResult
 from streamd.replica.models.follower import ModelsFollower
 from streamd.replica.models.publisher import ModelsPublisher
 from streamd.replica.models.reign import Reign
+from streamd.replica.models.standby import Beginning
 from streamd.replica.models.state import ModelsState
 from streamd.replica.models.takeover import Takeover
+from streamd.settings.paths import Paths
 from streamd.storage import StoredFile
 from streamd.store.objects import Store
 from streamd.tensors import file_checksum
@@ -74,6 +77,12 @@ class MemoryTopic:
 
 class Killed(BaseException):
     """The process was killed at this step."""
+
+
+def beginning_of(settings, open_topic, beat, stop=None):
+    """What waits until a trainer may begin, as the train process makes it."""
+    return Beginning(Paths.of(settings, "train"), settings.log, settings.holds.lease_seconds, lambda: Registry(settings), open_topic, beat,
+                     stop or threading.Event())
 
 
 def memory(n, parent=None):
@@ -142,8 +151,9 @@ class TrainerSide:
 
     def publish(self, on_step=lambda _: None):
         """Make the publisher, as after an error of Kafka."""
-        self.publisher = ModelsPublisher(self.settings, self.registry, MemoryTopic(self.log), self.store(), self.reign,
-                                         self.settings.data_dir, on_step, lambda: self.now)
+        self.on_step = on_step
+        self.publisher = ModelsPublisher(Paths.of(self.settings, "train"), self.settings.holds.lease_seconds, self.registry,
+                                         MemoryTopic(self.log), self.store(), self.reign, lambda name: self.on_step(name), lambda: self.now)
 
     def learn(self, n, at=0.0):
         """Publish and record a window, write its checkpoint, and rest. at: when, so that each learning has a record of its own."""
@@ -206,8 +216,8 @@ class ReplicaSide:
 
     def start(self, on_step=lambda _: None):
         self.registry = Registry(self.settings)
-        self.follower = ModelsFollower(self.settings, self.registry, MemoryTopic(self.log), Store(self.url, 0.1, sleep=lambda _: None),
-                                       on_step, lambda: self.now)
+        self.follower = ModelsFollower(self.settings.data_dir, self.settings.holds.lease_seconds, self.registry, MemoryTopic(self.log),
+                                       Store(self.url, 0.1, sleep=lambda _: None), on_step, lambda: self.now)
 
     def step(self):
         self.follower.step()

@@ -8,7 +8,6 @@ from streamd.eventlog.writer import LogWriter
 from streamd.replica.leader.leader import lead
 from streamd.replica.leader.led_here import LedHere
 from streamd.telemetry.heartbeat import Heartbeat
-from tests.builders import settings
 from tests.eventlog import test_crash as life
 from tests.replica.twin import Topic
 
@@ -18,7 +17,7 @@ def test_a_member_leads_until_a_higher_term_is_in_the_changelog(tmp_path):
     publisher = lead(tmp_path / "a", topic.producer(), topic.reader(), member="a")
     log = LogWriter(tmp_path / "a", life.SCHEMA, life.SEGMENT_EDGES, publisher=publisher)
     life.live(log, 3)
-    here = LedHere(settings(tmp_path / "a", log__name="t"), lambda _: topic.reader())
+    here = LedHere(tmp_path / "a", topic.reader)
     assert not here.is_here()
     with pytest.raises(FencedError):
         here.check()

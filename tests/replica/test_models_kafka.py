@@ -21,9 +21,8 @@ from streamd.replica.follower.end_offsets import SourceEnds
 from streamd.replica.leader.connect import find_changelog, open_topic
 from streamd.replica.models import topic as models_topic_module
 from streamd.replica.models.follower import ModelsFollower
-from streamd.replica.models.standby import Beginning
 from streamd.replica.models.topic import KafkaModelsTopic
-from streamd.replica.requests import RequestedMoves, compact_everywhere
+from streamd.replica.requests import compact_everywhere, moves_by_request
 from streamd.replica.worker_thread import StepThread
 from streamd.server.engine.lag import Completeness
 from streamd.store.changelog import models_topic
@@ -32,16 +31,20 @@ from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat, read_beat
 from tests.builders import HOUR, settings, stream, write_log
 from tests.readings import reading
-from tests.replica.models_world import content
+from tests.replica.models_world import beginning_of, content
 from tests.server.world import SCHEMA, World, ask, wait
 
 pytestmark = pytest.mark.kafka
 WHY = {"why": "to see"}
 
 
+def kafka_topic(settings, make=False):
+    return KafkaModelsTopic(settings.kafka, settings.log.name, make)
+
+
 def begin(settings):
     """What runs beside a trainer that begins now."""
-    return Beginning(settings, settings, Heartbeat(settings.data_dir, "train"), threading.Event()).begin()
+    return beginning_of(settings, lambda: kafka_topic(settings, make=True), Heartbeat(settings.data_dir, "train")).begin()
 
 
 def test_a_server_on_another_machine_serves_the_trainers_versions(kafka, tmp_path):
@@ -51,10 +54,11 @@ def test_a_server_on_another_machine_serves_the_trainers_versions(kafka, tmp_pat
     first, second = World(tmp_path / "trainer", **values), World(tmp_path / "replica", **values, log__member="replica")
     shutil.copytree(tmp_path / "trainer", tmp_path / "third", ignore=shutil.ignore_patterns("models"))
     third = World(tmp_path / "third", **values)
-    second.state.moves = RequestedMoves(second.settings, second.registry, 30)
+    second.state.moves = moves_by_request(second.settings, second.registry, 30)
 
     def follower():
-        return ModelsFollower(second.settings, second.registry, KafkaModelsTopic(second.settings), Store(values["log__store"]))
+        return ModelsFollower(second.settings.data_dir, second.settings.holds.lease_seconds, second.registry,
+                              kafka_topic(second.settings), Store(values["log__store"]))
 
     with ExitStack() as stack:
         reign = stack.enter_context(closing(begin(first.settings)))
@@ -88,7 +92,7 @@ def test_a_server_on_another_machine_serves_the_trainers_versions(kafka, tmp_pat
             if asked_to_compact(first.path) is not None:
                 compact_done(first.path)
 
-        topic = stack.enter_context(closing(KafkaModelsTopic(second.settings)))
+        topic = stack.enter_context(closing(kafka_topic(second.settings)))
         assert compact_everywhere(second.settings, 250, 60, tell, topic)[0] and told
 
         # The machine of the replica takes over. What the first one learned while it slept is shown to nobody.
@@ -105,23 +109,23 @@ def test_a_topic_that_would_lose_moves_is_refused(kafka, tmp_path):
     with closing(make_admin(s.kafka)) as admin:
         admin.create_topics({models_topic(s.log.name): {"num_partitions": 1, "configs": {"retention.ms": "1000"}}}, wait_for_metadata=True)
     with pytest.raises(ChangelogError, match="retention"):
-        KafkaModelsTopic(s)
+        kafka_topic(s)
 
 
 def test_a_follower_makes_no_topic_and_goes_on_once_the_leader_made_it(kafka, tmp_path):
     s = settings(tmp_path, log__name=uuid.uuid4().hex, log__member="replica", kafka__bootstrap_servers=kafka.bootstrap_servers)
     beat, stop = Heartbeat(tmp_path, "follow"), threading.Event()
-    thread = threading.Thread(target=FollowLoop(s, SystemClock(), beat).run, args=(stop,))
+    thread = threading.Thread(target=FollowLoop(s.data_dir, s.log, s.kafka, SystemClock(), beat).run, args=(stop,))
     thread.start()
     try:
         wait(lambda: (now := read_beat(tmp_path, "follow")) and now.state == "waiting for leader", 20)
         assert f"no topic {s.log.name}.changelog; the leader makes it" in read_beat(tmp_path, "follow").detail["why"]
         assert reading(metrics.follow_waiting.labels("leader")) == 1 and reading(metrics.follow_waiting.labels("broker")) == 0
         with pytest.raises(KafkaError, match=f"no topic {s.log.name}.models"):
-            KafkaModelsTopic(s)
+            kafka_topic(s)
         with closing(make_admin(s.kafka)) as admin:
             assert not [name for name in admin.list_topics() if str(name).startswith(s.log.name)]
-        open_topic(s)
+        open_topic(s.kafka, s.log.name)
         wait(lambda: read_beat(tmp_path, "follow").state == "following", 20)
         assert reading(metrics.follow_waiting.labels("leader")) == 0
     finally:
@@ -131,27 +135,27 @@ def test_a_follower_makes_no_topic_and_goes_on_once_the_leader_made_it(kafka, tm
 
 def test_a_topic_that_was_made_anew_is_another(kafka, tmp_path):
     s = settings(tmp_path, log__name=uuid.uuid4().hex, kafka__bootstrap_servers=kafka.bootstrap_servers)
-    first = open_topic(s).changelog
+    first = open_topic(s.kafka, s.log.name).changelog
     assert first.topic == f"{s.log.name}.changelog" and first.cluster and uuid.UUID(first.topic_id).int
-    assert find_changelog(s).changelog == first
+    assert find_changelog(s.kafka, s.log.name).changelog == first
     with closing(make_admin(s.kafka)) as admin:
         admin.delete_topics([first.topic])
-    wait(lambda: find_changelog(s) is None, 30)
-    again = open_topic(s).changelog
+    wait(lambda: find_changelog(s.kafka, s.log.name) is None, 30)
+    again = open_topic(s.kafka, s.log.name).changelog
     assert again == first._replace(topic_id=again.topic_id) and again.is_other(first)
 
 
 def test_a_models_topic_that_lost_its_beginning_is_read_from_where_it_begins(kafka, tmp_path, monkeypatch):
     monkeypatch.setattr(models_topic_module, "ACKNOWLEDGED_SECONDS", 2.0)
     s = settings(tmp_path, log__name=uuid.uuid4().hex, kafka__bootstrap_servers=kafka.bootstrap_servers)
-    with closing(KafkaModelsTopic(s, make=True)) as topic, closing(make_admin(s.kafka)) as admin:
+    with closing(kafka_topic(s, make=True)) as topic, closing(make_admin(s.kafka)) as admin:
         for number in range(5):
             topic.append(b"%d" % number)
         assert topic.read(0.0) == [b"0", b"1", b"2", b"3", b"4"]
         admin.delete_records({TopicPartition(models_topic(s.log.name), 0): 3})
         with pytest.raises(KafkaError, match="begins at 3: records were deleted"):
             topic.read(0.0)
-        with closing(KafkaModelsTopic(s)) as again:
+        with closing(kafka_topic(s)) as again:
             assert again.read(0.0) == [b"3", b"4"] and again.read(0.0) == []
         admin.delete_topics([models_topic(s.log.name)])
         wait(lambda: find_topic(admin, s.kafka, models_topic(s.log.name)) is None, 30)
@@ -179,7 +183,7 @@ def test_a_replicas_lag_counts_from_what_kafka_has(kafka, tmp_path):
 
     write_log(tmp_path, *stream(8))
     writer = LogWriter(tmp_path, Schema(), 100_000)
-    ends = SourceEnds(s)
+    ends = SourceEnds(s.data_dir, s.kafka)
     with closing(ends), closing(writer):
         commit(writer, 2)
         ends.step()

@@ -17,13 +17,13 @@ from streamd.eventlog.reader import LogReader
 from streamd.events import Schema
 from streamd.registry import Registry
 from streamd.replica.models.follower import ModelsFollower
-from streamd.replica.models.standby import Beginning, leads
+from streamd.replica.models.standby import leads
 from streamd.store.objects import Store
 from streamd.telemetry.heartbeat import Heartbeat, read_beat
 from streamd.training.trainer import Trainer
 from streamd.windows.history import HistoryReader
 from tests.builders import HOUR, settings, stream, write_log
-from tests.replica.models_world import Killed, MemoryLog, MemoryTopic, content
+from tests.replica.models_world import Killed, MemoryLog, MemoryTopic, beginning_of, content
 from tests.server.world import wait
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +65,7 @@ def train(path, store, open_topic, on_step=lambda _: None, **more):
     """Begin as the train process does, and learn all closed windows. Each state is stored before the next window begins."""
     s = chosen(path, store, **more)
     beat = Heartbeat(path, "train")
-    reign = Beginning(s, s, beat, threading.Event(), lambda _: open_topic()).begin()
+    reign = beginning_of(s, open_topic, beat).begin()
 
     def step(name):
         reign.on_step(name)
@@ -109,7 +109,7 @@ def logs(tmp_path, *names, hours=6, num_edges=500):
 def follow(path, store, log):
     """Bring a directory to what the topic says, as the follower beside it does."""
     s = chosen(path, store, log__member="replica")
-    follower = ModelsFollower(s, Registry(s), MemoryTopic(log), Store(s.log.store))
+    follower = ModelsFollower(s.data_dir, s.holds.lease_seconds, Registry(s), MemoryTopic(log), Store(s.log.store))
     follower.step()
     return follower
 
@@ -184,16 +184,16 @@ def test_a_standby_waits_until_ingest_leads_here_and_forgets_what_others_have_pa
     s = chosen(first, tmp_path / "store", log__member="standby")
     ingest = Heartbeat(first, "ingest")
     ingest.touch("following")
-    assert not leads(s)
+    assert not leads(s.log, first)
     stop = threading.Event()
     begun = []
-    thread = threading.Thread(target=lambda: begun.append(Beginning(s, s, Heartbeat(first, "train"), stop, lambda _: MemoryTopic(log)).begin()))
+    thread = threading.Thread(target=lambda: begun.append(beginning_of(s, lambda: MemoryTopic(log), Heartbeat(first, "train"), stop).begin()))
     thread.start()
     wait(lambda: (beat := read_beat(first, "train")) is not None and beat.state == "standby" and not (first / "train/checkpoints").exists())
     before = len(log.values)
     ingest.touch("leading", leading=True)
     thread.join(60)
-    assert kinds(log)[before:] == ["claimed"] and (first / "train/checkpoints").exists() and leads(s)
+    assert kinds(log)[before:] == ["claimed"] and (first / "train/checkpoints").exists() and leads(s.log, first)
     begun[0].close()
 
 
@@ -205,7 +205,7 @@ def test_a_trainer_begins_once_kafka_and_store_are_back(tmp_path):
     log.is_away = True
     s = chosen(second, tmp_path / "store")
     begun = []
-    beginning = Beginning(s, s, Heartbeat(second, "train"), threading.Event(), lambda _: MemoryTopic(log))
+    beginning = beginning_of(s, lambda: MemoryTopic(log), Heartbeat(second, "train"))
     beginning._store = Store(s.log.store, 0.1)
     thread = threading.Thread(target=lambda: begun.append(beginning.begin()))
     thread.start()
@@ -259,7 +259,7 @@ def test_time_passes_for_a_trainer_whose_ingest_is_gone(tmp_path):
     s = chosen(first, tmp_path / "store", log__member="standby")
     log, ingest = MemoryLog(), Heartbeat(first, "ingest")
     ingest.touch("leading", leading=True)
-    reign = Beginning(s, s, Heartbeat(first, "train"), threading.Event(), lambda _: MemoryTopic(log)).begin()
+    reign = beginning_of(s, lambda: MemoryTopic(log), Heartbeat(first, "train")).begin()
     ingest.touch("following", leading=False)
     with closing(reign):
         reign.on_step("learn")

@@ -89,11 +89,11 @@ def test_an_append_that_was_on_its_way_while_another_one_claimed_counts_for_nobo
 
     def rival(name):
         if name == "move":
-            trainer.publisher._on_step = lambda _: None
+            trainer.on_step = lambda _: None
             rivals.append(TrainerSide(tmp_path / "other", log, url))
 
     rivals = []
-    trainer.publisher._on_step = rival
+    trainer.on_step = rival
     with pytest.raises(FencedError):
         trainer.publisher.step()
     assert kinds(log)[-1] == "move"

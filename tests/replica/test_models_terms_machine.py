@@ -148,7 +148,7 @@ class Trainers(RuleBasedStateMachine):
                     rival.learn(*self._next(rival))
                     rival.publisher.step()
 
-        side.publisher._on_step = on_step
+        side.on_step = on_step
         before = len(self.log.values)
         is_fenced = side.reign.id != self._newest_claim()
         try:
@@ -164,7 +164,7 @@ class Trainers(RuleBasedStateMachine):
         except (KafkaError, StoreError):
             side.publish()
         else:
-            side.publisher._on_step = lambda _: None
+            side.on_step = lambda _: None
 
     def _newest_claim(self):
         term, found = 1, ""

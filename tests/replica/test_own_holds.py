@@ -58,7 +58,7 @@ def test_a_follower_waits_before_it_drops(tmp_path, monkeypatch):
 
 
 def test_the_wait_ends_with_the_hold_or_the_time(tmp_path, running, monkeypatch):
-    loop = FollowLoop(settings(tmp_path), SystemClock(), Heartbeat(tmp_path, "follow"))
+    loop = FollowLoop(tmp_path, settings(tmp_path).log, settings(tmp_path).kafka, SystemClock(), Heartbeat(tmp_path, "follow"))
     loop._stop = threading.Event()
     threading.Timer(0.2, lambda: write_hold(tmp_path, "serve", Hold(20, 20))).start()
     loop._let_servers_pass(20)

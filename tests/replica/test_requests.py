@@ -11,6 +11,7 @@ from streamd.cli.main import app
 from streamd.errors import KafkaError, StreamdError, VersionError
 from streamd.eventlog.upkeep.holds import compact_done
 from streamd.registry.outcome import Waiting
+from streamd.replica.members import member_name
 from streamd.replica.requests import RequestedMoves, compact_everywhere
 from streamd.replica.worker_thread import StepThread
 from streamd.server.app import create_app
@@ -66,7 +67,7 @@ def running(trainer, replica):
 
 
 def requested(replica, wait_seconds):
-    return RequestedMoves(replica.settings, replica.registry, wait_seconds, lambda _: MemoryTopic(replica.log))
+    return RequestedMoves(lambda: member_name(replica.settings.data_dir), replica.registry, wait_seconds, lambda: MemoryTopic(replica.log))
 
 
 def served(replica, wait_seconds):
@@ -111,7 +112,7 @@ def test_a_replica_without_kafka_answers_503_and_keeps_its_champion(sides):
 
 def test_the_command_line_of_a_replica_asks_the_trainer(sides, monkeypatch):
     trainer, replica = sides
-    monkeypatch.setattr("streamd.replica.requests.RequestedMoves.__init__.__defaults__", (lambda _: MemoryTopic(replica.log),))
+    monkeypatch.setattr("streamd.replica.requests.KafkaModelsTopic", lambda *_: MemoryTopic(replica.log))
     for key, value in (("NAME", "t"), ("STORE", replica.url), ("MEMBER", "replica")):
         monkeypatch.setenv(f"STREAMD_LOG__{key}", value)
     monkeypatch.setattr("streamd.cli.models.WAIT_SECONDS", 20)

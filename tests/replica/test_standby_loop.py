@@ -92,7 +92,7 @@ class World:
 
     # The member under test.
 
-    def connect(self, _, idle):
+    def connect(self, kafka, log, idle):
         if self.away:
             raise KafkaError("no broker answers")
         return "t.changelog", Reader(self, idle)
@@ -113,8 +113,9 @@ class World:
         begun, self.parts = self.now, [Part()]
         succession = None
         if self.settings.log.member == "standby":
-            succession = StandbySuccession(self.settings, lambda: self.now, self.claim, self.check, lambda: chance)
-        loop = FollowLoop(self.settings, self, self.beat, self.parts, succession, self.connect)
+            succession = StandbySuccession(self.settings.data_dir, self.settings.log.store, self.settings.leader.timeout_seconds,
+                                           lambda: self.now, self.claim, self.check, lambda: chance)
+        loop = FollowLoop(self.settings.data_dir, self.settings.log, self.settings.kafka, self, self.beat, self.parts, succession, self.connect)
         led = loop.run(self)
         self.took = self.now - begun
         return led

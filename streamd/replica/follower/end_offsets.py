@@ -17,7 +17,7 @@ from streamd.eventlog.journal.tail import JournalTail
 from streamd.events import Position
 from streamd.ingest.kafka.client import make_consumer
 from streamd.roles import ENDS, FOLLOW, make_folder
-from streamd.settings.loading import Settings
+from streamd.settings.loading import KafkaSettings
 
 PEEK_SECONDS = 0.5
 """Longest look whether there is a record at all between a position and the end."""
@@ -27,9 +27,10 @@ class SourceEnds:
     """Writes which partitions of the log's topics have records that it does not have. Owner: one
     thread."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._path = make_folder(settings.data_dir, FOLLOW) / ENDS
+    def __init__(self, data_dir: Path, kafka: KafkaSettings) -> None:
+        self._data_dir = data_dir
+        self._kafka = kafka
+        self._path = make_folder(data_dir, FOLLOW) / ENDS
         self._tail: JournalTail | None = None
         self._inode = 0
         self._consumer: Any = None
@@ -46,7 +47,7 @@ class SourceEnds:
         asked_at = time.time()
         try:
             if self._consumer is None:
-                self._consumer = make_consumer(self._settings.kafka)
+                self._consumer = make_consumer(self._kafka)
             ends = self._consumer.end_offsets(list(positions))
             behind: dict[str, dict[str, int]] = {}
             for partition, position in positions.items():
@@ -62,12 +63,12 @@ class SourceEnds:
     def _positions(self) -> dict[TopicPartition, Position]:
         """How far the log here has read each partition that it reads."""
         try:
-            inode = (self._settings.data_dir / "published").stat().st_ino
+            inode = (self._data_dir / "published").stat().st_ino
         except FileNotFoundError:
             return {}
         # Another log may have been put in the place of the one that was followed.
         if self._tail is None or self._tail.superseded or inode != self._inode:
-            self._tail = JournalTail.open(self._settings.data_dir)
+            self._tail = JournalTail.open(self._data_dir)
             self._inode = inode
         assert self._tail is not None
         self._tail.refresh()

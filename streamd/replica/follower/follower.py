@@ -1,6 +1,7 @@
 """A follower writes the log that the changelog tells, in a directory of its own."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import structlog
@@ -87,12 +88,11 @@ class Follower:
         self._applier = LogApplier(
             self.data_dir, schema, self._reader.changelog, self._disk, prepare
         )
-        try:
+        with ExitStack() as stack:
+            # If it fails, nothing else can release the lock.
+            stack.callback(self._applier.close)
             self._applier.flush(self._position)
-        except BaseException:
-            # Nobody else can give the lock back.
-            self._applier.close()
-            raise
+            stack.pop_all()
 
     @property
     def seq(self) -> int:

@@ -48,7 +48,7 @@ def claim_lead(
 
     waiting()
     with ExitStack() as stack:
-        topic = open_topic(settings)
+        topic = open_topic(settings.kafka, settings.log.name)
         reader = KafkaReader(settings.kafka, topic.changelog, idle)
         stack.callback(reader.close)
         producer = KafkaProducer(settings.kafka, topic.name, topic.max_message_bytes)

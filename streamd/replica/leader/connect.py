@@ -12,7 +12,7 @@ from streamd.replica.changelog.topics import TopicState, ensure_topic, find_topi
 from streamd.replica.leader.leader import lead
 from streamd.replica.leader.publisher import ChangelogPublisher
 from streamd.replica.members import member_name
-from streamd.settings.loading import Settings
+from streamd.settings.loading import KafkaSettings, Settings
 from streamd.store.changelog import changelog_topic
 from streamd.telemetry.heartbeat import Heartbeat
 
@@ -25,22 +25,22 @@ class Stopped(Exception):  # noqa: N818 - a stop is no error
     """The role was told to stop while it waited."""
 
 
-def open_topic(settings: Settings) -> TopicState:
+def open_topic(kafka: KafkaSettings, log_name: str) -> TopicState:
     """Make the changelog's topic where it is missing, and check it: the leader alone does. Raises:
     KafkaError, ChangelogError."""
-    admin = make_admin(settings.kafka)
+    admin = make_admin(kafka)
     try:
-        return _told(ensure_topic(admin, settings.kafka, changelog_topic(settings.log.name)))
+        return _told(ensure_topic(admin, kafka, changelog_topic(log_name)))
     finally:
         admin.close()
 
 
-def find_changelog(settings: Settings) -> TopicState | None:
+def find_changelog(kafka: KafkaSettings, log_name: str) -> TopicState | None:
     """Check the changelog's topic; None where no leader has made it. Raises: KafkaError,
     ChangelogError."""
-    admin = make_admin(settings.kafka)
+    admin = make_admin(kafka)
     try:
-        state = find_topic(admin, settings.kafka, changelog_topic(settings.log.name))
+        state = find_topic(admin, kafka, changelog_topic(log_name))
     finally:
         admin.close()
     return None if state is None else _told(state)
@@ -74,7 +74,7 @@ def connect_leader(
         waiting()
         with ExitStack() as stack:
             try:
-                topic = open_topic(settings)
+                topic = open_topic(settings.kafka, settings.log.name)
                 reader = KafkaReader(settings.kafka, topic.changelog, idle)
                 stack.callback(reader.close)
                 producer = KafkaProducer(settings.kafka, topic.name, topic.max_message_bytes)

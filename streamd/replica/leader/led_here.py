@@ -1,12 +1,13 @@
 """What else runs on a member that may lead asks here whether it does."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 from streamd.errors import FencedError
 from streamd.eventlog.journal.changelog_position import ChangelogId, read_position
 from streamd.replica.changelog.interface import ChangelogReader
 from streamd.replica.changelog.kafka import KafkaReader
-from streamd.settings.loading import Settings
+from streamd.settings.loading import KafkaSettings
 from streamd.store.changelog import changelog_topic
 from streamd.telemetry.heartbeat import leads_here
 
@@ -16,26 +17,24 @@ READ_SECONDS = 0.5
 class LedHere:
     """Whether this member leads. It keeps no connection: it is asked once a round."""
 
-    def __init__(
-        self, settings: Settings, connect: Callable[[Settings], ChangelogReader] | None = None
-    ) -> None:
-        """connect: makes a reader of the changelog, Kafka's where None."""
-        self._settings = settings
-        self._connect = connect or _kafka_reader
+    def __init__(self, data_dir: Path, connect: Callable[[], ChangelogReader]) -> None:
+        """connect: makes a reader of the changelog."""
+        self._data_dir = data_dir
+        self._connect = connect
 
     def is_here(self) -> bool:
         """Whether ingest on this machine says that it leads."""
-        return leads_here(self._settings.data_dir)
+        return leads_here(self._data_dir)
 
     def check(self) -> None:
         """Check that the changelog has no term above this member's. Raises: FencedError,
         KafkaError."""
-        position = read_position(self._settings.data_dir)
+        position = read_position(self._data_dir)
         if position is None or not self.is_here():
             raise FencedError("This member does not lead any more.", "none is needed.")
 
         # What lies before the position was judged by ingest here.
-        reader = self._connect(self._settings)
+        reader = self._connect()
         try:
             _, end = reader.bounds()
             reader.seek(position.offset)
@@ -51,5 +50,6 @@ class LedHere:
             reader.close()
 
 
-def _kafka_reader(settings: Settings) -> ChangelogReader:
-    return KafkaReader(settings.kafka, ChangelogId(topic=changelog_topic(settings.log.name)))
+def changelog_reader(kafka: KafkaSettings, log_name: str) -> ChangelogReader:
+    """Make a reader of the changelog in Kafka. log_name: `log.name`, which names its topic."""
+    return KafkaReader(kafka, ChangelogId(topic=changelog_topic(log_name)))

@@ -3,6 +3,7 @@ answered, when somebody asked for it, or when it led last and starts again."""
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 import structlog
@@ -13,7 +14,6 @@ from streamd.replica.leader import leading
 from streamd.replica.leader.fitness import Fitness
 from streamd.replica.leader.publisher import ChangelogPublisher
 from streamd.replica.start import has_log
-from streamd.settings.loading import Settings
 from streamd.store import manifest as manifests
 from streamd.store.objects import Store
 
@@ -82,18 +82,21 @@ class StandbySuccession:
 
     def __init__(
         self,
-        settings: Settings,
+        data_dir: Path,
+        store: str,
+        timeout_seconds: float,
         monotonic: Callable[[], float],
         lead: Callable[[int], ChangelogPublisher],
         check: Callable[[], None] = lambda: None,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """Args: monotonic: seconds. lead: claims the lead after the leader of a given
-        term. check: raises a StreamdError if this machine could not lead. chance: a number from
-        0 to 1."""
-        self._data_dir = settings.data_dir
-        self._store = settings.log.store
-        self._timeout = settings.leader.timeout_seconds
+        """Args: store: URL of the store with manifests. timeout_seconds: silence of a leader after
+        which this member leads. monotonic: seconds. lead: claims the lead after the leader of a
+        given term. check: raises a StreamdError if this machine could not lead. chance: a number
+        from 0 to 1."""
+        self._data_dir = data_dir
+        self._store = store
+        self._timeout = timeout_seconds
         self._monotonic = monotonic
         self._lead = lead
         self._chance = chance

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import structlog
@@ -17,7 +18,6 @@ from streamd.replica.models import records
 from streamd.replica.models.mark import remove_mark
 from streamd.replica.models.state import ModelsState
 from streamd.replica.models.topic import ModelsTopic
-from streamd.settings.loading import Settings
 from streamd.storage import DISK, SCRATCH, append_durably, write_durably
 from streamd.store.objects import Store
 from streamd.store.versions import MANIFEST, StoredVersion, download_version
@@ -42,15 +42,17 @@ class ModelsFollower:
 
     def __init__(
         self,
-        settings: Settings,
+        data_dir: Path,
+        lease_seconds: float,
         registry: Registry,
         topic: ModelsTopic,
         store: Store,
         on_step: Callable[[str], None] = lambda _: None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """on_step: called with the name of each step as it begins; tests stop there."""
-        self._settings = settings
+        """lease_seconds: how long the retention lease of a server that does not run counts.
+        on_step: called with the name of each step as it begins; tests stop there."""
+        self._data_dir = data_dir
         self._registry = registry
         self._topic = topic
         self._store = store
@@ -59,11 +61,11 @@ class ModelsFollower:
         self._settled = (0, -1)
         """Term and number of the newest record when all was here."""
         self._refusals = Refusals(registry)
-        self._history = settings.data_dir / HISTORY
+        self._history = data_dir / HISTORY
         self.state = ModelsState()
         self.member = Member(
-            settings.data_dir,
-            settings.holds.lease_seconds,
+            data_dir,
+            lease_seconds,
             lambda record: topic.append(records.encode(record)),
             now,
         )
@@ -129,7 +131,7 @@ class ModelsFollower:
 
     def _own(self) -> None:
         """Say that versions and history are no longer those of a trainer's checkpoint here."""
-        remove_mark(self._settings.data_dir)
+        remove_mark(self._data_dir)
 
     def _is_here(self, version: StoredVersion) -> bool:
         """Whether a version is whole here, with memory where it must have it."""
@@ -179,7 +181,7 @@ class ModelsFollower:
     def _log_has(self, version: StoredVersion) -> bool:
         """Whether the log here has come to the place that a version was made at."""
         place = msgspec.json.decode(version.manifest, type=_Place)
-        tail = JournalTail.open(self._settings.data_dir)
+        tail = JournalTail.open(self._data_dir)
         return tail is not None and (
             tail.state.seq >= place.seq and tail.state.num_edges >= place.edge
         )

@@ -1,5 +1,5 @@
-"""The trainer's side of the models topic: checkpoints are stored, what they have and the topic
-lacks is sent, and what others ask for is done.
+"""The trainer's side of the models topic: uploads checkpoints, appends missing records to the
+topic, and executes requests of other machines.
 
 The registry on disk is the queue: a crash or an outage anywhere leaves a difference, which the next
 step finds by comparing the two, so that nothing is sent twice and nothing is lost. A checkpoint is
@@ -10,27 +10,24 @@ what the topic has too.
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
 
 import structlog
 from crc32c import crc32c
 
 from streamd.errors import KafkaError, StoreError, VersionError
-from streamd.eventlog.journal.tail import events_shown
-from streamd.eventlog.upkeep.holds import ask_to_compact, asked_to_compact, read_compacted
 from streamd.registry import Registry
 from streamd.registry.journal import Move
 from streamd.registry.manifest import Manifest
-from streamd.registry.outcome import Refusals
 from streamd.registry.registry import read_manifests
 from streamd.replica.models import records
+from streamd.replica.models.compactions import Compactions
 from streamd.replica.models.hold import HandoverHold
 from streamd.replica.models.mark import Stored
 from streamd.replica.models.reign import Reign
-from streamd.replica.models.state import ModelsState
 from streamd.replica.models.topic import ModelsTopic
-from streamd.settings.loading import Settings
+from streamd.replica.models.trainer_topic import TrainerTopic
+from streamd.settings.paths import Paths
 from streamd.store import checkpoints
 from streamd.store import versions as stored
 from streamd.store.manifest import StoredFile
@@ -43,40 +40,38 @@ from streamd.windows.history import FILE as HISTORY
 logger = structlog.get_logger()
 REQUEST_SECONDS = 3600.0
 """Age at which a request is refused: who asked has long looked for another way."""
-BEYOND_SECONDS = 60.0
-"""Age at which a compaction is refused that names an event beyond the log's end. A replica may show
-a commit some milliseconds before this machine does."""
 
 
 class ModelsPublisher:
     """Brings the models topic in line with the trainer's registry. Owner: one thread.
 
-    state: what the topic says.
+    state: of the topic.
     """
 
     def __init__(
         self,
-        settings: Settings,
+        paths: Paths,
+        lease_seconds: float,
         registry: Registry,
         topic: ModelsTopic,
         store: Store,
         reign: Reign,
-        log_dir: Path,
         on_step: Callable[[str], None] = lambda _: None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Args: settings: with the directory of what is learned. reign: of this trainer, which has
-        claimed. log_dir: data directory of the log, where compaction is asked for. on_step: called
-        with the name of each step as it begins; tests stop there. now: wall time, seconds.
+        """Args: paths: of the trainer. lease_seconds: how long compaction waits for a member that
+        does not answer. reign: of this trainer, which has claimed. on_step: called with the name of
+        each step as it begins; tests stop there. now: wall time, seconds.
         """
-        self._settings = settings
+        self._history = paths.learned / HISTORY
         self._registry = registry
-        self._topic = topic
+        self._topic = TrainerTopic(topic, registry, reign)
         self._store = store
         self._reign = reign
-        self._hold = HandoverHold(log_dir)
-        self._refusals = Refusals(registry)
-        self._log_dir = log_dir
+        self._hold = HandoverHold(paths.log)
+        self._compactions = Compactions(
+            paths.log, lease_seconds, self._topic, reign, on_step=on_step, now=now
+        )
         self._on_step = on_step
         self._now = now
         self._settled: tuple[list[tuple[str, int, int]], int] | None = None
@@ -85,27 +80,40 @@ class ModelsPublisher:
         """Versions and checkpoints by which the store was swept last."""
         self._moves: list[Move] = []
         self._moves_stamp: tuple[int, int] | None = None
-        self.state = ModelsState()
+        self.state = self._topic.state
 
     def step(self, wait_seconds: float = 0.0) -> None:
-        """Read the topic to its end, do what others ask for, store the newest checkpoint, and send
-        what the topic lacks of it.
+        """Read the topic to its end and send what it lacks, in this order:
 
-        wait_seconds: how long to wait for a record where there is none.
-        Raises: FencedError where a later trainer has claimed; KafkaError, StoreError: then another
-        step goes on where this one stopped.
+        1. Read the topic. A later trainer's claim ends the step before anything is sent.
+        2. Renew the retention lease of the newest checkpoint. Without it the log could drop events
+           from which that checkpoint resumes.
+        3. Execute requests of other machines, each once: its id is in the journal before the topic
+           has the move, so a kill between the two does not repeat it.
+        4. Store the newest checkpoint, and append its record. If versions came first, a trainer
+           that resumes from the checkpoint before would learn windows again that replicas show.
+        5. Append versions, and then the moves that name them: a replica that reads a move without
+           its version cannot follow it.
+        6. Append windows of the history, and the names of the versions that are kept.
+        7. Remove the objects of the store that no record of the topic names. Before step 6 it would
+           still name the versions that the trainer dropped.
+
+        wait_seconds: how long to wait for a record if there is none.
+        Raises: FencedError if a later trainer has claimed; KafkaError, StoreError: then another
+        step continues from there.
         """
-        self._read(wait_seconds)
+        # Steps 1 to 3.
+        self._topic.read(wait_seconds)
         self._hold.keep(self.state)
         self._do_requests()
-        self._go_on_with_compaction()
+        self._compactions.step()
         here = self._seen()
         if (here, self.state.number) == self._settled and not self._reign.handovers.is_waiting:
             metrics.models_published.set(self._now())
             return
 
-        # The checkpoint first, then versions, then the moves that name them. What comes meanwhile
-        # is for the next step.
+        # Steps 4 and 5. Moves by hand need no checkpoint. What comes meanwhile is for the next
+        # step.
         metrics.models_waiting.set(self._num_waiting())
         try:
             self._store_checkpoint()
@@ -114,6 +122,8 @@ class ModelsPublisher:
             raise
         self._send_versions()
         self._send_moves()
+
+        # Steps 6 and 7.
         self._send_windows()
         self._send_kept()
         self._sweep_store()
@@ -121,23 +131,10 @@ class ModelsPublisher:
         self._settled = here, self.state.number
         metrics.models_published.set(self._now())
 
-    def _read(self, wait_seconds: float = 0.0) -> None:
-        """Read the topic to its end. Raises: FencedError where a later trainer has claimed; nothing
-        more is appended then."""
-        self.state.take(self._topic.read(wait_seconds))
-        self._reign.check(self._topic, self.state)
-        self._show()
-
-    def _show(self) -> None:
-        """Let servers here go by the newest move that the topic has, and know what was refused."""
-        self._refusals.tell(self.state.refused)
-        if self.state.moves and (self._registry.folder / self.state.champion).exists():
-            self._registry.journal.show(self.state.moves[-1])
-
     def _seen(self) -> list[tuple[str, int, int]]:
         """What tells whether anything of the registry or the history has changed."""
         folder = self._registry.folder
-        paths = [self._settings.data_dir / HISTORY, folder / "journal.jsonl"]
+        paths = [self._history, folder / "journal.jsonl"]
         paths += [path for path in folder.iterdir() if not path.name.startswith(".")]
         seen = []
         for path in sorted(paths):
@@ -149,16 +146,6 @@ class ModelsPublisher:
     def close(self) -> None:
         """Close the connections."""
         self._topic.close()
-
-    def _append(self, made: Iterable[Callable[[int], records.Known]]) -> None:
-        """Append records of the trainer, each made with its number, and take them as all others
-        do: from the topic."""
-        number = self.state.number
-        for make in made:
-            number += 1
-            self._topic.append(records.encode(make(number)))
-        if number != self.state.number:
-            self._read()
 
     # What others ask for
 
@@ -178,20 +165,7 @@ class ModelsPublisher:
                 else:
                     self._registry.rollback(who, request.why, request.id)
             except VersionError as error:
-                self._refuse(request.id, str(error))
-
-    def _refuse(self, request: str, reason: str) -> None:
-        logger.warning("request_refused", request=request, reason=reason)
-        self._append(
-            [
-                lambda number: records.Refused(
-                    term=self.state.term,
-                    number=number,
-                    request=request,
-                    reason=reason[: records.MAX_TEXT],
-                )
-            ]
-        )
+                self._topic.refuse(request.id, str(error))
 
     # The newest checkpoint
 
@@ -223,7 +197,7 @@ class ModelsPublisher:
         )
         self._reign.note(entry, self.state)
         self._on_step("checkpointed")
-        self._append(
+        self._topic.append(
             [
                 lambda number: records.Checkpointed(
                     term=self.state.term,
@@ -280,7 +254,7 @@ class ModelsPublisher:
             if there.get(version.name) != crc32c(version.manifest.encode()):
                 continue
             self._on_step("version")
-            self._append(
+            self._topic.append(
                 [
                     lambda number, version=version: records.Version(  # type: ignore[misc]
                         term=self.state.term, number=number, version=version
@@ -346,7 +320,7 @@ class ModelsPublisher:
             ready.append(move)
         if ready:
             self._on_step("move")
-        self._append(
+        self._topic.append(
             lambda number, move=move: records.Moved(  # type: ignore[misc]
                 term=self.state.term, number=number, line=move.line().decode().rstrip("\n")
             )
@@ -376,7 +350,7 @@ class ModelsPublisher:
         unsent = self._unsent_windows()
         if unsent:
             self._on_step("window")
-        self._append(
+        self._topic.append(
             lambda number, index=index, line=line: records.Scored(  # type: ignore[misc]
                 term=self.state.term, number=number, index=index, line=line
             )
@@ -388,7 +362,7 @@ class ModelsPublisher:
         its place."""
         try:
             counted = self._reign.lets_through(self.state).history_bytes
-            data = (self._settings.data_dir / HISTORY).read_bytes()[:counted]
+            data = self._history.read_bytes()[:counted]
         except FileNotFoundError:
             return []
         lines = data.decode(errors="replace").split("\n")[:-1]
@@ -405,7 +379,7 @@ class ModelsPublisher:
         if not here.keys() <= there.keys() or here in (there, self.state.kept_as):
             return
         self._on_step("kept")
-        self._append(
+        self._topic.append(
             [lambda number: records.Kept(term=self.state.term, number=number, versions=here)]
         )
 
@@ -413,64 +387,6 @@ class ModelsPublisher:
         """Records that are to be sent, about."""
         unsent = len(self._unsent_versions()) + len(self._unsent_moves())
         return unsent + len(self._unsent_windows()) + self._reign.handovers.is_waiting
-
-    # Compaction over machines
-
-    def _go_on_with_compaction(self) -> None:
-        """Let compaction go on here once every member has answered, or its lease ran out; say so,
-        and when it is done."""
-        self._ask_again()
-        requests = self.state.compactions()
-        num_events = events_shown(self._log_dir) if requests else 0
-        for request in requests:
-            if request.id in self.state.released:
-                # The request's file is removed once all that was deleted is gone.
-                if asked_to_compact(self._log_dir) is None:
-                    self._on_step("compacted")
-                    self._append([self._compacted(request.id)])
-                continue
-            # Nothing of the log will ever be past such an event, and all compactions would wait.
-            if request.event > num_events:
-                if self._now() - request.at > BEYOND_SECONDS:
-                    self._refuse(
-                        request.id,
-                        f"Event {request.event:,} is beyond the log's end, {num_events:,}.",
-                    )
-                continue
-            late = sorted(self.state.members.keys() - self.state.answers.get(request.id, set()))
-            lease = self._settings.holds.lease_seconds
-            if late and self._now() - request.at < lease:
-                continue
-            # The file comes first: without it behind the record, compaction would count as done.
-            event = max(request.event, asked_to_compact(self._log_dir) or 0)
-            ask_to_compact(self._log_dir, event)
-            self._on_step("released")
-            self._append([self._released(request, late)])
-            if late:
-                logger.warning("members_left", members=late, lease_seconds=lease)
-
-    def _ask_again(self) -> None:
-        """Ask the log here, once, for what an earlier trainer let go on, perhaps elsewhere."""
-        if self._reign.has_asked:
-            return
-        done = read_compacted(self._log_dir)
-        let_go = [r.event for r in self.state.compactions() if r.id in self.state.released]
-        missing = [event for event in let_go if done is None or done.edge < event]
-        if missing:
-            ask_to_compact(self._log_dir, max(*missing, asked_to_compact(self._log_dir) or 0))
-        self._reign.has_asked = True
-
-    def _compacted(self, request: str) -> Callable[[int], records.Known]:
-        return lambda number: records.Compacted(
-            term=self.state.term, number=number, request=request
-        )
-
-    def _released(
-        self, request: records.Request, left: list[str]
-    ) -> Callable[[int], records.Known]:
-        return lambda number: records.Released(
-            term=self.state.term, number=number, request=request.id, event=request.event, left=left
-        )
 
     def _sweep_store(self) -> None:
         """Let go, in the store, of the versions and checkpoints that no machine needs any more."""
@@ -480,7 +396,7 @@ class ModelsPublisher:
         # What a later trainer stores comes behind its claim: the topic is read after the list.
         listed = self._store.sizes(stored.FOLDER)
         old = self._store.sizes(checkpoints.FOLDER)
-        self._read()
+        self._topic.read()
         versions, names = self._needed()
         objects = {stored.object_of(name) for name in versions}
         self._store.remove(name for name in listed if name not in objects)

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import structlog
 
@@ -20,9 +21,10 @@ from streamd.replica.models.publisher import ModelsPublisher
 from streamd.replica.models.reign import Reign
 from streamd.replica.models.state import ModelsState
 from streamd.replica.models.takeover import Takeover, clear, has_state
-from streamd.replica.models.topic import KafkaModelsTopic, ModelsTopic
+from streamd.replica.models.topic import ModelsTopic
 from streamd.replica.worker_thread import StepThread
-from streamd.settings.loading import Settings
+from streamd.settings.log import LogSettings
+from streamd.settings.paths import Paths
 from streamd.store.objects import Store
 from streamd.telemetry.failure_log import LastingFailures
 from streamd.telemetry.heartbeat import Heartbeat, leads_here
@@ -37,10 +39,10 @@ LEAVE_SECONDS = 10.0
 leads in the meantime claims a term of the trainer too."""
 
 
-def leads(settings: Settings) -> bool:
+def leads(log: LogSettings, data_dir: Path) -> bool:
     """Whether ingest leads the log here: always on the leader that the settings name, else by
     ingest's heartbeat."""
-    return not settings.log.follows or leads_here(settings.data_dir)
+    return not log.follows or leads_here(data_dir)
 
 
 def lock_writer(registry: Registry) -> int:
@@ -49,17 +51,14 @@ def lock_writer(registry: Registry) -> int:
     return lock_directory(registry.folder / WRITER, "none is needed: it ends by itself.")
 
 
-def make_topic(settings: Settings) -> ModelsTopic:
-    """Open the models topic, which a trainer makes where it is missing. Raises: KafkaError,
-    ChangelogError."""
-    return KafkaModelsTopic(settings, make=True)
-
-
 class TrainersReign:
     """What runs beside a trainer that has claimed its term. Owner: the train process."""
 
-    def __init__(self, settings: Settings, reign: Reign, publisher: StepThread, lock: int) -> None:
-        self._settings = settings
+    def __init__(
+        self, leads_now: Callable[[], bool], reign: Reign, publisher: StepThread, lock: int
+    ) -> None:
+        """leads_now: whether ingest here leads the log. lock: of `lock_writer`."""
+        self._leads_now = leads_now
         self._reign = reign
         self._publisher = publisher
         self._lock = lock
@@ -73,7 +72,7 @@ class TrainersReign:
         now = time.monotonic()
         if now - self._looked_at >= LOOK_SECONDS:
             self._looked_at = now
-            if leads(self._settings):
+            if self._leads_now():
                 self._led_at = now
             elif now - self._led_at > LEAVE_SECONDS:
                 raise FencedError("Ingest here leads no more.", "none is needed: it stands by.")
@@ -91,24 +90,29 @@ class Beginning:
 
     def __init__(
         self,
-        settings: Settings,
-        kept: Settings,
+        paths: Paths,
+        log: LogSettings,
+        lease_seconds: float,
+        open_registry: Callable[[], Registry],
+        open_topic: Callable[[], ModelsTopic],
         beat: Heartbeat,
         stop: threading.Event,
-        open_topic: Callable[[Settings], ModelsTopic] = make_topic,
         on_step: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Args: kept: the settings with the directory of what is learned. on_step: called with the
-        name of each step as it begins; tests stop there."""
-        self._settings = settings
-        self._kept = kept
+        """Args: paths: of the trainer. lease_seconds: as of `ModelsPublisher`. open_registry: of
+        what is learned; each thread has one. open_topic: may raise KafkaError. on_step: called with
+        the name of each step as it begins; tests stop there."""
+        self._paths = paths
+        self._log = log
+        self._lease_seconds = lease_seconds
+        self._open_registry = open_registry
         self._beat = beat
         self._stop = stop
         self._open_topic = open_topic
         self._on_step = on_step
-        self._registry = Registry(kept)
-        self._hold = HandoverHold(settings.data_dir)
-        self._store = Store(settings.log.store, sleep=lambda seconds: self._pause(seconds))
+        self._registry = open_registry()
+        self._hold = HandoverHold(paths.log)
+        self._store = Store(log.store, sleep=lambda seconds: self._pause(seconds))
         self._store.before_try = lambda: beat.touch("taking over")
         self._failures = LastingFailures()
 
@@ -120,13 +124,13 @@ class Beginning:
         """
         topic: ModelsTopic | None = None
         lock = -1
-        reign = Reign(self._kept.data_dir, socket.gethostname(), store=self._store)
+        reign = Reign(self._paths.learned, socket.gethostname(), store=self._store)
         state = ModelsState()
         try:
             while not self._stop.is_set():
                 try:
                     if topic is None:
-                        topic, state = self._open_topic(self._settings), ModelsState()
+                        topic, state = self._open_topic(), ModelsState()
                     if self._is_ready(topic, state):
                         lock = lock if lock >= 0 else lock_writer(self._registry)
                         reign.claim(topic, state)
@@ -153,17 +157,17 @@ class Beginning:
         """Whether this machine leads; while it does not, follow what the trainer stores."""
         state.take(topic.read(0.0))
         state.check_beginning()
-        if leads(self._settings):
+        if self._leads_now():
             return True
         self._on_step("stand by")
         self._hold.keep(state)
         # What was learned here before another trainer went on elsewhere is of no use, and may hold
         # what is deleted.
         newest = state.checkpoints[-1].name if state.checkpoints else ""
-        names = {entry.name for entry in read_mark(self._kept.data_dir)}
-        if newest and newest not in names and has_state(self._kept.data_dir):
+        names = {entry.name for entry in read_mark(self._paths.learned)}
+        if newest and newest not in names and has_state(self._paths.learned):
             logger.info("trainer_cleared", reason="another trainer has gone on from there")
-            clear(self._kept.data_dir)
+            clear(self._paths.learned)
         self._beat.touch("standby", term=state.term)
         self._stop.wait(LOOK_SECONDS)
         return False
@@ -175,14 +179,14 @@ class Beginning:
         if newest is None or reign.has_stored(newest.name):
             return True
         self._hold.keep(state)
-        tail = JournalTail.open(self._settings.data_dir)
+        tail = JournalTail.open(self._paths.log)
         if tail is None or tail.state.num_edges < newest.edge:
             there = 0 if tail is None else tail.state.num_edges
             self._wait("log", f"the checkpoint is at event {newest.edge}, the log ends at {there}")
             return False
         begun = time.monotonic()
         takeover = Takeover(
-            self._kept.data_dir, self._registry, self._store, self._on_step, self._progress
+            self._paths.learned, self._registry, self._store, self._on_step, self._progress
         )
         stored = takeover.take(newest, state)
         reign.renew()
@@ -202,15 +206,18 @@ class Beginning:
 
         def make() -> ModelsPublisher:
             return ModelsPublisher(
-                self._kept,
-                Registry(self._kept),
-                self._open_topic(self._settings),
-                Store(self._settings.log.store),
+                self._paths,
+                self._lease_seconds,
+                self._open_registry(),
+                self._open_topic(),
+                Store(self._log.store),
                 reign,
-                self._settings.data_dir,
             )
 
-        return TrainersReign(self._settings, reign, StepThread("models", make), lock)
+        return TrainersReign(self._leads_now, reign, StepThread("models", make), lock)
+
+    def _leads_now(self) -> bool:
+        return leads(self._log, self._paths.log)
 
     def _progress(self, done: int, of: int) -> None:
         self._beat.touch("taking over", done=done, of=of)

@@ -63,11 +63,21 @@ class Takeover:
         self._disk = disk
 
     def take(self, newest: Checkpointed, state: ModelsState) -> StoredCheckpoint:
-        """Put a checkpoint in the place of what is here. state: of the whole topic.
+        """Replace what the trainer's directory has by a checkpoint, in this order:
 
-        Raises: StoreError, OSError: another call begins again.
+        1. Fetch the checkpoint's files into a folder of their own. That takes long, and a failure
+           loses nothing.
+        2. Remove the mark. A kill from here on makes the next start take the newest checkpoint; if
+           the mark were there, it would resume from a mix of two.
+        3. Fetch the versions, then write the moves that name them, then drop other versions. Moves
+           without their version would leave servers here without a champion.
+        4. Replace the trainer's own files, the checkpoint's folder last: a trainer that finds the
+           folder resumes from it, and would miss files that are not there yet.
+        5. Write the mark, once the directory is the checkpoint's.
+
+        state: of the whole topic. Raises: StoreError, OSError: another call begins again.
         """
-        # All that takes long comes first, and changes nothing.
+        # Step 1.
         taken = self._data_dir / TAKEN
         self._on_step("fetch")
         stored = read_checkpoint(self._store, newest.name, newest.size, newest.crc)
@@ -76,15 +86,16 @@ class Takeover:
         download_checkpoint(self._store, stored, taken, self._progress, self._disk)
         self._registry.sweep()
 
-        # From here on the directory belongs to no checkpoint until all is in place.
+        # Steps 2 and 3.
         self._on_step("unmark")
         remove_mark(self._data_dir, self._disk)
         self._fetch_versions(stored)
         moves = self._put_moves(taken, state)
         self._on_step("prune")
         self._registry.keep({v.name: len(v.files) > 1 for v in stored.versions})
-        self._put_files(taken, stored)
 
+        # Steps 4 and 5.
+        self._put_files(taken, stored)
         self._on_step("mark")
         versions = {v.name: crc32c(v.manifest.encode()) for v in stored.versions}
         entry = Stored(

@@ -10,7 +10,7 @@ from kafka.errors import KafkaError as ClientError
 from streamd.errors import KafkaError
 from streamd.ingest.kafka.client import OWN_TOPIC, make_admin, make_consumer, make_producer
 from streamd.replica.changelog.topics import ensure_topic, find_topic
-from streamd.settings.loading import Settings
+from streamd.settings.loading import KafkaSettings
 from streamd.store.changelog import models_topic
 
 ACKNOWLEDGED_SECONDS = 20.0
@@ -40,22 +40,23 @@ class ModelsTopic(Protocol):
 class KafkaModelsTopic:
     """The topic in Kafka. Owner: one thread."""
 
-    def __init__(self, settings: Settings, make: bool = False) -> None:
-        """make: whether it is made where it is missing, which the trainer alone does. Raises:
-        KafkaError, also where it is missing and not made; ChangelogError."""
-        self._kafka = settings.kafka
-        self._partition = TopicPartition(models_topic(settings.log.name), 0)
+    def __init__(self, kafka: KafkaSettings, log_name: str, make: bool = False) -> None:
+        """log_name: `log.name`, which names the topic. make: whether to make a missing topic, which
+        the trainer alone does. Raises: KafkaError, also if it is missing and not made;
+        ChangelogError."""
+        self._kafka = kafka
+        self._partition = TopicPartition(models_topic(log_name), 0)
         self._consumer: Any = None
         self._begin = 0
         """Offset of the first record when it was opened; not 0 if the topic was trimmed."""
         self._producer: Any = None
-        admin = make_admin(settings.kafka)
+        admin = make_admin(kafka)
         try:
             if make:
-                ensure_topic(admin, settings.kafka, self._partition.topic)
-            elif find_topic(admin, settings.kafka, self._partition.topic) is None:
+                ensure_topic(admin, kafka, self._partition.topic)
+            elif find_topic(admin, kafka, self._partition.topic) is None:
                 raise KafkaError(
-                    f"{settings.kafka.bootstrap_servers} has no topic {self._partition.topic}.",
+                    f"{kafka.bootstrap_servers} has no topic {self._partition.topic}.",
                     "start the trainer, which makes it; check log.name and the broker if it runs.",
                 )
         finally:

@@ -1,0 +1,104 @@
+"""Compaction over machines: the trainer releases a request once no member holds deleted data."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from streamd.eventlog.journal.tail import events_shown
+from streamd.eventlog.upkeep.holds import ask_to_compact, asked_to_compact, read_compacted
+from streamd.replica.models import records
+from streamd.replica.models.reign import Reign
+from streamd.replica.models.trainer_topic import TrainerTopic
+
+logger = structlog.get_logger()
+BEYOND_SECONDS = 60.0
+"""Age at which a compaction is refused that names an event beyond the log's end. A replica may show
+a commit some milliseconds before this machine does."""
+
+
+class Compactions:
+    """Releases requests to compact, and reports those that are done. Owner: the models
+    publisher."""
+
+    def __init__(
+        self,
+        log_dir: Path,
+        lease_seconds: float,
+        topic: TrainerTopic,
+        reign: Reign,
+        on_step: Callable[[str], None] = lambda _: None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """Args: log_dir: data directory of the log, whose ingest compacts. lease_seconds: how long
+        a member that does not answer is waited for. on_step, now: as of `ModelsPublisher`."""
+        self._log_dir = log_dir
+        self._lease_seconds = lease_seconds
+        self._topic = topic
+        self._reign = reign
+        self._on_step = on_step
+        self._now = now
+
+    def step(self) -> None:
+        """Release each request here once every member has answered, or its lease ran out; report
+        those that are done."""
+        self._ask_again()
+        state = self._topic.state
+        requests = state.compactions()
+        num_events = events_shown(self._log_dir) if requests else 0
+        for request in requests:
+            if request.id in state.released:
+                # The request's file is removed once all that was deleted is gone.
+                if asked_to_compact(self._log_dir) is None:
+                    self._on_step("compacted")
+                    self._topic.append([self._compacted(request.id)])
+                continue
+            # Nothing of the log will ever be past such an event, and all compactions would wait.
+            if request.event > num_events:
+                if self._now() - request.at > BEYOND_SECONDS:
+                    self._topic.refuse(
+                        request.id,
+                        f"Event {request.event:,} is beyond the log's end, {num_events:,}.",
+                    )
+                continue
+            late = sorted(state.members.keys() - state.answers.get(request.id, set()))
+            if late and self._now() - request.at < self._lease_seconds:
+                continue
+            # The file comes first: if a kill left the record without it, compaction would count
+            # as done.
+            event = max(request.event, asked_to_compact(self._log_dir) or 0)
+            ask_to_compact(self._log_dir, event)
+            self._on_step("released")
+            self._topic.append([self._released(request, late)])
+            if late:
+                logger.warning("members_left", members=late, lease_seconds=self._lease_seconds)
+
+    def _ask_again(self) -> None:
+        """Ask the log here, once, for the compactions that an earlier trainer released, perhaps
+        elsewhere."""
+        if self._reign.has_asked:
+            return
+        state = self._topic.state
+        done = read_compacted(self._log_dir)
+        released = [r.event for r in state.compactions() if r.id in state.released]
+        missing = [event for event in released if done is None or done.edge < event]
+        if missing:
+            ask_to_compact(self._log_dir, max(*missing, asked_to_compact(self._log_dir) or 0))
+        self._reign.has_asked = True
+
+    def _compacted(self, request: str) -> Callable[[int], records.Known]:
+        return lambda number: records.Compacted(
+            term=self._topic.state.term, number=number, request=request
+        )
+
+    def _released(
+        self, request: records.Request, left: list[str]
+    ) -> Callable[[int], records.Known]:
+        return lambda number: records.Released(
+            term=self._topic.state.term,
+            number=number,
+            request=request.id,
+            event=request.event,
+            left=left,
+        )

@@ -1,0 +1,67 @@
+"""The models topic as its trainer uses it: read to its end, with each record numbered."""
+
+from collections.abc import Callable, Iterable
+
+import structlog
+
+from streamd.registry import Registry
+from streamd.registry.outcome import Refusals
+from streamd.replica.models import records
+from streamd.replica.models.reign import Reign
+from streamd.replica.models.state import ModelsState
+from streamd.replica.models.topic import ModelsTopic
+
+logger = structlog.get_logger()
+
+
+class TrainerTopic:
+    """Reads and appends records in the trainer's term. Owner: the models publisher.
+
+    state: of the topic, as of the last read.
+    """
+
+    def __init__(self, topic: ModelsTopic, registry: Registry, reign: Reign) -> None:
+        """reign: of this trainer, which has claimed."""
+        self._topic = topic
+        self._registry = registry
+        self._reign = reign
+        self._refusals = Refusals(registry)
+        self.state = ModelsState()
+
+    def read(self, wait_seconds: float = 0.0) -> None:
+        """Read the topic to its end. Raises: FencedError if a later trainer has claimed; nothing
+        more is appended then."""
+        self.state.take(self._topic.read(wait_seconds))
+        self._reign.check(self._topic, self.state)
+        # Let servers here follow the newest move that the topic has, and see refused requests.
+        self._refusals.tell(self.state.refused)
+        if self.state.moves and (self._registry.folder / self.state.champion).exists():
+            self._registry.journal.show(self.state.moves[-1])
+
+    def append(self, made: Iterable[Callable[[int], records.Known]]) -> None:
+        """Append records, each made with its number, and take them as all others do: from the
+        topic."""
+        number = self.state.number
+        for make in made:
+            number += 1
+            self._topic.append(records.encode(make(number)))
+        if number != self.state.number:
+            self.read()
+
+    def refuse(self, request: str, reason: str) -> None:
+        """Answer a request by a refusal."""
+        logger.warning("request_refused", request=request, reason=reason)
+        self.append(
+            [
+                lambda number: records.Refused(
+                    term=self.state.term,
+                    number=number,
+                    request=request,
+                    reason=reason[: records.MAX_TEXT],
+                )
+            ]
+        )
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._topic.close()
