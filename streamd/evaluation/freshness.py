@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import numpy as np
 from torch import Tensor
 
-from streamd.events import Float32, Int64, NodeDeletes
+from streamd.events import Float32, Int64
 from streamd.graph.live import LiveGraph
 from streamd.graph.negatives import Pools
 from streamd.models import EdgeRows, LinkModel, Memory
@@ -81,9 +81,7 @@ class NightlySight:
 
 
 @contextmanager
-def nightly_memory_step(
-    model: LinkModel, memory: Memory, chunk: EdgeRows, deletes: NodeDeletes
-) -> Iterator[Tensor]:
+def nightly_memory_step(model: LinkModel, memory: Memory, chunk: EdgeRows) -> Iterator[Tensor]:
     """Use memory without advancing it over the chunk, in place of `LinkModel.over`.
 
     A nightly model's memory advances at midnight only.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from streamd.errors import VersionError
-from streamd.events import NodeDeletes, Schema
+from streamd.events import Schema
 from streamd.graph.facts.columns import num_facts
 from streamd.graph.neighborhood import SamplingPlan
 from streamd.models.architectures import architecture_of
@@ -172,17 +172,15 @@ class LinkModel(nn.Module):
         out: Tensor = self.updater(memory, features_PD, self.gap())
         return out
 
-    def over(
-        self, memory: Memory, chunk: EdgeRows, deletes: NodeDeletes
-    ) -> AbstractContextManager[Tensor]:
+    def over(self, memory: Memory, chunk: EdgeRows) -> AbstractContextManager[Tensor]:
         """`Memory.over` one canonical chunk under the present weights, which yields `updated`, for
         `Memory.gather`."""
-        return memory.over(chunk, deletes, self.updated)
+        return memory.over(chunk, self.updated)
 
     @torch.no_grad()
-    def advance(self, memory: Memory, chunk: EdgeRows, deletes: NodeDeletes) -> None:
+    def advance(self, memory: Memory, chunk: EdgeRows) -> None:
         """The same where nothing is asked of the chunk's events."""
-        with self.over(memory, chunk, deletes):
+        with self.over(memory, chunk):
             pass
 
     def embed(self, inputs: LinkInputs, state_MD: Tensor) -> Tensor:

@@ -137,7 +137,7 @@ class LoadedVersion:
     def advance(self, log: LogReader, first: int, chunks: list[tuple[int, int]]) -> None:
         for a, b in chunks:
             rows = EdgeRows.of(log, first + a, first + b)
-            self.model.advance(self.memory, rows, log.deletions.of_nodes)
+            self.model.advance(self.memory, rows)
         if chunks:
             self._at_query = None
             self.forget_embeddings()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from streamd.errors import RanksError
 from streamd.eventlog.reader import LogReader
-from streamd.events import Float32, NodeDeletes
+from streamd.events import Float32
 from streamd.gpu import choose_device, lacks_memory, memory_for
 from streamd.graph.negatives import LEARNED, SCORED
 from streamd.graph.ranking import ranks
@@ -38,7 +38,7 @@ RECALLED_CHUNKS = 10
 """Past chunks that forgetting is measured on: enough for a trend, few enough for every window."""
 Backup = tuple[dict[str, Tensor], dict[str, Any]]
 """State dicts of a model and of its optimizer."""
-MemoryStep = Callable[[LinkModel, Memory, EdgeRows, NodeDeletes], AbstractContextManager[Tensor]]
+MemoryStep = Callable[[LinkModel, Memory, EdgeRows], AbstractContextManager[Tensor]]
 """A context manager that moves memory over a chunk, as `LinkModel.over` does."""
 
 
@@ -471,10 +471,12 @@ class Learner:
         return self.transfer.inputs(chunk.inputs), self.transfer.send(chunk.state_MD)
 
     def _advance_all(self) -> None:
-        """Move memory from the window's start to its end under the present weights."""
+        """Move memory from the window's start to its end, and over the deletes before that, under
+        the present weights."""
         self.memory = self._start.copy()
         for edges in self._edges:
-            self.model.advance(self.memory, edges, self._log.deletions.of_nodes)
+            self.model.advance(self.memory, edges)
+        self.memory.forget(self._log.deletions.of_nodes)
 
     def _over(self, memory: Memory, edges: EdgeRows) -> AbstractContextManager[Tensor]:
-        return self.memory_step(self.model, memory, edges, self._log.deletions.of_nodes)
+        return self.memory_step(self.model, memory, edges)

@@ -190,7 +190,9 @@ class Trainer:
 
         # 3. Learn the windows as one, unless the champion is worse than the shadow: what it learned
         # lately, or these windows, may be the cause.
-        learned = self._learn(step) if verdict.back_to is None else None
+        learned = None
+        if verdict.back_to is None:
+            learned = self.learner.learn(step.range.first_edge, step.epochs, step.replay)
 
         # 4. Publish what was learned, or go back to the shadow.
         outcome = self._hand_over(step, verdict, learned, scored[-1].table)
@@ -254,13 +256,6 @@ class Trainer:
             labels = [LabelScores.joined(labels).gathered(self._ranks)]
         scored = tally.measured(incumbent, of_night, labels, self._settings.model.labels)
         return scored._replace(num_late=num_late(self.log, window))
-
-    def _learn(self, step: Step) -> TrainResult | None:
-        """Learn what was scored, and clear memory of deleted nodes. Returns: None where no event
-        could be learned."""
-        learned = self.learner.learn(step.range.first_edge, step.epochs, step.replay)
-        self.learner.memory.forget(self.log.deletions.of_nodes)
-        return learned
 
     def _hand_over(
         self, step: Step, verdict: Verdict, learned: TrainResult | None, scores: dict[str, Measures]
@@ -356,7 +351,7 @@ class Trainer:
         # Learn and publish it. `run` goes on with the windows after it.
         learning = RoleProgress("bootstrapping", step="learn")
         self.learner.on_progress = lambda *done: self._touch("bootstrapping", learning.at(*done))
-        learned = self._learn(step)
+        learned = self.learner.learn(first, step.epochs, step.replay)
         self.learner.on_progress = self._when_learning
         if learned is not None:
             self._publish(step, learned, {})

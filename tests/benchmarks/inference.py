@@ -54,7 +54,7 @@ def replayed(pair: dict, model, log: LogReader, settings: ModelSettings) -> Row:
             for a in range(0, log.num_edges, settings.memory_chunk):
                 rows = EdgeRows.of(log, a, min(a + settings.memory_chunk, log.num_edges))
                 begun = time.perf_counter()
-                one.advance(memory, rows, log.deletions.of_nodes)
+                one.advance(memory, rows)
                 seconds += time.perf_counter() - begun
             rate[name] = max(rate.get(name, 0.0), log.num_edges / seconds)
     return Row("memory carried over the demo's month", rate["numpy"], "events/s", rate["torch"], "torch")
@@ -66,7 +66,7 @@ def answered(pair: dict, model, log: LogReader, settings: ModelSettings) -> list
         live.step(log.num_edges, 250_000, 250_000)
     memory = model.new_memory()
     for a in range(0, log.num_edges, settings.memory_chunk):
-        pair["numpy"].advance(memory, EdgeRows.of(log, a, min(a + settings.memory_chunk, log.num_edges)), log.deletions.of_nodes)
+        pair["numpy"].advance(memory, EdgeRows.of(log, a, min(a + settings.memory_chunk, log.num_edges)))
     plan, rng, rows = architecture_of(settings).plan(settings), np.random.default_rng(0), []
     updated = {name: one.updated(memory) for name, one in pair.items()}
     for count in NODES:

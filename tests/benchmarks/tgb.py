@@ -177,7 +177,7 @@ class Run:
         around = sample_neighborhood(live.graph, self.log.columns, live.features, nodes, part.first_edge, before_us, model.plan)
         inputs = link_inputs(part.first_edge + sight.asked, sight.facts_EPF, at[: len(src)], np.tile(at[len(src):], (len(src), 1)), around)
         memory = self.learner.memory.copy()
-        with model.over(memory, part, self.log.deletions.of_nodes) as updated_PD:
+        with model.over(memory, part) as updated_PD:
             return self.learner.transfer.logits(model, memory, inputs, updated_PD)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from streamd.eventlog.reader import LogReader
-from streamd.events import NO_DELETES, Schema
+from streamd.events import Schema
 from streamd.models import Memory, link_loss
 from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder
@@ -88,7 +88,7 @@ def test_memory_on_a_gpu_makes_no_tensor_elsewhere(log):
         model = on_gpu(learner.model)
         memory = Memory(model.settings.dim, 2, rows.first_edge, DEVICE)
         for _ in range(2):
-            with model.over(memory, rows, NO_DELETES) as updated:
+            with model.over(memory, rows) as updated:
                 found = memory.gather(torch.zeros(5, dtype=torch.int64, device=DEVICE), updated)
                 assert found.device == torch.device(DEVICE)
             memory.edge = rows.first_edge

@@ -1,10 +1,12 @@
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from streamd.eventlog.reader import LogReader
-from streamd.events import NO_DELETES, NodeDeletes, Schema
+from streamd.events import NodeDeletes, Schema
 from streamd.models import EdgeRows, Memory, build_model
 from streamd.models.inference.torch_model import TorchModel
 from streamd.registry.manifest import Manifest
@@ -93,7 +95,7 @@ def test_a_restored_memory_answers_with_the_messages_that_wait(model):
     _, net = model
     memory, nodes = net.new_memory(), torch.tensor([4, 2, 9])
     rows = EdgeRows(0, np.array([4, 4, 1]), np.array([1, 2, 1]), np.array([1, 2, 3]), np.ones((3, 2), np.float32))
-    net.advance(memory, rows, NO_DELETES)
+    net.advance(memory, rows)
     kept = {name: tensor.clone() for name, tensor in memory.tensors().items()}
     again = Memory.restored(kept, memory.edge, memory.now_us)
     rows = again.gather(nodes, net.updated(again))
@@ -108,7 +110,7 @@ def test_embeddings_of_a_chunk_know_the_chunk_before_but_not_their_own(model):
     rows = EdgeRows(0, np.array([0, 1]), np.array([1, 2]), np.array([5, 6]), np.ones((2, 2), np.float32))
     memory = net.new_memory()
     assert not memory.gather(torch.tensor([0, 1, 2]), net.updated(memory)).any()
-    net.advance(memory, rows, NO_DELETES)
+    net.advance(memory, rows)
     assert not memory.tensors()["state"].any(), "messages of a chunk are applied when the next one begins"
     now = memory.gather(torch.tensor([0, 1, 2, 3, -1]), net.updated(memory))
     assert now[:3].any(1).all() and not now[3:].any()
@@ -123,7 +125,7 @@ def test_each_nodes_last_event_of_a_chunk_is_its_message(model):
     _, net = model
     features = np.arange(6, dtype=np.float32).reshape(3, 2)
     memory = net.new_memory()
-    net.advance(memory, EdgeRows(0, np.array([4, 4, 1]), np.array([1, 2, 1]), np.array([1, 2, 3]), features), NO_DELETES)
+    net.advance(memory, EdgeRows(0, np.array([4, 4, 1]), np.array([1, 2, 1]), np.array([1, 2, 3]), features))
     assert memory.pending_node.tolist() == [1, 2, 4]
     assert memory.pending_us.tolist() == [3, 2, 2]
     assert memory.pending_features.tolist() == [[4, 5], [2, 3], [2, 3]]
@@ -136,7 +138,7 @@ def test_the_memory_update_equals_a_float64_reference(model):
     for i in range(3):
         rows = EdgeRows(10 * i, rng.integers(0, 6, 10), rng.integers(0, 6, 10), np.sort(rng.integers(1, 9, 10)) * 10**6 + i * 10**7,
                         rng.normal(size=(10, 2)).astype(np.float32))
-        net.advance(memory, rows, NO_DELETES)
+        net.advance(memory, rows)
     fast = net.updated(memory)
     import copy
     slow_net, slow = copy.deepcopy(net).double(), memory.copy()
@@ -160,14 +162,15 @@ def test_a_deleted_node_loses_its_state_at_the_next_cut_and_taking_the_delete_in
     _, net = model
     rng = np.random.default_rng(1)
 
+    deletes = NodeDeletes(np.array([0, 1, 5]), np.array([13, 20, 999]))
+
     def rows(i):
         return EdgeRows(10 * i, rng.integers(2 * (i > 1), 6, 10), rng.integers(2 * (i > 1), 6, 10),
-                        np.full(10, (i + 1) * 10**7), np.ones((10, 2), np.float32))
+                        np.full(10, (i + 1) * 10**7), np.ones((10, 2), np.float32), deletes)
 
-    deletes = NodeDeletes(np.array([0, 1, 5]), np.array([13, 20, 999]))
     memory = net.new_memory()
     for i in range(2):
-        net.advance(memory, rows(i), deletes)
+        net.advance(memory, rows(i))
     assert memory.tensors()["state"][:6].any(1).all() and {0, 1} <= set(memory.pending_node.tolist())
     early = memory.copy()
     early.forget(deletes)
@@ -175,7 +178,7 @@ def test_a_deleted_node_loses_its_state_at_the_next_cut_and_taking_the_delete_in
     restored = Memory.restored(early.copy().tensors(), early.edge, early.now_us)
     last = rows(2)
     for m in (memory, early, restored):
-        net.advance(m, last, deletes)
+        net.advance(m, last)
     for name, tensor in memory.tensors().items():
         assert torch.equal(tensor, early.tensors()[name]) and torch.equal(tensor, restored.tensors()[name]), name
 
@@ -187,10 +190,10 @@ def test_memory_stands_where_it_was_when_the_work_over_a_chunk_fails(model):
     _, net = model
     memory = net.new_memory()
     rows = EdgeRows(0, np.array([4, 1]), np.array([1, 2]), np.array([1, 2]), np.ones((2, 2), np.float32))
-    with pytest.raises(RuntimeError, match="no memory left"), net.over(memory, rows, NO_DELETES):
+    with pytest.raises(RuntimeError, match="no memory left"), net.over(memory, rows):
         raise RuntimeError("no memory left")
     assert memory.edge == 0 and not len(memory.pending_node)
-    with torch.no_grad(), net.over(memory, rows, NO_DELETES) as updated_PD:
+    with torch.no_grad(), net.over(memory, rows) as updated_PD:
         assert memory.edge == 0 and not memory.gather(torch.tensor([4, 1]), updated_PD).any()
     assert memory.edge == 2 and memory.pending_node.tolist() == [1, 2, 4]
 
@@ -208,12 +211,12 @@ def test_a_memory_stored_before_a_delete_takes_it_in_when_it_goes_on(model, plac
     deletes = NodeDeletes(np.array([0]), np.array([place]))
     always, later = net.new_memory(), net.new_memory()
     for chunk in chunks[:3]:
-        net.advance(always, chunk, deletes)
-        net.advance(later, chunk, NO_DELETES)
+        net.advance(always, dataclasses.replace(chunk, deletes=deletes))
+        net.advance(later, chunk)
     later = Memory.restored(later.copy().tensors(), later.edge, later.now_us)
     assert later.tensors()["state"][0].any()
     for memory in (always, later):
-        net.advance(memory, chunks[3], deletes)
+        net.advance(memory, dataclasses.replace(chunks[3], deletes=deletes))
         assert not memory.tensors()["state"][0].any()
     for name, tensor in always.tensors().items():
         torch.testing.assert_close(later.tensors()[name], tensor, atol=1e-6, rtol=0)
@@ -223,7 +226,7 @@ def test_states_without_a_message_take_no_gradient_and_do_not_pile_up_on_one_row
     _, net = model
     memory = net.new_memory()
     rows = EdgeRows(0, np.array([4, 9, 1]), np.array([1, 2, 1]), np.array([1, 2, 3]), np.ones((3, 2), np.float32))
-    net.advance(memory, rows, NO_DELETES)
+    net.advance(memory, rows)
     updated = net.updated(memory).detach().requires_grad_()
     nodes = torch.tensor([-1, 0, 1, 2, 3, 4, 5, 9, *range(100, 200)])
 

@@ -87,7 +87,7 @@ def both(settings, schema, seed=1):
 def advanced(model, memory, log, until=EDGES):
     """Memory over the log's events in chunks of uneven lengths."""
     for a in range(memory.edge, until, 130):
-        model.advance(memory, EdgeRows.of(log, a, min(a + 130, until)), log.deletions.of_nodes)
+        model.advance(memory, EdgeRows.of(log, a, min(a + 130, until)))
     return memory
 
 
@@ -158,7 +158,7 @@ def test_deleted_nodes_are_forgotten_alike(tmp_path):
     for model in (its, ours):
         memory = its.model.new_memory()
         for a in range(0, 300, 50):
-            model.advance(memory, EdgeRows.of(log, a, a + 50), deletes)
+            model.advance(memory, dataclasses.replace(EdgeRows.of(log, a, a + 50), deletes=deletes))
         memories.append(memory)
     want, got = memories
     assert want.num_forgotten == got.num_forgotten == 2

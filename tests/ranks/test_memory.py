@@ -17,13 +17,13 @@ SCHEMA = Schema(WIDTH, 0, 0)
 DELETES = NodeDeletes(np.array([3, 40]), np.array([2 * CHUNK, 4 * CHUNK]))
 
 
-def chunks(count):
+def chunks(count, deletes=NO_DELETES):
     rng = np.random.default_rng(0)
     for i in range(count):
         src, dst = rng.integers(0, NODES, (2, CHUNK))
         dst[::9] = src[::9]
         time = np.sort(rng.integers(0, 1000, CHUNK)) + 1000 * i
-        yield EdgeRows(i * CHUNK, src, dst, time, rng.normal(size=(CHUNK, WIDTH)).astype(np.float32))
+        yield EdgeRows(i * CHUNK, src, dst, time, rng.normal(size=(CHUNK, WIDTH)).astype(np.float32), deletes)
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +35,9 @@ def model(tmp_path_factory):
 
 def walked(model, ranks, count=6, deletes=NO_DELETES, memory=None):
     memory = model.new_memory(ranks=ranks) if memory is None else memory
-    for chunk in chunks(count):
+    for chunk in chunks(count, deletes):
         if chunk.first_edge >= memory.edge:
-            model.advance(memory, chunk, deletes)
+            model.advance(memory, chunk)
     return memory
 
 
@@ -77,7 +77,7 @@ def test_any_rank_gets_the_rows_of_any_node_and_gradients_reach_the_weights_of_t
 
         own = copy.deepcopy(model)
         memory = walked(own, ranks)
-        with own.over(memory, chunk, NO_DELETES) as updated_PD:
+        with own.over(memory, chunk) as updated_PD:
             mine = range(size) if ranks.size == 1 else [ranks.rank]
             rows = [memory.gather(torch.from_numpy(asked[i]), updated_PD) for i in mine]
             sum((r * weight[i]).sum() for r, i in zip(rows, mine, strict=True)).backward()
@@ -128,8 +128,8 @@ def test_a_reader_goes_on_from_the_files_it_has(model, tmp_path):
         memory = walked(model, ranks, 5)
         first = files.store(memory)
         small = list(chunks(6))[5].cut(0, 4)
-        model.advance(memory, small, NO_DELETES)
-        model.advance(memory, list(chunks(6))[5].cut(4, 6), NO_DELETES)
+        model.advance(memory, small)
+        model.advance(memory, list(chunks(6))[5].cut(4, 6))
         return first, files.store(memory)
 
     first, second = run(2, store)[0]

@@ -94,7 +94,7 @@ def publish(path, values, edge, beside=None):
     width, size = chosen.windows.width_seconds * SECOND, chosen.model.memory_chunk
     times = log.edges(0, edge)[2]
     for first, end in closed_chunks(times, int(times[-1]), width, size):
-        model.advance(memory, EdgeRows.of(log, first, end), log.deletions.of_nodes)
+        model.advance(memory, EdgeRows.of(log, first, end))
     window = Window(int(times[-1]) // HOUR * HOUR, (int(times[-1]) // HOUR + 1) * HOUR, 0, memory.edge)
     scores = {"live": {"mrr": 0.5, "mrr_known": 0.5, "ap": 0.25}, "edgebank": {"mrr": 0.25, "mrr_known": 0.25, "ap": 0.125}}
     return Registry(chosen).publish(Candidate(

@@ -74,7 +74,7 @@ class Explained:
                 model.pair[-1].bias.fill_(bias)
         memory = model.new_memory()
         for first in range(0, 400, 40):
-            model.advance(memory, EdgeRows.of(self.log, first, first + 40), self.log.deletions.of_nodes)
+            model.advance(memory, EdgeRows.of(self.log, first, first + 40))
         in_numpy = architecture_of(self.settings.model).in_numpy
         answers = NumpyModel(model.settings, self.schema, model.arrays()) if in_numpy else TorchModel(model)
         manifest = SimpleNamespace(name="drawn", window_seconds=3600, window_end_us=0)

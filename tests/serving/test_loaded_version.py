@@ -39,7 +39,7 @@ def test_memory_passes_a_time_with_more_events_than_it_looks_at(tmp_path, burst_
     wanted = [0]
     for window in recorded_windows(log, HOUR):
         for chunk in Recorder(s, log).cut(window):
-            model.advance(trained, chunk, log.deletions.of_nodes)
+            model.advance(trained, chunk)
             wanted.append(trained.edge)
     assert cuts == wanted and 1200 in cuts
     assert torch.equal(served.memory.tensors()["state"], trained.tensors()["state"])

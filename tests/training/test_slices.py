@@ -60,9 +60,9 @@ def recorded(world, long_chunk, monkeypatch, stale=None, learn=False):
             chunks.append(chunk)
             if (logits := learner.score(chunk)).size:
                 scores.append(logits)
-                shadowed.append(shadow.score(chunk, log.deletions.of_nodes))
+                shadowed.append(shadow.score(chunk))
             else:
-                shadow.score(chunk, log.deletions.of_nodes)
+                shadow.score(chunk)
         if learn:
             losses.append(learner.learn(window.first_edge))
     return chunks, np.concatenate(scores), np.concatenate(shadowed), learner, shadow, losses

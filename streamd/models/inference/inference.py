@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from streamd.events import Float32, Int64, NodeDeletes, Schema
+from streamd.events import Float32, Int64, Schema
 from streamd.graph.neighborhood import Neighborhood
 from streamd.models.arrays import Array
 from streamd.models.label_rows import LabelRows
@@ -28,8 +28,8 @@ class Inference(Protocol):
         """Whether it predicts labels."""
         ...
 
-    def advance(self, memory: Memory, chunk: EdgeRows, deletes: NodeDeletes) -> None:
-        """Carry memory over one canonical chunk. deletes: all of the log's."""
+    def advance(self, memory: Memory, chunk: EdgeRows) -> None:
+        """Carry memory over one canonical chunk."""
         ...
 
     def updated(self, memory: Memory) -> Array:

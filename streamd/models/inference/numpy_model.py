@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamd.events import Float32, Int64, NodeDeletes, Schema
+from streamd.events import Float32, Int64, Schema
 from streamd.graph.facts.columns import num_facts
 from streamd.graph.neighborhood import Hop, Neighborhood
 from streamd.models.architectures import architecture_of
@@ -86,8 +86,8 @@ class NumpyModel:
     def _has_graph(self) -> bool:
         return architecture_of(self.settings).has_memory
 
-    def advance(self, memory: Memory, chunk: EdgeRows, deletes: NodeDeletes) -> None:
-        with memory.over(chunk, deletes, self.updated):
+    def advance(self, memory: Memory, chunk: EdgeRows) -> None:
+        with memory.over(chunk, self.updated):
             pass
 
     def updated(self, memory: Memory) -> Float32:

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from streamd.events import Float32, Int64, NodeDeletes
+from streamd.events import Float32, Int64
 from streamd.graph.neighborhood import Neighborhood
 from streamd.models.arrays import Array, as_array, as_tensor, on_host
 from streamd.models.inputs import LinkInputs, link_inputs
@@ -31,8 +31,8 @@ class TorchModel:
     def has_labels(self) -> bool:
         return self.model.label_head is not None
 
-    def advance(self, memory: Memory, chunk: EdgeRows, deletes: NodeDeletes) -> None:
-        self.model.advance(memory, chunk, deletes)
+    def advance(self, memory: Memory, chunk: EdgeRows) -> None:
+        self.model.advance(memory, chunk)
 
     @torch.no_grad()
     def updated(self, memory: Memory) -> Array:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from streamd.errors import VersionError
 from streamd.eventlog.reader import LogReader
-from streamd.events import Float32, Int64, NodeDeletes
+from streamd.events import NO_DELETES, Float32, Int64, NodeDeletes
 from streamd.graph.blocks.hops import arrays_of
 from streamd.graph.live import LiveGraph
 from streamd.graph.ownership import owner_of
@@ -51,19 +51,21 @@ class LastEvents:
 @dataclass(frozen=True)
 class EdgeRows:
     """The rows of events [first_edge, first_edge + E) in log order. src, dst, time: int64[E];
-    features: float32[E, dim]."""
+    features: float32[E, dim]. deletes: of nodes, at least all that the log has before the rows."""
 
     first_edge: int
     src_E: Int64
     dst_E: Int64
     time_E: Int64
     features_ED: Float32
+    deletes: NodeDeletes = NO_DELETES
     _last: dict[str, LastEvents] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, log: LogReader, first: int, end: int) -> "EdgeRows":
         """Read events [first, end) of the log."""
-        return cls(first, *log.edges(first, end), log.features_of(np.arange(first, end)))
+        features_ED = log.features_of(np.arange(first, end))
+        return cls(first, *log.edges(first, end), features_ED, log.deletions.of_nodes)
 
     def cut(self, a: int, b: int) -> "EdgeRows":
         """Rows [a, b) of these."""
@@ -73,6 +75,7 @@ class EdgeRows:
             self.dst_E[a:b],
             self.time_E[a:b],
             self.features_ED[a:b],
+            self.deletes,
         )
 
     def last_events(self, device: str) -> LastEvents:
@@ -344,16 +347,14 @@ class Memory:
         return out_MD
 
     @contextmanager
-    def over(
-        self, chunk: EdgeRows, deletes: NodeDeletes, update: "Callable[[Memory], Array]"
-    ) -> Iterator[Array]:
-        """Carry memory over one canonical chunk. Inside the `with`, memory is as the chunk's events
-        see it; it moves on when that ends without an error.
+    def over(self, chunk: EdgeRows, update: "Callable[[Memory], Array]") -> Iterator[Array]:
+        """Carry memory over one canonical chunk, and over the deletes before it. Inside the `with`,
+        memory is as the chunk's events see it; it moves on when that ends without an error.
 
-        Args: deletes: all of the log's; those due before the chunk are taken in first. update:
-        makes the states of the nodes with a pending message, float32[P, D], which are yielded.
+        Args: update: makes the states of the nodes with a pending message, float32[P, D], which are
+        yielded.
         """
-        self.forget(deletes)
+        self.forget(chunk.deletes)
         updated_PD = update(self)
         yield updated_PD
         self.commit(updated_PD, chunk)

@@ -117,7 +117,7 @@ class Contest:
         self.nightly.note(chunk)
         if self.shadow is None:
             return None
-        shadow_EC = self.shadow.score(chunk, self._log.deletions.of_nodes)
+        shadow_EC = self.shadow.score(chunk)
         return shadow_EC if self.shadow_is_older else None
 
     def compare(self, live_EC: Float32, shadow_EC: Float32) -> None:
@@ -321,5 +321,5 @@ class Contest:
             )
             assert window is not None
             for chunk in self._recorder.cut(window):
-                model.advance(memory, chunk, self._log.deletions.of_nodes)
+                model.advance(memory, chunk)
         return Shadow(name, model, memory, self._learner.transfer)

@@ -89,7 +89,7 @@ class Incumbent:
             own := next_window(self._log, self._recorder.edge, self._width_us)
         ) and own.start_us < window.end_us:
             for chunk in self._recorder.chunks(own, recorded=own.end_edge > window.first_edge):
-                own_EC = self._shadow.score(chunk, self._log.deletions.of_nodes)
+                own_EC = self._shadow.score(chunk)
                 on_chunk()
                 if own_EC is not None and chunk.score is not None:
                     events.append(chunk.score.event_E.numpy())

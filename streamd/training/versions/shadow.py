@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from streamd.events import Float32, NodeDeletes
+from streamd.events import Float32
 from streamd.graph.negatives import SCORED
 from streamd.models import LinkModel, Memory
 from streamd.training.device_transfer import DeviceTransfer
@@ -46,12 +46,12 @@ class Shadow:
         )
 
     @torch.no_grad()
-    def score(self, chunk: Chunk, deletes: NodeDeletes) -> Float32 | None:
+    def score(self, chunk: Chunk) -> Float32 | None:
         """Score a chunk's candidates, then move memory over the chunk.
 
-        deletes: the log's. Returns: logits, float32[E, 101]; None where no event is scored.
+        Returns: logits, float32[E, 101]; None where no event is scored.
         """
-        with self.model.over(self.memory, chunk.edges, deletes) as updated_PD:
+        with self.model.over(self.memory, chunk.edges) as updated_PD:
             if chunk.score is None:
                 return None
             return self.transfer.logits(self.model, self.memory, chunk.score, updated_PD)[:, SCORED]
