@@ -13,15 +13,22 @@ from crc32c import crc32c
 from streamd.errors import StoreError
 from streamd.storage import DISK, Disk
 from streamd.store.file_index import FileIndex, FileStat
-from streamd.store.manifest import FILE_BYTES, OBJECT_BYTES, OBJECT_NAME, OBJECTS, StoredFile
+from streamd.store.file_set import (
+    FORMAT,
+    NO_FILE,
+    OBJECTS,
+    FileSetKind,
+    StoredFile,
+    check_there,
+    wrong_in,
+)
 from streamd.store.objects import Store
-from streamd.store.ranges import NO_FILE, Earlier, appended, holds, objects_of
+from streamd.store.ranges import Earlier, appended, holds
 from streamd.store.restore import write_file
-from streamd.store.upload import check_there
+from streamd.store.sender import FileSender
 from streamd.store.upload_locks import under_way
 from streamd.store.versions import StoredVersion, check
 
-FORMAT = 1
 FOLDER = "checkpoints"
 NAME = re.compile(rf"{FOLDER}/\d{{10}}-[0-9a-f]{{32}}\.json")
 """Name of a checkpoint: the trainer's term, and digits of its own, so that none is written twice.
@@ -84,7 +91,7 @@ class LocalCheckpoint:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Uploaded:
+class UploadedCheckpoint:
     """What an upload did. name, data: of the object that names the files. objects, num_bytes: what
     was sent beside it; the rest was there."""
 
@@ -102,11 +109,6 @@ def newest_term(store: Store) -> int:
     return max((int(name.removeprefix(f"{FOLDER}/").split("-")[0]) for name in names), default=0)
 
 
-class _Envelope(msgspec.Struct):
-    crc: str
-    checkpoint: msgspec.Raw
-
-
 def upload_checkpoint(
     local: LocalCheckpoint,
     term: int,
@@ -114,7 +116,7 @@ def upload_checkpoint(
     store: Store,
     earlier: StoredCheckpoint | None,
     index: FileIndex,
-) -> Uploaded:
+) -> UploadedCheckpoint:
     """Upload the files of a checkpoint that the store lacks, and name them all.
 
     Args: versions: whose files are in the store already. earlier: a checkpoint of the same trainer,
@@ -122,10 +124,10 @@ def upload_checkpoint(
     kept up to date.
     Raises: StoreError, OSError.
     """
-    objects = num_bytes = 0
     files = []
     with under_way(store) as mark:
         known = store.sizes(OBJECTS)
+        sender = FileSender(store, mark, known)
         there = {file.path: file for file in earlier.files} if earlier is not None else {}
         past = Earlier(state=None, files=there, index=index, objects=known)
         for path, size in sorted(local.files.items()):
@@ -136,16 +138,7 @@ def upload_checkpoint(
                 goes_on = old.size <= size and holds(local.folder / path, old)
                 old = old if goes_on else NO_FILE
             wanted = appended(path, size, 0, old)
-            pieces = list(wanted.kept)
-            for piece, data in objects_of(local.folder, wanted):
-                if known.get(piece.object) != piece.size:
-                    store.put(piece.object, data)
-                    known[piece.object] = piece.size
-                    objects += 1
-                    num_bytes += piece.size
-                pieces.append(piece)
-                mark.renew()
-            files.append(StoredFile(path, size, pieces))
+            files.append(sender.send(local.folder, wanted))
             if path not in APPENDED:
                 index.note(stat, files[-1])
         index.keep(set(local.files))
@@ -160,12 +153,18 @@ def upload_checkpoint(
             versions=versions,
         )
 
-        data = encode(stored)
+        data = KIND.encode(stored)
         name = f"{FOLDER}/{term:010d}-{uuid.uuid4().hex}.json"
         store.put(name, data)
         # Before others are told of it all that it names must be there, whatever a sweep removed.
         check_there(store, files_of(stored), AGAIN)
-    return Uploaded(name=name, data=data, stored=stored, objects=objects, num_bytes=num_bytes)
+    return UploadedCheckpoint(
+        name=name,
+        data=data,
+        stored=stored,
+        objects=sender.objects,
+        num_bytes=sender.num_bytes,
+    )
 
 
 def files_of(stored: StoredCheckpoint) -> Iterable[StoredFile]:
@@ -207,7 +206,7 @@ def read_checkpoint(store: Store, name: str, size: int, crc: int) -> StoredCheck
     data = store.get(name, CHECKPOINT_BYTES)
     if len(data) != size or crc32c(data) != crc:
         raise StoreError(f"{name} in {store.shown} differs from its checksum.", AGAIN)
-    return decode(name, data)
+    return KIND.decode(name, data)
 
 
 def stored_checkpoints(store: Store) -> dict[str, StoredCheckpoint]:
@@ -218,7 +217,7 @@ def stored_checkpoints(store: Store) -> dict[str, StoredCheckpoint]:
             # A half written one of a local store.
             continue
         try:
-            found[name] = decode(name, store.get(name, CHECKPOINT_BYTES))
+            found[name] = KIND.read(store, name)
         except StoreError:
             # The trainer may have removed it since it was listed.
             if name in store.sizes(FOLDER):
@@ -226,53 +225,25 @@ def stored_checkpoints(store: Store) -> dict[str, StoredCheckpoint]:
     return found
 
 
-def encode(stored: StoredCheckpoint) -> bytes:
-    """Encode what names a checkpoint, with its checksum."""
-    text = msgspec.json.encode(stored)
-    return msgspec.json.encode(_Envelope(f"{crc32c(text):08x}", msgspec.Raw(text)))
-
-
-def decode(name: str, data: bytes) -> StoredCheckpoint:
-    """Decode and check what names a checkpoint, of which nothing is trusted. Raises: StoreError."""
-    wrong = ""
-    try:
-        envelope = msgspec.json.decode(data, type=_Envelope)
-        if f"{crc32c(bytes(envelope.checkpoint)):08x}" != envelope.crc:
-            raise StoreError(f"{name} differs from its checksum.", AGAIN)
-        stored = msgspec.json.decode(envelope.checkpoint, type=StoredCheckpoint)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise StoreError(f"{name} is damaged: {error}.", AGAIN) from None
-    if stored.format != FORMAT:
-        raise StoreError(
-            f"{name} has format {stored.format}, this streamd reads {FORMAT}.",
-            "use the streamd that wrote it.",
-        )
+def _wrong_in(stored: StoredCheckpoint) -> str:
+    """The first thing wrong with a checkpoint, in words; empty if there is none."""
     for version in stored.versions:
         check(version)
-    if len({file.path for file in stored.files}) != len(stored.files):
-        wrong = "it names a file twice"
     for folder in filter(None, (stored.checkpoint, stored.nightly)):
         if not FOLDER_NAME.fullmatch(folder):
-            wrong = f"{folder[:80]!r} is no name of a checkpoint or twin"
-    for file in stored.files:
-        if not FILE.fullmatch(file.path) or (file.path[:8] == "nightly/" and not stored.nightly):
-            wrong = f"{file.path[:80]!r} is no file of a checkpoint"
-        elif not 0 <= file.size <= FILE_BYTES or not _fills(file):
-            wrong = f"the pieces of {file.path} do not make it up"
-    if wrong:
-        raise StoreError(f"{name} cannot be trusted: {wrong}.", AGAIN)
-    return stored
+            return f"{folder[:80]!r} is no name of a folder of a checkpoint"
+
+    def is_path(path: str) -> bool:
+        has_folder = bool(stored.nightly) or not path.startswith("nightly/")
+        return has_folder and bool(FILE.fullmatch(path))
+
+    return wrong_in(stored.files, is_path, "a checkpoint", full=True)
 
 
-def _fills(file: StoredFile) -> bool:
-    """Whether the pieces of a file are objects that make it up."""
-    at = 0
-    for piece in sorted(file.pieces, key=lambda p: p.extents[:1]):
-        plain = OBJECT_NAME.fullmatch(piece.object) and 0 < piece.size <= OBJECT_BYTES
-        if not plain or sum(n for _, n in piece.extents) != piece.size:
-            return False
-        for offset, length in piece.extents:
-            if offset != at or length <= 0:
-                return False
-            at += length
-    return at == file.size
+KIND = FileSetKind(
+    name="checkpoint",
+    struct=StoredCheckpoint,
+    max_bytes=CHECKPOINT_BYTES,
+    check=_wrong_in,
+    action=AGAIN,
+)

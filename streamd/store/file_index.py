@@ -13,7 +13,7 @@ import structlog
 
 from streamd.eventlog.journal.journal import SETTLED_NS, decode_line, encode_line
 from streamd.storage import DISK, Disk, write_durably
-from streamd.store.manifest import StoredFile
+from streamd.store.file_set import StoredFile
 
 logger = structlog.get_logger()
 FILE = "index"

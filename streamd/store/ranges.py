@@ -14,7 +14,7 @@ from streamd.eventlog.layout import LABELS, ORDER
 from streamd.eventlog.tguf.format import PAGE
 from streamd.eventlog.tguf.reader import open_tguf
 from streamd.store.file_index import FileIndex, FileStat
-from streamd.store.manifest import OBJECT_BYTES, OBJECTS, Piece, StoredFile
+from streamd.store.file_set import NO_FILE, OBJECT_BYTES, OBJECTS, Piece, StoredFile
 from streamd.store.snapshot import Snapshot
 
 Extent = tuple[int, int]
@@ -102,9 +102,6 @@ def wanted_files(snapshot: Snapshot, earlier: Earlier) -> Iterator[Wanted]:
     for path in snapshot.learned:
         stat = snapshot.stats[path]
         yield appended(path, stat.size, 0, earlier.unchanged(path, stat))
-
-
-NO_FILE = StoredFile("", 0, [])
 
 
 def appended(path: str, size: int, revision: int, old: StoredFile) -> Wanted:

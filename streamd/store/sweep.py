@@ -6,7 +6,8 @@ import structlog
 
 from streamd.store import manifest as manifests
 from streamd.store.checkpoints import files_of, stored_checkpoints
-from streamd.store.manifest import FOLDER, OBJECTS
+from streamd.store.file_set import OBJECTS, StoredFile, object_names
+from streamd.store.manifest import FOLDER
 from streamd.store.objects import Store
 from streamd.store.upload_locks import REMOVALS, UPLOADS, marked, new_owner, others
 from streamd.store.versions import stored_versions
@@ -58,29 +59,15 @@ class Sweep:
                 logger.info("store_not_swept", store=store.shown, uploads=len(count))
                 return 0, 0
 
-            # Which manifests stay, and what do they need?
             objects = store.sizes(OBJECTS)
             listed = list(store.sizes(FOLDER))
             found = sorted(name for name in listed if manifests.NAME.fullmatch(name))
-            needed: set[str] = set()
-            kept = []
-            for name in found[-self._keep :]:
-                manifest = manifests.read(store, name)
-                if compacted is None or manifest.compacted >= compacted:
-                    kept.append(name)
-                    needed |= set(manifest.objects)
-            # Versions that replicas fetch are newer than the newest manifest.
-            for version in stored_versions(store).values():
-                needed |= {piece.object for file in version.files for piece in file.pieces}
-            # And so are the checkpoints that a trainer elsewhere goes on from.
-            for checkpoint in stored_checkpoints(store).values():
-                for file in files_of(checkpoint):
-                    needed |= {piece.object for piece in file.pieces}
+            kept, needed = self._kept(found, compacted)
             if found and not kept:
                 self.waiting = "no manifest is newer than the compaction"
                 return 0, 0
 
-            # Manifests go first, so that none ever names what is gone.
+            # Manifests go first, so that none ever names an object that is gone.
             old = [name for name in found if name not in kept]
             half_written = [name for name in listed if name not in found]
             store.remove([*old, *half_written])
@@ -96,6 +83,26 @@ class Sweep:
                 del self._unneeded_since[name]
             store.remove(killed)
         return len(old), len(gone)
+
+    def _kept(self, found: list[str], compacted: int | None) -> tuple[list[str], set[str]]:
+        """The manifests that stay, and the objects that they, versions and checkpoints name.
+
+        found: names of all manifests, oldest first. compacted: as of `remove`.
+        """
+        kept = []
+        files: list[StoredFile] = []
+        for name in found[-self._keep :]:
+            manifest = manifests.read(self._store, name)
+            if compacted is None or manifest.compacted >= compacted:
+                kept.append(name)
+                files += manifest.files
+        # Versions that replicas fetch are newer than the newest manifest, and so are the
+        # checkpoints from which another machine's trainer continues.
+        for version in stored_versions(self._store).values():
+            files += version.files
+        for checkpoint in stored_checkpoints(self._store).values():
+            files += files_of(checkpoint)
+        return kept, object_names(files)
 
 
 def remove_unneeded(store: Store, keep: int, now: float | None = None) -> tuple[int, int]:

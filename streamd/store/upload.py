@@ -1,7 +1,7 @@
 """Uploads a data directory to a store: the objects that it lacks, and the manifest last."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +22,11 @@ from streamd.roles import folder_of
 from streamd.storage import DISK, Disk
 from streamd.store import manifest as manifests
 from streamd.store.file_index import FILE, FileIndex
-from streamd.store.manifest import OBJECTS, Manifest, StoredFile
+from streamd.store.file_set import OBJECTS, StoredFile, check_there
+from streamd.store.manifest import Manifest
 from streamd.store.objects import Store
-from streamd.store.ranges import Earlier, holds, objects_of, wanted_files
+from streamd.store.ranges import Earlier, holds, wanted_files
+from streamd.store.sender import FileSender
 from streamd.store.snapshot import NAME, PAUSE_SECONDS, Snapshot, look_in_place, take_snapshot
 from streamd.store.upload_locks import UPLOADS, marked, new_owner, wait_for_removals
 
@@ -74,21 +76,17 @@ def upload(
             earlier = _earlier(store, snapshot, index, position)
             wanted = list(wanted_files(snapshot, earlier))
             total = sum(one.num_bytes for one in wanted)
-            done = objects = sent = 0
+            done = 0
+
+            def read(num_bytes: int) -> None:
+                nonlocal done
+                done += num_bytes
+                progress(done, total)
+
+            sender = FileSender(store, mark, earlier.objects)
             files: list[StoredFile] = []
             for one in wanted:
-                pieces = list(one.kept)
-                for piece, data in objects_of(snapshot.folder, one):
-                    if earlier.objects.get(piece.object) != piece.size:
-                        store.put(piece.object, data)
-                        earlier.objects[piece.object] = piece.size
-                        objects += 1
-                        sent += piece.size
-                    pieces.append(piece)
-                    done += piece.size
-                    progress(done, total)
-                    mark.renew()
-                files.append(StoredFile(one.path, one.size, pieces, one.revision))
+                files.append(sender.send(snapshot.folder, one, read))
                 if one.path in snapshot.stats:
                     index.note(snapshot.stats[one.path], files[-1])
             index.keep(set(snapshot.stats), disk)
@@ -96,9 +94,15 @@ def upload(
             check_there(store, made.files, "back up again; if it stays so, take another store.")
             _check_newest(store, made.term, made.seq)
             check()
-            store.put(made.name, manifests.encode(made))
-    logger.info("manifest_stored", store=store.shown, seq=made.seq, objects=objects, num_bytes=sent)
-    return Uploaded(manifest=made, objects=objects, num_bytes=sent)
+            store.put(made.name, manifests.KIND.encode(made))
+    logger.info(
+        "manifest_stored",
+        store=store.shown,
+        seq=made.seq,
+        objects=sender.objects,
+        num_bytes=sender.num_bytes,
+    )
+    return Uploaded(manifest=made, objects=sender.objects, num_bytes=sender.num_bytes)
 
 
 @contextmanager
@@ -139,22 +143,6 @@ def _position(data_dir: Path) -> ChangelogPosition | None:
         f"{data_dir / CHANGELOG} is damaged: the manifest could not say where to read on.",
         "start ingest, which writes it anew.",
     )
-
-
-def check_there(store: Store, files: Iterable[StoredFile], again: str) -> None:
-    """Check that the store has every object of some files in its size.
-
-    again: what the operator does where it has not. Raises: StoreError naming one that it has not.
-    """
-    sizes = store.sizes(OBJECTS)
-    for file in files:
-        for piece in file.pieces:
-            if sizes.get(piece.object) != piece.size:
-                raise StoreError(
-                    f"{store.shown} has {sizes.get(piece.object, 'nothing')} for {piece.object}, a "
-                    f"part of {file.path} of {piece.size} bytes.",
-                    again,
-                )
 
 
 def _manifest(

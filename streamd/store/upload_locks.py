@@ -43,6 +43,8 @@ class Mark:
         self._folder = folder
         self._owner = owner
         self._now = now
+        self._at = 0.0
+        self._name = ""
         left = [name for name in store.sizes(folder) if name.endswith(f"-{owner}")]
         self._put()
         store.remove(name for name in left if name != self._name)

@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
-from crc32c import crc32c
 
 from streamd.errors import StoreError
 from streamd.storage import DISK, SCRATCH, Disk, link_or_copy
-from streamd.store.manifest import OBJECT_BYTES, OBJECT_NAME, OBJECTS, Piece, StoredFile
+from streamd.store.file_set import OBJECTS, FileSetKind, StoredFile, check_there, wrong_in
 from streamd.store.objects import Store
-from streamd.store.ranges import Wanted, objects_of
+from streamd.store.ranges import Wanted
 from streamd.store.restore import write_file
-from streamd.store.upload import check_there
+from streamd.store.sender import FileSender
 from streamd.store.upload_locks import under_way
 
 FOLDER = "versions"
@@ -51,11 +50,6 @@ class _Checksums(msgspec.Struct):
     checksums: dict[str, str] = {}
 
 
-class _Envelope(msgspec.Struct):
-    crc: str
-    version: msgspec.Raw
-
-
 def object_of(name: str) -> str:
     """Name of the object that names a version's objects."""
     return f"{FOLDER}/{name}.json"
@@ -79,23 +73,17 @@ def upload_version(
     files = []
     with under_way(store) as mark:
         known = store.sizes(OBJECTS)
+        sender = FileSender(store, mark, known)
         for path in sorted(folder.glob("*.safetensors")):
             size = path.stat().st_size
             same = earlier.get((checksums.get(path.name, ""), size))
             if same is not None and all(known.get(p.object) == p.size for p in same.pieces):
                 files.append(StoredFile(path.name, size, same.pieces))
                 continue
-            pieces = []
             wanted = Wanted(path=path.name, size=size, extents=((0, size),) if size else ())
-            for piece, data in objects_of(folder, wanted):
-                if known.get(piece.object) != piece.size:
-                    store.put(piece.object, data)
-                    known[piece.object] = piece.size
-                pieces.append(piece)
-                mark.renew()
-            files.append(StoredFile(path.name, size, pieces))
+            files.append(sender.send(folder, wanted))
         version = StoredVersion(name=folder.name, manifest=manifest, files=files)
-        store.put(object_of(version.name), encode(version))
+        store.put(object_of(version.name), KIND.encode(version))
         # A sweep on a machine whose clock is an hour ahead takes the mark for that of a killed
         # upload. Before others are told of the version, all that it names must be there.
         check_there(store, version.files, "none is needed: the trainer sends the version again.")
@@ -143,57 +131,37 @@ def download_version(
     disk.sync_folder(folder.parent)
 
 
-def encode(version: StoredVersion) -> bytes:
-    """Encode a version with its checksum."""
-    text = msgspec.json.encode(version)
-    return msgspec.json.encode(_Envelope(f"{crc32c(text):08x}", msgspec.Raw(text)))
-
-
 def stored_versions(store: Store) -> dict[str, StoredVersion]:
     """The versions that a store has, by name. Raises: StoreError where one cannot be read."""
     found = {}
     for name in store.sizes(FOLDER):
-        data = store.get(name, VERSION_BYTES)
-        try:
-            envelope = msgspec.json.decode(data, type=_Envelope)
-            if f"{crc32c(bytes(envelope.version)):08x}" != envelope.crc:
-                raise StoreError(f"{name} differs from its checksum.", AGAIN)
-            version = msgspec.json.decode(envelope.version, type=StoredVersion)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise StoreError(f"{name} is damaged: {error}.", AGAIN) from None
-        check(version)
+        version = KIND.read(store, name)
         found[version.name] = version
     return found
 
 
 def check(version: StoredVersion) -> None:
-    """Check what names a version, of which nothing is trusted: it may come from a topic. Raises:
-    StoreError."""
-    wrong = ""
+    """Check a version, which is not trusted: it may come from a topic. Raises: StoreError."""
+    if wrong := _wrong_in(version):
+        raise StoreError(f"Version {version.name[:80]!r} cannot be trusted: {wrong}.", AGAIN)
+
+
+def _wrong_in(version: StoredVersion) -> str:
+    """The first thing wrong with a version, in words; empty if there is none."""
     if not NAME.fullmatch(version.name):
-        raise StoreError(f"{version.name[:80]!r} is no name of a version.", AGAIN)
+        return f"{version.name[:80]!r} is no name of a version"
     try:
         if msgspec.json.decode(version.manifest, type=_Checksums).name != version.name:
-            wrong = "its manifest is that of another"
+            return "its manifest is that of another"
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        wrong = f"its manifest is damaged: {error}"
-    if len({file.path for file in version.files}) != len(version.files):
-        wrong = "it names a file twice"
-    for file in version.files:
-        if not FILE_NAME.fullmatch(file.path):
-            wrong = f"{file.path!r} is no file of a version"
-        elif not _fills(file.pieces, file.size):
-            wrong = f"the pieces of {file.path} do not make it up"
-    if wrong:
-        raise StoreError(f"Version {version.name} cannot be trusted: {wrong}.", AGAIN)
+        return f"its manifest is damaged: {error}"
+    return wrong_in(version.files, lambda path: bool(FILE_NAME.fullmatch(path)), "a version", True)
 
 
-def _fills(pieces: list[Piece], size: int) -> bool:
-    """Whether pieces are objects that make up a file of so many bytes, one after the other."""
-    at = 0
-    for piece in pieces:
-        plain = OBJECT_NAME.fullmatch(piece.object) and 0 < piece.size <= OBJECT_BYTES
-        if not plain or piece.extents != [(at, piece.size)]:
-            return False
-        at += piece.size
-    return at == size
+KIND = FileSetKind(
+    name="version",
+    struct=StoredVersion,
+    max_bytes=VERSION_BYTES,
+    check=_wrong_in,
+    action=AGAIN,
+)

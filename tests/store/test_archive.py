@@ -26,7 +26,7 @@ from streamd.store import archive as archives
 from streamd.store import manifest as manifests
 from streamd.store import ranges
 from streamd.store.archive import Archive, read_forgotten
-from streamd.store.manifest import OBJECTS
+from streamd.store.file_set import OBJECTS, object_names
 from streamd.store.objects import Store
 from streamd.store.restore import choose, restore
 from streamd.store.sweep import Sweep, remove_unneeded
@@ -320,7 +320,7 @@ def test_a_kill_at_any_step_leaves_a_store_that_the_next_round_goes_on_with(tmp_
             clock.advance(BOOTSTRAP + 1)
             archive.step()
             assert not store.sizes(UPLOADS) and not store.sizes(REMOVALS)
-            needed = {o for n in manifests.names(store) for o in manifests.read(store, n).objects}
+            needed = {o for n in manifests.names(store) for o in object_names(manifests.read(store, n).files)}
             assert set(store.sizes(OBJECTS)) == needed, (at, when)
             assert len(manifests.names(store)) == len(store.sizes("manifests")) == 2
             assert choose(store).seq == log.state.seq
@@ -473,7 +473,7 @@ def test_a_manifest_of_a_higher_term_is_never_written_over(leader):
     from msgspec.structs import replace
 
     other = replace(choose(leader.store), term=3)
-    leader.store.put(other.name, manifests.encode(other))
+    leader.store.put(other.name, manifests.KIND.encode(other))
     leader.commit(seal=True)
     leader.step()
     assert choose(leader.store).term == 3 and "another leader has written since" in leader.archive.error
@@ -563,7 +563,7 @@ def test_a_leader_that_came_while_objects_were_sent_keeps_the_newest_manifest(le
     class Slow(Store):
         def put(self, name, data):
             if name.startswith(OBJECTS):
-                leader.store.put(other.name, manifests.encode(other))
+                leader.store.put(other.name, manifests.KIND.encode(other))
             super().put(name, data)
 
     leader.commit(seal=True)
@@ -597,7 +597,7 @@ def test_a_compaction_leaves_store_and_changelog_at_once(leader, tmp_path):
     leader.step(0)
     leader.commit(seal=True)
     leader.step()
-    old = {o for n in manifests.names(leader.store) for o in manifests.read(leader.store, n).objects}
+    old = {o for n in manifests.names(leader.store) for o in object_names(manifests.read(leader.store, n).files)}
     compact(leader.log)
     done = read_compacted(leader.path)
     assert done.seq == leader.log.state.seq and read_forgotten(leader.path) == 0
@@ -610,7 +610,7 @@ def test_a_compaction_leaves_store_and_changelog_at_once(leader, tmp_path):
     assert read_forgotten(leader.path) == done.seq and leader.changelog.first == 10 * done.seq
     name, = manifests.names(leader.store)
     now = set(leader.store.sizes(OBJECTS))
-    assert now == set(manifests.read(leader.store, name).objects) and old - now
+    assert now == object_names(manifests.read(leader.store, name).files) and old - now
     keys = [p.read_bytes() for p in (tmp_path / "store/objects").rglob("*") if p.is_file()]
     assert not any(b"n:32" in data for data in keys), "a deleted key is in no object"
     leader.check(tmp_path / "back")
@@ -667,7 +667,7 @@ def test_a_kill_while_a_compaction_leaves_the_store_is_made_good(tmp_path, strid
             leader.step(archives.SOON_SECONDS)
             assert read_forgotten(leader.path) == leader.log.state.seq
             name, = manifests.names(leader.store)
-            assert set(leader.store.sizes(OBJECTS)) == set(manifests.read(leader.store, name).objects)
+            assert set(leader.store.sizes(OBJECTS)) == object_names(manifests.read(leader.store, name).files)
             assert leader.changelog.first == manifests.read(leader.store, name).changelog_offset
 
 

@@ -6,16 +6,15 @@ import pytest
 from streamd.errors import StoreError
 from streamd.store.checkpoints import (
     FOLDER,
+    KIND,
     LocalCheckpoint,
-    decode,
     download_checkpoint,
-    encode,
     read_checkpoint,
     stored_checkpoints,
     upload_checkpoint,
 )
 from streamd.store.file_index import FileIndex
-from streamd.store.manifest import OBJECTS
+from streamd.store.file_set import OBJECTS
 from streamd.store.objects import Store
 from streamd.store.sweep import remove_unneeded
 
@@ -107,4 +106,4 @@ def test_a_checkpoint_that_cannot_be_trusted_is_refused(store, tmp_path, wrong):
     fields = {k: v for k, v in wrong.items() if k in ("format", "checkpoint", "nightly")}
     bad = msgspec.structs.replace(stored, files=files, **fields)
     with pytest.raises(StoreError):
-        decode(f"{FOLDER}/x", encode(bad))
+        KIND.decode(f"{FOLDER}/x", KIND.encode(bad))

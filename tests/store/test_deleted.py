@@ -14,7 +14,7 @@ from streamd.eventlog.node_keys import encode_keys
 from streamd.store import deleted_keys as searching
 from streamd.store import manifest as manifests
 from streamd.store.deleted_keys import DeletedSearch, TopicRecord, read_keys
-from streamd.store.manifest import OBJECTS
+from streamd.store.file_set import OBJECTS
 from streamd.store.objects import Store
 from streamd.store.search import FEW_FORMS, KeySearch
 from streamd.store.upload import upload

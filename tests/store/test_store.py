@@ -23,7 +23,8 @@ from streamd.eventlog.upkeep.verify import verify_log
 from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, Schema
 from streamd.store import manifest as manifests
-from streamd.store.manifest import OBJECTS, Manifest, Piece, StoredFile
+from streamd.store.file_set import OBJECTS, Piece, StoredFile, object_names
+from streamd.store.manifest import Manifest
 from streamd.store.objects import Store, without_secrets
 from streamd.store.restore import choose, restore
 from streamd.store.sweep import remove_unneeded
@@ -318,19 +319,19 @@ OBJECT = f"{OBJECTS}/ab/{'c' * 62}"
 ], ids=str)
 def test_nothing_in_a_manifest_is_trusted(file):
     with pytest.raises(StoreError, match="cannot be trusted"):
-        manifests.decode(MANIFEST.name, manifests.encode(msgspec.structs.replace(MANIFEST, files=[file])))
+        manifests.KIND.decode(MANIFEST.name, manifests.KIND.encode(msgspec.structs.replace(MANIFEST, files=[file])))
 
 
 def test_an_unknown_format_is_refused_by_name():
-    assert manifests.decode(MANIFEST.name, manifests.encode(MANIFEST)) == MANIFEST
+    assert manifests.KIND.decode(MANIFEST.name, manifests.KIND.encode(MANIFEST)) == MANIFEST
     with pytest.raises(StoreError, match="has format 2, this streamd reads 1"):
-        manifests.decode(MANIFEST.name, manifests.encode(msgspec.structs.replace(MANIFEST, format=2)))
+        manifests.KIND.decode(MANIFEST.name, manifests.KIND.encode(msgspec.structs.replace(MANIFEST, format=2)))
     text = b'{"format":7,"other":1}'
     with pytest.raises(StoreError, match="has format 7"):
-        manifests.decode(MANIFEST.name, b'{"crc":"%08x","manifest":%s}' % (crc32c(text), text))
+        manifests.KIND.decode(MANIFEST.name, b'{"crc":"%08x","manifest":%s}' % (crc32c(text), text))
     for junk in (b"", b"{}", b"\xff", b"[1]", b'{"crc":1,"manifest":2}'):
         with pytest.raises(StoreError, match="damaged"):
-            manifests.decode(MANIFEST.name, junk)
+            manifests.KIND.decode(MANIFEST.name, junk)
 
 
 def test_objects_that_no_kept_manifest_names_are_removed_and_no_others(tmp_path, store):
@@ -347,7 +348,7 @@ def test_objects_that_no_kept_manifest_names_are_removed_and_no_others(tmp_path,
         assert num_manifests == 1 and num_objects > 0 and not store.sizes(UPLOADS)
         for name in manifests.names(store):
             restore(store, manifests.read(store, name), tmp_path / "back" / name[-8:-5])
-        kept = {o for name in manifests.names(store) for o in manifests.read(store, name).objects}
+        kept = {o for name in manifests.names(store) for o in object_names(manifests.read(store, name).files)}
         assert set(store.sizes(OBJECTS)) == kept and remove_unneeded(store, 2) == (0, 0)
 
 
@@ -394,7 +395,7 @@ def test_a_store_that_is_away_ends_the_backup_in_time_without_its_credentials_an
     Away.fails = staticmethod(lambda: False)
     there = {name for name, size in away.sizes(OBJECTS).items()}
     done = round_trip(tmp_path / "log", away, tmp_path / "back")
-    assert len(there) > 4 and done.objects <= len(done.manifest.objects) - len(there) + 1, "the half upload alone is sent again"
+    assert len(there) > 4 and done.objects <= len(object_names(done.manifest.files)) - len(there) + 1, "the half upload alone is sent again"
 
 
 def test_credentials_are_never_shown():

@@ -30,7 +30,7 @@ from streamd.replica.models.trainer_topic import TrainerTopic
 from streamd.settings.paths import Paths
 from streamd.store import checkpoints
 from streamd.store import versions as stored
-from streamd.store.manifest import StoredFile
+from streamd.store.file_set import StoredFile
 from streamd.store.objects import Store
 from streamd.store.versions import StoredVersion
 from streamd.telemetry import metrics
@@ -404,7 +404,9 @@ class ModelsPublisher:
         # An earlier trainer that was paused may have removed one of the same name.
         for name in versions:
             if stored.object_of(name) not in listed:
-                self._store.put(stored.object_of(name), stored.encode(self.state.versions[name]))
+                self._store.put(
+                    stored.object_of(name), stored.KIND.encode(self.state.versions[name])
+                )
         self._swept_for = versions, names
 
     def _needed(self) -> tuple[set[str], set[str]]:

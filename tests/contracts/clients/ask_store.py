@@ -25,6 +25,7 @@ from streamd.errors import StoreError  # noqa: E402
 from streamd.store import manifest as manifests  # noqa: E402
 from streamd.store.archive import Archive  # noqa: E402
 from streamd.store.deleted_keys import DeletedSearch  # noqa: E402
+from streamd.store.file_set import object_names  # noqa: E402
 from streamd.store.objects import Store  # noqa: E402
 from streamd.store.restore import choose, restore  # noqa: E402
 from streamd.store.sweep import remove_unneeded  # noqa: E402
@@ -128,7 +129,7 @@ for proxy.mode in ("", "500", "half", "hang"):
     restore(store, choose(store), Path(WORK) / f"back-{proxy.mode}")
     swept = remove_unneeded(store, 1)
     left = len(store.sizes("objects"))
-    said[proxy.mode] = [first.objects, len(first.manifest.objects), left, again.objects, *swept]
+    said[proxy.mode] = [first.objects, len(object_names(first.manifest.files)), left, again.objects, *swept]
 proxy.mode = "away"
 said["away"] = refused("s3://bucket/away")
 proxy.mode = ""

@@ -1,0 +1,44 @@
+"""Sends the missing bytes of files to a store, as objects."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from streamd.store.file_set import StoredFile
+from streamd.store.objects import Store
+from streamd.store.ranges import Wanted, objects_of
+from streamd.store.upload_locks import Mark
+
+
+class FileSender:
+    """Sends each object that the store lacks once. Owner: one upload.
+
+    objects, num_bytes: sent so far; all others were stored already.
+    """
+
+    def __init__(self, store: Store, mark: Mark, known: dict[str, int]) -> None:
+        """mark: of the upload, which is renewed. known: bytes of each object of the store, by name;
+        kept up to date."""
+        self._store = store
+        self._mark = mark
+        self._known = known
+        self.objects = 0
+        self.num_bytes = 0
+
+    def send(
+        self, folder: Path, wanted: Wanted, read: Callable[[int], None] = lambda num_bytes: None
+    ) -> StoredFile:
+        """Send the missing bytes of a file. read: called with the bytes of each piece.
+
+        Raises: StoreError, OSError; CorruptionError if the file is too short.
+        """
+        pieces = list(wanted.kept)
+        for piece, data in objects_of(folder, wanted):
+            if self._known.get(piece.object) != piece.size:
+                self._store.put(piece.object, data)
+                self._known[piece.object] = piece.size
+                self.objects += 1
+                self.num_bytes += piece.size
+            pieces.append(piece)
+            read(piece.size)
+            self._mark.renew()
+        return StoredFile(wanted.path, wanted.size, pieces, wanted.revision)
