@@ -6,11 +6,10 @@ from streamd.gpu.device import (
     device_facts,
     fix_torch,
     free_device_memory,
-    lacks_memory,
     make_graph,
-    memory_for,
     take_gpu,
 )
+from streamd.gpu.memory import lacks_memory, memory_for
 
 __all__ = [
     "choose_device",

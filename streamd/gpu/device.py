@@ -1,14 +1,12 @@
 """Chooses where models run and graphs answer: the only code that reads the `device` settings."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 
 import structlog
 
-from streamd.errors import DeviceError, DeviceMemoryError
+from streamd.errors import DeviceError
 from streamd.graph.blocks.draws import Direction
 from streamd.graph.blocks.store import BlockGraph, ReadBack
 from streamd.graph.temporal import TemporalGraph
@@ -144,29 +142,3 @@ def free_device_memory(graph: TemporalGraph) -> bool:
     # torch keeps freed memory to itself: give it back to the device.
     torch.cuda.empty_cache()
     return True
-
-
-def lacks_memory(error: RuntimeError) -> bool:
-    """Whether an error of torch or cupy says that the GPU lacks memory, or the host memory to
-    page-lock.
-
-    torch has an error of its own for tensors only. Its page-locked memory, cuBLAS and cupy (whose
-    CUDARuntimeError and CUDADriverError are errors of any kind) say it in words.
-    """
-    return any(words in str(error) for words in ("out of memory", "ALLOC_FAILED"))
-
-
-@contextmanager
-def memory_for(what: str) -> Iterator[None]:
-    """Guard work on a GPU. Raises: DeviceMemoryError where the GPU lacks memory; it says what to
-    do."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not lacks_memory(error):
-            raise
-        raise DeviceMemoryError(
-            f"The GPU has no memory for {what}: {error}",
-            "set gpu.placement: hybrid, lower gpu.graph_bytes, gpu.cache_rows or "
-            "model.memory_chunk, end what else uses the GPU, or set device: cpu.",
-        ) from None

@@ -21,10 +21,10 @@ from streamd.errors import DeviceMemoryError, StreamdError
 from streamd.events import Int64
 from streamd.gpu.changes import Touched, entries_of, events_of
 from streamd.gpu.copies import to_device
-from streamd.gpu.device import lacks_memory, memory_for
 from streamd.gpu.launch import Launch
+from streamd.gpu.memory import lacks_memory, memory_for
 from streamd.gpu.mirror import Mirror, Placement
-from streamd.gpu.pages import Pages
+from streamd.gpu.page_locks import Pages
 from streamd.graph.blocks.draws import ALL_SETS, Direction, Draw, Neighbors
 from streamd.graph.blocks.hops import (
     HopDraws,
@@ -264,7 +264,9 @@ class DeviceGraph:
         before_R = _filled(root_R, before).clamp(self.first_event, self.next_event)
 
         while True:
-            found, missing_R = self._ask(mirror, root_R, since_R, before_R, draw)
+            found, missing_R = mirror.draw(
+                self._launch, self.placement, self.first_event, root_R, since_R, before_R, draw
+            )
             # Where nothing is offloaded the device need not be waited for.
             if not mirror.store.any_offloaded or not bool(missing_R.any()):
                 return found
@@ -277,52 +279,6 @@ class DeviceGraph:
     ) -> NumberedHops[Tensor]:
         """`sample_neighborhood` from and to the device."""
         return renumbered(sample_hops(OnDevice(self), roots, draws, next_roots))
-
-    def _ask(
-        self, mirror: Mirror, root_R: Tensor, since_R: Tensor, before_R: Tensor, draw: Draw
-    ) -> tuple[Neighbors[Tensor], Tensor]:
-        """Launch the kernel of a draw. Returns: the neighbours, and bool[R], whose answers need
-        what is offloaded."""
-
-        # Where the kernel writes.
-        shape, device = (len(root_R), draw.fanout), root_R.device
-        found = Neighbors(
-            torch.empty(shape, dtype=torch.int64, device=device),
-            torch.empty(shape, dtype=torch.int64, device=device),
-            torch.empty(shape, dtype=torch.bool, device=device),
-        )
-        missing_R = torch.zeros(len(root_R), dtype=torch.bool, device=device)
-
-        # Addresses on the device, but for entries that are read on the host.
-        store = (
-            mirror.arrays["nodes"].data_ptr(),
-            mirror.arrays["blocks"].data_ptr(),
-            mirror.entries_address(self.placement),
-            mirror.arrays["hidden"].data_ptr(),
-            *map(int, mirror.store.arrays.tau),
-        )
-        query = (
-            root_R.data_ptr(),
-            since_R.data_ptr(),
-            before_R.data_ptr(),
-            len(root_R),
-            mirror.store.num_nodes,
-            self.first_event,
-            int(draw.replace),
-            draw.seed,
-        )
-        out = (
-            found.neighbor.data_ptr(),
-            found.event.data_ptr(),
-            found.mask.data_ptr(),
-            missing_R.data_ptr(),
-            draw.fanout,
-        )
-
-        # A thread for each neighbour; the fields of the kernel's records, one after the other.
-        kernel = STRATEGIES[draw.strategy].device_kernel
-        self._launch(kernel, len(root_R) * draw.fanout, (*store, *query, *out))
-        return found, missing_R
 
     def _send(self, mirror: Mirror, touched: Int64) -> None:
         """Bring a mirror up to what the host has of some nodes of its store."""

@@ -4,12 +4,16 @@ from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from streamd.events import Int64
 from streamd.gpu.changes import changed
-from streamd.gpu.pages import LockedArray, Pages
+from streamd.gpu.launch import Launch
+from streamd.gpu.page_locks import LockedArray, Pages
+from streamd.graph.blocks.draws import Draw, Neighbors
 from streamd.graph.blocks.kernels import DEGREE, DIRECTORY
 from streamd.graph.blocks.store import BlockStore
+from streamd.graph.blocks.strategies import STRATEGIES
 
 Placement = Literal["resident", "hybrid"]
 
@@ -46,6 +50,59 @@ class Mirror:
         if placement == "resident":
             return self.arrays["entries"].data_ptr()
         return int(self.store.arrays.entries.ctypes.data)
+
+    def draw(
+        self,
+        launch: Launch,
+        placement: Placement,
+        first_event: int,
+        root_R: Tensor,
+        since_R: Tensor,
+        before_R: Tensor,
+        draw: Draw,
+    ) -> tuple[Neighbors[Tensor], Tensor]:
+        """Launch the kernel of a draw. first_event: of the graph. Returns: the neighbours, and
+        bool[R], the roots whose answers need offloaded entries."""
+
+        # The kernel's output.
+        shape, device = (len(root_R), draw.fanout), root_R.device
+        found = Neighbors(
+            torch.empty(shape, dtype=torch.int64, device=device),
+            torch.empty(shape, dtype=torch.int64, device=device),
+            torch.empty(shape, dtype=torch.bool, device=device),
+        )
+        missing_R = torch.zeros(len(root_R), dtype=torch.bool, device=device)
+
+        # Addresses on the device; in hybrid placement entries are read on the host.
+        store = (
+            self.arrays["nodes"].data_ptr(),
+            self.arrays["blocks"].data_ptr(),
+            self.entries_address(placement),
+            self.arrays["hidden"].data_ptr(),
+            *map(int, self.store.arrays.tau),
+        )
+        query = (
+            root_R.data_ptr(),
+            since_R.data_ptr(),
+            before_R.data_ptr(),
+            len(root_R),
+            self.store.num_nodes,
+            first_event,
+            int(draw.replace),
+            draw.seed,
+        )
+        out = (
+            found.neighbor.data_ptr(),
+            found.event.data_ptr(),
+            found.mask.data_ptr(),
+            missing_R.data_ptr(),
+            draw.fanout,
+        )
+
+        # A thread for each neighbour; the fields of the kernel's records, one after the other.
+        kernel = STRATEGIES[draw.strategy].device_kernel
+        launch(kernel, len(root_R) * draw.fanout, (*store, *query, *out))
+        return found, missing_R
 
     def changes(self, touched: Int64) -> tuple[Int64, Int64]:
         """Places of directory slots and entries of some nodes that were not sent."""

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from streamd.errors import DeviceMemoryError
-from streamd.gpu import free_device_memory
+from streamd.gpu import free_device_memory, page_locks
 from streamd.gpu import graph as blocks
-from streamd.gpu import pages as page_locks
 from streamd.gpu.graph import DeviceGraph
 from streamd.gpu.mirror import Mirror
 from streamd.graph import BlockGraph, Draw

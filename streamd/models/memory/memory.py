@@ -132,12 +132,13 @@ class Memory:
         self.edge = edge
         self.now_us = 0
         self.num_forgotten = 0
-        self._set_pending(
-            np.zeros(0, np.int64),
-            zeros(self.device, (0, dim)),
-            zeros(self.device, (0, feature_dim)),
-            zeros(self.device, (0,), np.int64),
-        )
+
+        # Pending messages: their nodes also on the host.
+        self._pending_host: Int64 = np.zeros(0, np.int64)
+        self.pending_node = self._put(self._pending_host)
+        self.pending_other = zeros(self.device, (0, dim))
+        self.pending_features = zeros(self.device, (0, feature_dim))
+        self.pending_us = zeros(self.device, (0,), np.int64)
 
     def _put(self, array: NDArray[Any]) -> Array:
         return put(array, self.device)

@@ -152,13 +152,14 @@ class NodeRows:
         self.pool = pool
         self.owned = owned
         self.num_places = 0
-        self._set_table(np.zeros(0, np.int64))
+        # Slot s of the table names the page of the places [s * PAGE, (s + 1) * PAGE).
+        self._page_S: Int64 = np.zeros(0, np.int64)
+        self._on_device = put(self._page_S, pool.device)
 
     def __del__(self) -> None:
         self.pool.drop(self._page_S)
 
     def _set_table(self, page_S: Int64) -> None:
-        """Slot s of the table names the page of the places [s * PAGE, (s + 1) * PAGE)."""
         self._page_S = page_S
         self._on_device = put(page_S, self.pool.device)
 
