@@ -24,6 +24,7 @@ def memory_for(what: str) -> Iterator[None]:
     except RuntimeError as error:
         if not lacks_memory(error):
             raise
+        # The settings that lower the GPU's use come first, the slower device last.
         raise DeviceMemoryError(
             f"The GPU has no memory for {what}: {error}",
             "set gpu.placement: hybrid, lower gpu.graph_bytes, gpu.cache_rows or "

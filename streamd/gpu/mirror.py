@@ -81,6 +81,7 @@ class Mirror:
             self.arrays["hidden"].data_ptr(),
             *map(int, self.store.arrays.tau),
         )
+        # The roots, with the range of events that each may see.
         query = (
             root_R.data_ptr(),
             since_R.data_ptr(),

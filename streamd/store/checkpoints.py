@@ -227,6 +227,7 @@ def stored_checkpoints(store: Store) -> dict[str, StoredCheckpoint]:
 
 def _wrong_in(stored: StoredCheckpoint) -> str:
     """The first thing wrong with a checkpoint, in words; empty if there is none."""
+    # Its versions are part of it, and come from the same store.
     for version in stored.versions:
         check(version)
     for folder in filter(None, (stored.checkpoint, stored.nightly)):

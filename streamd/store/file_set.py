@@ -97,6 +97,7 @@ class FileSetKind(Generic[Set]):
             text = bytes(envelope[self.name])
             if f"{crc32c(text):08x}" != msgspec.json.decode(envelope["crc"], type=str):
                 raise self.error(f"{name} differs from its checksum.", self.action)
+            # The format first: the fields of another one may not fit the struct.
             found = msgspec.json.decode(text, type=_Format).format
             if found != FORMAT:
                 raise StoreError(
@@ -151,6 +152,7 @@ def _fits(piece: Piece, size: int) -> bool:
 
 def _is_filled(file: StoredFile) -> bool:
     """Whether the pieces of a file fill all of it, each byte once."""
+    # In the order of the file, each range must begin at the end of the one before.
     end = 0
     for offset, length in sorted(extent for piece in file.pieces for extent in piece.extents):
         if offset != end:
@@ -169,6 +171,7 @@ def check_there(store: Store, files: Iterable[StoredFile], again: str) -> None:
 
     again: what the operator does if it has not. Raises: StoreError naming one that it has not.
     """
+    # One listing, not a request for each object.
     sizes = store.sizes(OBJECTS)
     for file in files:
         for piece in file.pieces:

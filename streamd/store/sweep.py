@@ -62,7 +62,7 @@ class Sweep:
             objects = store.sizes(OBJECTS)
             listed = list(store.sizes(FOLDER))
             found = sorted(name for name in listed if manifests.NAME.fullmatch(name))
-            kept, needed = self._kept(found, compacted)
+            kept, needed = self._choose(found, compacted)
             if found and not kept:
                 self.waiting = "no manifest is newer than the compaction"
                 return 0, 0
@@ -84,7 +84,7 @@ class Sweep:
             store.remove(killed)
         return len(old), len(gone)
 
-    def _kept(self, found: list[str], compacted: int | None) -> tuple[list[str], set[str]]:
+    def _choose(self, found: list[str], compacted: int | None) -> tuple[list[str], set[str]]:
         """The manifests that stay, and the objects that they, versions and checkpoints name.
 
         found: names of all manifests, oldest first. compacted: as of `remove`.
