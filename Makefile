@@ -11,7 +11,7 @@ SEEDS ?= 200
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo demos test screenshots contract tgb slow fences fuzz mutants lint bench docs helm wheel clean keys image image-release pin-base
+.PHONY: demo demos test screenshots contract tgb slow fences fuzz mutants lint bench docs helm wheel proto clean keys image image-release pin-base
 
 demo: $(VENV)/.demo
 	$(BIN)/streamd demo $(DEMO_ARGS)
@@ -91,6 +91,13 @@ $(VENV)/.bench: pyproject.toml constraints.txt | $(VENV)/bin/python
 	touch $@ $(VENV)/.dev $(VENV)/.demo
 
 # The mutation tool has an environment of its own: it only draws and writes code.
+# The descriptor of TensorFlow GNN's messages, which the package reads, after a change of the .proto.
+TFGNN := streamd/tfgnn/schema/tfgnn
+proto:
+	$(PYTHON) -m venv $(VENV)-proto
+	$(VENV)-proto/bin/python -m pip $(INSTALL) 'grpcio-tools==1.85.1'
+	$(VENV)-proto/bin/python -m grpc_tools.protoc -I. --descriptor_set_out=$(TFGNN).binpb $(TFGNN).proto
+
 $(VENV)-mutants/bin/cosmic-ray:
 	$(PYTHON) -m venv $(VENV)-mutants
 	$(VENV)-mutants/bin/python -m pip $(INSTALL) 'cosmic-ray==8.7.0'

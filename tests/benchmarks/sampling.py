@@ -26,16 +26,9 @@ from streamd.tfgnn.sampling.assembly import Assembler
 from streamd.tfgnn.sampling.run import plan_run, sample_tables
 from streamd.tfgnn.sampling.sampler import Sampler
 from streamd.tfgnn.sampling.seeds import name_samples
-from streamd.tfgnn.sampling.spec import SamplingOp, SamplingSpec, SeedOp, spec_text
-from streamd.tfgnn.schema.schema import (
-    TYPES,
-    EdgeSet,
-    Feature,
-    GraphSchema,
-    Metadata,
-    NodeSet,
-    schema_text,
-)
+from streamd.tfgnn.sampling.spec import spec_text
+from streamd.tfgnn.schema.messages import EdgeSet, GraphSchema, NodeSet, SamplingSpec
+from streamd.tfgnn.schema.schema import new_feature, schema_text
 from streamd.tfgnn.tables.reading import Rows
 from streamd.tfgnn.tables.writing import write_table
 from tests.benchmarks.measure import Row, best_seconds
@@ -58,9 +51,9 @@ def texts(prefix: str, numbers) -> np.ndarray:
 def make(folder: Path, scale: int = SCALE) -> tuple[int, int]:
     """Write tables, schema and spec. Returns: how many papers and edges."""
     rng = np.random.default_rng(0)
-    text, number, vector = (Feature(dtype=TYPES[t], shape=s) for t, s in (("DT_STRING", ()), ("DT_INT64", ()), ("DT_FLOAT", (DIM,))))
+    text, number, vector = (new_feature("DT_STRING"), new_feature("DT_INT64"), new_feature("DT_FLOAT", (DIM,)))
     sets = {name: NodeSet(features={"#id": text} | ({"feat": vector, "year": number} if name == "paper" else {}),
-                          metadata=Metadata(filename=f"{name}.tfrecord")) for name in NODES}
+                          metadata={"filename": f"{name}.tfrecord"}) for name in NODES}
     for name, one in sets.items():
         num = NODES[name] // scale
         ids = texts(name[0], np.arange(num))
@@ -72,15 +65,15 @@ def make(folder: Path, scale: int = SCALE) -> tuple[int, int]:
     for name, (source, target, num) in EDGES.items():
         num //= scale
         total += num
-        one = edge_sets[name] = EdgeSet(source=source, target=target, metadata=Metadata(filename=f"{name}.csv"))
+        one = edge_sets[name] = EdgeSet(source=source, target=target, metadata={"filename": f"{name}.csv"})
         # Some targets have many edges, as in the original.
         ends = [texts(source[0], rng.integers(0, NODES[source] // scale, num)),
                 texts(target[0], (NODES[target] // scale * rng.random(num) ** 3).astype(int))]
         write_table(one, folder / one.metadata.filename, [Rows(first=0, num=num, source=ends[0], target=ends[1])])
-    edge_sets["written"] = EdgeSet(source="paper", target="author", metadata=Metadata(filename="writes.csv", extra=(("edge_type", "reversed"),)))
+    edge_sets["written"] = EdgeSet(source="paper", target="author", metadata={"filename": "writes.csv", "extra": [{"key": "edge_type", "value": "reversed"}]})
     (folder / "graph.pbtxt").write_text(schema_text(GraphSchema(node_sets=sets, edge_sets=edge_sets)))
-    ops = tuple(SamplingOp(op_name=n, input_op_names=(i,), edge_set_name=e, sample_size=k, strategy="RANDOM_UNIFORM") for n, i, e, k in OPS)
-    spec = SamplingSpec(seed_op=SeedOp(op_name="seed", node_set_name="paper"), sampling_ops=ops)
+    ops = tuple({"op_name": n, "input_op_names": (i,), "edge_set_name": e, "sample_size": k, "strategy": "RANDOM_UNIFORM"} for n, i, e, k in OPS)
+    spec = SamplingSpec(seed_op={"op_name": "seed", "node_set_name": "paper"}, sampling_ops=ops)
     (folder / "spec.binpb").write_text(spec_text(spec))
     return NODES["paper"] // scale, total
 
@@ -155,8 +148,8 @@ def live_hub(folder: Path) -> list[Row]:
     source = LogSource(log=log, declared=declared_sets(settings, log.state.schema))
     found = []
     for strategy in ("TOP_K", "RANDOM_UNIFORM", "RANDOM_WEIGHTED", "LATEST_K"):
-        spec = SamplingSpec(seed_op=SeedOp(op_name="seed", node_set_name="n"), sampling_ops=(
-            SamplingOp(op_name="hop", input_op_names=("seed",), edge_set_name="e", sample_size=16, strategy=strategy),))
+        spec = SamplingSpec(seed_op={"op_name": "seed", "node_set_name": "n"}, sampling_ops=(
+            {"op_name": "hop", "input_op_names": ("seed",), "edge_set_name": "e", "sample_size": 16, "strategy": strategy},))
         begin, schema = time.perf_counter(), graph_schema(source.declared)
         graph = load_log_graph(LogRows(log, source.declared, source.cut()), schema, (["n"], ["e"]), others={})
         sampler, assembler = Sampler(graph, schema, spec, seed=0, timed_seeds=True), Assembler(graph, schema, "n", True)

@@ -15,7 +15,7 @@ from streamd.tfgnn.sampling.draws import ENDLESS, draw_keys, hash_strings
 from streamd.tfgnn.sampling.sampler import Sampler, walk
 from streamd.tfgnn.sampling.seeds import name_samples
 from streamd.tfgnn.sampling.shard_writing import BATCH
-from streamd.tfgnn.sampling.spec import SamplingOp, parse_spec
+from streamd.tfgnn.sampling.spec import parse_spec
 from streamd.tfgnn.sampling.tables_graph import load_graph
 from streamd.tfgnn.schema.schema import parse_schema
 from streamd.tfgnn.tables.reading import Rows
@@ -58,7 +58,7 @@ def draws() -> list[Row]:
     for strategy, what, until in cases:
         edges = adjacency(np.zeros(HUB, np.int64), np.arange(HUB), 1, time_E=times, weight_E=weights[what].astype(np.float32), features={}, types={},
                           place=TableRows())
-        op = SamplingOp(op_name="op", input_op_names=("seed",), edge_set_name="e", sample_size=SIZE, strategy=strategy)
+        op = {"op_name": "op", "input_op_names": ("seed",), "edge_set_name": "e", "sample_size": SIZE, "strategy": strategy}
 
         def draw(op=op, edges=edges, until=until):
             return walk(op, edges, node, np.full(DRAWS, untils[until]), draw_keys(0, "op", samples, id), taken)

@@ -13,8 +13,8 @@ from streamd.tfgnn.records.columns import ColumnReader
 from streamd.tfgnn.records.examples import Codec
 from streamd.tfgnn.records.records import read_blocks, read_records, write_records
 from streamd.tfgnn.records.tensor import Edges, GraphTensor, Nodes, Ragged
-from streamd.tfgnn.schema.proto import message_class
-from streamd.tfgnn.schema.schema import TYPES, Context, EdgeSet, Feature, GraphSchema, NodeSet
+from streamd.tfgnn.schema.messages import Context, EdgeSet, Example, GraphSchema, NodeSet
+from streamd.tfgnn.schema.schema import new_feature
 from tests.benchmarks.measure import Row, best_seconds
 
 RECORDS, NODES, EDGES, DIM, ROUNDS = 20_000, 100, 300, 32, 200
@@ -24,7 +24,7 @@ KEYS = [("id", "bytes"), ("src", "int64"), ("dst", "int64"), ("time", "int64"), 
 def rows() -> list[bytes]:
     """Records of 34 integers, 136 floats and 17 strings, as protobuf writes them."""
     rng = np.random.default_rng(0)
-    made = message_class("Example")()
+    made = Example()
     found = []
     for _ in range(RECORDS):
         made.Clear()
@@ -45,7 +45,7 @@ def ours(path: Path) -> int:
 
 def by_protobuf(path: Path) -> int:
     """The same by protobuf's parser on records that were read and checked."""
-    example, total = message_class("Example"), 0
+    example, total = Example, 0
     for record in read_records(path):
         have = example.FromString(record).features.feature
         for key, kind in KEYS:
@@ -83,11 +83,11 @@ def sample() -> tuple[GraphSchema, GraphTensor]:
     """A sampled neighbourhood: 100 nodes with 32 floats, an id and ragged words, and 300 edges."""
     rng = np.random.default_rng(0)
     schema = GraphSchema(
-        context=Context(features={"seed_id": Feature(dtype=TYPES["DT_STRING"])}),
+        context=Context(features={"seed_id": new_feature("DT_STRING")}),
         node_sets={"paper": NodeSet(features={
-            "#id": Feature(dtype=TYPES["DT_STRING"]), "emb": Feature(dtype=TYPES["DT_FLOAT"], shape=(DIM,)),
-            "year": Feature(dtype=TYPES["DT_INT64"]), "words": Feature(dtype=TYPES["DT_INT64"], shape=(None,))})},
-        edge_sets={"cites": EdgeSet(source="paper", target="paper", features={"weight": Feature(dtype=TYPES["DT_FLOAT"])})})
+            "#id": new_feature("DT_STRING"), "emb": new_feature("DT_FLOAT", (DIM,)),
+            "year": new_feature("DT_INT64"), "words": new_feature("DT_INT64", (None,))})},
+        edge_sets={"cites": EdgeSet(source="paper", target="paper", features={"weight": new_feature("DT_FLOAT")})})
     lengths = rng.integers(0, 6, NODES)
     ids = np.array([b"paper:%d" % i for i in range(NODES)], object)
     paper = {"#id": ids, "emb": rng.normal(size=(NODES, DIM)).astype(np.float32), "year": rng.integers(1900, 2030, NODES),
@@ -101,13 +101,13 @@ def sample() -> tuple[GraphSchema, GraphTensor]:
 
 def decode_by_protobuf(record: bytes) -> list[np.ndarray]:
     """The lists of a record as arrays: no checks, no shapes."""
-    have = message_class("Example").FromString(record).features.feature
+    have = Example.FromString(record).features.feature
     return [np.array(getattr(one, one.WhichOneof("kind")).value) for one in have.values()]
 
 
 def encode_by_protobuf(graph: GraphTensor) -> bytes:
     """The same record by protobuf: no checks."""
-    made = message_class("Example")()
+    made = Example()
     have = made.features.feature
     paper, cites = graph.node_sets["paper"], graph.edge_sets["cites"]
     have["context/seed_id"].bytes_list.value.extend(graph.context["seed_id"].tolist())
@@ -153,7 +153,7 @@ def run() -> list[Row]:
     schema, graph = sample()
     codec = Codec(schema)
     record = codec.encode(graph)
-    assert message_class("Example").FromString(record) == message_class("Example").FromString(encode_by_protobuf(graph))
+    assert Example.FromString(record) == Example.FromString(encode_by_protobuf(graph))
     what = f"a sample of {NODES} nodes, {EDGES} edges, {len(record) / 1e3:,.0f} kB"
     found.append(Row(f"decode {what}", microseconds(lambda: codec.decode(record)), "us", microseconds(lambda: decode_by_protobuf(record)),
                      "protobuf to arrays, unchecked"))

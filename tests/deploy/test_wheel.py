@@ -26,7 +26,7 @@ def test_the_wheel_holds_every_file_of_the_package_and_no_other():
     wheel, = DIST.glob("*.whl")
     names = {n for n in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in n}
     have = tracked()
-    assert {Path(n).suffix for n in have} >= {".py", ".typed", ".html", ".gz", ".cu", ".proto"}
+    assert {Path(n).suffix for n in have} >= {".py", ".typed", ".html", ".gz", ".cu", ".proto", ".binpb"}
     assert names == have
 
 

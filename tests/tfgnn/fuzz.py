@@ -22,14 +22,8 @@ from streamd.errors import TFGNNError
 from streamd.tfgnn.records.examples import Codec
 from streamd.tfgnn.records.records import frame, read_records
 from streamd.tfgnn.sampling.spec import parse_spec, read_spec, spec_binary, spec_text
-from streamd.tfgnn.schema.schema import (
-    EdgeSet,
-    Metadata,
-    parse_schema,
-    read_schema,
-    schema_binary,
-    schema_text,
-)
+from streamd.tfgnn.schema.messages import EdgeSet
+from streamd.tfgnn.schema.schema import parse_schema, read_schema, schema_binary, schema_text
 from streamd.tfgnn.tables.listing import Part, lines_of
 from streamd.tfgnn.tables.reading import read_table
 from tests.tfgnn import fuzz_playing, fuzz_sampling, reference
@@ -82,7 +76,7 @@ class Fuzz:
         specs = [read_spec(GOLDEN / "topk2.pbtxt")]
         self.paper, self.cites = tables.node_sets["paper"], tables.edge_sets["cites"]
         self.csv_sets = [rows.node_sets["paper"], rows.edge_sets["cites"], rows.edge_sets["written"],
-                         EdgeSet(source="a", target="b", metadata=Metadata())]
+                         EdgeSet(source="a", target="b", metadata={})]
         files = [p.read_bytes() for p in sorted(GOLDEN.glob("*/*tfrecord*")) if p.is_file()]
         self.seeds = {
             "schema": [f(s) for s in (self.schema, tables, rows) for f in (lambda s: schema_text(s).encode(), schema_binary)],

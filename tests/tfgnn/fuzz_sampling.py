@@ -8,7 +8,7 @@ from streamd.tfgnn.sampling.assembly import Assembler
 from streamd.tfgnn.sampling.draws import ENDLESS
 from streamd.tfgnn.sampling.sampler import AGGREGATIONS, Sampler, seed_set
 from streamd.tfgnn.sampling.seeds import name_samples
-from streamd.tfgnn.sampling.spec import SeedOp, parse_spec
+from streamd.tfgnn.sampling.spec import parse_spec
 from streamd.tfgnn.sampling.tables_graph import load_graph
 from streamd.tfgnn.schema.schema import read_schema
 from streamd.tfgnn.tables.reading import read_table
@@ -19,6 +19,7 @@ SCHEMA = read_schema(GOLDEN / "graph.pbtxt")
 ENDS = ["p0,p1,.5,3", "p0,p2,.9,1", "p0,p3,.1,2", "p0,p4,.7,9", "p0,p1,.5,3", "p0,p1,.5,4", "p1,p0,0,2", "p1,p2,2,2", "p2,p3,1,5", "p3,p9,1,5", "p4,nobody,3,1",
         "p9,p0,1,0"]
 EDGES = ["\n".join(["source,target,weight,time", *ENDS]).encode() + b"\n"]
+STRATEGIES = ("TOP_K", "RANDOM_UNIFORM", "RANDOM_WEIGHTED", "LATEST_K")
 SPECS = [f"""seed_op {{ op_name: "seed" node_set_name: "paper" }}
   sampling_ops {{ op_name: "a" input_op_names: "seed" edge_set_name: "cites" sample_size: 2 strategy: {one} }}
   sampling_ops {{ op_name: "b" input_op_names: ["seed", "a"] edge_set_name: "cites" sample_size: 1 strategy: {two} }}
@@ -67,11 +68,11 @@ def check(edges: Path, spec_data: bytes, rng: random.Random) -> str | None:
     records = list(assembler.records(sampler.sample(seeds)))
 
     # As the reference takes it: only sets that were looked at.
-    assert isinstance(spec.seed_op, SeedOp)
+    assert spec.HasField("seed_op")
     nodes = {name: {id for rows in tables[name] for id in rows.ids.tolist()} for name in graph.node_sets}
     plain = {name: [edge for rows in tables[name] for edge in plain_edges(rows)] for name in graph.edge_sets}
     sets = {name: (schema.edge_sets[name].source, schema.edge_sets[name].target) for name in plain}
-    ops = [(op.op_name, [("seed" if i == spec.seed_op.op_name else i) for i in op.input_op_names], op.edge_set_name, op.sample_size, op.strategy)
+    ops = [(op.op_name, [("seed" if i == spec.seed_op.op_name else i) for i in op.input_op_names], op.edge_set_name, op.sample_size, STRATEGIES[op.strategy])
            for op in spec.sampling_ops]
     if "seed" in {op[0] for op in ops}:
         return None

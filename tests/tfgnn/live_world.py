@@ -7,7 +7,8 @@ import numpy as np
 from streamd.eventlog.reader import LogReader
 from streamd.tfgnn.logs.declared import declared_sets
 from streamd.tfgnn.logs.sampling_run import LogSource, plan_log_run, sample_log
-from streamd.tfgnn.sampling.spec import SamplingOp, SamplingSpec, SeedOp, spec_text
+from streamd.tfgnn.sampling.spec import spec_text
+from streamd.tfgnn.schema.messages import SamplingSpec
 from tests.tfgnn.test_tables import shop, write
 
 #   user --views--> item (and back, as rev_views),  user --follows--> user
@@ -64,8 +65,8 @@ class LiveWorld:
 
     def write_spec(self, ops=None, seed_set="user"):
         ops = self.ops if ops is None else ops
-        spec = SamplingSpec(seed_op=SeedOp(op_name="seed", node_set_name=seed_set), sampling_ops=tuple(
-            SamplingOp(op_name=n, input_op_names=i, edge_set_name=e, sample_size=k, strategy=s) for n, i, e, k, s in ops))
+        spec = SamplingSpec(seed_op={"op_name": "seed", "node_set_name": seed_set}, sampling_ops=tuple(
+            {"op_name": n, "input_op_names": i, "edge_set_name": e, "sample_size": k, "strategy": s} for n, i, e, k, s in ops))
         self.spec = self.path / "spec.pbtxt"
         self.spec.write_text(spec_text(spec))
 

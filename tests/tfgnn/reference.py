@@ -3,8 +3,8 @@
 import struct
 
 from streamd.tfgnn.records.records import masked_crc
-from streamd.tfgnn.schema.proto import message_class
-from streamd.tfgnn.schema.schema import GraphSchema
+from streamd.tfgnn.schema.messages import Example, GraphSchema
+from streamd.tfgnn.schema.schema import dtype_of, ragged_dims, shape_of
 
 MAX_ITEMS = 2**40
 MAX_ABSENT_ROWS = 2**20
@@ -32,7 +32,7 @@ def frames(data: bytes):
 
 def decode(record: bytes, schema: GraphSchema, prefix: str = ""):
     """{part: value}, values as flat lists with row lengths. Raises: Refused."""
-    example = message_class("Example")()
+    example = Example()
     try:
         example.ParseFromString(record)
     except Exception as error:
@@ -70,7 +70,7 @@ def decode(record: bytes, schema: GraphSchema, prefix: str = ""):
             if len(index) != num or any(not 0 <= i < sum(sizes["nodes", at]) for i in index):
                 raise Refused(end)
             out[f"edges/{name}.#{end}"] = index
-    groups = [("context/", schema.context.features if schema.context else {}, components)]
+    groups = [("context/", schema.context.features, components)]
     groups += [(f"nodes/{n}.", s.features, sum(sizes["nodes", n])) for n, s in schema.node_sets.items()]
     groups += [(f"edges/{n}.", s.features, sum(sizes["edges", n])) for n, s in schema.edge_sets.items()]
     for start, features, num in groups:
@@ -80,11 +80,11 @@ def decode(record: bytes, schema: GraphSchema, prefix: str = ""):
 
 
 def _feature(flat, key, feature, num):
-    values = flat(key, feature.dtype.wire)
-    lengths = [flat(f"{key}.d{dim}", "int64") for dim in feature.ragged_dims]
+    values = flat(key, dtype_of(feature).wire)
+    lengths = [flat(f"{key}.d{dim}", "int64") for dim in ragged_dims(shape_of(feature))]
     is_absent = bool(lengths) and not values and not any(lengths)
     rows, told = num, iter(range(len(lengths)))
-    for size in feature.shape:
+    for size in shape_of(feature):
         if size is not None:
             rows *= size
             continue
@@ -100,8 +100,8 @@ def _feature(flat, key, feature, num):
         rows = sum(lengths[i])
     if len(values) != rows:
         raise Refused(key)
-    if feature.dtype.wire == "int64":
-        values = [_integer(v, feature.dtype.name) for v in values]
+    if dtype_of(feature).wire == "int64":
+        values = [_integer(v, dtype_of(feature).name) for v in values]
     return values, lengths
 
 

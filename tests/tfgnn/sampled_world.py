@@ -5,21 +5,14 @@ import random
 import numpy as np
 
 from streamd.tfgnn.records.tensor import Ragged
-from streamd.tfgnn.sampling.spec import SamplingOp, SamplingSpec, SeedOp, spec_text
-from streamd.tfgnn.schema.schema import (
-    TYPES,
-    EdgeSet,
-    Feature,
-    GraphSchema,
-    Metadata,
-    NodeSet,
-    schema_text,
-)
+from streamd.tfgnn.sampling.spec import spec_text
+from streamd.tfgnn.schema.messages import EdgeSet, GraphSchema, NodeSet, SamplingSpec
+from streamd.tfgnn.schema.schema import new_feature, schema_text
 from streamd.tfgnn.tables.reading import Rows
 from streamd.tfgnn.tables.writing import write_table
 
-YEAR, SCORE, WORDS, ID = Feature(dtype=TYPES["DT_INT64"]), Feature(dtype=TYPES["DT_FLOAT"]), Feature(
-    dtype=TYPES["DT_STRING"], shape=(None,)), Feature(dtype=TYPES["DT_STRING"])
+YEAR, SCORE, WORDS, ID = new_feature("DT_INT64"), new_feature("DT_FLOAT"), new_feature(
+    "DT_STRING", (None,)), new_feature("DT_STRING")
 SETS = {"cites": ("paper", "paper"), "written": ("paper", "author"), "has": ("paper", "topic")}
 OPS = [
     ("hop", ("seed",), "cites", 3, "RANDOM_UNIFORM"),
@@ -63,13 +56,13 @@ class World:
         """Write schema, spec and tables, with the rows in another order each time."""
         end = ".tfrecord" + shards
         node_sets = {
-            "paper": NodeSet(features={"#id": ID, "year": YEAR, "words": WORDS}, metadata=Metadata(filename="paper" + end)),
-            "author": NodeSet(metadata=Metadata(filename="author.csv")), "topic": NodeSet()}
+            "paper": NodeSet(features={"#id": ID, "year": YEAR, "words": WORDS}, metadata={"filename": "paper" + end}),
+            "author": NodeSet(metadata={"filename": "author.csv"}), "topic": NodeSet()}
         edge_sets = {
-            "cites": EdgeSet(source="paper", target="paper", metadata=Metadata(filename="cites" + end)),
+            "cites": EdgeSet(source="paper", target="paper", metadata={"filename": "cites" + end}),
             "written": EdgeSet(source="paper", target="author", features={"position": YEAR},
-                               metadata=Metadata(filename="writes.csv" + shards, extra=(("edge_type", "reversed"),))),
-            "has": EdgeSet(source="paper", target="topic", metadata=Metadata(filename="has.csv"))}
+                               metadata={"filename": "writes.csv" + shards, "extra": [{"key": "edge_type", "value": "reversed"}]}),
+            "has": EdgeSet(source="paper", target="topic", metadata={"filename": "has.csv"})}
         self.schema = GraphSchema(node_sets=node_sets, edge_sets=edge_sets)
         self.path.mkdir(parents=True, exist_ok=True)
         (self.path / "graph.pbtxt").write_text(schema_text(self.schema))
@@ -93,8 +86,8 @@ class World:
 
     def write_spec(self):
         """Write the spec of the operations."""
-        self.spec = SamplingSpec(seed_op=SeedOp(op_name="seed", node_set_name="paper"), sampling_ops=tuple(
-            SamplingOp(op_name=n, input_op_names=i, edge_set_name=e, sample_size=k, strategy=s) for n, i, e, k, s in self.ops))
+        self.spec = SamplingSpec(seed_op={"op_name": "seed", "node_set_name": "paper"}, sampling_ops=tuple(
+            {"op_name": n, "input_op_names": i, "edge_set_name": e, "sample_size": k, "strategy": s} for n, i, e, k, s in self.ops))
         (self.path / "spec").mkdir(exist_ok=True)
         (self.path / "spec" / "spec.pbtxt").write_text(spec_text(self.spec))
 

@@ -92,7 +92,8 @@ def test_a_bucket_without_weights_is_refused_where_the_table_has_some(world, tmp
     one = world.schema.edge_sets["has"]
     (_, edges), = read_file(TableFile("edges", "has", world.path / "has.csv", one), 1)
     _, seeds = next(name_seeds((0, [SeedBlock([b"p0"], np.full(1, ENDLESS))]), plan))
-    op = dataclasses.replace(plan.spec.sampling_ops[-1], input_op_names=("seed",))
+    op = plan.spec.sampling_ops[-1]
+    op.input_op_names[:] = ["seed"]
     bare = dataclasses.replace(edges, weight=None)
     with pytest.raises(TFGNNError, match="Edge set 'has': some files have #weight or #time"):
         list(expand((0, [seeds, bare]), plan, [op]))

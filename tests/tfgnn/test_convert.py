@@ -11,7 +11,8 @@ from streamd.errors import TFGNNError
 from streamd.tfgnn.records.convert import from_hetero_data, from_torch, to_hetero_data, to_torch
 from streamd.tfgnn.records.examples import Codec
 from streamd.tfgnn.records.tensor import GraphTensor, Nodes
-from streamd.tfgnn.schema.schema import TYPES, Feature, GraphSchema, NodeSet, read_schema
+from streamd.tfgnn.schema.messages import GraphSchema, NodeSet
+from streamd.tfgnn.schema.schema import new_feature, read_schema
 from tests.tfgnn import reference
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -71,7 +72,7 @@ def test_what_hetero_data_lacks_is_named():
 @pytest.mark.parametrize("name", ["num_nodes", "keys", "sizes", "x_dict"])
 def test_a_name_that_pyg_takes_is_refused(name):
     pytest.importorskip("torch_geometric")
-    schema = GraphSchema(node_sets={"n": NodeSet(features={name: Feature(dtype=TYPES["DT_INT64"])})})
+    schema = GraphSchema(node_sets={"n": NodeSet(features={name: new_feature("DT_INT64")})})
     graph = GraphTensor(node_sets={"n": Nodes(sizes_C=np.array([1]), features={name: np.array([5])})})
     with pytest.raises(TFGNNError, match=f"uses the name '{name}' itself"):
         to_hetero_data(graph, schema)

@@ -16,15 +16,14 @@ from streamd.tfgnn.records.examples import Codec
 from streamd.tfgnn.records.kernels import SLOW, scan_examples
 from streamd.tfgnn.records.records import write_records
 from streamd.tfgnn.records.tensor import Edges, GraphTensor, Nodes, Ragged, ragged
-from streamd.tfgnn.schema.proto import message_class
+from streamd.tfgnn.schema.messages import Context, EdgeSet, Example, GraphSchema, NodeSet
 from streamd.tfgnn.schema.schema import (
     TYPES,
-    Context,
-    EdgeSet,
-    Feature,
-    GraphSchema,
-    NodeSet,
+    dtype_of,
+    new_feature,
+    ragged_dims,
     read_schema,
+    shape_of,
 )
 from tests.tfgnn import reference
 
@@ -33,12 +32,12 @@ EXPECTED = {r["name"]: r for r in json.loads((GOLDEN / "encoding/expected.json")
 
 
 def feature(dtype, *shape):
-    return Feature(dtype=TYPES[f"DT_{dtype}"], shape=tuple(None if s == -1 else s for s in shape))
+    return new_feature(f"DT_{dtype}", [None if s == -1 else s for s in shape])
 
 
 def example(**lists):
     """A record of the lists under keys, in which __ stands for / and _. for a dot that begins a name."""
-    made = message_class("Example")()
+    made = Example()
     for key, values in lists.items():
         target = made.features.feature[key]
         if not isinstance(values, tuple):
@@ -86,7 +85,7 @@ def test_the_peers_records_have_the_peers_values(name):
 def test_a_record_of_the_peer_is_written_again_with_the_same_lists():
     codec = Codec(read_schema(GOLDEN / "encoding"))
     record = (GOLDEN / "encoding/00_full.example").read_bytes()
-    ours, theirs = (message_class("Example").FromString(r) for r in (codec.encode(codec.decode(record)), record))
+    ours, theirs = (Example.FromString(r) for r in (codec.encode(codec.decode(record)), record))
     assert ours == theirs
 
 
@@ -126,9 +125,9 @@ def test_the_guides_encodings(shape, rows, lists):
     schema = one_set(*shape)
     codec = Codec(schema)
     f = schema.node_sets["n"].features["f"]
-    value = ragged(f, rows) if f.ragged_dims else np.array(rows)
+    value = ragged(f, rows) if None in shape_of(f) else np.array(rows)
     record = codec.encode(GraphTensor(node_sets={"n": Nodes(sizes_C=np.array([2]), features={"f": value})}))
-    have = message_class("Example").FromString(record).features.feature
+    have = Example.FromString(record).features.feature
     assert {k: list(v.int64_list.value) for k, v in have.items()} == {"nodes/n.#size": [2], **lists}
     assert codec.decode(record).node_sets["n"].features["f"].tolist() == rows
 
@@ -141,7 +140,7 @@ def test_types_and_the_lists_that_hold_them(dtype, values, kind, wire):
     codec = Codec(one_set(dtype=dtype))
     given_ = np.array(values, TYPES[f"DT_{dtype}"].numpy)
     record = codec.encode(GraphTensor(node_sets={"n": Nodes(sizes_C=np.array([2]), features={"f": given_})}))
-    held = message_class("Example").FromString(record).features.feature["nodes/n.f"]
+    held = Example.FromString(record).features.feature["nodes/n.f"]
     assert list(getattr(held, f"{kind}_list").value) == (values if wire is None else wire)
     back = codec.decode(record).node_sets["n"].features["f"]
     assert back.dtype == TYPES[f"DT_{dtype}"].numpy and back.tolist() == (wire if dtype == "DOUBLE" else values)
@@ -173,7 +172,7 @@ def test_an_absent_ragged_feature_has_empty_rows_and_a_latent_set_its_size():
     assert graph.context["tags"].tolist() == [[]]
     assert graph.node_sets["latent"].num == 3
     # Written, its zeros are there, so that the peer reads as many rows.
-    have = message_class("Example").FromString(Codec(CITES).encode(graph)).features.feature
+    have = Example.FromString(Codec(CITES).encode(graph)).features.feature
     assert list(have["nodes/paper.words.d1"].int64_list.value) == [0, 0]
     assert list(have["nodes/paper.pairs.d2"].int64_list.value) == [0, 0, 0, 0]
 
@@ -323,7 +322,7 @@ YEAR = b"nodes/paper.year"
 ])
 @pytest.mark.parametrize("wrap", [lambda f: field(0x0A, f), lambda f: field(0x0A, f) + field(0x0A, b""), lambda f: b"\x2a\x00" + field(0x0A, f)])
 def test_whatever_shape_the_wire_format_allows_is_read(year, wrap):
-    rest = message_class("Example").FromString(example(**{k: v for k, v in GOOD.items() if k != YEAR.decode()}))
+    rest = Example.FromString(example(**{k: v for k, v in GOOD.items() if k != YEAR.decode()}))
     record = wrap(year + rest.features.SerializeToString())
     assert Codec(CITES).decode(record).node_sets["paper"].features["year"].tolist() == [1, 2]
 
@@ -373,7 +372,7 @@ def test_reading_a_damaged_file_gives_the_graphs_before_the_damage(tmp_path):
 DTYPES = st.sampled_from(sorted(TYPES))
 SHAPES = st.lists(st.sampled_from([None, None, 0, 1, 2, 3]), max_size=4).map(tuple).filter(
     lambda shape: None not in shape or 0 not in shape[: len(shape) - shape[::-1].index(None)])
-FEATURES = st.dictionaries(st.sampled_from(["f", "g", "é", "#id", "x.y"]), st.builds(lambda d, s: Feature(dtype=TYPES[d], shape=s), DTYPES, SHAPES), max_size=3)
+FEATURES = st.dictionaries(st.sampled_from(["f", "g", "é", "#id", "x.y"]), st.builds(new_feature, DTYPES, SHAPES), max_size=3)
 
 
 @st.composite
@@ -386,21 +385,22 @@ def graphs(draw):
 
     def value(feature, num):
         rows, lengths = num, []
-        last = feature.ragged_dims[-1] if feature.ragged_dims else 0
-        for size in feature.shape[:last]:
+        of_item = shape_of(feature)
+        last = max(ragged_dims(of_item), default=0)
+        for size in of_item[:last]:
             if size is None:
                 lengths.append(rng.integers(0, 3, rows))
             rows = int(lengths[-1].sum()) if size is None else rows * size
-        shape = (rows, *feature.shape[last:])
-        dtype = feature.dtype.numpy
-        if feature.dtype.wire == "bytes":
+        shape = (rows, *of_item[last:])
+        dtype = dtype_of(feature).numpy
+        if dtype_of(feature).wire == "bytes":
             values = np.array([rng.bytes(rng.integers(0, 4)) for _ in range(math.prod(shape))] + [None], object)[:-1].reshape(shape)
         elif dtype.kind in "iub":
             low, high = (0, 2) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
             values = rng.integers(low, high, shape, dtype, endpoint=dtype.kind != "b")
         else:
             values = rng.normal(size=shape).astype(np.float16).astype(dtype)
-        return Ragged(feature.shape, values, tuple(lengths)) if lengths else values
+        return Ragged(of_item, values, tuple(lengths)) if lengths else values
 
     sizes = rng.integers(1, 4, (3, components))
     total = sizes.sum(1).tolist()

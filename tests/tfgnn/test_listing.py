@@ -15,7 +15,7 @@ from streamd.tfgnn.records.examples import Codec
 from streamd.tfgnn.records.records import frame, write_records
 from streamd.tfgnn.records.tensor import Edges, GraphTensor, Nodes, by_row, ragged
 from streamd.tfgnn.sampling.run import plan_run, sample_tables
-from streamd.tfgnn.schema.proto import message_class
+from streamd.tfgnn.schema.messages import Example
 from streamd.tfgnn.schema.schema import parse_schema, read_schema, schema_text
 from streamd.tfgnn.tables import listing
 from streamd.tfgnn.tables.listing import Part, lines_of
@@ -33,7 +33,7 @@ def show(*words):
 
 
 def example(**lists):
-    made = message_class("Example")()
+    made = Example()
     for key, values in lists.items():
         kind = {bytes: "bytes", float: "float", int: "int64"}[type(values[0])]
         getattr(made.features.feature[key], f"{kind}_list").value.extend(values)

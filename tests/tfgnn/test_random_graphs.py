@@ -9,7 +9,7 @@ from streamd.tfgnn.records.examples import Codec
 from streamd.tfgnn.records.tensor import Ragged
 from streamd.tfgnn.sampling.random_graphs import random_graphs
 from streamd.tfgnn.schema.graph_spec import example_spec, graph_spec
-from streamd.tfgnn.schema.proto import message_class
+from streamd.tfgnn.schema.messages import Example
 from streamd.tfgnn.schema.schema import parse_schema, read_schema
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -55,7 +55,7 @@ def test_the_same_seed_gives_the_same_graphs(schema):
 def test_the_spec_of_records_has_the_keys_and_lists_of_records(schema, prefix):
     spec = example_spec(schema, prefix)
     record = Codec(schema, prefix).encode(next(random_graphs(schema, 1)))
-    have = message_class("Example").FromString(record).features.feature
+    have = Example.FromString(record).features.feature
     assert {key: have[key].WhichOneof("kind") for key in have} == {key: f"{one.kind}_list" for key, one in spec.items()}
     assert {key for one in spec.values() for key in one.row_lengths} <= spec.keys()
 

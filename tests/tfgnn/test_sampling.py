@@ -27,7 +27,7 @@ from streamd.tfgnn.sampling.draws import (
     sum_weights,
 )
 from streamd.tfgnn.sampling.run import plan_run, sample_tables
-from streamd.tfgnn.schema.schema import read_schema
+from streamd.tfgnn.schema.schema import is_reversed, read_schema
 from tests.tfgnn import plain_sampler
 from tests.tfgnn.sampled_world import OPS, World
 
@@ -399,7 +399,7 @@ def test_the_specs_of_the_guide_run_where_its_reversed_set_is_there(tmp_path):
     (tmp_path / "graph.pbtxt").write_text(text[:i] + added + text[j:])
     made = plan_run(tmp_path / "graph.pbtxt", tmp_path / "spec.pbtxt", tmp_path / "s.tfrecord", data_path=GOLDEN / "unigraph_csv").schema
     one, want = made.edge_sets["written"], read_schema(GOLDEN / "unigraph_csv").edge_sets["written"]
-    assert (one.source, one.target, one.metadata.filename) == (want.source, want.target, want.metadata.filename) and one.metadata.is_reversed
+    assert (one.source, one.target, one.metadata.filename) == (want.source, want.target, want.metadata.filename) and is_reversed(one)
 
 
 def test_a_killed_run_goes_on_to_the_same_files(tmp_path):

@@ -12,16 +12,8 @@ from streamd.errors import TFGNNError, TFRecordError
 from streamd.tfgnn.records.examples import Codec
 from streamd.tfgnn.records.records import frame, read_records
 from streamd.tfgnn.records.tensor import ragged
-from streamd.tfgnn.schema.proto import message_class
-from streamd.tfgnn.schema.schema import (
-    TYPES,
-    Context,
-    EdgeSet,
-    Feature,
-    Metadata,
-    NodeSet,
-    read_schema,
-)
+from streamd.tfgnn.schema.messages import Context, EdgeSet, Example, NodeSet
+from streamd.tfgnn.schema.schema import new_feature, read_schema
 from streamd.tfgnn.tables import reading as unigraph
 from streamd.tfgnn.tables.reading import Rows, read_ids, read_seeds, read_table, table_path
 from streamd.tfgnn.tables.writing import write_table
@@ -31,7 +23,7 @@ CSV, TFRECORD = GOLDEN / "unigraph_csv", GOLDEN / "unigraph_tfrecord"
 
 
 def feature(dtype, *shape):
-    return Feature(dtype=TYPES[f"DT_{dtype}"], shape=tuple(None if s == -1 else s for s in shape))
+    return new_feature(f"DT_{dtype}", [None if s == -1 else s for s in shape])
 
 
 def table(folder, set_name):
@@ -155,7 +147,7 @@ def test_features_with_dims_are_rows_of_records(tmp_path):
         "emb": np.arange(8, dtype=np.float32).reshape(2, 2, 2), "words": ragged(one.features["words"], [[b"x", b"y"], []]),
         "boxes": ragged(one.features["boxes"], [[], [[1, 2], [3, 4]]])})
     write_table(one, tmp_path / "x.tfrecord", [rows])
-    record = message_class("Example").FromString(list(read_records(tmp_path / "x.tfrecord"))[1])
+    record = Example.FromString(list(read_records(tmp_path / "x.tfrecord"))[1])
     assert list(record.features.feature["#id"].bytes_list.value) == [b"b\0"] and list(record.features.feature["boxes"].int64_list.value) == [1, 2, 3, 4]
     read, = read_table(one, tmp_path / "x.tfrecord")
     assert read.ids.tolist() == [b"a", b"b\0"]
@@ -268,7 +260,7 @@ def test_a_line_without_an_end_is_refused(tmp_path, monkeypatch):
 
 
 def record(**lists):
-    made = message_class("Example")()
+    made = Example()
     for key, values in lists.items():
         kind = {bytes: "bytes", float: "float", int: "int64"}[type(values[0])]
         getattr(made.features.feature[key], f"{kind}_list").value.extend(values)
@@ -312,8 +304,8 @@ def test_what_has_no_place_in_a_table_is_not_written(tmp_path):
         write_table(A, tmp_path / "x.csv", [])
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(TFGNNError, match="is not a local file"):
-        table_path(NodeSet(metadata=Metadata(filename="gs://b/x.csv")), tmp_path)
-    assert table_path(NodeSet(metadata=Metadata()), tmp_path) is None
+        table_path(NodeSet(metadata={"filename": "gs://b/x.csv"}), tmp_path)
+    assert table_path(NodeSet(metadata={}), tmp_path) is None
 
 
 def test_a_declared_id_is_a_string(tmp_path):

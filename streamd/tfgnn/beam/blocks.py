@@ -18,8 +18,8 @@ from streamd.tfgnn.sampling.adjacency import check_weights
 from streamd.tfgnn.sampling.draws import ENDLESS, Array, hash_strings
 from streamd.tfgnn.sampling.seeds import shard_of
 from streamd.tfgnn.sampling.tables_graph import Columns
-from streamd.tfgnn.schema.schema import Context, EdgeSet, NodeSet
-from streamd.tfgnn.tables.reading import Rows, read_seeds, read_table
+from streamd.tfgnn.schema.messages import Context, EdgeSet
+from streamd.tfgnn.tables.reading import Rows, Set, read_seeds, read_table
 
 ROWS = 1 << 17
 """Rows of a table that are cut by bucket at once."""
@@ -167,7 +167,7 @@ class TableFile:
     kind: str
     name: str
     path: Path
-    one: Context | NodeSet | EdgeSet
+    one: Set
 
 
 def read_file(file: TableFile, buckets: int) -> Iterator[Keyed]:

@@ -34,7 +34,8 @@ from streamd.tfgnn.sampling.tables_graph import (
     needed_sets,
     table_of,
 )
-from streamd.tfgnn.schema.schema import NodeSet, read_schema, schema_file
+from streamd.tfgnn.schema.messages import NodeSet
+from streamd.tfgnn.schema.schema import all_sets, has_table, read_schema, schema_file
 from streamd.tfgnn.tables.reading import Rows, read_seeds, read_table
 
 BUCKET_BYTES = 32 << 20
@@ -172,7 +173,7 @@ class _Files:
             if not is_latent(one):
                 found += self._of("nodes", name, one)
             else:
-                check_latent(name, dict(one.features))
+                check_latent(name, one.features)
         return found
 
     @property
@@ -229,8 +230,8 @@ def read_graph(pipeline: Any, path: Path, data_path: Path | None = None) -> dict
     schema = read_schema(schema_path)
     base = schema_path.parent if data_path is None else data_path
     found = {}
-    for kind, name, one in schema.all_sets():
-        if one.metadata is None or not (one.metadata.filename or one.metadata.bigquery):
+    for kind, name, one in all_sets(schema):
+        if not has_table(one):
             continue
         label = {"node set": f"nodes/{name}", "edge set": f"edges/{name}"}.get(kind, kind)
         paths = find_files(table_of(name or kind, one, base))

@@ -48,9 +48,9 @@ from streamd.tfgnn.sampling.assembly import Assembler, is_latent
 from streamd.tfgnn.sampling.draws import Array, draw_keys, hash_strings
 from streamd.tfgnn.sampling.sampler import NONE, Found, Has, before, seed_set, walk
 from streamd.tfgnn.sampling.seeds import Seeds, name_samples, shard_of
-from streamd.tfgnn.sampling.spec import SamplingOp, SamplingSpec
+from streamd.tfgnn.sampling.spec import seed_of
 from streamd.tfgnn.sampling.tables_graph import whole
-from streamd.tfgnn.schema.schema import GraphSchema
+from streamd.tfgnn.schema.messages import GraphSchema, SamplingOp, SamplingSpec
 
 Missing = dict[tuple[str, bool], set[bytes]]
 """Ids of nodes without a row. Key: node set, and whether seeds (True) or edges name them."""
@@ -79,7 +79,8 @@ class Plan:
         """The node set that an operation ends at."""
         for one in self.spec.sampling_ops:
             if one.op_name == op:
-                return self.schema.edge_sets[one.edge_set_name].target
+                target: str = self.schema.edge_sets[one.edge_set_name].target
+                return target
         return seed_set(self.spec)
 
     def write_missing(self, bucket: int, missing: Missing) -> None:
@@ -105,7 +106,7 @@ class Plan:
 
 def levels(spec: SamplingSpec) -> list[list[SamplingOp]]:
     """The operations that can run at once, level by level."""
-    level = {spec.seed_op.op_name: -1}
+    level = {seed_of(spec).op_name: -1}
     found: list[list[SamplingOp]] = []
     for op in spec.sampling_ops:
         level[op.op_name] = 1 + max(level[name] for name in op.input_op_names)
@@ -132,7 +133,7 @@ def name_seeds(bucket: Keyed, plan: Plan) -> Iterator[Keyed]:
     handles = seeds.handles
     nodes, number = numbered(seeds.seed_ids)
     arrived = places_of(number, seeds.seed_ids)
-    op = plan.spec.seed_op.op_name
+    op = seed_of(plan.spec).op_name
     yield (
         key,
         Arrivals(op, handles, seeds.until_S, nodes, np.arange(len(handles)), arrived),
@@ -341,13 +342,13 @@ def join_rows(bucket: Keyed, plan: Plan) -> Iterator[Keyed]:
     for block in blocks:
         if isinstance(block, Arrivals):
             came.setdefault(plan.node_set_of(block.op), []).append(block)
-            if block.op == plan.spec.seed_op.op_name:
+            if block.op == seed_of(plan.spec).op_name:
                 shard_S = shard_of(hash_strings(block.samples), plan.num_shards)
                 for shard, places in groups(shard_S):
                     yield shard, Begun(pick(block.samples, places), block.until_S[places])
         elif not isinstance(block, NodeBlock):
             yield key, block
-    for name, node_set in plan.schema.node_sets.items():
+    for name, node_set in sorted(plan.schema.node_sets.items()):
         rows = [block for block in of(blocks, NodeBlock) if block.node_set == name]
         arrivals = came.get(name, [])
         ids = [id for block in rows for id in block.ids]
@@ -356,7 +357,7 @@ def join_rows(bucket: Keyed, plan: Plan) -> Iterator[Keyed]:
         if not arrivals:
             continue
         for block in arrivals:
-            is_seed = block.op == plan.spec.seed_op.op_name
+            is_seed = block.op == seed_of(plan.spec).op_name
             missing.setdefault((name, is_seed), set()).update(
                 set(block.nodes) - table.number.keys()
             )
@@ -390,7 +391,7 @@ def write_shard(shard: Keyed, plan: Plan) -> Iterator[int]:
 
     node_sets: dict[str, NodeTable] = {}
     nodes: dict[str, tuple[Array, Array]] = {}
-    for name in plan.schema.node_sets:
+    for name in sorted(plan.schema.node_sets):
         held = [block for block in of(blocks, Held) if block.node_set == name]
         node_sets[name] = table = _table_of(held)
         if held:
@@ -399,7 +400,7 @@ def write_shard(shard: Keyed, plan: Plan) -> Iterator[int]:
     if seed_set(plan.spec) not in nodes:
         nodes[seed_set(plan.spec)] = NONE, NONE
     edge_sets, edges = {}, {}
-    for name, one in plan.schema.edge_sets.items():
+    for name, one in sorted(plan.schema.edge_sets.items()):
         walked = [block for block in of(blocks, Walked) if block.edge_set == name]
         if walked:
             ends = node_sets[one.source], node_sets[one.target]

@@ -14,13 +14,12 @@ from streamd.errors import TFGNNError
 from streamd.schema import DEFAULT_SET, Schema
 from streamd.settings.loading import Settings, edge_sets, node_sets, schema_of, with_schema
 from streamd.settings.sets import FeatureSettings, SetSettings, shown, text_of
+from streamd.tfgnn.schema.messages import EdgeSet, Feature, GraphSchema, NodeSet
 from streamd.tfgnn.schema.schema import (
-    TYPES,
-    EdgeSet,
-    Feature,
-    GraphSchema,
-    Metadata,
-    NodeSet,
+    REVERSED,
+    extra_of,
+    is_reversed,
+    new_feature,
 )
 
 ID, TIME = "#id", "#time"
@@ -33,9 +32,8 @@ UNIT, KEYS, REVERSE_OF = "streamd.time_unit", "streamd.keys", "streamd.reverse_o
 edge set this one is the reverse."""
 UNNAMED = "features"
 """The feature that holds all numbers of a set whose features have no names."""
-KEY = Feature(dtype=TYPES["DT_STRING"], description="key of the node")
-EVENT_TIME = Feature(dtype=TYPES["DT_INT64"], description="event time, microseconds since 1970")
-NUMBER = Feature(dtype=TYPES["DT_FLOAT"])
+KEY = new_feature("DT_STRING", description="key of the node")
+EVENT_TIME = new_feature("DT_INT64", description="event time, microseconds since 1970")
 TAKEN = {"node set": (ID, "#size"), "edge set": (TIME, "#size", "#source", "#target")}
 """Names of columns that tables have for themselves."""
 
@@ -156,13 +154,13 @@ def feature_type(declared: FeatureSettings) -> Feature:
         texts = [text_of(c) for c in declared.categories]
         other, nothing = other_text(declared), nothing_text(declared)
         words = f"one of {shown(texts)}; {other!r} is any other, {nothing!r} none"
-        return Feature(dtype=KEY.dtype, description=words)
+        return new_feature("DT_STRING", description=words)
     if declared.hash is not None:
         words = f"place of a text among {declared.hash}, by its CRC32C; -1 is none"
-        return Feature(dtype=EVENT_TIME.dtype, description=words)
+        return new_feature("DT_INT64", description=words)
     if declared.vector is not None:
-        return Feature(dtype=NUMBER.dtype, shape=(declared.vector,))
-    return Feature(dtype=TYPES["DT_BOOL"]) if declared.type == "bool" else NUMBER
+        return new_feature("DT_FLOAT", (declared.vector,))
+    return new_feature("DT_BOOL" if declared.type == "bool" else "DT_FLOAT")
 
 
 def other_text(declared: FeatureSettings) -> str:
@@ -201,32 +199,32 @@ def graph_schema(declared: Declared, reverse: Collection[str] = ()) -> GraphSche
     reverse: names of edge sets whose reverse is there too, as sampling goes from sources to targets
     only. Raises: TFGNNError where a feature has the name of a column of tables.
     """
-    edges: dict[str, EdgeSet] = {}
+    out = GraphSchema()
     reversed_as = reverse_names(declared)
     for name, one in declared.edge_sets.items():
         features = {TIME: EVENT_TIME, **_features(one, "edge set")}
-        extra = (*_notes(one), (UNIT, "us"))
-        edges[name] = EdgeSet(
-            source=one.source,
-            target=one.target,
-            features=features,
-            metadata=Metadata(extra=extra),
-        )
+        ends = {"source": one.source, "target": one.target}
+        _put_set(out.edge_sets[name], features, (*_notes(one), (UNIT, "us")), **ends)
         if name in reverse:
-            extra = (("edge_type", "reversed"), (REVERSE_OF, name), (UNIT, "us"))
-            edges[reversed_as[name]] = EdgeSet(
-                source=one.target,
-                target=one.source,
-                features=features,
-                metadata=Metadata(extra=extra),
-            )
-    nodes = {
-        name: NodeSet(
-            features={ID: KEY, **_features(one, "node set")}, metadata=Metadata(extra=_notes(one))
-        )
-        for name, one in declared.node_sets.items()
-    }
-    return GraphSchema(node_sets=nodes, edge_sets=edges)
+            extra = (REVERSED, (REVERSE_OF, name), (UNIT, "us"))
+            ends = {"source": one.target, "target": one.source}
+            _put_set(out.edge_sets[reversed_as[name]], features, extra, **ends)
+    for name, one in declared.node_sets.items():
+        _put_set(out.node_sets[name], {ID: KEY, **_features(one, "node set")}, _notes(one))
+    return out
+
+
+def _put_set(
+    message: Any,
+    features: Mapping[str, Feature],
+    extra: Collection[tuple[str, str]],
+    **ends: str,
+) -> None:
+    """Fill the message of a set. extra: of its metadata. ends: source and target of an edge set."""
+    message.MergeFrom(type(message)(features=features, **ends))
+    message.metadata.SetInParent()
+    for key, value in extra:
+        message.metadata.extra.add(key=key, value=value)
 
 
 def _features(one: DeclaredSet, kind: str) -> dict[str, Feature]:
@@ -259,7 +257,7 @@ def plain_feature(feature: FeatureSettings) -> Any:
 
 def note(one: NodeSet | EdgeSet, key: str) -> str | None:
     """A value of a set's metadata, None where it has none."""
-    return dict(one.metadata.extra).get(key) if one.metadata is not None else None
+    return extra_of(one).get(key)
 
 
 def noted_features(one: NodeSet | EdgeSet, place: str) -> dict[str, FeatureSettings]:
@@ -281,15 +279,13 @@ def noted_features(one: NodeSet | EdgeSet, place: str) -> dict[str, FeatureSetti
 def forward_twin(name: str, schema: GraphSchema) -> str | None:
     """The edge set that a reversed one is the reverse of, None where it stands for itself."""
     one = schema.edge_sets[name]
-    if one.metadata is None or not one.metadata.is_reversed:
+    if not is_reversed(one):
         return None
-    told = note(one, REVERSE_OF)
-    for other, forward in schema.edge_sets.items():
-        if (forward.source, forward.target) != (one.target, one.source):
+    told, file = note(one, REVERSE_OF), one.metadata.filename
+    other: str
+    for other, forward in sorted(schema.edge_sets.items()):
+        if (forward.source, forward.target) != (one.target, one.source) or is_reversed(forward):
             continue
-        if forward.metadata is not None and forward.metadata.is_reversed:
-            continue
-        file = forward.metadata.filename if forward.metadata is not None else ""
-        if other == told or (told is None and file and file == one.metadata.filename):
+        if other == told or (told is None and file and file == forward.metadata.filename):
             return other
     return None

@@ -16,7 +16,8 @@ from streamd.tfgnn.logs.declared import DeclaredSet, noted_features, nothing_tex
 from streamd.tfgnn.records.row_names import Place
 from streamd.tfgnn.records.tensor import Ragged, Value
 from streamd.tfgnn.sampling.draws import Array
-from streamd.tfgnn.schema import schema as peer
+from streamd.tfgnn.schema import messages as peer
+from streamd.tfgnn.schema.schema import dtype_of, shape_of, type_words
 from streamd.tfgnn.tables.reading import WEIGHT, Rows
 
 WEIGHTS = (WEIGHT, "weight")
@@ -33,7 +34,7 @@ class Encoder:
     def __init__(
         self,
         one: DeclaredSet,
-        its: peer.NodeSet | peer.EdgeSet,
+        its: Any,
         kind: str,
         own: Collection[str],
     ) -> None:
@@ -49,7 +50,7 @@ class Encoder:
         }
         self._features = {n: Feature(n, f) for n, f in one.features.items()}
         self._types = its.features
-        self.left_out = [n for n in its.features if n not in one.features and n not in own]
+        self.left_out = [n for n in sorted(its.features) if n not in one.features and n not in own]
         self._takes_weights = kind == "edge set" and any(n in one.features for n in WEIGHTS)
         for name, declared in one.features.items():
             if name in its.features:
@@ -58,8 +59,8 @@ class Encoder:
                     is_place and declared.type != "number" and name not in self._is_ours
                 ):
                     raise TFGNNError(
-                        f"{place}: feature {name!r} is {_words(its.features[name])} in the schema, "
-                        f"the settings declare {declared.words}.",
+                        f"{place}: feature {name!r} is {type_words(its.features[name])} in the "
+                        f"schema, the settings declare {declared.words}.",
                         "correct one of them.",
                     )
             elif not (self._takes_weights and name in WEIGHTS) and declared.missing is None:
@@ -128,14 +129,15 @@ class Encoder:
 
 def takes(declared: FeatureSettings, feature: peer.Feature) -> bool:
     """Whether a declared feature can be filled from one of a schema."""
-    is_scalar = feature.shape in ((), (1,))
+    shape, wire = shape_of(feature), dtype_of(feature).wire
+    is_scalar = shape in ((), (1,))
     if declared.categories is not None or declared.hash is not None:
-        return is_scalar and feature.dtype.wire != "float"
-    if feature.dtype.wire == "bytes" or feature.ragged_dims:
+        return is_scalar and wire != "float"
+    if wire == "bytes" or None in shape:
         return False
     if declared.vector is not None:
-        return math.prod(size or 0 for size in feature.shape) == declared.vector
-    return is_scalar and (declared.type == "number" or feature.dtype.wire == "int64")
+        return math.prod(size or 0 for size in shape) == declared.vector
+    return is_scalar and (declared.type == "number" or wire == "int64")
 
 
 def _is_same(a: FeatureSettings, b: FeatureSettings) -> bool:
@@ -181,9 +183,3 @@ def _text(name: str, value: bytes, row: int, place: Place) -> str:
         return value.decode()
     except UnicodeDecodeError:
         raise TFGNNError(f"{place(row)}: feature {name!r} is not UTF-8.", "correct it.") from None
-
-
-def _words(feature: peer.Feature) -> str:
-    """A feature's type in words."""
-    shape = [-1 if size is None else size for size in feature.shape]
-    return f"{feature.dtype.name}{shape or ''}"

@@ -15,7 +15,7 @@ from streamd.tfgnn.records.tensor import Values
 from streamd.tfgnn.sampling.adjacency import Adjacency, Graph, NodeTable, adjacency, node_table
 from streamd.tfgnn.sampling.draws import Array
 from streamd.tfgnn.sampling.tables_graph import Progress
-from streamd.tfgnn.schema.schema import EdgeSet, GraphSchema
+from streamd.tfgnn.schema.messages import EdgeSet, GraphSchema
 
 
 class LogFeatures:

@@ -8,7 +8,7 @@ edge sets `_readout/source` and `_readout/target` lead from the nodes of a pair 
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -29,9 +29,10 @@ from streamd.tfgnn.sampling.draws import Array, draw_keys, draw_places, hash_str
 from streamd.tfgnn.sampling.run import Run, write_schema
 from streamd.tfgnn.sampling.sampler import Sampler, Starts
 from streamd.tfgnn.sampling.shard_writing import write_shards
-from streamd.tfgnn.sampling.spec import READOUT, SamplingSpec, SeedOp, read_spec
+from streamd.tfgnn.sampling.spec import READOUT, read_spec, seed_of
 from streamd.tfgnn.sampling.tables_graph import Progress, needed_sets
-from streamd.tfgnn.schema.schema import TYPES, EdgeSet, Feature, GraphSchema, NodeSet
+from streamd.tfgnn.schema.messages import EdgeSet, GraphSchema, SamplingSpec
+from streamd.tfgnn.schema.schema import new_feature
 
 SOURCE, TARGET, LABEL = f"{READOUT}/source", f"{READOUT}/target", "label"
 
@@ -87,7 +88,7 @@ def plan_link_run(
 def _check(spec: SamplingSpec, schema: GraphSchema, edge_set: str) -> None:
     """Refuse a spec that does not begin at both ends of events. Raises: TFGNNError."""
     one = schema.edge_sets[edge_set]
-    if isinstance(spec.seed_op, SeedOp):
+    if spec.HasField("seed_op"):
         raise TFGNNError(
             f"The seeds {spec.seed_op.op_name!r} of the sampling spec are nodes of "
             f"{spec.seed_op.node_set_name!r}, and these samples begin at both ends of events.",
@@ -95,7 +96,7 @@ def _check(spec: SamplingSpec, schema: GraphSchema, edge_set: str) -> None:
         )
     for op in spec.sampling_ops:
         begin = schema.edge_sets[op.edge_set_name].source
-        if spec.seed_op.op_name in op.input_op_names and begin not in (one.source, one.target):
+        if seed_of(spec).op_name in op.input_op_names and begin not in (one.source, one.target):
             raise TFGNNError(
                 f"Operation {op.op_name!r} goes from the seeds along {op.edge_set_name!r}, which "
                 f"begins at {begin!r}; the ends of {edge_set!r} are {one.source!r} and "
@@ -106,16 +107,13 @@ def _check(spec: SamplingSpec, schema: GraphSchema, edge_set: str) -> None:
 
 def with_readout(schema: GraphSchema, one: EdgeSet) -> GraphSchema:
     """A schema with the readout of pairs of an edge set's ends."""
-    label = {LABEL: Feature(dtype=TYPES["DT_FLOAT"], description="1 for the event's own pair")}
-    readout = {
-        SOURCE: EdgeSet(source=one.source, target=READOUT),
-        TARGET: EdgeSet(source=one.target, target=READOUT),
-    }
-    return replace(
-        schema,
-        node_sets={**schema.node_sets, READOUT: NodeSet(features=label)},
-        edge_sets={**schema.edge_sets, **readout},
-    )
+    out = GraphSchema()
+    out.CopyFrom(schema)
+    label = new_feature("DT_FLOAT", description="1 for the event's own pair")
+    out.node_sets[READOUT].features[LABEL].CopyFrom(label)
+    for name, end in ((SOURCE, one.source), (TARGET, one.target)):
+        out.edge_sets[name].MergeFrom(EdgeSet(source=end, target=READOUT))
+    return out
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -16,6 +16,7 @@ from streamd.tfgnn.logs.declared import ID, TIME, Declared, feature_type
 from streamd.tfgnn.logs.feature_values import to_columns
 from streamd.tfgnn.logs.node_keys import form_of, id_of
 from streamd.tfgnn.sampling.draws import ENDLESS, Array
+from streamd.tfgnn.schema.schema import dtype_of, shape_of
 from streamd.tfgnn.tables.reading import WEIGHT, Rows
 
 NODES = 65_536
@@ -151,7 +152,7 @@ class LogRows:
             if declared is None:
                 continue
             type_ = feature_type(declared)
-            if not type_.shape and np.dtype(type_.dtype.numpy).kind in "fiu":
+            if not shape_of(type_) and dtype_of(type_).numpy.kind in "fiu":
                 found: Float32 = self.edge_columns(name, event_E, time_E)[feature]
                 return found.astype(np.float32)
         return None

@@ -14,7 +14,8 @@ from streamd.tfgnn.sampling.sampler import seed_set
 from streamd.tfgnn.sampling.seeds import load_seeds
 from streamd.tfgnn.sampling.spec import read_spec
 from streamd.tfgnn.sampling.tables_graph import Progress, needed_sets
-from streamd.tfgnn.schema.schema import GraphSchema, schema_text
+from streamd.tfgnn.schema.messages import GraphSchema
+from streamd.tfgnn.schema.schema import schema_text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

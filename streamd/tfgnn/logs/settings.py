@@ -5,8 +5,7 @@ cannot hold is left out, and a comment says so.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,9 @@ import yaml
 from streamd.errors import SettingsError, TFGNNError
 from streamd.schema import DEFAULT_SET
 from streamd.settings.loading import load_settings
-from streamd.tfgnn.logs.declared import FEATURES, PLACE, WIDTH, forward_twin
-from streamd.tfgnn.schema.schema import (
-    TYPES,
-    EdgeSet,
-    Feature,
-    GraphSchema,
-    Metadata,
-    NodeSet,
-)
+from streamd.tfgnn.logs.declared import FEATURES, PLACE, WIDTH, forward_twin, note
+from streamd.tfgnn.schema.messages import EdgeSet, Feature, GraphSchema
+from streamd.tfgnn.schema.schema import dtype_of, new_feature, shape_of
 from streamd.tfgnn.tables.header import table_columns
 from streamd.tfgnn.tables.reading import WEIGHT, table_path
 
@@ -44,7 +37,7 @@ def settings_of_schema(schema: GraphSchema, base: Path | None = None) -> str:
     """
     left_out: list[str] = []
     edges = {}
-    for name, one in schema.edge_sets.items():
+    for name, one in sorted(schema.edge_sets.items()):
         twin = forward_twin(name, schema)
         if twin is None:
             edges[name] = one if base is None else _with_weight(name, one, base, left_out)
@@ -54,11 +47,11 @@ def settings_of_schema(schema: GraphSchema, base: Path | None = None) -> str:
         raise TFGNNError(
             "The schema has no edge set.", "add one: a log holds events, which are edges."
         )
-    if schema.context is not None and schema.context.features:
+    if schema.context.features:
         left_out.append("context: a log has none")
 
     nodes = {
-        name: _declared(f"node set {name}", one, left_out)
+        name: _declaration(f"node set {name}", one, left_out)
         for name, one in _in_order(schema.node_sets)
     }
     graph: dict[str, Any] = {"node_sets": nodes}
@@ -66,13 +59,13 @@ def settings_of_schema(schema: GraphSchema, base: Path | None = None) -> str:
         name: {
             "source": one.source,
             "target": one.target,
-            **_declared(f"edge set {name}", one, left_out),
+            **_declaration(f"edge set {name}", one, left_out),
         }
         for name, one in _in_order(edges)
     }
     stream: dict[str, Any] = {"time_unit": "us"}
     for kind, sets in (("node", schema.node_sets), ("edge", schema.edge_sets)):
-        width = _note(sets[DEFAULT_SET].metadata, WIDTH) if DEFAULT_SET in sets else ""
+        width = note(sets[DEFAULT_SET], WIDTH) if DEFAULT_SET in sets else ""
         if width:
             stream[f"{kind}_feature_dim"] = int(width)
     settings = {"graph": graph, "stream": stream}
@@ -102,26 +95,25 @@ def _with_weight(name: str, one: EdgeSet, base: Path, left_out: list[str]) -> Ed
         return one
     # An import fills a feature of either name from either column.
     feature = WEIGHT if "weight" in one.features else "weight"
-    return replace(one, features={**one.features, feature: Feature(dtype=TYPES["DT_FLOAT"])})
+    whole = EdgeSet()
+    whole.CopyFrom(one)
+    whole.features[feature].CopyFrom(new_feature("DT_FLOAT"))
+    return whole
 
 
 def _in_order(sets: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Sets by their number in the log that they come from, where the schema says it."""
-    places = {name: _note(one.metadata, PLACE) for name, one in sets.items()}
+    places = {name: note(one, PLACE) or "" for name, one in sets.items()}
     if all(place.isdigit() for place in places.values()):
         return sorted(sets.items(), key=lambda item: int(places[item[0]]))
-    return list(sets.items())
+    return sorted(sets.items())
 
 
-def _note(metadata: Metadata | None, key: str) -> str:
-    return "" if metadata is None else dict(metadata.extra).get(key, "")
-
-
-def _declared(where: str, one: NodeSet | EdgeSet, left_out: list[str]) -> dict[str, Any]:
+def _declaration(where: str, one: Any, left_out: list[str]) -> dict[str, Any]:
     """The declaration of a set. Raises: TFGNNError where its own notes cannot be read."""
-    if _note(one.metadata, WIDTH):
+    if note(one, WIDTH):
         return {}
-    if text := _note(one.metadata, FEATURES):
+    if text := note(one, FEATURES):
         try:
             noted = json.loads(text)
         except ValueError:
@@ -132,7 +124,7 @@ def _declared(where: str, one: NodeSet | EdgeSet, left_out: list[str]) -> dict[s
             )
         return {"features": noted}
     features = {}
-    for name, feature in one.features.items():
+    for name, feature in sorted(one.features.items()):
         # Names with # are reserved columns of tables; only weights become a feature.
         if name.startswith("#") and name != WEIGHT:
             continue
@@ -146,13 +138,13 @@ def _declared(where: str, one: NodeSet | EdgeSet, left_out: list[str]) -> dict[s
 
 def _kind(feature: Feature) -> tuple[Any, str]:
     """The declaration of a feature, or None and why there is none."""
-    shape: Sequence[int | None] = feature.shape
-    if feature.dtype.name == "DT_STRING":
+    shape, dtype = shape_of(feature), dtype_of(feature)
+    if dtype.name == "DT_STRING":
         return None, "a text; declare categories: [...] or hash: N to keep it"
-    if feature.dtype.name == "DT_BOOL" and not shape:
+    if dtype.name == "DT_BOOL" and not shape:
         return "bool", ""
-    if feature.dtype.numpy.name not in (*NUMBERS, "bool"):
-        return None, f"{feature.dtype.name} is not a number of a log"
+    if dtype.numpy.name not in (*NUMBERS, "bool"):
+        return None, f"{dtype.name} is not a number of a log"
     if None in shape:
         return None, "a list of any length; a log holds vectors of one length"
     width = 1

@@ -32,7 +32,7 @@ from streamd.tfgnn.logs.node_keys import JSON, checked_form, key_of
 from streamd.tfgnn.records.row_names import Place, TableRows
 from streamd.tfgnn.sampling.draws import Array
 from streamd.tfgnn.sampling.tables_graph import Progress, Read, read_tables
-from streamd.tfgnn.schema.schema import EdgeSet, GraphSchema
+from streamd.tfgnn.schema.messages import EdgeSet, GraphSchema
 from streamd.tfgnn.tables.reading import Rows, table_path
 
 logger = structlog.get_logger()
@@ -144,17 +144,17 @@ class TableEvents:
         names = self._check_sets()
         self._nodes = {
             name: _Nodes(checked_form(note(one, KEYS), name))
-            for name, one in schema.node_sets.items()
+            for name, one in sorted(schema.node_sets.items())
         }
 
         # Edges first: a node without features needs no event where an edge names it.
         read = read_tables(base, progress)
         self._edges = [self._read_edges(name, read) for name in names]
-        for name, one in schema.node_sets.items():
+        for name, one in sorted(schema.node_sets.items()):
             if table_path(one, base) is not None:
                 self._read_nodes(name, read)
-        self._begin_untimed()
-        self._set_E, self._row_E, self._time_E = self._ordered()
+        self._make_up_times()
+        self._set_E, self._row_E, self._time_E = self._time_order()
         self._node_rows = [
             (name, row) for name in self._declared.node_sets for row in self._wanted_nodes(name)
         ]
@@ -197,11 +197,13 @@ class TableEvents:
         action = (
             "declare it in graph; `streamd config --from-schema` prints settings to start from."
         )
-        for name in self._schema.node_sets:
+        for name in sorted(self._schema.node_sets):
             if name not in self._declared.node_sets:
                 near = nearest_of(name, self._declared.node_sets)
                 raise TFGNNError(f"The settings declare no node set {name!r}{near}.", action)
-        wanted = [n for n in self._schema.edge_sets if forward_twin(n, self._schema) is None]
+        wanted = [
+            n for n in sorted(self._schema.edge_sets) if forward_twin(n, self._schema) is None
+        ]
         for name in wanted:
             one, declared = self._schema.edge_sets[name], self._declared.edge_sets.get(name)
             if declared is None:
@@ -339,7 +341,7 @@ class TableEvents:
             if has_values[row] or number not in nodes.named
         ]
 
-    def _begin_untimed(self) -> None:
+    def _make_up_times(self) -> None:
         """Give edges without times the times that the options say. Raises: TFGNNError."""
         options = self._options
         filled = [e for e in self._edges if len(e)]
@@ -379,7 +381,7 @@ class TableEvents:
             "give --first-time: then the rows get made-up times, one after the other.",
         )
 
-    def _ordered(self) -> tuple[Int64, Int64, Int64]:
+    def _time_order(self) -> tuple[Int64, Int64, Int64]:
         """Place of the set among those read, row and time of each edge, by time: int64[E]."""
         none = [np.zeros(0, np.int64)]
         times = [none[0] if e.time_E is None else e.time_E for e in self._edges]

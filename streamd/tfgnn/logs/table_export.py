@@ -1,8 +1,10 @@
 """A log as a GraphSchema with its unigraph tables."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from streamd.errors import TFGNNError
 from streamd.storage import write_durably
@@ -11,7 +13,7 @@ from streamd.tfgnn.logs.node_keys import PLAIN
 from streamd.tfgnn.logs.rows import LogRows
 from streamd.tfgnn.records.shards import make_folder_of, shard_paths
 from streamd.tfgnn.sampling.tables_graph import Progress
-from streamd.tfgnn.schema.schema import EdgeSet, GraphSchema, Metadata, NodeSet, schema_text
+from streamd.tfgnn.schema.schema import schema_text
 from streamd.tfgnn.tables.reading import Rows
 from streamd.tfgnn.tables.writing import write_table
 
@@ -57,48 +59,47 @@ def export_tables(
     declared = rows.declared
     schema = graph_schema(declared, declared.edge_sets if options.with_reverse else ())
     end = options.format + (f"@{options.shards}" if options.shards is not None else "")
-    node_sets, edge_sets = dict(schema.node_sets), dict(schema.edge_sets)
-    paths: list[Path] = []
+    num_nodes = num_edges = 0
 
-    def write(filename: str, one: NodeSet | EdgeSet, table: Iterable[Rows]) -> Metadata:
-        """Write a table. Returns: the set's metadata with its place and size."""
-        paths.append(folder / filename)
-        count = write_table(one, paths[-1], table)
-        return replace(one.metadata or Metadata(), filename=filename, cardinality=count)
-
-    def telling(what: str, total: int) -> Callable[[int], None]:
+    def report(what: str, total: int) -> Callable[[int], None]:
         return lambda done: progress(what, done, total)
 
-    num_nodes = num_edges = 0
-    try:
-        for name, node_set in schema.node_sets.items():
-            told = telling(f"nodes {name}", len(rows.nodes_of(name)))
-            metadata = write(f"nodes/{name}.{end}", node_set, rows.node_rows(name, told))
+    with _remove_on_error() as paths:
+
+        def write(filename: str, one: Any, table: Iterable[Rows]) -> int:
+            """Write the table of a set, and its file and size into the schema. Returns: rows."""
+            paths.append(folder / filename)
+            one.metadata.cardinality = write_table(one, paths[-1], table)
+            one.metadata.filename = filename
+            return int(one.metadata.cardinality)
+
+        for name, node_set in sorted(schema.node_sets.items()):
+            done = report(f"nodes {name}", len(rows.nodes_of(name)))
+            num_nodes += write(f"nodes/{name}.{end}", node_set, rows.node_rows(name, done))
             if rows.key_forms[name] != PLAIN:
-                extra = (*metadata.extra, (KEYS, rows.key_forms[name]))
-                metadata = replace(metadata, extra=extra)
-            node_sets[name] = replace(node_set, metadata=metadata)
-            num_nodes += metadata.cardinality or 0
+                node_set.metadata.extra.add(key=KEYS, value=rows.key_forms[name])
         for name in declared.edge_sets:
-            told = telling(f"edges {name}", max(rows.cut.edge - options.first, 0))
-            table = rows.edge_rows(name, options.first, told)
-            metadata = write(f"edges/{name}.{end}", edge_sets[name], table)
-            edge_sets[name] = replace(edge_sets[name], metadata=metadata)
-            num_edges += metadata.cardinality or 0
+            done = report(f"edges {name}", max(rows.cut.edge - options.first, 0))
+            table = rows.edge_rows(name, options.first, done)
+            num_edges += write(f"edges/{name}.{end}", schema.edge_sets[name], table)
+
+    # A reverse shares the table of its edge set.
+    for one in schema.edge_sets.values():
+        if (forward := note(one, REVERSE_OF)) is not None:
+            its = schema.edge_sets[forward].metadata
+            one.metadata.filename, one.metadata.cardinality = its.filename, its.cardinality
+    write_durably(folder / SCHEMA_NAME, schema_text(schema).encode())
+    return Written(num_nodes=num_nodes, num_edges=num_edges)
+
+
+@contextmanager
+def _remove_on_error() -> Iterator[list[Path]]:
+    """Yields a list of tables, whose files are removed if an error ends the block."""
+    paths: list[Path] = []
+    try:
+        yield paths
     except BaseException:
         for path in paths:
             for file in shard_paths(path):
                 file.unlink(missing_ok=True)
         raise
-
-    # A reverse shares the table of its edge set.
-    for name, one in edge_sets.items():
-        forward = note(one, REVERSE_OF)
-        if forward is not None:
-            of = edge_sets[forward].metadata
-            assert of is not None and one.metadata is not None
-            shared = replace(one.metadata, filename=of.filename, cardinality=of.cardinality)
-            edge_sets[name] = replace(one, metadata=shared)
-    whole = GraphSchema(node_sets=node_sets, edge_sets=edge_sets)
-    write_durably(folder / SCHEMA_NAME, schema_text(whole).encode())
-    return Written(num_nodes=num_nodes, num_edges=num_edges)

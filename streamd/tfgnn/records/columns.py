@@ -21,7 +21,7 @@ from streamd.tfgnn.records.kernels import (
     scan_examples,
 )
 from streamd.tfgnn.records.row_names import Place
-from streamd.tfgnn.schema.proto import parse_binary
+from streamd.tfgnn.schema.messages import Example, parse_binary
 
 KINDS = {"bytes": BYTES, "float": FLOAT, "int64": INT64}
 NAMES = {number: f"{name}_list" for name, number in KINDS.items()}
@@ -135,7 +135,7 @@ def rewrite(record: bytes, where: str) -> bytes:
 
     Raises: TFGNNError where it is no Example.
     """
-    message = parse_binary("Example", record, where)
+    message = parse_binary(Example, record, where)
     message.DiscardUnknownFields()
     return bytes(message.SerializeToString())
 

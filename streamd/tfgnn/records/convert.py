@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from streamd.errors import TFGNNError
 from streamd.tfgnn.records.tensor import Edges, GraphTensor, Nodes, Ragged, Value, Values
-from streamd.tfgnn.schema.schema import Feature, GraphSchema
+from streamd.tfgnn.schema.messages import GraphSchema
+from streamd.tfgnn.schema.schema import Features, Shape, ragged_dims, shape_of
 
 SIZES = "sizes"
 """The attribute of a node or edge store that holds its set's sizes."""
@@ -58,9 +59,8 @@ def from_hetero_data(data: Any, schema: GraphSchema) -> GraphTensor:
     `sizes` may be absent: then there is one component. Raises: TFGNNError naming set and feature
     where one of the schema is not there.
     """
-    context = schema.context.features if schema.context else {}
     node_sets = {}
-    for name, node_set in schema.node_sets.items():
+    for name, node_set in sorted(schema.node_sets.items()):
         if name not in data.node_types:
             raise TFGNNError(f"the data has no node type {name!r}.", "add it, also if it is empty.")
         store = data[name]
@@ -69,7 +69,7 @@ def from_hetero_data(data: Any, schema: GraphSchema) -> GraphTensor:
             features=_features(store, node_set.features, "", f"node type {name!r}"),
         )
     edge_sets = {}
-    for name, edge_set in schema.edge_sets.items():
+    for name, edge_set in sorted(schema.edge_sets.items()):
         kind = (edge_set.source, name, edge_set.target)
         if kind not in data.edge_types:
             raise TFGNNError(f"the data has no edge type {kind}.", "add it, also if it is empty.")
@@ -82,7 +82,7 @@ def from_hetero_data(data: Any, schema: GraphSchema) -> GraphTensor:
             features=_features(store, edge_set.features, "", f"edge type {kind}"),
         )
     return GraphTensor(
-        context=_features(data, context, "context_", "the data"),
+        context=_features(data, schema.context.features, "context_", "the data"),
         node_sets=node_sets,
         edge_sets=edge_sets,
     )
@@ -122,27 +122,28 @@ def _attribute(array: Any) -> Any:
     return changed if isinstance(changed, torch.Tensor) else changed.tolist()
 
 
-def _features(store: Any, features: Any, start: str, place: str) -> dict[str, Value]:
+def _features(store: Any, features: Features, start: str, place: str) -> dict[str, Value]:
     """The features of a store. Raises: TFGNNError."""
     found: dict[str, Value] = {}
-    for name, feature in features.items():
-        keys = [f"{start}{name}", *(f"{start}{name}.d{dim}" for dim in feature.ragged_dims)]
+    for name, feature in sorted(features.items()):
+        shape = shape_of(feature)
+        keys = [f"{start}{name}", *(f"{start}{name}.d{dim}" for dim in ragged_dims(shape))]
         for key in keys:
             if key not in store:
                 raise TFGNNError(f"{place} has no {key!r}.", "give every feature of the schema.")
         values, *row_lengths = (getattr(store, key) for key in keys)
-        flat = _of_strings(values, feature) if isinstance(values, list) else _to_array(values)
+        flat = _of_strings(values, shape) if isinstance(values, list) else _to_array(values)
         if row_lengths:
-            found[name] = Ragged(feature.shape, flat, tuple(map(_to_array, row_lengths)))
+            found[name] = Ragged(shape, flat, tuple(map(_to_array, row_lengths)))
         else:
             found[name] = flat
     return found
 
 
-def _of_strings(values: list[Any], feature: Feature) -> NDArray[Any]:
-    """A list of bytes as an array of its feature's inner shape."""
-    last = feature.ragged_dims[-1] if feature.ragged_dims else 0
-    array = np.empty((len(values), *(size or 0 for size in feature.shape[last:])), object)
+def _of_strings(values: list[Any], shape: Shape) -> NDArray[Any]:
+    """A list of bytes as an array. shape: of their feature."""
+    last = max(ragged_dims(shape), default=0)
+    array = np.empty((len(values), *(size or 0 for size in shape[last:])), object)
     for i, value in enumerate(values):
         array[i] = value
     return array

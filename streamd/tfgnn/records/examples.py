@@ -14,7 +14,8 @@ from streamd.tfgnn.records.lists import example, int64_list, shaped, typed, valu
 from streamd.tfgnn.records.records import read_records, write_records
 from streamd.tfgnn.records.tensor import Edges, GraphTensor, Nodes, Ragged, Value
 from streamd.tfgnn.schema.layout import FeatureKeys, Layout, SetKeys
-from streamd.tfgnn.schema.schema import GraphSchema
+from streamd.tfgnn.schema.messages import GraphSchema
+from streamd.tfgnn.schema.schema import ragged_dims
 
 Array = NDArray[Any]
 MAX_ITEMS = 2**40
@@ -205,23 +206,22 @@ def _values(one: SetKeys, columns: list[Column], num: int, place: str) -> dict[s
 
 def _value(keys: FeatureKeys, columns: list[Column], num: int, place: str) -> Value:
     """The value of a feature, checked. Raises: TFGNNError."""
-    feature = keys.feature
     flat = columns[0].values
     if not keys.row_lengths:
         want = num
-        for size in feature.shape:
+        for size in keys.shape:
             want *= size or 0
         if len(flat) != want:
             raise _miscounted(columns[0], want, num, place)
-        return shaped(typed(flat, feature.dtype, place), (num, *feature.shape), place)
+        return shaped(typed(flat, keys.dtype, place), (num, *keys.shape), place)
 
     # A ragged feature: each dim tells how many rows the next has.
     is_absent = not any(len(column.values) for column in columns)
     rows = num
     lengths = []
     told = iter(columns[1:])
-    trailing = feature.shape[keys.feature.ragged_dims[-1] :]
-    for size in feature.shape[: len(feature.shape) - len(trailing)]:
+    trailing = keys.shape[ragged_dims(keys.shape)[-1] :]
+    for size in keys.shape[: len(keys.shape) - len(trailing)]:
         if size is not None:
             rows *= size
             continue
@@ -238,8 +238,8 @@ def _value(keys: FeatureKeys, columns: list[Column], num: int, place: str) -> Va
         want *= size or 0
     if len(flat) != want:
         raise _miscounted(columns[0], want, num, place)
-    values = shaped(typed(flat, feature.dtype, place), (rows, *trailing), place)
-    return Ragged(feature.shape, values, tuple(lengths))
+    values = shaped(typed(flat, keys.dtype, place), (rows, *trailing), place)
+    return Ragged(keys.shape, values, tuple(lengths))
 
 
 def _sum_of(
@@ -287,19 +287,18 @@ def _encode_features(
             _encode_ragged(keys, value, num, at, pieces)
             continue
         array = np.asarray(value)
-        want = (num, *keys.feature.shape)
+        want = (num, *keys.shape)
         if array.shape != want:
             raise TFGNNError(f"{at} has the shape {array.shape}, not {want}.")
-        pieces.append((keys.values, values_list(array.reshape(-1), keys.feature.dtype, at)))
+        pieces.append((keys.values, values_list(array.reshape(-1), keys.dtype, at)))
 
 
 def _encode_ragged(
     keys: FeatureKeys, value: Ragged, num: int, place: str, pieces: list[tuple[str, bytes]]
 ) -> None:
     """Append the keys and lists of a ragged feature. Raises: TFGNNError."""
-    feature = keys.feature
-    if value.shape != feature.shape or len(value.row_lengths) != len(keys.row_lengths):
-        raise TFGNNError(f"{place} has the shape {value.shape}, not {feature.shape}.")
+    if value.shape != keys.shape or len(value.row_lengths) != len(keys.row_lengths):
+        raise TFGNNError(f"{place} has the shape {value.shape}, not {keys.shape}.")
     # What a reader checks holds before it is written.
     array = np.asarray(value.values)
     lengths = [_int64(row_lengths) for row_lengths in value.row_lengths]
@@ -309,7 +308,7 @@ def _encode_ragged(
     assert isinstance(typed, Ragged)
     if array.shape != typed.values.shape:
         raise TFGNNError(f"{place} has values of shape {array.shape}, not {typed.values.shape}.")
-    pieces.append((keys.values, values_list(flat, feature.dtype, place)))
+    pieces.append((keys.values, values_list(flat, keys.dtype, place)))
     for key, row_lengths in zip(keys.row_lengths, typed.row_lengths, strict=True):
         pieces.append((key, int64_list(row_lengths)))
 

@@ -140,7 +140,7 @@ def _blocks(path: Path, max_records: int, max_bytes: int) -> Iterator[Block]:
             is_damaged = why in (BAD_LENGTH, BAD_DATA)
             rest = data[behind:]
             if rest and not at_end and not is_damaged:
-                need = _declared(rest)
+                need = _record_size(rest)
                 if need > max_bytes + MIN_RECORD_BYTES:
                     words = f"its length is {need:,}, and at most {max_bytes:,} bytes are read"
                     raise _damaged(path, begun + behind, number, words)
@@ -184,7 +184,7 @@ def _read(source: BinaryIO, size: int) -> tuple[bytes, Exception | None]:
     return b"".join(pieces), None
 
 
-def _declared(rest: bytes) -> int:
+def _record_size(rest: bytes) -> int:
     """The bytes that a record which begins here says it takes."""
     if len(rest) < HEADER:
         return MIN_RECORD_BYTES

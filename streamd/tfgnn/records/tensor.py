@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from streamd.errors import TFGNNError
-from streamd.tfgnn.schema.schema import Feature
+from streamd.tfgnn.schema.messages import Feature
+from streamd.tfgnn.schema.schema import Features, dtype_of, ragged_dims, shape_of
 
 Array = Any
 """A numpy array or a torch tensor."""
@@ -45,22 +46,23 @@ def ragged(feature: Feature, rows: Sequence[Any]) -> Ragged:
     """A ragged value from lists in lists, one for each item. Raises: TFGNNError for uneven dims."""
     lengths = []
     level: list[Any] = list(rows)
-    last = feature.ragged_dims[-1]
-    for size in feature.shape[:last]:
+    shape = shape_of(feature)
+    last = ragged_dims(shape)[-1]
+    for size in shape[:last]:
         counts = [len(row) for row in level]
         if size is None:
             lengths.append(np.array(counts, np.int64))
         elif any(count != size for count in counts):
             raise TFGNNError(f"a dim of {size} has rows of other lengths.", "correct the rows.")
         level = [value for row in level for value in row]
-    trailing = [size or 0 for size in feature.shape[last:]]
-    values = np.empty((len(level), *trailing), feature.dtype.numpy)
+    trailing = [size or 0 for size in shape[last:]]
+    values = np.empty((len(level), *trailing), dtype_of(feature).numpy)
     try:
         for i, value in enumerate(level):
             values[i] = value
     except ValueError as error:
-        raise TFGNNError(f"the rows do not fit the shape {feature.shape}: {error}.") from None
-    return Ragged(feature.shape, values, tuple(lengths))
+        raise TFGNNError(f"the rows do not fit the shape {shape}: {error}.") from None
+    return Ragged(shape, values, tuple(lengths))
 
 
 Value = Array | Ragged
@@ -187,12 +189,14 @@ def _join(values: list[Value]) -> Value:
     )
 
 
-def no_rows(features: Mapping[str, Feature]) -> dict[str, Value]:
+def no_rows(features: Features) -> dict[str, Value]:
     """Features of no items, of which a ragged one has one ragged dim, the first."""
     found: dict[str, Value] = {}
-    for name, feature in features.items():
-        shape = [size or 0 for size in feature.shape]
-        values = np.empty((0, *shape[len(feature.ragged_dims) :]), feature.dtype.numpy)
+    for name, feature in sorted(features.items()):
+        shape = shape_of(feature)
+        ragged = ragged_dims(shape)
+        sizes = [size or 0 for size in shape[len(ragged) :]]
+        values = np.empty((0, *sizes), dtype_of(feature).numpy)
         lengths = np.empty(0, np.int64)
-        found[name] = Ragged(feature.shape, values, (lengths,)) if feature.ragged_dims else values
+        found[name] = Ragged(shape, values, (lengths,)) if ragged else values
     return found

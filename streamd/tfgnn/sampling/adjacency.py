@@ -17,7 +17,7 @@ from streamd.tfgnn.records.lists import encode_row
 from streamd.tfgnn.records.row_names import Place
 from streamd.tfgnn.records.tensor import Values, by_row, take
 from streamd.tfgnn.sampling.draws import Array, hash_strings, sum_weights
-from streamd.tfgnn.schema.schema import Features
+from streamd.tfgnn.schema.schema import Features, dtype_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -224,7 +224,7 @@ def check_weights(weight_E: Array | None, place: Place) -> None:
 
 def row_bytes(features: Values, types: Features, num: int, place: Place) -> list[bytes]:
     """The features of each of some rows as bytes. Raises: TFGNNError."""
-    getters = [(name, types[name].dtype, by_row(features[name])) for name in sorted(types)]
+    getters = [(name, dtype_of(types[name]), by_row(features[name])) for name in sorted(types)]
     return [
         encode_row([(name, t, get(r)) for name, t, get in getters], place(r)) for r in range(num)
     ]

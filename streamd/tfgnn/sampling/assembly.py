@@ -1,7 +1,6 @@
 """Samples as records: what was found, with its features, in a fixed order."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 import numpy as np
 
@@ -18,18 +17,11 @@ from streamd.tfgnn.records.tensor import (
 from streamd.tfgnn.sampling.adjacency import Graph
 from streamd.tfgnn.sampling.draws import Array
 from streamd.tfgnn.sampling.sampler import NONE, Found, Pairs
-from streamd.tfgnn.schema.schema import (
-    TYPES,
-    Context,
-    EdgeSet,
-    Feature,
-    GraphSchema,
-    NodeSet,
-    OriginInfo,
-)
+from streamd.tfgnn.schema.messages import EdgeSet, GraphSchema, NodeSet
+from streamd.tfgnn.schema.schema import Features, has_table, new_feature
 
 ID = "#id"
-TEXT, TIME = Feature(dtype=TYPES["DT_STRING"]), Feature(dtype=TYPES["DT_INT64"])
+TEXT, TIME = new_feature("DT_STRING"), new_feature("DT_INT64")
 
 
 def sampled_schema(schema: GraphSchema, seed_set: str, timed_seeds: bool) -> GraphSchema:
@@ -45,27 +37,30 @@ def sampled_schema(schema: GraphSchema, seed_set: str, timed_seeds: bool) -> Gra
 
 
 def schema_of_samples(
-    schema: GraphSchema, context: Mapping[str, Feature], roots: tuple[str, ...]
+    schema: GraphSchema, context: Features, roots: tuple[str, ...]
 ) -> GraphSchema:
     """The same with features of the context and node sets of seeds as given."""
-    node_sets = {}
+    out = GraphSchema(info={"graph_type": "SUBGRAPH", "root_set": roots})
+    out.context.SetInParent()
+    for name, feature in context.items():
+        out.context.features[name].CopyFrom(feature)
+    for sets, of_samples in (
+        (schema.node_sets, out.node_sets),
+        (schema.edge_sets, out.edge_sets),
+    ):
+        for name, one in sets.items():
+            of_samples[name].CopyFrom(one)
+            of_samples[name].ClearField("metadata")
+            of_samples[name].ClearField("context")
     for name, one in schema.node_sets.items():
-        features = {ID: TEXT} if is_latent(one) or not one.features else {}
-        node_sets[name] = replace(one, features=features | dict(one.features), metadata=None)
-        node_sets[name] = replace(node_sets[name], context=())
-    return GraphSchema(
-        context=Context(features=context),
-        node_sets=node_sets,
-        edge_sets={
-            name: replace(one, metadata=None, context=()) for name, one in schema.edge_sets.items()
-        },
-        info=OriginInfo(graph_type="SUBGRAPH", root_sets=roots),
-    )
+        if (is_latent(one) or not one.features) and ID not in one.features:
+            out.node_sets[name].features[ID].CopyFrom(TEXT)
+    return out
 
 
 def is_latent(one: NodeSet) -> bool:
     """Whether a node set has no table: its nodes are those that edges and seeds name."""
-    return one.metadata is None or not (one.metadata.filename or one.metadata.bigquery)
+    return not has_table(one)
 
 
 class Assembler:
@@ -123,7 +118,7 @@ class Body:
         self.places: dict[str, Places] = {}
         self._nodes = {}
         samples = np.arange(len(until_S) + 1)
-        for name, node_set in schema.node_sets.items():
+        for name, node_set in sorted(schema.node_sets.items()):
             sample_N, node_N = nodes.get(name, (NONE, NONE))
             if name in first:
                 order = np.lexsort((node_N, node_N != first[name][sample_N], sample_N))
@@ -133,7 +128,7 @@ class Body:
             features = self._node_features(name, node_set, node_N, until_S[sample_N])
             self._nodes[name] = bounds, _split(features, bounds)
         self._edges = {}
-        for name, edge_set in schema.edge_sets.items():
+        for name, edge_set in sorted(schema.edge_sets.items()):
             self._edges[name] = self._of_set(name, edge_set, edges, samples)
 
     def nodes(self, sample: int) -> dict[str, Nodes]:

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamd.graph.jit import inner, kernel
-from streamd.tfgnn.sampling.spec import STRATEGIES
 
-TOP_K, RANDOM_UNIFORM, RANDOM_WEIGHTED, LATEST_K = range(len(STRATEGIES))
+TOP_K, RANDOM_UNIFORM, RANDOM_WEIGHTED, LATEST_K = range(4)
+"""As the schema of specs numbers them: `SamplingStrategy` in tfgnn.proto."""
 ENDLESS = np.int64(2**63 - 1)
 """The time of a sample without one: it holds all edges before it."""
 TRIES = 8

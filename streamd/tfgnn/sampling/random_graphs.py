@@ -6,7 +6,15 @@ import numpy as np
 
 from streamd.tfgnn.records.tensor import Edges, GraphTensor, Nodes, Ragged, Value
 from streamd.tfgnn.sampling.draws import Array
-from streamd.tfgnn.schema.schema import DataType, Feature, GraphSchema
+from streamd.tfgnn.schema.messages import Feature, GraphSchema
+from streamd.tfgnn.schema.schema import (
+    DataType,
+    Features,
+    check_schema,
+    dtype_of,
+    ragged_dims,
+    shape_of,
+)
 
 NODES, EDGES, ROWS = (2, 8), (2, 16), (0, 4)
 """Least and most nodes of a set, edges of a set, and length of a ragged row."""
@@ -29,7 +37,7 @@ def random_graphs(
     values to draw from. The same seed gives the same graphs. Raises: TFGNNError where the schema
     contradicts itself.
     """
-    schema.check()
+    check_schema(schema)
     rng = np.random.default_rng(seed)
     for _ in range(count):
         yield _graph(schema, rng, components, values or {})
@@ -43,20 +51,19 @@ def _graph(
 ) -> GraphTensor:
     """One graph."""
 
-    def features(of: Mapping[str, Feature], start: str, num: int) -> dict[str, Value]:
+    def features(of: Features, start: str, num: int) -> dict[str, Value]:
         return {
             name: _value(rng, feature, num, values.get(f"{start}{name}"))
-            for name, feature in of.items()
+            for name, feature in sorted(of.items())
         }
 
-    context = schema.context.features if schema.context else {}
     nodes = {}
-    for name, one in schema.node_sets.items():
+    for name, one in sorted(schema.node_sets.items()):
         sizes_C = rng.integers(NODES[0], NODES[1] + 1, components)
         of_set = features(one.features, f"nodes/{name}.", int(sizes_C.sum()))
         nodes[name] = Nodes(sizes_C=sizes_C, features=of_set)
     edges = {}
-    for name, edge_set in schema.edge_sets.items():
+    for name, edge_set in sorted(schema.edge_sets.items()):
         sizes_C = rng.integers(EDGES[0], EDGES[1] + 1, components)
         edges[name] = Edges(
             sizes_C=sizes_C,
@@ -66,7 +73,9 @@ def _graph(
             features=features(edge_set.features, f"edges/{name}.", int(sizes_C.sum())),
         )
     return GraphTensor(
-        context=features(context, "context/", components), node_sets=nodes, edge_sets=edges
+        context=features(schema.context.features, "context/", components),
+        node_sets=nodes,
+        edge_sets=edges,
     )
 
 
@@ -81,20 +90,18 @@ def _value(
     rng: np.random.Generator, feature: Feature, num: int, choices: list[object] | None
 ) -> Value:
     """Values of a feature for some items."""
-    if not feature.ragged_dims:
-        shape = (num, *[size or 0 for size in feature.shape])
-        return _flat(rng, feature.dtype, int(np.prod(shape)), choices).reshape(shape)
+    of_item, dtype = shape_of(feature), dtype_of(feature)
+    last = max(ragged_dims(of_item), default=0)
     rows, lengths = num, []
-    last = feature.ragged_dims[-1]
-    for size in feature.shape[:last]:
+    for size in of_item[:last]:
         if size is None:
             lengths.append(rng.integers(ROWS[0], ROWS[1] + 1, rows))
             rows = int(lengths[-1].sum())
         else:
             rows *= size
-    shape = (rows, *[size or 0 for size in feature.shape[last:]])
-    flat = _flat(rng, feature.dtype, int(np.prod(shape)), choices)
-    return Ragged(feature.shape, flat.reshape(shape), tuple(lengths))
+    shape = (rows, *[size or 0 for size in of_item[last:]])
+    flat = _flat(rng, dtype, int(np.prod(shape)), choices).reshape(shape)
+    return Ragged(of_item, flat, tuple(lengths)) if last else flat
 
 
 def _flat(

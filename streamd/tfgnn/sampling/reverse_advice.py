@@ -9,7 +9,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from streamd.tfgnn.schema.schema import EdgeSet, GraphSchema
+from streamd.tfgnn.schema.messages import EdgeSet, GraphSchema
+from streamd.tfgnn.schema.schema import is_reversed
 
 CORRECT = "correct the sampling spec."
 
@@ -31,7 +32,7 @@ class ReverseAdvice:
         sets = self.schema.edge_sets
         found = [forward for forward, reverse in self.reverses.items() if reverse == name]
         if not found and start is not None:
-            found = [other for other, one in sets.items() if one.target == start]
+            found = [other for other, one in sorted(sets.items()) if one.target == start]
             found = [other for other in found if sets[other].source in ends] or found
         if not found:
             return CORRECT
@@ -43,7 +44,7 @@ class ReverseAdvice:
         one = sets[name]
         if one.target != start:
             return CORRECT
-        for other, its in sets.items():
+        for other, its in sorted(sets.items()):
             has_same_table = bool(_filename(one)) and _filename(its) == _filename(one)
             is_reverse = has_same_table and (its.source, its.target) == (one.target, one.source)
             if is_reverse or other == self.reverses.get(name):
@@ -58,8 +59,7 @@ class ReverseAdvice:
         one = self.schema.edge_sets[forward]
         metadata = ""
         if _filename(one):
-            is_reversed = one.metadata is not None and one.metadata.is_reversed
-            extra = "" if is_reversed else ' extra { key: "edge_type" value: "reversed" }'
+            extra = "" if is_reversed(one) else ' extra { key: "edge_type" value: "reversed" }'
             metadata = f" metadata {{ filename: {json.dumps(_filename(one))}{extra} }}"
         return (
             f"correct the name, or add the reverse of {forward!r} to the schema, with its "
@@ -70,4 +70,5 @@ class ReverseAdvice:
 
 def _filename(one: EdgeSet) -> str:
     """The file name of an edge set's table, empty for none."""
-    return one.metadata.filename if one.metadata is not None else ""
+    filename: str = one.metadata.filename
+    return filename

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from streamd.tfgnn.sampling.assembly import Assembler, is_latent, schema_of_samp
 from streamd.tfgnn.sampling.sampler import AGGREGATIONS, Sampler, seed_set
 from streamd.tfgnn.sampling.seeds import Seeds, every_node, load_seeds
 from streamd.tfgnn.sampling.shard_writing import in_batches, write_shards
-from streamd.tfgnn.sampling.spec import SamplingSpec, read_spec
+from streamd.tfgnn.sampling.spec import read_spec, spec_text
 from streamd.tfgnn.sampling.tables_graph import (
     Progress,
     load_graph,
@@ -32,7 +32,8 @@ from streamd.tfgnn.sampling.tables_graph import (
     read_tables,
     table_of,
 )
-from streamd.tfgnn.schema.schema import GraphSchema, read_schema, schema_file, schema_text
+from streamd.tfgnn.schema.messages import GraphSchema, SamplingSpec
+from streamd.tfgnn.schema.schema import read_schema, schema_file, schema_text
 
 logger = structlog.get_logger()
 SCHEMA_NAME = "schema.pbtxt"
@@ -65,7 +66,9 @@ class Run:
     def asked(self) -> str:
         """What the samples depend on, but for the graph."""
         seeds = [] if self.seeds is None else file_states(find_files(self.seeds))
-        return json.dumps([asdict(self.spec), self.aggregation, self.seed, seeds], sort_keys=True)
+        return json.dumps(
+            [spec_text(self.spec), self.aggregation, self.seed, seeds], sort_keys=True
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +88,7 @@ class TableRun(Run):
         ):
             for name in names:
                 one: Any = sets[name]
-                if one.metadata is not None and one.metadata.filename:
+                if one.metadata.filename:
                     files += find_files(table_of(name, one, self.base))
         # Another release may write other features, and must not resume these shards.
         features = schema_text(schema_of_samples(self.schema, {}, ()))

@@ -23,8 +23,8 @@ from streamd.tfgnn.sampling.draws import (
     draw_keys,
 )
 from streamd.tfgnn.sampling.seeds import Seeds
-from streamd.tfgnn.sampling.spec import STRATEGIES, SamplingOp, SamplingSpec, SeedOp
-from streamd.tfgnn.schema.schema import GraphSchema
+from streamd.tfgnn.sampling.spec import seed_of
+from streamd.tfgnn.schema.messages import GraphSchema, SamplingOp, SamplingSpec
 
 logger: structlog.stdlib.BoundLogger = structlog.get_logger()
 NONE = np.empty(0, np.int64)
@@ -60,12 +60,14 @@ class Found:
 
 def seed_set(spec: SamplingSpec) -> str:
     """The node set that samples begin at. Raises: TFGNNError for seeds that are links."""
-    if not isinstance(spec.seed_op, SeedOp):
+    seed = seed_of(spec)
+    if not spec.HasField("seed_op"):
         raise TFGNNError(
-            f"{spec.seed_op.op_name!r} is a symmetric_link_seed_op, which is not run.",
+            f"{seed.op_name!r} is a symmetric_link_seed_op, which is not run.",
             "begin at nodes, with a seed_op.",
         )
-    return spec.seed_op.node_set_name
+    name: str = seed.node_set_name
+    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +85,18 @@ def check_columns(spec: SamplingSpec, sets: Mapping[str, Has], timed_seeds: bool
     unweighted = []
     for op in spec.sampling_ops:
         has, edges = sets[op.edge_set_name], f"edge set {op.edge_set_name!r}"
-        if op.strategy == "RANDOM_WEIGHTED" and not has.weight:
+        if op.strategy == RANDOM_WEIGHTED and not has.weight:
             raise TFGNNError(
                 f"Operation {op.op_name!r} has the strategy RANDOM_WEIGHTED, and {edges} has no "
                 "#weight.",
                 "add the column to its table, or name a strategy without weights.",
             )
-        if op.strategy == "LATEST_K" and not has.time:
+        if op.strategy == LATEST_K and not has.time:
             raise TFGNNError(
                 f"Operation {op.op_name!r} has the strategy LATEST_K, and {edges} has no #time.",
                 "add the column.",
             )
-        if op.strategy == "TOP_K" and not has.weight:
+        if op.strategy == TOP_K and not has.weight:
             unweighted.append(op.op_name)
     for name, has in sets.items():
         if timed_seeds and not has.time:
@@ -140,9 +142,9 @@ class Sampler:
         check_columns(spec, sets, timed_seeds)
         for op in spec.sampling_ops:
             # Sorted and summed here, so that processes which begin later share it.
-            if op.strategy in ("TOP_K", "RANDOM_WEIGHTED") and sets[op.edge_set_name].weight:
+            if op.strategy in (TOP_K, RANDOM_WEIGHTED) and sets[op.edge_set_name].weight:
                 edges = graph.edge_sets[op.edge_set_name]
-                getattr(edges, "top_E" if op.strategy == "TOP_K" else "sum_E")
+                getattr(edges, "top_E" if op.strategy == TOP_K else "sum_E")
         most = max((edges.most for edges in graph.edge_sets.values()), default=0)
         self._taken = np.zeros(most, np.uint8)
 
@@ -159,7 +161,7 @@ class Sampler:
     def walk(self, starts: Starts) -> tuple[Pairs, Pairs]:
         """The nodes and edges that some samples hold, each once."""
         hash_S, until_S = starts.hash_S, starts.until_S
-        ends = {self._spec.seed_op.op_name: dict(starts.nodes)}
+        ends = {seed_of(self._spec).op_name: dict(starts.nodes)}
         visited: dict[str, list[tuple[Array, Array]]] = {
             name: [pairs] for name, pairs in starts.nodes.items()
         }
@@ -285,7 +287,7 @@ def walk(
 ) -> tuple[Array, Array]:
     """The edges that an operation takes at R nodes, one node's behind another's, and how many at
     each. key_R: of `draw_keys`. taken: as `draw_edges` needs it."""
-    strategy = STRATEGIES.index(op.strategy)
+    strategy: int = op.strategy
     count_R = before(edges, node_R, until_R)
     weights, sums, top = NO_FLOATS, NO_SUMS, NONE
     if strategy == TOP_K and edges.weight_E is None:

@@ -1,128 +1,100 @@
 """A SamplingSpec: from which seeds, along which edge sets and how a subgraph is sampled."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from streamd.errors import TFGNNError
 from streamd.settings.sets import nearest_of
 from streamd.tfgnn.sampling.reverse_advice import CORRECT, ReverseAdvice
-from streamd.tfgnn.schema.proto import message_class, parse_message, print_text
-from streamd.tfgnn.schema.schema import GraphSchema
+from streamd.tfgnn.schema.messages import (
+    GraphSchema,
+    SamplingOp,
+    SamplingSpec,
+    parse_message,
+    print_text,
+)
 
-STRATEGIES = ("TOP_K", "RANDOM_UNIFORM", "RANDOM_WEIGHTED", "LATEST_K")
-"""By their number. An operation that names none has the first."""
 READOUT = "_readout"
 """The node set of a schema with symmetric link seeds; its edge sets add /source and /target."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SeedOp:
-    """Begin at nodes of one set."""
-
-    op_name: str
-    node_set_name: str
+def seed_of(spec: SamplingSpec) -> Any:
+    """The seed operation: its `seed_op`, or its `symmetric_link_seed_op`."""
+    return getattr(spec, spec.WhichOneof("seed_type") or "seed_op")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SymmetricLinkSeedOp:
-    """Begin at both ends of links, which the schema's node set `_readout` stands for."""
+def check_spec(
+    spec: SamplingSpec,
+    schema: GraphSchema | None = None,
+    where: str = "the sampling spec",
+    reverses: Mapping[str, str] | None = None,
+) -> None:
+    """Refuse a spec that cannot be run; with a schema, also sets that are not in it.
 
-    op_name: str
+    reverses: of a log, the name of each edge set's reverse. Raises: TFGNNError.
+    """
+    if spec.WhichOneof("seed_type") is None:
+        raise _refused(f"{where} has no seed", "write a seed_op.")
+    seed, is_link = seed_of(spec), spec.HasField("symmetric_link_seed_op")
+    _named(seed.op_name, f"{where}: the seed")
+    if not is_link and not seed.node_set_name:
+        raise _refused(f"{where}: the seed {seed.op_name!r} has no node_set_name")
+    seed_set = READOUT if is_link else seed.node_set_name
+    if schema is not None:
+        needed = (f"{READOUT}/source", f"{READOUT}/target") if is_link else ()
+        _in_schema(schema.node_sets, seed_set, "node set", f"{where}: {seed.op_name!r}")
+        for edge_set in needed:
+            _in_schema(schema.edge_sets, edge_set, "edge set", f"{where}: {seed.op_name!r}")
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SamplingOp:
-    """Go from the nodes of its inputs along at most `sample_size` edges of a set each."""
-
-    op_name: str
-    input_op_names: tuple[str, ...]
-    edge_set_name: str
-    sample_size: int
-    strategy: str = "TOP_K"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SamplingSpec:
-    """A plan of sampling: a seed and operations, each after its inputs."""
-
-    seed_op: SeedOp | SymmetricLinkSeedOp
-    sampling_ops: tuple[SamplingOp, ...] = ()
-
-    def check(
-        self,
-        schema: GraphSchema | None = None,
-        where: str = "the sampling spec",
-        reverses: Mapping[str, str] | None = None,
-    ) -> None:
-        """Refuse a spec that cannot be run; with a schema, also sets that are not in it.
-
-        reverses: of a log, the name of each edge set's reverse. Raises: TFGNNError.
-        """
-        seed = self.seed_op
-        _named(seed.op_name, f"{where}: the seed")
-        seed_set = READOUT
-        if isinstance(seed, SeedOp):
-            seed_set = seed.node_set_name
-            if not seed_set:
-                raise _refused(f"{where}: the seed {seed.op_name!r} has no node_set_name")
+    # The node set that each operation ends at, by its name; None where that is not known.
+    ends: dict[str, str | None] = {seed.op_name: None if is_link else seed_set}
+    for op in spec.sampling_ops:
+        place = f"{where}: operation {op.op_name!r}"
+        _named(op.op_name, f"{where}: an operation")
+        if op.op_name in ends:
+            raise _refused(f"{place} is there twice", "give each a name of its own.")
+        _check_op(op, ends, place)
+        ends[op.op_name] = None
         if schema is not None:
-            needed = () if isinstance(seed, SeedOp) else (f"{READOUT}/source", f"{READOUT}/target")
-            _in_schema(schema.node_sets, seed_set, "node set", f"{where}: {seed.op_name!r}")
-            for edge_set in needed:
-                _in_schema(schema.edge_sets, edge_set, "edge set", f"{where}: {seed.op_name!r}")
+            advice = ReverseAdvice(schema, reverses or {})
+            ends[op.op_name] = _check_walk(spec, op, ends, advice, place)
 
-        # The node set that each operation ends at, by its name; None where that is not known.
-        ends: dict[str, str | None] = {seed.op_name: seed_set}
-        if isinstance(seed, SymmetricLinkSeedOp):
-            ends[seed.op_name] = None
-        for op in self.sampling_ops:
-            place = f"{where}: operation {op.op_name!r}"
-            _named(op.op_name, f"{where}: an operation")
-            if op.op_name in ends:
-                raise _refused(f"{place} is there twice", "give each a name of its own.")
-            _check_op(op, ends, place)
-            ends[op.op_name] = None
-            if schema is not None:
-                advice = ReverseAdvice(schema, reverses or {})
-                ends[op.op_name] = self._check_walk(op, ends, advice, place)
 
-    def _check_walk(
-        self,
-        op: SamplingOp,
-        ends: Mapping[str, str | None],
-        advice: ReverseAdvice,
-        place: str,
-    ) -> str:
-        """Refuse an operation whose edges begin at another node set than its inputs give.
+def _check_walk(
+    spec: SamplingSpec,
+    op: SamplingOp,
+    ends: Mapping[str, str | None],
+    advice: ReverseAdvice,
+    place: str,
+) -> str:
+    """Refuse an operation whose edges begin at another node set than its inputs give.
 
-        Returns: the node set that it ends at. Raises: TFGNNError.
-        """
-        sets, name = advice.schema.edge_sets, op.edge_set_name
-        starts = {i: end for i in op.input_op_names if (end := ends[i]) is not None}
-        if name not in sets:
-            later = [o for o in self.sampling_ops if op.op_name in o.input_op_names]
-            wanted = {sets[o.edge_set_name].source for o in later if o.edge_set_name in sets}
-            action = advice.of_missing(name, next(iter(starts.values()), None), wanted)
-            raise _missing(sets, name, "edge set", place, action)
-        one = sets[name]
-        for i, start in starts.items():
-            if start != one.source:
-                raise _refused(
-                    f"{place}: its input {i!r} gives nodes of {start!r}, and its edge set "
-                    f"{name!r} begins at {one.source!r}",
-                    advice.of_direction(name, start),
-                )
-        return one.target
+    Returns: the node set that it ends at. Raises: TFGNNError.
+    """
+    sets, name = advice.schema.edge_sets, op.edge_set_name
+    starts = {i: end for i in op.input_op_names if (end := ends[i]) is not None}
+    if name not in sets:
+        later = [o for o in spec.sampling_ops if op.op_name in o.input_op_names]
+        wanted = {sets[o.edge_set_name].source for o in later if o.edge_set_name in sets}
+        action = advice.of_missing(name, next(iter(starts.values()), None), wanted)
+        raise _missing(sets, name, "edge set", place, action)
+    one = sets[name]
+    for i, start in starts.items():
+        if start != one.source:
+            raise _refused(
+                f"{place}: its input {i!r} gives nodes of {start!r}, and its edge set "
+                f"{name!r} begins at {one.source!r}",
+                advice.of_direction(name, start),
+            )
+    target: str = one.target
+    return target
 
 
 def _check_op(op: SamplingOp, ends: Mapping[str, str | None], place: str) -> None:
     """Refuse an operation that cannot be run, whatever the schema. Raises: TFGNNError."""
     if op.sample_size <= 0:
         raise _refused(f"{place} has sample_size {op.sample_size}", "write at least 1.")
-    if op.strategy not in STRATEGIES:
-        raise _refused(f"{place} has the strategy {op.strategy!r}", f"one of {STRATEGIES}.")
     if not op.edge_set_name:
         raise _refused(f"{place} has no edge_set_name")
     if not op.input_op_names:
@@ -157,7 +129,7 @@ def read_spec(
     schema: GraphSchema | None = None,
     reverses: Mapping[str, str] | None = None,
 ) -> SamplingSpec:
-    """Read a sampling spec, text or binary, and check it. reverses: as for `SamplingSpec.check`.
+    """Read a sampling spec, text or binary, and check it. reverses: as for `check_spec`.
     Raises: TFGNNError."""
     try:
         data = path.read_bytes()
@@ -173,55 +145,18 @@ def parse_spec(
     reverses: Mapping[str, str] | None = None,
 ) -> SamplingSpec:
     """A sampling spec from protobuf text or binary, checked. Raises: TFGNNError."""
-    message = parse_message("SamplingSpec", data, where)
-    seed_type = message.WhichOneof("seed_type")
-    if seed_type is None:
-        raise _refused(f"{where} has no seed", "write a seed_op.")
-    seed: SeedOp | SymmetricLinkSeedOp
-    if seed_type == "seed_op":
-        seed = SeedOp(op_name=message.seed_op.op_name, node_set_name=message.seed_op.node_set_name)
-    else:
-        seed = SymmetricLinkSeedOp(op_name=message.symmetric_link_seed_op.op_name)
-    ops = tuple(
-        SamplingOp(
-            op_name=op.op_name,
-            input_op_names=tuple(op.input_op_names),
-            edge_set_name=op.edge_set_name,
-            sample_size=op.sample_size,
-            strategy=STRATEGIES[op.strategy],
-        )
-        for op in message.sampling_ops
-    )
-    spec = SamplingSpec(seed_op=seed, sampling_ops=ops)
-    spec.check(schema, where, reverses)
+    spec = parse_message(SamplingSpec, data, where)
+    check_spec(spec, schema, where, reverses)
     return spec
 
 
 def spec_text(spec: SamplingSpec) -> str:
     """A sampling spec as protobuf text. Raises: TFGNNError where it cannot be run."""
-    return print_text(_to_message(spec))
+    check_spec(spec)
+    return print_text(spec)
 
 
 def spec_binary(spec: SamplingSpec) -> bytes:
     """A sampling spec as protobuf binary. Raises: TFGNNError where it cannot be run."""
-    return bytes(_to_message(spec).SerializeToString(deterministic=True))
-
-
-def _to_message(spec: SamplingSpec) -> Any:
-    """The message of a sampling spec."""
-    spec.check()
-    message = message_class("SamplingSpec")()
-    if isinstance(spec.seed_op, SeedOp):
-        message.seed_op.op_name = spec.seed_op.op_name
-        message.seed_op.node_set_name = spec.seed_op.node_set_name
-    else:
-        message.symmetric_link_seed_op.op_name = spec.seed_op.op_name
-    for op in spec.sampling_ops:
-        message.sampling_ops.add(
-            op_name=op.op_name,
-            input_op_names=op.input_op_names,
-            edge_set_name=op.edge_set_name,
-            sample_size=op.sample_size,
-            strategy=STRATEGIES.index(op.strategy),
-        )
-    return message
+    check_spec(spec)
+    return bytes(spec.SerializeToString(deterministic=True))

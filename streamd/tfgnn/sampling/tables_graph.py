@@ -15,8 +15,8 @@ from streamd.tfgnn.sampling.adjacency import Graph, NodeTable, adjacency, node_t
 from streamd.tfgnn.sampling.assembly import ID, is_latent
 from streamd.tfgnn.sampling.draws import Array
 from streamd.tfgnn.sampling.sampler import seed_set
-from streamd.tfgnn.sampling.spec import SamplingSpec
-from streamd.tfgnn.schema.schema import EdgeSet, Feature, GraphSchema, NodeSet
+from streamd.tfgnn.schema.messages import EdgeSet, GraphSchema, NodeSet, SamplingSpec
+from streamd.tfgnn.schema.schema import Features
 from streamd.tfgnn.tables.reading import Rows, read_table, table_path
 
 logger = structlog.get_logger()
@@ -41,7 +41,7 @@ def needed_sets(
 
 def table_of(name: str, one: Any, base: Path) -> Path:
     """Where the table of a set that sampling needs lies. Raises: TFGNNError."""
-    if one.metadata is not None and one.metadata.bigquery is not None:
+    if one.metadata.HasField("bigquery"):
         raise TFGNNError(
             f"Set {name!r} lies in BigQuery, which is not read.",
             "export it to a file, and name that as its filename.",
@@ -53,7 +53,7 @@ def table_of(name: str, one: Any, base: Path) -> Path:
     return path
 
 
-def check_latent(name: str, features: dict[str, Feature]) -> None:
+def check_latent(name: str, features: Features) -> None:
     """Refuse features of nodes that no table has. Raises: TFGNNError."""
     own = sorted(set(features) - {ID})
     if own:
@@ -108,7 +108,7 @@ def load_graph(
     for name in node_names:
         node_set = schema.node_sets[name]
         if is_latent(node_set):
-            check_latent(name, dict(node_set.features))
+            check_latent(name, node_set.features)
             latent.add(name)
             nodes[name] = node_table([], others.pop(name), {}, TableRows())
             continue
@@ -182,7 +182,7 @@ class Columns:
         self.weight = whole([rows.weight for rows in parts], np.float32, "#weight", places)
         self.time = whole([rows.time for rows in parts], np.int64, "#time", places)
         # The ids of nodes are kept once, also where they are a feature.
-        types = {k: f for k, f in one.features.items() if is_edges or k != ID}
+        types = {k: f for k, f in sorted(one.features.items()) if is_edges or k != ID}
         kept: list[Values] = [{k: rows.features[k] for k in types} for rows in parts]
         self.features: Values = join(kept) if kept else no_rows(types)
 

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from streamd.tfgnn.schema.layout import Layout, SetKeys
-from streamd.tfgnn.schema.schema import TYPES, DataType, GraphSchema
+from streamd.tfgnn.schema.messages import GraphSchema
+from streamd.tfgnn.schema.schema import TYPES, DataType
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +76,7 @@ def graph_spec(schema: GraphSchema) -> GraphSpec:
 def _arrays(one: SetKeys) -> dict[str, ArraySpec]:
     """The arrays of a set's features."""
     return {
-        keys.name: ArraySpec(dtype=keys.feature.dtype.numpy, shape=(None, *keys.feature.shape))
+        keys.name: ArraySpec(dtype=keys.dtype.numpy, shape=(None, *keys.shape))
         for keys in one.features
     }
 
@@ -88,9 +89,9 @@ def example_spec(schema: GraphSchema, prefix: str = "") -> dict[str, KeySpec]:
         found |= {key: number for key in (one.size, one.source, one.target) if key}
         for keys in one.features:
             found[keys.values] = KeySpec(
-                kind=keys.feature.dtype.wire,
-                dtype=keys.feature.dtype,
-                shape=keys.feature.shape,
+                kind=keys.dtype.wire,
+                dtype=keys.dtype,
+                shape=keys.shape,
                 row_lengths=keys.row_lengths,
             )
             found |= dict.fromkeys(keys.row_lengths, number)

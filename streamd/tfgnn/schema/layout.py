@@ -1,19 +1,29 @@
 """Which keys of a tf.train.Example hold which part of a GraphTensor."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from streamd.errors import TFGNNError
-from streamd.tfgnn.schema.schema import Context, EdgeSet, Feature, GraphSchema
+from streamd.tfgnn.schema.messages import Feature, GraphSchema
+from streamd.tfgnn.schema.schema import (
+    DataType,
+    Shape,
+    check_schema,
+    dtype_of,
+    ragged_dims,
+    shape_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureKeys:
-    """The keys of a feature: of its values, and of the row lengths of each ragged dim."""
+    """The keys of a feature: of its values, and of the row lengths of each ragged dim. shape: of
+    one item's value."""
 
     name: str
-    feature: Feature
+    dtype: DataType
+    shape: Shape
     values: str
     row_lengths: tuple[str, ...]
 
@@ -44,15 +54,14 @@ class Layout:
     """
 
     def __init__(self, schema: GraphSchema, prefix: str = "") -> None:
-        schema.check()
-        context: Mapping[str, Feature] = schema.context.features if schema.context else {}
-        self.context = _set_keys("context", "", f"{prefix}context/", context)
+        check_schema(schema)
+        self.context = _set_keys("context", "", f"{prefix}context/", schema.context)
         self.node_sets = tuple(
-            _set_keys("node set", name, f"{prefix}nodes/{name}.", one.features)
+            _set_keys("node set", name, f"{prefix}nodes/{name}.", one)
             for name, one in sorted(schema.node_sets.items())
         )
         self.edge_sets = tuple(
-            _set_keys("edge set", name, f"{prefix}edges/{name}.", one.features, one)
+            _set_keys("edge set", name, f"{prefix}edges/{name}.", one)
             for name, one in sorted(schema.edge_sets.items())
         )
         self.keys = tuple(_all_keys(self.all_sets))
@@ -72,29 +81,25 @@ class Layout:
         return self.context, *self.node_sets, *self.edge_sets
 
 
-def _set_keys(
-    kind: str,
-    name: str,
-    start: str,
-    features: Mapping[str, Feature],
-    edges: EdgeSet | Context | None = None,
-) -> SetKeys:
+def _set_keys(kind: str, name: str, start: str, one: Any) -> SetKeys:
     """The keys of a set, each of which begins with `start`."""
     found = tuple(
-        FeatureKeys(
-            feature_name,
-            feature,
-            f"{start}{feature_name}",
-            tuple(f"{start}{feature_name}.d{dim}" for dim in feature.ragged_dims),
-        )
-        for feature_name, feature in sorted(features.items())
+        _feature_keys(feature_name, feature, f"{start}{feature_name}")
+        for feature_name, feature in sorted(one.features.items())
     )
     if kind == "context":
         return SetKeys(kind, name, found)
-    if not isinstance(edges, EdgeSet):
+    if kind == "node set":
         return SetKeys(kind, name, found, f"{start}#size")
-    ends = (edges.source, edges.target)
+    ends = (one.source, one.target)
     return SetKeys(kind, name, found, f"{start}#size", f"{start}#source", f"{start}#target", ends)
+
+
+def _feature_keys(name: str, feature: Feature, key: str) -> FeatureKeys:
+    """The keys of a feature. key: of its values."""
+    shape = shape_of(feature)
+    row_lengths = tuple(f"{key}.d{dim}" for dim in ragged_dims(shape))
+    return FeatureKeys(name, dtype_of(feature), shape, key, row_lengths)
 
 
 def _all_keys(sets: tuple[SetKeys, ...]) -> list[tuple[str, str]]:
@@ -103,6 +108,6 @@ def _all_keys(sets: tuple[SetKeys, ...]) -> list[tuple[str, str]]:
     for one in sets:
         keys += [(key, "int64") for key in (one.size, one.source, one.target) if key]
         for feature in one.features:
-            keys.append((feature.values, feature.feature.dtype.wire))
+            keys.append((feature.values, feature.dtype.wire))
             keys += [(key, "int64") for key in feature.row_lengths]
     return keys

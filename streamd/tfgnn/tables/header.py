@@ -5,7 +5,7 @@ from pathlib import Path
 
 from streamd.tfgnn.records.records import read_blocks
 from streamd.tfgnn.records.shards import find_files, table_format
-from streamd.tfgnn.schema.proto import parse_binary
+from streamd.tfgnn.schema.messages import Example, parse_binary
 from streamd.tfgnn.tables.reading import IDS, csv_reader
 
 
@@ -20,6 +20,6 @@ def table_columns(path: Path) -> list[str]:
             header = next(csv_reader(find_files(path)[0], stack), [])
         return [IDS.get(name, name) for name in header]
     for block in read_blocks(path, max_records=1):
-        message = parse_binary("Example", block.records()[0], f"{path} record {block.first}")
+        message = parse_binary(Example, block.records()[0], f"{path} record {block.first}")
         return list(message.features.feature)
     return []

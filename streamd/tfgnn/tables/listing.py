@@ -20,8 +20,8 @@ from streamd.tfgnn.records.examples import Codec
 from streamd.tfgnn.records.records import read_blocks
 from streamd.tfgnn.records.shards import find_files, is_csv
 from streamd.tfgnn.records.tensor import GraphTensor, Nodes, Ragged, Values, by_row
-from streamd.tfgnn.schema.proto import parse_binary
-from streamd.tfgnn.schema.schema import GraphSchema
+from streamd.tfgnn.schema.messages import Example, GraphSchema, parse_binary
+from streamd.tfgnn.schema.schema import all_sets
 from streamd.tfgnn.tables.reading import Set, csv_reader, read_table
 
 MAX_BYTES = 32 << 20
@@ -76,7 +76,7 @@ def _set_of(schema: GraphSchema, name: str) -> Set:
     """A set of a schema by its name, as nodes/NAME or edges/NAME if both have it. Raises:
     TFGNNError."""
     kinds = {"node set": "nodes/", "edge set": "edges/", "context": "context"}
-    sets = {f"{kinds[kind]}{its}": one for kind, its, one in schema.all_sets()}
+    sets = {f"{kinds[kind]}{its}": one for kind, its, one in all_sets(schema)}
     found = {k: one for k, one in sets.items() if name in (k, k.partition("/")[2])}
     if len(found) != 1:
         names = ", ".join(list(found or sets)[:20])
@@ -110,7 +110,7 @@ def _record(
     sizes = [one.sizes_C for one in graph.node_sets.values()]
     sizes += [one.sizes_C for one in graph.edge_sets.values()]
     if not any(int(sizes_C.sum()) for sizes_C in sizes):
-        keys = list(parse_binary("Example", record, where).features.feature)
+        keys = list(parse_binary(Example, record, where).features.feature)
         if keys and not any(key.startswith(("context/", "nodes/", "edges/")) for key in keys):
             yield "  it has no key of a graph; if it is a row of a table, name its set by --set"
 
@@ -118,7 +118,7 @@ def _record(
 def _example(record: bytes, where: str, part: Part) -> Iterator[str]:
     """Yield a line for each key of a record: the kind of its list, the number of values, the first.
     Raises: TFGNNError."""
-    features = parse_binary("Example", record, where).features.feature
+    features = parse_binary(Example, record, where).features.feature
     keys = sorted(features)
     for key in keys[:MAX_KEYS]:
         kind = features[key].WhichOneof("kind")

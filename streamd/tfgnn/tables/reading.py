@@ -23,7 +23,16 @@ from streamd.tfgnn.records.records import MAX_RECORD_BYTES, MAX_RECORDS, open_fi
 from streamd.tfgnn.records.row_names import FileRows, Place
 from streamd.tfgnn.records.shards import find_files, table_format
 from streamd.tfgnn.records.tensor import Ragged, Value
-from streamd.tfgnn.schema.schema import TYPES, Context, DataType, EdgeSet, Feature, NodeSet
+from streamd.tfgnn.schema.messages import EdgeSet, Feature, NodeSet
+from streamd.tfgnn.schema.schema import (
+    TYPES,
+    DataType,
+    dtype_of,
+    is_reversed,
+    ragged_dims,
+    shape_of,
+    type_words,
+)
 
 ROWS = 1 << 13
 """Rows of a CSV file that are given at once."""
@@ -37,7 +46,8 @@ TIME = "#time"
 """A column of edges and seeds; also read under `time`. Integers of one unit in all tables."""
 IDS = {"id": "#id", "source": "#source", "target": "#target"}
 """Columns that CSV may name without the #."""
-Set = Context | NodeSet | EdgeSet
+Set = Any
+"""A message: Context, NodeSet or EdgeSet."""
 Array = NDArray[Any]
 
 
@@ -69,7 +79,7 @@ def table_path(one: Set, base: Path) -> Path | None:
 
     base: the folder of the schema, or the schema. Raises: TFGNNError for a place that is no file.
     """
-    name = one.metadata.filename if one.metadata else ""
+    name: str = one.metadata.filename
     if not name:
         return None
     if "://" in name:
@@ -123,9 +133,9 @@ class _Table:
         max_bytes: int = MAX_RECORD_BYTES,
     ) -> None:
         self._at_once, self._max_bytes = at_once, max_bytes
-        self._features = dict(one.features)
+        self._features = dict(sorted(one.features.items()))
         self._is_timed = is_timed
-        self._is_reversed = one.metadata is not None and one.metadata.is_reversed
+        self._is_reversed = is_reversed(one)
         self._keys: tuple[str, ...] = ()
         if isinstance(one, NodeSet):
             self._keys = ("#id",)
@@ -133,26 +143,28 @@ class _Table:
             self._keys = ("#source", "#target")
         self._is_edges = isinstance(one, EdgeSet)
         for name in self._keys:
-            feature = one.features.get(name)
-            if feature is not None and (feature.shape or feature.dtype.wire != "bytes"):
+            feature = self._features.get(name)
+            if feature is not None and type_words(feature) != "DT_STRING":
                 raise TFGNNError(
-                    f"{name} is one string a row, not {feature}.", "correct the schema."
+                    f"{name} is one string a row, not {type_words(feature)}.", "correct the schema."
                 )
 
     def records(self, path: Path, first: int) -> Iterator[Rows]:
         """Yield the rows of a TFRecord file. Raises: TFGNNError."""
         features = self._features
         for name, feature in features.items():
-            if len(feature.ragged_dims) > 1 or (feature.ragged_dims and feature.shape[0]):
+            shape = shape_of(feature)
+            ragged = ragged_dims(shape)
+            if len(ragged) > 1 or (ragged and shape[0]):
                 raise TFGNNError(
-                    f"{path}: feature {name!r} has the shape {feature.shape}; a row of a table "
+                    f"{path}: feature {name!r} has the shape {shape}; a row of a table "
                     "holds one ragged dim at most, the first.",
                     "flatten it.",
                 )
         weights = self._undeclared((WEIGHT, "weight"), self._is_edges)
         times = self._undeclared((TIME, "time"), self._is_timed)
         keys = [(key, "bytes") for key in self._keys if key not in features]
-        keys += [(name, feature.dtype.wire) for name, feature in features.items()]
+        keys += [(name, dtype_of(feature).wire) for name, feature in features.items()]
         keys += [(name, "float") for name in weights] + [(name, "int64") for name in times]
         reader = ColumnReader(keys)
         most = max(1, min(self._at_once, CELLS // max(1, len(keys))))
@@ -182,9 +194,9 @@ class _Table:
     def csv_rows(self, path: Path, first: int) -> Iterator[Rows]:
         """Yield the rows of a CSV file, whose first row is its header. Raises: TFGNNError."""
         for name, feature in self._features.items():
-            if feature.shape:
+            if shape := shape_of(feature):
                 raise TFGNNError(
-                    f"{path}: feature {name!r} has the shape {feature.shape}; a cell of CSV "
+                    f"{path}: feature {name!r} has the shape {shape}; a cell of CSV "
                     "holds one value.",
                     "write the table as .tfrecord.",
                 )
@@ -232,7 +244,7 @@ class _Table:
         weight = time = None
         for name, cells in zip(names, zip(*chunk, strict=True), strict=True):
             if name in self._features:
-                values[name] = _parsed(cells, self._features[name].dtype, place, name)
+                values[name] = _parsed(cells, dtype_of(self._features[name]), place, name)
             elif name in self._keys:
                 ends[name] = _strings(cells)
             elif self._is_edges and name in (WEIGHT, "weight"):
@@ -398,22 +410,22 @@ def _one_each(column: Column, place: Place, name: str) -> Array:
 def _of_column(column: Column, feature: Feature, num: int, place: Place, name: str) -> Value:
     """The value of a feature over rows. Raises: TFGNNError."""
     inner = 1
-    trailing = feature.shape[1:] if feature.ragged_dims else feature.shape
+    whole = shape_of(feature)
+    ragged = ragged_dims(whole)
+    trailing = whole[1:] if ragged else whole
     for size in trailing:
         inner *= size or 0
-    wrong = np.flatnonzero(
-        column.count_R % max(inner, 1) if feature.ragged_dims else column.count_R != inner
-    )
+    wrong = np.flatnonzero(column.count_R % max(inner, 1) if ragged else column.count_R != inner)
     if len(wrong) or (inner == 0 and len(column.values)):
         r = int(wrong[0]) if len(wrong) else int(np.flatnonzero(column.count_R)[0])
         raise TFGNNError(
             f"{place(r)}: feature {name!r} has {int(column.count_R[r])} values, its shape is "
-            f"{feature.shape}.",
+            f"{whole}.",
             "write the value for every row.",
         )
-    flat = _as_dtype(column.values, feature.dtype, place, name, column.count_R)
+    flat = _as_dtype(column.values, dtype_of(feature), place, name, column.count_R)
     shape = [size or 0 for size in trailing]
-    if not feature.ragged_dims:
+    if not ragged:
         return flat.reshape(num, *shape)
     lengths = column.count_R // max(inner, 1)
-    return Ragged(feature.shape, flat.reshape(int(lengths.sum()), *shape), (lengths,))
+    return Ragged(whole, flat.reshape(int(lengths.sum()), *shape), (lengths,))

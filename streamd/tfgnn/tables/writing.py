@@ -15,7 +15,8 @@ from streamd.tfgnn.records.lists import encode_row
 from streamd.tfgnn.records.records import ShardFiles, write_records
 from streamd.tfgnn.records.shards import table_format
 from streamd.tfgnn.records.tensor import Ragged, Value, by_row
-from streamd.tfgnn.schema.schema import TYPES, EdgeSet, Feature, NodeSet
+from streamd.tfgnn.schema.messages import EdgeSet, NodeSet
+from streamd.tfgnn.schema.schema import TYPES, DataType, dtype_of, is_reversed
 from streamd.tfgnn.tables.reading import TIME, WEIGHT, Rows, Set
 
 Array = NDArray[Any]
@@ -33,40 +34,38 @@ def write_table(one: Set, path: Path, tables: Iterable[Rows]) -> int:
     return _write_csv(one, path, tables)
 
 
-def _columns(one: Set, rows: Rows) -> list[tuple[str, Feature, Value]]:
+def _columns(one: Set, rows: Rows) -> list[tuple[str, DataType, Value]]:
     """The columns of rows as a table has them. Raises: TFGNNError."""
-    text, number = Feature(dtype=TYPES["DT_STRING"]), Feature(dtype=TYPES["DT_FLOAT"])
     ends = {"#source": rows.source, "#target": rows.target}
-    if one.metadata is not None and one.metadata.is_reversed:
+    if is_reversed(one):
         ends = {"#source": rows.target, "#target": rows.source}
     keys = {"#id": rows.ids} if isinstance(one, NodeSet) else {}
     keys |= ends if isinstance(one, EdgeSet) else {}
-    found: list[tuple[str, Feature, Value]] = []
+    found: list[tuple[str, DataType, Value]] = []
     for name, ids in keys.items():
         if ids is None:
             raise TFGNNError(f"the rows have no {name}.", "give one for every row.")
-        found.append((name, text, ids))
-    for name, feature in one.features.items():
-        if name in keys:
-            continue
-        if name not in rows.features:
-            raise TFGNNError(f"the rows lack the feature {name!r}.", "give every feature.")
-        found.append((name, feature, rows.features[name]))
+        found.append((name, TYPES["DT_STRING"], ids))
+    if lacking := set(one.features) - set(rows.features) - set(keys):
+        raise TFGNNError(f"the rows lack the feature {min(lacking)!r}.", "give every feature.")
+    for name, value in rows.features.items():
+        if name in one.features and name not in keys:
+            found.append((name, dtype_of(one.features[name]), value))
     declares = WEIGHT in one.features or "weight" in one.features
     if rows.weight is not None and not declares:
-        found.append((WEIGHT, number, rows.weight))
+        found.append((WEIGHT, TYPES["DT_FLOAT"], rows.weight))
     if rows.time is not None and not {TIME, "time"} & set(one.features):
-        found.append((TIME, Feature(dtype=TYPES["DT_INT64"]), rows.time))
+        found.append((TIME, TYPES["DT_INT64"], rows.time))
     return found
 
 
 def _row_records(one: Set, tables: Iterable[Rows]) -> Iterator[bytes]:
     """Yield a record for each row. Raises: TFGNNError."""
     for rows in tables:
-        columns = [(name, f, by_row(value)) for name, f, value in _columns(one, rows)]
+        columns = [(name, dtype, by_row(value)) for name, dtype, value in _columns(one, rows)]
         for r in range(rows.num):
             yield encode_row(
-                [(n, f.dtype, value(r)) for n, f, value in columns], f"row {rows.first + r}"
+                [(name, dtype, value(r)) for name, dtype, value in columns], f"row {rows.first + r}"
             )
 
 
@@ -89,7 +88,7 @@ def _write_csv(one: Set, path: Path, tables: Iterable[Rows]) -> int:
                     writer.writerow(names)
             elif header != names:
                 raise TFGNNError(f"rows have the columns {names}, those before {header}.")
-            cells = [_cells_of(name, feature, value) for name, feature, value in columns]
+            cells = [_cells_of(name, dtype, value) for name, dtype, value in columns]
             for row in zip(*cells, strict=True):
                 writers[number % len(writers)].writerow(row)
                 number += 1
@@ -98,14 +97,14 @@ def _write_csv(one: Set, path: Path, tables: Iterable[Rows]) -> int:
     return number
 
 
-def _cells_of(name: str, feature: Feature, value: Value) -> list[Any]:
+def _cells_of(name: str, dtype: DataType, value: Value) -> list[Any]:
     """The cells of a column. Raises: TFGNNError."""
     if isinstance(value, Ragged) or np.ndim(value) != 1:
         raise TFGNNError(f"feature {name!r} has dims, a cell of CSV none.", "use .tfrecord.")
     array = np.asarray(value)
-    if feature.dtype.wire == "bytes":
+    if dtype.wire == "bytes":
         return [_cell(name, value) for value in array.tolist()]
-    if feature.dtype.wire == "int64":
+    if dtype.wire == "int64":
         # A bool is 0 or 1.
         return list(map(int, array.tolist()))
     # The shortest text that is the same float.
