@@ -14,7 +14,6 @@ from typing import Any
 
 from streamd.registry import Registry
 from streamd.server.app import create_app
-from streamd.server.engine.engine import Engine
 from streamd.server.state import ServerState
 from streamd.settings.loading import load_settings
 from streamd.telemetry.heartbeat import Heartbeat
@@ -121,9 +120,8 @@ def described() -> dict[str, Any]:
     """The OpenAPI description, by the server's own code on an empty directory."""
     with tempfile.TemporaryDirectory(prefix="streamd-docs-") as folder:
         settings = load_settings(None, {"data_dir": folder}, {})[0]
-        registry = Registry(settings)
-        engine = Engine(settings, registry, Heartbeat(Path(folder), "serve"))
-        found: dict[str, Any] = create_app(ServerState(settings, engine, registry)).openapi()
+        state = ServerState(settings, Registry(settings), Heartbeat(Path(folder), "serve"))
+        found: dict[str, Any] = create_app(state).openapi()
     return found
 
 

@@ -295,7 +295,6 @@ def _run_serve(
 
     from streamd.gpu import choose_device
     from streamd.registry import Registry
-    from streamd.server.engine.engine import Engine
     from streamd.server.listening import listen, web_config
     from streamd.server.moves import Moves
     from streamd.server.state import ServerState
@@ -315,7 +314,7 @@ def _run_serve(
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             # uvicorn would cancel those that wait for a commit, and answer them 500.
-            engine.end_waits()
+            state.engine.end_waits()
             await super().shutdown(sockets)
 
     def end_process() -> None:
@@ -332,18 +331,17 @@ def _run_serve(
         return
     beat = Heartbeat(settings.data_dir, "serve", name)
     prepare = partial(make_kernels_ready, device)
-    engine = Engine(settings, registry, beat, end_process, prepare)
     moves: Moves = registry
     if settings.log.follows:
         from streamd.replica.requests import moves_by_request
 
         moves = moves_by_request(settings, registry, settings.server.deadline_seconds)
-    state = ServerState(settings, engine, registry, moves)
+    state = ServerState(settings, registry, beat, moves, end_process, prepare)
     if is_shared:
         # The kernel spreads connections over all that listen, so one that starts stays away until
         # it can answer. Only the first one says why, where nobody can answer.
         def may_listen() -> bool:
-            if engine.status.ready:
+            if state.engine.status.ready:
                 return True
             others = (read_beat(settings.data_dir, other) for other in workers if other != name)
             return name == workers[0] and not any(

@@ -31,7 +31,7 @@ from streamd.eventlog.layout import LATE
 from streamd.graph.jit import compile_notice
 from streamd.processes import PYTHON, end_with_parent
 from streamd.registry.journal import ModelJournal
-from streamd.server.page.status import edge_sets
+from streamd.server.page.window_rows import edge_sets
 from streamd.settings.loading import Settings, as_environment, load_settings
 from streamd.telemetry.heartbeat import read_beat
 from streamd.telemetry.progress import LINE_SECONDS, Meter, ProgressLine

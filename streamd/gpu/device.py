@@ -10,7 +10,7 @@ from streamd.errors import DeviceError
 from streamd.graph.blocks.draws import Direction
 from streamd.graph.blocks.store import BlockGraph, ReadBack
 from streamd.graph.temporal import TemporalGraph
-from streamd.settings.loading import Settings
+from streamd.settings.loading import GpuSettings, GraphSettings
 
 logger = structlog.get_logger()
 BUDGET_SHARE = 0.5
@@ -106,10 +106,15 @@ def device_facts(device: str) -> dict[str, str | int]:
 
 
 def make_graph(
-    settings: Settings, device: str, first_event: int, direction: Direction, read_back: ReadBack
+    graph: GraphSettings,
+    gpu: GpuSettings,
+    device: str,
+    first_event: int,
+    direction: Direction,
+    read_back: ReadBack,
 ) -> TemporalGraph:
     """Make an empty live graph that answers from a device. direction: what it can draw from."""
-    host = BlockGraph(first_event, settings.graph.max_block_entries, (direction,), read_back)
+    host = BlockGraph(first_event, graph.max_block_entries, (direction,), read_back)
     if device == "cpu":
         return host
 
@@ -119,8 +124,8 @@ def make_graph(
     from streamd.gpu.graph import DeviceGraph
     from streamd.gpu.launch import CudaLauncher, PageLock
 
-    budget = settings.gpu.graph_bytes or int(BUDGET_SHARE * torch.cuda.mem_get_info()[0])
-    return DeviceGraph(host, CudaLauncher(), PageLock(), device, settings.gpu.placement, budget)
+    budget = gpu.graph_bytes or int(BUDGET_SHARE * torch.cuda.mem_get_info()[0])
+    return DeviceGraph(host, CudaLauncher(), PageLock(), device, gpu.placement, budget)
 
 
 def free_device_memory(graph: TemporalGraph) -> bool:

@@ -6,7 +6,8 @@ import numpy as np
 
 from streamd.eventlog.reader import LogReader
 from streamd.serving.following_graph import CATCH_UP_EDGES, SLICE_EDGES, ServerGraph
-from streamd.settings.loading import ModelSettings, Settings
+from streamd.serving.serving_settings import ServingSettings
+from streamd.settings.loading import ModelSettings
 
 
 class ScoringGraph(ServerGraph):
@@ -20,14 +21,13 @@ class ScoringGraph(ServerGraph):
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ServingSettings,
         reader: LogReader,
         model: ModelSettings,
-        name: str,
         goal: Callable[[], int],
     ) -> None:
         """goal: the event that it moves to while another graph still scores."""
-        super().__init__(settings, reader, model, name)
+        super().__init__(settings, reader, model)
         self.position = self.live.edge
         self._goal = goal
 

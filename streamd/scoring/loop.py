@@ -19,6 +19,7 @@ from streamd.scoring.outbox import Outbox, Sink
 from streamd.scoring.position import Place
 from streamd.scoring.record import ScoreRecord
 from streamd.scoring.scorer import Scorer
+from streamd.serving.serving_settings import ServingSettings
 from streamd.settings.loading import Settings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
@@ -137,7 +138,9 @@ class ScoreLoop:
                 break
             if stop.wait(RETRY_SECONDS):
                 return None
-        scorer = Scorer(self._settings, self._registry, log, SCORE, self._skipped, start)
+        scorer = Scorer(
+            ServingSettings.of(self._settings, SCORE), self._registry, log, self._skipped, start
+        )
         while scorer.rebuild():
             self._beat.touch("rebuilding", edges=scorer.position)
             if stop.is_set():

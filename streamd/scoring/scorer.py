@@ -10,7 +10,6 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from streamd.errors import StreamdError
 from streamd.eventlog.reader import LogReader
 from streamd.events import Bools, Float32, Int64, split_key
 from streamd.graph.negatives import NUM_SCORED, SCORED_SEED, Pools
@@ -18,9 +17,11 @@ from streamd.graph.ranking import ranks
 from streamd.registry import Registry
 from streamd.scoring.graph import ScoringGraph
 from streamd.scoring.record import ScoreRecord
+from streamd.serving.champion import read_champion
 from streamd.serving.loaded_version import LoadedVersion
+from streamd.serving.serving_settings import ServingSettings
 from streamd.serving.swap import CatchingUp, Swap, Swapped
-from streamd.settings.loading import ModelSettings, Settings
+from streamd.settings.loading import ModelSettings
 from streamd.windows import closed_chunks
 
 logger = structlog.get_logger()
@@ -64,26 +65,23 @@ class Scorer:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ServingSettings,
         registry: Registry,
         reader: LogReader,
-        name: str,
         skipped: Callable[[str, int], None],
         stop_at: int,
     ) -> None:
-        """name: of the role. stop_at: the event to move to before anything is scored."""
+        """stop_at: the event to move to before anything is scored."""
         self._skipped = skipped
         self._served: LoadedVersion | None = None
         self._stop_at = stop_at
         self._said: set[str] = set()
         """Versions of which it was said that a score was not finite."""
 
-        def make_view(
-            settings: Settings, reader: LogReader, model: ModelSettings, name: str
-        ) -> ScoringGraph:
-            return ScoringGraph(settings, reader, model, name, lambda: self.position)
+        def make_view(reader: LogReader, model: ModelSettings) -> ScoringGraph:
+            return ScoringGraph(settings, reader, model, lambda: self.position)
 
-        self.view = make_view(settings, reader, _champions_settings(settings, registry), name)
+        self.view = make_view(reader, read_champion(registry, settings.model)[1])
         self._swap = Swap(settings, registry, make_view)
 
     @property
@@ -267,7 +265,7 @@ class Scorer:
             self._say_not_finite(batch.asked_A[~fine])
         self._count("not_finite", ~fine)
         rank_A = ranks(score_AC)
-        return [self._scored(batch, int(i), score_AC, rank_A) for i in np.flatnonzero(fine)]
+        return [self._record(batch, int(i), score_AC, rank_A) for i in np.flatnonzero(fine)]
 
     def _scores(self, served: LoadedVersion, batch: Batch) -> Float32:
         """float32[A, 101] logits."""
@@ -296,7 +294,7 @@ class Scorer:
             meaning="such events get no score, the others do; said once for each version",
         )
 
-    def _scored(
+    def _record(
         self,
         batch: Batch,
         i: int,
@@ -330,16 +328,6 @@ class Scorer:
     def _count(self, reason: str, which: Bools) -> None:
         if number := int(which.sum()):
             self._skipped(reason, number)
-
-
-def _champions_settings(settings: Settings, registry: Registry) -> ModelSettings:
-    """Model settings of the champion, since facts of others would be made again for it; the role's
-    own where there is none that can be read, which the swap says."""
-    move = registry.shown()
-    try:
-        return registry.manifest(move.champion).model_settings() if move else settings.model
-    except (StreamdError, OSError, ValueError):
-        return settings.model
 
 
 def _row(batch: Batch, i: int) -> Batch:

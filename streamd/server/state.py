@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, HTTPException, Request
 
+from streamd.decode.sources.topic import make_decoder
 from streamd.registry import Registry
 from streamd.roles import roles_of
 from streamd.schema import Schema
@@ -15,34 +16,73 @@ from streamd.server.engine.recent_activity import Streams
 from streamd.server.engine.set_names import Sets
 from streamd.server.http.event_forwarding import Forwarder
 from streamd.server.moves import Moves
-from streamd.server.page.status import StatusPage
+from streamd.server.page.status import PageSettings, StatusPage
 from streamd.server.v2.statistics import InferenceStatistics
+from streamd.serving.serving_settings import ServingSettings
 from streamd.settings.loading import Settings, schema_of, with_schema
 from streamd.telemetry import metrics
 from streamd.telemetry.api_keys import ApiKeys, key_of
-from streamd.telemetry.heartbeat import STALLED_SECONDS, refusals
+from streamd.telemetry.heartbeat import STALLED_SECONDS, Heartbeat, refusals
 
 
 class ServerState:
-    """Holds what the routes share. The caller of `create_app` makes it once.
+    """Makes the parts of the server, and holds what the routes share. The caller of `create_app`
+    makes it once.
 
     Nothing in it changes but the engine's state, `draining` once, and what follows from the log's
     schema, where that is extended.
     """
 
     def __init__(
-        self, settings: Settings, engine: Engine, registry: Registry, moves: Moves | None = None
+        self,
+        settings: Settings,
+        registry: Registry,
+        beat: Heartbeat,
+        moves: Moves | None = None,
+        on_failure: Callable[[], None] = lambda: None,
+        prepare: Callable[[], None] | None = None,
     ) -> None:
-        """moves: who moves the champion; the registry itself where None."""
+        """moves: who moves the champion; the registry itself if None. on_failure, prepare: as of
+        `Engine`."""
+        # The roles of this machine, and the schema until the log's own is known.
         self.settings = settings
         log = settings.log
         roles = roles_of(log.name, log.store, log.member, settings.server.score_topic)
+        schema = schema_of(settings)
         self._other_roles = [role for role in roles if role != "serve"]
-        self.engine = engine
+
+        # The engine, and the parts around it.
+        self.engine = engine = Engine(
+            ServingSettings.of(settings, beat.name),
+            settings.server,
+            settings.kafka.topics,
+            registry,
+            beat,
+            self._take_schema,
+            on_failure,
+            prepare,
+        )
         self.registry = registry
         self.moves: Moves = moves or registry
-        self.page = StatusPage(settings, engine, registry)
-        self.forwarder = Forwarder(settings)
+
+        # The status page shows the settings of the start.
+        shown = PageSettings(
+            data_dir=settings.data_dir,
+            log=log,
+            roles=roles,
+            schema=schema,
+            ranks=settings.training.ranks,
+            workers=settings.server.workers,
+            window_seconds=settings.windows.width_seconds,
+            nightly_twin=settings.training.nightly_twin,
+            time_unit=settings.stream.time_unit,
+        )
+        self.page = StatusPage(shown, engine, registry)
+        self.forwarder = Forwarder(
+            settings.kafka,
+            settings.sources,
+            lambda: make_decoder(self.settings, schema_of(self.settings)),
+        )
         self.inferences = InferenceStatistics()
         self.may_listen: Callable[[], bool] = lambda: True
         """Whether the port may be opened: of several workers one that cannot answer yet stays away
@@ -51,8 +91,7 @@ class ServerState:
         self.draining = False
         """Whether the process was asked to stop. It still answers, but is not ready for more."""
         self.keys = ApiKeys(settings.server)
-        self.sets = Sets(schema_of(settings))
-        engine.on_schema = self._take_schema
+        self.sets = Sets(schema)
 
     def _take_schema(self, schema: Schema) -> None:
         """Take over the sets and features of the log, which may have more than the settings that
@@ -60,7 +99,7 @@ class ServerState:
         if schema != schema_of(self.settings):
             self.settings = with_schema(self.settings, schema)
             self.sets = Sets(schema)
-            self.forwarder.declare(self.settings)
+            self.forwarder.reset_decoder()
 
     def alive(self) -> tuple[bool, str]:
         """Whether the engine's loop turns, idle or busy, and when it last did, in words."""

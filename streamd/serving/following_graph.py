@@ -8,13 +8,14 @@ import numpy as np
 from streamd.eventlog.journal.journal import LogState
 from streamd.eventlog.reader import LogReader
 from streamd.events import Int64, Key
-from streamd.gpu import choose_device, make_graph
+from streamd.gpu import make_graph
 from streamd.graph.facts.set_facts import SetFacts
 from streamd.graph.live import LiveGraph, read_back
 from streamd.serving.candidates import Candidates
 from streamd.serving.loaded_version import UNKNOWN
 from streamd.serving.retention_hold import RetentionHold
-from streamd.settings.loading import ModelSettings, Settings
+from streamd.serving.serving_settings import ServingSettings
+from streamd.settings.loading import ModelSettings
 
 ANSWERING_EDGES = 4_000
 """Maximum of events added at once while requests wait: some milliseconds."""
@@ -32,18 +33,17 @@ class ServerGraph:
     looked_at: monotonic time at which nothing newer than that was committed.
     """
 
-    def __init__(
-        self, settings: Settings, reader: LogReader, model: ModelSettings, name: str
-    ) -> None:
-        """model: settings of the version that is served, which fix the facts' half-lives and bound.
-        name: of this server."""
+    def __init__(self, settings: ServingSettings, reader: LogReader, model: ModelSettings) -> None:
+        """model: settings of the version that is served, which fix the facts' half-lives and
+        bound."""
         # The live graph, as the version's settings have it.
         self.log = reader
         self.model = model
         self._began_at = reader.first_edge
         graph = make_graph(
-            settings,
-            choose_device(settings.server.device),
+            settings.graph,
+            settings.gpu,
+            settings.device,
             reader.first_edge,
             model.direction,
             read_back(reader),
@@ -53,8 +53,8 @@ class ServerGraph:
         )
 
         # What is stored of it, and what may be recommended from it.
-        self.retention = RetentionHold(settings.data_dir, name, self.live)
-        self.candidates = Candidates(self.live, settings.server.max_candidates)
+        self.retention = RetentionHold(settings.paths, self.live)
+        self.candidates = Candidates(self.live, settings.max_candidates)
         self.newest_us = 0
         self.included = LogState(reader.state.schema)
         self.looked_at = self._refreshed_at = -math.inf

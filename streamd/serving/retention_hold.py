@@ -5,7 +5,6 @@ Its next start reads facts and memory, and the log from the hold on.
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import structlog
 
@@ -13,9 +12,9 @@ from streamd.graph.live import LiveGraph
 from streamd.graph.restart_point import RestartPoint
 from streamd.models import Memory
 from streamd.registry.manifest import Manifest
-from streamd.roles import folder_of
 from streamd.serving.loaded_version import LoadedVersion
 from streamd.serving.memory_store import MemoryStore
+from streamd.settings.paths import Paths
 
 logger = structlog.get_logger()
 MEMORY_EVERY = 20_000
@@ -28,14 +27,12 @@ class RetentionHold:
     Owner: the server's graph.
     """
 
-    def __init__(self, data_dir: Path, name: str, live: LiveGraph) -> None:
-        """Load the facts that were stored last. name: of this server."""
-        self.name = name
+    def __init__(self, paths: Paths, live: LiveGraph) -> None:
+        """Load the facts that were stored last."""
         self._live = live
-        self._folder = folder_of(data_dir, name)
-        self._restart = RestartPoint(data_dir, name, live)
+        self._restart = RestartPoint(paths.log, paths.role, live)
         self._restart.resume(live.log.num_edges)
-        self.memory = MemoryStore(self._folder)
+        self.memory = MemoryStore(paths.folder)
         """The memory that was stored last, with the name of its version."""
         stored = self.memory.stored()
         self._memory_stored = ("", -1) if stored is None else (stored.version, stored.edge)

@@ -1,31 +1,30 @@
 """The swap of versions: the next one is loaded in a thread, catches up in slices, then serves."""
 
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import structlog
 
 from streamd.errors import NewerSchemaError, StreamdError, VersionError
 from streamd.eventlog.reader import LogReader
-from streamd.gpu import choose_device
 from streamd.models.memory.files import MemoryReader
 from streamd.registry import Registry
 from streamd.serving.following_graph import ServerGraph
 from streamd.serving.loaded_version import LoadedVersion
-from streamd.settings.loading import ModelSettings, Settings
+from streamd.serving.serving_settings import ServingSettings
+from streamd.settings.loading import ModelSettings
 from streamd.telemetry import metrics
 
 logger = structlog.get_logger()
 REGISTRY_SECONDS = 0.1
 """Time between two looks at which version is champion: each reads a file."""
-MakeView = Callable[[Settings, LogReader, ModelSettings, str], ServerGraph]
-"""Makes a graph of settings, a log, the settings of a version and the name of a role."""
+MakeView = Callable[[LogReader, ModelSettings], ServerGraph]
+"""Makes a graph of a log, by the settings of a version."""
 
-ANOTHER = "promote another one, or wait for the trainer's next one, which serves by itself."
-INSTEAD = (
+PROMOTE_ANOTHER = "promote another one, or wait for the trainer's next one, which serves by itself."
+FALLBACK_NOTE = (
     "the last proven version or the rule answers until another one is champion; this one is tried "
     "again only when the server starts"
 )
@@ -95,9 +94,7 @@ class Swap:
     Refused last until the next step; the engine takes over what was swapped. Owner: the engine.
     """
 
-    def __init__(
-        self, settings: Settings, registry: Registry, make_view: MakeView = ServerGraph
-    ) -> None:
+    def __init__(self, settings: ServingSettings, registry: Registry, make_view: MakeView) -> None:
         """make_view: makes the graphs that versions need of their own."""
         self._settings = settings
         self._registry = registry
@@ -105,8 +102,9 @@ class Swap:
         self.state: State = Idle()
         self._refused: set[str] = set()
         """Names of the versions that were tried and cannot serve."""
+        self._loader = ThreadPoolExecutor(1, "load-version")
         self._memories = MemoryReader()
-        """Used by the thread that loads a version, of which there is one at a time."""
+        """Owner: the loader's thread."""
         self._looked_at = 0.0
 
     @property
@@ -123,9 +121,9 @@ class Swap:
         if isinstance(state, Idle | Swapped | Refused):
             state = self._look_up(view, serving)
         if isinstance(state, Loading):
-            state = self._loaded(state)
+            state = self._finish_loading(state)
         if isinstance(state, CatchingUp):
-            state = self._carried(state, view, until)
+            state = self._catch_up(state, view, until)
         self.state = state
         return state
 
@@ -135,9 +133,11 @@ class Swap:
         error: why; our own errors say what the operator does.
         """
         if not isinstance(error, StreamdError):
-            error = VersionError(f"Version {name} failed: {error}.", ANOTHER)
+            error = VersionError(f"Version {name} failed: {error}.", PROMOTE_ANOTHER)
         if name not in self._refused:
-            logger.error("version_not_served", version=name, error=str(error), meaning=INSTEAD)
+            logger.error(
+                "version_not_served", version=name, error=str(error), meaning=FALLBACK_NOTE
+            )
         self._refused.add(name)
         return Refused(name, str(error))
 
@@ -146,12 +146,14 @@ class Swap:
         if now - self._looked_at < REGISTRY_SECONDS:
             return Idle()
         self._looked_at = now
-        name = self._wanted()
+
+        # A log that got further sets or features needs a new graph, even for the same version.
+        name = self._target_name()
         if not view.log.superseded and (name is None or name == serving):
             return Idle()
-        return Loading(name, now, self._load(name, view))
+        return Loading(name, now, self._loader.submit(self._load, name, view))
 
-    def _wanted(self) -> str | None:
+    def _target_name(self) -> str | None:
         """Name of the champion, or of the shadow where the champion cannot serve.
 
         Returns: None where neither can.
@@ -164,33 +166,20 @@ class Swap:
 
     def _load(
         self, name: str | None, view: ServerGraph
-    ) -> Future[tuple[LoadedVersion | None, ServerGraph]]:
-        future: Future[tuple[LoadedVersion | None, ServerGraph]] = Future()
-
-        def load() -> None:
-            try:
-                future.set_result(self._loaded_with_view(name, view))
-            except Exception as error:  # noqa: BLE001 - raised in `_loaded`: lost here, nothing would end the wait
-                future.set_exception(error)
-
-        threading.Thread(target=load, name="load-version", daemon=True).start()
-        return future
-
-    def _loaded_with_view(
-        self, name: str | None, view: ServerGraph
     ) -> tuple[LoadedVersion | None, ServerGraph]:
-        """Load a version, and make a graph of its own for it where the present one does not suit.
+        """Load a version in the loader's thread, and make a graph of its own for it if the present
+        one does not suit.
 
         Raises: VersionError, OSError.
         """
         # The present graph has neither sets nor features that the log got since.
-        log = self._opened() if view.log.superseded else view.log
+        log = self._open_log() if view.log.superseded else view.log
         if name is None:
-            return None, self._make_view(self._settings, log, view.model, view.retention.name)
+            return None, self._make_view(log, view.model)
         served = LoadedVersion.restored(
             self._registry.load(name),
             log.state.schema,
-            choose_device(self._settings.server.device),
+            self._settings.device,
             self._memories,
         )
         served.take_memory(view.retention.memory, log.num_edges)
@@ -205,17 +194,19 @@ class Swap:
                 version=served.manifest.name,
                 reason="other model.half_lives_seconds or max_pairs",
             )
-        log = self._opened() if log is view.log else log
-        return served, self._make_view(self._settings, log, model, view.retention.name)
+        log = self._open_log() if log is view.log else log
+        return served, self._make_view(log, model)
 
-    def _opened(self) -> LogReader:
-        reader = LogReader.open(self._settings.data_dir)
+    def _open_log(self) -> LogReader:
+        reader = LogReader.open(self._settings.paths.log)
         assert reader is not None, "a view of it serves"
         return reader
 
-    def _loaded(self, state: Loading) -> State:
+    def _finish_loading(self, state: Loading) -> State:
         if not state.loaded.done():
             return state
+
+        # An error of another kind is a defect: it ends the role, rather than its answers.
         try:
             served, view = state.loaded.result()
         except NewerSchemaError:
@@ -223,13 +214,13 @@ class Swap:
             return Idle()
         except (StreamdError, OSError, RuntimeError, ValueError) as error:
             # A version that should no longer serve may have been dropped meanwhile: no error.
-            if state.name is None or self._wanted() != state.name:
+            if state.name is None or self._target_name() != state.name:
                 return Idle()
             return self.refuse(state.name, error)
         edge = 0 if served is None else served.memory.edge
         return CatchingUp(served, view, state.since, edge)
 
-    def _carried(
+    def _catch_up(
         self, state: CatchingUp, view: ServerGraph, until: float
     ) -> CatchingUp | Swapped | Refused:
         """Advance a version by at least one slice: first its graph, if it has its own, then its
@@ -244,7 +235,7 @@ class Swap:
         # Where a follower writes the log, it may come later than the version, as after a start from
         # a manifest.
         ahead = served is not None and served.manifest.edge > log.num_edges
-        if ahead and self._settings.log.follows:
+        if ahead and self._settings.follows:
             if next_view is not view:
                 next_view.follow()
             return state
@@ -254,7 +245,7 @@ class Swap:
             error = VersionError(
                 f"Version {served.manifest.name} is at event {served.manifest.edge}, the log holds "
                 f"[{log.first_edge}, {log.num_edges}).",
-                ANOTHER,
+                PROMOTE_ANOTHER,
             )
             return self.refuse(served.manifest.name, error)
 

@@ -177,7 +177,10 @@ def graph_of(
     features."""
     direction, device = settings.model.direction, choose_device(settings.device)
     if ranks.num_shards == 1:
-        return make_graph(settings, device, log.first_edge, direction, read_back(log)), None
+        graph = make_graph(
+            settings.graph, settings.gpu, device, log.first_edge, direction, read_back(log)
+        )
+        return graph, None
     own = BlockGraph(
         log.first_edge,
         settings.graph.max_block_entries,

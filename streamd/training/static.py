@@ -92,7 +92,12 @@ class StaticTraining:
         device = choose_device(settings.device)
         self._end = int(self.train[-1]) + 1
         graph = make_graph(
-            settings, device, log.first_edge, self.settings.direction, read_back(log)
+            settings.graph,
+            settings.gpu,
+            device,
+            log.first_edge,
+            self.settings.direction,
+            read_back(log),
         )
         self._live = LiveGraph(log, graph, self.settings)
         self._live.insert(self._end)

@@ -23,6 +23,7 @@ from streamd.ingest.kafka.client import make_producer
 from streamd.registry import Registry
 from streamd.scoring.record import decode
 from streamd.scoring.scorer import Scorer
+from streamd.serving.serving_settings import ServingSettings
 from streamd.settings.loading import Settings, load_settings, schema_of
 from streamd.telemetry.heartbeat import Heartbeat, read_beat
 from streamd.training.trainer import Trainer
@@ -64,7 +65,7 @@ def _alone() -> list[Row]:
             trainer = Trainer(s, log, Registry(s), SystemClock(), Heartbeat(s.data_dir, "train"))
             while (window := next_window(log, trainer.edge, 86_400_000_000)) is not None:
                 trainer.process(window)
-            scorer = Scorer(s, Registry(s), LogReader.open(s.data_dir), "score", lambda reason, number: None, BEHIND)
+            scorer = Scorer(ServingSettings.of(s, "score"), Registry(s), LogReader.open(s.data_dir), lambda reason, number: None, BEHIND)
             while scorer.rebuild():
                 pass
             while not scorer.version:

@@ -124,8 +124,7 @@ def test_errors_are_those_of_the_server(world, url):
 
 def test_a_write_that_does_not_come_is_said_so(world, url, monkeypatch):
     monkeypatch.setattr(world.state.forwarder, "produce", lambda events: [(0, 41) for _ in events])
-    short = world.settings.server.model_copy(update={"deadline_seconds": 0.2})
-    monkeypatch.setattr(world.engine, "_settings", world.engine._settings.model_copy(update={"server": short}))
+    monkeypatch.setattr(world.engine, "_deadline_seconds", 0.2)
     with Client(url, api_key="reader", retries=ONCE) as client:
         event = answers.Event(src="u:3", dst="i:0", time=1, features=[1.0, 2.0])
         assert client.events([event]).after == "events:0:41"

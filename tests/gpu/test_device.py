@@ -69,7 +69,8 @@ def test_what_bits_depend_on_names_the_gpu_and_says_nothing_new_of_a_cpu(monkeyp
 
 
 def test_the_cpu_has_the_plain_graph(tmp_path):
-    graph = make_graph(settings(tmp_path), "cpu", 70, "out", lambda first, end: None)
+    s = settings(tmp_path)
+    graph = make_graph(s.graph, s.gpu, "cpu", 70, "out", lambda first, end: None)
     assert type(graph) is BlockGraph and graph.next_event == 70 and list(graph.directions) == ["out"]
 
 

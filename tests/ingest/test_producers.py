@@ -51,7 +51,7 @@ PRODUCERS = {
     # file: what makes a producer, whether a broker may make its topic
     "replica/changelog/kafka.py": (lambda s: kafka_changelog.KafkaProducer(s.kafka, "t.changelog", 1 << 20), False),
     "replica/models/topic.py": (models, False),
-    "server/http/event_forwarding.py": (lambda s: Forwarder(s)._made(), False),
+    "server/http/event_forwarding.py": (lambda s: Forwarder(s.kafka, s.sources, print).open_producer(), False),
     "exchange/produce.py": (produce, False),
     "ingest/dead_letters/replay.py": (lambda s: client.make_producer(s.kafka), False),
     "demo/player.py": (lambda s: player.make_producer(s.kafka), False),

@@ -15,7 +15,6 @@ from streamd.replica.members import member_name
 from streamd.replica.requests import RequestedMoves, compact_everywhere
 from streamd.replica.worker_thread import StepThread
 from streamd.server.app import create_app
-from streamd.server.engine.engine import Engine
 from streamd.server.state import ServerState
 from streamd.telemetry.heartbeat import Heartbeat
 from tests.replica.models_world import MemoryLog, MemoryTopic, ReplicaSide, TrainerSide
@@ -71,8 +70,8 @@ def requested(replica, wait_seconds):
 
 
 def served(replica, wait_seconds):
-    engine = Engine(replica.settings, replica.registry, Heartbeat(replica.settings.data_dir, "serve"))
-    return TestClient(create_app(ServerState(replica.settings, engine, replica.registry, requested(replica, wait_seconds))), "http://localhost")
+    beat = Heartbeat(replica.settings.data_dir, "serve")
+    return TestClient(create_app(ServerState(replica.settings, replica.registry, beat, requested(replica, wait_seconds))), "http://localhost")
 
 
 def test_a_replica_answers_200_once_the_trainers_move_is_here(sides):

@@ -9,8 +9,8 @@ from structlog.testing import capture_logs
 
 from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress
-from streamd.server.engine import engine
-from streamd.server.engine.commit_watch import CommitWatch
+from streamd.server.engine import commit_watch, engine
+from streamd.server.engine.commit_watch import watch_commits
 from streamd.server.engine.queue import RequestQueue
 from tests.builders import batch, settings, stream, write_log
 from tests.server.world import SCHEMA, World, wait
@@ -31,12 +31,11 @@ def test_a_commit_is_noticed_at_once_and_none_after_the_watch_is_closed(tmp_path
 
     async def noticed():
         seen = asyncio.Event()
-        watch = CommitWatch.begin(tmp_path, seen.set)
-        await asyncio.sleep(0.05)
-        assert not seen.is_set()
-        commit_one(tmp_path)
-        await asyncio.wait_for(seen.wait(), 5)
-        watch.close()
+        with watch_commits(tmp_path, seen.set) as is_watched:
+            await asyncio.sleep(0.05)
+            assert is_watched and not seen.is_set()
+            commit_one(tmp_path)
+            await asyncio.wait_for(seen.wait(), 5)
         seen.clear()
         commit_one(tmp_path)
         await asyncio.sleep(0.05)
@@ -61,7 +60,7 @@ def test_where_commits_give_no_notice_it_is_logged_and_events_are_shown_all_the_
     def refused(*_):
         raise OSError(24, "inotify instance limit reached")
 
-    monkeypatch.setattr(CommitWatch, "__init__", refused)
+    monkeypatch.setattr(commit_watch, "_open_notices", refused)
     write_log(tmp_path, *stream(10), SCHEMA)
     with capture_logs() as logs:
         world = World(tmp_path).start()

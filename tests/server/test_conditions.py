@@ -350,9 +350,9 @@ def test_on_a_replica_the_follower_says_what_kafka_has(tmp_path):
         if text is not None:
             file.write_text(text)
         complete.look(float(at))
-        complete.show(LogState(Schema()), 9.0)
+        complete.advance(LogState(Schema()), 9.0)
         assert complete.until == known
-    complete.show(LogState(Schema(), progress=Progress(positions={"events": {0: Position(8)}})), 9.0)
+    complete.advance(LogState(Schema(), progress=Progress(positions={"events": {0: Position(8)}})), 9.0)
     assert complete.until == 60.0
 
 
@@ -362,11 +362,11 @@ def test_a_standby_says_itself_what_kafka_has_while_it_leads(tmp_path):
     (make_folder(tmp_path, FOLLOW) / ENDS).write_text('{"time": 60.0, "behind": {}}')
     beat(tmp_path, age=5.0)
     complete.look(0.0)
-    complete.show(LogState(Schema()), 9.0)
+    complete.advance(LogState(Schema()), 9.0)
     assert complete.until == 60.0
     beat(tmp_path, age=5.0, leading=True)
     complete.look(1.0)
-    complete.show(LogState(Schema()), 9.0)
+    complete.advance(LogState(Schema()), 9.0)
     assert 4 < time.time() - complete.until < 60
 
 
@@ -376,12 +376,12 @@ def test_looks_that_wait_for_the_view_are_bounded_and_the_newest_counts(tmp_path
         beat(tmp_path, age=2000 - i, behind={"events": {"0": 1 + i}})
         complete.look(float(i))
     assert len(complete._pending) <= MAX_PENDING
-    complete.show(state, 1e9)
+    complete.advance(state, 1e9)
     assert complete.until is None
     read = LogState(Schema(), progress=Progress(positions={"events": {0: Position(2000)}}))
-    complete.show(read, -1.0)
+    complete.advance(read, -1.0)
     assert complete.until is None, "the view looked at the log before ingest said so"
-    complete.show(read, 1e9)
+    complete.advance(read, 1e9)
     assert time.time() - complete.until < 60 and not complete._pending
 
 

@@ -18,9 +18,12 @@ from streamd.graph.negatives import SCORED
 from streamd.models.restored import restored
 from streamd.registry import Registry
 from streamd.registry.registry import read_manifests
-from streamd.server.engine.engine import Engine
+from streamd.server.engine import answerer
+from streamd.server.engine.log_follower import LogFollower
+from streamd.server.engine.status import EngineStatus
 from streamd.serving.following_graph import ServerGraph
 from streamd.serving.loaded_version import LoadedVersion
+from streamd.serving.serving_settings import ServingSettings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.trainer import Trainer
@@ -301,11 +304,12 @@ def test_more_requests_than_may_wait_are_told_to_come_again(tmp_path):
 
 def test_memory_advances_while_the_graph_is_still_behind_a_log_that_grows(tmp_path):
     write_log(tmp_path, *stream(100), SCHEMA)
-    engine, advanced = World(tmp_path).engine, []
+    s, advanced = settings(tmp_path), []
+    follower = LogFollower(ServingSettings.of(s, "serve"), Registry(s), LogReader.open(tmp_path), EngineStatus())
     log = SimpleNamespace(num_edges=100, committed_at=0.0)
-    view = SimpleNamespace(follow=lambda answering: (5, False), log=log, edge=10, watermark=0)
-    engine._served = SimpleNamespace(follow_until=lambda *asked: advanced.append(asked) or False)
-    assert engine._follow_log(view, 0.0), "the graph has more to take in"
+    follower.view = SimpleNamespace(follow=lambda answering: (5, False), log=log, edge=10, watermark=0)
+    follower.served = SimpleNamespace(follow_until=lambda *asked: advanced.append(asked) or False)
+    assert follower._follow_log(0.0), "the graph has more to take in"
     assert len(advanced) == 1
 
 
@@ -381,7 +385,7 @@ def test_where_a_gpu_lacks_memory_the_error_says_what_to_do(world, monkeypatch):
 
     world.start()
     with monkeypatch.context() as without, pytest.raises(DeviceMemoryError, match=r"no memory for answers: CUDA out of memory.*gpu.placement"):
-        without.setattr(Engine, "_computed", short)
+        without.setattr(answerer, "answers_of", short)
         ask(world)
     assert ask(world), "the next may find room"
     monkeypatch.setattr(ServerGraph, "follow", short)

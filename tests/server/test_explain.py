@@ -30,6 +30,7 @@ from streamd.server.v1.schemas import ExplainedGroup
 from streamd.serving.following_graph import ServerGraph
 from streamd.serving.loaded_version import LoadedVersion
 from streamd.serving.requests import Explain, NotFinite, Score, Seen
+from streamd.serving.serving_settings import ServingSettings
 from tests.builders import (
     HOUR,
     SETS,
@@ -57,7 +58,7 @@ class Explained:
         write(path)
         self.schema, self.settings = schema, settings(path, **SMALL, **values)
         self.log = LogReader.open(path)
-        self.view = ServerGraph(self.settings, self.log, self.settings.model, "serve")
+        self.view = ServerGraph(ServingSettings.of(self.settings, "serve"), self.log, self.settings.model)
         while not self.view.caught_up or not self.view._began:
             self.view.follow(False)
         self.served = None

@@ -48,15 +48,15 @@ def test_the_time_to_an_answer_is_from_a_commit_until_its_events_are_shown():
     """
     freshness, before = Freshness(), observed()
     freshness.notice(100, 10.0, ready=False)
-    freshness.show(100, 19.0)
+    freshness.measure(100, 19.0)
     freshness.notice(150, 20.0, ready=True)
-    freshness.show(100, 20.1)
+    freshness.measure(100, 20.1)
     assert observed()["count"] == before["count"]
-    freshness.show(150, 20.5)
+    freshness.measure(150, 20.5)
     freshness.notice(150, 21.0, ready=True)
     freshness.notice(300, 22.0, ready=True)
-    freshness.show(299, 25.0)
-    freshness.show(300, 26.0)
+    freshness.measure(299, 25.0)
+    freshness.measure(300, 26.0)
     after = observed()
     assert after["count"] - before["count"] == 2 and abs(after["sum"] - before["sum"] - 4.5) < 1e-6
 

@@ -24,7 +24,7 @@ from streamd.eventlog.reader import LogReader
 from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress
 from streamd.ingest.dead_letters.sinks import DeadLetter, LocalDeadLetters
-from streamd.roles import folder_of
+from streamd.roles import folder_of, roles_of
 from streamd.server.app import create_app
 from streamd.settings.loading import load_settings
 from streamd.telemetry.heartbeat import Heartbeat, read_beats
@@ -396,7 +396,8 @@ def test_the_page_says_what_this_machine_is_to_the_log(browser, served, monkeypa
             ("standby", "ingest", "leading", {"term": 5}, "leader", "leads the log shop, term 5")]
     for member, role, state, detail, short, sentence in said:
         log = alone.log.model_copy(update={"name": "shop", "store": "/store", "member": member})
-        monkeypatch.setattr(served.world.state.page, "_settings", alone.model_copy(update={"log": log}))
+        shown = replace(served.world.state.page._settings, log=log, roles=roles_of(log.name, log.store, member))
+        monkeypatch.setattr(served.world.state.page, "_settings", shown)
         for beat in read_beats(path):
             if beat.role in ("ingest", "follow"):
                 shutil.rmtree(folder_of(path, beat.name))
@@ -408,13 +409,12 @@ def test_the_page_says_what_this_machine_is_to_the_log(browser, served, monkeypa
 
 
 def test_ranks_that_learn_together_are_listed_one_by_one(browser, served, monkeypatch):
-    path, alone = served.world.path, served.world.settings
-    page = opened(browser, served)
+    path, page = served.world.path, opened(browser, served)
     assert page.locator("#roles th:has-text('rank')").count() == 0
-    monkeypatch.setattr(served.world.state.page, "_settings", alone.model_copy(update={"training": alone.training.model_copy(update={"ranks": 3})}))
     # What an earlier, larger group left is no rank any more; of this one the last has not come.
     for name, state in (("train", "waiting"), ("train-rank-1", "learning"), ("train-rank-3", "learning")):
         Heartbeat(path, "train", name).touch(state)
+    monkeypatch.setattr(served.world.state.page, "_settings", replace(served.world.state.page._settings, ranks=3))
     page.wait_for_selector("#roles th:has-text('rank 2')")
     rows = [row.split("\t")[:2] for row in page.locator("#roles tbody tr").all_inner_texts()]
     assert [row for row in rows if row[0].startswith("train")] == [["train, rank 0", "waiting"], ["train, rank 1", "learning"], ["train, rank 2", "never ran"]]

@@ -127,7 +127,7 @@ def test_a_pass_takes_no_more_than_it_can_answer_in_a_turn_and_at_least_one(tmp_
             limited = queue(tmp_path, max_batch=32)
             async with waiting(limited, 32):
                 for _ in range(200):
-                    limited.answered([PendingBatch([SCORE], 0, 0, print)], seconds_a_request)
+                    limited.record_pass([PendingBatch([SCORE], 0, 0, print)], seconds_a_request)
                 return len(limited.take())
 
         return asyncio.run(scenario())
@@ -141,9 +141,9 @@ def test_after_a_pass_that_a_stall_made_long_passes_grow_again(tmp_path):
     async def scenario():
         limited = queue(tmp_path, max_batch=32)
         one = [PendingBatch([SCORE], 0, 0, print)]
-        limited.answered(one, 40.0)
+        limited.record_pass(one, 40.0)
         for _ in range(150):
-            limited.answered(one, 1e-5)
+            limited.record_pass(one, 1e-5)
         async with waiting(limited, 32, Embedding("a")):
             return len(limited.take())
 

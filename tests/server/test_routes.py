@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import schemathesis
 
+from streamd.decode.sources.topic import make_decoder
 from streamd.errors import KafkaError, SettingsError
 from streamd.server.http.event_forwarding import Forwarder
-from streamd.settings.loading import load_settings
+from streamd.settings.loading import load_settings, schema_of
 from streamd.settings.sets import EdgeSetSettings, FeatureSettings
 from streamd.settings.sources import SourceSettings
 from streamd.telemetry.api_keys import Keys
@@ -213,17 +214,22 @@ def test_events_by_rest_say_where_the_newest_of_each_partition_is(world, monkeyp
     assert told["after"] == "events:0:30, events:2:10, events:11:0"
 
 
+def replace_forwarder(world, monkeypatch, chosen, sent):
+    """Check events by other settings, and only list those that would be produced."""
+    other = Forwarder(chosen.kafka, chosen.sources, lambda: make_decoder(chosen, schema_of(chosen)))
+    monkeypatch.setattr(other, "produce", lambda events: sent.extend(events) or [(0, i) for i in range(len(events))])
+    monkeypatch.setattr(world.state, "forwarder", other)
+
+
 def test_records_by_rest_are_checked_by_the_topics_source(world, monkeypatch):
     sent = []
-    monkeypatch.setattr(world.state.forwarder, "produce", lambda events: sent.extend(events) or [(0, i) for i in range(len(events))])
     record = {"u": 1, "v": 30, "t": 5, "f": [1, 2]}
     assert "send events" in post(world, "/v1/events", {"records": [record]}, 422)["detail"]
     feature = FeatureSettings(vector=2)
     mapping = {"topic": "events", "fields": {"src": {"path": "u", "prefix": "n:"}, "dst": "v", "time": "t", "features": {"both": "f"}}, "where": {"v": 30}}
     s = world.state.settings
     graph = s.graph.model_copy(update={"edge_sets": {"default": EdgeSetSettings(features={"both": feature})}})
-    monkeypatch.setattr(world.state.forwarder, "_settings", s.model_copy(update={"graph": graph, "sources": (SourceSettings(**mapping),)}))
-    monkeypatch.setattr(world.state.forwarder, "_decoder", None)
+    replace_forwarder(world, monkeypatch, s.model_copy(update={"graph": graph, "sources": (SourceSettings(**mapping),)}), sent)
     # One that is skipped belongs to the topic too.
     told = post(world, "/v1/events", {"records": [record, record | {"v": 7}]}, 202)
     assert [e["offset"] for e in told["events"]] == [0, 1]
@@ -251,12 +257,9 @@ def test_the_schema_names_sets_and_features(world, tmp_path, monkeypatch):
 
 def test_events_by_rest_name_their_sets(world, tmp_path, monkeypatch):
     sent = []
-    monkeypatch.setattr(world.state.forwarder, "produce", lambda events: sent.extend(events) or [(0, i) for i in range(len(events))])
     sets = {"graph.node_sets": {"user": {}, "item": {}},
             "graph.edge_sets": {"views": {"source": "user", "target": "item"}, "buys": {"source": "item", "target": "user", "features": {"how": {"categories": ["card"]}}}}}
-    several = Forwarder(load_settings(None, {"data_dir": tmp_path} | sets, {})[0])
-    for name in ("_settings", "_schema", "_decoder"):
-        monkeypatch.setattr(world.state.forwarder, name, getattr(several, name))
+    replace_forwarder(world, monkeypatch, load_settings(None, {"data_dir": tmp_path} | sets, {})[0], sent)
     buy = {"edge_set": "buys", "src": "8", "dst": "41", "time": 5, "features": {"how": "card"}}
     gone = {"type": "delete", "node_set": "item", "node": "8"}
     post(world, "/v1/events", {"events": [buy, gone]}, 202)

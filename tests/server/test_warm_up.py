@@ -3,7 +3,8 @@
 import pytest
 
 from streamd.eventlog.writer import LogWriter
-from streamd.server.engine import engine
+from streamd.server.engine import answerer
+from streamd.server.engine.answerer import Answerer
 from streamd.server.engine.warm_up import NOBODY, warm_up_requests
 from streamd.serving.requests import Recommend, Score
 from streamd.telemetry import metrics
@@ -16,13 +17,13 @@ from tests.server.world import SCHEMA, World, ask, wait
 def computed(monkeypatch):
     """Requests of each pass, and whether the server was ready then."""
     passes = []
-    whole = engine.Engine._computed
+    whole = Answerer.compute
 
-    def noted(self, view, requests):
-        passes.append((self.status.ready, requests))
-        return whole(self, view, requests)
+    def noted(self, follower, requests):
+        passes.append((self._status.ready, requests))
+        return whole(self, follower, requests)
 
-    monkeypatch.setattr(engine.Engine, "_computed", noted)
+    monkeypatch.setattr(Answerer, "compute", noted)
     return passes
 
 
@@ -63,7 +64,7 @@ def test_a_warm_up_that_fails_is_logged_and_the_server_becomes_ready(tmp_path, m
 
     write_log(tmp_path, *stream(20), SCHEMA)
     world = World(tmp_path)
-    monkeypatch.setattr(engine.Engine, "_computed", fails)
+    monkeypatch.setattr(answerer, "answers_of", fails)
     world.start()
     monkeypatch.undo()
     wait(lambda: world.engine.status.ready)

@@ -15,7 +15,6 @@ from fastapi.testclient import TestClient
 from streamd import cli, daemon
 from streamd.registry import Registry
 from streamd.server.app import create_app
-from streamd.server.engine.engine import Engine
 from streamd.server.listening import web_config
 from streamd.server.state import ServerState
 from streamd.telemetry.heartbeat import Heartbeat
@@ -25,8 +24,8 @@ from tests.builders import settings
 configure_logs("error", "json", "serve")
 path = Path(sys.argv[1])
 s = settings(path, **json.loads(sys.argv[2]))
-engine = Engine(s, Registry(s), Heartbeat(path, "serve"))
-state = ServerState(s, engine, Registry(s))
+state = ServerState(s, Registry(s), Heartbeat(path, "serve"))
+engine = state.engine
 web_config(state)
 
 def asked(client):

@@ -13,7 +13,6 @@ from streamd.eventlog.reader import LogReader
 from streamd.events import Schema
 from streamd.registry import Registry
 from streamd.server.app import create_app
-from streamd.server.engine.engine import Engine
 from streamd.server.listening import web_config
 from streamd.server.state import ServerState
 from streamd.telemetry.heartbeat import Heartbeat
@@ -45,8 +44,8 @@ class World:
         self.registry = Registry(self.settings)
         self.failures = []
         beat = Heartbeat(path, "serve", self.name)
-        self.engine = Engine(self.settings, self.registry, beat, lambda: self.failures.append(True))
-        self.state = ServerState(self.settings, self.engine, self.registry)
+        self.state = ServerState(self.settings, self.registry, beat, on_failure=lambda: self.failures.append(True))
+        self.engine = self.state.engine
         self.client = TestClient(create_app(self.state), "http://localhost")
         self.running = ExitStack()
 

@@ -5,6 +5,7 @@ from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress, Schema
 from streamd.serving import following_graph as server_graph
 from streamd.serving.following_graph import ServerGraph
+from streamd.serving.serving_settings import ServingSettings
 from tests.builders import batch, settings, stream, write_log
 from tests.graph.drawing import recent
 from tests.server.world import wait
@@ -18,7 +19,7 @@ def test_segments_that_retention_drops_while_they_are_read_are_read_to_the_end(t
 
     def opened():
         reader = LogReader.open(tmp_path)
-        return ServerGraph(s, reader, s.model, "serve")
+        return ServerGraph(ServingSettings.of(s, "serve"), reader, s.model)
 
     def read(server):
         while not server.caught_up or server.follow()[0]:

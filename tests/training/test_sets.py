@@ -23,7 +23,7 @@ from streamd.gpu.device import fix_torch
 from streamd.graph.negatives import NUM_LEARNED, NUM_SCORED, Pool, Pools
 from streamd.models.standardize import RunningStandardizer, SetStandardizer
 from streamd.registry import Registry
-from streamd.server.page.status import edge_sets
+from streamd.server.page.window_rows import edge_sets
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.learner import Learner

@@ -33,7 +33,7 @@ class Freshness:
     def __init__(self) -> None:
         self._noticed = 0
         self._hidden: deque[tuple[int, float]] = deque()
-        """Commits that are not shown yet: event id at their end, and wall time of the commit."""
+        """Commits that answers do not have yet: event id at their end, wall time of the commit."""
 
     def notice(self, num_edges: int, committed: float, ready: bool) -> None:
         """Note how many events are committed. Those committed before `ready` are not measured.
@@ -44,7 +44,8 @@ class Freshness:
             self._hidden.append((num_edges, committed))
         self._noticed = num_edges
 
-    def show(self, edge: int, now: float) -> None:
-        """Note that the graph has the events below this id. now: wall time, seconds."""
+    def measure(self, edge: int, now: float) -> None:
+        """Measure the commits whose events the graph has by now: those below an id. now: wall time,
+        seconds."""
         while self._hidden and self._hidden[0][0] <= edge:
             metrics.event_to_answer_seconds.observe(max(0.0, now - self._hidden.popleft()[1]))

@@ -96,7 +96,7 @@ class Completeness:
         age = beat.age_seconds + (away if away > ANSWERS_SECONDS else 0.0)
         return time.time() - age, beat.detail["behind"]
 
-    def show(self, state: LogState, looked_at: float) -> None:
+    def advance(self, state: LogState, looked_at: float) -> None:
         """Take a state of the log that the view has whole.
 
         looked_at: monotonic time at which nothing newer than the state was committed.

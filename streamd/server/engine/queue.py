@@ -191,7 +191,7 @@ class RequestQueue:
                 future.set_result(None)
                 self._turns -= 1
 
-    def answered(self, batch: Sequence[PendingBatch], seconds: float) -> None:
+    def record_pass(self, batch: Sequence[PendingBatch], seconds: float) -> None:
         """Record the time of a pass."""
         pairs = sum(one.pairs(self._settings.max_candidates) for one in batch)
         if pairs:

@@ -35,7 +35,3 @@ class Rebuild:
         if self._memory_edge is not None:
             total += max(0, view.log.num_edges - self._memory_edge)
         return self._progress.at(done, total)
-
-    def done(self) -> None:
-        """Set the metric to done."""
-        metrics.rebuild_ratio.set(1)

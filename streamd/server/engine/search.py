@@ -1,18 +1,25 @@
 """Exact recommendations score all nodes, a slice at a time between other requests."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import structlog
 
 from streamd.events import Float32, Int64
 from streamd.server.engine.answers import Moment, recommended, scores_of
-from streamd.serving.requests import Answer, Done, NotFinite, NotReady, Overloaded, Recommend
+from streamd.serving.requests import (
+    Answer,
+    Done,
+    NotFinite,
+    NotReady,
+    Overloaded,
+    Recommend,
+    Request,
+)
 from streamd.settings.loading import ServerSettings
 from streamd.telemetry import metrics
 
-logger = structlog.get_logger()
 MEASURE_EVERY = 50
 """One in so many recommendations among likely nodes is compared with the exact one: often enough
 for a metric, seldom enough to cost little."""
@@ -84,16 +91,24 @@ class Searches:
             return
         self._searches += begun
 
-    def measure(self, request: Recommend, moment: Moment, answer: Answer) -> None:
+    def measure(
+        self, requests: Sequence[Request], moments: Sequence[Moment], answers: Sequence[Answer]
+    ) -> None:
         """Compare one in MEASURE_EVERY recommendations among likely nodes with the exact one."""
-        candidates = moment.view.candidates
-        if len(candidates.of_request(request)) <= candidates.limit:
-            return
+        for request, moment, answer in zip(requests, moments, answers, strict=True):
+            if not isinstance(request, Recommend):
+                continue
+            candidates = moment.view.candidates
+            if len(candidates.of_request(request)) <= candidates.limit:
+                continue
 
-        # Not while callers' own searches wait.
-        self._recommended += 1
-        if self._recommended % MEASURE_EVERY != 1 or self._searches or not answer.dst:
-            return
+            # Not while callers' own searches wait.
+            self._recommended += 1
+            if self._recommended % MEASURE_EVERY == 1 and not self._searches and answer.dst:
+                self._compare(request, moment, answer)
+
+    def _compare(self, request: Recommend, moment: Moment, answer: Answer) -> None:
+        """Begin the search that tells which share of the best nodes an answer has."""
 
         def done(result: list[Answer] | BaseException) -> None:
             if not isinstance(result, BaseException):
@@ -106,7 +121,7 @@ class Searches:
     def step(self) -> int:
         """Do one slice of the oldest search. Returns: number of requests answered by it.
 
-        Raises: NotFinite.
+        Raises: NotFinite and others; then `fail` ends that search.
         """
         if not self._searches:
             self._stepped_at = None
@@ -117,33 +132,29 @@ class Searches:
         request = search.request
         part = search.pool[search.at : search.at + self._slice]
         if time.monotonic() > search.deadline:
-            self._searches.pop(0).done(
-                TimeoutError("the search took longer than server.deadline_seconds")
-            )
+            self.fail(TimeoutError("the search took longer than server.deadline_seconds"))
             return 0
 
         # Score the next part of its nodes.
         source = moment.view.ids([request.src])
-        try:
-            if len(part):
-                search.scores += scores_of([moment], source, [part], [request.edge_set])
-                search.at += len(part)
-                self._stepped_at = time.monotonic()
-                seconds = (self._stepped_at - since) / len(part)
-                self._node_seconds += LEARNING * (seconds - self._node_seconds)
-        except NotFinite:
-            self._searches.pop(0).done(NotReady("the version that was asked cannot be served"))
-            raise
-        except Exception as error:  # noqa: BLE001 - a request's failure must reach its caller, not end the engine
-            logger.exception("answer_failed", error=str(error))
-            self._searches.pop(0).done(error)
-            return 0
+        # A kind without nodes has no part.
+        if len(part):
+            search.scores += scores_of([moment], source, [part], [request.edge_set])
+            search.at += len(part)
+            self._stepped_at = time.monotonic()
+            seconds = (self._stepped_at - since) / len(part)
+            self._node_seconds += LEARNING * (seconds - self._node_seconds)
 
         # Answer once all nodes are scored.
         if search.at < len(search.pool):
             return 0
         scores = np.concatenate([*search.scores, np.zeros(0, np.float32)])
-        self._searches.pop(0).done(
-            [recommended(moment, request, int(source[0]), search.pool, scores)]
-        )
+        answer = recommended(moment, request, int(source[0]), search.pool, scores)
+        self._searches.pop(0).done([answer])
         return 1
+
+    def fail(self, error: Exception) -> None:
+        """End the oldest search by an error."""
+        if isinstance(error, NotFinite):
+            error = NotReady("the version that was asked cannot be served")
+        self._searches.pop(0).done(error)

@@ -56,8 +56,8 @@ class Waiting:
             if not future.done():
                 future.set_exception(_ends_before(left))
 
-    def show(self, state: LogState) -> None:
-        """Let those go on whose tokens a newer state of the view has."""
+    def release(self, state: LogState) -> None:
+        """Release the requests whose tokens a newer state of the view has."""
         for future, left in self._waiters.items():
             if not future.done() and not _left(left, state):
                 future.set_result(None)

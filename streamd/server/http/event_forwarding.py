@@ -5,7 +5,7 @@ They reach the log by way of Kafka only.
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +14,10 @@ import numpy as np
 from streamd.clock import SystemClock
 from streamd.decode.decoder import Decoder
 from streamd.decode.sources.formats import JSON_FORMATS
-from streamd.decode.sources.topic import first_events, make_decoder
+from streamd.decode.sources.topic import first_events
 from streamd.errors import BadEvent, KafkaError
-from streamd.events import Schema
-from streamd.settings.loading import Settings, schema_of
+from streamd.settings.loading import KafkaSettings
+from streamd.settings.sources import SourceSettings
 from streamd.telemetry.spans import current
 
 ACKNOWLEDGED_SECONDS = 10.0
@@ -42,24 +42,26 @@ class Forwarder:
     Safe to use from several threads.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._schema: Schema = schema_of(settings)
+    def __init__(
+        self,
+        kafka: KafkaSettings,
+        sources: Sequence[SourceSettings],
+        make_decoder: Callable[[], Decoder],
+    ) -> None:
+        """make_decoder: makes a decoder of events by the sets and features that are declared."""
+        self.topic = kafka.topics[0]
+        """The topic that events go to."""
+        self._kafka = kafka
+        self._source = next((s for s in sources if s.topic == self.topic), None)
+        self._make_decoder = make_decoder
         self._decoder: Decoder | None = None
         self._producer: Any = None
         self._lock = threading.Lock()
 
-    def declare(self, settings: Settings) -> None:
-        """Check events by other declarations of sets and features from now on."""
+    def reset_decoder(self) -> None:
+        """Check events by new declarations of sets and features from now on."""
         with self._lock:
-            self._settings = settings
-            self._schema = schema_of(settings)
             self._decoder = None
-
-    @property
-    def topic(self) -> str:
-        """The topic that events go to."""
-        return self._settings.kafka.topics[0]
 
     async def send(self, values: Sequence[bytes], mapped: bool = False) -> list[tuple[int, int]]:
         """Send records of one event each and wait until all are acknowledged.
@@ -69,7 +71,7 @@ class Forwarder:
         KafkaError.
         """
         # Decode them as ingest will, and refuse all where one is refused.
-        source = next((s for s in self._settings.sources if s.topic == self.topic), None)
+        source = self._source
         if mapped != (source is not None):
             own = "records in a shape of its own" if source is not None else "our own events"
             field = "records" if source is not None else "events"
@@ -80,7 +82,7 @@ class Forwarder:
         records = [Record(value, i, now_us // 1000) for i, value in enumerate(values)]
         with self._lock:
             # One decoder for all requests: a mapping's types are made once.
-            decoder = self._decoder = self._decoder or make_decoder(self._settings, self._schema)
+            decoder = self._decoder = self._decoder or self._make_decoder()
             block, rejected = decoder.decode(records, 0, now_us, self.topic)
             first = first_events(block, decoder.keys.keys)
             decoder.keys.shrink(np.zeros(0, np.int64))
@@ -102,7 +104,7 @@ class Forwarder:
         headers = [] if span is None else [("traceparent", span.trace.response.encode())]
         try:
             # All are sent before the first is waited for.
-            producer = self._made()
+            producer = self.open_producer()
             sent = [
                 producer.send(topic, key=key, value=value, headers=headers) for key, value in events
             ]
@@ -114,14 +116,15 @@ class Forwarder:
                 "send them again; some may be in.",
             ) from error
 
-    def _made(self) -> Any:
+    def open_producer(self) -> Any:
+        """The producer, which is made at the first call."""
         from streamd.ingest.kafka.client import make_producer
 
         with self._lock:
             if self._producer is None:
                 # A send waits for a topic that is away too, in one of a few threads.
                 self._producer = make_producer(
-                    self._settings.kafka,
+                    self._kafka,
                     acks="all",
                     linger_ms=2,
                     max_block_ms=int(ACKNOWLEDGED_SECONDS * 1000),

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from streamd.server.http.connections import MAX_BODY_BYTES
 from streamd.server.http.problems import problem
 from streamd.server.state import require_admin_key, require_key
-from streamd.settings.loading import LOOPBACK, Settings, has_keys
+from streamd.settings.loading import LOOPBACK, ServerSettings, has_keys
 from streamd.telemetry import metrics, spans
 from streamd.telemetry.trace import Trace, trace_of
 
@@ -54,14 +54,18 @@ class Envelope:
     """
 
     def __init__(
-        self, app: ASGIApp, settings: Settings, turn: Callable[[], Awaitable[None]]
+        self,
+        app: ASGIApp,
+        server: ServerSettings,
+        access_log: bool,
+        turn: Callable[[], Awaitable[None]],
     ) -> None:
         """turn: waits until a request may be parsed and routed."""
         self._app = app
         self._turn = turn
-        self._open = not has_keys(settings.server)
-        self._deadline = settings.server.deadline_seconds
-        self._access_log = settings.telemetry.access_log
+        self._open = not has_keys(server)
+        self._deadline = server.deadline_seconds
+        self._access_log = access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

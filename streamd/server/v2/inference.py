@@ -244,18 +244,24 @@ async def _infer(
     """Answer an infer request, and count it for the version that answered."""
     served = check(state, name, version)
     begun = time.perf_counter_ns()
+    num_answers = 0
     try:
         answers, columns = await _answers(body, state, asked)
         # A swap may have come between the check and the answer.
         if version is not None and any(a.version != version for a in answers):
             raise HTTPException(404, f"version {version} is no longer served")
         response = _response(body, answers, columns)
-    except BaseException:
-        # Also where the caller went away, which cancels this.
-        state.inferences.of(served).add_failure(time.perf_counter_ns() - begun)
-        raise
-    state.inferences.of(answers[0].version).add_answer(len(answers), time.perf_counter_ns() - begun)
-    return response
+        response = _response(body, answers, columns)
+        served = answers[0].version
+        num_answers = len(answers)
+        return response
+    finally:
+        # A request fails too if its caller goes away, which cancels this.
+        took = time.perf_counter_ns() - begun
+        if num_answers:
+            state.inferences.of(served).add_answer(num_answers, took)
+        else:
+            state.inferences.of(served).add_failure(took)
 
 
 async def _answers(

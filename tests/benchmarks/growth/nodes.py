@@ -117,13 +117,13 @@ def train(folder: Path, nodes: int) -> dict[str, float]:
 def serve(folder: Path, nodes: int) -> dict[str, float]:
     """Serves the newest version while events come and queries close chunks. Returns: bytes, and the longest stop."""
     from streamd.registry import Registry
-    from streamd.server.engine.engine import Engine
+    from streamd.server.state import ServerState
     from streamd.serving.requests import Score
     from streamd.telemetry.heartbeat import Heartbeat
     from tests.builders import settings
 
     chosen = settings(folder, model__name="tgn", model__dim=64, windows__max_events=WINDOW_EVENTS)
-    engine = Engine(chosen, Registry(chosen), Heartbeat(folder, "serve"))
+    engine = ServerState(chosen, Registry(chosen), Heartbeat(folder, "serve")).engine
     spawn = multiprocessing.get_context("spawn")
     commits, theirs = spawn.Pipe()
     ingest = spawn.Process(target=ingest_from, args=(folder, theirs))

@@ -19,8 +19,9 @@ from streamd.eventlog.writer import MAX_COMMIT_ROWS, LogWriter
 from streamd.events import Progress, Schema
 from streamd.graph.restart_point import RestartPoint
 from streamd.registry import Registry
-from streamd.server.engine.engine import Engine
+from streamd.server.state import ServerState
 from streamd.serving.following_graph import ServerGraph
+from streamd.serving.serving_settings import ServingSettings
 from streamd.settings.loading import load_settings
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.recorder import Recorder
@@ -129,7 +130,7 @@ def server(path: Path) -> dict[str, float]:
 
     async def until_ready() -> None:
         nonlocal longest
-        engine = Engine(settings, Registry(settings), Heartbeat(path, "serve", "serve"))
+        engine = ServerState(settings, Registry(settings), Heartbeat(path, "serve", "serve")).engine
         running = asyncio.create_task(engine.run())
         while not engine.status.ready:
             before = time.perf_counter()
@@ -146,7 +147,7 @@ def storing(path: Path) -> dict[str, float]:
     """The server's loop beside the storing of its facts: the longest time between two of its turns."""
     settings = settings_of(path)
     reader = LogReader.open(path)
-    view = ServerGraph(settings, reader, settings.model, "serve")
+    view = ServerGraph(ServingSettings.of(settings, "serve"), reader, settings.model)
     while not view.caught_up:
         view.live.step(reader.num_edges, 100_000)
 

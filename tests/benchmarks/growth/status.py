@@ -5,8 +5,7 @@ from pathlib import Path
 
 from streamd.registry import Registry
 from streamd.registry.journal import ModelJournal
-from streamd.server.engine.engine import Engine
-from streamd.server.page.status import StatusPage
+from streamd.server.state import ServerState
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.windows.history import WindowRecord, append_record
 from tests.benchmarks.measure import Row, best_seconds
@@ -30,8 +29,7 @@ def run() -> list[Row]:
                     version=f"{window}-1", scored_by="", promoted=True, reason="", scores=scores, loss=0.1,
                     seconds={"score": 1.0}, finished_at=0.0))
             chosen = settings(path)
-            registry = Registry(chosen)
-            page = StatusPage(chosen, Engine(chosen, registry, Heartbeat(path, "serve")), registry)
+            page = ServerState(chosen, Registry(chosen), Heartbeat(path, "serve")).page
             page.content()
             seconds[windows] = best_seconds(page.content, 20)
     return [Row(f"/status.json after {windows:,} windows (it shows at most 1,000)", 1e3 * seconds[windows], "ms",

@@ -1,0 +1,116 @@
+"""The requests in the queue are answered in passes of many: take, compute, reply."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import structlog
+
+from streamd.gpu import memory_for
+from streamd.server.engine.answers import answers_of, moments_of
+from streamd.server.engine.log_follower import LogFollower
+from streamd.server.engine.queue import PendingBatch, RequestQueue
+from streamd.server.engine.search import Searches
+from streamd.server.engine.status import EngineStatus
+from streamd.serving.requests import Answer, NotFinite, Request
+from streamd.settings.loading import ServerSettings
+from streamd.telemetry import metrics
+
+logger = structlog.get_logger()
+Result = TypeVar("Result")
+
+
+class Answerer:
+    """Answers requests by the graph and the version of a `LogFollower`. Owner: the engine."""
+
+    def __init__(self, queue: RequestQueue, settings: ServerSettings, status: EngineStatus) -> None:
+        """queue: of the requests. status: in which it counts the requests that it answers."""
+        self._queue = queue
+        self._status = status
+        self._searches = Searches(settings)
+
+    def __bool__(self) -> bool:
+        """Whether requests wait, or searches are under way."""
+        return bool(self._queue or self._searches)
+
+    def step(self, follower: LogFollower) -> None:
+        """Answer the requests that wait, in one pass, and do one slice of the searches of all
+        nodes."""
+        if batches := self._take(follower):
+            begun = time.monotonic()
+            answers = self.compute(follower, [r for batch in batches for r in batch.requests])
+            self._reply(batches, answers, begun)
+        self._search(follower)
+
+    def _take(self, follower: LogFollower) -> list[PendingBatch]:
+        """Take the batches of a pass from the queue. Searches of all nodes only begin here: they
+        are spread over many slices."""
+        batches = []
+        for batch in self._queue.take():
+            if searches := batch.searches:
+                moments = moments_of(follower.view, follower.served, searches, follower.seen)
+                done = batch.traced_done(self._status.version)
+                self._searches.begin(searches, moments, batch.deadline, done)
+            else:
+                batches.append(batch)
+        return batches
+
+    def compute(self, follower: LogFollower, requests: list[Request]) -> list[Answer] | Exception:
+        """Answer requests by the version that serves, or by the rule if the version's output is not
+        finite. Returns: the answers in order, or the error that all of the requests get."""
+
+        def answers() -> list[Answer]:
+            moments = moments_of(follower.view, follower.served, requests, follower.seen)
+            found = answers_of(requests, moments)
+            if self._status.ready:
+                self._searches.measure(requests, moments, found)
+            return found
+
+        result = self._attempt(follower, "answers", answers)
+        if isinstance(result, NotFinite):
+            # That version was refused, so the rule answers now.
+            result = self._attempt(follower, "answers", answers)
+        return result
+
+    def _reply(
+        self, batches: list[PendingBatch], answers: list[Answer] | Exception, begun: float
+    ) -> None:
+        """Hand each batch its share of the answers, or the error. begun: monotonic time at which
+        they were taken from the queue."""
+        # The time of the pass tells the queue how many requests the next one may take.
+        at = 0
+        took = time.monotonic() - begun
+        self._queue.record_pass(batches, took)
+
+        # Each batch gets its own answers, in the order of its requests.
+        for batch in batches:
+            end = at + len(batch.requests)
+            metrics.engine_seconds.labels("wait").observe(begun - batch.since)
+            metrics.engine_seconds.labels("answer").observe(took)
+            batch.trace(begun, begun + took, self._status.version)
+            batch.done(answers if isinstance(answers, Exception) else answers[at:end])
+            at = end
+        self._status.answered += at
+
+    def _search(self, follower: LogFollower) -> None:
+        """Do one slice of the searches of all nodes."""
+        result = self._attempt(follower, "a search of all nodes", self._searches.step)
+        if isinstance(result, Exception):
+            self._searches.fail(result)
+        else:
+            self._status.answered += result
+
+    def _attempt(
+        self, follower: LogFollower, work: str, compute: Callable[[], Result]
+    ) -> Result | Exception:
+        """Compute a result. Returns: the error of a computation that fails, which is logged. A
+        version whose output is not finite serves no longer."""
+        try:
+            with memory_for(work):
+                return compute()
+        except Exception as error:  # noqa: BLE001 - the callers by HTTP get it; it must not end the engine
+            if isinstance(error, NotFinite) and follower.served is not None:
+                follower.stop_serving(error)
+            else:
+                logger.exception("answer_failed", error=str(error))
+            return error

@@ -1,0 +1,160 @@
+"""The server's graph and the version that answers follow the log, a slice at a time."""
+
+import time
+
+from streamd.eventlog.reader import LogReader
+from streamd.registry import Registry
+from streamd.server.engine.freshness import Freshness
+from streamd.server.engine.lag import Completeness
+from streamd.server.engine.pace import Pace
+from streamd.server.engine.rebuild import Rebuild
+from streamd.server.engine.status import EngineStatus
+from streamd.serving.champion import read_champion
+from streamd.serving.following_graph import ServerGraph
+from streamd.serving.loaded_version import LoadedVersion
+from streamd.serving.requests import NotFinite, Seen
+from streamd.serving.serving_settings import ServingSettings
+from streamd.serving.swap import CatchingUp, Swap, Swapped
+from streamd.settings.loading import ModelSettings
+from streamd.telemetry import metrics
+from streamd.telemetry.progress import Reading
+
+KEEP_SECONDS = 1.0
+"""Time between two looks at what should be stored: each reads whether compaction was asked for."""
+
+
+class LogFollower:
+    """Owns the graph, the version that answers, and the position that answers report. Owner: the
+    engine.
+
+    view: the graph that answers. served: the version that answers, None for the rule. seen: the
+    position.
+    """
+
+    def __init__(
+        self,
+        settings: ServingSettings,
+        registry: Registry,
+        reader: LogReader,
+        status: EngineStatus,
+    ) -> None:
+        """Load the facts that were stored, which can take seconds. status: in which it names the
+        version that answers."""
+
+        def make_view(reader: LogReader, model: ModelSettings) -> ServerGraph:
+            return ServerGraph(settings, reader, model)
+
+        # The champion's settings decide which facts are kept.
+        manifest, model = read_champion(registry, settings.model)
+        self.view = make_view(reader, model)
+        self.served: LoadedVersion | None = None
+        self.seen = Seen()
+        self._status = status
+        self._swap = Swap(settings, registry, make_view)
+        memory_edge = None if manifest is None else self.view.retention.memory_edge(manifest)
+        self._rebuild = Rebuild(memory_edge)
+
+        # The position that answers report, and the division of time.
+        self._complete = Completeness(settings.paths.log, settings.follows)
+        self._freshness = Freshness()
+        self._pace = Pace()
+        self._kept_at = 0.0
+
+    @property
+    def memory_edge(self) -> int:
+        """Event id up to which memory has taken in the log."""
+        return self.view.edge if self.served is None else self.served.memory.edge
+
+    @property
+    def memory_bytes(self) -> int:
+        """Size of the memory of the version that answers."""
+        return 0 if self.served is None else self.served.memory.rows.pool.num_bytes
+
+    @property
+    def has_caught_up(self) -> bool:
+        """Whether the graph has the whole log, and no version is on its way."""
+        return self.view.caught_up and not self._swap.is_under_way
+
+    @property
+    def _catching_up(self) -> bool:
+        """Whether a version that will answer still catches up with the log."""
+        return isinstance(self._swap.state, CatchingUp)
+
+    def progress(self) -> Reading:
+        """How much of graph, facts and memory is made."""
+        return self._rebuild.at(self.view, self._swap.state)
+
+    def step(self) -> bool:
+        """Do one slice. Returns: whether events were taken in or a version catches up, so that the
+        next slice should follow at once."""
+        # Before the log, so that the log is newer than the report of ingest.
+        self._complete.look(time.monotonic())
+        until = self._pace.begin(self._status.ready)
+        is_behind = self._follow_log(until)
+        self._follow_versions(until)
+        is_busy = is_behind or self._catching_up
+        self._pace.end(is_busy)
+        self._publish_position()
+        return is_busy
+
+    def _follow_log(self, until: float) -> bool:
+        """Add new events of the log to the graph, then advance memory over closed chunks, until the
+        time is up. until: monotonic seconds. Returns: whether anything is left to follow."""
+        # The graph gets half of the time, so that a fast-growing log leaves some for memory; both
+        # together get half of it while another version catches up.
+        view = self.view
+        is_ready = self._status.ready
+        now = time.monotonic()
+        if self._catching_up:
+            until = (now + until) / 2
+        while True:
+            num_taken, deleted = view.follow(answering=is_ready)
+            self._freshness.notice(view.log.num_edges, view.log.committed_at, is_ready)
+            # Embeddings made before a delete may hold what was deleted.
+            if deleted and self.served is not None:
+                self.served.forget_embeddings()
+            if not num_taken or time.monotonic() >= (now + until) / 2:
+                break
+        self._freshness.measure(view.edge, time.time())
+
+        # Memory follows the graph, even while the graph is behind the log.
+        served = self.served
+        memory_behind = served is not None and served.follow_until(
+            until, view.log, view.edge, view.watermark
+        )
+        if num_taken or memory_behind:
+            return True
+        metrics.caught_up_at.set(time.time())
+        return False
+
+    def _follow_versions(self, until: float) -> None:
+        """Advance the swap of versions, and answer by its graph and version once they are ready.
+        until: monotonic seconds."""
+        serving = self.served.manifest.name if self.served else None
+        state = self._swap.step(self.view, serving, until)
+        if isinstance(state, Swapped):
+            # Between two passes of answers: no request sees half a swap.
+            self.view = state.view
+            self._serve(state.served)
+
+    def stop_serving(self, error: NotFinite) -> None:
+        """Answer by the rule until another version is loaded; this one is not tried again."""
+        if self.served is not None:
+            self._swap.refuse(self.served.manifest.name, error)
+        self._serve(None)
+
+    def _serve(self, served: LoadedVersion | None) -> None:
+        self.served = served
+        self._status.name_version(None if served is None else served.manifest)
+
+    def _publish_position(self) -> None:
+        """Set the position that answers report."""
+        included = self.view.included
+        self._complete.advance(included, self.view.looked_at)
+        self.seen = Seen(included.term, included.seq, self._complete.until)
+
+    def keep(self) -> None:
+        """Let the graph store the data that a restart needs, once every KEEP_SECONDS."""
+        if self.view.caught_up and time.monotonic() - self._kept_at >= KEEP_SECONDS:
+            self._kept_at = time.monotonic()
+            self.view.retention.keep(self.served)

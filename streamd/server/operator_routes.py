@@ -1,0 +1,138 @@
+"""Health checks, metrics, the status page and the docs. No page loads from the internet."""
+
+import gzip
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, StreamingResponse
+from prometheus_client.exposition import choose_encoder, gzip_accepted
+from starlette.types import Receive, Scope, Send
+
+from streamd.server.engine.recent_activity import MAX_STREAMS, Streams, follow
+from streamd.server.engine.set_names import in_set
+from streamd.server.page.status import MAX_WINDOWS
+from streamd.server.state import State, require_key
+from streamd.server.v1.routes import NodePath, key_of_path
+from streamd.telemetry import metrics
+
+STATIC = Path(__file__).parent / "page" / "static"
+"""The status page and the docs' scripts."""
+router = APIRouter()
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events. It leaves `streams`, which were entered for it, however it ends: a client
+    may go before the first event is made."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[bytes], streams: Streams) -> None:
+        super().__init__(events, headers={"Cache-Control": "no-store"})
+        self._streams = streams
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._streams.leave()
+
+
+# Health: liveness is about the loop, readiness about answers.
+@router.get("/livez", tags=["health"], responses={503: {}})
+async def livez(state: State) -> JSONResponse:
+    """Whether the engine's loop turns."""
+    well, why = state.alive()
+    return JSONResponse({"alive": well, "why": why}, 200 if well else 503)
+
+
+@router.get("/readyz", tags=["health"], responses={503: {}})
+async def readyz(state: State) -> JSONResponse:
+    """Whether requests can be answered now."""
+    ready, why = state.ready()
+    refused = {f"{role}_refused": error for role, error in state.refusals().items()}
+    content = {"ready": ready, "why": why, **state.rebuild(), **refused}
+    return JSONResponse(content, 200 if ready else 503)
+
+
+# What operators read.
+@router.get(
+    "/metrics", tags=["operating"], response_class=Response, dependencies=[Depends(require_key)]
+)
+def prometheus(state: State, request: Request) -> Response:
+    """Metrics of the serve role, in Prometheus' text format or OpenMetrics."""
+    # Which worker would answer is chance, so its counters would jump from scrape to scrape.
+    if state.settings.server.workers > 1:
+        raise HTTPException(
+            404,
+            "with several server.workers each exports at a port of its own, from "
+            f"telemetry.serve_port ({state.settings.telemetry.serve_port}) on",
+        )
+    state.refresh_metrics()
+
+    # The form and the compression that the scraper accepts.
+    encode, kind = choose_encoder(request.headers.get("accept", ""))
+    content = encode(metrics.exported_by("serve"))
+    headers = {"Content-Type": kind, "Vary": "Accept, Accept-Encoding"}
+    if gzip_accepted(request.headers.get("accept-encoding", "")):
+        content, headers["Content-Encoding"] = gzip.compress(content), "gzip"
+    return Response(content, headers=headers)
+
+
+@router.get("/status.json", tags=["operating"], dependencies=[Depends(require_key)])
+async def status_json(
+    state: State, windows: Annotated[int, Query(ge=0, le=MAX_WINDOWS)] = MAX_WINDOWS
+) -> dict[str, Any]:
+    """The content of the status page. windows: the newest ones that are told."""
+    return state.page.content(windows)
+
+
+@router.get(
+    "/around/{node:path}",
+    response_class=EventStream,
+    dependencies=[Depends(require_key)],
+    include_in_schema=False,
+)
+async def around(
+    node: NodePath,
+    state: State,
+    integer: bool = False,
+    edge_set: Annotated[str | None, Query(max_length=256)] = None,
+) -> StreamingResponse:
+    """What happened around a source lately, again whenever it changes: server-sent events for
+    the status page."""
+    number = state.sets.edge_set(edge_set)
+    key = in_set(state.sets.ends(number)[0], key_of_path(node, integer))
+    names = state.sets.names
+
+    def look() -> tuple[int, Callable[[], dict[str, Any]]]:
+        edge, found = state.engine.around(key, number)
+        return edge, lambda: found().content(*names)
+
+    # Refuse before the answer begins: afterwards its status cannot change.
+    look()
+    if not state.streams.enter():
+        raise HTTPException(
+            503, f"{MAX_STREAMS} streams are open, and no more may be", {"Retry-After": "30"}
+        )
+    events = follow(look, lambda: state.draining or state.engine.is_stopping)
+    return EventStream(events, state.streams)
+
+
+# Pages, which hold no data themselves.
+@router.get("/", include_in_schema=False)
+def page() -> FileResponse:
+    return FileResponse(STATIC / "index.html")
+
+
+@router.get("/docs", include_in_schema=False)
+def docs() -> HTMLResponse:
+    return get_swagger_ui_html(
+        openapi_url="/openapi.json",
+        title="streamd",
+        swagger_favicon_url="data:,",
+        swagger_js_url="/static/swagger-ui-bundle.js",
+        swagger_css_url="/static/swagger-ui.css",
+    )

@@ -1,0 +1,38 @@
+"""The settings of a role that serves a version: the server and the scoring role."""
+
+from dataclasses import dataclass
+
+from streamd.gpu import choose_device
+from streamd.settings.loading import GpuSettings, GraphSettings, ModelSettings, Settings
+from streamd.settings.paths import Paths
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServingSettings:
+    """The settings by which graph, facts and version of a role are made.
+
+    paths: of the role. device: "cpu" or "cuda". model: the settings of this machine, which count
+    while there is no champion. max_candidates: most nodes scored for a recommendation. follows:
+    whether a follower of another machine may write the log.
+    """
+
+    paths: Paths
+    device: str
+    graph: GraphSettings
+    gpu: GpuSettings
+    model: ModelSettings
+    max_candidates: int
+    follows: bool
+
+    @classmethod
+    def of(cls, settings: Settings, role: str) -> "ServingSettings":
+        """role: its name, such as the `--name` of a server. Raises: DeviceError."""
+        return cls(
+            paths=Paths.of(settings, role),
+            device=choose_device(settings.server.device),
+            graph=settings.graph,
+            gpu=settings.gpu,
+            model=settings.model,
+            max_candidates=settings.server.max_candidates,
+            follows=settings.log.follows,
+        )
