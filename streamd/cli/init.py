@@ -4,10 +4,9 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,9 +14,9 @@ import typer
 from rich.text import Text
 
 from streamd.cli.options import err, out, printable
+from streamd.cli.sources import read_with_progress
 from streamd.errors import KafkaError, SettingsError
 from streamd.settings.loading import Settings, load_settings
-from streamd.telemetry.progress import ProgressLine
 
 if TYPE_CHECKING:
     from streamd.exchange.guess import Chosen, Guess
@@ -76,8 +75,7 @@ def init(
     The broker need not be there: give a file of records, or paste one.
     """
     from streamd.clock import SystemClock
-    from streamd.exchange.first_settings import Place, listed, settings_text
-    from streamd.exchange.guess import guess
+    from streamd.exchange.first_settings import Place, settings_text
 
     _refuse_existing(file)
     asks = sys.stdin.isatty() if ask is None else ask
@@ -90,15 +88,8 @@ def init(
     broker = broker or (_asked("Kafka's host:port", BROKER) if asks else BROKER)
     found = _sample_of(broker, name, sample, records, asks, clock.now_us() // 1000)
 
-    # What predicts what: the guess is what a question offers.
-    given = _chosen(src, dst, time, features)
-    guessed = guess(name, found.records, clock.now_us(), chosen=given)
-    if asks:
-        out.print(f"{found.words} have: {listed(guessed.paths)}", markup=False, highlight=False)
-        guessed = _asked_for_fields(guessed, partial(guess, name, found.records, clock.now_us()))
-    elif time == NONE:
-        _take_record_time(guessed)
-    if found.file and guessed.tree["sources"][0]["time"] == "record":
+    guessed = _guess_fields(name, found, clock.now_us(), _chosen(src, dst, time, features), asks)
+    if found.file and guessed.source["time"] == "record":
         guessed.doubts.append(NO_TIME.format(file=found.file))
         err.print(printable(NO_TIME.format(file=found.file)), markup=False, soft_wrap=True)
 
@@ -116,11 +107,19 @@ def _asked(question: str, offered: str) -> str:
     return str(typer.prompt(question, default=offered, err=True)).strip()
 
 
-def _asked_for_fields(first: "Guess", again: "Callable[..., Guess]") -> "Guess":
-    """Ask for the fields, until all that is answered is there. first: what is offered; again: makes
-    a guess of what was chosen."""
+def _guess_fields(topic: str, found: Found, now_us: int, chosen: "Chosen", asks: bool) -> "Guess":
+    """Guess the mapping of records. asks: ask for its fields, until all answers exist; the first
+    guess is what a question offers."""
+    from streamd.exchange.first_settings import listed
+    from streamd.exchange.guess import guess
+
+    first = guess(topic, found.records, now_us, chosen=chosen)
+    if not asks:
+        return first
+    out.print(f"{found.words} have: {listed(first.paths)}", markup=False, highlight=False)
+    # Ask again after an answer that names no field.
     while True:
-        fields = first.tree["sources"][0]["fields"]
+        fields = first.source["fields"]
         offered = ",".join(fields.get("features", {}).values()) or NONE
         given = _chosen(
             _asked("Who acts (source)", fields["src"]),
@@ -129,20 +128,9 @@ def _asked_for_fields(first: "Guess", again: "Callable[..., Guess]") -> "Guess":
             _asked("What else an event says (features)", offered),
         )
         try:
-            guessed = again(chosen=given)
+            return guess(topic, found.records, now_us, chosen=given)
         except SettingsError as error:
             err.print(printable(str(error)), markup=False, soft_wrap=True)
-            continue
-        if not given.time:
-            _take_record_time(guessed)
-        return guessed
-
-
-def _take_record_time(guessed: "Guess") -> None:
-    """Take the Kafka timestamp instead of a field."""
-    source = guessed.tree["sources"][0]
-    source["time"] = "record"
-    source["fields"].pop("time", None)
 
 
 def _chosen(src: str | None, dst: str | None, time: str | None, features: str | None) -> "Chosen":
@@ -152,7 +140,7 @@ def _chosen(src: str | None, dst: str | None, time: str | None, features: str | 
     return Chosen(
         src=src or "",
         dst=dst or "",
-        time="" if time in (None, NONE) else str(time),
+        time=time or "",
         features=() if features == NONE else paths,
     )
 
@@ -166,9 +154,7 @@ def _sample_of(
     broker: str, topic: str, sample: str | None, count: int, asks: bool, now_ms: int
 ) -> Found:
     """Records of a file, of stdin, of the topic, or pasted where the topic cannot be read."""
-    from streamd.clock import SystemClock
     from streamd.exchange.first_settings import pasted_records
-    from streamd.exchange.sample import read_sample
 
     if sample == "-":
         return _pasted(sys.stdin.read(), now_ms)
@@ -177,10 +163,8 @@ def _sample_of(
     if sample is not None and not Path(sample).is_file():
         raise SettingsError(f"{sample} is not a file.", "check the path.")
     try:
-        with _quiet_client(), ProgressLine(err, f"reading {name}", "records") as line:
-            line.begin(f"reading {name}", "records")
-            read = read_sample(settings, name, count, SystemClock())
-        records = [record for part in read.records.values() for record in part]
+        with _quiet_client():
+            records = read_with_progress(settings, name, count).all
         if records:
             return Found(records=records, words=_words(len(records), name), file=sample or "")
         why = f"{name} is empty"

@@ -1,6 +1,6 @@
 """The `streamd sources` commands look at topics in a shape of their own; they write nothing."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -8,7 +8,11 @@ from rich.text import Text
 
 from streamd.cli.options import ConfigOption, err, out, print_rounded, printable, settings_of
 from streamd.schema import DEFAULT_SET
+from streamd.settings.loading import Settings
 from streamd.telemetry.progress import ProgressLine
+
+if TYPE_CHECKING:
+    from streamd.exchange.sample import Sample
 
 sources_app = typer.Typer(
     help="Topics in a shape of their own: check, guess.", no_args_is_help=True
@@ -17,6 +21,17 @@ NameArgument = Annotated[
     str, typer.Argument(metavar="TOPIC|FILE", help="A topic, or a file of its records.")
 ]
 RecordsOption = Annotated[int, typer.Option(min=1, max=100_000, help="How many records to read.")]
+
+
+def read_with_progress(settings: Settings, name: str, count: int, source: str = "") -> "Sample":
+    """Read some records of a topic or a file, with a line of progress. source: the topic of a
+    file's source. Raises: SettingsError, KafkaError."""
+    from streamd.clock import SystemClock
+    from streamd.exchange.sample import read_sample
+
+    with ProgressLine(err, f"reading {name}", "records") as line:
+        line.begin(f"reading {name}", "records")
+        return read_sample(settings, name, count, SystemClock(), source)
 
 
 @sources_app.command("check")
@@ -31,14 +46,11 @@ def sources_check(
     """Show the events that records become; exit status 1 if one is refused, or if no record
     has a field that the source names."""
     from streamd.clock import SystemClock
-    from streamd.exchange.sample import judge, read_sample
+    from streamd.exchange.sample import judge
 
     settings = settings_of(config, None)
-    clock = SystemClock()
-    with ProgressLine(err, f"reading {name}", "records") as line:
-        line.begin(f"reading {name}", "records")
-        sample = read_sample(settings, name, records, clock, source)
-    verdict = judge(settings, sample, clock)
+    sample = read_with_progress(settings, name, records, source)
+    verdict = judge(settings, sample, SystemClock())
 
     # What is in the records comes from outside, so it is shown as plain text.
     table = Table("partition", "offset", "place", "becomes", box=None)
@@ -71,16 +83,10 @@ def sources_guess(
 
     from streamd.clock import SystemClock
     from streamd.exchange.guess import guess
-    from streamd.exchange.sample import read_sample
 
-    settings = settings_of(config, None)
-    clock = SystemClock()
-    with ProgressLine(err, f"reading {name}", "records") as line:
-        line.begin(f"reading {name}", "records")
-        sample = read_sample(settings, name, records, clock)
-    read = [record for part in sample.records.values() for record in part]
+    sample = read_with_progress(settings_of(config, None), name, records)
     topic = Path(name).name.split(".")[0] if Path(name).is_file() else name
-    guessed = guess(topic, read, clock.now_us(), edge_set)
+    guessed = guess(topic, sample.all, SystemClock().now_us(), edge_set)
 
     # Doubts are comments, so that all of it may go into a file.
     for doubt in guessed.doubts:

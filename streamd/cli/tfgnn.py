@@ -1,5 +1,7 @@
 """The commands on TensorFlow GNN's formats."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +21,8 @@ from streamd.telemetry.progress import ProgressLine
 
 if TYPE_CHECKING:
     from streamd.tfgnn.logs.sampling_run import LogSource
+    from streamd.tfgnn.logs.table_events import TableEvents, TimeOptions
+    from streamd.tfgnn.sampling.tables_graph import Progress
 
 tfgnn_app = typer.Typer(
     help="TensorFlow GNN's formats: schema, import, export, sample, show, random.",
@@ -116,26 +120,16 @@ def tfgnn_import(
     data_dir: DataOption = None,
 ) -> None:
     """Play unigraph tables into a topic, or into a log while no ingest runs."""
-    from streamd.clock import SystemClock, parse_time_us
-    from streamd.events import MICROSECONDS
-    from streamd.tfgnn.logs.table_events import TableEvents, TimeOptions
+    from streamd.clock import SystemClock
+    from streamd.tfgnn.logs.table_events import TableEvents
     from streamd.tfgnn.logs.table_import import append_tables, send_tables
     from streamd.tfgnn.schema.schema import read_schema, schema_file
 
-    if time_unit is not None and time_unit not in MICROSECONDS:
-        raise SettingsError(f"--time-unit is {time_unit!r}.", f"one of {', '.join(MICROSECONDS)}.")
     if speed and topic is None:
         raise SettingsError("--speed is of a topic.", "name one with --topic.")
-    if first_time is None:
-        _refuse_given({"--step-seconds": step_seconds}, "needs --first-time")
+    options = _time_options(time_column, time_unit, first_time, step_seconds)
     settings, clock = settings_of(config, data_dir), SystemClock()
     path = schema_file(graph_schema)
-    options = TimeOptions(
-        column=time_column,
-        unit=time_unit,
-        first_us=None if first_time is None else parse_time_us(first_time, "--first-time"),
-        step_us=round((step_seconds or 1) * 1e6),
-    )
 
     # The tables are read whole before the first event goes out.
     with ProgressLine(err, "reading tables", "rows") as line:
@@ -153,14 +147,38 @@ def tfgnn_import(
             append_tables(settings, tables, clock, lambda done: line.at(done, total))
         else:
             send_tables(settings, tables, topic, speed, clock, lambda done: line.at(done, total))
+    _report_import(tables, f"sent to {topic}" if topic else f"appended to {settings.data_dir}")
+
+
+def _report_import(tables: "TableEvents", where: str) -> None:
+    """Print the events of tables, the columns without a feature and the rounded values."""
     for column in tables.left_out:
         err.print(f"left out: {printable(column)}", soft_wrap=True, markup=False, highlight=False)
     print_rounded(tables.rounded.words)
-    where = f"sent to {topic}" if topic else f"appended to {settings.data_dir}"
     out.print(
         f"{tables.num_nodes:,} nodes and {tables.num_edges:,} edges {where}: {tables.times}",
         soft_wrap=True,
         markup=False,
+    )
+
+
+def _time_options(
+    column: str | None, unit: str | None, first_time: str | None, step_seconds: float | None
+) -> "TimeOptions":
+    """How rows of edges get their times. Raises: SettingsError."""
+    from streamd.clock import parse_time_us
+    from streamd.events import MICROSECONDS
+    from streamd.tfgnn.logs.table_events import TimeOptions
+
+    if unit is not None and unit not in MICROSECONDS:
+        raise SettingsError(f"--time-unit is {unit!r}.", f"one of {', '.join(MICROSECONDS)}.")
+    if first_time is None:
+        _refuse_given({"--step-seconds": step_seconds}, "needs --first-time")
+    return TimeOptions(
+        column=column,
+        unit=unit,
+        first_us=None if first_time is None else parse_time_us(first_time, "--first-time"),
+        step_us=round((step_seconds or 1) * 1e6),
     )
 
 
@@ -199,25 +217,21 @@ def tfgnn_export(
     data_dir: DataOption = None,
 ) -> None:
     """Write the log as a GraphSchema with unigraph tables, as of a time; or training samples."""
-    from streamd.tfgnn.records.shards import output_path
-
+    # The log is opened once the options are known to fit.
+    log = partial(_log_source, config, data_dir, start, end, numbers)
     if samples is not None:
         _refuse_given({"--format": format_, "--shards": shards}, "is of tables, not of --samples")
-        path = output_path(output)
-        with ProgressLine(err, "reading the log", "events") as line:
-            count, kept = _export_samples(
-                _log_source(config, data_dir, start, end, numbers),
-                line,
-                samples,
-                path,
-                edge_set=edge_set,
-                negatives=1 if negatives is None else negatives,
-                with_reverse=reversed_,
-                aggregation=edge_aggregation_method,
-                seed=random_seed,
-                processes=processes,
-            )
-        _tell_samples(count, kept, path)
+        _export_samples(
+            log,
+            samples,
+            output,
+            edge_set=edge_set,
+            negatives=1 if negatives is None else negatives,
+            with_reverse=reversed_,
+            aggregation=edge_aggregation_method,
+            seed=random_seed,
+            processes=processes,
+        )
         return
     of_samples = {
         "--edge-set": edge_set,
@@ -227,31 +241,24 @@ def tfgnn_export(
         "--processes": processes > 1,
     }
     _refuse_given(of_samples, "needs --samples")
-    _export_tables(
-        Path(output),
-        start,
-        end,
-        format_ or "tfrecord",
-        shards,
-        reversed_,
-        numbers,
-        config,
-        data_dir,
-    )
+    _export_tables(log, Path(output), format_ or "tfrecord", shards, reversed_)
 
 
-def _export_samples(
-    source: "LogSource", line: ProgressLine, spec: Path, output: Path, **asked: Any
-) -> tuple[int, int]:
-    """Write training samples. Returns: their number, and how many were there."""
+def _export_samples(log: "Callable[[], LogSource]", spec: Path, name: str, **asked: Any) -> None:
+    """Write training samples. log: opens it. name: of the output."""
     from streamd.tfgnn.logs.link_samples import plan_link_run, sample_links
+    from streamd.tfgnn.records.shards import output_path
 
-    run = plan_link_run(source.declared, spec, output, **asked)
-    return sample_links(
-        run,
-        source,
-        lambda what, at, of: line.of(what, at, of, "samples" if what == "sampling" else "events"),
-    )
+    output = output_path(name)
+    with ProgressLine(err, "reading the log", "events") as line:
+        source = log()
+        run = plan_link_run(source.declared, spec, output, **asked)
+
+        def report(what: str, at: int, of: int) -> None:
+            line.of(what, at, of, "samples" if what == "sampling" else "events")
+
+        count, kept = sample_links(run, source, report)
+    _tell_samples(count, kept, output)
 
 
 def _tell_samples(count: int, kept: int, output: Path) -> None:
@@ -261,24 +268,16 @@ def _tell_samples(count: int, kept: int, output: Path) -> None:
 
 
 def _export_tables(
-    output: Path,
-    start: str | None,
-    end: str | None,
-    format_: str,
-    shards: int | None,
-    reversed_: bool,
-    numbers: bool,
-    config: Path | None,
-    data_dir: Path | None,
+    log: "Callable[[], LogSource]", output: Path, format_: str, shards: int | None, reversed_: bool
 ) -> None:
-    """Write a log's schema and tables."""
+    """Write a log's schema and tables. log: opens it."""
     from streamd.tfgnn.logs.rows import LogRows
     from streamd.tfgnn.logs.table_export import FORMATS, TableOptions, export_tables
 
     if format_ not in FORMATS:
         raise SettingsError(f"--format is {format_!r}.", f"one of {', '.join(FORMATS)}.")
     with ProgressLine(err, "reading the log", "nodes") as line:
-        source = _log_source(config, data_dir, start, end, numbers)
+        source = log()
         rows = LogRows(source.log, source.declared, source.cut())
         options = TableOptions(
             first=source.first, format=format_, shards=shards, with_reverse=reversed_
@@ -345,16 +344,13 @@ def tfgnn_sample(
 
     if runner is not None:
         _refuse_given({"--processes": processes > 1}, "is not of Beam's runners")
+    # Options of a log and of tables exclude each other.
     if graph_schema is None:
         _refuse_given({"--data-path": data_path, "--runner": runner}, "needs --graph-schema")
     else:
         of_log = {"--start": start, "--end": end, "--reversed": reversed_, "--numbers": numbers}
         _refuse_given({**of_log, "--data-dir": data_dir}, "is of a log, not of --graph-schema")
-    if context.args and runner is None:
-        raise SettingsError(
-            f"{context.args[0]} is no option without --runner, as all further ones are Beam's.",
-            "leave it out, or name a runner.",
-        )
+    _refuse_further(context.args, runner)
     output = output_path(output_samples)
     asked: dict[str, Any] = {
         "seeds": input_seeds,
@@ -364,29 +360,48 @@ def tfgnn_sample(
     }
     with ProgressLine(err, "reading", "rows") as line:
 
-        def tell(what: str, at: int, of: int) -> None:
+        def report(what: str, at: int, of: int) -> None:
             line.of(what, at, of, "samples" if what == "sampling" else "rows")
 
-        # Workers of Beam have no more than tables need.
         if graph_schema is None:
-            from streamd.tfgnn.logs.sampling_run import plan_log_run, sample_log
-
             source = _log_source(config, data_dir, start, end, numbers)
-            run = plan_log_run(
-                source.declared, sampling_spec, output, with_reverse=reversed_, **asked
-            )
-            count, kept = sample_log(run, source, tell)
+            count, kept = _sample_log(source, sampling_spec, output, reversed_, asked, report)
         else:
+            # Workers of Beam have no more than tables need.
             from streamd.tfgnn.sampling.run import plan_run, sample_tables
 
-            planned = plan_run(graph_schema, sampling_spec, output, data_path=data_path, **asked)
+            run = plan_run(graph_schema, sampling_spec, output, data_path=data_path, **asked)
             if runner is None:
-                count, kept = sample_tables(planned, tell)
+                count, kept = sample_tables(run, report)
             else:
                 from streamd.tfgnn.beam.pipeline import sample_with_beam
 
-                count, kept = sample_with_beam(planned, runner, context.args), 0
+                count, kept = sample_with_beam(run, runner, context.args), 0
     _tell_samples(count, kept, output)
+
+
+def _sample_log(
+    source: "LogSource",
+    spec: Path,
+    output: Path,
+    with_reverse: bool,
+    asked: dict[str, Any],
+    progress: "Progress",
+) -> tuple[int, int]:
+    """Sample from a log. Returns: as `sample_log`."""
+    from streamd.tfgnn.logs.sampling_run import plan_log_run, sample_log
+
+    run = plan_log_run(source.declared, spec, output, with_reverse=with_reverse, **asked)
+    return sample_log(run, source, progress)
+
+
+def _refuse_further(args: list[str], runner: str | None) -> None:
+    """Refuse options that only Beam knows. Raises: SettingsError."""
+    if args and runner is None:
+        raise SettingsError(
+            f"{args[0]} is no option without --runner, as all further ones are Beam's.",
+            "leave it out, or name a runner.",
+        )
 
 
 def _refuse_given(options: dict[str, Any], why: str) -> None:

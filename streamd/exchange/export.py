@@ -60,16 +60,12 @@ def export_range(
     """Write the edges, labels and node features of a range of event time to a new file.
 
     Args: progress: called with (edges read, edges to read), each edge being read twice.
-    Raises: StreamdError where the range holds no edge, or the file exists. After an error there is
-    no file.
+    Raises: StreamdError for a range without edges or an existing file. An error leaves no file.
     """
     # Count first: a TGUF file has its capacities in its header.
-    schema = log.state.schema
-    first = log.lower_bound(options.start_us)
-    end = log.lower_bound(options.end_us)
+    first, end = log.lower_bound(options.start_us), log.lower_bound(options.end_us)
     counts, pool = _survey(log, first, end, options, progress)
-    kept = int(counts.sum())
-    if not kept:
+    if not counts.any():
         raise StreamdError(
             "The log has no edge in that range of time.",
             "look at its times with `streamd tguf inspect`.",
@@ -80,40 +76,25 @@ def export_range(
         )
 
     # Plan the file.
-    node_sets = _node_sets(log, options)
-    labels = _labels(log, options, node_sets)
-    features = _node_features(log, end, node_sets)
-    val_start, test_start = _splits(log, first, end, counts, options)
-    start = val_start if val_start or test_start else 0
-    columns = slice(None) if options.edge_set is None else schema.edge_columns(options.edge_set)
-    plan = TGUFSchema(
-        edge_capacity=kept,
-        msg_dim=len(range(schema.edge_feature_dim)[columns]),
-        label_capacity=len(labels[0]),
-        label_dim=schema.label_dim,
-        node_capacity=len(features),
-        node_feat_dim=features.shape[1],
-        val_start=val_start,
-        test_start=test_start,
-        negatives_per_edge=options.negatives,
-        negatives_start=start if options.negatives else 0,
-    )
+    labels = _labels(log, options, _node_sets(log, options))
+    features = _node_features(log, end, _node_sets(log, options))
+    splits = _splits(log, first, end, counts, options)
+    plan = _plan(log, options, int(counts.sum()), len(labels[0]), features, splits)
     try:
         writer = TGUFWriter.create(path, plan)
     except FileExistsError:
         raise StreamdError(f"{path} exists already.", "name a new file.") from None
 
-    # Write it; a file that is not whole is removed.
+    # A file that is not whole is removed.
     try:
         with writer:
             for src, dst, time, rows in _chunks(log, first, end, options, progress):
-                msg = np.ascontiguousarray(rows[:, columns])
-                row = writer.num_edges
-                wrong = dst[max(start - row, 0) :]
-                negatives = (
-                    _negatives(pool, wrong, options, max(start, row)) if options.negatives else None
-                )
-                writer.append_edges(src, dst, time, msg, negatives)
+                negatives = None
+                if options.negatives:
+                    row = max(plan.negatives_start, writer.num_edges)
+                    wrong = dst[row - writer.num_edges :]
+                    negatives = _negatives(pool, wrong, options, row)
+                writer.append_edges(src, dst, time, rows, negatives)
             # A file has a width of labels only where it has room for some.
             if len(labels[0]):
                 writer.append_labels(*labels)
@@ -124,12 +105,42 @@ def export_range(
         path.unlink(missing_ok=True)
         raise
     return Exported(
-        num_edges=kept,
-        num_labels=len(labels[0]),
+        num_edges=plan.edge_capacity,
+        num_labels=plan.label_capacity,
         num_nodes=log.num_nodes,
-        val_start=val_start,
-        test_start=test_start,
+        val_start=plan.val_start,
+        test_start=plan.test_start,
     )
+
+
+def _plan(
+    log: LogReader,
+    options: ExportOptions,
+    num_edges: int,
+    num_labels: int,
+    features: Float32,
+    splits: tuple[int, int],
+) -> TGUFSchema:
+    """The header of the file. features: of nodes. splits: rows at which validation and test begin;
+    the negatives begin with the validation."""
+    return TGUFSchema(
+        edge_capacity=num_edges,
+        msg_dim=len(range(log.state.schema.edge_feature_dim)[_edge_columns(log, options)]),
+        label_capacity=num_labels,
+        label_dim=log.state.schema.label_dim,
+        node_capacity=len(features),
+        node_feat_dim=features.shape[1],
+        val_start=splits[0],
+        test_start=splits[1],
+        negatives_per_edge=options.negatives,
+        negatives_start=splits[0] if options.negatives else 0,
+    )
+
+
+def _edge_columns(log: LogReader, options: ExportOptions) -> slice:
+    """The columns of features of edges that are exported."""
+    of = options.edge_set
+    return slice(None) if of is None else log.state.schema.edge_columns(of)
 
 
 def write_keys(log: LogReader, path: Path) -> None:
@@ -185,6 +196,7 @@ def _chunks(
     progress: Callable[[int, int], None],
 ) -> Iterator[tuple[Int64, Int64, Int64, Float32]]:
     """Yield src, dst, time and rows of features of the edges that are exported, part by part."""
+    columns = _edge_columns(log, options)
     for a, b in parts_of(first, end):
         rows = np.flatnonzero(_is_kept(log, a, b, options))
         src, dst, time = log.edges(a, b)
@@ -192,7 +204,7 @@ def _chunks(
             np.ascontiguousarray(src[rows]),
             np.ascontiguousarray(dst[rows]),
             np.ascontiguousarray(time[rows]),
-            log.features_of(a + rows),
+            np.ascontiguousarray(log.features_of(a + rows)[:, columns]),
         )
         # The survey was the first half.
         progress(end - first + b - first, 2 * (end - first))

@@ -6,15 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import yaml
 
 from streamd.decode.sources.paths import parsed
 from streamd.errors import BadEvent, SettingsError
-from streamd.exchange.guess import Guess
+from streamd.exchange.guess import MAX_WIDTH, Guess, to_yaml
 from streamd.exchange.load import FileRow
 
-MAX_WIDTH = 100
-"""Columns of the file."""
 DEFAULTS = """\
 # Settings that are often changed, with their defaults; `streamd config` lists all. An editor
 # completes them once `streamd config --schema > settings.schema.json` ran and the first line of
@@ -62,24 +59,24 @@ def pasted_records(text: str, now_ms: int) -> list[Any]:
 
 def settings_text(place: Place, guessed: Guess) -> str:
     """The settings file as YAML with comments."""
-    source = guessed.tree["sources"][0]
+    source = guessed.source
     fields = source["fields"]
     parts = [
         f"# Settings of streamd, by `streamd init` from {_line(place.sample)}.\n\n",
         "# Where events come from. Passwords belong in variables or in kafka.client_file.\n",
-        _yaml({"kafka": {"bootstrap_servers": place.broker}}),
+        to_yaml({"kafka": {"bootstrap_servers": place.broker}}),
     ]
 
     # Features come before the source that fills them.
     if "graph" in guessed.tree:
         parts += [
             "\n# What else an event says.\n",
-            _yaml({"graph": guessed.tree["graph"]}),
+            to_yaml({"graph": guessed.tree["graph"]}),
         ]
     parts += [
         f"\n# What predicts what: of each {_line(fields['src'])}, which {_line(fields['dst'])} "
         "comes next.\n",
-        _yaml({"sources": [source]}),
+        to_yaml({"sources": [source]}),
     ]
     if guessed.doubts:
         parts.append("\n# To look at:\n")
@@ -96,10 +93,6 @@ def _comment(text: str) -> str:
 def _line(text: Any) -> str:
     """Text from outside as one line of printable characters, which cannot end a comment."""
     return "".join(c if c.isprintable() else "?" for c in str(text))
-
-
-def _yaml(tree: dict[str, Any]) -> str:
-    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=MAX_WIDTH)
 
 
 def listed(paths: Sequence[str]) -> str:

@@ -19,6 +19,8 @@ from streamd.schema import DEFAULT_SET
 from streamd.settings.sets import nearest_of
 from streamd.settings.sources import NO_NAME, SourceSettings, fields_of, steps_of
 
+MAX_WIDTH = 100
+"""Columns of a settings file."""
 MAX_DEPTH = 6
 MAX_PATHS = 200
 """How deep into a record is looked, and at most how many fields: records are from outside."""
@@ -38,6 +40,8 @@ BEGINS = {"src": ("start", "from", "orig", "send"), "dst": ("end", "dest", "targ
 """How names of fields begin that often hold an end, as start_station."""
 FEW = 4
 """A field of so many values or fewer says what kind a record is rather than whom it is about."""
+RECORD_TIME = "none"
+"""Chosen as the field of times, it means the timestamp of records."""
 ENOUGH = 20
 """Records by which a key is told that never comes back."""
 
@@ -56,9 +60,10 @@ class Seen:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chosen:
-    """What a person says about the fields, by their paths; empty is guessed.
+    """The fields that a person named, by their paths; empty is guessed.
 
-    features: None is guessed, an empty one leaves them out.
+    time: RECORD_TIME takes the timestamp of records. features: None is guessed, an empty one leaves
+    them out.
     """
 
     src: str = ""
@@ -69,13 +74,22 @@ class Chosen:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Guess:
-    """settings: as YAML, and as the tree in it. doubts: what to look at, a sentence each. paths: of
-    the fields that the records have."""
+    """tree: the settings. doubts: a sentence each. paths: of the fields that the records have."""
 
-    settings: str
     tree: dict[str, Any]
     doubts: list[str]
     paths: list[str]
+
+    @property
+    def source(self) -> dict[str, Any]:
+        """The source among the settings."""
+        found: dict[str, Any] = self.tree["sources"][0]
+        return found
+
+    @property
+    def settings(self) -> str:
+        """The settings as YAML."""
+        return to_yaml(self.tree)
 
 
 def guess(
@@ -107,24 +121,22 @@ def guess(
         doubts.append("no record could be read as JSON, so nothing is known of the fields")
         fields = {"src": "user_id", "dst": "item_id"}
         declared = source | {"time": "record", "fields": fields}
-        return _guess(settings | {"sources": [declared]}, doubts, [])
+        return Guess(tree=settings | {"sources": [declared]}, doubts=doubts, paths=[])
 
     # Times first, since what is a time is neither a key nor a feature.
     seen = _seen(rows)
     _check_chosen(chosen, seen)
-    if chosen.time:
-        time, time_form = chosen.time, _time_form(seen[chosen.time], now_us)
-        if not time_form:
-            raise SettingsError(
-                f"{time} holds no times as seconds, ms, us since 1970 or ISO 8601.",
-                "give another field, or none to take the Kafka timestamp.",
-            )
+    if chosen.time not in ("", RECORD_TIME):
+        time, time_form = chosen.time, _chosen_form(chosen.time, seen, now_us)
     else:
         time, time_form = _time_of(seen, len(rows), now_us, doubts)
     times = {time} | {path for path, at in seen.items() if _time_form(at, now_us)}
     ends = _ends_of(seen, len(rows), times, doubts, (chosen.src, chosen.dst))
     mapped: dict[str, Any] = {"src": ends[0], "dst": ends[1]}
-    if time:
+    # The field that looks like a time is left unmapped, and is no feature either.
+    if chosen.time == RECORD_TIME:
+        time_form = "record"
+    elif time:
         mapped["time"] = time
     features = _features_of(seen, len(rows), {time, *ends}, chosen.features)
     if features:
@@ -136,16 +148,13 @@ def guess(
         declared = {name: kind for name, (_, kind) in features.items()}
         settings["graph"] = {"edge_sets": {edge_set: {"features": declared}}}
         doubts.append("features are fixed for the life of a log: leave out what says nothing")
-    return _guess(settings | {"sources": [source]}, doubts, list(seen))
-
-
-def _guess(tree: dict[str, Any], doubts: list[str], paths: list[str]) -> Guess:
-    return Guess(settings=_yaml(tree), tree=tree, doubts=doubts, paths=paths)
+    return Guess(tree=settings | {"sources": [source]}, doubts=doubts, paths=list(seen))
 
 
 def _check_chosen(chosen: Chosen, seen: dict[str, Seen]) -> None:
     """Raises: SettingsError where a chosen path leads to nothing."""
-    for path in (chosen.src, chosen.dst, chosen.time, *(chosen.features or ())):
+    time = "" if chosen.time == RECORD_TIME else chosen.time
+    for path in (chosen.src, chosen.dst, time, *(chosen.features or ())):
         if path and path not in seen:
             raise SettingsError(
                 f"No record has a field {path}{nearest_of(path, seen)}.", "give one of them."
@@ -177,8 +186,9 @@ def absent_paths(source: SourceSettings, records: Sequence[Any]) -> list[str]:
     return list(told)
 
 
-def _yaml(settings: dict[str, Any]) -> str:
-    return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=100)
+def to_yaml(settings: dict[str, Any]) -> str:
+    """Settings as YAML, in the order of the tree."""
+    return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=MAX_WIDTH)
 
 
 def _objects(records: Sequence[Any], doubts: list[str]) -> tuple[list[dict[str, Any]], str]:
@@ -283,6 +293,17 @@ def _time_of(seen: dict[str, Seen], count: int, now_us: int, doubts: list[str]) 
     if seen[path].count < count:
         doubts.append(f"{path} is missing in {count - seen[path].count} of {count} records")
     return path, form
+
+
+def _chosen_form(path: str, seen: dict[str, Seen], now_us: int) -> str:
+    """The form of the times at a chosen path. Raises: SettingsError if there are none."""
+    form = _time_form(seen[path], now_us)
+    if not form:
+        raise SettingsError(
+            f"{path} holds no times as seconds, ms, us since 1970 or ISO 8601.",
+            "give another field, or none to take the Kafka timestamp.",
+        )
+    return form
 
 
 def _time_form(at: Seen, now_us: int) -> str:

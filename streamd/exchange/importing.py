@@ -11,11 +11,10 @@ import numpy as np
 
 from streamd.clock import SystemClock
 from streamd.decode.rounding import Rounded
-from streamd.errors import SettingsError, StreamdError
+from streamd.errors import SettingsError
 from streamd.eventlog.tguf.reader import TGUFFile, open_tguf
-from streamd.eventlog.writer import LogWriter
 from streamd.events import Schema
-from streamd.exchange.load import Loader
+from streamd.exchange.load import Loader, open_loader
 from streamd.exchange.produce import Outgoing
 from streamd.exchange.sourced import rows_of_source, source_named
 from streamd.exchange.tables import (
@@ -82,20 +81,12 @@ def import_file(
         events = read_events(path, columns, times)
 
     # Append, and tell how far an error came.
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
-    writer = LogWriter(settings.data_dir, schema, settings.ingest.segment_edges)
-    loader = Loader(settings, writer, clock, str(path), topic, edge_set)
-    try:
+    with open_loader(settings, clock, str(path), topic, edge_set) as loader:
         if file is None:
             total = count_rows(path)
             loader.rows(events, lambda done: progress(done, total))
         else:
             _import_tguf(file, loader, progress)
-    except StreamdError as error:
-        error.args = (f"{error} {loader.num_events:,} events of the file went in before.",)
-        raise
-    finally:
-        writer.close()
     if topic and loader.last_us >= 0:
         times.extend(loader.first_us, loader.last_us, f"the source of {topic} says")
     return Imported(loader.num_events, times.summary(), loader.rounded)

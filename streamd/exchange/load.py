@@ -5,6 +5,7 @@ ends the import.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from streamd.decode.decoder import Decoder
 from streamd.decode.rounding import Rounded
 from streamd.decode.sources.topic import make_decoder
 from streamd.errors import BadEvent, StreamdError
+from streamd.eventlog.writer import LogWriter
 from streamd.events import (
     DELETE,
     EDGE,
@@ -30,7 +32,7 @@ from streamd.exchange.produce import Outgoing
 from streamd.ingest.event_log import Log
 from streamd.ingest.loop import MAX_COMMIT_EVENTS
 from streamd.ingest.order.batch_builder import BatchBuilder
-from streamd.settings.loading import Settings
+from streamd.settings.loading import Settings, schema_of
 
 RECORDS = 4096
 """Rows of a table that are decoded together, between two calls of `progress`."""
@@ -55,19 +57,54 @@ class FileRow:
     key: bytes | None = None
 
 
+@contextmanager
+def open_loader(
+    settings: Settings,
+    clock: Clock,
+    name: str,
+    topic: str = "",
+    edge_set: int = 0,
+    place_of: Callable[[int], str] | None = None,
+) -> Iterator["Loader"]:
+    """A `Loader` of the log in `data_dir`, which is made if it is not there.
+
+    Times of streamd's own events are in microseconds, whatever `stream.time_unit` is. An error in
+    the block gets the number of events that were appended before. Raises: LockedError while ingest
+    runs.
+    """
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    writer = LogWriter(settings.data_dir, schema_of(settings), settings.ingest.segment_edges)
+    try:
+        decoder = (
+            make_decoder(settings, writer.schema)
+            if topic
+            else Decoder(replace(rules_of(settings, writer.schema), time_unit="us"))
+        )
+        max_nodes = settings.ingest.max_nodes
+        loader = Loader(writer, decoder, max_nodes, clock, name, topic, edge_set, place_of)
+        # Parts that were committed before an error stay in the log.
+        try:
+            yield loader
+        except StreamdError as error:
+            error.args = (f"{error} {loader.num_events:,} events went in before.",)
+            raise
+    finally:
+        writer.close()
+
+
 class Loader:
     """Appends events in time order to a log. Owner: the thread that owns the log's writer.
 
-    Times of our own events are in microseconds, whatever `stream.time_unit` is. name: of the file,
-    for errors. topic: whose source reads the rows, empty where they are our own events. edge_set:
-    number of the set of edges that come as columns. place_of: says where an event is by its number,
-    where a row of the file does not.
+    decoder: of rows. max_nodes: of the log. name: of the file, for errors. topic: the source that
+    reads the rows, empty for streamd's own events. edge_set: number of the set of edges that come
+    as columns. place_of: names an event by its number, the row of the file otherwise.
     """
 
     def __init__(
         self,
-        settings: Settings,
         log: Log,
+        decoder: Decoder,
+        max_nodes: int,
         clock: Clock,
         name: str,
         topic: str = "",
@@ -77,22 +114,21 @@ class Loader:
         self._topic = topic
         self.edge_set = edge_set
         self._log = log
+        self._decoder = decoder
         self._clock = clock
         self._name = name
         self._place_of = place_of or (lambda number: f"{name} row {number}")
-        self._decoder = (
-            make_decoder(settings, log.schema)
-            if topic
-            else Decoder(replace(rules_of(settings, log.schema), time_unit="us"))
-        )
         # Late events are refused, not moved to the watermark: an import must keep its times.
-        self._builder = BatchBuilder(
-            log.schema, log.keys, settings.ingest.max_nodes, "dead_letter", log.has_edges
-        )
+        self._builder = BatchBuilder(log.schema, log.keys, max_nodes, "dead_letter", log.has_edges)
         self._num_rows = {EDGE: 0, LABEL: 0, NODE: 0}
         self.num_events = 0
         self.first_us = MAX_TIME_US
         self.last_us = -1
+
+    @property
+    def watermark(self) -> int:
+        """The time of the log: its latest event so far, microseconds."""
+        return self._log.watermark
 
     @property
     def rounded(self) -> Rounded:

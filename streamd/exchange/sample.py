@@ -39,6 +39,11 @@ class Sample:
     def __len__(self) -> int:
         return sum(map(len, self.records.values()))
 
+    @property
+    def all(self) -> list[Any]:
+        """The records of all partitions."""
+        return [record for part in self.records.values() for record in part]
+
 
 def read_sample(settings: Settings, name: str, count: int, clock: Clock, topic: str = "") -> Sample:
     """The first records of a file, or the newest of a topic, `count` in all.
@@ -169,5 +174,4 @@ def judge(settings: Settings, sample: Sample, clock: Clock) -> Verdict:
 def _find_absent_paths(settings: Settings, sample: Sample) -> list[str]:
     """Paths of the sample's source at which no record has a value."""
     named = [source for source in settings.sources if source.topic == sample.topic]
-    records = [record for part in sample.records.values() for record in part]
-    return [told for source in named for told in absent_paths(source, records)]
+    return [words for source in named for words in absent_paths(source, sample.all)]

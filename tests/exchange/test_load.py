@@ -91,7 +91,7 @@ def test_the_first_row_that_does_not_fit_is_named(table, tmp_path, row, says):
     with table.open("a") as file:
         file.write(row + "\n")
     done = invoke("tguf", "import", table, *COLUMNS, "--data-dir", tmp_path / "log", **WIDE)
-    assert done.exit_code != 0 and re.search(f"rides.csv {says}.* Operator action: .*0 events of the file went in before",
+    assert done.exit_code != 0 and re.search(f"rides.csv {says}.* Operator action: .*0 events went in before",
                                              str(done.exception)), done.exception
 
 
@@ -338,7 +338,7 @@ def test_an_import_that_fails_says_how_much_went_in(tmp_path):
     lines = ["src,dst,time", *(f"u,{i},{i}" for i in range(5000)), "u,1,soon"]
     (tmp_path / "t.csv").write_text("\n".join(lines))
     done = invoke("tguf", "import", tmp_path / "t.csv", "--data-dir", tmp_path / "log")
-    assert "row 5001: column 'time'" in str(done.exception) and "4,096 events of the file went in before" in str(done.exception)
+    assert "row 5001: column 'time'" in str(done.exception) and "4,096 events went in before" in str(done.exception)
     assert log_of(tmp_path / "log").num_edges == 4096
 
 

@@ -15,7 +15,7 @@ from streamd.clock import SystemClock
 from streamd.errors import SettingsError, TFGNNError
 from streamd.eventlog.reader import LogReader
 from streamd.eventlog.writer import LogWriter
-from streamd.exchange.load import Loader
+from streamd.exchange.load import open_loader
 from streamd.exchange.produce import Outgoing
 from streamd.settings.loading import schema_of
 from streamd.tfgnn.logs.declared import declared_sets
@@ -48,12 +48,8 @@ def files(folder):
 
 def append(world, events):
     """Write further events, as a daemon does."""
-    writer = LogWriter(world.settings.data_dir, schema_of(world.settings), world.settings.ingest.segment_edges)
-    try:
-        Loader(world.settings, writer, SystemClock(), "events").rows(
-            Outgoing(b"", json.dumps(e).encode(), e.get("time"), n) for n, e in enumerate(events, 10**6))
-    finally:
-        writer.close()
+    with open_loader(world.settings, SystemClock(), "events") as loader:
+        loader.rows(Outgoing(b"", json.dumps(e).encode(), e.get("time"), n) for n, e in enumerate(events, 10**6))
 
 
 def later(world):

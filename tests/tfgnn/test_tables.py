@@ -12,12 +12,11 @@ from streamd.cli.main import app
 from streamd.clock import SystemClock
 from streamd.errors import SettingsError, StreamdError, TFGNNError
 from streamd.eventlog.reader import LogReader
-from streamd.eventlog.writer import LogWriter
 from streamd.events import split_key
 from streamd.exchange import produce
-from streamd.exchange.load import Loader
+from streamd.exchange.load import open_loader
 from streamd.exchange.produce import Outgoing
-from streamd.settings.loading import load_settings, schema_of
+from streamd.settings.loading import load_settings
 from streamd.tfgnn.logs.declared import as_numbers, declared_sets
 from streamd.tfgnn.logs.rows import LogCut, LogRows
 from streamd.tfgnn.logs.table_events import TableEvents, TimeOptions
@@ -88,12 +87,9 @@ def elsewhere(made, path):
 
 def write(made, events):
     """A log of our own events, in order."""
-    writer = LogWriter(made.data_dir, schema_of(made), made.ingest.segment_edges)
     rows = (Outgoing(b"", json.dumps(e).encode(), e.get("time"), n) for n, e in enumerate(events, 1))
-    try:
-        Loader(made, writer, SystemClock(), "events").rows(rows)
-    finally:
-        writer.close()
+    with open_loader(made, SystemClock(), "events") as loader:
+        loader.rows(rows)
     return LogReader.open(made.data_dir)
 
 

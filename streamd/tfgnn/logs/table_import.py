@@ -7,8 +7,7 @@ from streamd.clock import Clock, utc
 from streamd.decode.checks import rules_of
 from streamd.decode.decoder import Decoder
 from streamd.errors import SettingsError, StreamdError
-from streamd.eventlog.writer import LogWriter
-from streamd.exchange.load import RECORDS, REMEDIES, FileRow, Loader
+from streamd.exchange.load import RECORDS, REMEDIES, FileRow, open_loader
 from streamd.exchange.produce import Outgoing, send_events
 from streamd.settings.loading import Settings, schema_of
 from streamd.tfgnn.logs.table_events import TableEvents
@@ -24,23 +23,15 @@ def append_tables(
 
     Raises: StreamdError naming the row that does not fit, and how many events went in before.
     """
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
-    writer = LogWriter(settings.data_dir, schema_of(settings), settings.ingest.segment_edges)
-    loader = Loader(settings, writer, clock, "The tables", place_of=tables.place_of)
-    try:
+    with open_loader(settings, clock, "The tables", place_of=tables.place_of) as loader:
         first = tables.first_us
-        if first is not None and first < writer.watermark:
+        if first is not None and first < loader.watermark:
             raise StreamdError(
                 f"The tables begin at {utc(first)}, before the log's time of "
-                f"{utc(writer.watermark)}.",
+                f"{utc(loader.watermark)}.",
                 REMEDIES["late"],
             )
         return loader.rows(tables.events("us"), progress)
-    except StreamdError as error:
-        error.args = (f"{error} {loader.num_events:,} events went in before.",)
-        raise
-    finally:
-        writer.close()
 
 
 def send_tables(
