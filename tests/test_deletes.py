@@ -74,7 +74,7 @@ class Life:
 
     def trainer(self):
         log = LogReader.open(self.path, keep_keys=False)
-        return Trainer(self.settings, log, Registry(self.settings), SystemClock(), Heartbeat(self.path, "train"))
+        return Trainer(self.settings, log, Registry.of(self.settings), SystemClock(), Heartbeat(self.path, "train"))
 
     def learn(self, trainer, limit=99):
         done = 0

@@ -59,7 +59,7 @@ class World:
             path, stream__edge_feature_dim=SETS.edge_feature_dim, stream__node_feature_dim=SETS.node_feature_dim,
             windows__width_seconds=12 * 3600, model__dim=16, training__epochs=1, training__nightly_twin=True, bootstrap__max_events=0)
         self.log = LogReader.open(path)
-        self.registry = Registry(self.settings)
+        self.registry = Registry.of(self.settings)
         trainer = Trainer(self.settings, self.log, self.registry, SystemClock(), Heartbeat(path, "train"))
         while due := trainer.due():
             trainer.process(due[0])

@@ -64,7 +64,7 @@ def damage_outside_the_log(settings: Settings) -> Iterator[str]:
     from streamd.training.checkpoint import read_cursor
 
     if (settings.data_dir / "models").exists():
-        for name, error in Registry(settings).damage():
+        for name, error in Registry.of(settings).damage():
             yield f"models/{name}: {error}"
     try:
         read_cursor(settings.data_dir / "train" / "checkpoints")

@@ -110,4 +110,4 @@ def _registry(config: Path | None, data_dir: Path | None) -> Any:
     # Opening a registry would make the folder.
     if not (settings.data_dir / "models").is_dir():
         raise VersionError(f"{settings.data_dir} holds no models.", "set --data-dir.")
-    return Registry(settings)
+    return Registry.of(settings)

@@ -274,7 +274,7 @@ def _learn(
         reader = LogReader.open(paths.log, keep_keys=False)
         if ranks.all(reader is not None):
             assert reader is not None
-            registry = Registry(kept)
+            registry = Registry.of(kept)
             on_step = on_step or (lambda _: None)
             with contextlib.suppress(Stopped):
                 made = Trainer(kept, reader, registry, SystemClock(), beat, on_step, ranks, stop)
@@ -302,7 +302,7 @@ def _run_serve(
     # Set up the process. torch is not part of it: a version that needs it loads it.
     device = choose_device(settings.server.device)
     metrics.gpu_in_use.set(device == "cuda")
-    registry = Registry(settings)
+    registry = Registry.of(settings)
     failed = threading.Event()
 
     class Server(uvicorn.Server):

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from streamd.registry.gate import Decision, decide
 from streamd.schema import Schema
+from streamd.settings.tree import ModelSettings, TrainingSettings
 from streamd.storage import StoredFile
 from streamd.windows import Window
 
@@ -40,7 +41,8 @@ class Candidate:
     edge: event id up to which memory has advanced. memory: writes the
     files of the memory and names them. seq: the log's commit it was made at. memory_us:
     event time of memory, microseconds. parent: name of the version that learning began from. facts:
-    names of the fact columns that the weights know. schema: of the log.
+    names of the fact columns that the weights know. schema: of the log. model, training,
+    window_seconds: the settings that it was learned under.
     """
 
     window: Window
@@ -54,6 +56,9 @@ class Candidate:
     schema: Schema
     scores: Scores
     learned: TrainResult
+    model: ModelSettings
+    training: TrainingSettings
+    window_seconds: int
 
     def judged(self) -> Decision:
         """What the gate says of it, before anything of it is written."""

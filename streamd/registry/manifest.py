@@ -1,18 +1,26 @@
 """The manifest of a version, and the settings that learning must share to go on from it."""
 
+import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import msgspec
 from pydantic import ValidationError
 
+from streamd import __version__
 from streamd.errors import VersionError
 from streamd.events import EDGE_SETS, Schema
-from streamd.settings.loading import ModelSettings, Settings
+from streamd.registry.candidate import Candidate
+from streamd.settings.tree import ModelSettings
+from streamd.tensors import FORMAT
 
 MEMORY = "memory-{:03d}.safetensors"
 """Name of the n-th file of a version's memory, from 0 on."""
 OLD_MEMORY = "state.safetensors"
 """The one file of a memory before format 4."""
+REMOVE = "remove its folder from models/, or restore it from a backup."
+"""What the operator does about a damaged version."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,21 +86,87 @@ def memory_names(manifest: Manifest) -> list[str]:
     return sorted(name for name in manifest.checksums if name.startswith("memory-"))
 
 
-def fixed_settings(settings: Settings) -> dict[str, Any]:
+def fixed_settings(model: ModelSettings, window_seconds: int) -> dict[str, Any]:
     """The settings that must be equal for learning to go on from a version or a checkpoint."""
-    return {
-        "model": settings.model.model_dump(mode="json"),
-        "window": settings.windows.width_seconds,
-    }
+    return {"model": model.model_dump(mode="json"), "window": window_seconds}
 
 
-def learn_alike(stored: dict[str, Any], settings: Settings) -> bool:
+def learn_alike(stored: dict[str, Any], model: ModelSettings, window_seconds: int) -> bool:
     """Whether learning can go on from what was learned under stored `fixed_settings`.
 
     A setting that the release which stored them did not know has its default.
     """
     try:
-        model = ModelSettings(**stored["model"]).model_dump(mode="json")
+        known = ModelSettings(**stored["model"]).model_dump(mode="json")
     except ValidationError:
         return False
-    return {**stored, "model": model} == fixed_settings(settings)
+    return {**stored, "model": known} == fixed_settings(model, window_seconds)
+
+
+def read_manifest(path: Path, name: str) -> Manifest:
+    """Read the manifest of the version `name`, whose trainer may drop it meanwhile.
+
+    Raises: VersionError where it cannot be read, is of a newer release, or of another version.
+    """
+    try:
+        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except FileNotFoundError:
+        raise VersionError(
+            f"Version {name!r} is gone.", "pick one of `streamd models list`."
+        ) from None
+    except OSError as error:
+        raise VersionError(
+            f"The manifest of version {name} cannot be read: {error.strerror}.", REMOVE
+        ) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise VersionError(f"The manifest of version {name} is damaged: {error}.", REMOVE) from None
+
+    # Refuse what a newer release made, and a folder that was copied by hand.
+    if manifest.format > FORMAT:
+        raise VersionError(
+            f"Version {name} has format {manifest.format}, this streamd reads up to {FORMAT}.",
+            "use the streamd that made it.",
+        )
+    if manifest.sets != EDGE_SETS:
+        raise VersionError(
+            f"Version {name} is of edge sets {', '.join(manifest.sets)}; this streamd knows "
+            f"{EDGE_SETS[0]} only.",
+            "use the streamd that made it.",
+        )
+    if manifest.name != name:
+        raise VersionError(f"The folder {name} holds a copy of version {manifest.name}.", REMOVE)
+    return manifest
+
+
+def manifest_of(name: str, candidate: Candidate, checksums: dict[str, str]) -> Manifest:
+    """Make the manifest of a candidate that is about to be written under a name, now.
+
+    checksums: CRC32C of its files, by name.
+    """
+    learned, window = candidate.learned, candidate.window
+    return Manifest(
+        name=name,
+        window_start_us=window.start_us,
+        window_end_us=window.end_us,
+        first_edge=window.first_edge,
+        edge=candidate.edge,
+        seq=candidate.seq,
+        memory_us=candidate.memory_us,
+        parent=candidate.parent,
+        model=candidate.model.model_dump(mode="json"),
+        schema=candidate.schema.fields(),
+        window_seconds=candidate.window_seconds,
+        training=candidate.training.model_dump(mode="json"),
+        scores=candidate.scores,
+        tail={
+            "before": learned.tail_before,
+            "after": learned.tail_after,
+            "events": learned.num_tail,
+        },
+        loss=learned.loss,
+        code=__version__,
+        created=time.time(),
+        facts=candidate.facts,
+        format=FORMAT,
+        checksums=checksums,
+    )

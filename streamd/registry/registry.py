@@ -3,7 +3,6 @@ without pickle."""
 
 import contextlib
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,16 +14,23 @@ from crc32c import crc32c
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from streamd import __version__
 from streamd.errors import VersionError
 from streamd.eventlog.journal.tail import JournalTail
-from streamd.events import EDGE_SETS
 from streamd.registry.candidate import Candidate, PublishResult, Weights
 from streamd.registry.journal import ModelJournal, Move
-from streamd.registry.manifest import MEMORY, Manifest, learn_alike, memory_names
-from streamd.settings.loading import Settings
+from streamd.registry.manifest import (
+    MEMORY,
+    REMOVE,
+    Manifest,
+    learn_alike,
+    manifest_of,
+    memory_names,
+    read_manifest,
+)
+from streamd.settings.paths import Paths
+from streamd.settings.tree import Settings
 from streamd.storage import DISK, Disk, StoredFile, remove_scratch, write_folder_durably
-from streamd.tensors import FORMAT, file_checksum
+from streamd.tensors import file_checksum
 
 logger = structlog.get_logger()
 FOLDER = "models"
@@ -32,8 +38,6 @@ DROPPED = ".dropped"
 """Ending of a version's folder that is being removed, so that a kill leaves no half version."""
 NAME = re.compile(r"\d+-\d+(-\d+)?", re.ASCII)
 """<window end in microseconds>-<event id>, and a number where another version has that name."""
-REMOVE = "remove its folder from models/, or restore it from a backup."
-"""What the operator does about a damaged version."""
 
 
 @dataclass(frozen=True)
@@ -54,16 +58,26 @@ class Registry:
     Safe to use from several processes, each with its own object.
     """
 
-    def __init__(self, settings: Settings, disk: Disk = DISK) -> None:
-        self._settings = settings
+    def __init__(self, paths: Paths, keep: int, is_shared: bool = False, disk: Disk = DISK) -> None:
+        """keep: newest versions that are kept. is_shared: whether a move serves only once other
+        machines of the log know of it."""
+        self._log_folder = paths.log
+        self._keep = keep
+        self._is_shared = is_shared
         self._disk = disk
-        self.folder = settings.data_dir / FOLDER
+        self.folder = paths.learned / FOLDER
         self.folder.mkdir(parents=True, exist_ok=True)
         self.journal = ModelJournal(self.folder, disk)
         self.passed_over: dict[str, str] = {}
         """Folders that are no versions -> why, as of the last call of `names`."""
         self._manifests: dict[str, tuple[tuple[int, int], Manifest]] = {}
         """Manifests read, by name, with inode and time of change of the file each came from."""
+
+    @classmethod
+    def of(cls, settings: Settings, paths: Paths | None = None) -> "Registry":
+        """The registry under these settings. paths: those of the servers where None."""
+        is_shared = bool(settings.log.name and settings.log.store)
+        return cls(paths or Paths.of(settings, "serve"), settings.registry.keep, is_shared)
 
     def publish(self, candidate: Candidate, incumbent: str | None = None) -> PublishResult:
         """Let the gate judge the candidate, write it, make it champion if it may serve, and drop
@@ -111,14 +125,14 @@ class Registry:
             name = f"{base}-{number}"
 
         # The folder appears whole: its files are durable before the rename.
-        manifest = msgspec.json.encode(asdict(self._manifest_of(name, candidate, checksums)))
+        manifest = msgspec.json.encode(asdict(manifest_of(name, candidate, checksums)))
         files = {"model.safetensors": weights, **memory, "manifest.json": manifest}
         write_folder_durably(self.folder / name, files, self._disk)
         return name
 
     def _holds(self, name: str, checksum: str, candidate: Candidate) -> bool:
         """Whether the version of this name is whole, and has these weights, this place in the log
-        and our settings. Its memory follows from these.
+        and the candidate's settings. Its memory follows from these.
 
         checksum: of the weights.
         """
@@ -133,40 +147,8 @@ class Registry:
         place = manifest.edge, manifest.memory_us, manifest.parent
         same = place == (candidate.edge, candidate.memory_us, candidate.parent)
         same = same and self.is_servable(manifest)
-        return stored == checksum and same and learn_alike(manifest.fixed_settings, self._settings)
-
-    def _manifest_of(self, name: str, candidate: Candidate, checksums: dict[str, str]) -> Manifest:
-        """Make the manifest of a candidate that is about to be written under a name."""
-        s = self._settings
-        learned = candidate.learned
-        window = candidate.window
-        return Manifest(
-            name=name,
-            window_start_us=window.start_us,
-            window_end_us=window.end_us,
-            first_edge=window.first_edge,
-            edge=candidate.edge,
-            seq=candidate.seq,
-            memory_us=candidate.memory_us,
-            parent=candidate.parent,
-            # Learning goes on from the version only where model and window are the same.
-            model=s.model.model_dump(mode="json"),
-            schema=candidate.schema.fields(),
-            window_seconds=s.windows.width_seconds,
-            training=s.training.model_dump(mode="json"),
-            scores=candidate.scores,
-            tail={
-                "before": learned.tail_before,
-                "after": learned.tail_after,
-                "events": learned.num_tail,
-            },
-            loss=learned.loss,
-            code=__version__,
-            created=time.time(),
-            facts=candidate.facts,
-            format=FORMAT,
-            checksums=checksums,
-        )
+        alike = learn_alike(manifest.fixed_settings, candidate.model, candidate.window_seconds)
+        return stored == checksum and same and alike
 
     def champion(self) -> str | None:
         """Name of the champion by the newest move, from which the trainer goes on; None before
@@ -180,7 +162,7 @@ class Registry:
 
         A trainer has moves that it may take back with its machine: they do not serve before.
         """
-        if self._settings.log.name and self._settings.log.store:
+        if self._is_shared:
             with contextlib.suppress(FileNotFoundError):
                 return self.journal.shown()
         return self.journal.last()
@@ -217,49 +199,22 @@ class Registry:
     def manifest(self, name: str) -> Manifest:
         """Read a version's manifest. Raises: VersionError where there is no such version, or this
         release cannot read it."""
-        # Decode the file; the trainer may drop a version meanwhile.
         path = self.folder / name / "manifest.json"
         if not NAME.fullmatch(name) or not path.is_file():
             raise VersionError(
                 f"There is no version {name!r}.", "pick one of `streamd models list`."
             )
-        try:
+        # A file that changed since has another stamp, and one that is gone has none.
+        stamp = None
+        with contextlib.suppress(OSError):
             stat = path.stat()
             stamp = (stat.st_ino, stat.st_mtime_ns)
-            known = self._manifests.get(name)
-            if known is not None and known[0] == stamp:
-                return known[1]
-            manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
-        except FileNotFoundError:
-            raise VersionError(
-                f"Version {name!r} is gone.", "pick one of `streamd models list`."
-            ) from None
-        except OSError as error:
-            raise VersionError(
-                f"The manifest of version {name} cannot be read: {error.strerror}.", REMOVE
-            ) from None
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise VersionError(
-                f"The manifest of version {name} is damaged: {error}.", REMOVE
-            ) from None
-
-        # Refuse what a newer release made, and a folder that was copied by hand.
-        if manifest.format > FORMAT:
-            raise VersionError(
-                f"Version {name} has format {manifest.format}, this streamd reads up to {FORMAT}.",
-                "use the streamd that made it.",
-            )
-        if manifest.sets != EDGE_SETS:
-            raise VersionError(
-                f"Version {name} is of edge sets {', '.join(manifest.sets)}; this streamd knows "
-                f"{EDGE_SETS[0]} only.",
-                "use the streamd that made it.",
-            )
-        if manifest.name != name:
-            raise VersionError(
-                f"The folder {name} holds a copy of version {manifest.name}.", REMOVE
-            )
-        self._manifests[name] = stamp, manifest
+        known = self._manifests.get(name)
+        if known is not None and known[0] == stamp:
+            return known[1]
+        manifest = read_manifest(path, name)
+        if stamp is not None:
+            self._manifests[name] = stamp, manifest
         return manifest
 
     def load(self, name: str) -> Version:
@@ -380,7 +335,7 @@ class Registry:
             raise VersionError(f"Version {name} cannot be read: {error}.", REMOVE) from None
         edge = manifest.edge
         # A server replays from the version's position, so the log must still hold what follows it.
-        tail = JournalTail.open(self._settings.data_dir)
+        tail = JournalTail.open(self._log_folder)
         if tail is not None and not tail.state.first_edge <= edge <= tail.state.num_edges:
             raise VersionError(
                 f"Version {name} is at edge {edge}, the log holds [{tail.state.first_edge}, "
@@ -397,7 +352,7 @@ class Registry:
         """
         with self.journal.lock:
             made = sorted(read_manifests(self), key=lambda m: m.created)
-            old = made[: -self._settings.registry.keep]
+            old = made[: -self._keep]
             self._drop([m.name for m in old])
             kept = self._named() | {name for m in made[-1:] for name in (m.name, m.parent)}
             for manifest in made[len(old) :]:

@@ -74,7 +74,7 @@ def training_in_term(
         paths,
         settings.log,
         settings.holds.lease_seconds,
-        lambda: Registry(settings.model_copy(update={"data_dir": paths.learned})),
+        lambda: Registry.of(settings, paths),
         # The trainer makes the topic if it is missing.
         lambda: KafkaModelsTopic(settings.kafka, settings.log.name, make=True),
         beat,
@@ -104,7 +104,7 @@ def follow_models(settings: Settings) -> list[StepThread]:
 
     threads = [StepThread("ends", lambda: SourceEnds(settings.data_dir, settings.kafka))]
     if settings.log.store:
-        threads.append(StepThread("models", lambda: OneWriter(Registry(settings), follow)))
+        threads.append(StepThread("models", lambda: OneWriter(Registry.of(settings), follow)))
     else:
         logger.warning("models_not_followed", meaning=NOT_SENT)
     return threads

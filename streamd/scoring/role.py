@@ -62,7 +62,7 @@ def run_score(
     topic = settings.server.score_topic
     loop = ScoreLoop(
         settings,
-        Registry(settings),
+        Registry.of(settings),
         beat,
         leads,
         lambda: KafkaSink(settings.kafka, topic),

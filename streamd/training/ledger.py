@@ -269,7 +269,7 @@ class Ledger:
                 champion=contest.version,
                 shadow=contest.shadow.name if contest.shadow else "",
                 compared=list(astuple(contest.compared)),
-                settings=fixed_settings(self._settings),
+                settings=fixed_settings(self._settings.model, self._settings.windows.width_seconds),
                 build=build_facts(learner.model.device.type),
                 replay=learner.replay.index(),
                 tail=[c.first_edge for c in learner.tail],

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import structlog
 
@@ -310,6 +311,9 @@ class Trainer:
                 schema=self.log.state.schema,
                 scores=scores,
                 learned=learned,
+                model=self._settings.model,
+                training=self._settings.training,
+                window_seconds=self._settings.windows.width_seconds,
             ),
             self.contest.incumbent_name,
         )
@@ -429,7 +433,7 @@ class Trainer:
         cursor = self._ledger.read()
         if cursor is None:
             return ""
-        if not learn_alike(cursor.settings, self._settings):
+        if not self._continues(cursor.settings):
             logger.warning(
                 "learning_anew",
                 reason="model or window settings are not those of the trainer's checkpoint",
@@ -459,8 +463,10 @@ class Trainer:
         try:
             version = self._versions.load(name)
             manifest = version.manifest
-            same_settings = learn_alike(manifest.fixed_settings, self._settings)
-            if not same_settings or not log.first_edge <= manifest.edge <= log.num_edges:
+            if (
+                not self._continues(manifest.fixed_settings)
+                or not log.first_edge <= manifest.edge <= log.num_edges
+            ):
                 raise VersionError(
                     f"Version {name} has other settings, or its event is not in the log.",
                     "none is needed.",
@@ -475,6 +481,10 @@ class Trainer:
         self.contest.restore(name, Comparison())
         self._ledger.rewind_to(self.edge)
         return True
+
+    def _continues(self, stored: dict[str, Any]) -> bool:
+        """Whether this trainer goes on from what was learned under stored `fixed_settings`."""
+        return learn_alike(stored, self._settings.model, self._settings.windows.width_seconds)
 
     def _touch(self, state: str, reading: Reading | None = None) -> None:
         self._beat.touch(

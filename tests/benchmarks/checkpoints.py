@@ -66,7 +66,7 @@ def small(folder: Path) -> list[Row]:
             return True
 
     with closing(reign):
-        Trainer(s, LogReader.open(folder / "log"), Registry(s), SystemClock(), beat, on_step).run(Idle())
+        Trainer(s, LogReader.open(folder / "log"), Registry.of(s), SystemClock(), beat, on_step).run(Idle())
     steady = slice(3, HOURS)
     return [Row("a window's checkpoint and version to the store, 500 events, MB", float(np.median(sent[steady])) / 1e6, "MB"),
             Row("the same, seconds in a thread beside learning", float(np.median(seconds[steady])), "s",

@@ -67,7 +67,7 @@ def _learn_two_windows(s: Settings) -> None:
     keys = [f"n:{i}" for i in range(USERS + ITEMS)]
     write_edges(s.data_dir, keys, src, dst, at, np.ones((len(src), DIM), np.float32), int(at[-1]))
     log = LogReader.open(s.data_dir, keep_keys=False)
-    trainer = Trainer(s, log, Registry(s), SystemClock(), Heartbeat(s.data_dir, "train"))
+    trainer = Trainer(s, log, Registry.of(s), SystemClock(), Heartbeat(s.data_dir, "train"))
     while (window := next_window(log, trainer.edge, HOUR)) is not None:
         trainer.process(window)
 

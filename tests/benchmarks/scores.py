@@ -62,10 +62,10 @@ def _alone() -> list[Row]:
 
             commit(0, BEHIND, tuple(names))
             log = LogReader.open(s.data_dir)
-            trainer = Trainer(s, log, Registry(s), SystemClock(), Heartbeat(s.data_dir, "train"))
+            trainer = Trainer(s, log, Registry.of(s), SystemClock(), Heartbeat(s.data_dir, "train"))
             while (window := next_window(log, trainer.edge, 86_400_000_000)) is not None:
                 trainer.process(window)
-            scorer = Scorer(ServingSettings.of(s, "score"), Registry(s), LogReader.open(s.data_dir), lambda reason, number: None, BEHIND)
+            scorer = Scorer(ServingSettings.of(s, "score"), Registry.of(s), LogReader.open(s.data_dir), lambda reason, number: None, BEHIND)
             while scorer.rebuild():
                 pass
             while not scorer.version:

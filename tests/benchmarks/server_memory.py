@@ -88,10 +88,11 @@ def publish(s: Settings) -> None:
     memory, time_us = model.new_memory(), int(log.time_of(np.array([0]))[0])
     window = Window(time_us, time_us + 3600 * 10**6, 0, memory.edge)
     scores = {"live": {"mrr": 0.5, "mrr_known": 0.5, "ap": 0.25}}
-    Registry(s).publish(Candidate(
+    Registry.of(s).publish(Candidate(
         window=window, edge=memory.edge, seq=1, weights=model.arrays(),
         memory=lambda: MemoryFiles(s.data_dir / "made").store(memory), memory_us=0, parent="", scores=scores, facts=FACT_NAMES,
-        schema=log.state.schema, learned=TrainResult(loss=0.5, finite=True, tail_before=0.25, tail_after=0.5, num_tail=50)))
+        model=s.model, training=s.training, window_seconds=s.windows.width_seconds, schema=log.state.schema,
+        learned=TrainResult(loss=0.5, finite=True, tail_before=0.25, tail_after=0.5, num_tail=50)))
 
 
 def one_server(s: Settings) -> list[Row]:
@@ -162,7 +163,7 @@ def wait(s: Settings, path: str) -> dict:
 
 
 def until_ready(s: Settings) -> None:
-    version = Registry(s).champion()
+    version = Registry.of(s).champion()
     while wait(s, "/readyz") and (wait(s, "/status.json")["version"] != version):
         time.sleep(0.05)
 

@@ -110,7 +110,7 @@ def test_every_route_is_documented(tmp_path):
     from tests.builders import settings
 
     s = settings(tmp_path)
-    made = create_app(ServerState(s, Registry(s), Heartbeat(tmp_path, "serve")))
+    made = create_app(ServerState(s, Registry.of(s), Heartbeat(tmp_path, "serve")))
     have = {f"{m} {path}" for path, item in made.openapi()["paths"].items() for m in map(str.upper, item)}
     have |= {f"GET {r.path.replace(':path', '')}" for r in operator_routes.router.routes if isinstance(r, APIRoute) and not r.include_in_schema}
     assert set(first_column(DOCS["api.md"])) == have

@@ -561,7 +561,7 @@ class Oracle:
         self.ids = {key: i for i, key in enumerate(self.reader.keys)}
         self.times = self.reader.edges(0, self.reader.num_edges)[2].tolist()
         self.settings = leader.settings
-        self.registry, self.models = Registry(leader.settings), {}
+        self.registry, self.models = Registry.of(leader.settings), {}
         self.stale = []
         """For each answer whether the same scores on facts of an older edge would have been noticed."""
         self.edges_at = {}

@@ -158,7 +158,7 @@ def test_after_chaos_the_log_is_what_was_produced_and_no_answer_was_wrong(tmp_pa
         client.join()
         assert sorted((u, v) for u, v, _ in daemon.events()) == sorted((u, v) for u, v, _ in sent)
         assert client.wrong == [] and client.answered > 10 * SECONDS / 60
-        registry = Registry(daemon.settings)
+        registry = Registry.of(daemon.settings)
         wait(lambda: ask(daemon, "u:1", ["i:1"])["as_of"]["version"] == registry.champion() != "rule", "the newest version serves", 180)
         assert daemon.stop() == 0
         shutil.copytree(daemon.path, tmp_path / "copy")

@@ -146,5 +146,5 @@ def test_two_agents_learn_all_windows_although_one_was_killed(tmp_path, document
         machines.close()
         print(machines.output.read_text()[-6000:])
     check_alike(machines.shared, alone.path)
-    names = Registry(load_settings(None, None, machines.own[0])[0].model_copy(update={"data_dir": machines.shared})).names()
-    assert names == Registry(alone.settings).names() and len(set(names)) == len(names)
+    names = Registry.of(load_settings(None, None, machines.own[0])[0].model_copy(update={"data_dir": machines.shared})).names()
+    assert names == Registry.of(alone.settings).names() and len(set(names)) == len(names)

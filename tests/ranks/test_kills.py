@@ -125,7 +125,7 @@ def check_whole(world, alone, num_changes=0):
     """Each window is there once, and is what one trainer makes of it. num_changes: how often the number of ranks changed by a kill, which
     may leave a version of other bits of the window that was cut short."""
     check_alike(world.path, alone.path)
-    names, wanted = (Registry(w.settings).names() for w in (world, alone))
+    names, wanted = (Registry.of(w.settings).names() for w in (world, alone))
     again = [name for name in names if name not in wanted]
     assert len(set(names)) == len(names) and set(wanted) <= set(names) and len(again) <= num_changes
     assert {name.rpartition("-")[0] for name in again} <= set(wanted), "each of them is of a window that was cut short"

@@ -72,7 +72,7 @@ def test_ranks_together_make_the_versions_and_records_of_one_trainer(tmp_path, s
             torch.testing.assert_close(tensor, one["weights"][name], rtol=0.2, atol=0.02, msg=name)
     assert len({p["nodes"] for p in parts}) > 1 or size == 1, "each has its own nodes"
     check_alike(together.path, alone.path)
-    ours, theirs = Registry(together.settings), Registry(alone.settings)
+    ours, theirs = Registry.of(together.settings), Registry.of(alone.settings)
     assert ours.names() == theirs.names()
     assert [(m.champion, m.shadow) for m in ours.journal.moves()] == [(m.champion, m.shadow) for m in theirs.journal.moves()]
 
@@ -83,7 +83,7 @@ def test_the_server_loads_a_version_whose_memory_several_ranks_wrote(tmp_path):
     together.learn(3)
     memories = []
     for world in (alone, together):
-        registry = Registry(world.settings)
+        registry = Registry.of(world.settings)
         served = LoadedVersion.restored(registry.load(registry.champion()), SETS)
         memories.append(served.memory)
     one, some = (m.tensors() for m in memories)
@@ -101,7 +101,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(tmp_path):
                 world.delete()
             world.learn(size)
     check_alike(changing.path, alone.path)
-    assert Registry(changing.settings).names() == Registry(alone.settings).names()
+    assert Registry.of(changing.settings).names() == Registry.of(alone.settings).names()
 
 
 def test_the_same_ranks_give_the_same_bits(tmp_path):
@@ -153,11 +153,11 @@ def test_a_stop_of_the_first_rank_is_heard_by_all_within_a_chunk(tmp_path, state
         beat = Counting(tmp_path, "train", f"train-{ranks.rank}" if ranks.rank else "train")
         beat.is_first = ranks.is_first
         log = LogReader.open(tmp_path, keep_keys=False)
-        trainer = Trainer(world.settings, log, Registry(world.settings), SystemClock(), beat, ranks=ranks)
+        trainer = Trainer(world.settings, log, Registry.of(world.settings), SystemClock(), beat, ranks=ranks)
         return trainer.run(beat.stop if ranks.is_first else threading.Event()), beat.count
 
     assert run(2, one) == [(False, 3)] * 2
-    assert Registry(world.settings).names() == []
+    assert Registry.of(world.settings).names() == []
 
 
 @pytest.mark.slow
@@ -227,12 +227,12 @@ def test_ranks_learn_beside_a_champion_of_other_settings(tmp_path):
 
 
 def registry_of(world):
-    registry = Registry(world.settings)
+    registry = Registry.of(world.settings)
     return registry.names(), [(m.action, m.champion, m.shadow) for m in registry.journal.moves()]
 
 
 def memory_of(world):
-    registry = Registry(world.settings)
+    registry = Registry.of(world.settings)
     return LoadedVersion.restored(registry.load(registry.champion()), SETS).memory.tensors()
 
 
@@ -252,7 +252,7 @@ def test_a_version_that_the_gate_refuses_is_refused_on_every_rank_and_no_rank_wr
     alone, together = World(tmp_path / "one").grow(), World(tmp_path / "some").grow()
     plain = World(tmp_path / "plain").grow()
     plain.learn(1)
-    edges = [int(name.split("-")[1]) for name in Registry(plain.settings).names()]
+    edges = [int(name.split("-")[1]) for name in Registry.of(plain.settings).names()]
     refused_at.add(edges[-2])
     monkeypatch.setattr(Candidate, "judged", refuse_one)
     monkeypatch.setattr(Ledger, "store_memory", lambda self, memory: stored.append(self) or store(self, memory))
@@ -289,7 +289,7 @@ def test_a_champion_moved_by_hand_while_ranks_run_takes_all_of_them_with_it(tmp_
     """To the version before the newest, then back to the shadow."""
     def moved(name, size):
         world, made = World(tmp_path / name).grow(400), []
-        registry = Registry(world.settings)
+        registry = Registry.of(world.settings)
 
         def promote():
             made.append(registry.manifest(registry.champion()).parent)

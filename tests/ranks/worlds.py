@@ -93,7 +93,7 @@ class World:
         windows. Returns: what each made of its trainer at the end."""
         def one(ranks):
             log = LogReader.open(logs[ranks.rank % len(logs)] if logs else self.path, keep_keys=False)
-            trainer = Trainer(self.settings, log, Registry(self.settings), SystemClock(),
+            trainer = Trainer(self.settings, log, Registry.of(self.settings), SystemClock(),
                               Heartbeat(self.path, "train", f"train-{ranks.rank}" if ranks.rank else "train"), ranks=ranks)
             # The first rank stops all.
             trainer.run(StopWhereNothingIsLeft(between if ranks.is_first else ()))

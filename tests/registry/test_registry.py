@@ -15,6 +15,7 @@ from streamd.registry.candidate import Candidate, TrainResult
 from streamd.registry.gate import decide
 from streamd.registry.journal import ModelJournal, decoded_moves
 from streamd.registry.registry import memory_names, read_manifests
+from streamd.settings.loading import ModelSettings, TrainingSettings
 from streamd.storage import TAIL_BYTES, StoredFile
 from streamd.tensors import file_checksum
 from streamd.windows import Window
@@ -35,7 +36,8 @@ def memory():
 
 def candidate(n, learned=None):
     return Candidate(window=Window(n, n + 10, 0, n), edge=n, seq=1, weights={"w": np.full(2, n, np.float32)}, memory=memory,
-                     memory_us=5, parent="", facts=("met",), schema=Schema(), scores={"live": {"mrr": 0.5}}, learned=learned or learned_as())
+                     memory_us=5, parent="", facts=("met",), schema=Schema(), scores={"live": {"mrr": 0.5}}, learned=learned or learned_as(),
+                     model=ModelSettings(), training=TrainingSettings(), window_seconds=3600)
 
 
 def learned_as(finite=True, after=0.6):
@@ -44,7 +46,7 @@ def learned_as(finite=True, after=0.6):
 
 @pytest.fixture
 def registry(tmp_path):
-    return Registry(settings(tmp_path, registry__keep=3))
+    return Registry.of(settings(tmp_path, registry__keep=3))
 
 
 def test_a_version_is_read_back_as_published(registry):
@@ -69,8 +71,8 @@ def test_old_versions_go_but_never_champion_or_shadow(registry):
 
 
 def test_what_serves_is_the_newest_move_unless_other_machines_have_to_know_of_it(tmp_path):
-    alone = Registry(settings(tmp_path))
-    many = Registry(settings(tmp_path, log__name="t", log__store="file:///unused"))
+    alone = Registry.of(settings(tmp_path))
+    many = Registry.of(settings(tmp_path, log__name="t", log__store="file:///unused"))
     first = alone.publish(candidate(1)).version
     assert many.shown().champion == first, "as before an update, where nothing was ever shown"
     many.journal.show(many.shown())

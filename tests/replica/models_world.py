@@ -21,6 +21,7 @@ from streamd.replica.models.standby import Beginning
 from streamd.replica.models.state import ModelsState
 from streamd.replica.models.takeover import Takeover
 from streamd.settings.paths import Paths
+from streamd.settings.loading import ModelSettings, TrainingSettings
 from streamd.storage import StoredFile
 from streamd.store.objects import Store
 from streamd.tensors import file_checksum
@@ -81,7 +82,7 @@ class Killed(BaseException):
 
 def beginning_of(settings, open_topic, beat, stop=None):
     """What waits until a trainer may begin, as the train process makes it."""
-    return Beginning(Paths.of(settings, "train"), settings.log, settings.holds.lease_seconds, lambda: Registry(settings), open_topic, beat,
+    return Beginning(Paths.of(settings, "train"), settings.log, settings.holds.lease_seconds, lambda: Registry.of(settings), open_topic, beat,
                      stop or threading.Event())
 
 
@@ -99,7 +100,8 @@ def candidate(n, parent=""):
     return Candidate(window=Window(n, n + 10, 0, n), edge=n, seq=1, weights={"w": np.full(2, n, np.float32)},
                      memory=lambda: memory(n), memory_us=5, parent=parent, facts=("met",), schema=Schema(),
                      scores={"live": {"mrr": 0.5}},
-                     learned=TrainResult(loss=0.1, finite=True, tail_before=0.5, tail_after=0.6, num_tail=20))
+                     learned=TrainResult(loss=0.1, finite=True, tail_before=0.5, tail_after=0.6, num_tail=20),
+                     model=ModelSettings(), training=TrainingSettings(), window_seconds=3600)
 
 
 def window(n):
@@ -125,7 +127,7 @@ class TrainerSide:
 
     def claim(self):
         """Begin as the train process does: claim, and take the newest checkpoint where this directory is behind."""
-        self.registry = Registry(self.settings)
+        self.registry = Registry.of(self.settings)
         self.reign, self.state = Reign(self.settings.data_dir, "m", lambda: self.now, store=self.store()), ModelsState()
         topic = MemoryTopic(self.log)
         self.reign.claim(topic, self.state)
@@ -215,7 +217,7 @@ class ReplicaSide:
         self.start()
 
     def start(self, on_step=lambda _: None):
-        self.registry = Registry(self.settings)
+        self.registry = Registry.of(self.settings)
         self.follower = ModelsFollower(self.settings.data_dir, self.settings.holds.lease_seconds, self.registry, MemoryTopic(self.log),
                                        Store(self.url, 0.1, sleep=lambda _: None), on_step, lambda: self.now)
 

@@ -74,7 +74,7 @@ def train(path, store, open_topic, on_step=lambda _: None, **more):
         on_step(name)
 
     with closing(reign):
-        trainer = Trainer(s, LogReader.open(path), Registry(s), SystemClock(), beat, step)
+        trainer = Trainer(s, LogReader.open(path), Registry.of(s), SystemClock(), beat, step)
         trainer.run(StopsWhenIdle())
         # What the last window's checkpoint lets through is sent.
         topic = open_topic()
@@ -87,7 +87,7 @@ def outcome(path):
     state = {k: v.numpy().tobytes() for k, v in load_file(folder / "state.safetensors").items()}
     rows = [(r.start_us, r.end_edge, r.version, r.scores, r.loss, r.scored_by, r.surprise) for r in HistoryReader(path).refresh()]
     replay = {p.name: p.read_bytes() for p in (path / "train/replay").iterdir()}
-    registry = Registry(settings(path))
+    registry = Registry.of(settings(path))
     weights = {n: registry.manifest(n).checksums["model.safetensors"] for n in registry.names()}
     return {"state": state, "windows": rows, "replay": replay, "versions": weights,
             "moves": [(m.action, m.champion, m.shadow) for m in registry.journal.moves()]}
@@ -109,7 +109,7 @@ def logs(tmp_path, *names, hours=6, num_edges=500):
 def follow(path, store, log):
     """Bring a directory to what the topic says, as the follower beside it does."""
     s = chosen(path, store, log__member="replica")
-    follower = ModelsFollower(s.data_dir, s.holds.lease_seconds, Registry(s), MemoryTopic(log), Store(s.log.store))
+    follower = ModelsFollower(s.data_dir, s.holds.lease_seconds, Registry.of(s), MemoryTopic(log), Store(s.log.store))
     follower.step()
     return follower
 

@@ -215,7 +215,7 @@ def test_a_trainer_elsewhere_asks_again_for_a_compaction_that_was_let_go(trainer
 
 
 def test_one_process_at_a_time_writes_versions(trainer):
-    lock = lock_writer(Registry(trainer.settings))
+    lock = lock_writer(Registry.of(trainer.settings))
     with pytest.raises(LockedError):
-        lock_writer(Registry(trainer.settings))
+        lock_writer(Registry.of(trainer.settings))
     assert lock >= 0

@@ -233,7 +233,7 @@ def test_a_backlog_is_bounded_and_what_is_older_is_counted(life, monkeypatch):
 
 def test_events_that_waited_too_long_are_passed_over_and_the_newest_scored_at_once(life):
     scoring = life.scoring().ready()
-    logits, _ = prequential(life.world.settings, Registry(life.world.settings).load(scoring.scorer.version), life.path.parent / "whole")
+    logits, _ = prequential(life.world.settings, Registry.of(life.world.settings).load(scoring.scorer.version), life.path.parent / "whole")
     life.feed.commit(400)
     scoring.grow_old()
     scoring.turn()

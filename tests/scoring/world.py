@@ -104,7 +104,7 @@ class Scoring:
     def __init__(self, settings, topic=None, leads=True):
         self.settings, self.topic = settings, topic or Topic()
         self.leads = leads
-        self.loop = ScoreLoop(settings, Registry(settings), Heartbeat(settings.data_dir, "score"), lambda: self.leads,
+        self.loop = ScoreLoop(settings, Registry.of(settings), Heartbeat(settings.data_dir, "score"), lambda: self.leads,
                               self.topic.open, self.topic.last)
         self.stop = Stop()
         self.scorer, self.arrivals = self.loop._begin(self.stop)
@@ -120,7 +120,7 @@ class Scoring:
 
     def ready(self):
         """Turn until the champion scores."""
-        champion = Registry(self.settings).champion()
+        champion = Registry.of(self.settings).champion()
         deadline = time.monotonic() + 20
         while self.scorer.version != champion:
             assert time.monotonic() < deadline

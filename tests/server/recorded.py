@@ -97,9 +97,10 @@ def publish(path, values, edge, beside=None):
         model.advance(memory, EdgeRows.of(log, first, end))
     window = Window(int(times[-1]) // HOUR * HOUR, (int(times[-1]) // HOUR + 1) * HOUR, 0, memory.edge)
     scores = {"live": {"mrr": 0.5, "mrr_known": 0.5, "ap": 0.25}, "edgebank": {"mrr": 0.25, "mrr_known": 0.25, "ap": 0.125}}
-    return Registry(chosen).publish(Candidate(
+    return Registry.of(chosen).publish(Candidate(
         window=window, edge=memory.edge, seq=3, weights=model.arrays(), memory=lambda: MemoryFiles(path / "made").store(memory),
         memory_us=memory.now_us, parent="", scores=scores, facts=FACT_NAMES, schema=log.state.schema,
+        model=chosen.model, training=chosen.training, window_seconds=chosen.windows.width_seconds,
         learned=TrainResult(loss=0.5, finite=True, tail_before=0.25, tail_after=0.5, num_tail=50)), beside).version
 
 

@@ -151,7 +151,7 @@ def test_a_version_of_other_settings_is_answered_for_with_its_own_facts(world):
     chosen = settings(world.path, stream__edge_feature_dim=2, model__half_lives_seconds=(10, 100, 1000, 5000, 9000),
                       model__memory_chunk=30, bootstrap__max_events=10_000)
     log = LogReader.open(world.path)
-    trainer = Trainer(chosen, log, Registry(chosen), SystemClock(), Heartbeat(world.path, "train"))
+    trainer = Trainer(chosen, log, Registry.of(chosen), SystemClock(), Heartbeat(world.path, "train"))
     trainer.bootstrap()
     assert world.registry.champion() == old
     new, = (m.name for m in read_manifests(world.registry) if m.model_settings() == chosen.model)

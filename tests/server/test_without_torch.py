@@ -24,7 +24,7 @@ from tests.builders import settings
 configure_logs("error", "json", "serve")
 path = Path(sys.argv[1])
 s = settings(path, **json.loads(sys.argv[2]))
-state = ServerState(s, Registry(s), Heartbeat(path, "serve"))
+state = ServerState(s, Registry.of(s), Heartbeat(path, "serve"))
 engine = state.engine
 web_config(state)
 

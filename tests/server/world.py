@@ -41,7 +41,7 @@ class World:
 
     def open(self, path, chosen):
         self.path, self.settings = path, chosen
-        self.registry = Registry(self.settings)
+        self.registry = Registry.of(self.settings)
         self.failures = []
         beat = Heartbeat(path, "serve", self.name)
         self.state = ServerState(self.settings, self.registry, beat, on_failure=lambda: self.failures.append(True))

@@ -60,7 +60,7 @@ def test_a_full_disk_is_said_by_name_and_the_next_start_goes_on(tmp_path):
         filler.unlink()
         child = trainer()
         try:
-            wait(lambda: (path / "models").is_dir() and Registry(s).champion(), 120)
+            wait(lambda: (path / "models").is_dir() and Registry.of(s).champion(), 120)
         finally:
             child.terminate()
             child.communicate(timeout=60)

@@ -60,7 +60,7 @@ def trained(path, dim, target_of, **values):
     write_labelled(path, dim, target_of)
     s = settings(path, stream__label_dim=dim, model__id_rows=64, training__learning_rate=0.02, **values)
     log = LogReader.open(path)
-    trainer = Trainer(s, log, Registry(s), SystemClock(), Heartbeat(path, "train"))
+    trainer = Trainer(s, log, Registry.of(s), SystemClock(), Heartbeat(path, "train"))
     return s, trainer, [trainer.process(w) for w in recorded_windows(log, HOUR)]
 
 
@@ -155,7 +155,7 @@ def test_labels_of_each_node_set_are_learned_by_its_own_head(tmp_path):
     s = settings(tmp_path, model__name="pair", model__labels="classification", training__epochs=4, training__learning_rate=0.02,
                  **{k.replace(".", "__"): v for k, v in declared().items()})
     log = LogReader.open(tmp_path)
-    trainer = Trainer(s, log, Registry(s), SystemClock(), Heartbeat(tmp_path, "train"))
+    trainer = Trainer(s, log, Registry.of(s), SystemClock(), Heartbeat(tmp_path, "train"))
     records = []
     while due := trainer.due():
         records.append(trainer.process(due[0]))
@@ -163,7 +163,7 @@ def test_labels_of_each_node_set_are_learned_by_its_own_head(tmp_path):
     assert HistoryReader(tmp_path).refresh()[-1].node_sets == last and {n: s.num_scored for n, s in last.items()} == {"user": 20, "item": 15}
     heads = trainer.learner.model.label_head
     assert [float(h.target_stats.mean) for h in (heads, *heads.others)] == [1.0, 0.0]
-    served = LoadedVersion.restored(Registry(s).load(Registry(s).champion()), SETS)
+    served = LoadedVersion.restored(Registry.of(s).load(Registry.of(s).champion()), SETS)
     live = trainer.recorder.live
     users, items = ([served.labels(int(n), number, live)[0] for n in nodes] for number, nodes in ((0, node[:20]), (1, node[20:])))
     assert min(users) > 0.8 and max(items) < 0.2

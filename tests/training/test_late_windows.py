@@ -42,7 +42,7 @@ def late_log(path, shares, before_us=2 * HOUR):
 
 def make(path, **values):
     s = settings(path, stream__edge_feature_dim=2, **values)
-    registry = Registry(s)
+    registry = Registry.of(s)
     return Trainer(s, LogReader.open(path), registry, SystemClock(), Heartbeat(path, "train")), registry
 
 

@@ -176,13 +176,13 @@ def test_each_edge_set_has_its_score_of_the_night(tmp_path):
     write_sets_log(tmp_path, src, dst, time + 22 * HOUR, sets, watermark=100 * HOUR, segment_edges=150)
     s = settings(tmp_path, stream__edge_feature_dim=SETS.edge_feature_dim, stream__node_feature_dim=SETS.node_feature_dim, **declared())
     log = LogReader.open(tmp_path)
-    trainer = Trainer(s, log, Registry(s), SystemClock(), Heartbeat(tmp_path, "train"))
+    trainer = Trainer(s, log, Registry.of(s), SystemClock(), Heartbeat(tmp_path, "train"))
     records = process_all(trainer)
     last = records[-1]
     assert set(last.edge_sets) == {"views", "buys", "follows"}
     total = sum(own.scores["nightly"]["mrr"] * own.num_scored for own in last.edge_sets.values())
     assert total / last.num_scored == pytest.approx(last.scores["nightly"]["mrr"])
-    again = Trainer(s, log, Registry(s), SystemClock(), Heartbeat(tmp_path, "train"))
+    again = Trainer(s, log, Registry.of(s), SystemClock(), Heartbeat(tmp_path, "train"))
     for ours, theirs in zip((of_twin(trainer)._twin.facts.all, *of_twin(trainer)._twin.facts.per_set),
                             (of_twin(again)._twin.facts.all, *of_twin(again)._twin.facts.per_set), strict=True):
         assert all(np.array_equal(a, b) for a, b in zip(ours.tensors().values(), theirs.tensors().values(), strict=True))

@@ -56,7 +56,7 @@ def go_on(path, schema, sets=None):
 def trainer_of(path, name):
     log = LogReader.open(path)
     s = with_schema(settings(path, model__name=name, stream__edge_feature_dim=2, registry__gate_events=50), log.state.schema)
-    return Trainer(s, log, Registry(s), SystemClock(), Heartbeat(path, "train"))
+    return Trainer(s, log, Registry.of(s), SystemClock(), Heartbeat(path, "train"))
 
 
 def learn(trainer, limit=99):
@@ -84,7 +84,7 @@ def test_what_is_learned_after_a_schema_change_goes_on_from_what_was_learned_bef
     for key in ("mrr", "ap"):
         assert abs(plain.scores["live"][key] - wide.scores["live"][key]) < 2e-3
     assert plain.scores["edgebank"] == wide.scores["edgebank"]
-    assert Registry(other._settings).manifest(other.contest.version).log_schema() == EXTENDED
+    assert Registry.of(other._settings).manifest(other.contest.version).log_schema() == EXTENDED
     assert learn(other), "windows go on, each from the checkpoint of the one before"
 
 

@@ -125,7 +125,7 @@ def test_the_rows_of_a_log_of_sets_are_read_back_as_they_were_written(tmp_path):
 def trainer_of(path, **values):
     s = settings(path, **{k.replace(".", "__"): v for k, v in declared().items()}, **values)
     log = LogReader.open(path)
-    return Trainer(s, log, Registry(s), SystemClock(), Heartbeat(path, "train"))
+    return Trainer(s, log, Registry.of(s), SystemClock(), Heartbeat(path, "train"))
 
 
 def learn(trainer, limit=99):
@@ -211,7 +211,7 @@ def test_a_set_without_events_is_counted_from_zero(tmp_path):
 def test_the_history_of_a_log_of_one_set_says_nothing_of_sets(tmp_path):
     write_log(tmp_path, *stream(300), watermark=100 * HOUR)
     s = settings(tmp_path, model__name="pair")
-    learn(Trainer(s, LogReader.open(tmp_path), Registry(s), SystemClock(), Heartbeat(tmp_path, "train")))
+    learn(Trainer(s, LogReader.open(tmp_path), Registry.of(s), SystemClock(), Heartbeat(tmp_path, "train")))
     assert b"edge_sets" not in (tmp_path / FILE).read_bytes() and HistoryReader(tmp_path).refresh()[-1].num_scored
 
 

@@ -33,7 +33,7 @@ MACHINES = ("threads", "ranks", "rank_timeout_seconds", "mesh", "checkpoint_dir"
 
 def trainer_of(path):
     s = settings(path, **{name.replace(".", "__"): value for name, value in {**declared(), **VALUES}.items()})
-    return Trainer(s, LogReader.open(path), Registry(s), SystemClock(), Heartbeat(path, "train"))
+    return Trainer(s, LogReader.open(path), Registry.of(s), SystemClock(), Heartbeat(path, "train"))
 
 
 def learn(trainer):

@@ -52,7 +52,7 @@ def on_step(name):
             os.kill(os.getpid(), signal.SIGKILL)
 s = settings(path, stream__edge_feature_dim=2)
 log = LogReader.open(path)
-trainer = Trainer(s, log, Registry(s), SystemClock(), Heartbeat(path, "train"), on_step)
+trainer = Trainer(s, log, Registry.of(s), SystemClock(), Heartbeat(path, "train"), on_step)
 while due := trainer.due():
     trainer.process(due[0])
 """
@@ -70,7 +70,7 @@ def outcome(path):
     state = {k: v.numpy().tobytes() for k, v in load_file(folder / "state.safetensors").items()}
     records = [(r.start_us, r.version, r.scores, r.loss, r.scored_by) for r in HistoryReader(path).refresh()]
     replay = {p.name: p.read_bytes() for p in (path / "train/replay").iterdir()}
-    registry = Registry(settings(path))
+    registry = Registry.of(settings(path))
     return state, records, replay, registry.names(), [(m.champion, m.shadow) for m in registry.journal.moves()]
 
 
@@ -99,7 +99,7 @@ def test_a_trainer_killed_at_any_step_resumes_to_the_same_bits(tmp_path, undistu
 def make(path, **values):
     s = settings(path, stream__edge_feature_dim=2, **values)
     log = LogReader.open(path)
-    return Trainer(s, log, Registry(s), SystemClock(), Heartbeat(path, "train")), Registry(s), log
+    return Trainer(s, log, Registry.of(s), SystemClock(), Heartbeat(path, "train")), Registry.of(s), log
 
 
 def process_all(trainer, limit=99):
@@ -364,7 +364,7 @@ def test_a_stop_ends_the_rebuild_of_a_start(tmp_path, monkeypatch):
     stop = StopAt(monkeypatch, "rebuilding", 3)
     s = settings(tmp_path, stream__edge_feature_dim=2)
     with pytest.raises(Stopped):
-        Trainer(s, log, Registry(s), SystemClock(), Heartbeat(tmp_path, "train"), stop=stop)
+        Trainer(s, log, Registry.of(s), SystemClock(), Heartbeat(tmp_path, "train"), stop=stop)
     assert stop.count == 3
 
 

@@ -56,7 +56,7 @@ def live(daemon, producer):
     producer.flush()
     total = 701 + sum(r[0] != "u:3" for r in rows[700:])
     wait(lambda: daemon.edges() == total, "all events are in")
-    registry = Registry(daemon.settings)
+    registry = Registry.of(daemon.settings)
     wait(daemon.is_ready, "it answers")
     wait(lambda: (daemon.get("/status.json")["windows"] or [{}])[-1].get("end_us", 0) >= 5 * HOUR, "all windows are learned")
     wait(lambda: ask(daemon, *ASKED[0])["as_of"]["version"] == registry.champion(), "the newest version serves")

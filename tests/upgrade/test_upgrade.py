@@ -46,7 +46,7 @@ def test_the_log_says_what_it_said_and_can_be_gone_on_with(old):
 
 def test_its_versions_answer_as_they_did_and_the_trainer_goes_on(old):
     path, chosen, want = old
-    registry = Registry(chosen)
+    registry = Registry.of(chosen)
     assert registry.names() == want["versions"] and registry.champion() == want["champion"]
     world = World.of(path, chosen).start()
     try:

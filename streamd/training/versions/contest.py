@@ -16,6 +16,7 @@ from streamd.models.restored import restored
 from streamd.registry import Registry
 from streamd.registry.candidate import PublishResult
 from streamd.registry.manifest import learn_alike
+from streamd.registry.registry import Version
 from streamd.settings.loading import Settings
 from streamd.telemetry import metrics
 from streamd.training.learner import Learner
@@ -274,7 +275,7 @@ class Contest:
         # Whether it is an incumbent that can be compared.
         version = self._versions.load(champion)
         edge = version.manifest.edge
-        if learn_alike(version.manifest.fixed_settings, self._settings):
+        if self._is_alike(version):
             return False
         if not self._log.first_edge <= edge <= self._log.num_edges:
             logger.warning(
@@ -297,6 +298,11 @@ class Contest:
         self.compared = Comparison()
         return True
 
+    def _is_alike(self, version: Version) -> bool:
+        """Whether a version has the model and window settings that are learned under here."""
+        s = self._settings
+        return learn_alike(version.manifest.fixed_settings, s.model, s.windows.width_seconds)
+
     def _carried(self, name: str, edge: int) -> Shadow | None:
         """Load a version and advance its memory to event `edge`.
 
@@ -306,7 +312,7 @@ class Contest:
         version = self._versions.load(name)
         if not self._log.first_edge <= version.manifest.edge <= edge:
             return None
-        if not learn_alike(version.manifest.fixed_settings, self._settings):
+        if not self._is_alike(version):
             raise VersionError(
                 f"Version {name} has other model or window settings.",
                 "promote one of these settings.",

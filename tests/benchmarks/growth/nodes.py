@@ -100,7 +100,7 @@ def train(folder: Path, nodes: int) -> dict[str, float]:
     make_log(folder, nodes, WINDOWS)
     chosen = settings(folder, model__name="tgn", model__dim=64, windows__max_events=WINDOW_EVENTS, windows__merge_after=0)
     log = LogReader.open(folder, keep_keys=False)
-    trainer = Trainer(chosen, log, Registry(chosen), SystemClock(), Heartbeat(folder, "train"))
+    trainer = Trainer(chosen, log, Registry.of(chosen), SystemClock(), Heartbeat(folder, "train"))
     seconds = []
     for number in range(WINDOWS):
         window = next_window(log, trainer.edge, HOUR)
@@ -123,7 +123,7 @@ def serve(folder: Path, nodes: int) -> dict[str, float]:
     from tests.builders import settings
 
     chosen = settings(folder, model__name="tgn", model__dim=64, windows__max_events=WINDOW_EVENTS)
-    engine = ServerState(chosen, Registry(chosen), Heartbeat(folder, "serve")).engine
+    engine = ServerState(chosen, Registry.of(chosen), Heartbeat(folder, "serve")).engine
     spawn = multiprocessing.get_context("spawn")
     commits, theirs = spawn.Pipe()
     ingest = spawn.Process(target=ingest_from, args=(folder, theirs))

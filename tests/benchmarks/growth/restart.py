@@ -130,7 +130,7 @@ def server(path: Path) -> dict[str, float]:
 
     async def until_ready() -> None:
         nonlocal longest
-        engine = ServerState(settings, Registry(settings), Heartbeat(path, "serve", "serve")).engine
+        engine = ServerState(settings, Registry.of(settings), Heartbeat(path, "serve", "serve")).engine
         running = asyncio.create_task(engine.run())
         while not engine.status.ready:
             before = time.perf_counter()

@@ -29,7 +29,7 @@ def run() -> list[Row]:
                     version=f"{window}-1", scored_by="", promoted=True, reason="", scores=scores, loss=0.1,
                     seconds={"score": 1.0}, finished_at=0.0))
             chosen = settings(path)
-            page = ServerState(chosen, Registry(chosen), Heartbeat(path, "serve")).page
+            page = ServerState(chosen, Registry.of(chosen), Heartbeat(path, "serve")).page
             page.content()
             seconds[windows] = best_seconds(page.content, 20)
     return [Row(f"/status.json after {windows:,} windows (it shows at most 1,000)", 1e3 * seconds[windows], "ms",
