@@ -14,6 +14,7 @@ from streamd.events import EDGE, EventBatch, Int64, Progress, Schema, SetKey, em
 from streamd.schema import EdgeSet, NodeSet
 from streamd.settings.loading import RetentionSettings, Settings, load_settings
 from streamd.settings.sets import EdgeSetSettings, SetSettings
+from streamd.training.learning_settings import LearningSettings
 
 SECOND = 1_000_000
 HOUR = 3600 * SECOND
@@ -157,6 +158,11 @@ def settings(data_dir: Path, **values) -> Settings:
              "telemetry.ingest_port": 0, "telemetry.train_port": 0}
     small |= {k.replace("__", "."): v for k, v in values.items()}
     return load_settings(None, {"data_dir": data_dir, **small}, environ={})[0]
+
+
+def learning(settings: Settings) -> LearningSettings:
+    """The settings of a learner and its recorder, on the CPU unless they name another device."""
+    return LearningSettings.of(settings, "cpu" if settings.device == "auto" else settings.device)
 
 
 class Record(NamedTuple):

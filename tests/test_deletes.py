@@ -17,11 +17,12 @@ from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.graph import Draw
 from streamd.ingest.dead_letters.sinks import DeadLetter, LocalDeadLetters
 from streamd.registry import Registry
+from streamd.settings.paths import Paths
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.recorder import Recorder
 from streamd.training.trainer import Trainer
 from streamd.windows import next_window
-from tests.builders import HOUR, batch, compact, settings, stream
+from tests.builders import HOUR, batch, compact, learning, settings, stream
 from tests.graph.drawing import rows, wanted
 from tests.server.world import World, wait
 
@@ -74,7 +75,7 @@ class Life:
 
     def trainer(self):
         log = LogReader.open(self.path, keep_keys=False)
-        return Trainer(self.settings, log, Registry.of(self.settings), SystemClock(), Heartbeat(self.path, "train"))
+        return Trainer(self.settings, Paths.of(self.settings, "train"), "cpu", log, Registry.of(self.settings), SystemClock(), Heartbeat(self.path, "train"))
 
     def learn(self, trainer, limit=99):
         done = 0
@@ -127,7 +128,7 @@ def test_a_deleted_node_and_a_deleted_edge_vanish_from_graph_learning_and_replay
 def test_a_graph_built_anew_or_lived_through_or_after_compaction_answers_the_same(life):
     life.grow(500)
     log = LogReader.open(life.path)
-    lived = Recorder(life.settings, log)
+    lived = Recorder(learning(life.settings), log)
     lived.rebuild(300)
     life.delete().grow(900, 100 * HOUR)
     log.refresh()
@@ -136,7 +137,7 @@ def test_a_graph_built_anew_or_lived_through_or_after_compaction_answers_the_sam
     roots = np.arange(40)
     for compacted in (False, True):
         fresh_log = LogReader.open(life.path)
-        fresh = Recorder(life.settings, fresh_log)
+        fresh = Recorder(learning(life.settings), fresh_log)
         fresh.rebuild(900)
         for before in (450, 900):
             draw = Draw(fanout=5)

@@ -14,6 +14,7 @@ from streamd.models.memory.files import MemoryReader
 from streamd.registry import Registry
 from streamd.serving.loaded_version import LoadedVersion
 from streamd.serving.memory_store import MemoryStore
+from streamd.settings.paths import Paths
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.checkpoint import load_checkpoint, read_cursor
 from streamd.training.learner import Learner
@@ -21,7 +22,7 @@ from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore
 from streamd.training.trainer import Trainer
 from streamd.training.versions.nightly import Nightly
-from tests.builders import HOUR, SETS, sets_stream, settings, write_sets_log
+from tests.builders import HOUR, SETS, learning, sets_stream, settings, write_sets_log
 
 EDGES = 300
 
@@ -60,7 +61,7 @@ class World:
             windows__width_seconds=12 * 3600, model__dim=16, training__epochs=1, training__nightly_twin=True, bootstrap__max_events=0)
         self.log = LogReader.open(path)
         self.registry = Registry.of(self.settings)
-        trainer = Trainer(self.settings, self.log, self.registry, SystemClock(), Heartbeat(path, "train"))
+        trainer = Trainer(self.settings, Paths.of(self.settings, "train"), "cpu", self.log, self.registry, SystemClock(), Heartbeat(path, "train"))
         while due := trainer.due():
             trainer.process(due[0])
 
@@ -71,11 +72,11 @@ class World:
         memory.rows.write(np.array([3]), np.ones((1, 16), np.float32), np.ones(1, np.int64))
         memory.edge += 1
         store.store(self.registry.champion(), memory)
-        self.nightly = trainer.contest.nightly.name
+        self.nightly = trainer.nightly.name
         self.older = self.registry.names()[-2]
 
     def learner(self):
-        return Learner(self.settings, self.log, ReplayStore(self.path / "train/replay", 100, 0))
+        return Learner(learning(self.settings), self.log, ReplayStore(self.path / "train/replay", 100, 0))
 
     def facts(self, max_pairs=1000):
         return SetFacts(SETS, self.settings.model.half_lives_seconds, max_pairs, 0, self.log.node_sets_of)
@@ -129,8 +130,8 @@ class NightlyTwin:
 
     def taken(self, world):
         learner = world.learner()
-        recorder = Recorder(world.settings, world.log)
-        nightly = Nightly(world.settings, world.log, learner, recorder, world.path / "train", lambda _: ())
+        recorder = Recorder(learning(world.settings), world.log)
+        nightly = Nightly(learning(world.settings), world.log, learner, recorder, world.path / "train", lambda _: ())
         nightly.restore(world.nightly)
         return bool(nightly.name), digest({**learner.model.state_dict(), **learner.memory.tensors()})
 

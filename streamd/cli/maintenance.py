@@ -238,10 +238,13 @@ def backtest_file(
         counted,
     )
     from streamd.evaluation.report.content import Asked, report_of
+    from streamd.gpu import choose_device
+    from streamd.training.learning_settings import LearningSettings
 
     torch.set_num_threads(settings.training.threads)
     with _log_of(settings, file, columns, progress) as (log, times):
-        result = backtest(settings, log, plan, progress)
+        learning = LearningSettings.of(settings, choose_device(settings.device))
+        result = backtest(learning, log, plan, progress)
     if result is None:
         raise StreamdError(*NOTHING_SCORED)
 
@@ -343,13 +346,16 @@ def train_static(
     for none; progress: called with (part of the work, done, in all, unit).
     Yields: what to tell the user, as it is known. Raises: StreamdError, before anything is learned.
     """
+    from streamd.gpu import choose_device
+    from streamd.training.learning_settings import LearningSettings
     from streamd.training.static import StaticTraining
 
     # Refuse before hours of learning what would fail after them.
     if folder is not None and folder.exists():
         raise SettingsError(f"{folder} exists already.", "name a new folder.")
     torch.set_num_threads(settings.training.threads)
-    training = StaticTraining(settings, open_log(settings.data_dir), progress)
+    learning = LearningSettings.of(settings, choose_device(settings.device))
+    training = StaticTraining(learning, open_log(settings.data_dir), progress)
     yield (
         f"{training.settings.name}, {len(training.train):,} edges to learn, "
         f"{len(training.valid):,} to validate, {len(training.test):,} to test"

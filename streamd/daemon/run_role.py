@@ -225,7 +225,8 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
                 # The others stop when the first one says so.
                 ranks = _join(settings, place, device, stop)
                 stack.callback(ranks.end)
-                _learn(settings, ranks, beat, stop if is_first else threading.Event(), on_step)
+                own_stop = stop if is_first else threading.Event()
+                _learn(settings, device, ranks, beat, own_stop, on_step)
     finally:
         if lock is not None:
             os.close(lock)
@@ -252,6 +253,7 @@ def _join(settings: Settings, place: Place, device: str, stop: threading.Event) 
 
 def _learn(
     settings: Settings,
+    device: str,
     ranks: "Ranks",
     beat: Heartbeat,
     stop: threading.Event,
@@ -264,9 +266,7 @@ def _learn(
     from streamd.training.trainer import Trainer
     from streamd.training.window_attempts import Stopped
 
-    # What is learned may be kept elsewhere than the log that this machine has.
     paths = Paths.of(settings, "train")
-    kept = settings.model_copy(update={"data_dir": paths.learned})
 
     # The trainer waits for ingest to make the log. Where the log gets further sets or features, it
     # goes on with a new reader.
@@ -274,11 +274,21 @@ def _learn(
         reader = LogReader.open(paths.log, keep_keys=False)
         if ranks.all(reader is not None):
             assert reader is not None
-            registry = Registry.of(kept)
+            registry = Registry.of(settings, paths)
             on_step = on_step or (lambda _: None)
             with contextlib.suppress(Stopped):
-                made = Trainer(kept, reader, registry, SystemClock(), beat, on_step, ranks, stop)
-                made.run(stop)
+                Trainer(
+                    settings,
+                    paths,
+                    device,
+                    reader,
+                    registry,
+                    SystemClock(),
+                    beat,
+                    on_step,
+                    ranks,
+                    stop,
+                ).run(stop)
         else:
             beat.touch("waiting")
             stop.wait(0.1)

@@ -28,6 +28,7 @@ from streamd.demo.streams import DemoStream, stream_named
 from streamd.demo.twins import Twins
 from streamd.errors import DemoError
 from streamd.eventlog.layout import LATE
+from streamd.gpu import choose_device
 from streamd.graph.jit import compile_notice
 from streamd.processes import PYTHON, end_with_parent
 from streamd.registry.journal import ModelJournal
@@ -35,6 +36,7 @@ from streamd.server.page.window_rows import edge_sets
 from streamd.settings.loading import Settings, as_environment, load_settings
 from streamd.telemetry.heartbeat import read_beat
 from streamd.telemetry.progress import LINE_SECONDS, Meter, ProgressLine
+from streamd.training.learning_settings import LearningSettings
 from streamd.windows.history import HistoryReader
 
 TOPIC = "demo"
@@ -245,7 +247,8 @@ def _run(
                 show(watch, player, begun)
                 _check_running(daemon, player, twins, settings)
                 if end and twins is None and player.status.total:
-                    twins = Twins(settings, player.status.total, cold)
+                    learning = LearningSettings.of(settings, choose_device(settings.device))
+                    twins = Twins(settings.data_dir, learning, player.status.total, cold)
                     twins.start()
                 if (
                     player.status.done.is_set()

@@ -5,12 +5,13 @@ window after it closed, in the demo's own process.
 """
 
 import threading
+from pathlib import Path
 
 import torch
 
 from streamd.evaluation.regimes import Regimes, RegimeWindow
 from streamd.eventlog.reader import LogReader
-from streamd.settings.loading import Settings
+from streamd.training.learning_settings import LearningSettings
 from streamd.windows import next_window
 
 FROZEN_AFTER = 0.3
@@ -23,8 +24,12 @@ TWINS = ("nightly", "nightly_live", "frozen")
 class Twins:
     """Scores the twins on a thread of its own, which owns them; `windows` holds the results."""
 
-    def __init__(self, settings: Settings, num_events: int, cold: bool = False) -> None:
-        """num_events: number of edges of the whole stream. cold: freeze after COLD_EVENTS."""
+    def __init__(
+        self, log_folder: Path, settings: LearningSettings, num_events: int, cold: bool = False
+    ) -> None:
+        """log_folder: of the event log, which need not exist yet. num_events: number of edges of
+        the whole stream. cold: freeze after COLD_EVENTS."""
+        self._log_folder = log_folder
         self._settings = settings
         self.cut = min(COLD_EVENTS, num_events) if cold else int(FROZEN_AFTER * num_events)
         """Event id of the first edge that the frozen twin does not learn, but for its window."""
@@ -54,14 +59,14 @@ class Twins:
         """Wait for the log, then score each window once it is closed."""
         # As the trainer's: more would wait for one another while the daemon has the cores.
         torch.set_num_threads(self._settings.training.threads)
-        while (log := LogReader.open(self._settings.data_dir)) is None or not log.num_edges:
+        while (log := LogReader.open(self._log_folder)) is None or not log.num_edges:
             if self._stop.wait(0.05):
                 return
         regimes = Regimes(self._settings, log, TWINS, self.cut)
         while not self._stop.is_set():
             log.refresh()
             # None means that no further window is closed yet.
-            window = next_window(log, self.edge, self._settings.windows.width_seconds * 1_000_000)
+            window = next_window(log, self.edge, self._settings.width_us)
             if window is None:
                 self._stop.wait(0.05)
                 continue

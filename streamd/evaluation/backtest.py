@@ -11,7 +11,7 @@ from streamd.evaluation.regimes import DAY_US, LEARNED, Regimes, RegimeWindow, b
 from streamd.evaluation.verdict import verdict
 from streamd.eventlog.reader import LogReader
 from streamd.graph.label_history import LAST_LABELS
-from streamd.settings.loading import Settings
+from streamd.training.learning_settings import LearningSettings
 from streamd.training.measures import Measures
 from streamd.windows import Window, is_mostly_late, recorded_windows
 from streamd.windows.history import SetScores
@@ -311,7 +311,7 @@ def mrr_difference(
 
 
 def backtest(
-    settings: Settings,
+    settings: LearningSettings,
     log: LogReader,
     plan: Plan,
     progress: Callable[[str, int, int, str], None] = lambda *_: None,
@@ -332,7 +332,7 @@ def backtest(
     names = [
         name
         for name in LEARNED
-        if not (name.startswith("nightly") and settings.windows.width_seconds * 1_000_000 >= DAY_US)
+        if not (name.startswith("nightly") and settings.width_us >= DAY_US)
         and not (name == "no_replay" and not _replays(settings))
     ]
     windows = _run(
@@ -358,7 +358,7 @@ def backtest(
 
 
 def run_live(
-    settings: Settings,
+    settings: LearningSettings,
     log: LogReader,
     plan: Plan,
     title: str,
@@ -370,19 +370,19 @@ def run_live(
     return _reported(_run(title, regimes, parts, progress), cut)
 
 
-def _windows(settings: Settings, log: LogReader, plan: Plan) -> tuple[int, list[Window]]:
+def _windows(settings: LearningSettings, log: LogReader, plan: Plan) -> tuple[int, list[Window]]:
     """Returns: the first event that is reported on, and all windows of the log."""
     cut = log.first_edge + int(plan.initial * (log.num_edges - log.first_edge))
     origin = int(log.time_of(np.array([cut]))[0]) if plan.from_cut else 0
     cut = log.lower_bound(origin) if plan.from_cut else cut
-    return cut, list(recorded_windows(log, settings.windows.width_seconds * 1_000_000, origin))
+    return cut, list(recorded_windows(log, settings.width_us, origin))
 
 
 def _reported(windows: Sequence[RegimeWindow], cut: int) -> list[RegimeWindow]:
     return [w for w in windows if w.window.first_edge >= cut and w.num_scored]
 
 
-def _replays(settings: Settings) -> bool:
+def _replays(settings: LearningSettings) -> bool:
     training = settings.training
     return training.replay != "none" and min(training.replay_share, training.replay_events) > 0
 

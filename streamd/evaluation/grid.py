@@ -14,7 +14,9 @@ from streamd.evaluation.backtest import Plan, mean_seconds, means, mrr_differenc
 from streamd.evaluation.intervals import MIN_WINDOWS, Difference, score_text
 from streamd.evaluation.regimes import RegimeWindow
 from streamd.eventlog.reader import LogReader
+from streamd.gpu import choose_device
 from streamd.settings.loading import Settings, effective, leaves
+from streamd.training.learning_settings import LearningSettings
 from streamd.training.measures import Measures
 
 MAX_COMBINATIONS = 32
@@ -177,7 +179,9 @@ def run_grid(
     for number, one in enumerate(asked, 1):
         title = f"{one.name} ({number} of {len(asked)})"
         torch.set_num_threads(one.settings.training.threads)
-        windows = run_live(one.settings, log, plan, title, progress)
+        # A grid may vary the device too.
+        learning = LearningSettings.of(one.settings, choose_device(one.settings.device))
+        windows = run_live(learning, log, plan, title, progress)
         if not windows:
             return None
         runs.append(Run(one.name, windows))

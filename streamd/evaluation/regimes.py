@@ -17,7 +17,7 @@ popularity; of labels, means.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -28,8 +28,8 @@ from streamd.events import Bools, Float32, Int64
 from streamd.graph.facts.columns import LOG_SHARES, NUM_HALF_LIVES
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import edgebank_scores, rule_scores
-from streamd.settings.loading import Settings
 from streamd.training.learner import Learner
+from streamd.training.learning_settings import LearningSettings
 from streamd.training.measures import Measures, measures, scores_of_sets
 from streamd.training.recorder import Chunk, FreshSight, Recorder, prefetch
 from streamd.training.replay import ReplayStore
@@ -81,7 +81,7 @@ class Regimes:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: LearningSettings,
         log: LogReader,
         names: Sequence[str],
         cut: int,
@@ -102,7 +102,7 @@ class Regimes:
         self._epochs = initial_epochs
         self._first = log.first_edge
         self._edge_sets = log.state.schema.edge_set_names
-        self._width_us = settings.windows.width_seconds * 1_000_000
+        self._width_us = settings.width_us
         self._day: int | None = None
         self._day_edge = 0
 
@@ -265,10 +265,9 @@ class Regimes:
             parts.setdefault(name, []).append(scores)
 
 
-def _with_training(settings: Settings, **changed: int | str) -> Settings:
+def _with_training(settings: LearningSettings, **changed: int | str) -> LearningSettings:
     """The settings with some of `training` changed to values that are known to be good."""
-    training = settings.training.model_copy(update=changed)
-    return settings.model_copy(update={"training": training})
+    return replace(settings, training=settings.training.model_copy(update=changed))
 
 
 def _rules(facts_ECF: Float32) -> dict[str, Float32]:

@@ -39,6 +39,18 @@ NAME = re.compile(r"\d{20}(\.\d{6})?")
 so that names sort as numbers do."""
 
 
+@dataclass(frozen=True, slots=True)
+class TrainerPosition:
+    """The progress of the trainer through the log.
+
+    event: id of the first event that is not yet in a finished window.
+    window_event: id of the first event of the windows that were finished last.
+    """
+
+    event: int
+    window_event: int
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cursor:
     """Everything that a checkpoint holds besides tensors.
@@ -78,6 +90,10 @@ class Cursor:
     checksum: str = ""
     memory: tuple[str, ...] = ()
     nightly: str = ""
+
+    @property
+    def position(self) -> TrainerPosition:
+        return TrainerPosition(self.edge, self.window_edge)
 
 
 def build_facts(device: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from streamd.eventlog.reader import LogReader
-from streamd.settings.loading import Settings
+from streamd.settings.loading import BootstrapSettings, WindowSettings
 from streamd.storage import write_durably
 from streamd.windows import Window, next_window
 
@@ -32,7 +32,11 @@ class Range:
 
 
 def planned_range(
-    settings: Settings, log: LogReader, folder: Path, short: bool = False
+    settings: BootstrapSettings,
+    windows: WindowSettings,
+    log: LogReader,
+    folder: Path,
+    short: bool = False,
 ) -> Range | None:
     """Choose the newest closed windows with `bootstrap.max_events` events in all.
 
@@ -49,15 +53,13 @@ def planned_range(
         return msgspec.json.decode(path.read_bytes(), type=Range)
 
     # The range ends where the last closed window does.
-    width_us = settings.windows.width_seconds * 1_000_000
+    width_us = windows.width_seconds * 1_000_000
     end = log.lower_bound(log.watermark // width_us * width_us)
-    if not settings.bootstrap.max_events or (
-        end - log.first_edge <= settings.windows.max_events and not short
-    ):
+    if not settings.max_events or (end - log.first_edge <= windows.max_events and not short):
         return None
 
     # It begins with the first window that lies wholly among the newest events.
-    wanted = max(log.first_edge, end - settings.bootstrap.max_events)
+    wanted = max(log.first_edge, end - settings.max_events)
     first = log.first_edge
     if wanted > first:
         window = next_window(log, wanted, width_us)

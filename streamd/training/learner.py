@@ -18,16 +18,16 @@ from torch import Tensor
 from streamd.errors import RanksError
 from streamd.eventlog.reader import LogReader
 from streamd.events import Float32
-from streamd.gpu import choose_device, lacks_memory, memory_for
+from streamd.gpu import lacks_memory, memory_for
 from streamd.graph.negatives import LEARNED, SCORED
 from streamd.graph.ranking import ranks
 from streamd.models import EdgeRows, LinkInputs, LinkModel, Memory, build_model, link_loss
 from streamd.models.layers.dropout import dropout_key
 from streamd.ranks import ALONE, Ranks
 from streamd.registry.candidate import TrainResult
-from streamd.settings.loading import Settings
 from streamd.training.batches import PlannedStep, RecordedLabels, Step, planned_steps, prepared
 from streamd.training.device_transfer import DeviceTransfer
+from streamd.training.learning_settings import LearningSettings
 from streamd.training.measures import LabelScores, Measures, measures
 from streamd.training.recorder import Chunk
 from streamd.training.replay import ReplayChunk, ReplayStore
@@ -55,7 +55,7 @@ class Learner:
     """
 
     def __init__(
-        self, settings: Settings, log: LogReader, replay: ReplayStore, ranks: Ranks = ALONE
+        self, settings: LearningSettings, log: LogReader, replay: ReplayStore, ranks: Ranks = ALONE
     ) -> None:
         """log: read for its schema, its first event id and its deletes. Events come as recorded
         chunks."""
@@ -65,9 +65,7 @@ class Learner:
         self._training = settings.training
         self._log = log
         self.ranks = ranks
-        self.transfer = DeviceTransfer(
-            choose_device(settings.device), settings.gpu, schema.edge_feature_dim
-        )
+        self.transfer = DeviceTransfer(settings.device, settings.gpu, schema.edge_feature_dim)
         self.model: LinkModel = build_model(
             settings.model, schema, settings.training.seed, self.transfer.device
         )

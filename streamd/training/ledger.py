@@ -20,22 +20,23 @@ from streamd.models.memory.files import MemoryFiles
 from streamd.ranks import ALONE, Ranks
 from streamd.registry import Registry
 from streamd.registry.candidate import Candidate, PublishResult
-from streamd.registry.manifest import fixed_settings
-from streamd.roles import FACTS, folder_of
-from streamd.settings.loading import Settings
+from streamd.roles import FACTS
+from streamd.settings.loading import BootstrapSettings
+from streamd.settings.paths import Paths
 from streamd.storage import StoredFile
-from streamd.training import initial_training as bootstrap
+from streamd.training import initial_training
 from streamd.training import window_attempts as attempts
 from streamd.training.checkpoint import (
     Cursor,
+    TrainerPosition,
     build_facts,
     load_checkpoint,
     read_cursor,
     save_checkpoint,
 )
 from streamd.training.learner import Learner
-from streamd.training.recorder import Recorder
-from streamd.training.retention_hold import NAME, RetentionHold
+from streamd.training.learning_settings import LearningSettings
+from streamd.training.retention_hold import RetentionHold
 from streamd.training.versions.contest import Contest, Proof
 from streamd.training.versions.nightly import Nightly
 from streamd.windows import Window, is_mostly_late, num_late
@@ -101,38 +102,36 @@ class Ledger:
 
     def __init__(
         self,
-        settings: Settings,
+        paths: Paths,
+        settings: LearningSettings,
+        bootstrap: BootstrapSettings,
         reader: LogReader,
         versions: Registry,
         live: LiveGraph,
         ranks: Ranks = ALONE,
     ) -> None:
+        self._paths = paths
         self._settings = settings
+        self._bootstrap = bootstrap
         self._log = reader
         self._versions = versions
         self._live = live
         self._ranks = ranks
-        self._folder = settings.data_dir / FOLDER
+        self._folder = paths.learned / FOLDER
         self._checkpoints = self._folder / "checkpoints"
         self._checkpoints.mkdir(parents=True, exist_ok=True)
-        self._hold = RetentionHold(settings, versions, live) if ranks.is_first else None
+        self._hold = RetentionHold(paths, versions, live) if ranks.is_first else None
         self._held_here = Hold(-1, -1)
         # Two homes, so that a checkpoint and the versions have no file in common: where one is
         # damaged, learning goes on from the other.
-        self._memory = MemoryFiles(self._folder / MEMORY / "checkpoints", ranks=ranks)
+        self.checkpoint_memory = MemoryFiles(self._folder / MEMORY / "checkpoints", ranks=ranks)
+        """The files of memories in checkpoints and of the nightly baseline, which link to them."""
         self._version_memory = MemoryFiles(self._folder / MEMORY / "versions", ranks=ranks)
         self._version_memory.sweep()
         self._history_bytes = 0
         self._drift = Drift()
         if ranks.is_first:
             versions.sweep()
-
-    def nightly_twin(self, learner: Learner, recorder: Recorder) -> Nightly:
-        """Make what keeps the model of the last midnight, whose files lie in the trainer's
-        folder."""
-        return Nightly(
-            self._settings, self._log, learner, recorder, self._folder, self._memory.store
-        )
 
     # Before the work of a step
 
@@ -169,12 +168,14 @@ class Ledger:
         """
         planned = None
         if self._ranks.is_first:
-            planned = bootstrap.planned_range(self._settings, self._log, self._folder, short)
+            planned = initial_training.planned_range(
+                self._bootstrap, self._settings.windows, self._log, self._folder, short
+            )
         told = self._ranks.tell(planned and astuple(planned))
         if told is None:
             return None
-        window = bootstrap.Range(*told).window()
-        return self._step("bootstrap", [window], version, learner, self._settings.bootstrap.epochs)
+        window = initial_training.Range(*told).window()
+        return self._step("bootstrap", [window], version, learner, self._bootstrap.epochs)
 
     def counting_failures(self) -> AbstractContextManager[None]:
         """Count an error of the work inside against the step that was begun."""
@@ -236,31 +237,33 @@ class Ledger:
         if not self._ranks.is_first:
             return record
         record = replace(record, surprise=self._drift.surprise(record))
-        self._history_bytes = append_record(self._settings.data_dir, record)
+        self._history_bytes = append_record(self._paths.learned, record)
         return record
 
-    def checkpoint(self, edge: int, window_edge: int, learner: Learner, contest: Contest) -> None:
-        """Write a checkpoint, then drop what only older checkpoints named.
-
-        edge: event id at which a restart goes on. window_edge: first event of the last window.
-        """
-        self.save(edge, window_edge, learner, contest)
+    def checkpoint(
+        self, position: TrainerPosition, learner: Learner, contest: Contest, nightly: Nightly
+    ) -> None:
+        """Write a checkpoint, then drop what only older checkpoints named. position: at which a
+        restart continues."""
+        self.save(position, learner, contest, nightly)
         learner.replay.sweep()
-        contest.nightly.sweep()
-        self._memory.sweep()
+        nightly.sweep()
+        self.checkpoint_memory.sweep()
         self._version_memory.sweep()
-        self.keep(edge, window_edge)
+        self.keep(position)
 
-    def save(self, edge: int, window_edge: int, learner: Learner, contest: Contest) -> None:
+    def save(
+        self, position: TrainerPosition, learner: Learner, contest: Contest, nightly: Nightly
+    ) -> None:
         """Write a checkpoint and drop nothing but older checkpoints. Arguments: as `checkpoint`."""
         memory = learner.memory
         save_checkpoint(
             self._checkpoints,
             learner,
-            self._memory.store(memory),
+            self.checkpoint_memory.store(memory),
             Cursor(
-                edge=edge,
-                window_edge=window_edge,
+                edge=position.event,
+                window_edge=position.window_event,
                 memory_edge=memory.edge,
                 memory_us=memory.now_us,
                 num_learned=learner.num_learned,
@@ -269,31 +272,30 @@ class Ledger:
                 champion=contest.version,
                 shadow=contest.shadow.name if contest.shadow else "",
                 compared=list(astuple(contest.compared)),
-                settings=fixed_settings(self._settings.model, self._settings.windows.width_seconds),
+                settings=self._settings.fixed,
                 build=build_facts(learner.model.device.type),
                 replay=learner.replay.index(),
                 tail=[c.first_edge for c in learner.tail],
                 schema=learner.model.schema.fields(),
-                nightly=contest.nightly.name,
+                nightly=nightly.name,
             ),
         )
 
-    def keep(self, edge: int, window_edge: int) -> None:
+    def keep(self, position: TrainerPosition) -> None:
         """Store facts if due, drop the versions that a compaction request makes stale, and write
         the hold, which says what of the log a restart needs."""
         if self._hold is not None:
-            self._hold.keep(edge, window_edge)
+            self._hold.keep(position)
         self._hold_log_here()
 
     def _hold_log_here(self) -> None:
         """Write the first rank's hold for this machine's log too, where it is another one."""
         told = self._ranks.tell(self._hold and astuple_of(self._hold.written))
-        here = self._log.data_dir
-        if here == self._settings.data_dir or not self._ranks.is_first_here:
+        if self._paths.log == self._paths.learned or not self._ranks.is_first_here:
             return
         hold = Hold(*told)
         if hold != self._held_here:
-            write_hold(here, NAME, hold)
+            write_hold(self._paths.log, self._paths.role, hold)
             self._held_here = hold
 
     def compaction_request(self) -> int | None:
@@ -347,7 +349,7 @@ class Ledger:
             lambda: load_checkpoint(self._checkpoints, cursor, learner, state)
         )
         loaded.restore(learner)
-        self._memory.resume(loaded.files, learner.memory)
+        self.checkpoint_memory.resume(loaded.files, learner.memory)
         self._history_bytes = cursor.history_bytes
         build = build_facts(learner.model.device.type)
         if cursor.build != build:
@@ -370,21 +372,21 @@ class Ledger:
 
     def begin_with_new_settings(self, cursor: Cursor) -> None:
         """Drop what was begun under a checkpoint's settings that are no longer the trainer's."""
-        for name in (bootstrap.FILE, attempts.FILE) if self._ranks.is_first else ():
+        for name in (initial_training.FILE, attempts.FILE) if self._ranks.is_first else ():
             (self._folder / name).unlink(missing_ok=True)
-        self._history_bytes = cursor.history_bytes if self._settings.bootstrap.max_events else 0
+        self._history_bytes = cursor.history_bytes if self._bootstrap.max_events else 0
 
     def rewind_to(self, edge: int) -> None:
         """Let no record of a window after event `edge` count: learning goes on from there without a
         checkpoint."""
-        self._history_bytes = history_until(self._settings.data_dir, edge)
+        self._history_bytes = history_until(self._paths.learned, edge)
 
     def resume(self, edge: int) -> None:
         """Cut the history to the length that counts, and load the facts stored at or before event
         `edge`."""
         if self._hold is None:
-            self._live.restore_facts(folder_of(self._settings.data_dir, NAME) / FACTS, edge)
+            self._live.restore_facts(self._paths.folder / FACTS, edge)
             return
-        truncate_records(self._settings.data_dir, self._history_bytes)
-        self._drift = Drift(HistoryReader(self._settings.data_dir).refresh())
+        truncate_records(self._paths.learned, self._history_bytes)
+        self._drift = Drift(HistoryReader(self._paths.learned).refresh())
         self._hold.resume(edge)

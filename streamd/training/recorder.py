@@ -11,7 +11,7 @@ import torch
 
 from streamd.eventlog.reader import LogReader
 from streamd.events import Bools, Float32, Int64
-from streamd.gpu import choose_device, free_device_memory, make_graph
+from streamd.gpu import free_device_memory, make_graph
 from streamd.graph.blocks.store import BlockGraph
 from streamd.graph.facts.columns import NUM_FACTS
 from streamd.graph.live import CATCH_UP_EDGES, LiveGraph, read_back
@@ -32,7 +32,7 @@ from streamd.models.inputs import link_inputs
 from streamd.models.labels import LabelInputs, label_inputs
 from streamd.ranks import ALONE, Ranks
 from streamd.ranks.graph import RankedFeatures, RankedGraph
-from streamd.settings.loading import Settings
+from streamd.training.learning_settings import LearningSettings
 from streamd.windows import Window, canonical_chunks
 
 MAX_LABELS = 2_000
@@ -171,14 +171,19 @@ class FreshSight:
 
 
 def graph_of(
-    settings: Settings, log: LogReader, ranks: Ranks
+    settings: LearningSettings, log: LogReader, ranks: Ranks
 ) -> tuple[TemporalGraph, FeatureRows | None]:
     """An empty graph of a log, and, where several ranks share its nodes, the rows of their
     features."""
-    direction, device = settings.model.direction, choose_device(settings.device)
+    direction = settings.model.direction
     if ranks.num_shards == 1:
         graph = make_graph(
-            settings.graph, settings.gpu, device, log.first_edge, direction, read_back(log)
+            settings.graph,
+            settings.gpu,
+            settings.device,
+            log.first_edge,
+            direction,
+            read_back(log),
         )
         return graph, None
     own = BlockGraph(
@@ -201,7 +206,7 @@ class Recorder:
     sight: what events see; backtests set another.
     """
 
-    def __init__(self, settings: Settings, log: LogReader, ranks: Ranks = ALONE) -> None:
+    def __init__(self, settings: LearningSettings, log: LogReader, ranks: Ranks = ALONE) -> None:
         self._settings = settings
         self._log = log
         self._ranks = ranks
@@ -366,7 +371,7 @@ class Recorder:
         Returns: the labels, and the number of all; None and 0 where there are none, or the model
         has no head for them.
         """
-        if self._settings.model.labels == "none" or not self._settings.stream.label_dim:
+        if self._settings.model.labels == "none" or not self._settings.label_dim:
             return None, 0
 
         # Labels after the previous chunk's last event; all earlier ones for the log's first chunk.

@@ -20,9 +20,9 @@ from streamd.models.inputs import joined, some_events, without_deleted
 from streamd.models.widening import fits, widened_inputs
 from streamd.ranks import ALONE, Ranks
 from streamd.schema import Schema
-from streamd.settings.loading import Settings
 from streamd.storage import write_durably
 from streamd.tensors import pack, unpack
+from streamd.training.learning_settings import LearningSettings
 
 logger = structlog.get_logger()
 Strategy = Literal["uniform", "recent", "none"]
@@ -127,7 +127,7 @@ class ReplayStore:
 
     @classmethod
     def of(
-        cls, settings: Settings, folder: Path | None = None, ranks: Ranks = ALONE
+        cls, settings: LearningSettings, folder: Path | None = None, ranks: Ranks = ALONE
     ) -> "ReplayStore":
         """A store of `training.replay_capacity_events`, in chunks of `model.memory_chunk`."""
         training = settings.training

@@ -9,7 +9,8 @@ from streamd.eventlog.upkeep.holds import Hold
 from streamd.graph.live import LiveGraph
 from streamd.graph.restart_point import RestartPoint
 from streamd.registry import Registry
-from streamd.settings.loading import Settings
+from streamd.settings.paths import Paths
+from streamd.training.checkpoint import TrainerPosition
 
 NAME = "train"
 """The role's name, and that of its folder in `roles/`."""
@@ -18,10 +19,10 @@ NAME = "train"
 class RetentionHold:
     """Stores facts and writes the hold for the trainer. Owner: the trainer's thread."""
 
-    def __init__(self, settings: Settings, versions: Registry, live: LiveGraph) -> None:
+    def __init__(self, paths: Paths, versions: Registry, live: LiveGraph) -> None:
         self._versions = versions
         self._live = live
-        self._restart = RestartPoint(settings.data_dir, NAME, live)
+        self._restart = RestartPoint(paths.learned, paths.role, live)
         self.kept_at = 0.0
         """When `keep` was last called, by the monotonic clock."""
 
@@ -38,14 +39,11 @@ class RetentionHold:
         """Id of the event before which compaction was asked for, None where it was not."""
         return self._restart.compaction_request()
 
-    def keep(self, edge: int, window_edge: int) -> None:
+    def keep(self, position: TrainerPosition) -> None:
         """Store facts if due, drop the versions that a compaction request makes stale, and write
-        what of the log a restart needs.
-
-        edge: the event that facts are at. window_edge: first event of the last finished window.
-        """
+        the events of the log that a restart needs. position: also of the facts."""
         self.kept_at = time.monotonic()
-        if self._restart.is_due(edge):
+        if self._restart.is_due(position.event):
             self._restart.store(self._live.facts)
         if (compaction_request := self.compaction_request()) is not None:
             self._versions.drop_before(compaction_request)
@@ -53,6 +51,6 @@ class RetentionHold:
         # The newest facts and the oldest events that a restart or a rollback reads.
         named = self._versions.named_windows()
         self._restart.hold(
-            min([edge, *(end for _, end in named)]),
-            min([window_edge, *(first for first, _ in named)]),
+            min([position.event, *(end for _, end in named)]),
+            min([position.window_event, *(first for first, _ in named)]),
         )

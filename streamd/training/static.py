@@ -20,7 +20,7 @@ from streamd import __version__
 from streamd.errors import SettingsError, StreamdError
 from streamd.eventlog.reader import LogReader
 from streamd.events import Float32, Int64
-from streamd.gpu import choose_device, make_graph, memory_for
+from streamd.gpu import make_graph, memory_for
 from streamd.graph.blocks.draws import Draw
 from streamd.graph.live import LiveGraph, read_back
 from streamd.graph.negatives import LEARNED_SEED, NUM_LEARNED, NUM_SCORED, SCORED_SEED, Pools
@@ -34,9 +34,10 @@ from streamd.models import (
     link_loss,
 )
 from streamd.models.inputs import link_inputs
-from streamd.settings.loading import ModelSettings, Settings
+from streamd.settings.tree import ModelSettings
 from streamd.storage import write_folder_durably
 from streamd.training.device_transfer import DeviceTransfer
+from streamd.training.learning_settings import LearningSettings
 from streamd.training.measures import Measures, measures
 
 SPLIT = (0.7, 0.85)
@@ -76,7 +77,7 @@ class StaticTraining:
     Owner: one thread.
     """
 
-    def __init__(self, settings: Settings, log: LogReader, progress: Progress) -> None:
+    def __init__(self, settings: LearningSettings, log: LogReader, progress: Progress) -> None:
         """Raises: SettingsError where the model needs time; StreamdError where there are too few
         edges."""
         assert log.state is not None
@@ -89,12 +90,11 @@ class StaticTraining:
         self.epochs: list[Epoch] = []
 
         # The graph, and the destinations that negatives are drawn from.
-        device = choose_device(settings.device)
         self._end = int(self.train[-1]) + 1
         graph = make_graph(
             settings.graph,
             settings.gpu,
-            device,
+            settings.device,
             log.first_edge,
             self.settings.direction,
             read_back(log),
@@ -107,8 +107,10 @@ class StaticTraining:
         self._cut_us = log.time_of(self.valid[:1])
 
         # The model, with the statistics of its inputs before it learns.
-        self._transfer = DeviceTransfer(device, settings.gpu, self.schema.edge_feature_dim)
-        self.model = build_model(self.settings, self.schema, settings.training.seed, device)
+        self._transfer = DeviceTransfer(settings.device, settings.gpu, self.schema.edge_feature_dim)
+        self.model = build_model(
+            self.settings, self.schema, settings.training.seed, settings.device
+        )
         _draw_id_vectors(self.model, settings.training.seed)
         self._optimizer = self.model.optimizer(settings.training.learning_rate)
         self._plan = architecture_of(self.settings).plan(self.settings)

@@ -4,34 +4,36 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import structlog
 
 from streamd.clock import Clock
-from streamd.errors import CorruptionError, RanksError, VersionError
+from streamd.errors import RanksError
 from streamd.eventlog.reader import LogReader
 from streamd.graph.facts.columns import FACT_NAMES
-from streamd.models.restored import restored
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import rule_scores
 from streamd.ranks import ALONE, Ranks
 from streamd.registry import Registry
 from streamd.registry.candidate import Candidate, PublishResult, TrainResult
-from streamd.registry.manifest import learn_alike
 from streamd.settings.loading import Settings
+from streamd.settings.paths import Paths
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.telemetry.progress import Reading, RoleProgress
+from streamd.training.checkpoint import TrainerPosition
 from streamd.training.learner import Learner
+from streamd.training.learning_settings import LearningSettings
 from streamd.training.ledger import FOLDER, Ledger, Step
 from streamd.training.measures import LabelScores, Measures
 from streamd.training.recorder import Recorder, prefetch
 from streamd.training.replay import ReplayStore
+from streamd.training.resumption import Resumption
 from streamd.training.tally import ScoredWindow, Tally
 from streamd.training.versions.contest import Contest, Verdict
-from streamd.training.versions.shadow import Comparison
+from streamd.training.versions.nightly import Nightly
 from streamd.training.window_attempts import MAX_FAILURES, Stopped
 from streamd.training.window_report import rebuilding, records_of, report, report_trained_until
 from streamd.windows import Window, is_mostly_late, mergeable, next_window, num_late
@@ -47,16 +49,18 @@ class Trainer:
     recorded and sent to a GPU ahead of time in threads of their own.
 
     It owns the graph and facts (`recorder`), the model and its past (`learner`), the comparison of
-    versions (`contest`), and the durable state (`_ledger`). Others read the first three and change
-    nothing in them.
+    versions (`contest`), the nightly baseline (`nightly`), and the durable state (`_ledger`).
+    Others read the first four and change nothing in them.
 
     log: reader of the event log that it learns; `run` refreshes it.
-    edge: id of the first event that is not yet in a finished window.
+    position: its progress through the log.
     """
 
     def __init__(
         self,
         settings: Settings,
+        paths: Paths,
+        device: str,
         reader: LogReader,
         versions: Registry,
         clock: Clock,
@@ -65,7 +69,8 @@ class Trainer:
         ranks: Ranks = ALONE,
         stop: threading.Event | None = None,
     ) -> None:
-        """on_step: called with the name of each step as it begins, and with "rest" where nothing is
+        """device: the chosen one, of graph and model. on_step: called with the name of each step
+        as it begins, and with "rest" where nothing is
         under way and all that was learned is durable; what it raises ends the trainer. ranks: that
         learn together, each of which runs a trainer. stop: ends the rebuild of graph and facts, if
         this is the only rank.
@@ -73,7 +78,7 @@ class Trainer:
         Raises: Stopped; VersionError where the checkpoint is not of this log or this release.
         """
         # What it reads and reports to.
-        self._settings = settings
+        self._settings = LearningSettings.of(settings, device)
         self.log = reader
         self._versions = versions
         self._clock = clock
@@ -84,23 +89,47 @@ class Trainer:
         self._rebuilding = partial(rebuilding, reader, beat, stop if ranks.size == 1 else None)
         if ranks.size > 1 and not self._read_on():
             raise RanksError("The log was extended while the ranks started.", "none is needed.")
-        self._width_us = settings.windows.width_seconds * 1_000_000
-        self.edge = reader.first_edge
-        self._window_edge = reader.first_edge
-        """Id of the first event of the windows that were finished last."""
 
         # What it owns.
-        replay = ReplayStore.of(settings, settings.data_dir / FOLDER / "replay", ranks)
-        self.learner = Learner(settings, reader, replay, ranks)
+        own = self._settings
+        folder = paths.learned / FOLDER
+        replay = ReplayStore.of(own, folder / "replay", ranks)
+        self.learner = Learner(own, reader, replay, ranks)
         self.learner.on_progress = self._when_learning = lambda *_: self._touch("learning")
-        self.recorder = Recorder(settings, reader, ranks)
+        self.recorder = Recorder(own, reader, ranks)
         self.learner.free_device_memory = self.recorder.free_device_memory
-        self._ledger = Ledger(settings, reader, versions, self.recorder.live, ranks)
-        nightly = self._ledger.nightly_twin(self.learner, self.recorder)
-        self.contest = Contest(
-            settings, reader, versions, self.learner, self.recorder, nightly, self._rebuilding
+        self._ledger = Ledger(
+            paths, own, settings.bootstrap, reader, versions, self.recorder.live, ranks
         )
-        self._resume()
+        self.nightly = Nightly(
+            own, reader, self.learner, self.recorder, folder, self._ledger.checkpoint_memory.store
+        )
+        self.contest = Contest(
+            paths,
+            own,
+            settings.registry.gate_events,
+            reader,
+            versions,
+            self.learner,
+            self.recorder,
+            self._rebuilding,
+        )
+        self.position = Resumption(
+            own,
+            reader,
+            versions,
+            self.learner,
+            self.recorder,
+            self._ledger,
+            self.contest,
+            self.nightly,
+            self._rebuilding,
+        ).resume()
+
+    @property
+    def edge(self) -> int:
+        """Id of the first event that is not yet in a finished window."""
+        return self.position.event
 
     def run(self, stop: threading.Event) -> bool:
         """Learn windows as they close, until the log has another schema: then it returns True, to
@@ -110,7 +139,7 @@ class Trainer:
         with contextlib.suppress(Stopped):
             self.bootstrap()
             while self._read_on():
-                report_trained_until(self.log, self.edge, self._width_us)
+                report_trained_until(self.log, self.edge, self._settings.width_us)
                 self._on_step("rest")
                 if windows := self.due():
                     self.process(*windows)
@@ -118,7 +147,7 @@ class Trainer:
                 self._touch("waiting")
                 if self._ledger.should_keep():
                     self._renew_shadow()
-                    self._ledger.keep(self.edge, self._window_edge)
+                    self._ledger.keep(self.position)
                 stop.wait(POLL_SECONDS)
             return True
         return False
@@ -146,7 +175,7 @@ class Trainer:
         merge_after = self._settings.windows.merge_after
         closed: list[Window] = []
         edge = self.edge
-        while (window := next_window(self.log, edge, self._width_us)) is not None and len(
+        while (window := next_window(self.log, edge, self._settings.width_us)) is not None and len(
             closed
         ) <= merge_after:
             closed.append(window)
@@ -197,21 +226,20 @@ class Trainer:
 
         # 4. Publish what was learned, or go back to the shadow.
         outcome = self._hand_over(step, verdict, learned, scored[-1].table)
-        self._window_edge = step.range.first_edge
-        self.edge = step.range.end_edge
+        self.position = TrainerPosition(step.range.end_edge, step.range.first_edge)
         times = begun_at, scored_at, time.monotonic()
 
         # 5. Record each window. The records count once a checkpoint follows them.
         self._on_step("record")
-        nightly_seconds = self.contest.nightly.take_seconds()
+        nightly_seconds = self.nightly.take_seconds()
         records = records_of(step, scored, outcome, learned, times, nightly_seconds, self._clock)
         records = [self._ledger.record(record) for record in records]
 
         # 6. Checkpoint: a restart goes on from here. If a stop comes between the checkpoint and the
         # proof, the restart writes the proof to the registry's journal.
         self._on_step("checkpoint")
-        self.contest.nightly.drop_before(self._ledger.compaction_request())
-        self._ledger.checkpoint(self.edge, self._window_edge, self.learner, self.contest)
+        self.nightly.drop_before(self._ledger.compaction_request())
+        self._checkpoint()
         self._ledger.prove(verdict.proof)
         self.learner.begin()
         self._renew_shadow()
@@ -222,8 +250,7 @@ class Trainer:
     def _score(self, window: Window, step: Step) -> ScoredWindow:
         """Score a window by all models that are compared, before any of it is learned."""
         # Merged windows share `windows.max_events`.
-        nightly = self.contest.nightly
-        nightly.enter(window, self._window_edge)
+        self.nightly.enter(window, self.position.window_event)
         tally = Tally(self.log.state.schema)
         num_labelled = len(self.learner.label_scores)
         chunks = self.recorder.chunks(
@@ -236,6 +263,7 @@ class Trainer:
         for chunk in prefetch(chunks):
             logits_EC = self.learner.score(chunk)
             self._touch("scoring")
+            self.nightly.note(chunk)
             shadow_EC = self.contest.score(chunk)
             if chunk.score is not None:
                 live_EC = logits_EC if step.version else rule_scores(chunk.scored_facts)
@@ -246,12 +274,12 @@ class Trainer:
         if (shadow_EC := tally.shadow_EC) is not None:
             self.contest.compare(tally.live_EC, shadow_EC)
 
-        # The incumbent, whose windows have a width of their own, and the nightly twin.
+        # The incumbent, with windows of its own width, and the nightly baseline.
         incumbent = of_night = None
         on_chunk = partial(self._touch, "scoring")
         if len(tally) and step.version:
             incumbent = self.contest.score_window(tally.event_E, tally.live_EC, window, on_chunk)
-            of_night = nightly.score(tally.event_E, on_chunk)
+            of_night = self.nightly.score(tally.event_E, on_chunk)
         labels = self.learner.label_scores[num_labelled:]
         if labels:
             labels = [LabelScores.joined(labels).gathered(self._ranks)]
@@ -340,17 +368,18 @@ class Trainer:
         logger.info("bootstrap", first_edge=step.range.first_edge, events=num_events)
 
         # Record the range: graph and facts from the log's first edge, memory from the range's.
-        self.edge = first = step.range.first_edge
+        first = step.range.first_edge
+        self.position = replace(self.position, event=first)
         self.recorder.rebuild(self.edge, on_slice=self._rebuilding(self.edge))
         self.learner.start_at(self.edge)
         recording = RoleProgress("bootstrapping", step="record")
         while self.edge < step.range.end_edge:
-            window = next_window(self.log, self.edge, self._width_us)
+            window = next_window(self.log, self.edge, self._settings.width_us)
             assert window is not None
             for chunk in self.recorder.chunks(window, not is_mostly_late(self.log, window)):
                 self.learner.score(chunk)
                 self._touch("bootstrapping", recording.at(self.recorder.edge - first, num_events))
-            self.edge = window.end_edge
+            self.position = replace(self.position, event=window.end_edge)
 
         # Learn and publish it. `run` goes on with the windows after it.
         learning = RoleProgress("bootstrapping", step="learn")
@@ -359,8 +388,8 @@ class Trainer:
         self.learner.on_progress = self._when_learning
         if learned is not None:
             self._publish(step, learned, {})
-        self._window_edge = step.range.first_edge
-        self._ledger.checkpoint(self.edge, self._window_edge, self.learner, self.contest)
+        self.position = replace(self.position, window_event=first)
+        self._checkpoint()
         self.learner.begin()
         logger.info(
             "bootstrapped",
@@ -375,116 +404,19 @@ class Trainer:
         older shadow may hold what was deleted.
         """
         compaction_request = self._ledger.compaction_request()
-        self.contest.nightly.drop_before(compaction_request)
+        self.nightly.drop_before(compaction_request)
         if compaction_request is None or not self.contest.shadow_is_older:
             return
-        if self._window_edge >= compaction_request > self._ledger.oldest_window():
+        if self.position.window_event >= compaction_request > self._ledger.oldest_window():
             proof = self.contest.renew_shadow(
                 "compaction was asked for; the version before may hold what was deleted"
             )
-            self._ledger.checkpoint(self.edge, self._window_edge, self.learner, self.contest)
+            self._checkpoint()
             self._ledger.prove(proof)
-            self._ledger.keep(self.edge, self._window_edge)
+            self._ledger.keep(self.position)
 
-    def _resume(self) -> None:
-        """Go on from the newest checkpoint; where it is damaged, from the champion. Learning begins
-        at the log's start where there is no checkpoint, it has other settings than this trainer, or
-        that champion cannot be used either.
-        """
-        # Weights, memory, replay and the contest.
-        from_champion = False
-        try:
-            shadow = self._resume_from_checkpoint()
-        except CorruptionError as error:
-            logger.error(
-                "checkpoint_lost", error=str(error), meaning="learning goes on from the champion"
-            )
-            from_champion = self._resume_from_champion()
-            shadow = (self._versions.shadow() or "") if from_champion else ""
-
-        # Graph and facts, rebuilt up to the same event.
-        started = time.perf_counter()
-        report_trained_until(self.log, self.edge, self._width_us)
-        self._ledger.resume(self.edge)
-        self.recorder.rebuild(self.edge, on_slice=self._rebuilding(self.edge))
-
-        # The shadow or the incumbent, its memory advanced to the same event.
-        if shadow:
-            self._ledger.prove(self.contest.restore_shadow(shadow, self.edge))
-        if from_champion:
-            self._ledger.save(self.edge, self._window_edge, self.learner, self.contest)
-        self.contest.restore_incumbent()
-
-        self.learner.hide_deleted()
-        self._ledger.keep(self.edge, self._window_edge)
-        logger.info(
-            "trainer_started",
-            edge=self.edge,
-            version=self.contest.version or RULE,
-            rebuild_seconds=round(time.perf_counter() - started, 3),
-        )
-
-    def _resume_from_checkpoint(self) -> str:
-        """Load the newest checkpoint, if it has this trainer's settings. One of other settings is
-        replaced by a checkpoint at the log's start.
-
-        Returns: the shadow's name, "" for none. Raises: CorruptionError, VersionError.
-        """
-        cursor = self._ledger.read()
-        if cursor is None:
-            return ""
-        if not self._continues(cursor.settings):
-            logger.warning(
-                "learning_anew",
-                reason="model or window settings are not those of the trainer's checkpoint",
-            )
-            self._ledger.begin_with_new_settings(cursor)
-            self._ledger.save(self.edge, self._window_edge, self.learner, self.contest)
-            return ""
-        self._ledger.load(cursor, self.learner, self.log.state)
-        self.contest.nightly.restore(cursor.nightly)
-        self.edge = cursor.edge
-        self._window_edge = cursor.window_edge
-        num_events, *sums = cursor.compared
-        self.contest.restore(cursor.champion, Comparison(int(num_events), *sums))
-        return cursor.shadow
-
-    def _resume_from_champion(self) -> bool:
-        """Go on from the champion's weights and memory, with a fresh optimizer and no replay.
-
-        Returns: False where there is no champion of these settings that can be read. Learning then
-        begins as at a first start.
-        """
-        # The champion, if it is one of these settings at an event of this log.
-        name = self._versions.champion()
-        if name is None:
-            return False
-        log, device = self.log, self.learner.model.device
-        try:
-            version = self._versions.load(name)
-            manifest = version.manifest
-            if (
-                not self._continues(manifest.fixed_settings)
-                or not log.first_edge <= manifest.edge <= log.num_edges
-            ):
-                raise VersionError(
-                    f"Version {name} has other settings, or its event is not in the log.",
-                    "none is needed.",
-                )
-            model, memory = restored(version, log.state.schema, device, ranks=self._ranks)
-        except VersionError as error:
-            logger.error("champion_not_followed", version=name, reason=str(error))
-            return False
-        self.learner.continue_from(model.state_dict(), memory)
-        self.edge = manifest.edge
-        self._window_edge = manifest.first_edge
-        self.contest.restore(name, Comparison())
-        self._ledger.rewind_to(self.edge)
-        return True
-
-    def _continues(self, stored: dict[str, Any]) -> bool:
-        """Whether this trainer goes on from what was learned under stored `fixed_settings`."""
-        return learn_alike(stored, self._settings.model, self._settings.windows.width_seconds)
+    def _checkpoint(self) -> None:
+        self._ledger.checkpoint(self.position, self.learner, self.contest, self.nightly)
 
     def _touch(self, state: str, reading: Reading | None = None) -> None:
         self._beat.touch(

@@ -29,6 +29,7 @@ from streamd.settings.loading import load_settings
 from streamd.training.recorder import Chunk, Recorder
 from streamd.windows import next_window
 from tests.benchmarks.measure import SHARED, Row, write_edges
+from tests.builders import learning
 
 DAY = 86_400
 MATHOVERFLOW = ("answers", "comments_on_questions", "comments_on_answers")
@@ -72,7 +73,7 @@ def protocol(name: str, stale: int, regimes=("live",), sets: bool = False, **val
             "model.half_lives_seconds": half_lives} | {k.replace("__", "."): v for k, v in values.items()}, environ={})[0]
         log = LogReader.open(path)
         begun = time.perf_counter()
-        run, out, edge = Regimes(settings, log, regimes, cut, 10, stale), [], 0
+        run, out, edge = Regimes(learning(settings), log, regimes, cut, 10, stale), [], 0
         by_type = told_by_type(run, features) if name == "mathoverflow" else nullcontext()
         while (window := next_window(log, edge, width * 1_000_000)) is not None:
             with by_type:

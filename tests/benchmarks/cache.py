@@ -18,7 +18,7 @@ from streamd.training.recorder import Recorder
 from streamd.windows import Window
 from tests.benchmarks import synth
 from tests.benchmarks.measure import Row, wikipedia_edges, write_edges
-from tests.builders import settings
+from tests.builders import learning, settings
 
 WARM, EPOCHS, WINDOWS = 70_000, 3, 2
 STREAMS = {"wikipedia": (500, (3000, 10_000)), "reddit": (24_000, (30_000, 100_000)), "gdelt": (96_000, (30_000, 100_000))}
@@ -78,8 +78,8 @@ def asked(path: Path, g: dict, warm: int, edges: int) -> Iterator[tuple[list[Ten
     when = np.maximum.accumulate((g["t"][span] * 1e6).astype(np.int64)) + np.arange(len(src))
     write_edges(path, list(range(g["num_nodes"])), src, dst, when, np.zeros((len(src), 1), np.float32), int(when[-1]) + 10**12)
     log = LogReader.open(path)
-    recorder = Recorder(settings(path, stream__edge_feature_dim=1, model__neighbors=10, model__memory_chunk=min(600, edges),
-                                 windows__max_events=10**6), log)
+    recorder = Recorder(learning(settings(path, stream__edge_feature_dim=1, model__neighbors=10, model__memory_chunk=min(600, edges),
+                                 windows__max_events=10**6)), log)
     recorder.rebuild(warm)
     for first in range(warm, len(src), edges):
         chunks = recorder.chunks(Window(int(when[first]), int(when[first + edges - 1]) + 1, first, first + edges))

@@ -17,6 +17,7 @@ from streamd.models import Memory
 from streamd.models.memory.files import MemoryFiles
 from streamd.registry import Registry
 from streamd.registry.manifest import MEMORY
+from streamd.settings.paths import Paths
 from streamd.storage import write_folder_durably
 from streamd.store.checkpoints import download_checkpoint, upload_checkpoint
 from streamd.store.file_index import FileIndex
@@ -66,7 +67,7 @@ def small(folder: Path) -> list[Row]:
             return True
 
     with closing(reign):
-        Trainer(s, LogReader.open(folder / "log"), Registry.of(s), SystemClock(), beat, on_step).run(Idle())
+        Trainer(s, Paths(folder / "log", s.data_dir, "train"), "cpu", LogReader.open(folder / "log"), Registry.of(s), SystemClock(), beat, on_step).run(Idle())
     steady = slice(3, HOURS)
     return [Row("a window's checkpoint and version to the store, 500 events, MB", float(np.median(sent[steady])) / 1e6, "MB"),
             Row("the same, seconds in a thread beside learning", float(np.median(seconds[steady])), "s",

@@ -9,6 +9,7 @@ import numpy as np
 from streamd.clock import SystemClock
 from streamd.eventlog.reader import LogReader
 from streamd.settings.loading import load_settings
+from streamd.settings.paths import Paths
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.trainer import Trainer
 from streamd.windows import next_window
@@ -25,7 +26,7 @@ def run() -> list[Row]:
         chosen, _ = load_settings(None, {"data_dir": path, "stream.time_unit": "us", "bootstrap.max_events": 0}, {})
         world = World.of(path, chosen)
         log = LogReader.open(path, keep_keys=False)
-        trainer = Trainer(chosen, log, world.registry, SystemClock(), Heartbeat(path, "train"))
+        trainer = Trainer(chosen, Paths.of(chosen, "train"), "cpu", log, world.registry, SystemClock(), Heartbeat(path, "train"))
         for _ in range(3):
             trainer.process(next_window(log, trainer.edge, chosen.windows.width_seconds * 1_000_000))
         world.run()

@@ -32,7 +32,7 @@ from streamd.training.replay import ReplayStore
 from streamd.windows import Window
 from tests.benchmarks import synth
 from tests.benchmarks.measure import Row, write_edges
-from tests.builders import settings
+from tests.builders import learning, settings
 from tests.readings import reading
 
 DAY_EDGES, EPOCHS, FEATURES, LARGE_EDGES, LARGE_NODES = 96_000, 3, 172, 200_000_000, 10_000_000
@@ -161,7 +161,7 @@ def turnaround(g: dict, device: str, edges: int = DAY_EDGES, features: int = FEA
             s = settings(Path(folder), stream__edge_feature_dim=features, model__name=model, model__dim=dim, model__time_dim=dim,
                          model__neighbors=10, model__memory_chunk=600, training__epochs=EPOCHS, training__replay_events=0,
                          windows__max_events=10**6, device=device)
-            recorder, learner = Recorder(s, log), Learner(s, log, ReplayStore(None, 1, 0))
+            recorder, learner = Recorder(learning(s), log), Learner(learning(s), log, ReplayStore(None, 1, 0))
             learner.start_at(edges)
             recorder.rebuild(edges)
             window = Window(int(when[edges]), int(when[-1]) + 1, edges, 2 * edges)
@@ -183,7 +183,7 @@ def turnaround(g: dict, device: str, edges: int = DAY_EDGES, features: int = FEA
 
 def shares(name: str, s: Settings, log: LogReader, window: Window, device: str) -> list[Row]:
     """Where a window's time goes when nothing overlaps, each part waited for: the paper's Figure 9, and the pair facts."""
-    recorder, learner = Recorder(s, log), Learner(s, log, ReplayStore(None, 1, 0))
+    recorder, learner = Recorder(learning(s), log), Learner(learning(s), log, ReplayStore(None, 1, 0))
     learner.start_at(window.first_edge)
     recorder.rebuild(window.first_edge)
     spent: Counter[str] = Counter()

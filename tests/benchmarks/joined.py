@@ -24,6 +24,7 @@ from streamd.settings.loading import load_settings
 from streamd.windows import next_window
 from tests.benchmarks.accuracy import read
 from tests.benchmarks.measure import write_edges
+from tests.builders import learning
 
 PARTS = {"wikipedia": 30_000, "collegemsg": 30_000, "return": 15_000}
 NEWS = 1_000
@@ -55,7 +56,7 @@ def play(first: int, hours: float, regimes: list[str], **values) -> list[RegimeW
         width = int(hours * 3600)
         settings = load_settings(None, {"data_dir": path, "windows.width_seconds": width, "windows.max_events": 10**9} | values, environ={})[0]
         log = LogReader.open(path)
-        run, out, edge, begun = Regimes(settings, log, regimes, first, 10), [], 0, time.perf_counter()
+        run, out, edge, begun = Regimes(learning(settings), log, regimes, first, 10), [], 0, time.perf_counter()
         while (window := next_window(log, edge, width * 1_000_000)) is not None:
             scored = run.window(window)
             if scored is not None:

@@ -30,7 +30,7 @@ from streamd.training.measures import ndcg
 from streamd.windows import next_window
 from tests.benchmarks.accuracy import read
 from tests.benchmarks.measure import SHARED, Row
-from tests.builders import batch
+from tests.builders import batch, learning
 
 WIDTH = {"wikipedia": 86_400, "nyc-green-taxi": 3_600}
 """Seconds that a label is of, and the width of windows."""
@@ -97,7 +97,7 @@ def play(stream: str, **values) -> dict[str, float]:
             "data_dir": path, "stream.edge_feature_dim": schema.edge_feature_dim, "stream.label_dim": schema.label_dim,
             "model.labels": "classification", "windows.width_seconds": width} | values, environ={})[0]
         log, edge, parts, begun = LogReader.open(path), 0, [], time.perf_counter()
-        run = Regimes(settings, log, ("live",), 0)
+        run = Regimes(learning(settings), log, ("live",), 0)
         while (window := next_window(log, edge, width * 1_000_000)) is not None:
             parts.append(run.window(window))
             edge = window.end_edge

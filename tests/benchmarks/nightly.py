@@ -7,6 +7,7 @@ from streamd.clock import SystemClock
 from streamd.eventlog.reader import LogReader
 from streamd.registry import Registry
 from streamd.settings.loading import load_settings
+from streamd.settings.paths import Paths
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.trainer import Trainer
@@ -21,7 +22,7 @@ def run() -> list[Row]:
         wikipedia_log(path)
         chosen, _ = load_settings(None, {"data_dir": path, "stream.time_unit": "us", "bootstrap.max_events": 0}, {})
         log = LogReader.open(path, keep_keys=False)
-        trainer = Trainer(chosen, log, Registry.of(chosen), SystemClock(), Heartbeat(path, "train"))
+        trainer = Trainer(chosen, Paths.of(chosen, "train"), "cpu", log, Registry.of(chosen), SystemClock(), Heartbeat(path, "train"))
         records = [trainer.process(trainer.due()[0]) for _ in range(WINDOWS)]
         pairs = trainer.recorder.live.facts.num_pairs
         mapped, slots = (metrics.TRAIN.get_sample_value("streamd_nightly_twin_bytes", {"where": w}) for w in ("mapped", "memory"))

@@ -28,6 +28,7 @@ from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress
 from streamd.registry import Registry
 from streamd.settings.loading import Settings, load_settings
+from streamd.settings.paths import Paths
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.trainer import Trainer
 from streamd.windows import next_window
@@ -67,7 +68,7 @@ def _learn_two_windows(s: Settings) -> None:
     keys = [f"n:{i}" for i in range(USERS + ITEMS)]
     write_edges(s.data_dir, keys, src, dst, at, np.ones((len(src), DIM), np.float32), int(at[-1]))
     log = LogReader.open(s.data_dir, keep_keys=False)
-    trainer = Trainer(s, log, Registry.of(s), SystemClock(), Heartbeat(s.data_dir, "train"))
+    trainer = Trainer(s, Paths.of(s, "train"), "cpu", log, Registry.of(s), SystemClock(), Heartbeat(s.data_dir, "train"))
     while (window := next_window(log, trainer.edge, HOUR)) is not None:
         trainer.process(window)
 

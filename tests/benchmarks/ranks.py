@@ -27,7 +27,7 @@ from streamd.training.replay import ReplayStore
 from streamd.windows import Window
 from tests.benchmarks import synth
 from tests.benchmarks.measure import Row, write_edges
-from tests.builders import settings
+from tests.builders import learning, settings
 
 WARM, WINDOW = 200_000, 4_000
 """Events of the graph before, and events of a window: as many as the largest chunk, which a window's end would cut short. The
@@ -62,7 +62,7 @@ class Learning:
         s = settings(Path(folder), stream__edge_feature_dim=log.state.schema.edge_feature_dim, model__name=name, model__dim=100,
                      model__time_dim=100, model__neighbors=10, model__memory_chunk=chunk, model__max_pairs=2_000_000, training__epochs=1,
                      training__replay_events=0, training__tail_share=0.0, windows__max_events=10**6)
-        self.learner, self.recorder = Learner(s, log, ReplayStore(None, 1, 0, ranks=ranks), ranks), recorder(s, log, ranks)
+        self.learner, self.recorder = Learner(learning(s), log, ReplayStore(None, 1, 0, ranks=ranks), ranks), recorder(s, log, ranks)
         self.recorder.rebuild(WARM)
         self.learner.start_at(WARM)
         self._times = log.edges(0, log.num_edges)[2]

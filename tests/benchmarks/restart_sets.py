@@ -18,7 +18,7 @@ from streamd.schema import EdgeSet
 from streamd.settings.loading import Settings
 from streamd.training.recorder import Recorder
 from tests.benchmarks.measure import Row
-from tests.builders import batch, settings, stream
+from tests.builders import batch, learning, settings, stream
 
 TIMES = 5
 TOTAL, SEGMENT, COMMIT = 2_000_000, 500_000, 20_000
@@ -49,7 +49,7 @@ def seconds_of(own: Settings, folder: Path) -> tuple[float, float, float]:
     log = LogReader.open(own.data_dir)
     opened = time.perf_counter() - begun
 
-    recorder = Recorder(own, log)
+    recorder = Recorder(learning(own), log)
     stored = folder.exists() and recorder.live.restore_facts(folder, log.num_edges) == log.num_edges
     recorder.rebuild(log.num_edges)
     taken = time.perf_counter() - begun

@@ -25,6 +25,7 @@ from streamd.scoring.record import decode
 from streamd.scoring.scorer import Scorer
 from streamd.serving.serving_settings import ServingSettings
 from streamd.settings.loading import Settings, load_settings, schema_of
+from streamd.settings.paths import Paths
 from streamd.telemetry.heartbeat import Heartbeat, read_beat
 from streamd.training.trainer import Trainer
 from streamd.windows import next_window
@@ -62,7 +63,7 @@ def _alone() -> list[Row]:
 
             commit(0, BEHIND, tuple(names))
             log = LogReader.open(s.data_dir)
-            trainer = Trainer(s, log, Registry.of(s), SystemClock(), Heartbeat(s.data_dir, "train"))
+            trainer = Trainer(s, Paths.of(s, "train"), "cpu", log, Registry.of(s), SystemClock(), Heartbeat(s.data_dir, "train"))
             while (window := next_window(log, trainer.edge, 86_400_000_000)) is not None:
                 trainer.process(window)
             scorer = Scorer(ServingSettings.of(s, "score"), Registry.of(s), LogReader.open(s.data_dir), lambda reason, number: None, BEHIND)

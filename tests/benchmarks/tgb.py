@@ -39,6 +39,7 @@ from streamd.training.replay import ReplayStore
 from streamd.windows import Window, next_window
 from tests.benchmarks.accuracy import read
 from tests.benchmarks.measure import SHARED, Row, write_edges
+from tests.builders import learning
 
 DAY = 86_400
 PARTS = ("train", "validation", "test")
@@ -123,10 +124,10 @@ class Run:
 
     def __init__(self, stream: Stream, settings: Settings, log: LogReader, stale: int) -> None:
         self.stream, self.log, self.settings = stream, log, settings
-        self.recorder = Recorder(settings, log)
+        self.recorder = Recorder(learning(settings), log)
         if stale:
             self.recorder.sight = StaleSight(FreshSight(self.recorder.live), self.recorder.live, stale)
-        self.learner = Learner(settings, log, ReplayStore.of(settings))
+        self.learner = Learner(learning(settings), log, ReplayStore.of(learning(settings)))
 
     def windows(self, part: str) -> Iterator[Window]:
         """The days of a part, cut where the part begins and ends."""

@@ -21,7 +21,7 @@ from streamd.training.replay import ReplayStore
 from streamd.windows import Window
 from tests.benchmarks import synth
 from tests.benchmarks.measure import SHARED, Row, best_seconds, write_edges
-from tests.builders import settings
+from tests.builders import learning, settings
 
 WARM, BATCHES, BATCH, FEATURES, THREADS, ROUNDS = 100_000, 40, 600, 172, 2, 3
 EDGES = BATCHES * BATCH
@@ -79,7 +79,7 @@ def _beside_pyg(s: Settings, log: LogReader) -> list[Row]:
 
 def _once(s: Settings, log: LogReader, recorded=list) -> tuple[float, float, float]:
     """Seconds of recording (nothing where that happens while it is scored), scoring and one epoch of learning."""
-    recorder, learner = Recorder(s, log), Learner(s, log, ReplayStore(None, 1, 0))
+    recorder, learner = Recorder(learning(s), log), Learner(learning(s), log, ReplayStore(None, 1, 0))
     learner.start_at(WARM)
     recorder.rebuild(WARM)
     begun = time.perf_counter()
@@ -93,7 +93,7 @@ def _once(s: Settings, log: LogReader, recorded=list) -> tuple[float, float, flo
 
 
 def _scoring_flops(s: Settings, log: LogReader) -> int:
-    recorder, learner = Recorder(s, log), Learner(s, log, ReplayStore(None, 1, 0))
+    recorder, learner = Recorder(learning(s), log), Learner(learning(s), log, ReplayStore(None, 1, 0))
     learner.start_at(WARM)
     recorder.rebuild(WARM)
     with FlopCounterMode(display=False) as counter:
@@ -105,7 +105,7 @@ def _scoring_flops(s: Settings, log: LogReader) -> int:
 def _window_cost(s: Settings, log: LogReader) -> list[Row]:
     """Windows of equal events with replay: medians of eleven windows around the 10th and before the 100th."""
     s = s.model_copy(update={"training": s.training.model_copy(update={"replay_events": 200, "epochs": 2})})
-    recorder, learner = Recorder(s, log), Learner(s, log, ReplayStore(None, 100, 0))
+    recorder, learner = Recorder(learning(s), log), Learner(learning(s), log, ReplayStore(None, 100, 0))
     learner.start_at(WARM)
     recorder.rebuild(WARM)
     seconds = []

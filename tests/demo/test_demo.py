@@ -33,7 +33,7 @@ from streamd.telemetry import progress
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.windows import Window
 from streamd.windows.history import WindowRecord
-from tests.builders import HOUR, Record, settings, spell, stream, write_log
+from tests.builders import HOUR, Record, learning, settings, spell, stream, write_log
 
 
 @pytest.mark.parametrize(("name", "events", "features"), [("wikipedia", 157_474, 0), ("taxi", 68_207, 14), ("mathoverflow", 10_595, 0)])
@@ -124,7 +124,7 @@ def test_twins_score_every_window_the_live_model_scores_and_frozen_equals_live_u
     write_log(tmp_path, *stream(900, hours=60), Schema(2, 0, 0), watermark=100 * HOUR)
     trainer, _, _ = make(tmp_path)
     records = process_all(trainer)
-    twins = Twins(settings(tmp_path, stream__edge_feature_dim=2), 900)
+    twins = Twins(tmp_path, learning(settings(tmp_path, stream__edge_feature_dim=2)), 900)
     twins.start()
     import time
     while len(twins.windows) < len(records) and twins.error is None:

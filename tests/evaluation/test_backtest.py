@@ -21,7 +21,7 @@ from streamd.training.learner import Learner
 from streamd.training.measures import measures
 from streamd.training.recorder import FreshSight, Recorder
 from streamd.windows import recorded_windows
-from tests.builders import HOUR, settings, stream, write_log
+from tests.builders import HOUR, learning, settings, stream, write_log
 
 HOURS = 60
 real = Learner.score
@@ -35,7 +35,7 @@ def world(path, num_edges=900, **values):
 
 def test_a_backtest_reports_every_window_after_the_initial_part_under_every_regime(tmp_path):
     s, log = world(tmp_path)
-    result = backtest(s, log, Plan(0.3, 0, (10, None)))
+    result = backtest(learning(s), log, Plan(0.3, 0, (10, None)))
     assert result.names() == ["live", "no_replay", "nightly", "nightly_live", "frozen", "rule", "edgebank", "popularity"]
     assert sum(w.window.num_edges for w in result.windows) == 900 - result.windows[0].window.first_edge
     assert 270 <= result.windows[0].window.first_edge < 300
@@ -45,7 +45,7 @@ def test_a_backtest_reports_every_window_after_the_initial_part_under_every_regi
 
 def test_what_is_learned_at_once_is_where_all_regimes_begin(tmp_path):
     s, log = world(tmp_path)
-    run = Regimes(s, log, ("live", "frozen"), 300, 3)
+    run = Regimes(learning(s), log, ("live", "frozen"), 300, 3)
     scored = [r for w in recorded_windows(log, HOUR) if (r := run.window(w)) is not None]
     assert scored[0].window.first_edge >= 300 and scored[0].scores["live"] == scored[0].scores["frozen"]
     assert scored[-1].scores["live"] != scored[-1].scores["frozen"]
@@ -55,7 +55,7 @@ def test_what_is_learned_at_once_is_where_all_regimes_begin(tmp_path):
 
 def test_an_initial_part_inside_one_window_is_learned_but_for_its_first_twentieth(tmp_path):
     s, log = world(tmp_path)
-    run = Regimes(s, log, ("live", "frozen"), 300, 3)
+    run = Regimes(learning(s), log, ("live", "frozen"), 300, 3)
     first, second = recorded_windows(log, HOURS // 2 * HOUR)
     assert first.end_edge > 300, "the initial part ends inside the first window"
     assert run.window(first) is None
@@ -71,7 +71,7 @@ def test_stale_facts_are_those_of_the_first_event_of_their_group(tmp_path):
     s, log = world(tmp_path, 300)
     src, dst, _ = log.edges(0, 300)
     for age in (7, 40, None):
-        recorder, window = Recorder(s, log), list(recorded_windows(log, 20 * HOUR))[1]
+        recorder, window = Recorder(learning(s), log), list(recorded_windows(log, 20 * HOUR))[1]
         recorder.rebuild(window.first_edge)
         recorder.sight = StaleSight(FreshSight(recorder.live), recorder.live, age)
         for chunk in recorder.chunks(window):
@@ -116,7 +116,7 @@ def test_an_age_that_cannot_be_is_named(stale):
 
 def test_windows_can_begin_with_the_first_event_reported_on(tmp_path):
     s, log = world(tmp_path)
-    first, *rest = backtest(s, log, Plan(0.3, 1, from_cut=True)).windows
+    first, *rest = backtest(learning(s), log, Plan(0.3, 1, from_cut=True)).windows
     begin = int(log.time_of(np.array([first.window.first_edge]))[0])
     assert first.window.start_us == begin and first.window.first_edge == 270
     assert all((w.window.start_us - begin) % HOUR == 0 for w in rest)
@@ -124,11 +124,11 @@ def test_windows_can_begin_with_the_first_event_reported_on(tmp_path):
 
 def test_replay_has_a_row_of_its_own_where_there_is_any(tmp_path):
     s, log = world(tmp_path, 400)
-    with_replay, without = (backtest(settings(tmp_path, stream__edge_feature_dim=2, training__replay=how), log, Plan())
+    with_replay, without = (backtest(learning(settings(tmp_path, stream__edge_feature_dim=2, training__replay=how)), log, Plan())
                             for how in ("uniform", "none"))
     assert "no_replay" in with_replay.names() and "no_replay" not in without.names()
     assert with_replay.mean("no_replay") == without.mean("live") != with_replay.mean("live")
-    run = Regimes(s, log, ("live", "no_replay"), 100, 1)
+    run = Regimes(learning(s), log, ("live", "no_replay"), 100, 1)
     for window in list(recorded_windows(log, HOUR))[:25]:
         run.window(window)
     assert run.learners["no_replay"].draw(300, 40) == () != run.learners["live"].draw(300, 40)
@@ -136,7 +136,7 @@ def test_replay_has_a_row_of_its_own_where_there_is_any(tmp_path):
 
 def test_the_interval_of_a_row_is_that_of_the_same_windows_under_both(tmp_path):
     s, log = world(tmp_path)
-    result = backtest(s, log, Plan())
+    result = backtest(learning(s), log, Plan())
     by = result.difference("live", "edgebank")
     assert np.isclose(by.mean, result.mean("live")["mrr"] - result.mean("edgebank")["mrr"]) and by.num_windows == len(result.windows)
     cells = {row[0]: row[-1] for row in result.table()}
@@ -146,7 +146,7 @@ def test_the_interval_of_a_row_is_that_of_the_same_windows_under_both(tmp_path):
 def test_windows_of_a_day_are_compared_without_a_nightly_model(tmp_path):
     write_log(tmp_path, *stream(900, hours=20 * 24), Schema(2, 0, 0))
     s = settings(tmp_path, stream__edge_feature_dim=2, model__name="pair", windows__width_seconds=86_400)
-    result = backtest(s, LogReader.open(tmp_path), Plan())
+    result = backtest(learning(s), LogReader.open(tmp_path), Plan())
     assert "nightly" not in result.names() and re.match(r"Live \w+ [^:]*frozen weights [^:]*: learning ", result.verdict())
 
 
@@ -213,7 +213,7 @@ def test_too_few_events_are_said(tmp_path):
 
 def test_the_measures_of_a_window_weigh_as_many_events_as_it_has(tmp_path):
     s, log = world(tmp_path)
-    result = backtest(s, log, Plan())
+    result = backtest(learning(s), log, Plan())
     weight = [w.num_scored for w in result.windows]
     assert np.isclose(result.mean("rule")["ap"], np.average([w.scores["rule"]["ap"] for w in result.windows], weights=weight))
     known = [w.num_known for w in result.windows]

@@ -13,7 +13,7 @@ from streamd.evaluation.regimes import RegimeWindow
 from streamd.eventlog.reader import LogReader
 from streamd.settings.loading import load_settings
 from streamd.windows import Window
-from tests.builders import settings, stream, write_log
+from tests.builders import learning, settings, stream, write_log
 
 
 def asked(*grid):
@@ -101,7 +101,7 @@ def test_a_run_of_a_grid_scores_as_a_backtest_of_its_settings_does(tmp_path):
     found = combinations(["training.epochs=2,1"], lambda values: settings(tmp_path, model__name="pair", **values))
     first, second = run_grid(found, log, Plan()).runs
     for run, epochs in ((first, 2), (second, 1)):
-        alone = backtest(settings(tmp_path, model__name="pair", training__epochs=epochs), log, Plan())
+        alone = backtest(learning(settings(tmp_path, model__name="pair", training__epochs=epochs)), log, Plan())
         assert run.mean == alone.mean("live") and len(run.windows) == len(alone.windows)
     assert first.mean != second.mean
 

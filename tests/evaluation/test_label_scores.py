@@ -9,7 +9,7 @@ from streamd.eventlog.reader import LogReader
 from streamd.graph.label_history import LAST_LABELS
 from streamd.models.labels import label_inputs
 from streamd.training.recorder import Recorder
-from tests.builders import settings, stream, write_log
+from tests.builders import learning, settings, stream, write_log
 from tests.training.test_labels import write_labelled
 
 
@@ -18,7 +18,7 @@ def labels_of(tmp_path):
     """Makes the inputs of labels of some nodes."""
     write_log(tmp_path, *stream(50))
     s = settings(tmp_path, model__name="pair")
-    recorder = Recorder(s, LogReader.open(tmp_path))
+    recorder = Recorder(learning(s), LogReader.open(tmp_path))
     recorder.rebuild(50)
 
     def make(nodes, targets):
@@ -87,7 +87,7 @@ def test_a_window_without_labels_has_no_scores_of_them():
 def test_a_backtest_reports_the_label_head_of_each_regime_beside_the_rules(tmp_path, epochs):
     write_labelled(tmp_path, 1, lambda camp: [10 * camp])
     s = settings(tmp_path, stream__label_dim=1, model__labels="regression", windows__width_seconds=1800, training__learning_rate=0.02)
-    result = backtest(s, LogReader.open(tmp_path), Plan(0.3, epochs))
+    result = backtest(learning(s), LogReader.open(tmp_path), Plan(0.3, epochs))
     head, *rows = result.label_table()
     assert head[1:] == ["MAE", "RMSE"] and [r[0] for r in rows] == [
         "live",
@@ -107,4 +107,4 @@ def test_a_backtest_reports_the_label_head_of_each_regime_beside_the_rules(tmp_p
 
 def test_a_stream_without_labels_has_no_table_of_them(tmp_path):
     write_log(tmp_path, *stream(300, hours=20))
-    assert backtest(settings(tmp_path, model__name="pair"), LogReader.open(tmp_path), Plan()).label_table() == []
+    assert backtest(learning(settings(tmp_path, model__name="pair")), LogReader.open(tmp_path), Plan()).label_table() == []

@@ -2,13 +2,14 @@ import numpy as np
 
 from streamd.evaluation.freshness import NightlySight
 from streamd.training.recorder import Recorder
+from tests.builders import learning
 from tests.training.test_learner import windows, world
 
 
 def test_a_standing_record_knows_nothing_of_the_day(tmp_path):
     s, log = world(tmp_path)
     third, fourth = list(windows(log))[2:4]
-    moving, standing = Recorder(s, log), Recorder(s, log)
+    moving, standing = Recorder(learning(s), log), Recorder(learning(s), log)
     for recorder in (moving, standing):
         recorder.rebuild(third.first_edge)
     pool = moving.sight.pool_of(third)

@@ -8,8 +8,8 @@ import torch
 from streamd.errors import DeviceError
 from streamd.gpu import choose_device, device, make_graph
 from streamd.graph import BlockGraph
+from streamd.settings.loading import GpuSettings, GraphSettings
 from streamd.training.checkpoint import build_facts
-from tests.builders import settings
 
 
 @pytest.fixture(autouse=True)
@@ -69,8 +69,7 @@ def test_what_bits_depend_on_names_the_gpu_and_says_nothing_new_of_a_cpu(monkeyp
 
 
 def test_the_cpu_has_the_plain_graph(tmp_path):
-    s = settings(tmp_path)
-    graph = make_graph(s.graph, s.gpu, "cpu", 70, "out", lambda first, end: None)
+    graph = make_graph(GraphSettings(), GpuSettings(), "cpu", 70, "out", lambda first, end: None)
     assert type(graph) is BlockGraph and graph.next_event == 70 and list(graph.directions) == ["out"]
 
 

@@ -13,7 +13,7 @@ from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore
 from streamd.windows import next_window
-from tests.builders import HOUR, settings, stream, write_log
+from tests.builders import HOUR, learning, settings, stream, write_log
 
 SCHEMA = Schema(2, 0, 0)
 DEVICE = "cpu:1"
@@ -48,7 +48,7 @@ def send(tensor):
 
 def recorded(log, **values):
     s = settings(log.data_dir, stream__edge_feature_dim=2, model__snapshot_seconds=3600, **values)
-    learner, recorder = Learner(s, log, ReplayStore(None, 1, 0)), Recorder(s, log)
+    learner, recorder = Learner(learning(s), log, ReplayStore(None, 1, 0)), Recorder(learning(s), log)
     first = next_window(log, 0, HOUR)
     for _ in recorder.chunks(first):
         pass

@@ -16,7 +16,7 @@ from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore
 from streamd.windows import next_window
-from tests.builders import HOUR, settings, stream, write_log
+from tests.builders import HOUR, learning, settings, stream, write_log
 from tests.ranks.test_learner import ONE_AT_A_TIME
 from tests.ranks.threads import run
 
@@ -49,10 +49,10 @@ def gradients(path, ranks, name):
     s = settings(path, model__name=name, model__memory_chunk=100, training__epochs=1)
     log = LogReader.open(path)
     with ONE_AT_A_TIME:
-        learner = Learner(s, log, ReplayStore.of(s, ranks=ranks), ranks)
+        learner = Learner(learning(s), log, ReplayStore.of(learning(s), ranks=ranks), ranks)
         torch.manual_seed(1)
         torch.nn.init.normal_(learner.model.head_out.weight, std=0.3)
-    recorder, found = Recorder(s, log, ranks), []
+    recorder, found = Recorder(learning(s), log, ranks), []
     first = next_window(log, 0, HOUR)
     for number, window in enumerate((first, next_window(log, first.end_edge, HOUR))):
         learner.begin()

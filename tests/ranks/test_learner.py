@@ -12,7 +12,7 @@ from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore
 from streamd.windows import next_window
-from tests.builders import HOUR, settings, stream, write_log
+from tests.builders import HOUR, learning, settings, stream, write_log
 from tests.ranks.threads import run
 
 ONE_AT_A_TIME = threading.Lock()
@@ -37,7 +37,7 @@ def windows(log):
 def recorded(s, ranks):
     """What is recorded of each chunk: the inputs of this rank's events."""
     log = LogReader.open(s.data_dir)
-    recorder = Recorder(s, log, ranks)
+    recorder = Recorder(learning(s), log, ranks)
     return [chunk for window in windows(log) for chunk in recorder.chunks(window)]
 
 
@@ -45,8 +45,8 @@ def learned(s, ranks, num_windows=3):
     """What is scored, and what state learning leaves."""
     log = LogReader.open(s.data_dir)
     with ONE_AT_A_TIME:
-        learner = Learner(s, log, ReplayStore.of(s, ranks=ranks), ranks)
-    recorder = Recorder(s, log, ranks)
+        learner = Learner(learning(s), log, ReplayStore.of(learning(s), ranks=ranks), ranks)
+    recorder = Recorder(learning(s), log, ranks)
     scores, results = [], []
     for window in list(windows(log))[:num_windows]:
         learner.begin()

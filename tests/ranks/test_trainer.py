@@ -15,6 +15,7 @@ from streamd.registry import Registry
 from streamd.registry.candidate import Candidate
 from streamd.registry.gate import Decision
 from streamd.serving.loaded_version import LoadedVersion
+from streamd.settings.paths import Paths
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.ledger import Ledger
 from streamd.training.trainer import Trainer
@@ -153,7 +154,7 @@ def test_a_stop_of_the_first_rank_is_heard_by_all_within_a_chunk(tmp_path, state
         beat = Counting(tmp_path, "train", f"train-{ranks.rank}" if ranks.rank else "train")
         beat.is_first = ranks.is_first
         log = LogReader.open(tmp_path, keep_keys=False)
-        trainer = Trainer(world.settings, log, Registry.of(world.settings), SystemClock(), beat, ranks=ranks)
+        trainer = Trainer(world.settings, Paths.of(world.settings, "train"), "cpu", log, Registry.of(world.settings), SystemClock(), beat, ranks=ranks)
         return trainer.run(beat.stop if ranks.is_first else threading.Event()), beat.count
 
     assert run(2, one) == [(False, 3)] * 2

@@ -12,7 +12,7 @@ from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore
 from streamd.windows import next_window
-from tests.builders import HOUR
+from tests.builders import HOUR, learning
 from tests.ranks.test_learner import ONE_AT_A_TIME
 from tests.ranks.threads import run
 from tests.ranks.week import week
@@ -30,11 +30,11 @@ def windows(log):
 def made(s, ranks):
     log = LogReader.open(s.data_dir, keep_keys=False)
     with ONE_AT_A_TIME:
-        learner = Learner(s, log, ReplayStore.of(s, ranks=ranks), ranks)
+        learner = Learner(learning(s), log, ReplayStore.of(learning(s), ranks=ranks), ranks)
         # A new model is its pair network: let the graph count as well.
         torch.manual_seed(1)
         torch.nn.init.normal_(learner.model.head_out.weight, std=0.3)
-    return log, learner, Recorder(s, log, ranks)
+    return log, learner, Recorder(learning(s), log, ranks)
 
 
 def scored(s, ranks, learn=False):

@@ -10,6 +10,7 @@ from streamd.eventlog.reader import LogReader
 from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, SetKey, empty_batch
 from streamd.registry import Registry
+from streamd.settings.paths import Paths
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training import learner as learners
 from streamd.training.trainer import Trainer
@@ -93,7 +94,7 @@ class World:
         windows. Returns: what each made of its trainer at the end."""
         def one(ranks):
             log = LogReader.open(logs[ranks.rank % len(logs)] if logs else self.path, keep_keys=False)
-            trainer = Trainer(self.settings, log, Registry.of(self.settings), SystemClock(),
+            trainer = Trainer(self.settings, Paths(log.data_dir, self.path, "train"), "cpu", log, Registry.of(self.settings), SystemClock(),
                               Heartbeat(self.path, "train", f"train-{ranks.rank}" if ranks.rank else "train"), ranks=ranks)
             # The first rank stops all.
             trainer.run(StopWhereNothingIsLeft(between if ranks.is_first else ()))

@@ -18,6 +18,7 @@ from streamd.events import Schema
 from streamd.registry import Registry
 from streamd.replica.models.follower import ModelsFollower
 from streamd.replica.models.standby import leads
+from streamd.settings.paths import Paths
 from streamd.store.objects import Store
 from streamd.telemetry.heartbeat import Heartbeat, read_beat
 from streamd.training.trainer import Trainer
@@ -74,7 +75,7 @@ def train(path, store, open_topic, on_step=lambda _: None, **more):
         on_step(name)
 
     with closing(reign):
-        trainer = Trainer(s, LogReader.open(path), Registry.of(s), SystemClock(), beat, step)
+        trainer = Trainer(s, Paths.of(s, "train"), "cpu", LogReader.open(path), Registry.of(s), SystemClock(), beat, step)
         trainer.run(StopsWhenIdle())
         # What the last window's checkpoint lets through is sent.
         topic = open_topic()

@@ -12,7 +12,7 @@ from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore
 from streamd.windows import recorded_windows
 from streamd.windows.history import HistoryReader
-from tests.builders import HOUR, stream, write_log
+from tests.builders import HOUR, learning, stream, write_log
 from tests.scoring.world import Feed, Scoring
 from tests.server.world import SCHEMA, World
 
@@ -20,7 +20,7 @@ from tests.server.world import SCHEMA, World
 def prequential(settings, version, whole):
     """By one version: event -> its logits, and the first event of its chunk; windows learn nothing meanwhile."""
     log = LogReader.open(whole)
-    recorder, learner = Recorder(settings, log), Learner(settings, log, ReplayStore(None, 1, 0))
+    recorder, learner = Recorder(learning(settings), log), Learner(learning(settings), log, ReplayStore(None, 1, 0))
     learner.restore_weights(version.weights, None)
     _, learner.memory = restored(version, log.state.schema)
     recorder.rebuild(version.manifest.edge)

@@ -24,10 +24,11 @@ from streamd.server.engine.status import EngineStatus
 from streamd.serving.following_graph import ServerGraph
 from streamd.serving.loaded_version import LoadedVersion
 from streamd.serving.serving_settings import ServingSettings
+from streamd.settings.paths import Paths
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.trainer import Trainer
-from tests.builders import HOUR, batch, settings, stream, write_log
+from tests.builders import HOUR, batch, learning, settings, stream, write_log
 from tests.readings import reading
 from tests.server.world import SCHEMA, World, ask, wait
 
@@ -77,7 +78,7 @@ def test_answers_equal_what_the_trainer_would_have_scored(world):
     from streamd.training.recorder import Recorder
 
     log = LogReader.open(world.path)
-    recorder = Recorder(world.settings, log)
+    recorder = Recorder(learning(world.settings), log)
     recorder.rebuild(log.num_edges)
     version = world.registry.load(world.registry.champion())
     model, memory = restored(version, log.state.schema)
@@ -111,7 +112,7 @@ def test_published_scores_are_what_the_server_answers_event_by_event(tmp_path, n
     whole = tmp_path / "whole"
     write_log(whole, src, dst, time_E, SCHEMA)
     log = LogReader.open(whole)
-    recorder, learner = Recorder(world.settings, log), Learner(world.settings, log, ReplayStore(None, 1, 0))
+    recorder, learner = Recorder(learning(world.settings), log), Learner(learning(world.settings), log, ReplayStore(None, 1, 0))
     learner.restore_weights(champion.weights, None)
     _, learner.memory = restored(champion, SCHEMA)
     recorder.rebuild(champion.manifest.edge)
@@ -151,7 +152,7 @@ def test_a_version_of_other_settings_is_answered_for_with_its_own_facts(world):
     chosen = settings(world.path, stream__edge_feature_dim=2, model__half_lives_seconds=(10, 100, 1000, 5000, 9000),
                       model__memory_chunk=30, bootstrap__max_events=10_000)
     log = LogReader.open(world.path)
-    trainer = Trainer(chosen, log, Registry.of(chosen), SystemClock(), Heartbeat(world.path, "train"))
+    trainer = Trainer(chosen, Paths.of(chosen, "train"), "cpu", log, Registry.of(chosen), SystemClock(), Heartbeat(world.path, "train"))
     trainer.bootstrap()
     assert world.registry.champion() == old
     new, = (m.name for m in read_manifests(world.registry) if m.model_settings() == chosen.model)
@@ -305,7 +306,7 @@ def test_more_requests_than_may_wait_are_told_to_come_again(tmp_path):
 def test_memory_advances_while_the_graph_is_still_behind_a_log_that_grows(tmp_path):
     write_log(tmp_path, *stream(100), SCHEMA)
     s, advanced = settings(tmp_path), []
-    follower = LogFollower(ServingSettings.of(s, "serve"), Registry(s), LogReader.open(tmp_path), EngineStatus())
+    follower = LogFollower(ServingSettings.of(s, "serve"), Registry.of(s), LogReader.open(tmp_path), EngineStatus())
     log = SimpleNamespace(num_edges=100, committed_at=0.0)
     follower.view = SimpleNamespace(follow=lambda answering: (5, False), log=log, edge=10, watermark=0)
     follower.served = SimpleNamespace(follow_until=lambda *asked: advanced.append(asked) or False)

@@ -27,6 +27,7 @@ from streamd.ingest.dead_letters.sinks import DeadLetter, LocalDeadLetters
 from streamd.roles import folder_of, roles_of
 from streamd.server.app import create_app
 from streamd.settings.loading import load_settings
+from streamd.settings.paths import Paths
 from streamd.telemetry.heartbeat import Heartbeat, read_beats
 from streamd.telemetry.progress import Reading
 from streamd.training.trainer import Trainer
@@ -479,7 +480,7 @@ def test_the_screenshots_of_the_readme_tell_the_story_of_the_demo(browser, tmp_p
     chosen, _ = load_settings(None, {"data_dir": tmp_path / "log", "stream.time_unit": "us", "bootstrap.max_events": 0}, {})
     world = World.of(tmp_path / "log", chosen)
     log = LogReader.open(chosen.data_dir, keep_keys=False)
-    trainer = Trainer(chosen, log, world.registry, SystemClock(), Heartbeat(chosen.data_dir, "train"))
+    trainer = Trainer(chosen, Paths.of(chosen, "train"), "cpu", log, world.registry, SystemClock(), Heartbeat(chosen.data_dir, "train"))
     for _ in range(40):
         trainer.process(trainer.due()[0])
     src = log.edges(log.num_edges - 20_000, log.num_edges)[0]

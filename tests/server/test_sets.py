@@ -7,7 +7,7 @@ import torch
 from streamd.eventlog.reader import LogReader
 from streamd.models.restored import restored
 from streamd.training.recorder import Recorder
-from tests.builders import HOUR, SETS, declared, sets_stream, settings, write_sets_log
+from tests.builders import HOUR, SETS, declared, learning, sets_stream, settings, write_sets_log
 from tests.server.world import World, wait
 
 
@@ -37,7 +37,7 @@ def test_scores_are_those_of_the_asked_edge_set(world, edge_set, targets):
     # What the trainer would have scored: the facts of the set, by the same version.
     number = SETS.edge_set_names.index(edge_set)
     log = LogReader.open(world.path)
-    recorder = Recorder(world.settings, log)
+    recorder = Recorder(learning(world.settings), log)
     recorder.rebuild(log.num_edges)
     model, memory = restored(world.registry.load(world.registry.champion()), SETS)
     nodes = np.array(targets) + (20 if edge_set != "follows" else 0)

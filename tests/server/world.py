@@ -15,6 +15,7 @@ from streamd.registry import Registry
 from streamd.server.app import create_app
 from streamd.server.listening import web_config
 from streamd.server.state import ServerState
+from streamd.settings.paths import Paths
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.trainer import Trainer
 from streamd.windows import next_window
@@ -63,7 +64,7 @@ class World:
 
     def train(self, limit=99):
         log = LogReader.open(self.path, keep_keys=False)
-        trainer = Trainer(self.settings, log, self.registry, SystemClock(), Heartbeat(self.path, "train"))
+        trainer = Trainer(self.settings, Paths.of(self.settings, "train"), "cpu", log, self.registry, SystemClock(), Heartbeat(self.path, "train"))
         done = 0
         while done < limit and (window := next_window(log, trainer.edge, HOUR)) is not None:
             trainer.process(window)

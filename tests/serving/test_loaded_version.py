@@ -11,7 +11,7 @@ from streamd.models.inference.torch_model import TorchModel
 from streamd.serving.loaded_version import LoadedVersion
 from streamd.training.recorder import Recorder
 from streamd.windows import recorded_windows
-from tests.builders import HOUR, SECOND, settings, stream, write_log
+from tests.builders import HOUR, SECOND, learning, settings, stream, write_log
 
 
 def opened(path, src, dst, time, watermark):
@@ -38,7 +38,7 @@ def test_memory_passes_a_time_with_more_events_than_it_looks_at(tmp_path, burst_
     trained = model.new_memory()
     wanted = [0]
     for window in recorded_windows(log, HOUR):
-        for chunk in Recorder(s, log).cut(window):
+        for chunk in Recorder(learning(s), log).cut(window):
             model.advance(trained, chunk)
             wanted.append(trained.edge)
     assert cuts == wanted and 1200 in cuts

@@ -17,7 +17,7 @@ from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore
 from streamd.windows import next_window
-from tests.builders import HOUR, settings, stream, write_log
+from tests.builders import HOUR, learning, settings, stream, write_log
 
 SCHEMA = Schema(2, 0, 0)
 
@@ -30,7 +30,7 @@ def world(tmp_path):
 
 
 def chunks(s, log):
-    recorder, edge = Recorder(s, log), 0
+    recorder, edge = Recorder(learning(s), log), 0
     while (window := next_window(log, edge, HOUR)) is not None:
         yield window, list(recorder.chunks(window))
         edge = window.end_edge
@@ -122,7 +122,7 @@ def test_training_on_a_gpu_and_on_a_cpu_agree(world, mixed, monkeypatch):
     parts, said = list(chunks(s, log)), {}
     for device in ("cpu", "cuda"):
         own = s.model_copy(update={"device": device, "gpu": GpuSettings(cache_rows=100, mixed_precision=mixed)})
-        learner, logits = Learner(own, log, ReplayStore(None, 10, 0)), []
+        learner, logits = Learner(learning(own), log, ReplayStore(None, 10, 0)), []
         for window, part in parts:
             learner.begin()
             logits += [x for c in part if (x := learner.score(c)).size]
@@ -137,7 +137,7 @@ def test_a_thousand_windows_leave_gpu_memory_where_it_was(world):
     if not torch.cuda.is_available():
         pytest.skip("no GPU")
     s, log = world
-    learner = Learner(s.model_copy(update={"device": "cuda"}), log, ReplayStore(None, 10, 0))
+    learner = Learner(learning(s.model_copy(update={"device": "cuda"})), log, ReplayStore(None, 10, 0))
     window, part = next(x for x in chunks(s, log) if any(c.score is not None for c in x[1]))
     taken = []
     for number in range(1000):

@@ -11,6 +11,7 @@ from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.registry import Registry
 from streamd.serving.loaded_version import LoadedVersion
+from streamd.settings.paths import Paths
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.recorder import Recorder
 from streamd.training.trainer import Trainer
@@ -22,6 +23,7 @@ from tests.builders import (
     SETS,
     batch,
     declared,
+    learning,
     sets_rows,
     sets_stream,
     settings,
@@ -60,7 +62,7 @@ def trained(path, dim, target_of, **values):
     write_labelled(path, dim, target_of)
     s = settings(path, stream__label_dim=dim, model__id_rows=64, training__learning_rate=0.02, **values)
     log = LogReader.open(path)
-    trainer = Trainer(s, log, Registry.of(s), SystemClock(), Heartbeat(path, "train"))
+    trainer = Trainer(s, Paths.of(s, "train"), "cpu", log, Registry.of(s), SystemClock(), Heartbeat(path, "train"))
     return s, trainer, [trainer.process(w) for w in recorded_windows(log, HOUR)]
 
 
@@ -78,7 +80,7 @@ def test_a_chunks_labels_are_those_of_its_time_embedded_as_of_its_start(tmp_path
     write_labelled(tmp_path, 1, lambda c: [c])
     s = settings(tmp_path, stream__label_dim=1, model__labels="classification")
     log = LogReader.open(tmp_path)
-    recorder, node, time, _ = Recorder(s, log), *log.labels()
+    recorder, node, time, _ = Recorder(learning(s), log), *log.labels()
     seen = 0
     for window in recorded_windows(log, HOUR):
         for chunk in recorder.chunks(window):
@@ -116,7 +118,7 @@ def test_labels_of_a_deleted_node_are_neither_scored_nor_learned(tmp_path):
     writer.commit(dataclasses.replace(empty_batch(Schema(0, 0, 1)), deletions_X=rows), Progress(), 100 * HOUR)
     writer.close()
     log.refresh()
-    recorder = Recorder(s, log)
+    recorder = Recorder(learning(s), log)
     nodes = [c.labels.around.node_M[c.labels.around.hops[0].root_U[c.labels.node_L]] for w in recorded_windows(log, HOUR)
              for c in recorder.chunks(w) if c.labels is not None]
     told = np.concatenate(nodes)
@@ -136,7 +138,7 @@ def test_labels_of_one_time_are_all_taken_up_to_two_thousand(tmp_path, given, ke
     writer.close()
     s = settings(tmp_path, stream__label_dim=1, model__labels="classification")
     log = LogReader.open(tmp_path)
-    chunks = [c for w in recorded_windows(log, HOUR) for c in Recorder(s, log).chunks(w)]
+    chunks = [c for w in recorded_windows(log, HOUR) for c in Recorder(learning(s), log).chunks(w)]
     assert [len(c.labels.target_LT) for c in chunks if c.labels is not None] == [kept]
 
 
@@ -155,7 +157,7 @@ def test_labels_of_each_node_set_are_learned_by_its_own_head(tmp_path):
     s = settings(tmp_path, model__name="pair", model__labels="classification", training__epochs=4, training__learning_rate=0.02,
                  **{k.replace(".", "__"): v for k, v in declared().items()})
     log = LogReader.open(tmp_path)
-    trainer = Trainer(s, log, Registry.of(s), SystemClock(), Heartbeat(tmp_path, "train"))
+    trainer = Trainer(s, Paths.of(s, "train"), "cpu", log, Registry.of(s), SystemClock(), Heartbeat(tmp_path, "train"))
     records = []
     while due := trainer.due():
         records.append(trainer.process(due[0]))

@@ -13,13 +13,14 @@ from streamd.eventlog.reader import LogReader
 from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress, Schema
 from streamd.registry import Registry
+from streamd.settings.paths import Paths
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training import window_attempts as attempts
 from streamd.training.trainer import Trainer
 from streamd.windows import Window, next_window, num_late
 from streamd.windows.history import HistoryReader
-from tests.builders import HOUR, batch, settings, stream
+from tests.builders import HOUR, batch, learning, settings, stream
 
 SCHEMA = Schema(2, 0, 0)
 
@@ -43,7 +44,7 @@ def late_log(path, shares, before_us=2 * HOUR):
 def make(path, **values):
     s = settings(path, stream__edge_feature_dim=2, **values)
     registry = Registry.of(s)
-    return Trainer(s, LogReader.open(path), registry, SystemClock(), Heartbeat(path, "train")), registry
+    return Trainer(s, Paths.of(s, "train"), "cpu", LogReader.open(path), registry, SystemClock(), Heartbeat(path, "train")), registry
 
 
 def window(log, hour):
@@ -145,7 +146,7 @@ def test_at_a_first_start_on_a_log_with_a_past_late_windows_are_left_out(tmp_pat
 def test_a_backtest_leaves_out_what_the_trainer_does(tmp_path):
     late_log(tmp_path, {3: 1})
     s = settings(tmp_path, stream__edge_feature_dim=2)
-    result = backtest(s, LogReader.open(tmp_path), Plan(0.3))
+    result = backtest(learning(s), LogReader.open(tmp_path), Plan(0.3))
     assert [w.window.start_us // HOUR for w in result.windows] == [2, 4, 5] and result.num_left_out == 1
 
 

@@ -16,7 +16,7 @@ from streamd.training.measures import measures
 from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayChunk, ReplayStore
 from streamd.windows import next_window
-from tests.builders import HOUR, settings, stream, write_log
+from tests.builders import HOUR, learning, settings, stream, write_log
 
 SCHEMA = Schema(2, 0, 0)
 
@@ -36,7 +36,7 @@ def windows(log, width=HOUR):
 
 
 def run(s, log, learn=True, capacity=10):
-    learner, recorder = Learner(s, log, ReplayStore(None, capacity, 0)), Recorder(s, log)
+    learner, recorder = Learner(learning(s), log, ReplayStore(None, capacity, 0)), Recorder(learning(s), log)
     scores, losses = [], []
     for window in windows(log):
         learner.begin()
@@ -78,7 +78,7 @@ def test_a_change_meant_to_change_no_number_changes_none(tmp_path, name, losses)
 def test_the_residual_starts_as_the_pair_network(tmp_path):
     s, log = world(tmp_path)
     first, second, *_ = windows(log)
-    learner, recorder = Learner(s, log, ReplayStore(None, 1, 0)), Recorder(s, log)
+    learner, recorder = Learner(learning(s), log, ReplayStore(None, 1, 0)), Recorder(learning(s), log)
     learner.start_at(second.first_edge)
     list(recorder.chunks(first))
     chunk = next(recorder.chunks(second))
@@ -89,7 +89,7 @@ def test_the_residual_starts_as_the_pair_network(tmp_path):
 
 def test_a_recorded_chunk_replays_to_the_loss_of_its_first_visit(tmp_path):
     s, log = world(tmp_path)
-    learner, recorder = Learner(s, log, ReplayStore(None, 50, 0)), Recorder(s, log)
+    learner, recorder = Learner(learning(s), log, ReplayStore(None, 50, 0)), Recorder(learning(s), log)
     for window in list(windows(log))[:3]:
         learner.begin()
         for chunk in recorder.chunks(window):
@@ -111,7 +111,7 @@ def test_a_recorded_chunk_replays_to_the_loss_of_its_first_visit(tmp_path):
 
 def test_the_held_out_tail_is_learned_with_the_next_window(tmp_path):
     s, log = world(tmp_path, training__tail_share=0.25)
-    learner, recorder = Learner(s, log, ReplayStore(None, 1, 0)), Recorder(s, log)
+    learner, recorder = Learner(learning(s), log, ReplayStore(None, 1, 0)), Recorder(learning(s), log)
     for window in list(windows(log))[:2]:
         learner.begin()
         scored = sum(len(x) for c in recorder.chunks(window) if (x := learner.score(c)).size)
@@ -135,7 +135,7 @@ def test_small_windows_are_passed_over_more_often_and_replay_is_in_proportion(tm
 
 def test_the_last_events_of_a_window_are_not_learned_with_it(tmp_path, monkeypatch):
     s, log = world(tmp_path, training__tail_share=0.25, training__epochs=1)
-    learner, recorder = Learner(s, log, ReplayStore(None, 1, 0)), Recorder(s, log)
+    learner, recorder = Learner(learning(s), log, ReplayStore(None, 1, 0)), Recorder(learning(s), log)
     window = next(windows(log))
     learner.begin()
     for chunk in recorder.chunks(window):
@@ -182,7 +182,7 @@ def spoil_logits_of_the_tail(learner, chunks, monkeypatch):
 @pytest.mark.parametrize("spoil", [spoil_a_fact, spoil_a_statistic, spoil_memory, spoil_logits_of_the_tail])
 def test_a_window_that_explodes_leaves_the_weights_as_they_were(tmp_path, monkeypatch, spoil):
     s, log = world(tmp_path)
-    learner, recorder = Learner(s, log, ReplayStore(None, 1, 0)), Recorder(s, log)
+    learner, recorder = Learner(learning(s), log, ReplayStore(None, 1, 0)), Recorder(learning(s), log)
     for number, window in enumerate(list(windows(log))[:3]):
         learner.begin()
         chunks = list(recorder.chunks(window))
@@ -200,7 +200,7 @@ def test_a_window_that_explodes_leaves_the_weights_as_they_were(tmp_path, monkey
 
 def test_what_was_not_learned_cannot_be_refused(tmp_path):
     s, log = world(tmp_path, training__epochs=1)
-    learner, recorder = Learner(s, log, ReplayStore(None, 1, 0)), Recorder(s, log)
+    learner, recorder = Learner(learning(s), log, ReplayStore(None, 1, 0)), Recorder(learning(s), log)
     with pytest.raises(ValueError, match="nothing to refuse"):
         learner.refuse()
     window = next(windows(log))
@@ -217,11 +217,11 @@ def test_what_was_not_learned_cannot_be_refused(tmp_path):
 
 def test_where_a_gpu_lacks_memory_for_learning_room_is_made_and_the_window_learned_from_its_start(tmp_path, monkeypatch):
     s, log = world(tmp_path, training__epochs=2)
-    recorder = Recorder(s, log)
+    recorder = Recorder(learning(s), log)
     chunks = [(w, list(recorder.chunks(w))) for w in windows(log)][:3]
 
     def learned(failures, room):
-        learner, step = Learner(s, log, ReplayStore(None, 10, 0)), itertools.count()
+        learner, step = Learner(learning(s), log, ReplayStore(None, 10, 0)), itertools.count()
         forward = learner.model.forward
 
         def short(*args):
@@ -251,7 +251,7 @@ def test_where_a_gpu_lacks_memory_for_learning_room_is_made_and_the_window_learn
 
 def learned_with_room(s, log, room):
     """The learner, and how many steps were prepared, where so many steps of a window may stay over its three epochs."""
-    learner, recorder, calls = Learner(s, log, ReplayStore(None, 10, 0)), Recorder(s, log), collections.Counter()
+    learner, recorder, calls = Learner(learning(s), log, ReplayStore(None, 10, 0)), Recorder(learning(s), log), collections.Counter()
     prepared = learner._prepared
 
     def has_room():
@@ -287,7 +287,7 @@ def test_inputs_that_stay_over_epochs_are_prepared_once_and_change_no_number(tmp
 
 def test_inputs_that_stay_are_the_first_to_go_where_a_gpu_lacks_memory(tmp_path, monkeypatch, capsys):
     s, log = world(tmp_path, training__epochs=2)
-    recorder, learner, asked = Recorder(s, log), Learner(s, log, ReplayStore(None, 10, 0)), []
+    recorder, learner, asked = Recorder(learning(s), log), Learner(learning(s), log, ReplayStore(None, 10, 0)), []
     monkeypatch.setattr(learner.transfer, "_keeps", True)
     monkeypatch.setattr(learner.transfer, "has_room", lambda: learner.transfer._keeps)
     learner.free_device_memory = lambda: asked.append("graph") or len(asked) == 1
@@ -328,7 +328,7 @@ def test_a_destination_never_seen_ranks_behind_those_that_were(tmp_path):
     write_log(tmp_path / "log", np.append(src, nobody), np.append(dst, 0), np.append(time, time[-1]), SCHEMA, watermark=100 * HOUR)
     s = settings(tmp_path / "log", stream__edge_feature_dim=2, model__name="pair", training__learning_rate=0.01)
     log = LogReader.open(tmp_path / "log")
-    learner, recorder = Learner(s, log, ReplayStore(None, 10, 0)), Recorder(s, log)
+    learner, recorder = Learner(learning(s), log, ReplayStore(None, 10, 0)), Recorder(learning(s), log)
     for window in windows(log):
         learner.begin()
         for chunk in recorder.chunks(window):

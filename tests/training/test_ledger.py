@@ -4,8 +4,9 @@ import ast
 from pathlib import Path
 
 import streamd.training
+from streamd.settings.paths import Paths
 from streamd.training.ledger import Ledger
-from tests.builders import HOUR, settings, stream, write_log
+from tests.builders import HOUR, learning, settings, stream, write_log
 from tests.training.test_trainer import SCHEMA, make, process_all
 
 ROOM = Path(streamd.training.__file__).parent
@@ -35,7 +36,8 @@ def test_a_step_says_before_it_begins_what_is_learned_and_with_what_of_the_past(
     trainer, registry, log = make(tmp_path, windows__merge_after=2)
     process_all(trainer, 4)
     due = trainer.due()
-    ledger = Ledger(settings(tmp_path), log, registry, trainer.recorder.live)
+    s = settings(tmp_path)
+    ledger = Ledger(Paths.of(s, "train"), learning(s), s.bootstrap, log, registry, trainer.recorder.live)
     step = ledger.begin(due, trainer.contest.version, trainer.learner)
     assert (step.do, list(step.windows), step.seq) == ("learn", due, log.state.seq)
     assert (step.range.first_edge, step.range.end_edge) == (due[0].first_edge, due[-1].end_edge)

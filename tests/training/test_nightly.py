@@ -20,6 +20,7 @@ from streamd.events import DELETION, Progress, empty_batch
 from streamd.graph.facts.pair_facts import PairFacts
 from streamd.graph.negatives import SCORED
 from streamd.registry import Registry
+from streamd.settings.paths import Paths
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.learner import Learner
@@ -33,6 +34,7 @@ from tests.builders import (
     HOUR,
     SETS,
     declared,
+    learning,
     sets_stream,
     settings,
     stream,
@@ -51,7 +53,7 @@ def long_log(path, num_edges=350, hours=10, begin=20):
 
 
 def of_twin(trainer):
-    return trainer.contest.nightly
+    return trainer.nightly
 
 
 def to_midnight(trainer):
@@ -62,10 +64,10 @@ def to_midnight(trainer):
 
 def slow_reference(settings, log, learner, edge, windows):
     """MRR of each window by a learner whose state stays as of `edge`, by the backtest's own ways for a nightly model."""
-    stale, moving = Recorder(settings, log), Recorder(settings, log)
+    stale, moving = Recorder(learning(settings), log), Recorder(learning(settings), log)
     stale.rebuild(edge)
     moving.rebuild(edge)
-    frozen = Learner(settings, log, ReplayStore.of(settings))
+    frozen = Learner(learning(settings), log, ReplayStore.of(learning(settings)))
     frozen.take_over(learner)
     frozen.memory_step = nightly_memory_step
     out = []
@@ -176,13 +178,13 @@ def test_each_edge_set_has_its_score_of_the_night(tmp_path):
     write_sets_log(tmp_path, src, dst, time + 22 * HOUR, sets, watermark=100 * HOUR, segment_edges=150)
     s = settings(tmp_path, stream__edge_feature_dim=SETS.edge_feature_dim, stream__node_feature_dim=SETS.node_feature_dim, **declared())
     log = LogReader.open(tmp_path)
-    trainer = Trainer(s, log, Registry.of(s), SystemClock(), Heartbeat(tmp_path, "train"))
+    trainer = Trainer(s, Paths.of(s, "train"), "cpu", log, Registry.of(s), SystemClock(), Heartbeat(tmp_path, "train"))
     records = process_all(trainer)
     last = records[-1]
     assert set(last.edge_sets) == {"views", "buys", "follows"}
     total = sum(own.scores["nightly"]["mrr"] * own.num_scored for own in last.edge_sets.values())
     assert total / last.num_scored == pytest.approx(last.scores["nightly"]["mrr"])
-    again = Trainer(s, log, Registry.of(s), SystemClock(), Heartbeat(tmp_path, "train"))
+    again = Trainer(s, Paths.of(s, "train"), "cpu", log, Registry.of(s), SystemClock(), Heartbeat(tmp_path, "train"))
     for ours, theirs in zip((of_twin(trainer)._twin.facts.all, *of_twin(trainer)._twin.facts.per_set),
                             (of_twin(again)._twin.facts.all, *of_twin(again)._twin.facts.per_set), strict=True):
         assert all(np.array_equal(a, b) for a, b in zip(ours.tensors().values(), theirs.tensors().values(), strict=True))

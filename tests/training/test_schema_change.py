@@ -15,6 +15,7 @@ from streamd.gpu.device import fix_torch
 from streamd.registry import Registry
 from streamd.schema import EdgeSet, Feature, NodeSet
 from streamd.settings.loading import with_schema
+from streamd.settings.paths import Paths
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.trainer import Trainer
 from tests.builders import HOUR, settings, stream, write_log
@@ -56,7 +57,7 @@ def go_on(path, schema, sets=None):
 def trainer_of(path, name):
     log = LogReader.open(path)
     s = with_schema(settings(path, model__name=name, stream__edge_feature_dim=2, registry__gate_events=50), log.state.schema)
-    return Trainer(s, log, Registry.of(s), SystemClock(), Heartbeat(path, "train"))
+    return Trainer(s, Paths.of(s, "train"), "cpu", log, Registry.of(s), SystemClock(), Heartbeat(path, "train"))
 
 
 def learn(trainer, limit=99):

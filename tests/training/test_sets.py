@@ -24,6 +24,7 @@ from streamd.graph.negatives import NUM_LEARNED, NUM_SCORED, Pool, Pools
 from streamd.models.standardize import RunningStandardizer, SetStandardizer
 from streamd.registry import Registry
 from streamd.server.page.window_rows import edge_sets
+from streamd.settings.paths import Paths
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.learner import Learner
@@ -37,6 +38,7 @@ from tests.builders import (
     HOUR,
     SETS,
     declared,
+    learning,
     sets_rows,
     sets_stream,
     settings,
@@ -53,7 +55,7 @@ def world(tmp_path, **values):
 
 
 def run(s, log, learn=True):
-    learner, recorder = Learner(s, log, ReplayStore(None, 10, 0)), Recorder(s, log)
+    learner, recorder = Learner(learning(s), log, ReplayStore(None, 10, 0)), Recorder(learning(s), log)
     scores, chunks, edge = [], [], 0
     while (window := next_window(log, edge, HOUR)) is not None:
         learner.begin()
@@ -86,7 +88,7 @@ def test_negatives_are_of_the_node_set_of_the_destination(tmp_path):
 
 def test_pools_of_one_node_set_are_the_one_pool(tmp_path):
     s, log = world(tmp_path, model__name="pair")
-    facts = Recorder(s, log).live.facts
+    facts = Recorder(learning(s), log).live.facts
     src, dst, time, sets = sets_stream()
     users = sets == 2
     facts.advance(src[:400], dst[:400], time[:400], sets[:400])
@@ -125,7 +127,7 @@ def test_the_rows_of_a_log_of_sets_are_read_back_as_they_were_written(tmp_path):
 def trainer_of(path, **values):
     s = settings(path, **{k.replace(".", "__"): v for k, v in declared().items()}, **values)
     log = LogReader.open(path)
-    return Trainer(s, log, Registry.of(s), SystemClock(), Heartbeat(path, "train"))
+    return Trainer(s, Paths.of(s, "train"), "cpu", log, Registry.of(s), SystemClock(), Heartbeat(path, "train"))
 
 
 def learn(trainer, limit=99):
@@ -211,13 +213,13 @@ def test_a_set_without_events_is_counted_from_zero(tmp_path):
 def test_the_history_of_a_log_of_one_set_says_nothing_of_sets(tmp_path):
     write_log(tmp_path, *stream(300), watermark=100 * HOUR)
     s = settings(tmp_path, model__name="pair")
-    learn(Trainer(s, LogReader.open(tmp_path), Registry.of(s), SystemClock(), Heartbeat(tmp_path, "train")))
+    learn(Trainer(s, Paths.of(s, "train"), "cpu", LogReader.open(tmp_path), Registry.of(s), SystemClock(), Heartbeat(tmp_path, "train")))
     assert b"edge_sets" not in (tmp_path / FILE).read_bytes() and HistoryReader(tmp_path).refresh()[-1].num_scored
 
 
 def test_a_backtest_says_the_mrr_of_each_edge_set(tmp_path):
     s, log = world(tmp_path, model__name="pair")
-    result = backtest(s, log, Plan())
+    result = backtest(learning(s), log, Plan())
     head, *rows = result.set_table()
     assert head[:3] == ["MRR by edge set", "events", "live"] and [r[0] for r in rows] == ["views", "buys", "follows"]
     counts = [int(r[1].replace(",", "")) for r in rows]

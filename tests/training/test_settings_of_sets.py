@@ -15,6 +15,7 @@ from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, empty_batch
 from streamd.registry import Registry
 from streamd.settings.loading import RetentionSettings, leaves
+from streamd.settings.paths import Paths
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.trainer import Trainer
 from tests.builders import HOUR, SETS, declared, sets_rows, sets_stream, settings, write_sets_log
@@ -33,7 +34,7 @@ MACHINES = ("threads", "ranks", "rank_timeout_seconds", "mesh", "checkpoint_dir"
 
 def trainer_of(path):
     s = settings(path, **{name.replace(".", "__"): value for name, value in {**declared(), **VALUES}.items()})
-    return Trainer(s, LogReader.open(path), Registry.of(s), SystemClock(), Heartbeat(path, "train"))
+    return Trainer(s, Paths.of(s, "train"), "cpu", LogReader.open(path), Registry.of(s), SystemClock(), Heartbeat(path, "train"))
 
 
 def learn(trainer):

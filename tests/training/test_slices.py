@@ -15,7 +15,7 @@ from streamd.training.recorder import FreshSight, Recorder
 from streamd.training.replay import ReplayStore
 from streamd.training.versions.shadow import Shadow
 from streamd.windows import recorded_windows
-from tests.builders import HOUR, batch, settings, stream
+from tests.builders import HOUR, batch, learning, settings, stream
 
 SCHEMA = Schema(2, 0, 1)
 BURST = slice(205, 605)
@@ -50,7 +50,7 @@ def recorded(world, long_chunk, monkeypatch, stale=None, learn=False):
     """All chunks, what the learner and a shadow make of them, and the losses."""
     s, log = world
     monkeypatch.setattr("streamd.training.recorder.LONG_CHUNK", long_chunk)
-    recorder, learner = Recorder(s, log), Learner(s, log, ReplayStore(None, 100, 0))
+    recorder, learner = Recorder(learning(s), log), Learner(learning(s), log, ReplayStore(None, 100, 0))
     if stale is not None:
         recorder.sight = StaleSight(FreshSight(recorder.live), recorder.live, stale)
     shadow, chunks, scores, shadowed, losses = Shadow.of("v", learner), [], [], [], []

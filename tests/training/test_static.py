@@ -13,7 +13,7 @@ from streamd.events import Schema
 from streamd.models import build_model
 from streamd.settings.loading import ModelSettings
 from streamd.training.static import StaticTraining
-from tests.builders import settings, stream, write_log
+from tests.builders import learning, settings, stream, write_log
 
 CHANCE = np.mean(1 / np.arange(1, 102))
 """MRR of a scorer that knows nothing, among 101 candidates."""
@@ -35,7 +35,7 @@ def training(path, name, **values):
     chosen = {"model__dim": 16, "model__neighbors": 8, "training__learning_rate": 0.02} | values
     torch.set_num_threads(1)
     s = settings(path, model__name=name, **chosen)
-    return StaticTraining(s, open_log(path), lambda *_: None)
+    return StaticTraining(learning(s), open_log(path), lambda *_: None)
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ from tests.builders import (
     HOUR,
     SETS,
     declared,
+    learning,
     sets_stream,
     settings,
     stream,
@@ -102,7 +103,7 @@ def test_no_training_step_waits_for_the_device(tmp_path, name, make):
     s = make(tmp_path)
     s = s.model_copy(update={"model": s.model.model_copy(update={"name": name})})
     log = LogReader.open(tmp_path)
-    learner, recorder, passes, done = Learner(s, log, ReplayStore(None, 10, 0)), Recorder(s, log), Learner._passes, []
+    learner, recorder, passes, done = Learner(learning(s), log, ReplayStore(None, 10, 0)), Recorder(learning(s), log), Learner._passes, []
 
     def on_fakes(num_passes, window_edge, steps):
         """All steps of the last window, one of which has what each kind of step may have."""
@@ -138,7 +139,7 @@ def test_no_training_step_waits_for_the_device(tmp_path, name, make):
 def test_no_step_of_static_training_waits_for_the_device(tmp_path):
     s, done = one_set(tmp_path), []
     s = s.model_copy(update={"model": s.model.model_copy(update={"name": "sage"})})
-    made = StaticTraining(s, LogReader.open(tmp_path), lambda part, number, total, unit: done.append((number, total)))
+    made = StaticTraining(learning(s), LogReader.open(tmp_path), lambda part, number, total, unit: done.append((number, total)))
     with FakeTensorMode(allow_non_fake_inputs=True), Waiting() as waiting:
         on_device(made.model)
         made._optimizer = made.model.optimizer(0.01)
@@ -157,7 +158,7 @@ def test_cuda_too_knows_of_no_step_that_waits(tmp_path, make, monkeypatch):
     monkeypatch.undo()  # real tensors are sent
     s = make(tmp_path).model_copy(update={"device": "cuda"})
     log = LogReader.open(tmp_path)
-    learner, recorder, done = Learner(s, log, ReplayStore(None, 10, 0)), Recorder(s, log), []
+    learner, recorder, done = Learner(learning(s), log, ReplayStore(None, 10, 0)), Recorder(learning(s), log), []
 
     def epochs(num_epochs, steps, prepare):
         ready = list(map(prepare, steps))

@@ -18,6 +18,7 @@ from streamd.eventlog.upkeep.holds import ask_to_compact
 from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress, Schema
 from streamd.registry import Registry
+from streamd.settings.paths import Paths
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat, read_beat
 from streamd.training import ledger
@@ -52,7 +53,7 @@ def on_step(name):
             os.kill(os.getpid(), signal.SIGKILL)
 s = settings(path, stream__edge_feature_dim=2)
 log = LogReader.open(path)
-trainer = Trainer(s, log, Registry.of(s), SystemClock(), Heartbeat(path, "train"), on_step)
+trainer = Trainer(s, Paths.of(s, "train"), "cpu", log, Registry.of(s), SystemClock(), Heartbeat(path, "train"), on_step)
 while due := trainer.due():
     trainer.process(due[0])
 """
@@ -99,7 +100,7 @@ def test_a_trainer_killed_at_any_step_resumes_to_the_same_bits(tmp_path, undistu
 def make(path, **values):
     s = settings(path, stream__edge_feature_dim=2, **values)
     log = LogReader.open(path)
-    return Trainer(s, log, Registry.of(s), SystemClock(), Heartbeat(path, "train")), Registry.of(s), log
+    return Trainer(s, Paths.of(s, "train"), "cpu", log, Registry.of(s), SystemClock(), Heartbeat(path, "train")), Registry.of(s), log
 
 
 def process_all(trainer, limit=99):
@@ -364,7 +365,7 @@ def test_a_stop_ends_the_rebuild_of_a_start(tmp_path, monkeypatch):
     stop = StopAt(monkeypatch, "rebuilding", 3)
     s = settings(tmp_path, stream__edge_feature_dim=2)
     with pytest.raises(Stopped):
-        Trainer(s, log, Registry.of(s), SystemClock(), Heartbeat(tmp_path, "train"), stop=stop)
+        Trainer(s, Paths.of(s, "train"), "cpu", log, Registry.of(s), SystemClock(), Heartbeat(tmp_path, "train"), stop=stop)
     assert stop.count == 3
 
 
@@ -393,7 +394,8 @@ def test_a_bootstrap_cut_short_takes_the_same_range_again_and_a_short_log_needs_
     write_log(tmp_path, *stream(900, hours=12), SCHEMA, watermark=6 * HOUR)
     values = {"windows__max_events": 100, "bootstrap__max_events": 250}
     _, _, log = make(tmp_path, **values)
-    planned = planned_range(settings(tmp_path, stream__edge_feature_dim=2, **values), log, tmp_path / "train")
+    s = settings(tmp_path, stream__edge_feature_dim=2, **values)
+    planned = planned_range(s.bootstrap, s.windows, log, tmp_path / "train")
     append(tmp_path, 900, 60, 12 * HOUR)
     again, registry, log = make(tmp_path, **values)
     assert log.watermark == 100 * HOUR

@@ -21,6 +21,7 @@ from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore
 from streamd.windows import next_window
 from tests.benchmarks.measure import write_edges
+from tests.builders import learning
 
 FILE = Path(__file__).with_name("two_seeds.npz")
 DAYS = 10
@@ -41,11 +42,11 @@ def both(name: str) -> np.ndarray:
         write_edges(Path(folder), list(nodes), src, dst, seconds * 1_000_000, features, int(seconds[-1] + 7200) * 1_000_000)
         settings = load_settings(None, {"data_dir": folder, "stream.edge_feature_dim": features.shape[1]}, environ={})[0]
         log = LogReader.open(Path(folder))
-        recorder = Recorder(settings, log)
+        recorder = Recorder(learning(settings), log)
         learners = []
         for seed in (0, 1):
             own = settings.model_copy(update={"training": settings.training.model_copy(update={"seed": seed})})
-            learners.append(Learner(own, log, ReplayStore.of(own)))
+            learners.append(Learner(learning(own), log, ReplayStore.of(learning(own))))
         found, edge = [], 0
         while (window := next_window(log, edge, settings.windows.width_seconds * 1_000_000)) is not None:
             for learner in learners:

@@ -15,14 +15,13 @@ from streamd.models.memory.files import MemoryReader
 from streamd.models.restored import restored
 from streamd.registry import Registry
 from streamd.registry.candidate import PublishResult
-from streamd.registry.manifest import learn_alike
-from streamd.registry.registry import Version
-from streamd.settings.loading import Settings
+from streamd.roles import FACTS
+from streamd.settings.paths import Paths
 from streamd.telemetry import metrics
 from streamd.training.learner import Learner
+from streamd.training.learning_settings import LearningSettings
 from streamd.training.recorder import Chunk, Recorder
 from streamd.training.versions.incumbent import Incumbent
-from streamd.training.versions.nightly import Nightly
 from streamd.training.versions.shadow import Comparison, Decision, Shadow, judge
 from streamd.windows import Window, next_window
 
@@ -65,23 +64,25 @@ class Contest:
     the champion where that was lost or may hold deleted data; None before there is one.
     incumbent: the champion of other settings, which serves until what is learned here is proven.
     compared: `version` against the shadow or the incumbent, since the last verdict.
-    nightly: the model of the last midnight, which is compared for the record only.
     """
 
     def __init__(
         self,
-        settings: Settings,
+        paths: Paths,
+        settings: LearningSettings,
+        gate_events: int,
         reader: LogReader,
         versions: Registry,
         learner: Learner,
         recorder: Recorder,
-        nightly: Nightly,
         rebuilding: Callable[[int], Callable[[int], None]],
     ) -> None:
-        """rebuilding: makes the progress callback of a rebuild up to an event id; it is called with
-        the event id reached."""
+        """gate_events: events over which two versions are compared. rebuilding: makes the progress
+        callback of a rebuild up to an event id; it is called with the event id reached."""
         # What it reads.
+        self._paths = paths
         self._settings = settings
+        self._gate_events = gate_events
         self._log = reader
         self._versions = versions
         self._learner = learner
@@ -94,7 +95,6 @@ class Contest:
         self.shadow: Shadow | None = None
         self.incumbent: Incumbent | None = None
         self.compared = Comparison()
-        self.nightly = nightly
         self._not_followed = ""
 
     @property
@@ -110,12 +110,11 @@ class Contest:
     # While windows are learned
 
     def score(self, chunk: Chunk) -> Float32 | None:
-        """Move the shadow over a chunk; the nightly twin scores it later.
+        """Move the shadow over a chunk.
 
         Returns: its logits, float32[E, 101]; None where there is no shadow, the shadow is the
         learner's version itself, or no event of the chunk is scored.
         """
-        self.nightly.note(chunk)
         if self.shadow is None:
             return None
         shadow_EC = self.shadow.score(chunk)
@@ -144,7 +143,7 @@ class Contest:
     def judge(self) -> Verdict:
         """Decide, once enough events were compared and before the window is learned; each verdict
         that is not "open" starts a new comparison."""
-        decision, why = judge(self.compared, self._settings.registry.gate_events)
+        decision, why = judge(self.compared, self._gate_events)
         if decision == "open":
             return Verdict(decision=decision, why=why)
         metrics.gate_verdicts.labels(decision).inc()
@@ -275,7 +274,7 @@ class Contest:
         # Whether it is an incumbent that can be compared.
         version = self._versions.load(champion)
         edge = version.manifest.edge
-        if self._is_alike(version):
+        if self._settings.continues(version.manifest.fixed_settings):
             return False
         if not self._log.first_edge <= edge <= self._log.num_edges:
             logger.warning(
@@ -292,16 +291,16 @@ class Contest:
             reason="it has other model or window settings",
         )
         self.incumbent = Incumbent(
-            self._settings, self._log, version, self._rebuilding(edge), self._ranks
+            self._settings,
+            self._paths.folder / FACTS,
+            self._log,
+            version,
+            self._rebuilding(edge),
+            self._ranks,
         )
         self.shadow = None
         self.compared = Comparison()
         return True
-
-    def _is_alike(self, version: Version) -> bool:
-        """Whether a version has the model and window settings that are learned under here."""
-        s = self._settings
-        return learn_alike(version.manifest.fixed_settings, s.model, s.windows.width_seconds)
 
     def _carried(self, name: str, edge: int) -> Shadow | None:
         """Load a version and advance its memory to event `edge`.
@@ -312,7 +311,7 @@ class Contest:
         version = self._versions.load(name)
         if not self._log.first_edge <= version.manifest.edge <= edge:
             return None
-        if not self._is_alike(version):
+        if not self._settings.continues(version.manifest.fixed_settings):
             raise VersionError(
                 f"Version {name} has other model or window settings.",
                 "promote one of these settings.",
@@ -322,9 +321,7 @@ class Contest:
             version, self._log.state.schema, self._learner.model.device, like, self._ranks
         )
         while memory.edge < edge:
-            window = next_window(
-                self._log, memory.edge, self._settings.windows.width_seconds * 1_000_000
-            )
+            window = next_window(self._log, memory.edge, self._settings.width_us)
             assert window is not None
             for chunk in self._recorder.cut(window):
                 model.advance(memory, chunk)

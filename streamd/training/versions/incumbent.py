@@ -4,20 +4,19 @@ Both score the same events, each with its own graph, facts, memory and window wi
 """
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
 from streamd.eventlog.reader import LogReader
 from streamd.events import Float32, Int64
-from streamd.gpu import choose_device
 from streamd.models.restored import restored
 from streamd.ranks import ALONE, Ranks
 from streamd.registry.registry import Version
-from streamd.roles import FACTS, folder_of
-from streamd.settings.loading import Settings
 from streamd.training.device_transfer import DeviceTransfer
+from streamd.training.learning_settings import LearningSettings
 from streamd.training.recorder import Recorder
-from streamd.training.retention_hold import NAME
 from streamd.training.versions.shadow import Shadow
 from streamd.windows import Window, next_window
 
@@ -31,42 +30,35 @@ class Incumbent:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: LearningSettings,
+        facts: Path,
         log: LogReader,
         version: Version,
         on_slice: Callable[[int], None],
         ranks: Ranks = ALONE,
     ) -> None:
-        """on_slice: called with the event id reached while graph and facts are made. ranks: that
-        share its graph, memory and events.
+        """settings: the trainer's. facts: the folder of the trainer's stored facts. on_slice:
+        called with the event id reached while graph and facts are made. ranks: that share its
+        graph, memory and events.
 
         Raises: VersionError where the version's model cannot be built.
         """
         # This process's settings, with the version's model and windows.
         manifest = version.manifest
-        own = settings.model_copy(
-            update={
-                "model": manifest.model_settings(),
-                "windows": settings.windows.model_copy(
-                    update={"width_seconds": manifest.window_seconds}
-                ),
-            }
-        )
+        windows = settings.windows.model_copy(update={"width_seconds": manifest.window_seconds})
+        own = replace(settings, model=manifest.model_settings(), windows=windows)
 
         # The version itself.
-        transfer = DeviceTransfer(
-            choose_device(settings.device), settings.gpu, log.state.schema.edge_feature_dim
-        )
+        transfer = DeviceTransfer(own.device, own.gpu, log.state.schema.edge_feature_dim)
         model, memory = restored(version, log.state.schema, transfer.device, ranks=ranks)
         self.name = manifest.name
         self._log = log
-        self._width_us = manifest.window_seconds * 1_000_000
+        self._width_us = own.width_us
         self._shadow = Shadow(manifest.name, model, memory, transfer)
 
         # Graph and facts of its settings, up to where its memory is.
         self._ranks = ranks
         self._recorder = Recorder(own, log, ranks)
-        facts = folder_of(settings.data_dir, NAME) / FACTS
         self._recorder.live.restore_facts(facts, manifest.edge)
         self._recorder.rebuild(manifest.edge, on_slice=on_slice)
         self._ours = self._theirs = np.zeros(0, np.int64), np.zeros((0, 101), np.float32)

@@ -32,11 +32,11 @@ from streamd.models import LinkModel, Memory
 from streamd.models.memory.files import read_memory
 from streamd.registry.manifest import MEMORY
 from streamd.schema import Schema
-from streamd.settings.loading import Settings
 from streamd.storage import StoredFile, remove_scratch, write_folder_durably
 from streamd.telemetry import metrics
 from streamd.tensors import FORMAT
 from streamd.training.learner import Learner
+from streamd.training.learning_settings import LearningSettings
 from streamd.training.recorder import Chunk, Recorder
 from streamd.windows import Window
 
@@ -99,7 +99,7 @@ class Nightly:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: LearningSettings,
         log: LogReader,
         learner: Learner,
         recorder: Recorder,

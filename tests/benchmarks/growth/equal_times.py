@@ -24,7 +24,7 @@ from streamd.training.replay import ReplayStore
 from streamd.windows import next_window
 from tests.benchmarks.growth.journal import in_child, peak_megabytes
 from tests.benchmarks.measure import Row
-from tests.builders import HOUR, settings, write_log
+from tests.builders import HOUR, learning, settings, write_log
 
 BURSTS = (3_000, 30_000, 300_000)
 OTHERS, BEFORE, NODES = 2_000, 20_000, 10_000
@@ -85,7 +85,7 @@ def main(path: Path, burst: int) -> None:
     s = settings(path, stream__edge_feature_dim=FEATURES, model__dim=64, model__time_dim=32, model__neighbors=10,
                  model__memory_chunk=200, model__max_pairs=2_000_000, training__replay_events=200)
     log = LogReader.open(path)
-    learner, recorder = Learner(s, log, ReplayStore.of(s)), Recorder(s, log)
+    learner, recorder = Learner(learning(s), log, ReplayStore.of(learning(s))), Recorder(learning(s), log)
     while (window := next_window(log, recorder.edge, HOUR)) is not None and window.start_us <= 10 * HOUR:
         learner.begin()
         Path("/proc/self/clear_refs").write_text("5")

@@ -92,6 +92,7 @@ def train(folder: Path, nodes: int) -> dict[str, float]:
     from streamd.clock import SystemClock
     from streamd.eventlog.reader import LogReader
     from streamd.registry import Registry
+    from streamd.settings.paths import Paths
     from streamd.telemetry.heartbeat import Heartbeat
     from streamd.training.trainer import Trainer
     from streamd.windows import next_window
@@ -100,7 +101,7 @@ def train(folder: Path, nodes: int) -> dict[str, float]:
     make_log(folder, nodes, WINDOWS)
     chosen = settings(folder, model__name="tgn", model__dim=64, windows__max_events=WINDOW_EVENTS, windows__merge_after=0)
     log = LogReader.open(folder, keep_keys=False)
-    trainer = Trainer(chosen, log, Registry.of(chosen), SystemClock(), Heartbeat(folder, "train"))
+    trainer = Trainer(chosen, Paths.of(chosen, "train"), "cpu", log, Registry.of(chosen), SystemClock(), Heartbeat(folder, "train"))
     seconds = []
     for number in range(WINDOWS):
         window = next_window(log, trainer.edge, HOUR)

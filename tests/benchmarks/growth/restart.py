@@ -27,7 +27,7 @@ from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.recorder import Recorder
 from tests.benchmarks import synth
 from tests.benchmarks.measure import Row
-from tests.builders import batch
+from tests.builders import batch, learning
 
 SIZES = (10_000_000, 20_000_000)
 GOAL_EVENTS_PER_SECOND = 100e6 / 30
@@ -99,7 +99,7 @@ def trainer(path: Path) -> dict[str, float]:
     began = time.perf_counter()
     settings = settings_of(path)
     reader = LogReader.open(path)
-    recorder = Recorder(settings, reader)
+    recorder = Recorder(learning(settings), reader)
     opened = time.perf_counter()
     point = RestartPoint(path, "train", recorder.live)
     point.resume(reader.num_edges)

@@ -1,0 +1,58 @@
+"""The settings that learning reads, of all that streamd has."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from streamd.registry.manifest import fixed_settings, learn_alike
+from streamd.settings.tree import (
+    GpuSettings,
+    GraphSettings,
+    ModelSettings,
+    Settings,
+    TrainingSettings,
+    WindowSettings,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearningSettings:
+    """The branches that a learner and its recorder share, and the device that they run on.
+
+    device: "cpu" or "cuda", as `streamd.gpu.choose_device` returned it to the process that learns.
+    label_dim: numbers in the target of a label event, 0 for none.
+    """
+
+    device: str
+    model: ModelSettings
+    training: TrainingSettings
+    windows: WindowSettings
+    graph: GraphSettings
+    gpu: GpuSettings
+    label_dim: int
+
+    @classmethod
+    def of(cls, settings: Settings, device: str) -> "LearningSettings":
+        """The branches of these settings. device: the chosen one, never "auto"."""
+        return cls(
+            device=device,
+            model=settings.model,
+            training=settings.training,
+            windows=settings.windows,
+            graph=settings.graph,
+            gpu=settings.gpu,
+            label_dim=settings.stream.label_dim,
+        )
+
+    @property
+    def width_us(self) -> int:
+        """Width of a window of event time, microseconds."""
+        return self.windows.width_seconds * 1_000_000
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """The settings that must be equal for learning to continue: see `fixed_settings`."""
+        return fixed_settings(self.model, self.windows.width_seconds)
+
+    def continues(self, stored: dict[str, Any]) -> bool:
+        """Whether learning can continue from what was learned under stored `fixed_settings`."""
+        return learn_alike(stored, self.model, self.windows.width_seconds)

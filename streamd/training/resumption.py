@@ -1,0 +1,155 @@
+"""The start of a trainer: it resumes from the newest checkpoint, or else from the champion."""
+
+import time
+from collections.abc import Callable
+
+import structlog
+
+from streamd.errors import CorruptionError, VersionError
+from streamd.eventlog.reader import LogReader
+from streamd.models.restored import restored
+from streamd.models.rule import NAME as RULE
+from streamd.registry import Registry
+from streamd.training.checkpoint import TrainerPosition
+from streamd.training.learner import Learner
+from streamd.training.learning_settings import LearningSettings
+from streamd.training.ledger import Ledger
+from streamd.training.recorder import Recorder
+from streamd.training.versions.contest import Contest
+from streamd.training.versions.nightly import Nightly
+from streamd.training.versions.shadow import Comparison
+from streamd.training.window_report import report_trained_until
+
+logger = structlog.get_logger()
+
+
+class Resumption:
+    """Brings the parts of a new trainer to the state that is stored, all to the same event.
+
+    Owner: the trainer, at its start.
+
+    position: the event that the parts are brought to; the log's first without anything stored.
+    """
+
+    def __init__(
+        self,
+        settings: LearningSettings,
+        log: LogReader,
+        versions: Registry,
+        learner: Learner,
+        recorder: Recorder,
+        ledger: Ledger,
+        contest: Contest,
+        nightly: Nightly,
+        rebuilding: Callable[[int], Callable[[int], None]],
+    ) -> None:
+        """rebuilding: makes the progress callback of a rebuild up to an event id."""
+        self._settings = settings
+        self._log = log
+        self._versions = versions
+        self._learner = learner
+        self._recorder = recorder
+        self._ledger = ledger
+        self._contest = contest
+        self._nightly = nightly
+        self._rebuilding = rebuilding
+        self.position = TrainerPosition(log.first_edge, log.first_edge)
+
+    def resume(self) -> TrainerPosition:
+        """Resume from the newest checkpoint; where it is damaged, from the champion. Learning
+        begins at the log's start if there is no checkpoint, it has other settings than this
+        trainer, or that champion cannot be used either.
+
+        Raises: Stopped; VersionError where the checkpoint is not of this log or this release.
+        """
+        # Weights, memory, replay and the contest.
+        from_champion = False
+        try:
+            shadow = self._from_checkpoint()
+        except CorruptionError as error:
+            logger.error(
+                "checkpoint_lost", error=str(error), meaning="learning goes on from the champion"
+            )
+            from_champion = self._from_champion()
+            shadow = (self._versions.shadow() or "") if from_champion else ""
+
+        # Graph and facts, rebuilt up to the same event.
+        started = time.perf_counter()
+        event = self.position.event
+        report_trained_until(self._log, event, self._settings.width_us)
+        self._ledger.resume(event)
+        self._recorder.rebuild(event, on_slice=self._rebuilding(event))
+
+        # The shadow or the incumbent, its memory advanced to the same event.
+        if shadow:
+            self._ledger.prove(self._contest.restore_shadow(shadow, event))
+        if from_champion:
+            self._save()
+        self._contest.restore_incumbent()
+
+        self._learner.hide_deleted()
+        self._ledger.keep(self.position)
+        logger.info(
+            "trainer_started",
+            edge=event,
+            version=self._contest.version or RULE,
+            rebuild_seconds=round(time.perf_counter() - started, 3),
+        )
+        return self.position
+
+    def _from_checkpoint(self) -> str:
+        """Load the newest checkpoint, if it has this trainer's settings. One of other settings is
+        replaced by a checkpoint at the log's start.
+
+        Returns: the shadow's name, "" for none. Raises: CorruptionError, VersionError.
+        """
+        cursor = self._ledger.read()
+        if cursor is None:
+            return ""
+        if not self._settings.continues(cursor.settings):
+            logger.warning(
+                "learning_anew",
+                reason="model or window settings are not those of the trainer's checkpoint",
+            )
+            self._ledger.begin_with_new_settings(cursor)
+            self._save()
+            return ""
+        self._ledger.load(cursor, self._learner, self._log.state)
+        self._nightly.restore(cursor.nightly)
+        self.position = cursor.position
+        num_events, *sums = cursor.compared
+        self._contest.restore(cursor.champion, Comparison(int(num_events), *sums))
+        return cursor.shadow
+
+    def _from_champion(self) -> bool:
+        """Resume from the champion's weights and memory, with a fresh optimizer and no replay.
+
+        Returns: False if no champion of these settings can be read. Learning then begins as at a
+        first start.
+        """
+        # The champion, if it is one of these settings at an event of this log.
+        name = self._versions.champion()
+        if name is None:
+            return False
+        log, device, ranks = self._log, self._learner.model.device, self._learner.ranks
+        try:
+            version = self._versions.load(name)
+            manifest = version.manifest
+            same_settings = self._settings.continues(manifest.fixed_settings)
+            if not same_settings or not log.first_edge <= manifest.edge <= log.num_edges:
+                raise VersionError(
+                    f"Version {name} has other settings, or its event is not in the log.",
+                    "none is needed.",
+                )
+            model, memory = restored(version, log.state.schema, device, ranks=ranks)
+        except VersionError as error:
+            logger.error("champion_not_followed", version=name, reason=str(error))
+            return False
+        self._learner.continue_from(model.state_dict(), memory)
+        self.position = TrainerPosition(manifest.edge, manifest.first_edge)
+        self._contest.restore(name, Comparison())
+        self._ledger.rewind_to(self.position.event)
+        return True
+
+    def _save(self) -> None:
+        self._ledger.save(self.position, self._learner, self._contest, self._nightly)
