@@ -146,11 +146,7 @@ class Regimes:
 
         # Before the cut: read the window for the one model that learns at once.
         if self.base is not None and self.is_initial(window):
-            shown = self._first + int(SKIPPED * (self._cut - self._first))
-            for chunk in prefetch(self._recorder.chunks(window, recorded, first_recorded=shown)):
-                self.base.score(chunk)
-                if chunk.labels is not None:
-                    self._label_rules.add(chunk.labels)
+            self._read(window, recorded, self.base)
             return None
 
         # Whoever learns at the cut or at midnight does so before the window is scored.
@@ -160,18 +156,59 @@ class Regimes:
         self._midnight(window)
         nightly_learned = "nightly" in self.learners and self.learners["nightly"].num_learned > 0
 
-        # Score the window chunk by chunk, under regimes whose state moves and by the rules.
-        parts: dict[str, list[Float32]] = {}
-        known: list[Bools] = [np.zeros(0, np.bool_)]
-        set_of: list[Int64] = [np.zeros(0, np.int64)]
-        if self._nightly_is_stale and self._nightly_recorder is not None:
-            pool = self._recorder.sight.pool_of(window)
-            self._nightly_recorder.sight = NightlySight(self._nightly_recorder.live, pool)
+        # Score it by all, then learn it: labels are measured before any of them is learned.
         for name in ("live", "no_replay", "frozen"):
             if name in self.learners:
                 self.learners[name].begin()
         self._label_rules.begin()
         num_labelled = {name: len(own.label_scores) for name, own in self.learners.items()}
+        parts, known_E, set_E = self._score(window, recorded)
+        heads = {
+            name: own.label_scores[num_labelled[name] :]
+            for name, own in self.learners.items()
+            if len(own.label_scores) > num_labelled[name]
+        }
+        labels = self._label_rules.measured(self._settings.model.labels, heads)
+        self._learn_by_turns(window.first_edge)
+
+        all_scores = {name: np.concatenate(scores) for name, scores in parts.items()}
+        return RegimeWindow(
+            window=window,
+            num_scored=len(known_E),
+            num_known=int(known_E.sum()),
+            scores={name: measures(scores, known_E) for name, scores in all_scores.items()},
+            seconds=self._seconds,
+            num_labels=labels.num_scored,
+            labels=labels.table,
+            edge_sets=scores_of_sets(all_scores, known_E, set_E, self._edge_sets),
+            node_sets=labels.node_sets,
+            nightly_learned=nightly_learned,
+        )
+
+    def _read(self, window: Window, recorded: bool, base: Learner) -> None:
+        """Read a window before the cut for the model that learns all of them at once."""
+        first = self._first + int(SKIPPED * (self._cut - self._first))
+        for chunk in prefetch(self._recorder.chunks(window, recorded, first_recorded=first)):
+            base.score(chunk)
+            if chunk.labels is not None:
+                self._label_rules.add(chunk.labels)
+
+    def _score(
+        self, window: Window, recorded: bool
+    ) -> tuple[dict[str, list[Float32]], Bools, Int64]:
+        """Score a window chunk by chunk under every regime and rule.
+
+        Returns: their scores, float32[E, 101] a chunk; of each event whether its destination was
+        one before, bool[E], and the number of its edge set, int64[E].
+        """
+        if self._nightly_is_stale and self._nightly_recorder is not None:
+            pool = self._recorder.sight.pool_of(window)
+            self._nightly_recorder.sight = NightlySight(self._nightly_recorder.live, pool)
+
+        # The rules, and the regimes with a state that moves.
+        parts: dict[str, list[Float32]] = {}
+        known = [np.zeros(0, np.bool_)]
+        sets = [np.zeros(0, np.int64)]
         for chunk in prefetch(self._recorder.chunks(window, recorded)):
             if chunk.labels is not None:
                 self._label_rules.add(chunk.labels)
@@ -180,47 +217,26 @@ class Regimes:
                     self._add(parts, name, chunk)
             if chunk.score is not None:
                 known.append(chunk.known_E)
-                set_of.append(chunk.edge_set_E)
+                sets.append(chunk.edge_set_E)
                 for name, scores in _rules(chunk.scored_facts).items():
                     parts.setdefault(name, []).append(scores)
 
-        # Score it under the nightly model, from its own recorder.
+        # The nightly model, from its own recorder.
         if self._nightly_is_stale and self._nightly_recorder is not None:
             for chunk in self._nightly_recorder.chunks(window, recorded):
                 self._add(parts, "nightly", chunk)
+        return parts, np.concatenate(known), np.concatenate(sets)
 
-        # Labels, before any of them is learned.
-        heads = {
-            name: own.label_scores[num_labelled[name] :]
-            for name, own in self.learners.items()
-            if len(own.label_scores) > num_labelled[name]
-        }
-        labels = self._label_rules.measured(self._settings.model.labels, heads)
-
-        # Learn. A frozen model's statistics of inputs move on.
+    def _learn_by_turns(self, edge: int) -> None:
+        """Let the regimes that learn each window do so. edge: the window's first event."""
         for name in ("live", "no_replay"):
             if name in self.learners:
-                self._learn(name, window.first_edge)
-        if "frozen" in self.learners and window.first_edge < self._cut:
-            self._learn("frozen", window.first_edge)
+                self._learn(name, edge)
+        # A frozen model's statistics of inputs move on.
+        if "frozen" in self.learners and edge < self._cut:
+            self._learn("frozen", edge)
         elif "frozen" in self.learners:
             self.learners["frozen"].observe()
-
-        known_E = np.concatenate(known)
-        all_scores = {name: np.concatenate(scores) for name, scores in parts.items()}
-        table = {name: measures(scores, known_E) for name, scores in all_scores.items()}
-        return RegimeWindow(
-            window=window,
-            num_scored=len(known_E),
-            num_known=int(known_E.sum()),
-            scores=table,
-            seconds=self._seconds,
-            num_labels=labels.num_scored,
-            labels=labels.table,
-            edge_sets=scores_of_sets(all_scores, known_E, np.concatenate(set_of), self._edge_sets),
-            node_sets=labels.node_sets,
-            nightly_learned=nightly_learned,
-        )
 
     def _begin_alike(self, edge: int) -> None:
         """Learn all events before the cut, and let every regime begin as a copy of that model."""

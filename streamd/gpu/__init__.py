@@ -9,7 +9,7 @@ from streamd.gpu.device import (
     make_graph,
     take_gpu,
 )
-from streamd.gpu.memory import lacks_memory, memory_for
+from streamd.gpu.memory import lacks_memory, memory_for, run_freeing_memory
 
 __all__ = [
     "choose_device",
@@ -19,5 +19,6 @@ __all__ = [
     "free_device_memory",
     "lacks_memory",
     "memory_for",
+    "run_freeing_memory",
     "take_gpu",
 ]

@@ -8,7 +8,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,15 +18,16 @@ from torch import Tensor
 from streamd.errors import RanksError
 from streamd.eventlog.reader import LogReader
 from streamd.events import Float32
-from streamd.gpu import lacks_memory, memory_for
+from streamd.gpu import memory_for, run_freeing_memory
 from streamd.graph.negatives import LEARNED, SCORED
 from streamd.graph.ranking import ranks
-from streamd.models import EdgeRows, LinkInputs, LinkModel, Memory, build_model, link_loss
+from streamd.models import EdgeRows, LinkModel, Memory, build_model, link_loss
 from streamd.models.layers.dropout import dropout_key
 from streamd.ranks import ALONE, Ranks
 from streamd.registry.candidate import TrainResult
 from streamd.training.batches import PlannedStep, RecordedLabels, Step, planned_steps, prepared
 from streamd.training.device_transfer import DeviceTransfer
+from streamd.training.held_out import held_out_chunks, learned_weights
 from streamd.training.learning_settings import LearningSettings
 from streamd.training.measures import LabelScores, Measures, measures
 from streamd.training.recorder import Chunk
@@ -194,18 +195,25 @@ class Learner:
         backup = copy.deepcopy((self.model.state_dict(), self.optimizer.state_dict()))
         self.observe()
         num_events = sum(s.num_events for s in seen)
-        weights = self._held_out(num_events)
+        num_learned = num_events - int(num_events * self._training.tail_share)
+        weights = learned_weights(self.seen, num_learned, self.ranks)
         drawn = self.draw(window_edge, num_events) if replay is None else replay
         past = [*self.tail, *self.replay.named(drawn)]
         steps = planned_steps(self.ranks, self._edges, self.seen, weights, past, self._labels)
         epochs = epochs or self.epochs_of(num_events)
-        loss = self._passes_freeing_memory(epochs, window_edge, steps, backup)
+        loss = run_freeing_memory(
+            partial(self._passes, epochs, window_edge, steps),
+            # Inputs that stay on the device over epochs, then what others keep there. Several ranks
+            # end instead: the others would not know that one starts over.
+            (self.transfer.stop_keeping, self.free_device_memory) if self.ranks.size == 1 else (),
+            partial(self._start_over, backup),
+        )
         self.model.eval()
         self._backup = backup
-        self._check_equal_weights()
+        check_equal_weights(self.model, self.ranks)
 
         # Look at what came of it: the held-out tail, and memory under the new weights.
-        self.tail = self._tail(weights, num_events)
+        self.tail = held_out_chunks(self.seen, weights, num_learned)
         before, after, count, tail_is_finite = self._check_tail(weights)
         self._advance_all()
         finite = math.isfinite(loss) and tail_is_finite
@@ -224,27 +232,10 @@ class Learner:
             loss=loss, finite=finite, tail_before=before, tail_after=after, num_tail=count
         )
 
-    def _passes_freeing_memory(
-        self,
-        epochs: int,
-        window_edge: int,
-        steps: list[PlannedStep],
-        backup: Backup,
-    ) -> float:
-        """As `_passes`. Where the GPU lacks memory, free some of it and start over: what inputs
-        take that stay over epochs, then what others can move off it. Several ranks end instead:
-        the others would not know that one starts over."""
-        ways = iter((self.transfer.stop_keeping, self.free_device_memory))
-        while True:
-            try:
-                return self._passes(epochs, window_edge, steps)
-            except RuntimeError as error:
-                is_alone = self.ranks.size == 1
-                if not is_alone or not lacks_memory(error) or not any(frees() for frees in ways):
-                    raise
-            # Outside the handler, which would hold the failed pass's tensors.
-            self.restore_weights(*backup)
-            self.observe()
+    def _start_over(self, backup: Backup) -> None:
+        """Undo what a pass cut short has changed."""
+        self.restore_weights(*backup)
+        self.observe()
 
     @property
     def learning_rate(self) -> float:
@@ -328,26 +319,13 @@ class Learner:
                 set_L = self.ranks.gather(labels.inputs.set_L)
                 self.model.label_head.observe(target_LT, set_L)
 
-    def _held_out(self, num_events: int) -> list[Tensor]:
-        """Weights of events, float32[E] a chunk: 1 to learn, 0 for the window's last events."""
-        left = self._num_learned_of(num_events)
-        out = []
-        for seen in self.seen:
-            count = seen.num_events if seen is not None else 0
-            own = self.ranks.share(count)
-            out.append((torch.arange(own.start, own.stop) < left).float())
-            left -= count
-        return out
-
-    def _num_learned_of(self, num_events: int) -> int:
-        """How many of a window's events are learned; the last ones are held out."""
-        return num_events - int(num_events * self._training.tail_share)
-
     def _passes(self, passes: int, window_edge: int, steps: list[PlannedStep]) -> float:
         """Learn the window `passes` times. Returns: the last epoch's loss."""
         loss = math.nan
         self._steps = (0, passes * len(steps))
-        for epoch, ready in enumerate(self.transfer.epochs(passes, steps, self._prepared)):
+        for epoch, ready in enumerate(
+            self.transfer.epochs(passes, steps, partial(prepared, transfer=self.transfer))
+        ):
             loss = self._epoch(ready, dropout_key(self._training.seed, window_edge, epoch))
         return loss
 
@@ -403,40 +381,12 @@ class Learner:
             self.on_progress(*self._steps)
         return self.ranks.total([float(total)])[0] / count if count else math.nan
 
-    def _prepared(self, step: PlannedStep) -> Step:
-        return prepared(step, self.transfer)
-
-    def _check_equal_weights(self) -> None:
-        """Raises: RanksError where another rank has other weights: then all go back to the last
-        checkpoint."""
-        if self.ranks.size == 1:
-            return
-        bytes_ = torch.cat([p.detach().flatten().cpu() for p in self.model.parameters()])
-        sums = self.ranks.told_by_all(zlib.crc32(bytes_.numpy().data))
-        if len(set(sums)) > 1:
-            raise RanksError(
-                f"The ranks learned different weights: their checksums are {sums}.",
-                "use machines of one kind, with the same streamd and torch.",
-            )
-
     def _of_all_ranks(self, parts: Sequence[Float32]) -> Float32:
         """Logits of all ranks' events, float32[E, 11]. parts: of this rank's."""
         logits_EC: Float32 = self.ranks.gather(
             np.concatenate([np.zeros((0, len(LEARNED)), np.float32), *parts])
         )
         return logits_EC
-
-    def _tail(self, weights: list[Tensor], num_events: int) -> list[ReplayChunk]:
-        """The chunks with events that are held out, of a window of so many events."""
-        left = self._num_learned_of(num_events)
-        out = []
-        for seen, weight in zip(self.seen, weights, strict=True):
-            if seen is None:
-                continue
-            if seen.num_events > max(left, 0):
-                out.append(replace(seen, inputs=seen.inputs.weighted(1 - weight)))
-            left -= seen.num_events
-        return out
 
     @torch.no_grad()
     def _check_tail(self, weights: list[Tensor]) -> tuple[float, float, int, bool]:
@@ -460,13 +410,9 @@ class Learner:
 
     def _logits_of(self, chunk: ReplayChunk) -> Float32:
         """Logits of a recorded chunk's events whose weight is not 0, float32[E, 11]."""
-        logits_EC: Float32 = (
-            self.model(*self._to_device(chunk)).cpu().numpy()[chunk.inputs.weight_E.numpy() > 0]
-        )
-        return logits_EC
-
-    def _to_device(self, chunk: ReplayChunk) -> tuple[LinkInputs, Tensor]:
-        return self.transfer.inputs(chunk.inputs), self.transfer.send(chunk.state_MD)
+        inputs, state_MD = self.transfer.inputs(chunk.inputs), self.transfer.send(chunk.state_MD)
+        logits_EC: Float32 = self.model(inputs, state_MD).cpu().numpy()
+        return logits_EC[chunk.inputs.weight_E.numpy() > 0]
 
     def _advance_all(self) -> None:
         """Move memory from the window's start to its end, and over the deletes before that, under
@@ -478,3 +424,17 @@ class Learner:
 
     def _over(self, memory: Memory, edges: EdgeRows) -> AbstractContextManager[Tensor]:
         return self.memory_step(self.model, memory, edges)
+
+
+def check_equal_weights(model: LinkModel, ranks: Ranks) -> None:
+    """Raises: RanksError where another rank has other weights: then all go back to the last
+    checkpoint."""
+    if ranks.size == 1:
+        return
+    bytes_ = torch.cat([p.detach().flatten().cpu() for p in model.parameters()])
+    sums = ranks.told_by_all(zlib.crc32(bytes_.numpy().data))
+    if len(set(sums)) > 1:
+        raise RanksError(
+            f"The ranks learned different weights: their checksums are {sums}.",
+            "use machines of one kind, with the same streamd and torch.",
+        )

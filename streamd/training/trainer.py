@@ -70,10 +70,9 @@ class Trainer:
         stop: threading.Event | None = None,
     ) -> None:
         """device: the chosen one, of graph and model. on_step: called with the name of each step
-        as it begins, and with "rest" where nothing is
-        under way and all that was learned is durable; what it raises ends the trainer. ranks: that
-        learn together, each of which runs a trainer. stop: ends the rebuild of graph and facts, if
-        this is the only rank.
+        as it begins, and with "rest" where nothing is under way and all that was learned is
+        durable; what it raises ends the trainer. ranks: that learn together, each of which runs a
+        trainer. stop: ends the rebuild of graph and facts, if this is the only rank.
 
         Raises: Stopped; VersionError where the checkpoint is not of this log or this release.
         """
@@ -90,40 +89,25 @@ class Trainer:
         if ranks.size > 1 and not self._read_on():
             raise RanksError("The log was extended while the ranks started.", "none is needed.")
 
-        # What it owns.
-        own = self._settings
+        # What it owns: the parts that learn, those that are durable, and those that are compared.
+        own, rebuild = self._settings, self._rebuilding
         folder = paths.learned / FOLDER
         replay = ReplayStore.of(own, folder / "replay", ranks)
-        self.learner = Learner(own, reader, replay, ranks)
-        self.learner.on_progress = self._when_learning = lambda *_: self._touch("learning")
-        self.recorder = Recorder(own, reader, ranks)
-        self.learner.free_device_memory = self.recorder.free_device_memory
-        self._ledger = Ledger(
-            paths, own, settings.bootstrap, reader, versions, self.recorder.live, ranks
+        self.learner = learner = Learner(own, reader, replay, ranks)
+        self.recorder = recorder = Recorder(own, reader, ranks)
+        learner.on_progress = self._when_learning = lambda *_: self._touch("learning")
+        learner.free_device_memory = recorder.free_device_memory
+        self._ledger = ledger = Ledger(
+            paths, own, settings.bootstrap, reader, versions, recorder.live, ranks
         )
-        self.nightly = Nightly(
-            own, reader, self.learner, self.recorder, folder, self._ledger.checkpoint_memory.store
-        )
-        self.contest = Contest(
-            paths,
-            own,
-            settings.registry.gate_events,
-            reader,
-            versions,
-            self.learner,
-            self.recorder,
-            self._rebuilding,
-        )
+        store = ledger.checkpoint_memory.store
+        self.nightly = Nightly(own, reader, learner, recorder, folder, store)
+        events = settings.registry.gate_events
+        self.contest = Contest(paths, own, events, reader, versions, learner, recorder, rebuild)
+
+        # All of them as they were at the last checkpoint.
         self.position = Resumption(
-            own,
-            reader,
-            versions,
-            self.learner,
-            self.recorder,
-            self._ledger,
-            self.contest,
-            self.nightly,
-            self._rebuilding,
+            own, reader, versions, learner, recorder, ledger, self.contest, self.nightly, rebuild
         ).resume()
 
     @property

@@ -11,6 +11,7 @@ from streamd.clock import Clock
 from streamd.eventlog.reader import LogReader
 from streamd.models.rule import NAME as RULE
 from streamd.registry.candidate import PublishResult, TrainResult
+from streamd.schema import Schema
 from streamd.telemetry import metrics, spans
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.telemetry.progress import RoleProgress
@@ -149,37 +150,7 @@ def report(record: WindowRecord, learner: Learner, compared: Comparison) -> None
 
     compared: the contest's comparison after the window.
     """
-    # The window's own measures.
-    metrics.windows.labels(outcome_of(record)).inc()
-    for phase, seconds in record.seconds.items():
-        metrics.window_seconds.labels(phase).observe(seconds)
-    for name, values in record.scores.items():
-        if name.startswith("labels"):
-            for measure, value in values.items():
-                metrics.label_score.labels(name, measure).set(value)
-            continue
-        metrics.window_mrr.labels(name).set(values["mrr"])
-        if "mrr_known" in values:
-            metrics.window_mrr_known.labels(name).set(values["mrr_known"])
-        metrics.window_ap.labels(name).set(values["ap"])
-    night = record.scores.get("nightly")
-    if night is not None:
-        metrics.nightly_difference.set(night["mrr_live"] - night["mrr"])
-    schema = learner.model.schema
-    if schema.num_edge_sets > 1:
-        metrics.begin_at_zero(metrics.edge_set_scored, schema.edge_set_names)
-    for edge_set, own in record.edge_sets.items():
-        metrics.edge_set_scored.labels(edge_set).inc(own.num_scored)
-        for name, values in own.scores.items():
-            metrics.edge_set_mrr.labels(edge_set, name).set(values["mrr"])
-    for node_set, own in record.node_sets.items():
-        for name, values in own.scores.items():
-            for measure, value in values.items():
-                metrics.node_set_label_score.labels(node_set, name, measure).set(value)
-    if record.surprise is not None:
-        metrics.window_surprise.set(record.surprise)
-    if record.loss is not None:
-        metrics.window_loss.set(record.loss)
+    _report_scores(record, learner.model.schema)
 
     # The state that it leaves.
     metrics.trained_until.set(record.end_us / 1e6)
@@ -206,6 +177,41 @@ def report(record: WindowRecord, learner: Learner, compared: Comparison) -> None
         loss=record.loss and round(record.loss, 4),
         seconds={k: round(v, 3) for k, v in record.seconds.items()},
     )
+
+
+def _report_scores(record: WindowRecord, schema: Schema) -> None:
+    """Set the metrics of a window's own scores, in all and by set. schema: of the log."""
+    metrics.windows.labels(outcome_of(record)).inc()
+    for phase, seconds in record.seconds.items():
+        metrics.window_seconds.labels(phase).observe(seconds)
+    for name, values in record.scores.items():
+        if name.startswith("labels"):
+            for measure, value in values.items():
+                metrics.label_score.labels(name, measure).set(value)
+            continue
+        metrics.window_mrr.labels(name).set(values["mrr"])
+        if "mrr_known" in values:
+            metrics.window_mrr_known.labels(name).set(values["mrr_known"])
+        metrics.window_ap.labels(name).set(values["ap"])
+    night = record.scores.get("nightly")
+    if night is not None:
+        metrics.nightly_difference.set(night["mrr_live"] - night["mrr"])
+
+    # Those of sets, of edges and of nodes.
+    if schema.num_edge_sets > 1:
+        metrics.begin_at_zero(metrics.edge_set_scored, schema.edge_set_names)
+    for edge_set, own in record.edge_sets.items():
+        metrics.edge_set_scored.labels(edge_set).inc(own.num_scored)
+        for name, values in own.scores.items():
+            metrics.edge_set_mrr.labels(edge_set, name).set(values["mrr"])
+    for node_set, own in record.node_sets.items():
+        for name, values in own.scores.items():
+            for measure, value in values.items():
+                metrics.node_set_label_score.labels(node_set, name, measure).set(value)
+    if record.surprise is not None:
+        metrics.window_surprise.set(record.surprise)
+    if record.loss is not None:
+        metrics.window_loss.set(record.loss)
 
 
 def _of_sets(record: WindowRecord) -> dict[str, dict[str, float]]:

@@ -34,7 +34,6 @@ from tests.builders import (
     HOUR,
     SETS,
     declared,
-    learning,
     sets_stream,
     settings,
     stream,
@@ -64,10 +63,10 @@ def to_midnight(trainer):
 
 def slow_reference(settings, log, learner, edge, windows):
     """MRR of each window by a learner whose state stays as of `edge`, by the backtest's own ways for a nightly model."""
-    stale, moving = Recorder(learning(settings), log), Recorder(learning(settings), log)
+    stale, moving = Recorder(settings, log), Recorder(settings, log)
     stale.rebuild(edge)
     moving.rebuild(edge)
-    frozen = Learner(learning(settings), log, ReplayStore.of(learning(settings)))
+    frozen = Learner(settings, log, ReplayStore.of(settings))
     frozen.take_over(learner)
     frozen.memory_step = nightly_memory_step
     out = []

@@ -85,7 +85,7 @@ def test_what_is_learned_after_a_schema_change_goes_on_from_what_was_learned_bef
     for key in ("mrr", "ap"):
         assert abs(plain.scores["live"][key] - wide.scores["live"][key]) < 2e-3
     assert plain.scores["edgebank"] == wide.scores["edgebank"]
-    assert Registry.of(other._settings).manifest(other.contest.version).log_schema() == EXTENDED
+    assert other._versions.manifest(other.contest.version).log_schema() == EXTENDED
     assert learn(other), "windows go on, each from the checkpoint of the one before"
 
 

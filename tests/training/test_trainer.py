@@ -39,6 +39,7 @@ from streamd.gpu.device import fix_torch
 fix_torch(1)
 from streamd.clock import SystemClock
 from streamd.registry import Registry
+from streamd.settings.paths import Paths
 from streamd.eventlog.reader import LogReader
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.trainer import Trainer

@@ -207,7 +207,7 @@ class Contest:
         try:
             if self._begin_incumbent(champion):
                 return None
-            carried = self._carried(champion, edge)
+            carried = self._load_at(champion, edge)
         except VersionError as error:
             carried = None
             reason = str(error)
@@ -242,7 +242,7 @@ class Contest:
         written, or because the champion replaces a shadow that cannot be read; else None.
         """
         try:
-            self.shadow = self._carried(name, edge)
+            self.shadow = self._load_at(name, edge)
         except VersionError as error:
             logger.error(
                 "shadow_lost",
@@ -302,7 +302,7 @@ class Contest:
         self.compared = Comparison()
         return True
 
-    def _carried(self, name: str, edge: int) -> Shadow | None:
+    def _load_at(self, name: str, edge: int) -> Shadow | None:
         """Load a version and advance its memory to event `edge`.
 
         Returns: None where the log begins after the version's event, or `edge` lies before it.
