@@ -266,6 +266,7 @@ def _learn(
     from streamd.training.trainer import Trainer
     from streamd.training.window_attempts import Stopped
 
+    # Several machines may share the directory of what is learned; each has a log of its own.
     paths = Paths.of(settings, "train")
 
     # The trainer waits for ingest to make the log. Where the log gets further sets or features, it

@@ -104,10 +104,11 @@ def learn_alike(stored: dict[str, Any], model: ModelSettings, window_seconds: in
 
 
 def read_manifest(path: Path, name: str) -> Manifest:
-    """Read the manifest of the version `name`, whose trainer may drop it meanwhile.
+    """Read the manifest of the version `name`.
 
-    Raises: VersionError where it cannot be read, is of a newer release, or of another version.
+    Raises: VersionError if it cannot be read, is of a newer release, or of another version.
     """
+    # The trainer may drop a version meanwhile.
     try:
         manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
     except FileNotFoundError:
@@ -121,7 +122,7 @@ def read_manifest(path: Path, name: str) -> Manifest:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise VersionError(f"The manifest of version {name} is damaged: {error}.", REMOVE) from None
 
-    # Refuse what a newer release made, and a folder that was copied by hand.
+    # Refuse the versions of newer releases, and a folder that was copied by hand.
     if manifest.format > FORMAT:
         raise VersionError(
             f"Version {name} has format {manifest.format}, this streamd reads up to {FORMAT}.",
@@ -153,6 +154,7 @@ def manifest_of(name: str, candidate: Candidate, checksums: dict[str, str]) -> M
         seq=candidate.seq,
         memory_us=candidate.memory_us,
         parent=candidate.parent,
+        # Learning continues from the version only under the same model and window width.
         model=candidate.model.model_dump(mode="json"),
         schema=candidate.schema.fields(),
         window_seconds=candidate.window_seconds,

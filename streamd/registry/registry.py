@@ -75,7 +75,7 @@ class Registry:
 
     @classmethod
     def of(cls, settings: Settings, paths: Paths | None = None) -> "Registry":
-        """The registry under these settings. paths: those of the servers where None."""
+        """The registry under these settings. paths: by default those of a server."""
         is_shared = bool(settings.log.name and settings.log.store)
         return cls(paths or Paths.of(settings, "serve"), settings.registry.keep, is_shared)
 
@@ -204,7 +204,7 @@ class Registry:
             raise VersionError(
                 f"There is no version {name!r}.", "pick one of `streamd models list`."
             )
-        # A file that changed since has another stamp, and one that is gone has none.
+        # A file that changed has another stamp, and one that is gone has none.
         stamp = None
         with contextlib.suppress(OSError):
             stat = path.stat()

@@ -15,6 +15,7 @@ def learned_weights(
 ) -> list[Tensor]:
     """Weights of a window's events, float32[E] for each chunk: 1 for the first `num_learned`, which
     are learned, and 0 for the others. Of several ranks each has those of its share."""
+    # Events count over all ranks, so that all hold out the same ones.
     left = num_learned
     weights = []
     for chunk in chunks:

@@ -114,6 +114,7 @@ class Resumption:
             self._ledger.begin_with_new_settings(cursor)
             self._save()
             return ""
+        # Weights, memory, replay and the baseline, all at the cursor's position.
         self._ledger.load(cursor, self._learner, self._log.state)
         self._nightly.restore(cursor.nightly)
         self.position = cursor.position
@@ -145,6 +146,7 @@ class Resumption:
         except VersionError as error:
             logger.error("champion_not_followed", version=name, reason=str(error))
             return False
+        # Records after its event describe windows that are learned again.
         self._learner.continue_from(model.state_dict(), memory)
         self.position = TrainerPosition(manifest.edge, manifest.first_edge)
         self._contest.restore(name, Comparison())

@@ -20,8 +20,8 @@ from streamd.replica.models.reign import Reign
 from streamd.replica.models.standby import Beginning
 from streamd.replica.models.state import ModelsState
 from streamd.replica.models.takeover import Takeover
-from streamd.settings.paths import Paths
 from streamd.settings.loading import ModelSettings, TrainingSettings
+from streamd.settings.paths import Paths
 from streamd.storage import StoredFile
 from streamd.store.objects import Store
 from streamd.tensors import file_checksum
