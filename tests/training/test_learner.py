@@ -11,6 +11,7 @@ from streamd.events import Schema
 from streamd.gpu.device import fix_torch
 from streamd.graph.ranking import ranks
 from streamd.models import link_loss
+from streamd.training.batches import prepared
 from streamd.training.learner import Learner
 from streamd.training.measures import measures
 from streamd.training.recorder import Recorder
@@ -249,20 +250,20 @@ def test_where_a_gpu_lacks_memory_for_learning_room_is_made_and_the_window_learn
         learned((second_epoch_of_the_last, second_epoch_of_the_last + 1), [True])
 
 
-def learned_with_room(s, log, room):
+def learned_with_room(s, log, room, monkeypatch):
     """The learner, and how many steps were prepared, where so many steps of a window may stay over its three epochs."""
     learner, recorder, calls = Learner(learning(s), log, ReplayStore(None, 10, 0)), Recorder(learning(s), log), collections.Counter()
-    prepared = learner._prepared
 
     def has_room():
         calls["asked"] += 1
         return calls["asked"] <= room
 
-    def counted(step):
+    def counted(step, transfer):
         calls["prepared"] += 1
-        return prepared(step)
+        return prepared(step, transfer)
 
-    learner.transfer.has_room, learner._prepared = has_room, counted
+    learner.transfer.has_room = has_room
+    monkeypatch.setattr("streamd.training.learner.prepared", counted)
     for window in windows(log):
         learner.begin()
         for chunk in recorder.chunks(window):
@@ -273,13 +274,13 @@ def learned_with_room(s, log, room):
     return learner, calls["steps"], calls["prepared"]
 
 
-def test_inputs_that_stay_over_epochs_are_prepared_once_and_change_no_number(tmp_path):
+def test_inputs_that_stay_over_epochs_are_prepared_once_and_change_no_number(tmp_path, monkeypatch):
     s, log = world(tmp_path, training__epochs=3, model__memory_chunk=20, stream__label_dim=0)
-    plain, steps, prepared = learned_with_room(s, log, 0)
+    plain, steps, prepared = learned_with_room(s, log, 0, monkeypatch)
     assert steps > 3 and prepared % steps == 0 and prepared >= 3 * steps
     epochs = prepared // steps
     for room, expected in ((2, steps + (epochs - 1) * (steps - 2)), (10**9, steps)):
-        kept, _, prepared = learned_with_room(s, log, room)
+        kept, _, prepared = learned_with_room(s, log, room, monkeypatch)
         assert prepared == expected
         for a, b in zip(plain.model.state_dict().values(), kept.model.state_dict().values(), strict=True):
             assert torch.equal(a, b)
