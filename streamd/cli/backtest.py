@@ -44,37 +44,47 @@ class GridCommand(TyperCommand):
         return super().parse_args(ctx, spelled)
 
 
+FileArgument = Annotated[
+    Path | None, typer.Argument(help="A file of events; the log of data_dir otherwise.")
+]
+ReportOption = Annotated[
+    Path | None, typer.Option(help="Write a report here: .html with plots, .md or .json.")
+]
+FormOption = Annotated[
+    str, typer.Option("--format", help="html, md or json; by the name of --report otherwise.")
+]
+InitialOption = Annotated[
+    float, typer.Option(min=0, max=0.9, help="Share of the events before what is reported on.")
+]
+InitialEpochsOption = Annotated[
+    int, typer.Option(min=0, help="Learn that share at once, so often; 0: window by window.")
+]
+StaleOption = Annotated[
+    str,
+    typer.Option(help='Also run with facts so many events old, for example "5,50,200,window".'),
+]
+FromCutOption = Annotated[
+    bool, typer.Option(help="Begin a window with the first event reported on.")
+]
+GridOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY=VALUE,...",
+        help="Run live under each combination of these settings, and say which to take: "
+        "--grid model.name=tgn,pair training.epochs=1,2",
+    ),
+]
+
+
 def backtest(
-    file: Annotated[
-        Path | None, typer.Argument(help="A file of events; the log of data_dir otherwise.")
-    ] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="Write a report here: .html with plots, .md or .json.")
-    ] = None,
-    form: Annotated[
-        str, typer.Option("--format", help="html, md or json; by the name of --report otherwise.")
-    ] = "",
-    initial: Annotated[
-        float, typer.Option(min=0, max=0.9, help="Share of the events before what is reported on.")
-    ] = 0.3,
-    initial_epochs: Annotated[
-        int, typer.Option(min=0, help="Learn that share at once, so often; 0: window by window.")
-    ] = 0,
-    stale: Annotated[
-        str,
-        typer.Option(help='Also run with facts so many events old, for example "5,50,200,window".'),
-    ] = "",
-    from_cut: Annotated[
-        bool, typer.Option(help="Begin a window with the first event reported on.")
-    ] = False,
-    grid: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE,...",
-            help="Run live under each combination of these settings, and say which to take: "
-            "--grid model.name=tgn,pair training.epochs=1,2",
-        ),
-    ] = None,
+    file: FileArgument = None,
+    report: ReportOption = None,
+    form: FormOption = "",
+    initial: InitialOption = 0.3,
+    initial_epochs: InitialEpochsOption = 0,
+    stale: StaleOption = "",
+    from_cut: FromCutOption = False,
+    grid: GridOption = None,
     src: SrcOption = "src",
     dst: DstOption = "dst",
     time: TimeOption = "time",
@@ -103,10 +113,9 @@ def backtest(
     )
 
     # The report says what was run, with every setting; secrets are masked there.
-    values = effective(settings).items()
     asked = Asked(
         command=shlex.join(["streamd", *sys.argv[1:]]),
-        settings=[(key, str(value), origin[key]) for key, value in values],
+        settings=[(key, str(value), origin[key]) for key, value in effective(settings).items()],
     )
 
     # Compile before the progress line begins, which compiling would hold up.

@@ -1,5 +1,6 @@
 """The commands `streamd deadletter list` and `streamd deadletter replay`."""
 
+import difflib
 from collections import Counter, deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
@@ -10,14 +11,33 @@ from rich.text import Text
 
 from streamd.cli.options import ConfigOption, DataOption, out, printable, settings_of
 from streamd.clock import SystemClock, utc
+from streamd.errors import SettingsError
 from streamd.settings.loading import Settings
 
 if TYPE_CHECKING:
     from streamd.ingest.dead_letters.outlook import Outlook
 
 letters_app = typer.Typer(help="Dead letters: list, replay.", no_args_is_help=True)
+
+
+def _check_reasons(reasons: list[str] | None) -> list[str] | None:
+    """Raises: SettingsError that lists the known reasons, for a mistyped one."""
+    from streamd.ingest.dead_letters.sinks import REASONS
+
+    for reason in reasons or ():
+        if reason not in REASONS:
+            close = difflib.get_close_matches(reason, REASONS, 1, 0.5)
+            near = f"; did you mean {close[0]!r}?" if close else "."
+            known = ", ".join(REASONS)
+            raise SettingsError(
+                f"No dead letter has the reason {reason!r}{near}", f"give one of {known}."
+            )
+    return reasons
+
+
 ReasonOption = Annotated[
-    list[str] | None, typer.Option(help="Only of this reason; may be given several times.")
+    list[str] | None,
+    typer.Option(help="Only of this reason; may be given several times.", callback=_check_reasons),
 ]
 TopicOption = Annotated[
     list[str] | None, typer.Option(help="Only of this topic; may be given several times.")

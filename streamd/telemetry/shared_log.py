@@ -5,29 +5,6 @@ from prometheus_client import Counter
 from streamd.telemetry.gauge import Gauge
 from streamd.telemetry.registries import FOLLOW, INGEST, MEMBER, TRAIN
 
-__all__ = [
-    "cannot_lead",
-    "changelog_bytes",
-    "changelog_seq",
-    "changelog_waiting",
-    "checkpoint_bytes",
-    "checkpoint_stored",
-    "follow_bootstraps",
-    "follow_bytes",
-    "follow_caught_up",
-    "follow_commits",
-    "follow_lag_records",
-    "follow_seq",
-    "follow_waiting",
-    "leader_term",
-    "leads",
-    "models_followed",
-    "models_missing",
-    "models_published",
-    "models_waiting",
-    "stray_records",
-]
-
 # Of every role that reads one of the topics.
 stray_records = Counter(
     "streamd_stray_records",

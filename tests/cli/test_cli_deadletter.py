@@ -5,11 +5,11 @@ from typer.testing import CliRunner
 
 from streamd.cli.main import app
 from streamd.decode.sources import topic as mapped
-from streamd.errors import SchemaRegistryError
+from streamd.errors import SchemaRegistryError, SettingsError
 from streamd.ingest.dead_letters import replay as deadletter_replay
 from streamd.ingest.dead_letters.outlook import outlook
 from streamd.ingest.dead_letters.replay import StoredLetter
-from streamd.ingest.dead_letters.sinks import DeadLetter
+from streamd.ingest.dead_letters.sinks import REASONS, DeadLetter
 from streamd.telemetry import metrics
 from tests.builders import settings
 from tests.ingest.world import World
@@ -124,3 +124,12 @@ def test_replayed_events_and_labels_behind_the_log_are_counted_where_they_are_cl
     world.send(1, {"src": "a", "dst": "c", "time": now - MINUTE}, {"type": "label", "node": "a", "time": now - MINUTE, "target": [1]})
     world.run(1).stop()
     assert metrics.clamped_total() - before == 2
+
+
+@pytest.mark.parametrize("command", ["list", "replay"])
+def test_a_mistyped_reason_is_an_error_that_names_the_known_ones(command, outbox):
+    unlike = invoke(command, "--reason", "no_such_thing").exception
+    assert isinstance(unlike, SettingsError) and "'no_such_thing'." in str(unlike) and "did you mean" not in str(unlike)
+    error = invoke(command, "--reason", "late", "--reason", "mising_field").exception
+    assert isinstance(error, SettingsError) and "'mising_field'; did you mean 'missing_field'?" in str(error)
+    assert all(reason in str(error) for reason in REASONS) and not outbox.sent
