@@ -128,6 +128,10 @@ def test_values_that_are_none_leave_a_gap_and_no_nan():
 def test_what_comes_from_outside_stays_text():
     page = as_html(report())
     assert "<script" not in page and html.escape(HOSTILE) in page
+    evil = replace(report(), plots=[Bars(title=HOSTILE, values={HOSTILE: 1.0})], verdict=HOSTILE, about=HOSTILE)
+    evil = replace(evil, tables=[replace(t, title=HOSTILE, note=HOSTILE, head=[HOSTILE], rows=[[HOSTILE]]) for t in evil.tables])
+    bare = as_html(evil).split("<main>")[1]
+    assert "<script" not in bare and bare.count(html.escape(HOSTILE)) == 7 + 4 * len(evil.tables)
     text = as_markdown(report())
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert not re.search(r"(?<!\\)<script", text.split("## What was run")[0]) and all(r.count("|") - r.count("\\|") in (4, 3, 9) for r in rows)
