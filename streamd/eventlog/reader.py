@@ -1,5 +1,6 @@
 """Reads the committed part of the log as mapped columns, which grow with each `refresh`."""
 
+import weakref
 from bisect import bisect_right
 from operator import attrgetter
 from pathlib import Path
@@ -12,6 +13,7 @@ from streamd.eventlog.deletions import Deletions
 from streamd.eventlog.journal.journal import NOTHING, LogState
 from streamd.eventlog.journal.tail import JournalTail
 from streamd.eventlog.layout import DELETIONS, FEATURES, KEYS, feature_row
+from streamd.eventlog.log_changes import Changes, LogSubscriber
 from streamd.eventlog.lookup import CommittedBytes, LateEdges, find_edges
 from streamd.eventlog.node_features import FeatureFile, FeatureHistory, FeatureUpdates
 from streamd.eventlog.node_keys import decode_sets
@@ -43,7 +45,10 @@ class LogReader:
         self._new_deletions = CommittedBytes(self.data_dir, DELETIONS)
         self._late = LateEdges(self.data_dir)
         self._features = FeatureFile(self.data_dir)
+        self._followers: list[weakref.ref[LogSubscriber]] = []
         self._take_in()
+        self._applied = self._newest()
+        """The newest changes that the followers have applied, as of `_newest`."""
 
     @classmethod
     def open(cls, data_dir: Path, keep_keys: bool = True) -> "LogReader | None":
@@ -93,9 +98,50 @@ class LogReader:
         """Wall time of the newest commit in seconds, even where `refresh` has not taken it in."""
         return self._tail.published_at()
 
-    def refresh(self, until: int | None = None) -> bool:
-        """Take in what was committed since the last call; with `until`, up to that commit, or
-        further where files of it are gone. Returns: whether anything was."""
+    def follow(self, follower: LogSubscriber) -> None:
+        """Let a follower apply all deletes so far, and from now on the changes of each refresh.
+
+        The reader refers to it weakly: a follower that its owner drops is called no more.
+        """
+        self.apply_changes()
+        follower.apply(self._changes_since((0, 0, 0)))
+        self._followers.append(weakref.ref(follower))
+
+    def refresh(self, until: int | None = None) -> Changes:
+        """Read new commits as `read` does, and let the followers apply them. Returns: the changes,
+        those included that were read before and not applied yet."""
+        self.read(until)
+        return self.apply_changes()
+
+    def apply_changes(self) -> Changes:
+        """Let the followers apply, in the order of their registration, the changes that were read
+        since they last did. Returns: those changes."""
+        changes = self._changes_since(self._applied)
+        if changes:
+            self._followers = [one for one in self._followers if one() is not None]
+            for one in self._followers:
+                if (follower := one()) is not None:
+                    follower.apply(changes)
+            self._applied = self._newest()
+        return changes
+
+    def _newest(self) -> tuple[int, int, int]:
+        """The newest commit, and the number of deleted nodes and of deleted events."""
+        return self.state.seq, len(self.deletions.nodes), len(self.deletions.edges)
+
+    def _changes_since(self, before: tuple[int, int, int]) -> Changes:
+        seq, num_nodes, num_events = before
+        return Changes(
+            num_commits=self.state.seq - seq,
+            deletions=self.deletions,
+            nodes=self.deletions.nodes[num_nodes:],
+            events=self.deletions.edges[num_events:],
+        )
+
+    def read(self, until: int | None = None) -> bool:
+        """Read the commits since the last call; with `until`, up to that commit, or further if
+        files of it are gone. Followers apply them later, in `apply_changes`. Returns: whether there
+        were any."""
         before = self.state
         if not self._tail.refresh(until):
             return False

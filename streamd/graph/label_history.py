@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from streamd.eventlog.log_changes import Changes
 from streamd.eventlog.reader import LogReader
 from streamd.events import Float32, Int64
 
@@ -24,7 +25,6 @@ class LabelHistory:
         dim = log.state.schema.label_dim
         self._max_nodes = max(1, max_values // max(dim, 1))
         self._until_us = -(2**62)
-        self._num_deletes = 0
 
         # A row per node, found by a dictionary in order of the nodes' newest labels.
         self._row: dict[int, int] = {}
@@ -35,6 +35,7 @@ class LabelHistory:
         num_sets = log.state.schema.num_node_sets
         self._sum_SD = np.zeros((num_sets, dim))
         self._num_labels_S = np.zeros(num_sets, np.int64)
+        log.follow(self)
 
     def means(self, nodes: Int64, node_sets: Int64, until_us: int) -> Float32:
         """The mean of each node's last labels at or before a time, of all labels of its node set
@@ -50,7 +51,7 @@ class LabelHistory:
         return out
 
     def _advance(self, until_us: int) -> None:
-        """Take in the labels up to a time, and forget deleted nodes."""
+        """Take in the labels up to a time."""
         if until_us > self._until_us:
             nodes, _, target_LD = self._log.labels_between(self._until_us, until_us)
             self._until_us = until_us
@@ -63,14 +64,13 @@ class LabelHistory:
             for i in np.flatnonzero(~self._log.deletions.is_gone(nodes)).tolist():
                 self._take(int(nodes[i]), target_LD[i])
 
-        # Forget nodes that were deleted since.
-        deletions = self._log.deletions
-        if deletions.count > self._num_deletes:
-            self._num_deletes = deletions.count
-            held = np.fromiter(self._row, np.int64, len(self._row))
-            for node in held[deletions.is_gone(held)].tolist():
-                self._free.append(self._row.pop(node))
-                self._mean_ND[self._free[-1]] = 0
+    def apply(self, changes: Changes) -> None:
+        """Forget deleted nodes."""
+        for node in changes.nodes.tolist():
+            row = self._row.pop(node, None)
+            if row is not None:
+                self._free.append(row)
+                self._mean_ND[row] = 0
 
     def _take(self, node: int, target_D: Float32) -> None:
         """Take in one label."""

@@ -7,6 +7,7 @@ import numpy as np
 import structlog
 
 from streamd.errors import CorruptionError
+from streamd.eventlog.log_changes import Changes
 from streamd.eventlog.reader import LogReader
 from streamd.events import Bools, Float32, Int64
 from streamd.graph.blocks.store import ReadBack
@@ -60,12 +61,11 @@ class LiveGraph:
         )
         self._feature_updates = reader.feature_updates()
 
-        # How many of the log's deletes the graph has taken in.
-        self._nodes_hidden = self._edges_hidden = 0
         self._keep_us = keep_us
 
         # The oldest event in memory, and where the graph ended at the last pass.
         self._in_memory_from = self._offloaded_at = graph.first_event
+        reader.follow(self)
 
     @property
     def edge(self) -> int:
@@ -152,23 +152,17 @@ class LiveGraph:
         for nodes, values in self._feature_updates.until(until_event):
             self.features.take(nodes, values)
 
-    def hide_deleted(self) -> bool:
-        """Hide what the reader learned of deletes since the last call, and what the log dropped.
-        True if anything is new."""
+    def apply(self, changes: Changes) -> None:
+        """Hide what was deleted and what the log dropped."""
         self.graph.drop_before(self.log.first_edge)
-        deletions = self.log.deletions
-        nodes = deletions.nodes[self._nodes_hidden :]
-        edges = deletions.edges[self._edges_hidden :]
-        if not len(nodes) and not len(edges):
-            return False
-        self._nodes_hidden = len(deletions.nodes)
-        self._edges_hidden = len(deletions.edges)
+        if not changes.has_deletes:
+            return
 
         # Events that come later are hidden as they are inserted.
-        self.graph.hide_nodes(nodes)
-        known = edges[(edges >= self.log.first_edge) & (edges < self.graph.next_event)]
+        self.graph.hide_nodes(changes.nodes)
+        events = changes.events
+        known = events[(events >= self.log.first_edge) & (events < self.graph.next_event)]
         self.graph.hide(self.log.gather("src", known), self.log.gather("dst", known), known)
-        return True
 
     def destinations(self, node_set: int = 0) -> Int64:
         """Ids of the nodes of a node set that were a destination and are not deleted, ascending."""

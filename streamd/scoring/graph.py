@@ -43,11 +43,9 @@ class ScoringGraph(ServerGraph):
     def watermark(self) -> int:
         return self.newest_us
 
-    def follow(self, answering: bool = True) -> tuple[int, bool]:
-        """Move one slice towards the goal. Returns: events moved over, and that there were no
-        deletes that anybody must hear of."""
-        self.live.hide_deleted()
-        return self.pass_over(self._goal()), False
+    def follow(self, answering: bool = True) -> int:
+        """Move one slice towards the goal. Returns: events moved over."""
+        return self.pass_over(self._goal())
 
     def run_start(self, end: int) -> int:
         """Id of the first event whose time is that of the event before `end`."""

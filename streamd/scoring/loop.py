@@ -139,7 +139,12 @@ class ScoreLoop:
             if stop.wait(RETRY_SECONDS):
                 return None
         scorer = Scorer(
-            ServingSettings.of(self._settings, SCORE), self._registry, log, self._skipped, start
+            ServingSettings.of(self._settings, SCORE),
+            self._registry,
+            log,
+            self._skipped,
+            start,
+            (self._outbox,),
         )
         while scorer.rebuild():
             self._beat.touch("rebuilding", edges=scorer.position)
@@ -220,18 +225,11 @@ class ScoreLoop:
         return bool(num_scored) or catches_up or scorer.position > before
 
     def _follow(self, scorer: Scorer, arrivals: Arrivals, now: float) -> None:
-        """Take in what was committed, and take back what a delete hides."""
-        deleted = scorer.refresh()
+        """Refresh the log, and note when its new events became visible."""
         log = scorer.view.log
+        log.refresh()
         waited = min(max(0.0, time.time() - log.committed_at), self._max_age)
         arrivals.note(log.num_edges, now - waited)
-        if deleted and len(self._outbox):
-            gone = log.deletions
-            self._outbox.forget(
-                lambda one: bool(
-                    gone.hides(one.record.event, np.array([one.src]), np.array([one.dst]))[0]
-                )
-            )
 
     def _look_who_leads(self, scorer: Scorer, arrivals: Arrivals, now: float) -> None:
         """Begin to score where this machine leads from now on, and end where it does no more."""

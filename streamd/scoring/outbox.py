@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import structlog
 
 from streamd.errors import KafkaError
+from streamd.eventlog.log_changes import Changes
 from streamd.scoring.scorer import Scored
 
 logger = structlog.get_logger()
@@ -115,6 +117,16 @@ class Outbox:
             self._send(now)
         if self._retry_at:
             self._give_up(oldest)
+
+    def apply(self, changes: Changes) -> None:
+        """Take back the records of deleted events."""
+
+        def is_hidden(one: Scored) -> bool:
+            src, dst = np.array([one.src]), np.array([one.dst])
+            return bool(changes.deletions.hides(one.record.event, src, dst)[0])
+
+        if changes.has_deletes:
+            self.forget(is_hidden)
 
     def forget(self, hides: Callable[[Scored], bool]) -> None:
         """Take back the records that a delete hides, so that nothing of them is sent from now on.

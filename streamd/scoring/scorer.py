@@ -3,13 +3,14 @@ the same candidates, by facts strictly before each event, and memory and neighbo
 beginning of its canonical chunk."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from streamd.eventlog.log_changes import LogSubscriber
 from streamd.eventlog.reader import LogReader
 from streamd.events import Bools, Float32, Int64, split_key
 from streamd.graph.negatives import NUM_SCORED, SCORED_SEED, Pools
@@ -70,8 +71,10 @@ class Scorer:
         reader: LogReader,
         skipped: Callable[[str, int], None],
         stop_at: int,
+        followers: Sequence[LogSubscriber] = (),
     ) -> None:
-        """stop_at: the event to move to before anything is scored."""
+        """stop_at: the event to move to before anything is scored. followers: of the log of each
+        graph that scores."""
         self._skipped = skipped
         self._served: LoadedVersion | None = None
         self._stop_at = stop_at
@@ -81,8 +84,15 @@ class Scorer:
         def make_view(reader: LogReader, model: ModelSettings) -> ScoringGraph:
             return ScoringGraph(settings, reader, model, lambda: self.position)
 
+        self._followers = followers
         self.view = make_view(reader, read_champion(registry, settings.model)[1])
+        self._register_followers()
         self._swap = Swap(settings, registry, make_view)
+
+    def _register_followers(self) -> None:
+        """Let the followers apply the changes of the log of the graph that scores now."""
+        for follower in self._followers:
+            self.view.log.follow(follower)
 
     @property
     def position(self) -> int:
@@ -108,19 +118,8 @@ class Scorer:
         """Do one slice of the way to the event where scoring begins. Returns: whether there is
         more."""
         view = self.view
-        view.live.hide_deleted()
         behind = view.live.graph.next_event < view.live.edge
         return (behind or self.position < self._stop_at) and view.pass_over(self._stop_at) > 0
-
-    def refresh(self) -> bool:
-        """Take in what was committed. Returns: whether there were deletes."""
-        view = self.view
-        if not view.log.refresh():
-            return False
-        deleted = view.live.hide_deleted()
-        if deleted and self._served is not None:
-            self._served.forget_embeddings()
-        return deleted
 
     def follow_versions(self) -> bool:
         """Move the swap of versions on by a slice. Returns: whether it should go on at once."""
@@ -128,7 +127,9 @@ class Scorer:
         if isinstance(state, Swapped):
             assert isinstance(state.view, ScoringGraph)
             self._served = state.served
-            self.view = state.view
+            if state.view is not self.view:
+                self.view = state.view
+                self._register_followers()
             logger.info("scoring_by", version=self.version or "none", from_event=self.position)
         if not isinstance(state, CatchingUp):
             return False

@@ -90,21 +90,20 @@ class ServerGraph:
         """Event time, microseconds, up to which the events taken in are complete."""
         return self.log.watermark if self.caught_up else self.newest_us
 
-    def follow(self, answering: bool = True) -> tuple[int, bool]:
-        """Take in up to one slice of new events, and all deletes. answering: whether requests wait
-        meanwhile; without them the graph catches up in long slices.
+    def follow(self, answering: bool = True) -> int:
+        """Take in up to one slice of new events. answering: whether requests wait meanwhile;
+        without them the graph catches up in long slices.
 
         The reader's segments are read to their end before it looks for more: they stay mapped until
         then, while retention may drop their files.
-        Returns: number of events, and whether there were deletes.
+        Returns: number of events.
         """
         if self.caught_up:
             self._refreshed_at = time.monotonic()
             if not self.log.refresh() and self._began:
                 self.looked_at = self._refreshed_at
-                return 0, False
+                return 0
         self._began = True
-        deleted = self.live.hide_deleted()
         slices = (ANSWERING_EDGES, SLICE_EDGES) if answering else (SLICE_EDGES, CATCH_UP_EDGES)
         took = self.live.step(self.log.num_edges, *slices)
 
@@ -115,7 +114,7 @@ class ServerGraph:
         if self.caught_up:
             self.included = self.log.state
             self.looked_at = self._refreshed_at
-        return took, deleted
+        return took
 
     def ids(self, keys: list[Key]) -> Int64:
         """Node ids of keys, int64; UNKNOWN for a key never seen."""

@@ -7,6 +7,7 @@ import numpy as np
 import structlog
 
 from streamd.errors import VersionError
+from streamd.eventlog.log_changes import Changes
 from streamd.eventlog.reader import LogReader
 from streamd.events import Float32, Int64, Schema
 from streamd.graph.live import LiveGraph
@@ -206,8 +207,13 @@ class LoadedVersion:
     def _chunk_edges(self) -> int:
         return self.model.settings.memory_chunk
 
+    def apply(self, changes: Changes) -> None:
+        """Drop the embeddings that may hold deleted events."""
+        if changes.has_deletes:
+            self.forget_embeddings()
+
     def forget_embeddings(self) -> None:
-        """Drop all embeddings, because memory advanced or nodes were deleted."""
+        """Drop all embeddings, because memory advanced or events were deleted."""
         self._embeddings.forget()
         self._updated = None
         if self._at_query is not None:

@@ -217,7 +217,10 @@ class Swap:
             if state.name is None or self._target_name() != state.name:
                 return Idle()
             return self.refuse(state.name, error)
-        edge = 0 if served is None else served.memory.edge
+        edge = 0
+        if served is not None:
+            edge = served.memory.edge
+            view.log.follow(served)
         return CatchingUp(served, view, state.since, edge)
 
     def _catch_up(
@@ -251,7 +254,7 @@ class Swap:
 
         # Not served before graph, facts and memory are at the log's end.
         if next_view is not view:
-            while next_view.follow()[0]:
+            while next_view.follow():
                 if time.monotonic() >= until:
                     return state
             if not next_view.caught_up:

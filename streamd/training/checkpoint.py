@@ -239,6 +239,8 @@ class Loaded:
         learner.memory = self.memory
         learner.tail = self.tail
         learner.num_learned = self.cursor.num_learned
+        # They may have been written before a delete.
+        learner.hide_deleted()
         learner.begin()
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from streamd.errors import RanksError
+from streamd.eventlog.log_changes import Changes
 from streamd.eventlog.reader import LogReader
 from streamd.events import Float32
 from streamd.gpu import memory_for, run_freeing_memory
@@ -77,8 +78,6 @@ class Learner:
         # What it has learned, and what others may put in its place or ask of it.
         self.tail: list[ReplayChunk] = []
         self.num_learned = 0
-        self._num_hidden = 0
-        """Deletes that the tail and the replay store were cleared of."""
         self.memory_step: MemoryStep = LinkModel.over
         """How memory moves over a chunk that is scored or learned. Backtests set another."""
         self.on_progress: Callable[[int, int], None] = lambda done, total: None
@@ -104,6 +103,7 @@ class Learner:
         self._steps = (0, 0)
         self._backup: Backup | None = None
         self.begin()
+        log.follow(self)
 
     def start_at(self, edge: int) -> None:
         """Begin with empty memory at event `edge`, after the log's first."""
@@ -276,13 +276,16 @@ class Learner:
         logits_EC = self._of_all_ranks([self._logits_of(c) for c in chunks])
         return measures(logits_EC) if len(logits_EC) else None
 
+    def apply(self, changes: Changes) -> None:
+        """Remove what new deletes hide from the tail and from the replay store. All ranks call it
+        at the same commit."""
+        if changes.has_deletes:
+            self.hide_deleted()
+
     def hide_deleted(self) -> None:
-        """Remove what deletes hide from the tail and from the replay store, once for each
-        delete."""
+        """Remove what any delete hides from the tail and from the replay store, as from those that
+        were just read from a checkpoint."""
         deletions = self._log.deletions
-        if deletions.count == self._num_hidden:
-            return
-        self._num_hidden = deletions.count
         self.tail = [chunk.without_deleted(deletions) for chunk in self.tail]
         self.replay.hide_deleted(deletions)
 

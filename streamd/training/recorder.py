@@ -238,7 +238,6 @@ class Recorder:
         slice_edges, catch_up_edges: as `LiveGraph.step` has them. on_slice: called with the graph's
         next event id after each slice.
         """
-        self.live.hide_deleted()
         while self.live.step(until_event, slice_edges, catch_up_edges):
             on_slice(self.live.graph.next_event)
 
@@ -268,7 +267,6 @@ class Recorder:
         first_recorded: events with a lower id only move graph and facts.
         """
         # Choose the events that are scored.
-        self.live.hide_deleted()
         rows = EdgeRows.of(self._log, window.first_edge, window.end_edge)
         pool = self.sight.pool_of(window)
         known_E = pool.known_before(rows.time_E, rows.dst_E)

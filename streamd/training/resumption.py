@@ -87,7 +87,6 @@ class Resumption:
             self._save()
         self._contest.restore_incumbent()
 
-        self._learner.hide_deleted()
         self._ledger.keep(self.position)
         logger.info(
             "trainer_started",

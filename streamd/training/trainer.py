@@ -137,15 +137,19 @@ class Trainer:
         return False
 
     def _read_on(self) -> bool:
-        """Take in what was committed, on all ranks up to the same commit. Returns: False where the
-        log goes on with another schema."""
-        self.log.refresh()
+        """Read new commits, on all ranks up to the same one. Returns: False where the log goes on
+        with another schema.
+
+        Followers apply them once a window, in `process`: to clear the replay store takes long, and
+        all ranks have to do it at the same commit.
+        """
+        self.log.read()
         while True:
             told = self._ranks.told_by_all([self.log.state.seq, self.log.superseded])
             seqs, superseded = zip(*told, strict=True)
             if any(superseded) or len(set(seqs)) == 1:
                 return not any(superseded)
-            self.log.refresh(max(seqs))
+            self.log.read(max(seqs))
 
     def due(self) -> list[Window]:
         """The windows to learn next: one, or several as one if the trainer lags. A window of mostly
@@ -179,11 +183,11 @@ class Trainer:
         Windows that a stop cut short are processed from their start. Returns: the last one's
         record.
         """
+        self.log.apply_changes()
         # Where someone moved the champion by hand, learning goes on from that version.
         followed = self.contest.follow(self.edge)
         if followed is not None:
             self.learner.continue_from(followed.model.state_dict(), followed.memory)
-        self.learner.hide_deleted()
         self._touch("scoring")
         step = self._ledger.begin(windows, self.contest.version, self.learner)
         with self._ledger.counting_failures():

@@ -74,7 +74,7 @@ def _alone() -> list[Row]:
             for what, size in (("in batches", 64), ("one by one", 1)):
                 first = scorer.position
                 commit(first, first + ALONE // 2)
-                scorer.refresh()
+                scorer.view.log.refresh()
                 begun = time.process_time()
                 while scorer.position < first + ALONE // 2:
                     scorer.step(size)

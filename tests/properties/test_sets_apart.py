@@ -57,7 +57,6 @@ def write(path, schema, events, sets, deletes, cut):
 def live_of(path):
     log = LogReader.open(path)
     live = LiveGraph(log, BlockGraph(log.first_edge, directions=("both", "in"), read_back=read_back(log)), settings_of(path).model)
-    live.hide_deleted()
     while live.step(log.num_edges, 10):
         pass
     return live

@@ -116,7 +116,7 @@ def test_a_record_calls_complete_only_what_is_acknowledged_or_passed_over(life):
     """One that says too much makes the next start skip what was on its way."""
     scoring = life.scoring().ready()
     life.feed.commit(280)
-    scoring.scorer.refresh()
+    scoring.scorer.view.log.refresh()
     found = scoring.scorer.step(20)
     events = [one.record.event for one in found]
     assert len(events) > 10

@@ -129,7 +129,7 @@ class Scoring:
 
     def grow_old(self):
         """Let all events of the log, and the records that wait, have become visible long ago."""
-        self.scorer.refresh()
+        self.scorer.view.log.refresh()
         self.arrivals = Arrivals(self.scorer.view.log.num_edges, -1e9)
         for one in self.loop._outbox._waiting:
             one.visible_at = -1e9

@@ -22,7 +22,7 @@ def test_segments_that_retention_drops_while_they_are_read_are_read_to_the_end(t
         return ServerGraph(ServingSettings.of(s, "serve"), reader, s.model)
 
     def read(server):
-        while not server.caught_up or server.follow()[0]:
+        while not server.caught_up or server.follow():
             server.follow()
 
     before = opened()
@@ -30,7 +30,7 @@ def test_segments_that_retention_drops_while_they_are_read_are_read_to_the_end(t
     before.retention.keep(None)
     wait(lambda: list(tmp_path.glob("roles/serve/facts/*.safetensors")))
     restarted = opened()
-    assert restarted.edge == 300 and restarted.follow()[0] == 50, "facts are as stored, the graph is read again"
+    assert restarted.edge == 300 and restarted.follow() == 50, "facts are as stored, the graph is read again"
     writer = LogWriter(tmp_path, Schema(), 64)
     writer.drop_before(192)
     writer.commit(batch(Schema(), src[300:310], dst[300:310], time[300:310]), Progress(), int(time[309]))

@@ -108,11 +108,8 @@ class LogFollower:
         if self._catching_up:
             until = (now + until) / 2
         while True:
-            num_taken, deleted = view.follow(answering=is_ready)
+            num_taken = view.follow(answering=is_ready)
             self._freshness.notice(view.log.num_edges, view.log.committed_at, is_ready)
-            # Embeddings made before a delete may hold what was deleted.
-            if deleted and self.served is not None:
-                self.served.forget_embeddings()
             if not num_taken or time.monotonic() >= (now + until) / 2:
                 break
         self._freshness.measure(view.edge, time.time())
