@@ -113,6 +113,7 @@ def _guess_fields(topic: str, found: Found, now_us: int, chosen: "Chosen", asks:
     from streamd.exchange.first_settings import listed
     from streamd.exchange.guess import guess
 
+    # Without a terminal the first guess is final.
     first = guess(topic, found.records, now_us, chosen=chosen)
     if not asks:
         return first

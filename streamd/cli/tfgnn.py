@@ -172,6 +172,7 @@ def _time_options(
 
     if unit is not None and unit not in MICROSECONDS:
         raise SettingsError(f"--time-unit is {unit!r}.", f"one of {', '.join(MICROSECONDS)}.")
+    # Steps only matter if the times are made up.
     if first_time is None:
         _refuse_given({"--step-seconds": step_seconds}, "needs --first-time")
     return TimeOptions(
@@ -250,6 +251,7 @@ def _export_samples(log: "Callable[[], LogSource]", spec: Path, name: str, **ask
     from streamd.tfgnn.records.shards import output_path
 
     output = output_path(name)
+    # The log is read once, before it is sampled: one line shows the progress of both.
     with ProgressLine(err, "reading the log", "events") as line:
         source = log()
         run = plan_link_run(source.declared, spec, output, **asked)

@@ -72,9 +72,11 @@ def open_loader(
     the block gets the number of events that were appended before. Raises: LockedError while ingest
     runs.
     """
+    # The writer's lock comes first: it refuses while ingest runs, before a row is read.
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     writer = LogWriter(settings.data_dir, schema_of(settings), settings.ingest.segment_edges)
     try:
+        # Rows of a source pass its rules; other rows are streamd's own events.
         decoder = (
             make_decoder(settings, writer.schema)
             if topic
@@ -111,6 +113,7 @@ class Loader:
         edge_set: int = 0,
         place_of: Callable[[int], str] | None = None,
     ) -> None:
+        # The log, and the rows that go into it.
         self._topic = topic
         self.edge_set = edge_set
         self._log = log
