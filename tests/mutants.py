@@ -84,8 +84,8 @@ NAMED = [
     Named("a deleted row's key is remembered over other records", "streamd/decode/sources/topic.py",
           "before = self._newest.get(batch.source), record.key\n",
           "before = self._row_delete.get(batch.source, (-1, b\"\"))[0], record.key\n", ["tests/decode/test_envelopes.py"]),
-    Named("embeddings are kept after the delete of a neighbour", "streamd/server/engine/log_follower.py",
-          "            if deleted and self.served is not None:\n", "            if False:\n",
+    Named("embeddings are kept after the delete of a neighbour", "streamd/serving/loaded_version.py",
+          "        if changes.has_deletes:\n", "        if False:\n",
           ["tests/test_deletes.py"]),
     Named("a version's folder is not synced after the rename", "streamd/storage.py",
           "        raise\n    disk.sync_folder(path.parent)\n\n\ndef link", "        raise\n\n\ndef link", ["tests/test_storage.py"]),
@@ -95,7 +95,7 @@ NAMED = [
           "            or memory.num_forgotten != self._num_forgotten\n", "", ["tests/models/test_memory_files.py"]),
     Named("replay draws the newest only", "streamd/training/replay.py", "rng.permutation(len(self._chunks)).tolist()",
           "reversed(range(len(self._chunks)))", ["tests/training/test_replay.py"]),
-    Named("the held-out tail is learned too", "streamd/training/learner.py", "(torch.arange(own.start, own.stop) < left).float()",
+    Named("the held-out tail is learned too", "streamd/training/held_out.py", "(torch.arange(own.start, own.stop) < left).float()",
           "torch.ones(own.stop - own.start)", ["tests/training/test_learner.py", *NO_RECORDED_LOSSES]),
     Named("deletes from before a restart at a negative index", "streamd/graph/facts/set_facts.py",
           "np.maximum(new - self.edge, 0)", "new - self.edge", ["tests/graph/test_set_facts.py"]),
@@ -115,8 +115,8 @@ NAMED = [
           "        return new_P", ["tests/models/test_memory_pages.py"]),
 ]
 
-MERGE, FACTS, KERNELS, LOG = ("streamd/ingest/order/merge.py", "streamd/graph/facts/pair_facts.py", "streamd/graph/facts/kernels.py",
-                              "streamd/eventlog/writer.py")
+MERGE, FACTS, KERNELS, ROWS = ("streamd/ingest/order/merge.py", "streamd/graph/facts/pair_facts.py", "streamd/graph/facts/kernels.py",
+                               "streamd/eventlog/commit_rows.py")
 REGISTRY, MOVES, JOURNAL = ("streamd/registry/registry.py", "streamd/registry/journal.py", "streamd/eventlog/journal/journal.py")
 REASONS = {
     (MERGE, "NUM_LEADS = 1001"): "a parameter",
@@ -138,8 +138,7 @@ REASONS = {
     (MOVES, "if status.st_ino != self._inode or status.st_size != self._at:"): "all is read again each time, which gives the same",
     ("streamd/eventlog/commits.py", '"rows": -1,'): "nobody reads the rows of a line that holds no batch",
     (JOURNAL, "self._seen_at = changed_at if time.time_ns() - changed_at > SETTLED_NS else -1"): "no folder changed at either time",
-    (LOG, "if len(rows) > self.state.num_nodes:"): "a file that is shorter is refused before it is read",
-    (LOG, "labels = last.capacity if self.schema.label_dim else 1"): "not looked at where label_dim is 0",
+    (ROWS, "if len(rows) > state.num_nodes:"): "a file that is shorter is refused before it is read",
 }
 """Why a survivor does not matter, by path and changed line."""
 

@@ -28,7 +28,7 @@ from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore
 from streamd.windows import Window
-from tests.builders import HOUR, batch, stream
+from tests.builders import HOUR, batch, learning, stream
 from tests.builders import settings as settings_of
 
 NODES, EVENTS = 35, 240
@@ -51,7 +51,7 @@ class World:
         # Two graphs, of which one finds the events of a deleted node in the log.
         self.graphs = {d: LiveGraph(self.log, BlockGraph(0, 8, (d,), read_back(self.log)), own.model) for d in ("both", "out")}
         self.labels = LabelHistory(self.log)
-        self.recorder, self.learner = Recorder(own, self.log), Learner(own, self.log, ReplayStore(None, 10, 0))
+        self.recorder, self.learner = Recorder(learning(own), self.log), Learner(learning(own), self.log, ReplayStore(None, 10, 0))
         model = build_model(own.model, SCHEMA, 0)
         self.version = LoadedVersion(SimpleNamespace(window_seconds=3600), TorchModel(model), model.new_memory())
         self.outbox = Outbox(lambda: None, lambda at: None, lambda reason, number: None)

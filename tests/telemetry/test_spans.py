@@ -150,7 +150,7 @@ def test_events_by_rest_carry_their_requests_span_into_kafka(world, made, monkey
         def get(self, timeout):
             return type("Place", (), {"partition": 0, "offset": 1})
 
-    monkeypatch.setattr(world.state.forwarder, "_made", Producer)
+    monkeypatch.setattr(world.state.forwarder, "open_producer", Producer)
     body = {"events": [{"src": "n:1", "dst": "n:30", "time": 1, "features": [1, 2]}]}
     assert world.client.post("/v1/events", json=body, headers=CALLER).status_code == 202
     assert sent == [[("traceparent", "00-{}-{}-01".format(*hex_of(made()[-1])).encode())]]

@@ -49,14 +49,14 @@ def samples_see_their_own_time(monkeypatch):
 
 
 def events_by_set_instead_of_time(monkeypatch):
-    ordered = table_events.TableEvents._ordered
+    ordered = table_events.TableEvents._time_order
 
     def by_set(self):
         sets, rows, times = ordered(self)
         order = np.argsort(sets, kind="stable")
         return sets[order], rows[order], times[order]
 
-    monkeypatch.setattr(table_events.TableEvents, "_ordered", by_set)
+    monkeypatch.setattr(table_events.TableEvents, "_time_order", by_set)
 
 
 @pytest.mark.parametrize(("plant", "words"), [
