@@ -176,13 +176,13 @@ def test_kernels_that_are_compiled_first_are_said_once(tmp_path, monkeypatch):
 def test_backtest_and_roles_say_that_they_compile_only_where_they_do(tmp_path, monkeypatch, cold):
     from structlog.testing import capture_logs
 
-    from streamd.daemon import run_role as daemon
+    from streamd.daemon.kernels_ready import make_kernels_ready
 
     warmed = []
     monkeypatch.setattr(jit, "compile_notice", lambda: "compiling kernels" if cold else None)
     monkeypatch.setattr(warm_up, "warm_up", lambda: warmed.append(True) or 0.0)
     with capture_logs() as said:
-        daemon.make_kernels_ready()
+        make_kernels_ready()
     assert [s["event"] for s in said] == ["compiling_kernels"] * cold + ["kernels_ready"]
     done = CliRunner().invoke(app, ["backtest", str(tmp_path / "none.csv")])
     assert ("compiling kernels" in done.stderr) == cold and len(warmed) == 1 + cold

@@ -7,8 +7,6 @@ import contextlib
 import errno
 import os
 import signal
-import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from streamd.clock import SystemClock
+from streamd.daemon.kernels_ready import make_kernels_ready
 from streamd.daemon.log_roles import run_archive, run_follow, run_ingest
 from streamd.daemon.role_lock import lock_name, once_unlocked
 from streamd.daemon.supervisor import REFUSED, ROLE_REFUSED, make_data_dir
@@ -44,13 +43,12 @@ from streamd.roles import (
     FOLLOW,
     SCORE,
     rank_names,
-    server_names,
 )
 from streamd.settings.loading import Settings
 from streamd.settings.paths import Paths
 from streamd.telemetry import metrics
 from streamd.telemetry.api_keys import ApiKeys
-from streamd.telemetry.heartbeat import REFUSED_STATE, Heartbeat, leads_here, read_beat
+from streamd.telemetry.heartbeat import REFUSED_STATE, Heartbeat, leads_here
 from streamd.telemetry.logs import configure_logs
 from streamd.telemetry.port import open_port
 from streamd.telemetry.spans import begin_spans, end_spans
@@ -88,49 +86,15 @@ def run_role(settings: Settings, role: str, name: str = "") -> int:
     if place is None or place.rank == 0:
         begin_spans(role, name)
 
-    # The first signal stops the role, a second one ends a drain.
-    stop = threading.Event()
-    at_once = threading.Event()
-
-    def on_signal(*_: object) -> None:
-        (at_once if stop.is_set() else stop).set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, on_signal)
-
-    # The exit status tells the supervisor whether starting again can help.
+    stop, at_once = _set_by_signals()
+    rank = place or Place(0, 1, 0)
     try:
         if SUPERVISED_BY not in os.environ:
             make_data_dir(settings.data_dir)
         with _disk_errors(role, settings):
-            if role == "serve":
-                _run_serve(settings, name, stop, at_once)
-            elif role == ARCHIVE:
-                run_archive(settings, stop)
-            elif role == "train":
-                _run_train(settings, stop, place or Place(0, 1, 0))
-            elif role == FOLLOW:
-                run_follow(settings, stop)
-            elif role == SCORE:
-                _run_score(settings, stop)
-            else:
-                run_ingest(settings, stop)
+            _run(settings, role, name, rank, stop, at_once)
     except StreamdError as error:
-        # A rank that was told to stop as well may find that the first one has left.
-        if isinstance(error, RanksError) and stop.is_set():
-            logger.info("ended_without_the_others", error=str(error))
-            return 0
-        logger.error("refused", error=str(error), kind=type(error).__name__)
-        if isinstance(error, SettingsError):
-            return REFUSED
-        # A standby's process begins again as a follower, or as a trainer that waits.
-        if isinstance(error, FencedError) and settings.log.member != "leader":
-            return 1
-        if isinstance(error, TRIED_AGAIN) and not isinstance(error, DataLossError):
-            return 1
-        if place is None or place.rank == 0:
-            Heartbeat(settings.data_dir, role, name).touch(REFUSED_STATE, why=str(error))
-        return ROLE_REFUSED
+        return _status_after(error, settings, role, name, rank, stop)
     except (PermissionError, NotADirectoryError, FileExistsError) as error:
         logger.error(
             "path_not_usable",
@@ -142,6 +106,70 @@ def run_role(settings: Settings, role: str, name: str = "") -> int:
     finally:
         end_spans()
     return 0
+
+
+def _set_by_signals() -> tuple[threading.Event, threading.Event]:
+    """Events that signals set: the first signal stops the role, a second one ends a drain."""
+    stop, at_once = threading.Event(), threading.Event()
+
+    def on_signal(*_: object) -> None:
+        (at_once if stop.is_set() else stop).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    return stop, at_once
+
+
+def _run(
+    settings: Settings,
+    role: str,
+    name: str,
+    place: Place,
+    stop: threading.Event,
+    at_once: threading.Event,
+) -> None:
+    """Run a role until `stop`. at_once: ends the server's drain. Raises: StreamdError, OSError."""
+    if role == "serve":
+        from streamd.daemon.serve_role import run_serve
+
+        run_serve(settings, name, stop, at_once)
+    elif role == "train":
+        _run_train(settings, stop, place)
+    elif role == SCORE:
+        _run_score(settings, stop)
+    elif role == ARCHIVE:
+        run_archive(settings, stop)
+    elif role == FOLLOW:
+        run_follow(settings, stop)
+    else:
+        run_ingest(settings, stop)
+
+
+def _status_after(
+    error: StreamdError,
+    settings: Settings,
+    role: str,
+    name: str,
+    place: Place,
+    stop: threading.Event,
+) -> int:
+    """Log the error that ended a role. Returns: the exit status, which tells the supervisor whether
+    starting it again can help."""
+    # A rank that a signal stops as well may find that the first one has left.
+    if isinstance(error, RanksError) and stop.is_set():
+        logger.info("ended_without_the_others", error=str(error))
+        return 0
+    logger.error("refused", error=str(error), kind=type(error).__name__)
+    if isinstance(error, SettingsError):
+        return REFUSED
+    # A standby's process starts again as a follower, or as a trainer that waits.
+    if isinstance(error, FencedError) and settings.log.member != "leader":
+        return 1
+    if isinstance(error, TRIED_AGAIN) and not isinstance(error, DataLossError):
+        return 1
+    if place.rank == 0:
+        Heartbeat(settings.data_dir, role, name).touch(REFUSED_STATE, why=str(error))
+    return ROLE_REFUSED
 
 
 @contextlib.contextmanager
@@ -293,111 +321,3 @@ def _learn(
         else:
             beat.touch("waiting")
             stop.wait(0.1)
-
-
-def _run_serve(
-    settings: Settings, name: str, stop: threading.Event, at_once: threading.Event
-) -> None:
-    """Run the server until `stop`, and then for `server.drain_seconds` or until `at_once`.
-
-    Raises: LockedError where a server of that name runs.
-    """
-    import uvicorn
-
-    from streamd.gpu import choose_device
-    from streamd.registry import Registry
-    from streamd.server.listening import listen, web_config
-    from streamd.server.moves import Moves
-    from streamd.server.state import ServerState
-
-    # Set up the process. torch is not part of it: a version that needs it loads it.
-    device = choose_device(settings.server.device)
-    metrics.gpu_in_use.set(device == "cuda")
-    registry = Registry.of(settings)
-    failed = threading.Event()
-
-    class Server(uvicorn.Server):
-        """uvicorn's server without its signal handlers, which would leave no time to drain."""
-
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield
-
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            # uvicorn would cancel those that wait for a commit, and answer them 500.
-            state.engine.end_waits()
-            await super().shutdown(sockets)
-
-    def end_process() -> None:
-        failed.set()
-        at_once.set()
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    # Listen before anything is loaded: a port that is taken is an error of the settings.
-    workers = server_names(settings.server.workers)
-    is_shared = len(workers) > 1 and name in workers
-    listening = listen(settings.server.host, settings.server.port, is_shared)
-    lock = lock_name(settings.data_dir, name, stop)
-    if lock is None:
-        return
-    beat = Heartbeat(settings.data_dir, "serve", name)
-    prepare = partial(make_kernels_ready, device)
-    moves: Moves = registry
-    if settings.log.follows:
-        from streamd.replica.requests import moves_by_request
-
-        moves = moves_by_request(settings, registry, settings.server.deadline_seconds)
-    state = ServerState(settings, registry, beat, moves, end_process, prepare)
-    if is_shared:
-        # The kernel spreads connections over all that listen, so one that starts stays away until
-        # it can answer. Only the first one says why, where nobody can answer.
-        def may_listen() -> bool:
-            if state.engine.status.ready:
-                return True
-            others = (read_beat(settings.data_dir, other) for other in workers if other != name)
-            return name == workers[0] and not any(
-                other is not None and other.alive and other.state == "ready" for other in others
-            )
-
-        state.may_listen = may_listen
-        if settings.telemetry.serve_port:
-            open_port(
-                settings.telemetry.serve_port + workers.index(name),
-                settings.server.host,
-                beat,
-                ApiKeys(settings.server).allows,
-                state.refresh_metrics,
-            )
-    server = Server(web_config(state))
-
-    # A stop makes the server unready first, so that a balancer sends requests elsewhere.
-    def end_with_stop() -> None:
-        stop.wait()
-        state.draining = True
-        logger.info("draining", seconds=settings.server.drain_seconds)
-        at_once.wait(settings.server.drain_seconds)
-        server.should_exit = True
-
-    threading.Thread(target=end_with_stop, daemon=True).start()
-
-    # Serve, in this thread, until the other one says to end.
-    scheme = "https" if settings.server.tls_cert_file else "http"
-    logger.info(
-        "server_listening", address=f"{scheme}://{settings.server.host}:{settings.server.port}"
-    )
-    server.run(sockets=[listening])
-    if failed.is_set():
-        sys.exit(1)
-
-
-def make_kernels_ready(device: str = "cpu") -> None:
-    """Compile or load the kernels before the first event needs them. device: of the graph."""
-    from streamd.graph.jit import compile_notice
-    from streamd.graph.warm_up import warm_up
-
-    # What is warmed up is what is imported.
-    if device == "cuda":
-        import streamd.gpu.changes  # noqa: F401
-    if notice := compile_notice():
-        logger.info("compiling_kernels", meaning=notice)
-    logger.info("kernels_ready", seconds=round(warm_up(), 1))

@@ -181,63 +181,65 @@ class Supervisor:
         """
         now = time.monotonic()
         for role in self._roles:
-            # A role that is not running is started when its pause is over.
             if role in self._refused:
                 continue
+            # A role that is not running is started when its pause is over.
             child = self._children.get(role)
             if child is None:
                 if now >= self._due[role]:
                     self._start(role)
-                continue
-            status = child.poll()
-            if status is None:
-                continue
-            if role in self._replaced:
-                self._replaced.remove(role)
-                self._start(role)
-                continue
-
-            # It ended by itself because of settings or data: a restart would end the same.
-            if status == REFUSED:
-                logger.error("role_refused", child=role, hint="see its message above")
-                return REFUSED
-            if status == ROLE_REFUSED:
-                self._refused.add(role)
-                del self._children[role]
-                logger.error(
-                    "role_refused",
-                    child=role,
-                    hint="see its message above",
-                    meaning="the other roles go on",
-                )
-                if self._refused.issuperset(self._roles):
+            elif (status := child.poll()) is not None:
+                if role in self._replaced:
+                    self._replaced.remove(role)
+                    self._start(role)
+                elif self._is_over(role, status, now):
                     return REFUSED
-                continue
-
-            # It died. One that never wrote a heartbeat, itself or as the first of its ranks, is
-            # given up after a few times.
-            beat = read_beat(self._settings.data_dir, role)
-            if beat is not None and beat.age_seconds < now - self._started[role]:
-                self._beaten.add(role)
-            if role not in self._beaten and self._failures[role] + 1 >= MAX_FIRST_FAILURES:
-                logger.error(
-                    "role_never_ran",
-                    child=role,
-                    status=status,
-                    attempts=MAX_FIRST_FAILURES,
-                    action="see its messages above; then start the daemon again",
-                )
-                return REFUSED
-
-            # Others are started again, after 0.5 s, 1 s, 2 s and so on.
-            if now - self._started[role] > STEADY_SECONDS:
-                self._failures[role] = 0
-            pause = min(MAX_BACKOFF_SECONDS, 0.5 * 2 ** self._failures[role])
-            self._failures[role] += 1
-            self._due[role] = now + pause
-            del self._children[role]
-            logger.warning("role_died", child=role, status=status, restart_seconds=pause)
         return None
+
+    def _is_over(self, role: str, status: int, now: float) -> bool:
+        """Take in that a role ended by itself: plan its next start, if another one can help.
+
+        Args: status: its exit status; now: monotonic seconds. Returns: whether the daemon must end.
+        """
+        # Wrong settings or data end the next start too.
+        if status == REFUSED:
+            logger.error("role_refused", child=role, hint="see its message above")
+            return True
+        if status == ROLE_REFUSED:
+            self._refused.add(role)
+            del self._children[role]
+            logger.error(
+                "role_refused",
+                child=role,
+                hint="see its message above",
+                meaning="the other roles go on",
+            )
+            return self._refused.issuperset(self._roles)
+
+        # It died. One that never wrote a heartbeat, itself or as the first of its ranks, is
+        # given up after a few times.
+        beat = read_beat(self._settings.data_dir, role)
+        if beat is not None and beat.age_seconds < now - self._started[role]:
+            self._beaten.add(role)
+        if role not in self._beaten and self._failures[role] + 1 >= MAX_FIRST_FAILURES:
+            logger.error(
+                "role_never_ran",
+                child=role,
+                status=status,
+                attempts=MAX_FIRST_FAILURES,
+                action="see its messages above; then start the daemon again",
+            )
+            return True
+
+        # Others are started again, after 0.5 s, 1 s, 2 s and so on.
+        if now - self._started[role] > STEADY_SECONDS:
+            self._failures[role] = 0
+        pause = min(MAX_BACKOFF_SECONDS, 0.5 * 2 ** self._failures[role])
+        self._failures[role] += 1
+        self._due[role] = now + pause
+        del self._children[role]
+        logger.warning("role_died", child=role, status=status, restart_seconds=pause)
+        return False
 
     def _stop_all(self) -> None:
         """Stop all roles together, and kill what has not ended in time."""

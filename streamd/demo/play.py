@@ -13,6 +13,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -193,10 +194,11 @@ def _daemon(settings: Settings, data_dir: Path) -> Iterator[subprocess.Popen[byt
 class _RoleReader:
     """Reads the state of the roles from the data directory and the server."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self.history = HistoryReader(settings.data_dir)
-        self.address = f"http://127.0.0.1:{settings.server.port}"
+    def __init__(self, data_dir: Path, port: int) -> None:
+        """port: of the server."""
+        self._data_dir = data_dir
+        self.history = HistoryReader(data_dir)
+        self.address = f"http://127.0.0.1:{port}"
 
     def windows_done(self) -> int:
         """Number of windows that are learned."""
@@ -204,7 +206,7 @@ class _RoleReader:
 
     def detail(self, role: str) -> dict[str, Any]:
         """The fields of a role's heartbeat; none before the first."""
-        beat = read_beat(self._settings.data_dir, role)
+        beat = read_beat(self._data_dir, role)
         return beat.detail if beat else {}
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
@@ -230,9 +232,10 @@ def _run(
 ) -> int:
     """Play the stream, show progress until all is learned, and end as `end` says."""
     # Two readers of the history: one for this thread, one for the player's.
-    watch = _RoleReader(settings)
+    watch = _RoleReader(settings.data_dir, settings.server.port)
     counter = HistoryReader(settings.data_dir)
-    player = Player(stream, settings, rate, days, lambda: len(counter.refresh()))
+    log, kafka = settings.data_dir, settings.kafka
+    player = Player(stream, log, kafka, rate, days, lambda: len(counter.refresh()))
     twins: Twins | None = None
     begun = time.monotonic()
     player.start()
@@ -245,23 +248,16 @@ def _run(
         with display(console) as show:
             while not player.status.done.wait(POLL_SECONDS) or not _all_learned(watch, player):
                 show(watch, player, begun)
-                _check_running(daemon, player, twins, settings)
+                _check_running(daemon, player, twins)
                 if end and twins is None and player.status.total:
                     learning = LearningSettings.of(settings, choose_device(settings.device))
                     twins = Twins(settings.data_dir, learning, player.status.total, cold)
                     twins.start()
-                if (
-                    player.status.done.is_set()
-                    and time.monotonic() - player.status.finished > SETTLE_SECONDS
-                ):
-                    raise DemoError(
-                        f"{SETTLE_SECONDS:.0f} s after the last event not every window is learned.",
-                        f"read {settings.data_dir}/daemon.log.",
-                    )
+                _check_settles(player, settings.data_dir)
             learned = time.monotonic()
             show(watch, player, begun)
 
-            # Without --exit the daemon goes on until it ends or Ctrl-C.
+            # Without --exit the daemon runs until it ends or Ctrl-C.
             if not end:
                 console.print("The stream is over; the daemon goes on answering. Ctrl-C ends it.")
                 daemon.wait()
@@ -269,14 +265,9 @@ def _run(
 
         # Wait for the comparisons, then print the table and check the end.
         assert twins is not None
-        await_twins(
-            twins,
-            watch.windows_done(),
-            player.status.total,
-            console,
-            lambda: _check_running(daemon, player, twins, settings),
-        )
-        return _finish(stream, settings, watch, player, twins, learned - begun, console)
+        check = partial(_check_running, daemon, player, twins)
+        await_twins(twins, watch.windows_done(), player.status.total, console, check)
+        return _finish(stream, settings.data_dir, watch, player, twins, learned - begun, console)
     finally:
         player.stop()
         if twins is not None:
@@ -304,9 +295,17 @@ def _all_learned(watch: _RoleReader, player: Player) -> bool:
     )
 
 
-def _check_running(
-    daemon: subprocess.Popen[bytes], player: Player, twins: Twins | None, settings: Settings
-) -> None:
+def _check_settles(player: Player, data_dir: Path) -> None:
+    """Check that the last window is learned in time after the last event. Raises: DemoError."""
+    finished = player.status.done.is_set()
+    if finished and time.monotonic() - player.status.finished > SETTLE_SECONDS:
+        raise DemoError(
+            f"{SETTLE_SECONDS:.0f} s after the last event not every window is learned.",
+            f"read {data_dir}/daemon.log.",
+        )
+
+
+def _check_running(daemon: subprocess.Popen[bytes], player: Player, twins: Twins | None) -> None:
     """Check that daemon, player and twins are running. Raises: DemoError."""
     if daemon.poll() is not None:
         raise DemoError(
@@ -378,7 +377,7 @@ def _table(facts: dict[str, str]) -> Group:
 
 def _finish(
     stream: DemoStream,
-    settings: Settings,
+    data_dir: Path,
     watch: _RoleReader,
     player: Player,
     twins: Twins,
@@ -402,9 +401,7 @@ def _finish(
 
     # What the daemon did in this time.
     per_window = [sum(r.seconds.values()) for r in records]
-    promoted = sum(
-        1 for m in ModelJournal(settings.data_dir / "models").moves() if m.action == "promote"
-    )
+    promoted = sum(1 for m in ModelJournal(data_dir / "models").moves() if m.action == "promote")
     console.print(
         f"{promoted:,} versions promoted, {len(records):,} windows, "
         f"{player.status.sent / seconds:,.0f} events/s through the whole daemon, "
@@ -412,7 +409,7 @@ def _finish(
         highlight=False,
     )
     _example(watch, stream, console)
-    return _check_end(settings, watch, player, console)
+    return _check_end(data_dir, watch, player, console)
 
 
 def _example(watch: _RoleReader, stream: DemoStream, console: Console) -> None:
@@ -432,7 +429,7 @@ def _example(watch: _RoleReader, stream: DemoStream, console: Console) -> None:
     console.print_json(json.dumps(answer))
 
 
-def _check_end(settings: Settings, watch: _RoleReader, player: Player, console: Console) -> int:
+def _check_end(data_dir: Path, watch: _RoleReader, player: Player, console: Console) -> int:
     """Check that every event was committed, learned and is visible, and none clamped or refused.
 
     Returns: 0, or 1 where a check failed; each is printed.
@@ -441,7 +438,7 @@ def _check_end(settings: Settings, watch: _RoleReader, player: Player, console: 
     visible = watch.ask("/status.json")
     sent = player.status.sent
     # The file of late events is empty where no event was clamped.
-    late = (settings.data_dir / LATE).stat().st_size
+    late = (data_dir / LATE).stat().st_size
     checks = {
         f"{sent:,} events sent of {player.status.total:,}": sent == player.status.total,
         f"{ingest['edges']:,} committed": ingest["edges"] == sent,

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from streamd.demo.streams import HOUR, DemoStream
@@ -11,7 +12,7 @@ from streamd.errors import DemoError
 from streamd.eventlog.reader import LogReader
 from streamd.exchange.produce import Outgoing
 from streamd.ingest.kafka.client import make_producer
-from streamd.settings.loading import Settings
+from streamd.settings.tree import KafkaSettings
 
 MAX_WINDOWS_BEHIND = 24
 """Most windows sent but not learned: few, so that the display shows a live system."""
@@ -37,15 +38,17 @@ class Player:
     def __init__(
         self,
         stream: DemoStream,
-        settings: Settings,
+        log_folder: Path,
+        kafka: KafkaSettings,
         hours_per_second: float,
         days: int | None,
         windows_done: Callable[[], int],
     ) -> None:
-        """hours_per_second: 0 for as fast as the log takes events. windows_done: returns the number
-        of learned windows."""
+        """log_folder: of the event log, which need not exist yet. hours_per_second: 0 for as fast
+        as the log takes events. windows_done: returns the number of learned windows."""
         self._stream = stream
-        self._settings = settings
+        self._log_folder = log_folder
+        self._kafka = kafka
         self._rate = hours_per_second
         self._days = days
         self._windows_done = windows_done
@@ -76,15 +79,13 @@ class Player:
         windows = list(self._stream.windows(self._days))
         self.status.total = sum(map(len, windows))
         producer = make_producer(
-            self._settings.kafka, linger_ms=1000, batch_size=1_000_000, compression_type="lz4"
+            self._kafka, linger_ms=1000, batch_size=1_000_000, compression_type="lz4"
         )
         try:
             # Node features first: they are in force from the first edge on.
             nodes = self._stream.nodes()
             self._send(producer, nodes)
-            log = self._wait(
-                "ingest has made the log", lambda: LogReader.open(self._settings.data_dir)
-            )
+            log = self._wait("ingest has made the log", lambda: LogReader.open(self._log_folder))
             if log is None:
                 return
             self._wait_for(
@@ -118,7 +119,7 @@ class Player:
 
     def _send(self, producer: Any, batch: list[Outgoing]) -> None:
         """Send events and wait for their acknowledgements."""
-        topics = self._settings.kafka.topics
+        topics = self._kafka.topics
         # All at once, and then one wait for a window of events.
         records = self._stream.records(batch)
         sent = [producer.send(topics[n], key=r.key, value=r.value) for n, r in records]

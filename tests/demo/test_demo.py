@@ -84,7 +84,7 @@ def test_three_topics_make_a_log_of_the_files_events_each_in_its_edge_set(broker
     writer, stop = LogWriter(tmp_path, schema_of(read), 4096), threading.Event()
     loop = IngestLoop(read, writer, make_dead_letters(read), SystemClock(), Heartbeat(tmp_path, "ingest"))
     ingest = threading.Thread(target=loop.run, args=(stop,))
-    player = Player(s, read, 0.0, 2, lambda: 99)
+    player = Player(s, read.data_dir, read.kafka, 0.0, 2, lambda: 99)
     ingest.start()
     try:
         player.start()

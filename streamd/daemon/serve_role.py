@@ -1,0 +1,138 @@
+"""The serve role as one process: a server that drains before it ends.
+
+Like `streamd.daemon.run_role`, this module may import all packages.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+
+import structlog
+import uvicorn
+
+from streamd.daemon.kernels_ready import make_kernels_ready
+from streamd.daemon.role_lock import lock_name
+from streamd.gpu import choose_device
+from streamd.registry import Registry
+from streamd.roles import server_names
+from streamd.server.listening import listen, web_config
+from streamd.server.moves import Moves
+from streamd.server.state import ServerState
+from streamd.settings.loading import Settings
+from streamd.telemetry import metrics
+from streamd.telemetry.api_keys import ApiKeys
+from streamd.telemetry.heartbeat import Heartbeat, read_beat
+from streamd.telemetry.port import open_port
+
+logger = structlog.get_logger()
+
+
+def run_serve(
+    settings: Settings, name: str, stop: threading.Event, at_once: threading.Event
+) -> None:
+    """Run the server until `stop`, and then for `server.drain_seconds` or until `at_once`.
+
+    Raises: LockedError where a server of that name runs.
+    """
+    # Set up the process. torch is not part of it: a version that needs it loads it.
+    device = choose_device(settings.server.device)
+    metrics.gpu_in_use.set(device == "cuda")
+    registry = Registry.of(settings)
+    failed = threading.Event()
+
+    def end_process() -> None:
+        failed.set()
+        at_once.set()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    # Listen before anything is loaded: a port that is taken is an error of the settings.
+    workers = server_names(settings.server.workers)
+    is_shared = len(workers) > 1 and name in workers
+    listening = listen(settings.server.host, settings.server.port, is_shared)
+    lock = lock_name(settings.data_dir, name, stop)
+    if lock is None:
+        return
+    beat = Heartbeat(settings.data_dir, "serve", name)
+    moves: Moves = registry
+    if settings.log.follows:
+        from streamd.replica.requests import moves_by_request
+
+        moves = moves_by_request(settings, registry, settings.server.deadline_seconds)
+    prepare = partial(make_kernels_ready, device)
+    state = ServerState(settings, registry, beat, moves, end_process, prepare)
+    if is_shared:
+        _share_port(settings, state, beat, workers)
+
+    # Serve, in this thread, until the other one ends the server.
+    server = _Server(state)
+    drain = partial(_end_after_drain, server, settings.server.drain_seconds, stop, at_once)
+    threading.Thread(target=drain, daemon=True).start()
+    scheme = "https" if settings.server.tls_cert_file else "http"
+    logger.info(
+        "server_listening", address=f"{scheme}://{settings.server.host}:{settings.server.port}"
+    )
+    server.run(sockets=[listening])
+    if failed.is_set():
+        sys.exit(1)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server without its signal handlers, which would leave no time to drain."""
+
+    def __init__(self, state: ServerState) -> None:
+        super().__init__(web_config(state))
+        self.state = state
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # uvicorn would cancel those that wait for a commit, and answer them 500.
+        self.state.engine.end_waits()
+        await super().shutdown(sockets)
+
+
+def _share_port(
+    settings: Settings, state: ServerState, beat: Heartbeat, workers: list[str]
+) -> None:
+    """Let one of several workers on a port listen once it can answer, and open its own port for
+    metrics. workers: their names."""
+    name = beat.name
+
+    # The kernel spreads connections over all that listen, so one that starts does not listen until
+    # it can answer. If none can, the first one listens and answers why.
+    def may_listen() -> bool:
+        if state.engine.status.ready:
+            return True
+        others = (read_beat(settings.data_dir, other) for other in workers if other != name)
+        return name == workers[0] and not any(
+            other is not None and other.alive and other.state == "ready" for other in others
+        )
+
+    state.may_listen = may_listen
+    if settings.telemetry.serve_port:
+        open_port(
+            settings.telemetry.serve_port + workers.index(name),
+            settings.server.host,
+            beat,
+            ApiKeys(settings.server).allows,
+            state.refresh_metrics,
+        )
+
+
+def _end_after_drain(
+    server: _Server, seconds: float, stop: threading.Event, at_once: threading.Event
+) -> None:
+    """Wait for `stop`, drain, and end the server. seconds: longest drain, which `at_once` ends."""
+    stop.wait()
+    # A stop makes the server unready first, so that a balancer sends requests elsewhere.
+    server.state.draining = True
+    logger.info("draining", seconds=seconds)
+    at_once.wait(seconds)
+    server.should_exit = True
