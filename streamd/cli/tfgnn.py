@@ -20,6 +20,7 @@ from streamd.errors import SettingsError
 from streamd.telemetry.progress import ProgressLine
 
 if TYPE_CHECKING:
+    from streamd.settings.tree import Settings
     from streamd.tfgnn.logs.sampling_run import LogSource
     from streamd.tfgnn.logs.table_events import TableEvents, TimeOptions
     from streamd.tfgnn.sampling.tables_graph import Progress
@@ -121,20 +122,21 @@ def tfgnn_import(
 ) -> None:
     """Play unigraph tables into a topic, or into a log while no ingest runs."""
     from streamd.clock import SystemClock
+    from streamd.tfgnn.logs.declared import declared_sets
     from streamd.tfgnn.logs.table_events import TableEvents
     from streamd.tfgnn.logs.table_import import append_tables, send_tables
     from streamd.tfgnn.schema.schema import read_schema, schema_file
 
     if speed and topic is None:
         raise SettingsError("--speed is of a topic.", "name one with --topic.")
-    options = _time_options(time_column, time_unit, first_time, step_seconds)
     settings, clock = settings_of(config, data_dir), SystemClock()
+    options = _time_options(settings, time_column, time_unit, first_time, step_seconds)
     path = schema_file(graph_schema)
 
     # The tables are read whole before the first event goes out.
     with ProgressLine(err, "reading tables", "rows") as line:
         tables = TableEvents(
-            settings,
+            declared_sets(settings),
             read_schema(path),
             path.parent if data_path is None else data_path,
             options,
@@ -163,7 +165,11 @@ def _report_import(tables: "TableEvents", where: str) -> None:
 
 
 def _time_options(
-    column: str | None, unit: str | None, first_time: str | None, step_seconds: float | None
+    settings: "Settings",
+    column: str | None,
+    unit: str | None,
+    first_time: str | None,
+    step_seconds: float | None,
 ) -> "TimeOptions":
     """How rows of edges get their times. Raises: SettingsError."""
     from streamd.clock import parse_time_us
@@ -176,6 +182,8 @@ def _time_options(
     if first_time is None:
         _refuse_given({"--step-seconds": step_seconds}, "needs --first-time")
     return TimeOptions(
+        stream_unit=settings.stream.time_unit,
+        max_ahead_seconds=settings.ingest.max_ahead_seconds,
         column=column,
         unit=unit,
         first_us=None if first_time is None else parse_time_us(first_time, "--first-time"),

@@ -99,7 +99,7 @@ class _Server(uvicorn.Server):
 
 
 def _share_port(
-    settings: Settings, state: ServerState, beat: Heartbeat, workers: list[str]
+    settings: Settings, state: ServerState, beat: Heartbeat, workers: tuple[str, ...]
 ) -> None:
     """Let one of several workers on a port listen once it can answer, and open its own port for
     metrics. workers: their names."""

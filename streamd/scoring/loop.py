@@ -13,14 +13,13 @@ from streamd.errors import KafkaError
 from streamd.eventlog.reader import LogReader
 from streamd.events import split_key
 from streamd.registry import Registry
-from streamd.roles import SCORE
 from streamd.scoring.arrivals import Arrivals
 from streamd.scoring.outbox import Outbox, Sink
 from streamd.scoring.position import Place
 from streamd.scoring.record import ScoreRecord
 from streamd.scoring.scorer import Scorer
 from streamd.serving.serving_settings import ServingSettings
-from streamd.settings.loading import Settings
+from streamd.settings.loading import ServerSettings
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 
@@ -80,7 +79,8 @@ class ScoreLoop:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ServingSettings,
+        server: ServerSettings,
         registry: Registry,
         beat: Heartbeat,
         leads: Callable[[], bool],
@@ -92,9 +92,10 @@ class ScoreLoop:
         self._beat = beat
         self._leads = leads
         self._read_end = read_end
-        self._max_age = settings.server.score_max_age_seconds
+        self._topic = server.score_topic
+        self._max_age = server.score_max_age_seconds
         self._outbox = Outbox(open_sink, self._written, self._skipped)
-        self._place = Place(settings.data_dir)
+        self._place = Place(settings.paths.log)
         metrics.stray_records.labels(SCORES)
 
         # Whether it scores, since when it asks for the topic's end, and when it last looked.
@@ -123,7 +124,7 @@ class ScoreLoop:
     def _begin(self, stop: threading.Event) -> tuple[Scorer, Arrivals] | None:
         """Wait for a log and for the topic, find where to go on, and make graph and facts up to
         there. Returns: None where `stop` was set meanwhile."""
-        while (log := LogReader.open(self._settings.data_dir)) is None:
+        while (log := LogReader.open(self._settings.paths.log)) is None:
             self._beat.touch("waiting for the log")
             if stop.wait(0.1):
                 return None
@@ -139,7 +140,7 @@ class ScoreLoop:
             if stop.wait(RETRY_SECONDS):
                 return None
         scorer = Scorer(
-            ServingSettings.of(self._settings, SCORE),
+            self._settings,
             self._registry,
             log,
             self._skipped,
@@ -180,7 +181,7 @@ class ScoreLoop:
             metrics.stray_records.labels(SCORES).inc(strays)
             logger.warning(
                 "stray_record_skipped",
-                topic=self._settings.server.score_topic,
+                topic=self._topic,
                 number=strays,
                 why="not scores of this log's events: give each log its own topic",
             )

@@ -12,6 +12,7 @@ from streamd.registry import Registry
 from streamd.roles import SCORE
 from streamd.scoring.loop import ScoreLoop
 from streamd.scoring.topic import KafkaSink, read_end
+from streamd.serving.serving_settings import ServingSettings
 from streamd.settings.loading import Settings
 from streamd.store.changelog import changelog_topic, models_topic
 from streamd.telemetry.api_keys import ApiKeys
@@ -61,7 +62,8 @@ def run_score(
     beat.end_when_stalled()
     topic = settings.server.score_topic
     loop = ScoreLoop(
-        settings,
+        ServingSettings.of(settings, SCORE),
+        settings.server,
         Registry.of(settings),
         beat,
         leads,

@@ -10,10 +10,12 @@ from streamd.eventlog.reader import LogReader
 from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress
 from streamd.registry import Registry
+from streamd.roles import SCORE
 from streamd.scoring.arrivals import Arrivals
 from streamd.scoring.loop import ScoreLoop
 from streamd.scoring.record import decode
 from streamd.scoring.topic import LAST
+from streamd.serving.serving_settings import ServingSettings
 from streamd.telemetry.heartbeat import Heartbeat
 from tests.builders import batch
 
@@ -104,8 +106,8 @@ class Scoring:
     def __init__(self, settings, topic=None, leads=True):
         self.settings, self.topic = settings, topic or Topic()
         self.leads = leads
-        self.loop = ScoreLoop(settings, Registry.of(settings), Heartbeat(settings.data_dir, "score"), lambda: self.leads,
-                              self.topic.open, self.topic.last)
+        self.loop = ScoreLoop(ServingSettings.of(settings, SCORE), settings.server, Registry.of(settings), Heartbeat(settings.data_dir, SCORE),
+                              lambda: self.leads, self.topic.open, self.topic.last)
         self.stop = Stop()
         self.scorer, self.arrivals = self.loop._begin(self.stop)
 

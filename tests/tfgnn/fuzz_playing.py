@@ -55,7 +55,7 @@ class Playing:
         (self.folder / "declared.yaml").write_text(DECLARED)
         self.settings = load_settings(self.folder / "declared.yaml", {"data_dir": folder / "log"}, environ={})[0]
         self.schemas = [parse_schema((SCHEMA % keys).encode()) for keys in KEYS]
-        declared = declared_sets(self.settings)
+        self.declared = declared = declared_sets(self.settings)
         self.own = [schema_text(graph_schema(declared, reverse)).encode() for reverse in ((), declared.edge_sets)]
 
     def tables(self, data, rng):
@@ -64,10 +64,11 @@ class Playing:
             (self.folder / name).write_text(rng.choice(texts))
         if rng.random() < 0.6:
             (self.folder / rng.choice(list(TABLES))).write_bytes(data)
-        options = TimeOptions(first_us=rng.choice([None, 0, 1_600_000_000_000_000]), unit=rng.choice([None, None, None, "s"]),
+        options = TimeOptions(stream_unit="us", max_ahead_seconds=self.settings.ingest.max_ahead_seconds,
+                              first_us=rng.choice([None, 0, 1_600_000_000_000_000]), unit=rng.choice([None, None, None, "s"]),
                               column=rng.choice([None, None, None, "agent"]))
         try:
-            events = TableEvents(self.settings, rng.choice(self.schemas), self.folder, options, SystemClock())
+            events = TableEvents(self.declared, rng.choice(self.schemas), self.folder, options, SystemClock())
             rows = list(events.events("us"))
         except StreamdError as error:
             return clear(error)

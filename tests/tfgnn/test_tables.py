@@ -121,7 +121,8 @@ def exported(made, log, folder, cut=None, numbers=False, **options):
 
 
 def events_of(made, path, **options):
-    return TableEvents(made, read_schema(path), path, TimeOptions(**options), SystemClock())
+    times = TimeOptions(stream_unit=made.stream.time_unit, max_ahead_seconds=made.ingest.max_ahead_seconds, **options)
+    return TableEvents(declared_sets(made), read_schema(path), path, times, SystemClock())
 
 
 def imported(made, path, **options):

@@ -15,15 +15,14 @@ from streamd.errors import TFGNNError
 from streamd.events import MICROSECONDS, Float32, Int64
 from streamd.exchange.produce import Outgoing
 from streamd.exchange.times import Misfit, Times
-from streamd.settings.loading import Settings
 from streamd.settings.sets import nearest_of
 from streamd.tfgnn.logs.declared import (
     ID,
     KEYS,
     TIME,
     UNIT,
+    Declared,
     DeclaredSet,
-    declared_sets,
     forward_twin,
     note,
 )
@@ -46,11 +45,15 @@ OF_EDGES = (TIME, "time", "#source", "#target")
 class TimeOptions:
     """How rows of edges get their times.
 
-    column: of the times, None for `#time` or `time`. unit: of integers in it, None for what the
-    schema says of `#time`, or stream.time_unit. first_us: time of the first row of tables without
-    times, microseconds, None if all tables have times. step_us: between two such rows.
+    stream_unit: `stream.time_unit` of the settings. max_ahead_seconds: how far a time may be ahead
+    of the clock. column: of the times, None for `#time` or `time`. unit: of integers in it, None
+    for the unit in the schema's metadata of `#time`, or else stream_unit. first_us: time of the
+    first row of tables without times, microseconds, None if all tables have times. step_us: between
+    two such rows.
     """
 
+    stream_unit: str
+    max_ahead_seconds: float
     column: str | None = None
     unit: str | None = None
     first_us: int | None = None
@@ -121,23 +124,23 @@ class TableEvents:
 
     def __init__(
         self,
-        settings: Settings,
+        declared: Declared,
         schema: GraphSchema,
         base: Path,
         options: TimeOptions,
         clock: Clock,
         progress: Progress = lambda what, done, total: None,
     ) -> None:
-        """Read the tables. base: the folder of their relative names.
+        """Read the tables. declared: the sets of the settings. base: the folder of their relative
+        names.
 
         Raises: TFGNNError or SettingsError naming the set or row that does not fit the settings.
         """
-        self._settings = settings
         self._schema = schema
         self._base = base
         self._options = options
         self._clock = clock
-        self._declared = declared_sets(settings)
+        self._declared = declared
         self._summaries: list[str] = []
         self.left_out: list[str] = []
         self.rounded = NOTHING
@@ -228,7 +231,7 @@ class TableEvents:
         column = self._options.column
         encoder = Encoder(declared, one, "edge set", (*OF_EDGES, column or TIME))
         unit = self._unit(one)
-        times = Times(unit, "us", self._settings.ingest.max_ahead_seconds, self._clock)
+        times = Times(unit, "us", self._options.max_ahead_seconds, self._clock)
         sources, targets = self._nodes[one.source], self._nodes[one.target]
         none = np.zeros(0, np.int64)
         source, target, values = [none], [none], [np.zeros((0, _width(declared)), np.float32)]
@@ -272,7 +275,7 @@ class TableEvents:
         if self._options.unit is not None:
             return self._options.unit
         told = note(one, UNIT) if self._options.column in (None, TIME) else None
-        return told if told in MICROSECONDS else self._settings.stream.time_unit
+        return told if told in MICROSECONDS else self._options.stream_unit
 
     def _time_of(self, rows: Rows, times: Times, scale: int, place: Place) -> Int64 | None:
         """int64[R]: the times of rows, microseconds; None without any. scale: microseconds of an
@@ -356,7 +359,7 @@ class TableEvents:
                 continue
             # One set follows the other.
             last = first + (len(edges) - 1) * options.step_us
-            times = Times("us", "us", self._settings.ingest.max_ahead_seconds, self._clock)
+            times = Times("us", "us", self._options.max_ahead_seconds, self._clock)
             try:
                 times.check(last, last)
             except Misfit:

@@ -239,12 +239,10 @@ class _synced:
         self._scratch = scratch
         self._raw = scratch.open("wb", buffering=1 << 20)
         self._is_gzip = is_gzip
+        # Without a name and time in it the same records give the same bytes.
+        self._file: Any = gzip.GzipFile("", "wb", 6, self._raw, mtime=0) if is_gzip else self._raw
 
     def __enter__(self) -> Any:
-        # Without a name and time in it the same records give the same bytes.
-        self._file: Any = self._raw
-        if self._is_gzip:
-            self._file = gzip.GzipFile("", "wb", 6, self._raw, mtime=0)
         return self._file
 
     def __exit__(self, *error: Any) -> None:
