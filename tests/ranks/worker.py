@@ -46,7 +46,7 @@ def exchanged(ranks):
 class Trainer:
     """Stands in for the trainer: says what was exchanged, then takes turns until rank 0 is stopped."""
 
-    def __init__(self, settings, reader, registry, clock, beat, on_step, ranks, stop):
+    def __init__(self, settings, paths, device, reader, registry, clock, beat, on_step, ranks, stop):
         self._folder, self._beat, self._ranks = settings.data_dir / "told", beat, ranks
 
     def run(self, stop):
