@@ -174,7 +174,7 @@ def test_a_guess_takes_neither_times_nor_ids_of_the_record_itself_for_ends(tmp_p
     fields = it.tree["sources"][0]["fields"]
     assert (fields["src"], fields["dst"], fields["time"]) == ("start_station_name", "end_station_name", "started_at")
     assert set(fields["features"]) == {"km", "member"} and verdict.counts == {"edge": 50}
-    assert any("if a key means one thing as start_station_name and another as end_station_name" in d for d in it.doubts)
+    assert not any("if a key means one thing as" in d for d in it.doubts), "their names differ by the direction only"
 
     # Where nothing comes back it says so.
     rows = [{"trip_id": f"t{i}", "rider_id": f"r{i}", "at": 1_795_000_000 + i} for i in range(50)]

@@ -1,0 +1,211 @@
+"""The fields that records have, and the values in them: what a guess is made of."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from streamd.decode.error_texts import foreign
+from streamd.decode.sources.cloudevents import ATTRIBUTE
+from streamd.decode.sources.paths import parsed
+from streamd.errors import BadEvent
+from streamd.settings.sources import NO_NAME
+
+MAX_DEPTH = 6
+MAX_PATHS = 200
+"""How deep into a record is looked, and at most how many fields: records are from outside."""
+MAX_NAME = 60
+"""Longest name of a field, and longest value of a category."""
+ROUND = ("payload", "schema")
+NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][-+]?[0-9]{1,2})?")
+"""Text that is a number."""
+MAX_TEXT = 64
+"""Characters of the usual key: longer text is rather a message."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """The values at one path, without nulls, and the types of all of them."""
+
+    types: Counter[str] = field(default_factory=Counter)
+    values: Counter[Any] = field(default_factory=Counter)
+
+    @property
+    def count(self) -> int:
+        """Number of records that have a value."""
+        return self.types.total()
+
+    @property
+    def is_number(self) -> bool:
+        """Whether all values are numbers, or text of numbers as in a table."""
+        if self.types.keys() <= {"int", "float"}:
+            return True
+        texts = [v for v in self.values if isinstance(v, str)]
+        return self.types.keys() <= {"int", "float", "str"} and all(map(NUMBER.fullmatch, texts))
+
+    @property
+    def is_fraction(self) -> bool:
+        """Whether values are numbers with a point, written as text as in a table."""
+        texts = [v for v in self.values if isinstance(v, str)]
+        return any("." in v for v in texts) and all(map(NUMBER.fullmatch, texts))
+
+    @property
+    def is_long_text(self) -> bool:
+        """Whether the values are longer than keys are."""
+        sizes = [len(v) for v in self.values if isinstance(v, str)]
+        return bool(sizes) and sum(sizes) > 2 * MAX_TEXT * len(sizes)
+
+
+@dataclass(slots=True)
+class SeenList:
+    """The lists at one path: how many there are, their elements, and the longest."""
+
+    count: int = 0
+    elements: int = 0
+    longest: int = 0
+
+
+@dataclass(slots=True)
+class Fields:
+    """What is at each path of some rows, in the order in which they have them.
+
+    scalars: by path; elements of lists by the path of the first. lists: of objects or text. texts:
+    paths of text that holds JSON. rows: all of them.
+    """
+
+    rows: list[dict[str, Any]]
+    scalars: dict[str, Seen] = field(default_factory=dict)
+    lists: dict[str, SeenList] = field(default_factory=dict)
+    texts: dict[str, None] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return len(self.rows)
+
+    def list_of(self, path: str) -> tuple[str, SeenList] | None:
+        """The list of several elements that a path leads through by its first, if any."""
+        for name, found in self.lists.items():
+            if path.startswith(f"{name}.0") and found.longest > 1:
+                return name, found
+        return None
+
+    def missing(self, path: str) -> int:
+        """Number of rows without a value at a path."""
+        return self.count - self.scalars[path].count if path in self.scalars else 0
+
+
+def fields_of_rows(rows: list[dict[str, Any]]) -> Fields:
+    """The fields of rows, at most MAX_PATHS of them."""
+    fields = Fields(rows)
+    seen = fields.scalars
+    for row in rows:
+        for path, value in _scalars(row, (), 0, fields):
+            if path not in seen and len(seen) >= MAX_PATHS:
+                continue
+            at = seen.setdefault(path, Seen())
+            at.types[type(value).__name__] += 1
+            at.values[tuple(value) if isinstance(value, list) else value] += 1
+    return fields
+
+
+def _scalars(
+    value: Any, steps: tuple[str, ...], depth: int, fields: Fields
+) -> Iterator[tuple[str, Any]]:
+    """The paths of an object that lead to a scalar or to a list of numbers, and its value."""
+    if depth > MAX_DEPTH:
+        return
+    if type(value) is dict:
+        for name, inner in value.items():
+            is_name = name and len(name) <= MAX_NAME and not NO_NAME.search(name)
+            # A path may not begin with a $, which leads out of the data.
+            if is_name and name.isprintable() and (steps or name[0] != "$"):
+                yield from _scalars(inner, (*steps, name.replace(".", "\\.")), depth + 1, fields)
+    elif type(value) is list:
+        if value and all(type(v) in (int, float) for v in value):
+            yield ".".join(steps), value
+        elif value and steps and type(value[0]) in (dict, str):
+            path = ".".join(steps)
+            if path in fields.lists or len(fields.lists) < MAX_PATHS:
+                found = fields.lists.setdefault(path, SeenList())
+                found.count += 1
+                found.elements += len(value)
+                found.longest = max(found.longest, len(value))
+            yield from _scalars(value[0], (*steps, "0"), depth + 1, fields)
+    # Empty text is no value, as an empty cell.
+    elif value is not None and value != "":
+        path = ".".join(steps)
+        if type(value) is str and value[:1] in ("{", "[") and _is_json(value):
+            fields.texts[path] = None
+        yield path, value
+
+
+def _is_json(text: str) -> bool:
+    """Whether text holds a JSON object or list of objects."""
+    try:
+        value = parsed(text.encode())
+    except (BadEvent, UnicodeEncodeError):
+        return False
+    return type(value) is dict or (type(value) is list and bool(value) and type(value[0]) is dict)
+
+
+def objects_of(records: Sequence[Any], doubts: list[str]) -> tuple[list[dict[str, Any]], str]:
+    """The objects in the values that are JSON, and the format."""
+    objects: list[dict[str, Any]] = []
+    form = "json"
+    others: Counter[str] = Counter()
+    for record in records:
+        if record.value is None:
+            others["a null value"] += 1
+            continue
+        try:
+            value = parsed(record.value)
+        except BadEvent:
+            # Several lines, each an object, are NDJSON.
+            lines = [line for line in record.value.splitlines() if line.strip()]
+            try:
+                value = [parsed(line) for line in lines] if len(lines) > 1 else None
+            except BadEvent:
+                value = None
+            if value is None:
+                others[foreign(record.value[:64]) or "not JSON"] += 1
+                continue
+            form = "ndjson"
+        objects += [v for v in (value if isinstance(value, list) else [value]) if type(v) is dict]
+    doubts += [f"{n} of {len(records)} records: {what}" for what, n in others.items()]
+    return objects, form
+
+
+def unwrapped(
+    objects: list[dict[str, Any]], records: Sequence[Any], doubts: list[str]
+) -> tuple[str | None, list[dict[str, Any]]]:
+    """The envelope around most of the objects, and the data inside it."""
+    inner = [o["payload"] if o.keys() >= {*ROUND} else o for o in objects]
+    changes = [o for o in inner if type(o) is dict and {"op", "before", "after"} <= o.keys()]
+    if 2 * len(changes) > len(objects):
+        after = [c["after"] for c in changes]
+        texts = [row for row in map(_object_in, after) if row is not None]
+        if texts:
+            doubts.append(
+                f"`after` is JSON as text in {len(texts)} of {len(changes)} records, as MongoDB's "
+                "connector writes it: fields inside it are read only where `streamd sources check` "
+                "shows events; else let the connector write objects (ExtractNewDocumentState)"
+            )
+        return "debezium", [row for row in after if type(row) is dict] + texts
+    if 2 * sum("payload" in o and "schema" in o for o in objects) > len(objects):
+        return "connect", [o for o in inner if type(o) is dict]
+    if 2 * sum("specversion" in o for o in objects) > len(objects):
+        return "cloudevents", [o["data"] for o in objects if type(o.get("data")) is dict]
+    headers = [{name for name, _ in record.headers or ()} for record in records]
+    if 2 * sum(f"{ATTRIBUTE}type" in names for names in headers) > max(1, len(records)):
+        return "cloudevents", objects
+    return None, objects
+
+
+def _object_in(value: Any) -> dict[str, Any] | None:
+    """The object in text that is JSON, None for anything else."""
+    if type(value) is not str or not _is_json(value):
+        return None
+    found = parsed(value.encode())
+    return found if type(found) is dict else None

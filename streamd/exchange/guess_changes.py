@@ -1,0 +1,153 @@
+"""Records that delete rows, among rows of a change stream without its envelope."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from streamd.exchange.field_names import last_words
+from streamd.exchange.field_values import MAX_NAME, Fields, Seen
+from streamd.settings.sources import steps_of
+
+OPERATIONS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
+    (("c", "r", "u"), ("d",)),
+    (("i", "u"), ("d",)),
+    (("insert", "update", "replace", "upsert"), ("delete", "remove")),
+    (("insert", "update", "bootstrap-insert"), ("delete",)),
+    (("insert", "update_postimage"), ("delete", "update_preimage")),
+    (("insert", "modify"), ("remove",)),
+    (("create", "update", "undelete"), ("delete", "gap_delete")),
+    (("create", "update", "modify"), ("delete",)),
+    (("created", "updated", "modified"), ("deleted", "removed")),
+)
+"""Words for changes that leave a row, and those that delete one, by families."""
+MARK_WORDS = frozenset(("op", "operation", "type", "action", "event", "change", "name", "kind"))
+"""Words of the names of fields that hold an operation."""
+NEIGHBOURS = {"database", "table", "ns", "after", "pos"}
+"""Names next to an operation in change streams."""
+TRUTHS: dict[Any, Any] = {"true": "false", "t": "f", "y": "n", "yes": "no", "1": "0"}
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteMark:
+    """The field that marks deletes. kept, deleted: its values of rows, and of deletes; with no
+    value for deletes, they cannot be named."""
+
+    path: str
+    kept: tuple[Any, ...]
+    deleted: tuple[Any, ...]
+
+
+def find_delete_mark(fields: Fields) -> DeleteMark | None:
+    """The field that marks the records which delete a row; None if there is none."""
+    for path, at in fields.scalars.items():
+        words = last_words(path)
+        # A truth or a time of the deletion, or the name of the operation.
+        if "deleted" in words or words[-2:] == ("is", "delete"):
+            if words[-1:] == ("at",) or at.types.keys() == {"int"} and len(at.values) > 2:
+                return DeleteMark(path, (None,), ())
+            if mark := _truth_mark(path, at):
+                return mark
+        elif path.startswith("__$operation") and at.types.keys() == {"int"}:
+            return DeleteMark(path, (2, 4), (1,))
+        elif (words and words[-1] in MARK_WORDS) and (mark := _operation_mark(path, at, fields)):
+            return mark
+    return None
+
+
+def _truth_mark(path: str, at: Seen) -> DeleteMark | None:
+    """A field that is true for deletes."""
+    values = list(at.values)
+    if at.types.keys() == {"bool"}:
+        return DeleteMark(path, (False,), (True,))
+    if at.types.keys() == {"int"} and {*values} <= {0, 1}:
+        return DeleteMark(path, (0,), (1,))
+    for true, false in TRUTHS.items():
+        if at.types.keys() == {"str"} and {v.lower() for v in values} <= {true, false}:
+            upper = any(v.isupper() for v in values)
+            return DeleteMark(
+                path, (false.upper() if upper else false,), (true.upper() if upper else true,)
+            )
+    return None
+
+
+def _operation_mark(path: str, at: Seen, fields: Fields) -> DeleteMark | None:
+    """A field that names the operation. The creation of a row is a mark only next to a
+    change stream's other fields, or if deletes are among the values."""
+    if at.types.keys() != {"str"} or any(len(v) > MAX_NAME for v in at.values):
+        return None
+    values = {v.lower() for v in at.values}
+    for kept, deleted in OPERATIONS:
+        if not values <= {*kept, *deleted}:
+            continue
+        names = {step.lower() for other in fields.scalars for step in steps_of(other)[:1]}
+        # The creation of a row is no mark by itself: are there a change stream's other fields?
+        is_stream = path.startswith("_") or last_words(path)[0] in ("op", "operation", "change")
+        if not (values & {*deleted} or is_stream or names & NEIGHBOURS):
+            continue
+        # Keep the case of the values that came.
+        is_upper = all(v.isupper() for v in at.values)
+        shown = [tuple(w.upper() if is_upper else w for w in some) for some in (kept, deleted)]
+        # Of the words for a deletion, those that came, or the first.
+        came = tuple(w for w in shown[1] if w in at.values) or shown[1][:1]
+        return DeleteMark(path, shown[0], came)
+    return None
+
+
+def delete_rule(
+    mark: DeleteMark, mapped: dict[str, Any], fields: Fields, doubts: list[str]
+) -> dict[str, Any] | None:
+    """The rule of deletes by a mark, None if the records of deletes do not hold the row's fields.
+
+    mapped: the fields of edges.
+    """
+    if not mark.deleted:
+        doubts.append(
+            f"{mark.path} marks deletes by a time, which no condition can name: only rows without "
+            "it become edges, and the edges of deleted rows stay"
+        )
+        return None
+    of_edge: dict[str, str] = {
+        name: mapped[name] for name in ("src", "dst", "time") if name in mapped
+    }
+    rows = [row for row in fields.rows if _value(row, mark.path) in mark.deleted]
+    # The row is in `before`, if there is one.
+    before: dict[str, str] = {name: _before(path) for name, path in of_edge.items()}
+    if before != of_edge and (not rows or all(_has(row, before) for row in rows)):
+        of_edge = before
+    # Propose a rule only if these records show that it works, or a tool always sends the row.
+    words = f"{mark.path} marks deletes ({', '.join(map(str, mark.deleted))})"
+    if not rows and not mark.path.startswith("_"):
+        doubts.append(
+            f"{words}, and none is among these records: only other rows become edges, and the "
+            "edges of deleted rows stay without `deletes`"
+        )
+        return None
+    if len(of_edge) < 3 or not all(_has(row, of_edge) for row in rows):
+        doubts.append(
+            f"{words}: those records do not hold the row's fields, so the edges of deleted rows "
+            "stay"
+        )
+        return None
+    doubts.append(
+        f"{words}: they delete the edge of the same fields, so deletes must hold whole rows; each "
+        "update of a row makes one more edge"
+    )
+    return {"where": {mark.path: list(mark.deleted)}, "fields": of_edge}
+
+
+def _before(path: str) -> str:
+    return f"before{path[5:]}" if path.startswith("after.") else path
+
+
+def _has(row: dict[str, Any], paths: dict[str, str]) -> bool:
+    return all(_value(row, path) is not None for path in paths.values())
+
+
+def _value(row: Any, path: str) -> Any:
+    for step in steps_of(path):
+        if type(row) is list and step.isdecimal() and int(step) < len(row):
+            row = row[int(step)]
+        elif type(row) is dict:
+            row = row.get(step)
+        else:
+            return None
+    return row

@@ -1,0 +1,288 @@
+"""The fields of an edge's source and destination, guessed of names and values."""
+
+from dataclasses import dataclass
+
+from streamd.exchange.field_names import (
+    ACTORS,
+    ATTRIBUTES,
+    DIRECTIONS,
+    IDENTIFIERS,
+    OBJECTS,
+    SOURCES,
+    TARGETS,
+    all_words,
+    head_of,
+    is_measure,
+    is_technical,
+    last_words,
+    rank_in,
+)
+from streamd.exchange.field_values import Fields, Seen
+
+ENOUGH = 20
+"""Records by which a key that never comes back, or is always the same, is noticed."""
+FEW = 4
+"""A field of so many values or fewer tells the kind of a record rather than an endpoint."""
+LEAST = 3.0
+"""Lowest rank of a field that is taken by its name."""
+WEAK = 6.0
+"""Rank of the nouns that may name anything, as object."""
+MAX_OTHERS = 3
+"""Other fields that a doubt names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """src, dst: paths. directed: their names differ by the direction only, as src_ip and dst_ip,
+    so both have keys of one kind. unsure: those of the two that no name tells."""
+
+    src: str
+    dst: str
+    directed: bool
+    unsure: tuple[str, ...]
+
+    @property
+    def named(self) -> tuple[tuple[str, str], tuple[str, str]]:
+        """Each role and its path."""
+        return ("src", self.src), ("dst", self.dst)
+
+
+def find_endpoints(fields: Fields, taken: frozenset[str], chosen: tuple[str, str]) -> Endpoints:
+    """The paths of source and destination, REPLACE_src or REPLACE_dst if nothing fits.
+
+    Args: taken: paths of times; chosen: known paths of the two, else empty.
+    """
+    keys = _candidates(fields, taken)
+    # Two names that differ by a direction are better evidence than any noun.
+    if not any(chosen) and (pair := _directed_pair(keys, fields)):
+        return Endpoints(*pair, True, ())
+    ends: list[str] = list(chosen)
+    unsure = []
+    # The likelier of the two is taken first, since one field cannot be both.
+    ranks = {
+        role: {path: _rank(role, path, at, fields) for path, at in keys.items()}
+        for role in ("src", "dst")
+    }
+    order = sorted(
+        (role for role, path in zip(("src", "dst"), chosen, strict=True) if not path),
+        key=lambda role: -max(ranks[role].values(), default=0),
+    )
+    for role in order:
+        at = ("src", "dst").index(role)
+        free = [path for path in keys if path not in ends]
+        best = max(free, key=lambda path: ranks[role][path], default="")
+        if best and ranks[role][best] >= LEAST:
+            ends[at] = best
+            continue
+        ends[at] = _by_values(keys, free, fields) or f"REPLACE_{role}"
+        unsure.append(role)
+    return Endpoints(ends[0], ends[1], False, tuple(unsure))
+
+
+def _candidates(fields: Fields, taken: frozenset[str]) -> dict[str, Seen]:
+    """The fields that may be keys: text or integers in at least half of the records, neither times
+    nor measures nor those of a tool."""
+    return {
+        path: at
+        for path, at in fields.scalars.items()
+        if path not in taken
+        and at.types.keys() <= {"int", "str"}
+        and 2 * at.count >= fields.count
+        and not (at.is_fraction and last_words(path)[-1:] != ("id",))
+        and not (at.is_long_text or path in fields.texts)
+        and not (is_technical(path) or at.is_number and is_measure(path))
+    }
+
+
+def _directed_pair(keys: dict[str, Seen], fields: Fields) -> tuple[str, str] | None:
+    """The two fields whose names differ by their direction, the likeliest such pair."""
+    by_words: dict[tuple[str, ...], list[str]] = {}
+    for path in keys:
+        by_words.setdefault(all_words(path), []).append(path)
+    found: list[tuple[float, str, str]] = []
+    for words, paths in by_words.items():
+        for src, dst in DIRECTIONS:
+            if src not in words:
+                continue
+            wanted = tuple(dst if word == src else word for word in words)
+            for path in paths:
+                found += [
+                    (_pair_rank(path, keys[path], src, fields) - extra, path, other)
+                    for others, extra in _of_words(by_words, wanted)
+                    for other in others
+                    if other != path
+                ]
+        # A table with a name twice has the second with a number.
+        for path in paths:
+            if (other := f"{path}\\.1") in keys:
+                found.append((_pair_rank(path, keys[path], "", fields), path, other))
+    rank, src, dst = max(found, default=(0.0, "", ""))
+    return (src, dst) if rank > 0 else None
+
+
+def _of_words(
+    by_words: dict[tuple[str, ...], list[str]], wanted: tuple[str, ...]
+) -> list[tuple[list[str], float]]:
+    """The paths of these words, or of one more; the latter are less likely."""
+    found = [(by_words[wanted], 0.0)] if wanted in by_words else []
+    if len(wanted) > 1:
+        for words, paths in by_words.items():
+            if len(words) == len(wanted) + 1 and words[1:] == wanted:
+                found.append((paths, 0.5))
+    return found
+
+
+def _pair_rank(path: str, at: Seen, direction: str, fields: Fields) -> float:
+    """How likely the field of a pair holds keys."""
+    other = [word for word in all_words(path) if word != direction]
+    rank = 5.0 + 2.0 * any(word in IDENTIFIERS for word in other)
+    rank += 0.1 * max((rank_in(ACTORS, word) for word in other), default=0.0)
+    rank -= 4.0 * any(word in ATTRIBUTES or word == "type" for word in other)
+    # One letter or digit tells a direction only next to other words.
+    rank -= 6.0 * (len(direction) == 1 and not other)
+    return rank + _value_rank(path, at, fields)
+
+
+def _rank(role: str, path: str, at: Seen, fields: Fields) -> float:
+    """How likely a field is the source or the destination."""
+    words = all_words(path)
+    noun, step = head_of(path)
+    is_src = role == "src"
+    tables = ACTORS if is_src else OBJECTS
+    towards, against = (SOURCES, TARGETS) if is_src else (TARGETS, SOURCES)
+    rank = rank_in(tables, noun)
+    if not rank:
+        # The word for how it is written may be a noun itself, as uri or ip.
+        rank = 0.5 * max((rank_in(tables, word) for word in last_words(path)[-1:]), default=0.0)
+    if any(word in towards for word in step):
+        rank = max(rank, 7.0) + 1.0
+    rank -= 6.0 * any(word in against for word in step)
+    # An attribute of an endpoint is not the endpoint; ids are better keys than names.
+    if noun in ATTRIBUTES:
+        rank -= 8.0
+    rank += 0.5 * (last_words(path)[-1:] != () and last_words(path)[-1] in IDENTIFIERS)
+    rank -= 0.3 * (len(words) > 3) + 0.1 * path.count(".")
+    return rank + _value_rank(path, at, fields) if rank > 0 else 0.0
+
+
+def _value_rank(path: str, at: Seen, fields: Fields) -> float:
+    """The penalty for values that are no keys: there is one or few, or none comes back."""
+    distinct = len(at.values)
+    rank = -2.0 * (1 - at.count / max(fields.count, 1))
+    if at.count >= 2 * FEW:
+        rank -= 4.0 * (distinct == 1) + 2.0 * (1 < distinct <= FEW)
+    if distinct == at.count >= ENOUGH:
+        # A record's own id is another one each time, and so is that of a weak noun.
+        noun = head_of(path)[0]
+        is_plain = noun == "uid" or max(rank_in(ACTORS, noun), rank_in(OBJECTS, noun)) <= WEAK
+        rank -= 8.0 if is_plain else 1.5
+    return rank
+
+
+def _by_values(keys: dict[str, Seen], free: list[str], fields: Fields) -> str:
+    """The field whose values look most like keys, empty if there is none: an id that comes back,
+    else text or an id whatever comes back."""
+    usable = [
+        path
+        for path in free
+        if len(keys[path].values) > 1
+        and head_of(path)[0] not in ATTRIBUTES
+        and not _is_pair_of_list(path, fields)
+    ]
+    again = [p for p in usable if FEW < len(keys[p].values) < keys[p].count]
+    ids = [p for p in again if last_words(p)[-1:] and last_words(p)[-1] in IDENTIFIERS]
+    # Integers without a name that means ids are rather counts if they hardly come back.
+    keyish = [p for p in again if not _may_be_count(p, keys[p])]
+    named = [p for p in usable if not is_counted(p, keys[p])]
+    likely = ids or keyish or named
+    return max(likely, key=lambda p: len(keys[p].values), default="")
+
+
+def _is_pair_of_list(path: str, fields: Fields) -> bool:
+    """Whether a field is in a list of names and values, of which any may come first."""
+    found = fields.list_of(path)
+    return found is not None and bool(
+        {f"{found[0]}.0.key", f"{found[0]}.0.name"} & {*fields.scalars}
+    )
+
+
+def _may_be_count(path: str, at: Seen) -> bool:
+    return is_counted(path, at) and 2 * len(at.values) > at.count
+
+
+def is_counted(path: str, at: Seen) -> bool:
+    """Whether a field holds numbers, and its name means no id: it may count something."""
+    # Ids may be numbers too, with a name that means an id.
+    words = last_words(path)
+    return at.is_number and not any(word in IDENTIFIERS or word == "ids" for word in words)
+
+
+def doubts_of_endpoints(fields: Fields, ends: Endpoints, times: frozenset[str]) -> list[str]:
+    """Everything doubtful about source and destination."""
+    doubts = []
+    for role, path in ends.named:
+        if path not in fields.scalars:
+            doubts.append(
+                f"no field looks like {role}: name one, or there is no second key in these records"
+            )
+            continue
+        if role in ends.unsure:
+            doubts.append(f"{role} is {path} only because its values look like keys")
+        doubts += _doubts_of_key(role, path, fields)
+        if others := _alternatives(role, path, fields, ends, times):
+            doubts.append(f"{role} may also be {', '.join(others)}")
+    if not ends.directed and ends.src in fields.scalars and ends.dst in fields.scalars:
+        doubts.append(
+            f"if a key means one thing as {ends.src} and another as {ends.dst}, such as user 7 and "
+            'item 7, give each a prefix: {path: .., prefix: "user:"}'
+        )
+    return doubts
+
+
+def _doubts_of_key(role: str, path: str, fields: Fields) -> list[str]:
+    """Everything doubtful about the values of a key."""
+    at = fields.scalars[path]
+    doubts = []
+    if missing := fields.missing(path):
+        doubts.append(f"{path} ({role}) is missing in {missing} of {fields.count} records")
+    if at.count >= ENOUGH and len(at.values) == 1:
+        doubts.append(f"{path} ({role}) is the same in all records: nothing can be ranked by it")
+    if len(at.values) == at.count >= ENOUGH:
+        doubts.append(
+            f"{path} ({role}) is another one in every record: of a key that never comes back "
+            "nothing can be learned"
+        )
+    if is_counted(path, at) and at.types.keys() == {"int"} and 2 * len(at.values) > at.count > FEW:
+        head = head_of(path)[0]
+        if not rank_in(ACTORS, head) and not rank_in(OBJECTS, head):
+            doubts.append(f"{path} ({role}) may be a count or a measure, not a key")
+    if {"int", "str"} <= at.types.keys():
+        doubts.append(
+            f'{path} ({role}) is text in some records and an integer in others: 7 and "7" are two '
+            "nodes"
+        )
+    return doubts
+
+
+def _alternatives(
+    role: str, path: str, fields: Fields, ends: Endpoints, times: frozenset[str]
+) -> list[str]:
+    """Other fields that their names make as likely, first those in records without the chosen."""
+    taken = {ends.src, ends.dst} | times
+    least = _rank(role, path, fields.scalars[path], fields) - 3.0 if not ends.directed else 8.0
+    found = []
+    for other, at in fields.scalars.items():
+        if (
+            other in taken
+            or not at.types.keys() <= {"int", "str"}
+            or (at.is_number and is_measure(other))
+        ):
+            continue
+        if is_technical(other) or at.is_long_text or at.is_fraction or at.count < 2:
+            continue
+        # Of a field in a part of the records, how likely it would be in all.
+        lacking = 2.0 * (1 - at.count / fields.count)
+        rank = _rank(role, other, at, fields)
+        if rank and rank + lacking >= max(least, LEAST + 2):
+            found.append((-rank, other))
+    return [other for _, other in sorted(found)[:MAX_OTHERS]]

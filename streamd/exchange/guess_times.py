@@ -1,0 +1,145 @@
+"""The field of an event's time and its form, guessed of names and values."""
+
+import re
+from dataclasses import dataclass
+from typing import get_args
+
+from streamd.decode.encoding import Times
+from streamd.decode.notices import NEAR
+from streamd.exchange.field_names import OTHER_TIMES, TIMES, is_technical, last_words, names_time
+from streamd.exchange.field_values import Fields, Seen
+from streamd.settings.sources import TimeForm
+
+SCALES_NS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
+"""Units of times as numbers since 1970, in nanoseconds."""
+FORMS = frozenset(get_args(TimeForm))
+"""Forms that a source can read."""
+YEAR_US = 365 * 86_400_000_000
+NAMED_FROM_US = 10 * YEAR_US
+"""From 1980 on a number is a time if its name is one's; others have to be nearer to the clock."""
+DIGITS = re.compile(r"(19|20)\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])(\d{6})?")
+"""A date, or a date and a time, without marks."""
+FOREIGN = re.compile(
+    r"\d{1,4}[./]\d{1,2}[./]\d{2,4}([ ,T].*)?|\d{1,2}[-/ ][A-Z][a-z]{2}[-/ ,]+\d{4}.*"
+    r"|[A-Z][a-z]{2},? .*\d{1,2}:\d{2}.*|\d{4}-\d\d-\d\d[T ]\d\d:\d\d.*"
+)
+"""Text that people read as a time, such as 24/Nov/2025:10:00:00 or 01.03.2026 07:45."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTimes:
+    """path: of the event's time, empty for none. form: of that time. all: paths of all times, of
+    those that no form reads too."""
+
+    path: str
+    form: str
+    all: frozenset[str]
+
+
+def find_time(fields: Fields, now_us: int, doubts: list[str]) -> FoundTimes:
+    """The time of an event, that of its Kafka record if there is none, and all other times."""
+    found: list[tuple[float, str, str]] = []
+    unread: dict[str, str] = {}
+    for path, at in fields.scalars.items():
+        if form := form_of(path, at, now_us):
+            found.append((_rank(path, at, fields.count), path, form))
+        elif why := why_unread(path, at, now_us):
+            unread[path] = why
+    readable = sorted((one for one in found if one[2] in FORMS), key=lambda one: -one[0])
+    unread |= {
+        path: f"is in {form}, which no form of `time` reads"
+        for _, path, form in found
+        if form not in FORMS
+    }
+    times = frozenset([path for _, path, _ in found] + [*unread])
+    if not readable:
+        if counted := _counted_from_zero(fields):
+            doubts.append(
+                f"{counted} counts from a start of its own, not from 1970: as `time: s` its days "
+                "lie in 1970, which learns the same; the unit may be another"
+            )
+            return FoundTimes(counted, "s", times | {counted})
+        doubts.extend(f"{path} looks like a time, but {why}" for path, why in unread.items())
+        doubts.append("no field could be read as a time: the Kafka timestamp is taken")
+        return FoundTimes("", "record", times)
+
+    # A time that cannot be read is doubted if its name fits as well as that of the chosen one.
+    best, path, form = readable[0]
+    for other, why in unread.items():
+        if names_time(other) and _rank(other, fields.scalars[other], fields.count) >= best:
+            doubts.append(f"{other} looks like a time too, but {why}")
+    if others := [one[1] for one in readable[1:] if not is_technical(one[1])]:
+        doubts.append(f"the time may also be {', '.join(others[:4])}; none of them is a feature")
+    if missing := fields.missing(path):
+        doubts.append(f"{path} is missing in {missing} of {fields.count} records")
+    return FoundTimes(path, form, times)
+
+
+def _rank(path: str, at: Seen, count: int) -> float:
+    """How likely a path is the time of the event, by its name and by the records that have it."""
+    words = last_words(path)
+    rank = 3.0 * (not words or any(word in TIMES for word in words))
+    rank += len(words) <= 2 and all(word in TIMES or word == "event" for word in words)
+    rank -= 2.0 * any(word in OTHER_TIMES for word in words)
+    rank -= 4.0 * is_technical(path)
+    # Outer fields are of the event, inner ones rather of its parts.
+    rank -= 0.2 * path.count(".")
+    return rank + 4.0 * at.count / max(count, 1)
+
+
+def form_of(path: str, at: Seen, now_us: int) -> str:
+    """The form of the times at a path; empty if they are none."""
+    values = list(at.values)
+    if at.types.keys() == {"str"}:
+        iso = Times("iso8601")
+        if all("-" in v and iso.column([v]) is not None for v in values):
+            return "iso8601"
+        is_number = all(re.fullmatch(r"[0-9]{9,19}(\.[0-9]{1,9})?", v) for v in values)
+        values = [float(v) for v in values] if is_number else []
+    elif not at.types.keys() <= {"int", "float"}:
+        return ""
+    earliest, latest = now_us * (1 - 4 * NEAR), now_us * (1 + 4 * NEAR)
+    if names_time(path):
+        earliest, latest = NAMED_FROM_US, now_us + 10 * YEAR_US
+    for form, scale in SCALES_NS.items():
+        if values and all(earliest < v * scale / 1000 < latest for v in values):
+            return form
+    return ""
+
+
+def why_unread(path: str, at: Seen, now_us: int) -> str:
+    """Why values that look like times cannot be read; empty if they do not look like times."""
+    texts = [str(v) for v in at.values]
+    if at.types.keys() <= {"int", "str"} and texts and all(map(DIGITS.fullmatch, texts)):
+        example = texts[0]
+        kind = "a date" if len(example) == 8 else "a date and time"
+        return f"{example} is {kind} as digits, which would be taken as seconds since 1970"
+    if at.types.keys() == {"str"} and all(map(FOREIGN.fullmatch, texts)):
+        example = texts[0][:MAX_EXAMPLE]
+        return f"{example!r} is not ISO 8601: let the producer or the table write it so"
+    today = now_us / 86_400e6
+    is_day = at.types.keys() == {"int"} and names_time(path)
+    if is_day and all(0.5 * today < v < 1.2 * today for v in at.values):
+        return (
+            "counts days since 1970, which no form of `time` reads" if "days" not in FORMS else ""
+        )
+    return ""
+
+
+MAX_EXAMPLE = 40
+"""Characters of a value that a doubt shows."""
+
+
+def _counted_from_zero(fields: Fields) -> str:
+    """A field of the name of a time whose numbers rise from a small one; empty if there is none."""
+    for path, at in fields.scalars.items():
+        words = last_words(path)
+        is_named = any(word in TIMES or word == "step" for word in words)
+        if not is_named or at.count < fields.count or not at.is_number or len(at.values) < 2:
+            continue
+        values = [float(v) for v in at.values]
+        # The values are in the order in which they first came.
+        rising = sum(b >= a for a, b in zip(values, values[1:], strict=False))
+        if min(values) >= 0 and rising >= 0.95 * (len(values) - 1):
+            return path
+    return ""

@@ -1,0 +1,140 @@
+"""`streamd sources guess` on the shapes of public sources: the first proposal is right, or a doubt names what is wrong with it."""
+
+import json
+
+import pytest
+
+from streamd.exchange.field_names import head_of, is_measure, is_technical, last_words
+from streamd.exchange.guess import Chosen, guess
+from streamd.exchange.sample import Sample, judge
+from streamd.settings.loading import load_settings
+from tests.builders import ManualClock, Record
+from tests.exchange.shapes import S0, SHAPES
+
+NOW_US = (S0 + 10_000) * 1_000_000
+NUM_RECORDS = 60
+WRONG = {"otlp spans", "mastodon stream", "aml transactions", "ethereum transfers", "iot without a second key"}
+"""Shapes of which no mapping is right yet: their doubt names the reason."""
+
+
+def records_of(shape):
+    return [Record(json.dumps(shape.record(i)).encode(), i, timestamp=NOW_US // 1000) for i in range(NUM_RECORDS)]
+
+
+def is_right(got, want):
+    return got in want if isinstance(want, tuple) else got == want or (not want and got.startswith("REPLACE_"))
+
+
+def outcome(shape):
+    """The guess of a shape, and its fields that a person would not have chosen."""
+    guessed = guess("t", records_of(shape), NOW_US)
+    fields = guessed.source["fields"]
+    got = {"src": fields["src"], "dst": fields["dst"], "time": fields.get("time", ""), "form": guessed.source["time"]}
+    return guessed, {name: value for name, value in got.items() if not is_right(value, getattr(shape, name))}
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: s.name)
+def test_a_guess_is_right_or_a_doubt_names_what_is_wrong(shape):
+    guessed, wrong = outcome(shape)
+    assert not shape.doubt or any(shape.doubt in doubt for doubt in guessed.doubts), guessed.doubts
+    if shape.name in WRONG:
+        assert shape.doubt
+    else:
+        assert not wrong, guessed.doubts
+    if shape.deletes:
+        assert guessed.source["deletes"].items() >= shape.deletes.items()
+
+
+def test_forty_shapes_of_which_most_are_right_at_once():
+    assert len({shape.name for shape in SHAPES}) == len(SHAPES) >= 40 and len(WRONG) <= 5
+
+
+@pytest.mark.parametrize("shape", [s for s in SHAPES if s.name not in WRONG | {"mongodb's connector", "suricata eve"}], ids=lambda s: s.name)
+def test_the_proposal_loads_and_maps_its_records(shape, tmp_path):
+    """Each record becomes an edge, or a delete; those without the row are left out by the proposal's own conditions."""
+    guessed, _ = outcome(shape)
+    (tmp_path / "guess.yaml").write_text(guessed.settings)
+    settings = load_settings(tmp_path / "guess.yaml", {"data_dir": tmp_path}, {})[0]
+    verdict = judge(settings, Sample("t", {0: records_of(shape)}), ManualClock(NOW_US))
+    mapped = verdict.counts["edge"] + verdict.counts["delete"] + verdict.num_skipped
+    missing = sum(guessed.tree["sources"][0]["fields"]["src"] in error.error for error in verdict.judged if error.error)
+    assert mapped + missing == NUM_RECORDS and verdict.counts["edge"] >= NUM_RECORDS // 2, (guessed.settings, verdict.refused)
+
+
+@pytest.mark.parametrize("same", [("userId", "user_id", "UserID", "user-id", "userid", "user.id", "USER_ID"), ("srcaddr", "src_addr", "srcAddr", "SrcAddr"),
+                                  ("eventTimestamp", "event_timestamp", "EVENT_TIMESTAMP", "event-timestamp")])
+def test_a_name_is_the_same_words_however_it_is_written(same):
+    words = {tuple(w for step in name.replace("\\.", ".").split(".") for w in last_words(step)) for name in same}
+    assert len(words) == 1
+
+
+@pytest.mark.parametrize("name", ["orig_bytes", "bytesIn", "playtime_seconds", "dst_port", "num_items", "total_price", "msPlayed", r"id\.orig_p"])
+def test_a_count_is_no_key(name):
+    assert is_measure(name)
+
+
+@pytest.mark.parametrize("name", ["user_id", "reportId", "importer", "page_url", "chapter", "accountNumber", r"id\.orig_h"])
+def test_a_key_is_no_count(name):
+    assert not is_measure(name) and not is_technical(name)
+
+
+def test_the_noun_of_a_name_is_that_of_its_step_or_of_the_one_around_it():
+    assert [head_of(path)[0] for path in ("actor.login", "repo.name", "properties.product_id", "user_agent", "userid")] == ["actor", "repo", "product", "agent", "user"]
+
+
+def rows(value):
+    return [Record(json.dumps(value(i)).encode(), i, timestamp=NOW_US // 1000) for i in range(NUM_RECORDS)]
+
+
+@pytest.mark.parametrize("kind", ["received_at", "syncedAt", "ended", "updated_ms"])
+def test_a_second_time_is_named_and_is_no_feature(kind):
+    guessed = guess("t", rows(lambda i: {"user": i % 7, "item": i % 9, "ts": (S0 + i) * 1000, kind: (S0 + i + 3) * 1000}), NOW_US)
+    assert "features" not in guessed.source["fields"] and guessed.source["fields"]["time"] == "ts"
+    assert any("the time may also be" in doubt and kind in doubt for doubt in guessed.doubts)
+
+
+@pytest.mark.parametrize(("value", "says"), [
+    ("20261122", "is a date as digits"), ("20261122101500", "is a date and time as digits"), (20_415, "counts days since 1970"),
+    ("22/Nov/2026:10:00:00 +0000", "is not ISO 8601"), ("22.11.2026 10:00", "is not ISO 8601"), ("11/22/2026 10:00 PM", "is not ISO 8601"),
+    ("Sun Nov 22 10:00:00 +0000 2026", "is not ISO 8601"), ("2026-11-22 10:00:00 UTC", "is not ISO 8601"), ("2026/11/22 10:00", "is not ISO 8601")])
+def test_a_time_that_no_form_reads_is_named_and_not_taken(value, says):
+    guessed = guess("t", rows(lambda i: {"user": i % 7, "item": i % 9, "when": value}), NOW_US)
+    fields = guessed.source["fields"]
+    assert (fields["src"], fields["dst"], guessed.source["time"]) == ("user", "item", "record")
+    assert any(doubt.startswith("when looks like a time, but") and says in doubt for doubt in guessed.doubts), guessed.doubts
+
+
+@pytest.mark.parametrize(("live", "gone", "where"), [
+    ({"__deleted": "false"}, {"__deleted": "true"}, {"__deleted": ["true"]}), ({"_fivetran_deleted": False}, {"_fivetran_deleted": True}, {"_fivetran_deleted": [True]}),
+    ({"is_deleted": 0}, {"is_deleted": 1}, {"is_deleted": [1]}), ({"op_type": "I"}, {"op_type": "D"}, {"op_type": ["D"]}), ({"__op": "c"}, {"__op": "d"}, {"__op": ["d"]}),
+    ({"_change_type": "insert"}, {"_change_type": "delete"}, {"_change_type": ["delete"]}), ({"METADATA$ACTION": "INSERT"}, {"METADATA$ACTION": "DELETE"}, {"METADATA$ACTION": ["DELETE"]}),
+    ({"__$operation": 2}, {"__$operation": 1}, {"__$operation": [1]})])
+def test_marks_of_change_streams_without_their_envelope_make_deletes(live, gone, where, tmp_path):
+    records = rows(lambda i: {"id": i, "customer_id": i % 7, "product_id": 40 + i % 9, "at": (S0 + i) * 1000} | (gone if i % 6 == 5 else live))
+    guessed = guess("t", records, NOW_US)
+    assert guessed.source["deletes"]["where"] == where and any("marks deletes" in doubt for doubt in guessed.doubts)
+    assert not any(next(iter(live)) == path for path in guessed.source["fields"].get("features", {}).values())
+    (tmp_path / "guess.yaml").write_text(guessed.settings)
+    verdict = judge(load_settings(tmp_path / "guess.yaml", {"data_dir": tmp_path}, {})[0], Sample("t", {0: records}), ManualClock(NOW_US))
+    assert verdict.counts == {"edge": 50, "delete": 10}
+
+
+def test_a_delete_by_its_time_leaves_those_rows_out_and_is_doubted():
+    guessed = guess("t", rows(lambda i: {"user_id": i % 7, "item_id": i % 9, "at": (S0 + i) * 1000, "_sdc_deleted_at": "2026-11-22T10:00:00Z" if i % 6 == 5 else None}), NOW_US)
+    assert guessed.source["where"] == {"_sdc_deleted_at": [None]} and "deletes" not in guessed.source
+    assert any("_sdc_deleted_at marks deletes by a time" in doubt for doubt in guessed.doubts)
+
+
+def test_what_a_key_cannot_be_is_doubted():
+    says = {
+        "b (dst) may be a count": {"a": "k{i7}", "b": 17},
+        "is the same in all records": {"user": "me", "item": "i{i9}"},
+        "nothing can be learned": {"user": "k{i7}", "item": "i{i}"},
+        "are two nodes": {"user": "k{i7}", "item": "mixed"},
+    }
+    for words, shape in says.items():
+        def value(i, shape=shape):
+            row = {name: v.format(i=i, i7=i % 7, i9=i % 9) if isinstance(v, str) else v * 31 + i * i for name, v in shape.items()}
+            return row | {"at": S0 + i} | ({"item": i % 9 if i % 2 else f"{i % 9}"} if shape.get("item") == "mixed" else {})
+        doubts = guess("t", rows(value), NOW_US, chosen=Chosen(dst="b" if "b" in shape else "")).doubts
+        assert any(words in doubt for doubt in doubts), (words, doubts)
