@@ -15,6 +15,7 @@ from streamd.cli.options import (
     DstOption,
     EdgeSetOption,
     FeaturesOption,
+    OwnTypesOption,
     SourceOption,
     SrcOption,
     TimeOption,
@@ -91,6 +92,7 @@ def backtest(
     features: FeaturesOption = "",
     source: SourceOption = "",
     edge_set: EdgeSetOption = "",
+    own_types: OwnTypesOption = False,
     config: ConfigOption = None,
     data_dir: DataOption = None,
 ) -> None:
@@ -107,10 +109,9 @@ def backtest(
     runs = combinations(grid or [], lambda values: settings_of(config, data_dir, values))
     if grid and stale:
         raise SettingsError("--grid runs live with fresh facts alone.", "leave out --stale.")
-    columns = columns_of(src, dst, time, features, source, edge_set)
-    plan = Plan(
-        initial, initial_epochs, ages_of_facts(stale, settings.model.memory_chunk), from_cut
-    )
+    columns = columns_of(src, dst, time, features, source, edge_set, own_types)
+    ages = ages_of_facts(stale, settings.model.memory_chunk)
+    plan = Plan(initial, initial_epochs, ages, from_cut)
 
     # The report says what was run, with every setting; secrets are masked there.
     asked = Asked(

@@ -27,6 +27,7 @@ from streamd.cli.options import (
     DstOption,
     EdgeSetOption,
     FeaturesOption,
+    OwnTypesOption,
     SrcOption,
     TimeOption,
     columns_of,
@@ -153,6 +154,7 @@ def produce(
     time: TimeOption = "time",
     features: FeaturesOption = "",
     edge_set: EdgeSetOption = "",
+    own_types: OwnTypesOption = False,
     config: ConfigOption = None,
 ) -> None:
     """Send a file's events to a topic."""
@@ -165,7 +167,7 @@ def produce(
     # Read lazily: the file may be larger than memory.
     settings = settings_of(config, None)
     target = topic or settings.kafka.topics[0]
-    columns = columns_of(src, dst, time, features, edge_set=edge_set)
+    columns = columns_of(src, dst, time, features, edge_set=edge_set, own_types=own_types)
     unit = settings.stream.time_unit
     clock = SystemClock()
     if target in (s.topic for s in settings.sources):

@@ -37,7 +37,16 @@ SourceOption = Annotated[
 EdgeSetOption = Annotated[
     str, typer.Option(help="Edge set of the rows; otherwise what a column edge_set says.")
 ]
-FeaturesOption = Annotated[str, typer.Option(help="Feature columns, comma separated.")]
+FeaturesOption = Annotated[
+    str, typer.Option(help="Feature columns, comma separated, or one of lists or mappings.")
+]
+OwnTypesOption = Annotated[
+    bool,
+    typer.Option(
+        "--own-types",
+        help="NDJSON lines of type node, label or delete are streamd's own, next to named columns.",
+    ),
+]
 
 
 def columns_of(
@@ -47,12 +56,13 @@ def columns_of(
     features: str = "",
     source: str = "",
     edge_set: str = "",
+    own_types: bool = False,
 ) -> "Columns":
     """What the options of a command say about a file's columns. Raises: SettingsError."""
     from streamd.exchange.tables import Columns
 
     names = tuple(f for f in features.split(",") if f)
-    columns = Columns(src, dst, time, names, source, edge_set)
+    columns = Columns(src, dst, time, names, source, edge_set, own_types=own_types)
     if source and columns != Columns(source=source):
         raise SettingsError(
             "--source and names of columns contradict one another.", "give one of them."

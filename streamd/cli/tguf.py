@@ -12,6 +12,7 @@ from streamd.cli.options import (
     DstOption,
     EdgeSetOption,
     FeaturesOption,
+    OwnTypesOption,
     SourceOption,
     SrcOption,
     columns_of,
@@ -150,6 +151,7 @@ def tguf_import(
     features: FeaturesOption = "",
     source: SourceOption = "",
     edge_set: EdgeSetOption = "",
+    own_types: OwnTypesOption = False,
     config: ConfigOption = None,
     data_dir: DataOption = None,
 ) -> None:
@@ -167,7 +169,7 @@ def tguf_import(
     settings = load_settings(
         config, overrides | ({} if time_unit is None else {"stream.time_unit": time_unit})
     )[0]
-    columns = columns_of(src, dst, time, features, source, edge_set)
+    columns = columns_of(src, dst, time, features, source, edge_set, own_types)
 
     with ProgressLine(err, f"importing {file}") as line:
         done = import_file(settings, file, columns, line.at)

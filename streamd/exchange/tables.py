@@ -21,7 +21,11 @@ from streamd.settings.loading import Settings, edge_sets
 from streamd.settings.sets import nearest_of
 
 OWN_TYPES = ("node", "label", "delete")
-"""NDJSON lines of these types are events already, whatever the columns of edges are called."""
+"""NDJSON lines of these types are streamd's own events, unless columns are named."""
+OWN_TYPES_HINT = (
+    "name a column that is there; if lines of type node, label and delete are streamd's own "
+    "events, add --own-types."
+)
 INTEGER_KEY = re.compile(r"0|-?[1-9][0-9]{0,18}")
 """Text in a table that is an integer key: as Python writes it, so that 007 stays text."""
 KINDS = (".csv", ".ndjson", ".jsonl", ".parquet")
@@ -42,10 +46,11 @@ T = TypeVar("T")
 class Columns:
     """The columns of a table that make an edge.
 
-    features: in this order; where there are none, the column `features` is used if it is a list or
-    a mapping. source: the topic whose source in the settings reads the rows instead; empty for
-    none. edge_set: of all rows; where it is empty, a row may name its own in a column `edge_set`.
-    by_name: where the columns of features have declared names, whether each is a number.
+    features: in this order, or one column of lists or mappings; where no column is named at all,
+    that is `features`. source: the topic whose source in the settings reads the rows instead; empty
+    for none. edge_set: of all rows; where it is empty, a row may name its own in a column
+    `edge_set`. by_name: where the columns of features have declared names, whether each is a
+    number. own_types: NDJSON lines of `OWN_TYPES` are streamd's own also next to named columns.
     """
 
     src: str = "src"
@@ -55,6 +60,12 @@ class Columns:
     source: str = ""
     edge_set: str = ""
     by_name: tuple[bool, ...] = ()
+    own_types: bool = False
+
+    @property
+    def has_names(self) -> bool:
+        """Whether any column is named: then the names of streamd's own events mean nothing."""
+        return (*self.names, self.source) != (*Columns().names, "")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -291,12 +302,17 @@ def _parsed(line: str) -> Row:
 
 def _of_object(parsed: Row, columns: Columns, times: Times) -> Row:
     """Make an event of an NDJSON object; the same object where nothing changes. Raises: Misfit."""
-    is_own = parsed.get("type") in OWN_TYPES
+    # Named columns win: a `type` of the rows' own is then a column like any other.
+    is_typed = parsed.get("type") in OWN_TYPES
+    is_own = is_typed and (columns.own_types or not columns.has_names)
     is_delete = parsed.get("type") == "delete" and "src" in parsed
     if columns.edge_set and EDGE_SET not in parsed and (is_delete or not is_own):
         parsed = parsed | {EDGE_SET: columns.edge_set}
-    if not is_own and replace(columns, edge_set="") != Columns():
-        _check_columns(list(parsed), columns.names)
+    if not is_own and columns.has_names:
+        try:
+            _check_columns(list(parsed), columns.names)
+        except Misfit as misfit:
+            raise Misfit(str(misfit), OWN_TYPES_HINT if is_typed else misfit.action) from None
         return _edge(parsed, columns, times, _typed_key)
     if not is_own:
         # An edge may lack a time: it gets that of its record.
@@ -333,12 +349,16 @@ def _edge(row: Row, columns: Columns, times: Times, key: Callable[[Any], int | s
             for name, is_number in zip(columns.features, columns.by_name, strict=True)
         }
         event["features"] = {name: cell for name, cell in cells.items() if cell is not None}
+        return event
+    column = columns.features[0] if columns.features else "features"
+    may_be_whole = len(columns.features) == 1 or not columns.has_names
+    whole = row.get(column) if may_be_whole else None
+    if isinstance(whole, list):
+        event["features"] = [_cell(column, _finite, value) for value in whole]
+    elif isinstance(whole, dict):
+        event["features"] = {k: _cell(column, _feature, v) for k, v in whole.items()}
     elif columns.features:
         event["features"] = [_cell(name, _finite, row[name]) for name in columns.features]
-    elif isinstance(row.get("features"), list):
-        event["features"] = [_cell("features", _finite, value) for value in row["features"]]
-    elif isinstance(row.get("features"), dict):
-        event["features"] = {k: _cell("features", _feature, v) for k, v in row["features"].items()}
     return event
 
 

@@ -81,8 +81,27 @@ def test_ndjson_lines_that_are_events_of_ours_pass_unchanged(tmp_path):
     assert [e.key for e in got] == [b"5", b"u", b"u", b"u", b"u"]
     assert read.summary() == "times 1970-01-01T00:00:00.007Z to 1970-01-01T00:00:00.007Z, read as milliseconds"
     (tmp_path / "t.ndjson").write_text("\n".join(lines) + '\n{"a": "u", "b": 1, "when": 5, "features": [2], "x": 3}\n')
-    got = events(tmp_path / "t.ndjson", Columns("a", "b", "when"))
+    got = events(tmp_path / "t.ndjson", Columns("a", "b", "when", ("features",), own_types=True))
     assert got[4][1] == {"src": "u", "dst": 1, "time": 5, "features": [2.0]} and [json.loads(x) for x in lines] == [g[1] for g in got[:4]]
+    with pytest.raises(SettingsError, match=r"line 1: no column 'a'; there are type, id, features.*add --own-types"):
+        events(tmp_path / "t.ndjson", Columns("a", "b", "when"))
+
+
+@pytest.mark.parametrize("name", ["t.ndjson", "t.csv", "t.parquet"])
+@pytest.mark.parametrize("kind", ["node", "label", "delete", "edge"])
+def test_named_columns_win_over_our_words(tmp_path, name, kind):
+    """A row's own `type`, `time`, `features`, `src` and `id` are columns like any other: case 01 is OpenStreetMap's nodes."""
+    rows = [("type", "id", "user", "timestamp", "time", "features", "src", "node", "target"), (kind, 101, "ann", 5, "noon", "wifi", "x", "n", "t"), ("way", 55, "bob", 6, "", "", "", "", "")]
+    write(tmp_path / name, rows)
+    got = events(tmp_path / name, Columns("user", "id", "timestamp"))
+    assert [e[1] for e in got] == [{"src": "ann", "dst": got[0][1]["dst"], "time": 5}, {"src": "bob", "dst": got[1][1]["dst"], "time": 6}]
+    assert [str(e[1]["dst"]) for e in got] == ["101", "55"]
+
+
+@pytest.mark.parametrize(("cell", "want"), [([1, 2], [1.0, 2.0]), ({"price": 2.5}, {"price": 2.5})])
+def test_a_named_column_of_lists_or_mappings_holds_all_features(tmp_path, cell, want):
+    (tmp_path / "t.ndjson").write_text(json.dumps({"u": 1, "v": 2, "t": 5, "extra": cell, "features": ["wifi"]}) + "\n")
+    assert events(tmp_path / "t.ndjson", Columns("u", "v", "t", ("extra",)))[0][1]["features"] == want
 
 
 @pytest.mark.parametrize(("text", "want_us"), [
