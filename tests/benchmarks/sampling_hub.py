@@ -17,6 +17,7 @@ from streamd.tfgnn.sampling.seeds import name_samples
 from streamd.tfgnn.sampling.shard_writing import BATCH
 from streamd.tfgnn.sampling.spec import parse_spec
 from streamd.tfgnn.sampling.tables_graph import load_graph
+from streamd.tfgnn.schema.messages import SamplingOp
 from streamd.tfgnn.schema.schema import parse_schema
 from streamd.tfgnn.tables.reading import Rows
 from tests.benchmarks.measure import Row
@@ -58,7 +59,7 @@ def draws() -> list[Row]:
     for strategy, what, until in cases:
         edges = adjacency(np.zeros(HUB, np.int64), np.arange(HUB), 1, time_E=times, weight_E=weights[what].astype(np.float32), features={}, types={},
                           place=TableRows())
-        op = {"op_name": "op", "input_op_names": ("seed",), "edge_set_name": "e", "sample_size": SIZE, "strategy": strategy}
+        op = SamplingOp(op_name="op", input_op_names=["seed"], edge_set_name="e", sample_size=SIZE, strategy=strategy)
 
         def draw(op=op, edges=edges, until=until):
             return walk(op, edges, node, np.full(DRAWS, untils[until]), draw_keys(0, "op", samples, id), taken)

@@ -40,7 +40,7 @@ def rows() -> list[bytes]:
 def ours(path: Path) -> int:
     """All values of a file as columns; every checksum is checked."""
     reader = ColumnReader(KEYS)
-    return sum(len(column.values) for block in read_blocks(path) for column in reader.read(block.data, block.start_R, block.end_R, ""))
+    return sum(len(column.values) for block in read_blocks(path) for column in reader.read(block.data, block.start_R, block.end_R, str))
 
 
 def by_protobuf(path: Path) -> int:
