@@ -1,5 +1,6 @@
 """The client of a schema registry, against a real HTTP server with faults."""
 
+import contextlib
 import ssl
 import subprocess
 import time
@@ -18,6 +19,16 @@ from streamd.settings.loading import (
 from tests.decode.registry import Registry, trickle
 
 JSON = "application/json"
+
+
+def trickle_headers(handler):
+    """A fault: headers that come byte by byte and never end."""
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\na: ")
+    with contextlib.suppress(OSError):
+        for _ in range(100):
+            handler.wfile.write(b"b")
+            time.sleep(0.05)
+    handler.close_connection = True
 
 
 @pytest.fixture
@@ -83,6 +94,7 @@ FAULTS = {
     "odd references": ((200, JSON, b'{"schema": "x", "references": [5]}'), "something else"),
     "no number": ((200, JSON, b'{"schema": "x", "references": [{"name": "a", "subject": "b", "version": "../x"}]}'), "something else"),
     "a slow byte": (trickle, "timed out"),
+    "slow headers": (trickle_headers, "timed out"),
     "silence": (lambda handler: time.sleep(0.5), "timed out"),
     "garbage": (lambda handler: handler.wfile.write(b"\x16\x03\x01" * 99), "does not answer"),
     "long headers": (lambda handler: handler.wfile.write(b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 10**4), "does not answer"),
@@ -145,6 +157,36 @@ def test_a_registry_that_is_down_is_away_and_a_new_one_at_its_address_is_found(r
     registry.start(port)
     # The old connection is closed; nobody has to wait for that.
     assert asked.schema(7).text == "string"
+
+
+def test_an_old_connection_that_ends_as_it_is_asked_is_opened_again_once(registry):
+    registry.add(7, "string")
+    asked = client(registry)
+    assert asked.schema(7)
+
+    def end(handler):
+        registry.fault = None
+        handler.close_connection = True
+
+    registry.fault = end
+    assert asked.schema(7).text == "string" and len(registry.asked) == 3
+
+
+def test_a_redirect_does_not_get_the_credentials(registry):
+    other = Registry()
+    other.add(7, "string")
+
+    def redirect(handler):
+        handler.send_response(307)
+        handler.send_header("Location", f"{other.url}/schemas/ids/7")
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+
+    registry.fault = redirect
+    with pytest.raises(SchemaRegistryError, match="status 307"):
+        client(registry, user="me", secret="pass").schema(7)
+    other.stop()
+    assert other.asked == [] and registry.headers[-1]["Authorization"]
 
 
 def test_credentials_are_sent_as_basic_or_bearer_and_a_changed_file_counts(registry, tmp_path):
