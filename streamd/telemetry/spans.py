@@ -164,7 +164,7 @@ def begin_spans(role: str, name: str) -> None:
         return
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
@@ -173,9 +173,15 @@ def begin_spans(role: str, name: str) -> None:
 
     # All else that can be set, the exporter and the SDK read from OTEL_* themselves. The provider
     # is ours alone: as the global one, it would also get FastAPI's spans, which name paths.
-    provider = TracerProvider(
-        resource=Resource.create(_resource(role, name, os.environ)), shutdown_on_exit=False
-    )
+    ours = {
+        "service.namespace": "streamd",
+        "service.name": f"streamd-{role}",
+        "service.instance.id": name,
+        "service.version": __version__,
+    }
+    # `create` lets ours win over the environment's, so those are merged once more.
+    resource = Resource.create(ours).merge(OTELResourceDetector().detect())
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     use(Spans(provider))
     logger.info("spans_are_sent")
@@ -202,20 +208,6 @@ def _wanted(environment: Mapping[str, str]) -> bool:
     exporter = environment.get("OTEL_TRACES_EXPORTER", "")
     has_endpoint = any(environment.get(name) for name in ENDPOINTS)
     return exporter == "otlp" or (has_endpoint and exporter == "")
-
-
-def _resource(role: str, name: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """What the spans are of; the environment's words go before ours."""
-    named = environment.get("OTEL_RESOURCE_ATTRIBUTES", "")
-    ours = {
-        "service.namespace": "streamd",
-        "service.name": f"streamd-{role}",
-        "service.instance.id": name,
-        "service.version": __version__,
-    }
-    if environment.get("OTEL_SERVICE_NAME"):
-        del ours["service.name"]
-    return {key: value for key, value in ours.items() if f"{key}=" not in named}
 
 
 def _caller(trace: Trace) -> "SpanContext":

@@ -286,7 +286,7 @@ def collector():
 def test_spans_go_where_the_standard_variables_say(collector, monkeypatch):
     url, got = collector
     for name, value in {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_EXPORTER_OTLP_HEADERS": "x-team=graph",
-                        "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=test,service.namespace=mine"}.items():
+                        "OTEL_RESOURCE_ATTRIBUTES": "peer.service.name=other,service.namespace=mine"}.items():
         monkeypatch.setenv(name, value)
     begin_spans("serve", "serve-2")
     spans.active().add("answer", 0.0, 1.0)
@@ -294,9 +294,20 @@ def test_spans_go_where_the_standard_variables_say(collector, monkeypatch):
     (path, headers, _), = got
     (resource, (span,)), = resources(got)
     assert path == "/v1/traces" and headers["x-team"] == "graph" and span.name == "answer"
-    assert {k: resource[k] for k in ("service.name", "service.instance.id", "service.namespace", "deployment.environment.name")} == {
-        "service.name": "streamd-serve", "service.instance.id": "serve-2", "service.namespace": "mine", "deployment.environment.name": "test"}
+    assert {k: resource[k] for k in ("service.name", "service.instance.id", "service.namespace", "peer.service.name")} == {
+        "service.name": "streamd-serve", "service.instance.id": "serve-2", "service.namespace": "mine", "peer.service.name": "other"}
     assert spans.active() is None
+
+
+def test_the_environment_names_the_service_before_the_role(collector, monkeypatch):
+    url, got = collector
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+    for variable, value in (("OTEL_RESOURCE_ATTRIBUTES", "service.name=listed"), ("OTEL_SERVICE_NAME", "named")):
+        monkeypatch.setenv(variable, value)
+        begin_spans("serve", "serve")
+        spans.active().add("answer", 0.0, 1.0)
+        end_spans()
+    assert [resource["service.name"] for resource, _ in resources(got)] == ["listed", "named"]
 
 
 def test_a_collector_that_does_not_answer_does_not_hold_up_the_end(monkeypatch):
