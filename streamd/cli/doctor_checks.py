@@ -216,6 +216,19 @@ def _widths(settings: Settings) -> str:
     return f"{widths}, {'as' if stored == wanted else 'more than'} in the log"
 
 
+def _keys(settings: Settings) -> str:
+    """Look for placeholders, heavy keys and copies among the newest edges, which stop no run."""
+    from streamd.eventlog.odd_keys import odd_keys_in_log
+    from streamd.eventlog.reader import LogReader
+
+    log = LogReader.open(settings.data_dir)
+    if log is None or not log.num_edges:
+        return "there is no edge yet"
+    prefixes = {prefix for source in settings.sources for prefix in source.prefixes()}
+    found = odd_keys_in_log(log, prefixes=prefixes)
+    return "; ".join(found.sentences) or f"nothing odd in the newest {found.num_edges:,} edges"
+
+
 def _clock(settings: Settings) -> str:
     """Check that this machine's clock is not behind what is newest in Kafka or the log.
 
@@ -408,6 +421,7 @@ CHECKS: dict[str, Callable[[Settings], str]] = {
     "data directory": _data_directory,
     "store": _store,
     "feature widths": _widths,
+    "keys": _keys,
     "clock": _clock,
     "ports": _ports,
     "file limit": _file_limit,

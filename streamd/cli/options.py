@@ -1,6 +1,6 @@
 """The options that several commands take, and the two consoles that all of them print to."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -101,6 +101,12 @@ def print_rounded(words: str) -> None:
     """Print to stderr which values were rounded, if any. words: empty for none."""
     if words:
         err.print(printable(words), soft_wrap=True, markup=False, highlight=False)
+
+
+def print_warnings(sentences: Iterable[str]) -> None:
+    """Print sentences to stderr, one a line."""
+    for sentence in sentences:
+        err.print(printable(sentence), soft_wrap=True, markup=False, highlight=False)
 
 
 def make_kernels_ready() -> None:

@@ -19,6 +19,7 @@ from streamd.cli.options import (
     err,
     out,
     print_rounded,
+    print_warnings,
     settings_of,
 )
 from streamd.errors import SettingsError, StreamdError
@@ -179,3 +180,4 @@ def tguf_import(
         markup=False,
     )
     print_rounded(done.rounded.words)
+    print_warnings(done.odd_keys.sentences)

@@ -72,7 +72,7 @@ class Mapped(Protocol):
 
     def prepare(self, records: Sequence[Any], waiting: Callable[[], None]) -> None: ...
 
-    def feed(self, batch: "Batch", records: Sequence[Any]) -> None: ...
+    def feed(self, batch: "Batch", records: Sequence[Any]) -> tuple[Block, list[Rejected]]: ...
 
 
 class Decoder:
@@ -115,8 +115,7 @@ class Decoder:
         mapped = self.mapped.get(topic)
         batch = Batch(self, source, now_us, mapped)
         if mapped is not None:
-            mapped.feed(batch, records)
-            return batch.finish()
+            return mapped.feed(batch, records)
         first = 0
         while first < len(records):
             # Decode as many records of one event each as may be taken together.

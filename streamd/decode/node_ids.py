@@ -79,6 +79,10 @@ class KeyTable:
         self.keys.append(SetKey(node_set, key) if node_set else key)
         return number
 
+    def find(self, key: str | int) -> list[int]:
+        """The numbers of a key in all node sets that have it."""
+        return [of_set[key] for of_set in self._numbers.values() if key in of_set]
+
     @property
     def is_full(self) -> bool:
         """Whether `shrink` is due."""

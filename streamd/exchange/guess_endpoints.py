@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from streamd.eventlog.odd_keys import PLACEHOLDERS
 from streamd.exchange.field_names import (
     ACTORS,
     ATTRIBUTES,
@@ -256,6 +257,11 @@ def _doubts_of_key(role: str, path: str, fields: Fields) -> list[str]:
         head = head_of(path)[0]
         if not rank_in(ACTORS, head) and not rank_in(OBJECTS, head):
             doubts.append(f"{path} ({role}) may be a count or a measure, not a key")
+    for value in sorted(PLACEHOLDERS.intersection(at.values), key=str):
+        doubts.append(
+            f"{path} ({role}) is {value!r} in {at.values[value]} of {at.count} records: a "
+            "placeholder, no node; `drop_keys` in the source drops such events"
+        )
     if {"int", "str"} <= at.types.keys():
         doubts.append(
             f'{path} ({role}) is text in some records and an integer in others: 7 and "7" are two '

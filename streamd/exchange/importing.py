@@ -12,6 +12,8 @@ import numpy as np
 from streamd.clock import SystemClock
 from streamd.decode.rounding import Rounded
 from streamd.errors import SettingsError
+from streamd.eventlog.odd_keys import OddKeys, odd_keys_in_log
+from streamd.eventlog.reader import LogReader
 from streamd.eventlog.tguf.reader import TGUFFile, open_tguf
 from streamd.events import Schema
 from streamd.exchange.load import Loader, open_loader
@@ -33,11 +35,12 @@ IMPORT_ROWS = 65_536
 @dataclass(frozen=True)
 class Imported:
     """The outcome of an import. times: their range and unit, as text. rounded: the values of
-    features that were rounded."""
+    features that were rounded. odd_keys: of the newest of its edges."""
 
     num_events: int
     times: str
     rounded: Rounded
+    odd_keys: OddKeys
 
 
 def import_file(
@@ -89,7 +92,16 @@ def import_file(
             _import_tguf(file, loader, progress)
     if topic and loader.last_us >= 0:
         times.extend(loader.first_us, loader.last_us, f"the source of {topic} says")
-    return Imported(loader.num_events, times.summary(), loader.rounded)
+    found = _odd_keys(settings, loader.first_edge)
+    return Imported(loader.num_events, times.summary(), loader.rounded, found)
+
+
+def _odd_keys(settings: Settings, first_edge: int) -> OddKeys:
+    """The oddities of the keys of the log's edges from `first_edge` on."""
+    log = LogReader.open(settings.data_dir)
+    assert log is not None
+    prefixes = {prefix for source in settings.sources for prefix in source.prefixes()}
+    return odd_keys_in_log(log, first_edge, prefixes)
 
 
 def _check_set(file: TGUFFile, edge_set: str, schema: Schema) -> None:

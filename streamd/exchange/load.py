@@ -125,6 +125,7 @@ class Loader:
         self._builder = BatchBuilder(log.schema, log.keys, max_nodes, "dead_letter", log.has_edges)
         self._num_rows = {EDGE: 0, LABEL: 0, NODE: 0}
         self.num_events = 0
+        self.first_edge = log.num_edges
         self.first_us = MAX_TIME_US
         self.last_us = -1
 

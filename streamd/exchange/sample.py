@@ -7,14 +7,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from kafka import TopicPartition
 from kafka.errors import KafkaError as ClientError
 
 from streamd.clock import Clock
+from streamd.decode.block import Block, empty_block, joined
 from streamd.decode.rounding import Rounded
 from streamd.decode.sources.topic import make_decoder
 from streamd.errors import KafkaError, SettingsError
-from streamd.events import DELETE, EDGE, LABEL, NODE
+from streamd.eventlog.odd_keys import OddKeys, count_copies, odd_keys, placeholder_ids
+from streamd.events import DELETE, EDGE, LABEL, NODE, Key, Schema
 from streamd.exchange.guess import absent_paths
 from streamd.exchange.load import FileRow
 from streamd.exchange.sourced import rows_of_source, source_named
@@ -121,6 +124,7 @@ class Judged:
 class Verdict:
     """The events of a sample. counts: by type of event, and of refused ones by reason. rounded:
     values of features. absent: paths of the source at which no record has a value, a sentence each.
+    odd_keys: of the edges.
     """
 
     judged: list[Judged]
@@ -129,6 +133,7 @@ class Verdict:
     refused: Counter[str]
     rounded: Rounded
     absent: list[str]
+    odd_keys: OddKeys
 
     def words(self, num_records: int) -> str:
         """The counts in words."""
@@ -151,8 +156,10 @@ def judge(settings: Settings, sample: Sample, clock: Clock) -> Verdict:
     unit = settings.stream.time_unit
     judged: list[Judged] = []
     num_skipped = 0
+    blocks = [empty_block(schema.edge_feature_dim)]
     for partition, records in sample.records.items():
         block, rejected = decoder.decode(records, partition, clock.now_us(), sample.topic)
+        blocks.append(block)
         told: list[Judged] = []
         for row, event in enumerate(block.rows):
             text = as_json(block, row, decoder.keys.keys, unit, schema).decode()
@@ -168,6 +175,29 @@ def judge(settings: Settings, sample: Sample, clock: Clock) -> Verdict:
         Counter(j.what for j in judged if not j.event),
         decoder.rounded,
         _find_absent_paths(settings, sample),
+        _odd_keys(blocks, decoder.keys.keys, schema, _prefixes(settings, sample.topic)),
+    )
+
+
+def _prefixes(settings: Settings, topic: str) -> set[str]:
+    """The prefixes that the source of a topic puts before keys."""
+    sources = [source for source in settings.sources if source.topic == topic]
+    return {prefix for source in sources for prefix in source.prefixes()}
+
+
+def _odd_keys(blocks: list[Block], keys: list[Key], schema: Schema, prefixes: set[str]) -> OddKeys:
+    """The oddities of the edges in blocks, whose numbers are those of `keys`."""
+    edges = joined([block.take(block.rows["kind"] == EDGE) for block in blocks])
+    rows = edges.rows
+    # Only of a log of one kind of edges the ends are known without its values.
+    one_kind = schema.num_edge_sets == 1 and len(set(schema.ends_of(0))) == 1
+    return odd_keys(
+        rows["a"],
+        rows["b"],
+        keys.__getitem__,
+        placeholder_ids({key: n for n, key in enumerate(keys)}, schema.num_node_sets, prefixes),
+        count_copies(rows["a"], rows["b"], rows["time"], edges.values.__getitem__),
+        np.full(len(rows), one_kind),
     )
 
 

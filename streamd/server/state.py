@@ -76,6 +76,7 @@ class ServerState:
             window_seconds=settings.windows.width_seconds,
             nightly_twin=settings.training.nightly_twin,
             time_unit=settings.stream.time_unit,
+            key_prefixes=frozenset(p for s in settings.sources for p in s.prefixes()),
         )
         self.page = StatusPage(shown, engine, registry)
         self.forwarder = Forwarder(

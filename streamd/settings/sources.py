@@ -189,6 +189,10 @@ class SourceSettings(_Rule):
     time: TimeForm | None = Field(
         None, description="how times are written; stream.time_unit where absent"
     )
+    drop_keys: Annotated[
+        tuple[str | int, ...],
+        BeforeValidator(as_tuple, json_schema_input_type=str | int | tuple[str | int, ...]),
+    ] = Field((), description="keys that are no nodes: events with one are dropped")
     fields: EdgeFields | None = Field(None, description="where the fields of edges are")
     deletes: DeleteRule | None = Field(None, description="which records are deletes")
     labels: LabelRule | None = Field(None, description="which records are labels")

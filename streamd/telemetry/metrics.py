@@ -70,6 +70,12 @@ skipped = Counter(
     ["topic"],
     registry=INGEST,
 )
+dropped = Counter(
+    "streamd_dropped_events",
+    "Events of a mapped topic that its source drops, for a reason",
+    ["topic", "reason"],
+    registry=INGEST,
+)
 odd_events = Gauge(
     "streamd_odd_events",
     "1 where valid events were odd since the start; the log says how",

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from streamd.cli.doctor_checks import run_check
 from streamd.cli.main import app
 from streamd.eventlog.reader import LogReader
 from streamd.exchange import produce
@@ -262,3 +263,29 @@ def test_a_table_without_a_column_of_its_source_is_refused(tmp_path, monkeypatch
 def test_a_source_named_for_a_topic_is_refused(config):
     done = invoke("sources", "check", "clikcs", "--source", "clicks", "--config", config)
     assert "--source describes a file, and there is no file clikcs" in str(done.exception)
+
+
+ODD = "sources: [{topic: clicks, time: us, fields: {src: {path: u, prefix: 'u:'}, dst: v, time: t}}]"
+
+
+def odd_rows():
+    """A hundred edges: five without a user, thirty to one page, two sent again."""
+    rows = [{"u": f"a{i % 17}", "v": f"p{i}" if i % 10 > 2 else "front", "t": i} for i in range(93)]
+    return [*rows, *({"u": "null", "v": f"q{i}", "t": 93 + i} for i in range(5)), rows[-1] | {"t": 97}, rows[-1] | {"t": 97}]
+
+
+def test_check_import_and_doctor_name_odd_keys(tmp_path):
+    code, text = checked(tmp_path, ODD, odd_rows())
+    assert code == 0 and '"u:null" is the source of 5 of 100 edges (5 %): a placeholder' in text.replace("\n", " ")
+    assert '"front" is the destination of 32 of 100 edges' in text and "1 of 100 edges are exact copies" in text
+    log = ("--config", tmp_path / "s.yaml", "--data-dir", tmp_path / "log")
+    done = invoke("tguf", "import", tmp_path / "clicks.ndjson", "--source", "clicks", *log)
+    assert done.exit_code == 0 and '"u:null" is the source of 5 of 100 edges' in done.output and "exact copies" in done.output
+    seen = run_check("keys", load_settings(tmp_path / "s.yaml", {"data_dir": tmp_path / "log"}, {})[0])
+    assert seen.good and '"front" is the destination of 32 of 100 edges' in seen.seen
+    assert run_check("keys", load_settings(None, {"data_dir": tmp_path / "none"}, {})[0]).seen == "there is no edge yet"
+
+
+def test_a_source_drops_keys_that_its_check_named(tmp_path):
+    code, text = checked(tmp_path, ODD.replace("fields", 'drop_keys: ["null"], fields'), odd_rows())
+    assert code == 0 and "100 records: 95 edges; 5 skipped; 0 refused" in text and "placeholder" not in text

@@ -26,6 +26,7 @@ from streamd.events import Progress
 from streamd.ingest.dead_letters.sinks import DeadLetter, LocalDeadLetters
 from streamd.roles import folder_of, roles_of
 from streamd.server.app import create_app
+from streamd.server.page.key_watch import OddKeysOnPage
 from streamd.settings.loading import load_settings
 from streamd.settings.paths import Paths
 from streamd.telemetry.heartbeat import Heartbeat, read_beats
@@ -221,6 +222,16 @@ def test_an_answer_says_why_and_its_graph_follows_the_log(browser, served):
     served.happen(10, 21)
     page.wait_for_selector("#around line.new")
     assert "n:10 → n:21" in page.inner_text("#happened li:first-child")
+    close(page, served)
+
+
+def test_odd_keys_are_shown_as_text(browser, served, monkeypatch):
+    monkeypatch.setattr(OddKeysOnPage, "content", lambda self: [f"{HOSTILE} is the source of 3 of 9 edges"])
+    page = opened(browser, served)
+    page.wait_for_selector("#odd-keys li")
+    assert page.inner_text("#odd-keys") == f"{HOSTILE} is the source of 3 of 9 edges"
+    monkeypatch.setattr(OddKeysOnPage, "content", lambda self: [])
+    page.wait_for_selector("#odd", state="hidden")
     close(page, served)
 
 

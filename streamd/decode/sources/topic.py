@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from streamd.decode.block import ROW, Block, joined, timestamp_us
+from streamd.decode.block import ROW, Block, Rejected, joined, timestamp_us
 from streamd.decode.checks import EventChecker, Rules, edge_block, rules_of
 from streamd.decode.decoder import NUM_SINGLES, SINGLES_BYTES, Batch, Decoder
 from streamd.decode.encoding import Times
@@ -19,6 +19,7 @@ from streamd.decode.headers import content_header, content_of
 from streamd.decode.notices import Notices
 from streamd.decode.rounding import NOTHING
 from streamd.decode.sources.cloudevents import STRUCTURED, as_structured, mode_of, with_data
+from streamd.decode.sources.drop_keys import DropKeys
 from streamd.decode.sources.envelopes import CHANGED, DELETED, Form, FormMaker, forms_of
 from streamd.decode.sources.formats import JSON_FORMATS, Format, make_format
 from streamd.decode.sources.paths import Columns, kind_of, parsed
@@ -87,6 +88,7 @@ class MappedTopic:
         own_rules = replace(rules, time_unit="us", unit_setting="")
         self._own_checker = EventChecker(own_rules, self.notices, native)
         self._source = source
+        self._drop_keys = DropKeys(source, native.keys)
         self._times = Times(form)
         edges = edge_sets(settings)
         nodes = node_sets(settings)
@@ -131,8 +133,8 @@ class MappedTopic:
         is_first = partition not in self._newest
         return is_first and record.value is None and self._source.envelope == "debezium"
 
-    def feed(self, batch: Batch, records: Sequence[Any]) -> None:
-        """Decode records of one partition into a batch. Raises: SchemaRegistryError."""
+    def feed(self, batch: Batch, records: Sequence[Any]) -> tuple[Block, list[Rejected]]:
+        """Decode records of one partition. Raises: SchemaRegistryError."""
         self._num_skipped = 0
         first = 0
         while first < len(records):
@@ -153,6 +155,8 @@ class MappedTopic:
         # What was skipped is counted once the records are done with.
         if self._num_skipped:
             metrics.skipped.labels(self._source.topic).inc(self._num_skipped)
+        block, rejected = batch.finish()
+        return self._drop_keys.keep(block), rejected
 
     def explain(self, bad: BadEvent, raw: bytes | msgspec.Raw) -> str:
         """The text of an error, which names paths and never shows values."""

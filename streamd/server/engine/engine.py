@@ -103,6 +103,12 @@ class Engine:
         return None if self._view is None else self._view.log.state.schema
 
     @property
+    def log(self) -> LogReader | None:
+        """The log's reader, which belongs to the event loop's thread; None before there is a
+        log."""
+        return None if self._view is None else self._view.log
+
+    @property
     def keys(self) -> Sequence[Key | None]:
         """Keys of all nodes by their ids, None for a deleted one; none before there is a log."""
         return () if self._view is None else self._view.log.keys

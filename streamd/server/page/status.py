@@ -14,6 +14,7 @@ from streamd.roles import RANK, rank_names
 from streamd.schema import Schema
 from streamd.server.engine.engine import Engine
 from streamd.server.page.headline import headline_of
+from streamd.server.page.key_watch import OddKeysOnPage
 from streamd.server.page.letters import Letters
 from streamd.server.page.pulse import Pulse
 from streamd.server.page.window_rows import edge_sets, window_row
@@ -30,6 +31,7 @@ class PageSettings:
     """The settings that the page shows, and by which it finds the roles.
 
     roles: those of this machine. schema: of a log under these settings. time_unit: of the topics.
+    key_prefixes: those that sources put before keys.
     """
 
     data_dir: Path
@@ -41,6 +43,7 @@ class PageSettings:
     window_seconds: int
     nightly_twin: bool
     time_unit: str
+    key_prefixes: frozenset[str]
 
 
 class StatusPage:
@@ -52,6 +55,7 @@ class StatusPage:
         self._registry = registry
         self._history = HistoryReader(settings.data_dir)
         self._letters = Letters(settings.data_dir)
+        self._odd_keys = OddKeysOnPage(lambda: engine.log, settings.key_prefixes)
         self.pulse = Pulse(lambda: engine.status.events_per_second, engine.lag_seconds)
 
     def content(self, num_windows: int = MAX_WINDOWS) -> dict[str, Any]:
@@ -104,6 +108,7 @@ class StatusPage:
             "edge_set_names": list(schema.edge_set_names),
             "node_set_names": list(schema.node_set_names),
             "dead_letters": self._letters.content(),
+            "odd_keys": self._odd_keys.content(),
         }
 
     def _roles(self) -> tuple[int, dict[str, Any]]:

@@ -1,0 +1,41 @@
+"""The keys of a source that are no nodes: their events are dropped."""
+
+import numpy as np
+
+from streamd.decode.block import Block
+from streamd.decode.node_ids import KeyTable
+from streamd.settings.sources import SourceSettings
+from streamd.telemetry import metrics
+
+REASON = "drop_keys"
+"""The reason of such events in `streamd_dropped_events_total`."""
+
+
+class DropKeys:
+    """Leaves out events of the keys in `drop_keys`, as they are in records. Owner: the topic.
+
+    It works on blocks, so it does not matter how their events were decoded.
+    """
+
+    def __init__(self, source: SourceSettings, keys: KeyTable) -> None:
+        # A prefix is put before the key of a record.
+        prefixes = sorted(source.prefixes())
+        self._names: list[str | int] = [*source.drop_keys]
+        self._names += [f"{prefix}{key}" for prefix in prefixes for key in source.drop_keys]
+        self._keys = keys
+        self._dropped = metrics.dropped.labels(source.topic, REASON) if self._names else None
+
+    def keep(self, block: Block) -> Block:
+        """The events of a block of which neither end is such a key; the others are counted."""
+        if self._dropped is None or not len(block):
+            return block
+        # Keys have numbers once they came; most blocks hold none of these.
+        numbers = [number for name in self._names for number in self._keys.find(name)]
+        if not numbers:
+            return block
+        rows = block.rows
+        kept = ~(np.isin(rows["a"], numbers) | np.isin(rows["b"], numbers))
+        if kept.all():
+            return block
+        self._dropped.inc(int(len(block) - kept.sum()))
+        return block.take(kept)

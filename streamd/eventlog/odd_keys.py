@@ -1,0 +1,220 @@
+"""Oddities of the keys of edges: placeholders, keys of very many edges, copies of edges, and two
+kinds of nodes whose ids collide."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from streamd.eventlog.reader import LogReader
+from streamd.events import Bools, Float32, Int64, Key, SetKey, split_key
+
+_WORDS = (
+    *("nan", "null", "none", "undefined", "nil", "n/a", "#n/a", "nat", "unknown", "anonymous"),
+    *("<na>", "<null>", "<none>", "(null)", "(none)", "(not set)", "[deleted]", "[removed]"),
+    *("-", "--", "?", "-1", "\\n", "00000000-0000-0000-0000-000000000000"),
+)
+PLACEHOLDERS: frozenset[str | int] = frozenset(
+    (
+        *_WORDS,
+        *map(str.upper, _WORDS),
+        *map(str.capitalize, _WORDS),
+        *("NaN", "NaT", -1),
+    )
+)
+"""Keys that programs write if there is no user or item, in their usual spellings."""
+HEAVY = 0.1
+"""A key in more than this share of the edges is named."""
+TIMES_USUAL = 3.0
+"""It also has to have so many times the edges of the mean key of its side: of five categories each
+has a fifth."""
+MIN_EDGES = 50
+"""Edges below which no share means anything."""
+MAX_HEAVY = 3
+"""Most keys of a side that are named for their share."""
+SHARED = 0.9
+"""Share of the keys of the smaller side that are on the other side too, from which ids may
+collide."""
+MIN_KEYS = 20
+"""Keys on each side below which that is no sign."""
+FEW_BACK = 0.01
+CHANCE = 1.5
+MAX_DENSITY = 0.5
+"""Edges that lead back are hardly there if their share is below FEW_BACK, or CHANCE times the share
+of all pairs that have an edge; above MAX_DENSITY that is no sign."""
+MAX_EDGES = 1_000_000
+"""Newest edges of a log that are looked at, which bounds time (about a second) and memory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OddKey:
+    """A key that may be no node. role: source or destination. num: of its edges."""
+
+    key: str | int
+    role: str
+    num: int
+    is_placeholder: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OddKeys:
+    """The oddities of some edges. copies: edges that are equal to another in source, destination,
+    time and features. shared: share of keys on both sides if ids may collide, else 0."""
+
+    num_edges: int
+    keys: tuple[OddKey, ...] = ()
+    copies: int = 0
+    shared: float = 0.0
+
+    @property
+    def sentences(self) -> list[str]:
+        """Each oddity in a sentence, with the way out."""
+        found = []
+        for odd in self.keys:
+            name = json.dumps(odd.key, ensure_ascii=False)
+            share = f"{100 * odd.num / self.num_edges:.3g} %"
+            what = "a placeholder, no node" if odd.is_placeholder else "one key in very many edges"
+            found.append(
+                f"{name} is the {odd.role} of {odd.num:,} of {self.num_edges:,} edges ({share}): "
+                f"{what}; `drop_keys: [{name}]` in the source drops such events"
+            )
+        if self.copies:
+            found.append(
+                f"{self.copies:,} of {self.num_edges:,} edges are exact copies of others, with the "
+                "same source, destination, time and features"
+            )
+        if self.shared:
+            found.append(
+                f"{self.shared:.0%} of the keys of one side are on the other side too, but hardly "
+                "an edge leads back: if user 7 and item 7 are two nodes, give each side a prefix "
+                "or a node set"
+            )
+        return found
+
+
+def odd_keys(
+    src: Int64,
+    dst: Int64,
+    key_of: Callable[[int], Key | None],
+    placeholders: Iterable[int],
+    copies: int,
+    one_kind: Bools,
+) -> OddKeys:
+    """The oddities of n edges, whose src and dst are int64[n] numbers of nodes.
+
+    Args: key_of: the key of a number, None for a deleted node; placeholders: the numbers of keys
+    that are placeholders; copies: number of copies; one_kind: bool[n], whether both sides of an
+    edge are of one node set.
+    """
+    # On each side the placeholders, and of the other keys the heaviest.
+    known = np.fromiter(placeholders, np.int64)
+    found: list[OddKey] = []
+    for role, side in (("source", src), ("destination", dst)):
+        nodes, num = np.unique(side, return_counts=True)
+        is_known = np.isin(nodes, known)
+        heavy = num > len(side) * max(HEAVY, TIMES_USUAL / max(len(nodes), 1))
+        heavy &= (len(side) >= MIN_EDGES) & ~is_known
+        most = np.flatnonzero(heavy)[np.argsort(-num[heavy], kind="stable")][:MAX_HEAVY]
+        for at in (*np.flatnonzero(is_known).tolist(), *most.tolist()):
+            if (key := key_of(int(nodes[at]))) is not None:
+                plain = split_key(key)[1]
+                found.append(
+                    OddKey(
+                        key=plain,
+                        role=role,
+                        num=int(num[at]),
+                        is_placeholder=bool(is_known[at]),
+                    )
+                )
+    shared = _shared_ids(src[one_kind], dst[one_kind], key_of)
+    return OddKeys(num_edges=len(src), keys=tuple(found), copies=copies, shared=shared)
+
+
+def _shared_ids(src: Int64, dst: Int64, key_of: Callable[[int], Key | None]) -> float:
+    """The share of keys on both sides if they are integers and edges hardly lead back, else 0."""
+    sources, targets = np.unique(src), np.unique(dst)
+    both = np.intersect1d(sources, targets, assume_unique=True)
+    smaller = min(len(sources), len(targets))
+    if smaller < MIN_KEYS or len(both) < SHARED * smaller:
+        return 0.0
+    # Text of two kinds of nodes rarely collides, integers counted from 0 always do.
+    some = [key_of(int(node)) for node in both[:: max(1, len(both) // 1000)]]
+    plain = [split_key(key)[1] for key in some if key is not None]
+    if not all(isinstance(key, int) or key.isdecimal() for key in plain):
+        return 0.0
+    # Among nodes of one kind edges lead back: look for each pair in the other direction.
+    nodes = np.union1d(sources, targets)
+    a, b = np.searchsorted(nodes, src), np.searchsorted(nodes, dst)
+    pairs = np.unique(a * len(nodes) + b)
+    back = np.unique(b * len(nodes) + a)
+    density = len(pairs) / (len(sources) * len(targets))
+    share_back = float(np.isin(pairs, back, assume_unique=True).mean())
+    if density > MAX_DENSITY or share_back > max(FEW_BACK, CHANCE * density):
+        return 0.0
+    return len(both) / smaller
+
+
+def count_copies(
+    src: Int64, dst: Int64, time: Int64, features_of: Callable[[Int64], Float32]
+) -> int:
+    """The number of edges that are equal to another one before them.
+
+    features_of: the features of the edges at some indices, float32[m, D].
+    """
+    # Most edges differ in these three, so that few features are read.
+    rows = np.stack([time, src, dst], axis=1)
+    order = np.lexsort((dst, src, time))
+    same = (rows[order[1:]] == rows[order[:-1]]).all(axis=1)
+    is_twin = np.zeros(len(rows), np.bool_)
+    is_twin[1:] |= same
+    is_twin[:-1] |= same
+    at = order[is_twin]
+    if not len(at):
+        return 0
+    whole = [rows[at].view(np.uint8), np.ascontiguousarray(features_of(at)).view(np.uint8)]
+    distinct = np.unique(np.concatenate([w.reshape(len(at), -1) for w in whole], axis=1), axis=0)
+    return len(at) - len(distinct)
+
+
+def placeholder_ids(
+    ids: Mapping[Key, int], num_node_sets: int, prefixes: Iterable[str] = ()
+) -> list[int]:
+    """The numbers of those keys of a table that are placeholders, also behind the prefixes of
+    sources."""
+    # A few look-ups, however many keys there are.
+    words = [*PLACEHOLDERS, *(f"{prefix}{word}" for prefix in prefixes for word in PLACEHOLDERS)]
+    keys: list[Key] = [*words]
+    keys += [SetKey(number, word) for number in range(1, num_node_sets) for word in words]
+    return [ids[key] for key in keys if key in ids]
+
+
+def odd_keys_in_log(
+    log: LogReader, first: int = 0, prefixes: Iterable[str] = (), most: int = MAX_EDGES
+) -> OddKeys:
+    """The oddities of the newest edges of a log that are not deleted, from `first` on.
+
+    most: number of edges that are looked at.
+    """
+    # The newest edges of those that the caller means.
+    end = log.num_edges
+    first = max(first, log.first_edge, end - most)
+    if first >= end:
+        return OddKeys(num_edges=0)
+    src, dst, time = log.edges(first, end)
+
+    # Ids of two node sets cannot collide.
+    schema = log.state.schema
+    ends = [schema.ends_of(number) for number in range(schema.num_edge_sets)]
+    one_kind = np.array([a == b for a, b in ends])[log.edge_sets(first, end)]
+    # Deleted edges count no more.
+    shown = np.flatnonzero(~log.deletions.hides(first, src, dst))
+    src, dst, time = src[shown], dst[shown], time[shown]
+    return odd_keys(
+        src,
+        dst,
+        log.keys.__getitem__,
+        placeholder_ids(log.ids, schema.num_node_sets, prefixes),
+        count_copies(src, dst, time, lambda at: log.features_of(first + shown[at])),
+        one_kind[shown],
+    )
