@@ -20,22 +20,22 @@ def _words(text: str) -> tuple[str, ...]:
 ACTORS = (
     _words("u who user uid customer member visitor person subscriber"),
     _words("username login author actor principal identity did distinct pseudo anonymous player"),
-    _words("student patient buyer sender caller calling payer follower passenger rider"),
+    _words("student patient profile buyer sender caller calling payer follower passenger rider"),
     _words("listener viewer reader reviewer employee editor owner creator contact account client"),
-    _words("guest cardholder borrower voter device cookie session card sensor vehicle driver"),
+    _words(
+        "guest requester cardholder borrower voter device cookie session card sensor vehicle driver"
+    ),
     _words("ip remote host"),
 )
 """Nouns for the source of an edge, the likeliest first."""
 OBJECTS = (
     _words("v what item product goods article movie film song track book repo repository iid"),
-    _words("merchant video show artist album podcast episode page post tweet subject business"),
-    _words("listing sku channel thread subreddit room url uri link title store shop restaurant"),
-    _words("hotel venue station location zone destination recipient receiver payee callee peer"),
-    _words("target asset object document file recording course lesson campaign ad banner"),
-    _words(
-        "app bucket endpoint topic game category service resource record gateway content entity"
-    ),
-    _words("query keyword card token"),
+    _words("asin isbn sku ean upc merchant video show artist album podcast episode page post"),
+    _words("tweet subject business issue ticket listing channel thread subreddit room title"),
+    _words("url uri link store shop restaurant hotel venue station location zone destination"),
+    _words("recipient receiver payee callee peer target asset object document file recording"),
+    _words("course lesson campaign ad banner app bucket endpoint topic game category service"),
+    _words("resource record gateway content entity query keyword card token client assignee"),
 )
 """Nouns for the destination of an edge, the likeliest first."""
 DIRECTIONS = (
@@ -65,6 +65,7 @@ DIRECTIONS = (
     ("follower", "followee"),
     ("follower", "following"),
     ("initiator", "target"),
+    ("actor", "target"),
     ("client", "server"),
     *((word, "peer") for word in _words("local resource service")),
     ("local", "remote"),

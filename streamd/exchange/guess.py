@@ -129,7 +129,7 @@ def _map_fields(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The form of times and the fields of edges, and the declarations of their features."""
     # A time is neither a key nor a feature, nor is a mark of deletes.
-    times = _time_of(fields, chosen, now_us, doubts)
+    times = _time_of(fields, chosen, now_us, doubts, mark is not None)
     taken = times.all | ({mark.path} if mark is not None else frozenset())
     ends = find_endpoints(fields, frozenset(taken), (chosen.src, chosen.dst))
     mapped: dict[str, Any] = {"src": ends.src, "dst": ends.dst}
@@ -156,10 +156,12 @@ def _without_deletes(rows: list[dict[str, Any]], mark: DeleteMark) -> list[dict[
     return kept or rows
 
 
-def _time_of(fields: Fields, chosen: Chosen, now_us: int, doubts: list[str]) -> FoundTimes:
+def _time_of(
+    fields: Fields, chosen: Chosen, now_us: int, doubts: list[str], are_changes: bool
+) -> FoundTimes:
     """The chosen time, else the likeliest. Raises: SettingsError if the chosen one is no time."""
     if not chosen.time:
-        return find_time(fields, now_us, doubts)
+        return find_time(fields, now_us, doubts, are_changes)
     found = find_time(fields, now_us, [])
     # A field that looks like a time is then left unmapped, and is no feature either.
     if chosen.time == RECORD_TIME:

@@ -23,6 +23,8 @@ MARK_WORDS = frozenset(("op", "operation", "type", "action", "event", "change", 
 """Words of the names of fields that hold an operation."""
 NEIGHBOURS = {"database", "table", "ns", "after", "pos"}
 """Names next to an operation in change streams."""
+OF_CHANGE = frozenset(("op", "commit", "change", "event", "current", "source", "wall", "db"))
+"""Words of times at which a row was changed, which is no time of the row."""
 TRUTHS: dict[Any, Any] = {"true": "false", "t": "f", "y": "n", "yes": "no", "1": "0"}
 
 
@@ -127,11 +129,23 @@ def delete_rule(
             "stay"
         )
         return None
+    if not _is_time_of_row(of_edge["time"], of_edge["src"]):
+        doubts.append(
+            f"{words}: {of_edge['time']} is the time of the change, not of the row, so a delete "
+            "cannot name the edge of its row, which stays"
+        )
+        return None
     doubts.append(
         f"{words}: they delete the edge of the same fields, so deletes must hold whole rows; each "
         "update of a row makes one more edge"
     )
     return {"where": {mark.path: list(mark.deleted)}, "fields": of_edge}
+
+
+def _is_time_of_row(time: str, src: str) -> bool:
+    """Whether a time is a column of the row that holds the source: a delete has the same then."""
+    inside = [tuple(s for s in steps_of(path) if s[0] != "$")[:-1] for path in (time, src)]
+    return inside[0] == inside[1] and OF_CHANGE.isdisjoint(last_words(time))
 
 
 def _before(path: str) -> str:

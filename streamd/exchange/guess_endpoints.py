@@ -128,7 +128,8 @@ def _of_words(
     found = [(by_words[wanted], 0.0)] if wanted in by_words else []
     if len(wanted) > 1:
         for words, paths in by_words.items():
-            if len(words) == len(wanted) + 1 and words[1:] == wanted:
+            longer = len(words) == len(wanted) + 1
+            if longer and any(words[:i] + words[i + 1 :] == wanted for i in range(len(words))):
                 found.append((paths, 0.5))
     return found
 
@@ -155,13 +156,18 @@ def _rank(role: str, path: str, at: Seen, fields: Fields) -> float:
     if not rank:
         # The word for how it is written may be a noun itself, as uri or ip.
         rank = 0.5 * max((rank_in(tables, word) for word in last_words(path)[-1:]), default=0.0)
+    # An id within an object is that of the object, as user.accountId.
+    last = last_words(path)[-1:]
+    is_id = bool(last) and last[0] in IDENTIFIERS
+    if rank and is_id:
+        rank = max(rank, *(rank_in(tables, word) - 0.5 for word in words[-3:]))
     if any(word in towards for word in step):
         rank = max(rank, 7.0) + 1.0
-    rank -= 6.0 * any(word in against for word in step)
+    rank -= 6.0 * any(word in against for word in words)
     # An attribute of an endpoint is not the endpoint; ids are better keys than names.
     if noun in ATTRIBUTES:
         rank -= 8.0
-    rank += 0.5 * (last_words(path)[-1:] != () and last_words(path)[-1] in IDENTIFIERS)
+    rank += 0.5 * is_id - 0.5 * (last == ("name",))
     rank -= 0.3 * (len(words) > 3) + 0.1 * path.count(".")
     return rank + _value_rank(path, at, fields) if rank > 0 else 0.0
 
@@ -176,7 +182,7 @@ def _value_rank(path: str, at: Seen, fields: Fields) -> float:
         # A record's own id is another one each time, and so is that of a weak noun.
         noun = head_of(path)[0]
         is_plain = noun == "uid" or max(rank_in(ACTORS, noun), rank_in(OBJECTS, noun)) <= WEAK
-        rank -= 8.0 if is_plain else 1.5
+        rank -= 8.0 if is_plain else 3.0
     return rank
 
 
@@ -275,7 +281,11 @@ def _alternatives(
 ) -> list[str]:
     """Other fields that their names make as likely, first those in records without the chosen."""
     taken = {ends.src, ends.dst} | times
-    least = _rank(role, path, fields.scalars[path], fields) - 3.0 if not ends.directed else 8.0
+    chosen = fields.scalars[path]
+    least = _rank(role, path, chosen, fields) - 3.0 if not ends.directed else 8.0
+    # Anything that comes back is better than a key that never does.
+    if len(chosen.values) == chosen.count >= ENOUGH:
+        least = LEAST
     found = []
     for other, at in fields.scalars.items():
         if (
@@ -284,11 +294,11 @@ def _alternatives(
             or (at.is_number and is_measure(other))
         ):
             continue
-        if is_technical(other) or at.is_long_text or at.is_fraction or at.count < 2:
+        if is_technical(other) or at.is_long_text or at.is_fraction or len(at.values) < 2:
             continue
         # Of a field in a part of the records, how likely it would be in all.
         lacking = 2.0 * (1 - at.count / fields.count)
         rank = _rank(role, other, at, fields)
-        if rank and rank + lacking >= max(least, LEAST + 2):
+        if rank and rank + lacking >= least:
             found.append((-rank, other))
     return [other for _, other in sorted(found)[:MAX_OTHERS]]

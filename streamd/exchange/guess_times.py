@@ -6,12 +6,20 @@ from typing import get_args
 
 from streamd.decode.encoding import Times
 from streamd.decode.notices import NEAR
-from streamd.exchange.field_names import OTHER_TIMES, TIMES, is_technical, last_words, names_time
+from streamd.exchange.field_names import (
+    OTHER_TIMES,
+    TIMES,
+    is_technical,
+    last_words,
+    names_time,
+)
 from streamd.exchange.field_values import Fields, Seen
-from streamd.settings.sources import TimeForm
+from streamd.settings.sources import TimeForm, steps_of
 
 SCALES_NS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 """Units of times as numbers since 1970, in nanoseconds."""
+ROWS = frozenset(("data", "after", "fullDocument", "payload", "row", "new", "dynamodb"))
+"""Names of the object that holds the row, in changes of rows."""
 FORMS = frozenset(get_args(TimeForm))
 """Forms that a source can read."""
 YEAR_US = 365 * 86_400_000_000
@@ -36,8 +44,13 @@ class FoundTimes:
     all: frozenset[str]
 
 
-def find_time(fields: Fields, now_us: int, doubts: list[str]) -> FoundTimes:
-    """The time of an event, that of its Kafka record if there is none, and all other times."""
+def find_time(
+    fields: Fields, now_us: int, doubts: list[str], are_changes: bool = False
+) -> FoundTimes:
+    """The time of an event, that of its Kafka record if there is none, and all other times.
+
+    are_changes: the records are changes of rows, which are objects inside them.
+    """
     found: list[tuple[float, str, str]] = []
     unread: dict[str, str] = {}
     for path, at in fields.scalars.items():
@@ -45,6 +58,9 @@ def find_time(fields: Fields, now_us: int, doubts: list[str]) -> FoundTimes:
             found.append((_rank(path, at, fields.count), path, form))
         elif why := why_unread(path, at, now_us):
             unread[path] = why
+    # A row's own time is better than that of its change.
+    if are_changes:
+        found = [(r + (steps_of(path)[0] in ROWS), path, form) for r, path, form in found]
     readable = sorted((one for one in found if one[2] in FORMS), key=lambda one: -one[0])
     unread |= {
         path: f"is in {form}, which no form of `time` reads"
