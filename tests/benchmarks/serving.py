@@ -19,6 +19,7 @@ import numpy as np
 
 from streamd.daemon.supervisor import role_environment
 from streamd.demo.broker import find_broker, free_port
+from streamd.demo.standin import PARTITIONS
 from streamd.ingest.kafka.client import make_producer
 from streamd.settings.loading import Settings, load_settings
 from tests.benchmarks.measure import Row, wikipedia_events
@@ -42,7 +43,7 @@ def run() -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         broker = find_broker(None, Path(folder) / "kafka")
         try:
-            broker.create_topic("events", 1)
+            broker.create_topic("events", PARTITIONS)
             s, _ = load_settings(None, {
                 "data_dir": Path(folder) / "data", "kafka.bootstrap_servers": broker.bootstrap_servers, "stream.time_unit": "s",
                 "server.port": free_port(), "telemetry.ingest_port": 0, "telemetry.train_port": 0, "bootstrap.max_events": 0,

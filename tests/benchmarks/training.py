@@ -1,11 +1,13 @@
 """TGN training on the reddit preset, beside PyG's loop in the same run: same sizes, batch 600, 172 edge features."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import patch
 
@@ -14,6 +16,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from streamd.eventlog.reader import LogReader
+from streamd.graph.negatives import NUM_SCORED
 from streamd.settings.loading import Settings
 from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder, prefetch
@@ -53,7 +56,7 @@ def _beside_pyg(s: Settings, log: LogReader) -> list[Row]:
     for _ in range(ROUNDS):
         times = _once(s, log)
         learn.append(times[2])
-        with patch("streamd.training.recorder.NUM_LEARNED", 1):
+        with _one_negative():
             few.append(_once(s, log)[2])
         torch.set_num_threads(1)
         record.append(times[0])
@@ -75,6 +78,15 @@ def _beside_pyg(s: Settings, log: LogReader) -> list[Row]:
             EDGES / min(alone), "one after the other"),
         Row("of which recording facts and neighbours", EDGES / min(record), "edges/s"),
     ]
+
+
+@contextlib.contextmanager
+def _one_negative() -> Iterator[None]:
+    """Learn one negative of each event, as the peer does."""
+    learned = np.array([0, 1 + NUM_SCORED])
+    with (patch("streamd.training.recorder.NUM_LEARNED", 1), patch("streamd.training.recorder.LEARNED", learned),
+          patch("streamd.training.learner.LEARNED", learned)):
+        yield
 
 
 def _once(s: Settings, log: LogReader, recorded=list) -> tuple[float, float, float]:
