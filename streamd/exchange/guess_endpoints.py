@@ -176,8 +176,9 @@ def _value_rank(path: str, at: Seen, fields: Fields) -> float:
     """The penalty for values that are no keys: there is one or few, or none comes back."""
     distinct = len(at.values)
     rank = -2.0 * (1 - at.count / max(fields.count, 1))
+    rank -= 4.0 * is_constant(at)
     if at.count >= 2 * FEW:
-        rank -= 4.0 * (distinct == 1) + 2.0 * (1 < distinct <= FEW)
+        rank -= 2.0 * (1 < distinct <= FEW)
     if distinct == at.count >= ENOUGH:
         # A record's own id is another one each time, and so is that of a weak noun.
         noun = head_of(path)[0]
@@ -294,11 +295,19 @@ def _alternatives(
             or (at.is_number and is_measure(other))
         ):
             continue
-        if is_technical(other) or at.is_long_text or at.is_fraction or len(at.values) < 2:
+        if is_technical(other) or at.is_long_text or at.is_fraction or is_constant(at):
             continue
         # Of a field in a part of the records, how likely it would be in all.
         lacking = 2.0 * (1 - at.count / fields.count)
         rank = _rank(role, other, at, fields)
         if rank and rank + lacking >= least:
             found.append((-rank, other))
-    return [other for _, other in sorted(found)[:MAX_OTHERS]]
+    return [
+        other + (f" (missing in {fields.missing(other)} records)" if fields.missing(other) else "")
+        for _, other in sorted(found)[:MAX_OTHERS]
+    ]
+
+
+def is_constant(at: Seen) -> bool:
+    """Whether a field has one value in all of so many records that it can be no key."""
+    return len(at.values) == 1 and at.count >= 2 * FEW

@@ -125,6 +125,12 @@ def test_a_delete_by_its_time_leaves_those_rows_out_and_is_doubted():
     assert any("_sdc_deleted_at marks deletes by a time" in doubt for doubt in guessed.doubts)
 
 
+def test_the_field_that_a_third_of_three_records_has_is_named_too():
+    events = [{"anonymousId": f"an-{i}", "userId": "u-9" if i == 1 else None, "timestamp": "2026-11-22T10:00:00Z", "properties": {"product_id": "p1"}} for i in range(3)]
+    guessed = guess("t", [Record(json.dumps(e).encode(), i, timestamp=NOW_US // 1000) for i, e in enumerate(events)], NOW_US)
+    assert guessed.source["fields"]["src"] == "anonymousId" and "src may also be userId (missing in 2 records)" in guessed.doubts
+
+
 def test_what_a_key_cannot_be_is_doubted():
     says = {
         "b (dst) may be a count": {"a": "k{i7}", "b": 17},
