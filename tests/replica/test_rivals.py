@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from streamd.errors import ChangelogError, DivergedError, FencedError, StoreError
+from streamd.errors import ChangelogError, DivergedError, FencedError, KafkaError, StoreError
 from streamd.eventlog.journal.changelog_position import CHANGELOG, ChangelogPosition, read_position
 from streamd.replica.changelog.interface import OutOfRange
 from streamd.replica.changelog.records import Claim
@@ -299,6 +299,30 @@ def test_a_leader_that_stood_still_until_its_gap_was_deleted_is_a_deposed_one(tm
         a.show_acknowledged()
     a.close()
     assert published_seq(tmp_path / "a") == 4
+
+
+def test_a_log_whose_very_first_commit_was_refused_is_led_and_followed_all_the_same(tmp_path):
+    topic = Topic()
+    drain(tmp_path / "f", topic)
+    a = leader(tmp_path / "a", topic)
+    topic.hold, topic.patience = True, 10**9
+    commit(a, 20)
+    commit(a, 21)
+    # The broker takes the second one, which was on its way already.
+    topic.refuse()
+    topic.store()
+    topic.acknowledge()
+    with pytest.raises(KafkaError):
+        a.commits.await_acks()
+    abandon(a)
+    topic.hold, topic.sent = False, []
+    b = leader(tmp_path / "b", topic)
+    commit(b, 22)
+    commit(b, 23)
+    b.close()
+    all_agree(tmp_path, topic, 2)
+    found = compare(tmp_path / "b", topic.reader())
+    assert (found.difference, found.commits) == (None, 2)
 
 
 def test_verify_passes_over_what_does_not_count_also_where_the_claim_is_deleted(tmp_path, topic):

@@ -95,7 +95,9 @@ class Admission:
             # The broker refused one of several that were on their way, and took those behind it.
             if not record.is_whole:
                 return self._pass_stray(record)
-            if record.seq - self.seq > MAX_IN_FLIGHT or self.seq == 0 or self._has_damaged:
+            # Without a claim, a log that is older than its changelog begins with any number.
+            begins_later = self.seq == 0 and self.term == UNCLAIMED
+            if record.seq - self.seq > MAX_IN_FLIGHT or begins_later or self._has_damaged:
                 raise missing(self.seq, record.seq)
             return Verdict.VOID
         self._has_damaged = False

@@ -69,6 +69,8 @@ def compare(
             # It begins with any commit, and goes on behind what it lacks.
             if isinstance(record, Claim) and record.term == admission.term + 1:
                 admission.go_on_behind(max(admission.seq, record.seq))
+                # Nothing before the claim is deleted, so the next number is known.
+                is_placed = is_placed or begin == 0
             is_due = record.term == admission.term and record.is_whole
             if isinstance(record, Record) and is_due and not is_placed:
                 admission.go_on_behind(record.seq - 1)
