@@ -41,6 +41,8 @@ class Machines(RuleBasedStateMachine):
         self.trainer = TrainerSide(self.folder / "trainer", self.log, url)
         self.replicas = [ReplicaSide(self.folder / f"replica{i}", self.log, url) for i in (0, 1)]
         self.learned = self.asked = 0
+        self.starting = set()
+        """Processes that wait for Kafka: a trainer claims before it does anything else, again until the topic takes it."""
 
     def teardown(self):
         if hasattr(self, "folder"):
@@ -55,16 +57,27 @@ class Machines(RuleBasedStateMachine):
                 raise Killed
 
         if dies_at:
-            side.start(die)
-        with contextlib.suppress(Killed, KafkaError, StoreError):
-            side.step()
+            self.starting.add(side)
+        if self._runs(side, die):
+            with contextlib.suppress(Killed, KafkaError, StoreError):
+                side.step()
         if dies_at:
-            side.start()
+            self.starting.add(side)
+            self._runs(side)
+
+    def _runs(self, side, on_step=lambda _: None):
+        """Start a side that waits for Kafka. Returns: whether it runs."""
+        if side in self.starting:
+            with contextlib.suppress(Killed, KafkaError, StoreError):
+                side.start(on_step)
+                self.starting.remove(side)
+        return side not in self.starting
 
     @rule()
     def learn(self):
-        self.learned += 1
-        self.trainer.learn(self.learned)
+        if self._runs(self.trainer):
+            self.learned += 1
+            self.trainer.learn(self.learned)
 
     @rule(dies_at=st.sampled_from((None, *TRAINER_STEPS)))
     def trainer_steps(self, dies_at):
@@ -102,6 +115,7 @@ class Machines(RuleBasedStateMachine):
     def heal(self):
         """Nothing fails any more, and all is the same everywhere; each request was done or refused once."""
         self.log.is_away = self.log.lose_next = self.log.keep_but_fail_next = False
+        assert all(self._runs(side) for side in (self.trainer, *self.replicas))
         for _ in range(2):
             self.trainer.settle()
         moves = self.trainer.registry.journal.moves()
