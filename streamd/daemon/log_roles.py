@@ -154,7 +154,7 @@ def _follow_loop(
 def _check_could_lead(settings: Settings) -> None:
     """Check whether this machine could lead: its log, disk and settings, and Kafka's offsets.
     Raises: StreamdError; KafkaError while the broker does not answer."""
-    from streamd.decode.sources.topic import make_decoder
+    from streamd.decode.decoder import make_decoder
     from streamd.eventlog.writable import check_writable
     from streamd.ingest.kafka.consumer import KafkaSource
 

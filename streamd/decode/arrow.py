@@ -1,19 +1,20 @@
 """Arrow IPC streams decoded to events; schema and batches are validated before a value is read."""
 
+import itertools
 import struct
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from streamd.decode.arrow_metadata import check_batches, check_head
+from streamd.decode.block import Edges
+from streamd.decode.checks import EventChecker, Rules
 from streamd.decode.error_texts import to_map
-from streamd.decode.event_sets import EventSets
-from streamd.decode.node_ids import KeyTable
-from streamd.decode.notices import Notices, named
+from streamd.decode.notices import named
+from streamd.decode.record_items import RecordItems
 from streamd.decode.rounding import NOTHING, Rounded, count_rounded
-from streamd.decode.wire import FIELDS, WireEvent, converted
+from streamd.decode.wire import FIELDS, converted
 from streamd.errors import BadEvent
 from streamd.events import MICROSECONDS, Float32, Int64
 
@@ -25,39 +26,12 @@ ROWS = 1_000
 """Rows converted to Python objects at a time, which bounds their memory."""
 
 
-class EventSink(Protocol):
-    """Takes the events of a record; the decoder's batch implements it."""
+def read_table(value: bytes, rules: Rules) -> Any:
+    """Read an Arrow IPC stream whose columns are the fields of the JSON events.
 
-    time_unit: str
-    sets: EventSets
-    keys: KeyTable
-    max_feature: float
-    notices: Notices
-
-    def check_count(self, count: int) -> None: ...
-
-    def add_columns(
-        self, time_E: Int64, src: Int64, dst: Int64, values_ED: Float32, record: Any
-    ) -> bool: ...
-
-    def events(
-        self,
-        items: Sequence[Any],
-        read: Callable[[Any], WireEvent],
-        record: Any,
-        raw: Callable[[Any], bytes],
-        first: int = 0,
-        scale: int | None = None,
-    ) -> None: ...
-
-
-def decode_arrow(value: bytes, sink: EventSink, record: Any) -> None:
-    """Decode an Arrow IPC stream whose columns are the fields of the JSON events.
-
-    A table of valid edges goes to `sink` as columns, any other row by row.
-
-    Raises: BadEvent where the stream cannot be read, or where a column has another name or another
-    type than `_expected` takes.
+    Returns: a pyarrow Table of one chunk.
+    Raises: BadEvent where the stream cannot be read, holds no rows or too many, or where a column
+    has another name or another type than `_expected` takes.
     """
     try:
         import pyarrow as pa
@@ -76,7 +50,7 @@ def decode_arrow(value: bytes, sink: EventSink, record: Any) -> None:
         size = 0
         for batch in reader:
             count += batch.num_rows
-            sink.check_count(count)
+            rules.check_count(count)
             batch.validate(full=True)
             # Columns that share bytes could make much memory of few.
             size += batch.nbytes
@@ -84,12 +58,10 @@ def decode_arrow(value: bytes, sink: EventSink, record: Any) -> None:
                 raise BadEvent("bad_arrow", "its columns share their bytes")
             if batch.num_rows:
                 batches.append(batch)
-        sink.check_count(count)
-        table = pa.Table.from_batches(batches).combine_chunks()
+        rules.check_count(count)
+        return pa.Table.from_batches(batches).combine_chunks()
     except (pa.ArrowException, OSError, struct.error, IndexError, UnicodeDecodeError) as error:
         raise BadEvent("bad_arrow", f"not a valid Arrow stream: {str(error)[:300]}") from None
-    if not _as_columns(table, sink, record, pa):
-        _as_rows(table, sink, record, pa)
 
 
 def _check_schema(schema: Any, pa: Any) -> None:
@@ -140,8 +112,10 @@ def _type_name(kind: Any, pa: Any) -> str:
     return f"of type {named([str(kind)])}" if kind.num_fields == 0 else f"a {type(kind).__name__}"
 
 
-def _as_rows(table: Any, sink: EventSink, record: Any, pa: Any) -> None:
-    """Pass the rows to `sink` one by one, `ROWS` at a time."""
+def rows_of(table: Any, record: Any, unit: str) -> RecordItems:
+    """The rows of a table one by one. unit: that of its times where they are integers."""
+    import pyarrow as pa
+
     scale = None
     column = table.schema.get_field_index("time")
     if column >= 0 and pa.types.is_timestamp(table.schema.field(column).type):
@@ -151,40 +125,37 @@ def _as_rows(table: Any, sink: EventSink, record: Any, pa: Any) -> None:
 
     def raw(row: dict[str, Any]) -> bytes:
         if scale is not None and row["time"] is not None:
-            row = row | {"time": row["time"] * scale // MICROSECONDS[sink.time_unit]}
+            row = row | {"time": row["time"] * scale // MICROSECONDS[unit]}
         return msgspec.json.encode(row)
 
-    for first in range(0, table.num_rows, ROWS):
-        sink.events(table.slice(first, ROWS).to_pylist(), converted, record, raw, first, scale)
+    slices = (table.slice(first, ROWS).to_pylist() for first in range(0, table.num_rows, ROWS))
+    items = itertools.chain.from_iterable(slices)
+    return RecordItems(record=record, items=items, read=converted, raw=raw, scale=scale)
 
 
-def _as_columns(table: Any, sink: EventSink, record: Any, pa: Any) -> bool:
-    """Pass a table of edges to `sink` as columns.
+def edges_of(table: Any, checker: EventChecker) -> Edges | None:
+    """The columns of a table of edges; None where a row is not a valid edge."""
+    import pyarrow as pa
 
-    Returns: False where a row is not a valid edge; then nothing was passed.
-    """
     names = set(table.column_names)
     if not {"src", "dst", "time"} <= names <= EDGE_COLUMNS or len(names) != table.num_columns:
-        return False
+        return None
     columns = {name: table.column(name).chunk(0) for name in table.column_names}
     if any(column.null_count for column in columns.values()):
-        return False
+        return None
 
     # Convert the columns; None means that some value is not valid.
-    time = _times(columns["time"], sink.time_unit, pa)
-    number_E = _set_numbers(columns.get("edge_set"), sink.sets.edge_names, table.num_rows)
+    time = _times(columns["time"], checker.rules.time_unit, pa)
+    number_E = _set_numbers(columns.get("edge_set"), checker.sets.edge_names, table.num_rows)
     if time is None or number_E is None:
-        return False
-    src = _numbers(columns["src"], number_E, 0, sink, pa)
-    dst = None if src is None else _numbers(columns["dst"], number_E, 1, sink, pa)
-    found = None if dst is None else _rows(columns.get("features"), number_E, sink, pa)
+        return None
+    src = _numbers(columns["src"], number_E, 0, checker, pa)
+    dst = None if src is None else _numbers(columns["dst"], number_E, 1, checker, pa)
+    found = None if dst is None else _rows(columns.get("features"), number_E, checker, pa)
     if src is None or dst is None or found is None:
-        return False
+        return None
     values, rounded = found
-    if not sink.add_columns(time, src, dst, values, record):
-        return False
-    sink.notices.rounded(rounded)
-    return True
+    return Edges(time, src, dst, values, rounded)
 
 
 def _set_numbers(column: Any, names: tuple[str, ...], count: int) -> Int64 | None:
@@ -215,7 +186,9 @@ def _times(column: Any, unit: str, pa: Any) -> Int64 | None:
     return time * scale
 
 
-def _rows(column: Any, number_E: Int64, sink: EventSink, pa: Any) -> tuple[Float32, Rounded] | None:
+def _rows(
+    column: Any, number_E: Int64, checker: EventChecker, pa: Any
+) -> tuple[Float32, Rounded] | None:
     """Rows of edge features, float32[n, D], and the rounded values among them; None if a width,
     type or value does not fit."""
     count = len(number_E)
@@ -241,12 +214,12 @@ def _rows(column: Any, number_E: Int64, sink: EventSink, pa: Any) -> tuple[Float
             return None
         with np.errstate(over="ignore"):
             flat = values.to_numpy().astype(np.float32)
-        if not (np.abs(flat) <= sink.max_feature).all():
+        if not (np.abs(flat) <= checker.rules.max_feature).all():
             return None
         rounded = count_rounded(values.to_numpy().reshape(-1, 1), ["features"])
 
     def of_set(number: int, at: Int64 | None) -> Float32 | None:
-        width = sink.sets.of_edges[number].width
+        width = checker.sets.of_edges[number].width
         if (length_E[slice(None) if at is None else at] != width).any():
             return None
         # The lists lie one behind the other.
@@ -254,12 +227,15 @@ def _rows(column: Any, number_E: Int64, sink: EventSink, pa: Any) -> tuple[Float
             flat.reshape(count, width) if at is None else flat[first_E[at, None] + np.arange(width)]
         )
 
-    rows = sink.sets.rows(None if sink.sets.is_only else number_E, count, of_set)
+    sets = checker.sets
+    rows = sets.rows(None if sets.is_only else number_E, count, of_set)
     return None if rows is None else (rows, rounded)
 
 
-def _numbers(column: Any, number_E: Int64, end: int, sink: EventSink, pa: Any) -> Int64 | None:
+def _numbers(
+    column: Any, number_E: Int64, end: int, checker: EventChecker, pa: Any
+) -> Int64 | None:
     """Numbers of the keys at one end of edges, int64[n]; None where one is not valid."""
     if column.type == pa.uint64():
         return None
-    return sink.sets.key_numbers(sink.keys, column.to_pylist(), number_E, end)
+    return checker.sets.key_numbers(checker.keys, column.to_pylist(), number_E, end)

@@ -3,11 +3,12 @@ commit."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from streamd.decode.rounding import NOTHING, Rounded
 from streamd.events import EDGE, LABEL, MAX_TIME_US, Bools, Float32, Int64
 
 ROW = np.dtype(
@@ -49,7 +50,7 @@ def timestamp_us(record: Any) -> int:
 
 @dataclass
 class Block:
-    """A block of n events. rows: `ROW` [n]. values: rows of edge features, float32[n, D], which say
+    """A block of n events. rows: `ROW` [n]. values: rows of edge features, float32[n, D], with
     the edge set (`streamd.schema.Schema`).
 
     extras: row of features of a NODE, target of a LABEL, or (time of the edge in microseconds,
@@ -94,6 +95,141 @@ class Rejected:
     error: str
     raw: bytes
     content_type: str = ""
+
+
+class Decoded(NamedTuple):
+    """The valid events of some records, and the rejected ones."""
+
+    events: Block
+    rejected: list[Rejected]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """The records that n events come from.
+
+    source: number of the partition. now_us: wall clock. offset, item, stamp: one for all events or
+    int64[n]; offset and item as in `ROW`, stamp the timestamp of the record in microseconds,
+    NO_STAMP without one.
+    """
+
+    source: int
+    now_us: int
+    offset: Any
+    item: Any
+    stamp: Any
+
+    @staticmethod
+    def of_records(records: Sequence[Any], source: int, now_us: int) -> "Origin":
+        """The origin of one event of each record."""
+        offset = np.fromiter((r.offset for r in records), np.int64, len(records))
+        stamp_ms = np.fromiter((r.timestamp for r in records), np.int64, len(records))
+        valid = (stamp_ms >= 0) & (stamp_ms <= MAX_TIME_US // 1000)
+        stamp = np.where(valid, stamp_ms, 0) * 1000
+        stamp[~valid] = NO_STAMP
+        return Origin(source=source, now_us=now_us, offset=offset, item=0, stamp=stamp)
+
+    @staticmethod
+    def of_items(record: Any, count: int, source: int, now_us: int) -> "Origin":
+        """The origin of `count` events of one record."""
+        return Origin(
+            source=source,
+            now_us=now_us,
+            offset=record.offset,
+            item=np.arange(count),
+            stamp=timestamp_us(record),
+        )
+
+    def of(self, i: int) -> tuple[int, int, int]:
+        """Offset, item and timestamp of one event."""
+        offset, item, stamp = (
+            int(column[i]) if isinstance(column, np.ndarray) else column
+            for column in (self.offset, self.item, self.stamp)
+        )
+        return offset, item, stamp
+
+    def take(self, at: NDArray[Any]) -> "Origin":
+        """The origin of the events at `at`, an array of indices or a mask."""
+        offset, item, stamp = (
+            column[at] if isinstance(column, np.ndarray) else column
+            for column in (self.offset, self.item, self.stamp)
+        )
+        return Origin(source=self.source, now_us=self.now_us, offset=offset, item=item, stamp=stamp)
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """Columns of n edges: int64[n] microseconds, int64[n] key numbers, float32[n, D] rows of
+    features, and the rounded ones among their values."""
+
+    time: Int64
+    src: Int64
+    dst: Int64
+    values: Float32
+    rounded: Rounded = NOTHING
+
+
+def edge_block(edges: Edges, origin: Origin) -> Block:
+    """Make a block of valid edges."""
+    rows = np.zeros(len(edges.time), ROW)
+    rows["time"] = edges.time
+    rows["source"] = origin.source
+    rows["offset"] = origin.offset
+    rows["item"] = origin.item
+    stamp, now_us = origin.stamp, origin.now_us
+    rows["stamp"] = min(stamp, now_us) if isinstance(stamp, int) else np.minimum(stamp, now_us)
+    rows["kind"] = EDGE
+    rows["a"] = edges.src
+    rows["b"] = edges.dst
+    rows["extra"] = -1
+    return Block(rows, edges.values)
+
+
+class Checked(NamedTuple):
+    """A valid event of any kind. The first four are as in `ROW`.
+
+    values: the row of features of an edge, or the extra of an event of another kind.
+    """
+
+    time: int
+    kind: int
+    a: int
+    b: int
+    values: Sequence[float]
+    rounded: Rounded
+
+
+class EventRows:
+    """Collects events of any kind into a block. Owner: the call that decodes them."""
+
+    def __init__(self, source: int, now_us: int, dim: int) -> None:
+        self._source = source
+        self._now_us = now_us
+        self._zeros = (0.0,) * dim
+        self._rows: list[tuple[int, ...]] = []
+        self._values: list[Sequence[float]] = []
+        self._extras: list[Sequence[float]] = []
+
+    def add(self, event: Checked, offset: int, item: int, stamp_us: int) -> None:
+        """Add an event. offset, item, stamp_us: of its record, as in `Origin`."""
+        time, kind, a, b, values, _ = event
+        # Edges have their features in a row of the matrix, other kinds have an extra.
+        is_edge = kind == EDGE
+        extra = -1
+        if not is_edge and values:
+            extra = len(self._extras)
+            self._extras.append(values)
+        stamp = min(stamp_us, self._now_us)
+        self._rows.append((time, stamp, self._source, offset, item, kind, a, b, extra))
+        self._values.append(values if is_edge else self._zeros)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def block(self) -> Block:
+        """The events so far, in the order in which they were added."""
+        matrix = np.array(self._values, np.float32).reshape(len(self._rows), len(self._zeros))
+        return Block(np.array(self._rows, ROW), matrix, self._extras)
 
 
 def renumber_keys(blocks: Sequence[Block], renumber: Callable[[Int64], Int64]) -> None:

@@ -4,18 +4,16 @@ The check over columns is the fast path: it says only whether all edges are vali
 event also says what is wrong with it.
 """
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from streamd.decode.block import NO_STAMP, ROW, Block
+from streamd.decode.block import NO_STAMP, Block, Checked, Edges, Origin, edge_block
 from streamd.decode.event_sets import EventSets, NamedFeatures, SetFeatures, named_features
 from streamd.decode.node_ids import KeyTable
 from streamd.decode.notices import Notices, other_unit
-from streamd.decode.reader import WireEdge
 from streamd.decode.rounding import EXACT, NOTHING, count_rounded
 from streamd.decode.wire import WireEvent
 from streamd.errors import BadEvent
@@ -26,15 +24,12 @@ from streamd.events import (
     MAX_TIME_US,
     MICROSECONDS,
     NODE,
-    Float32,
     Int64,
     Schema,
 )
 from streamd.settings.loading import Settings
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
-_edge_fields = operator.attrgetter("src", "dst", "time", "features")
-_fields_of_sets = operator.attrgetter("src", "dst", "time", "features", "set_number")
 
 
 @dataclass(frozen=True)
@@ -59,6 +54,13 @@ class Rules:
     tombstones: bool = False
     unit_setting: str = "stream.time_unit"
 
+    def check_count(self, count: int) -> None:
+        """Refuse a record that holds no events or too many. Raises: BadEvent."""
+        if not count:
+            raise BadEvent("empty", "a record without events")
+        if count > self.max_record_events:
+            raise BadEvent("too_many_events", f"{count} events, at most {self.max_record_events}")
+
 
 def rules_of(settings: Settings, schema: Schema) -> Rules:
     """Make the rules from the settings and the widths of the log."""
@@ -77,120 +79,59 @@ def rules_of(settings: Settings, schema: Schema) -> Rules:
 
 
 class EventChecker:
-    """Checks parsed events against `rules` and numbers their keys. Owner: the decoder.
+    """Checks parsed events against `rules` and numbers their keys. Owner: the decoder."""
 
-    rounded: the rounded values of the last check.
-    """
-
-    def __init__(
-        self, rules: Rules, notices: Notices, beside: "EventChecker | None" = None
-    ) -> None:
-        """beside: a checker whose keys and sets it shares; otherwise it has its own."""
-        shared = (beside.keys, beside.sets) if beside is not None else None
+    def __init__(self, rules: Rules, notices: Notices, other: "EventChecker | None" = None) -> None:
+        """other: a checker that has the same keys and sets; without it, they are new."""
+        shared = (other.keys, other.sets) if other is not None else None
         self.keys: KeyTable = shared[0] if shared else KeyTable(rules.max_key_bytes)
         self.sets: EventSets = shared[1] if shared else EventSets(rules.schema, rules.features)
-        self._rules = rules
+        self.rules = rules
         self._notices = notices
         self._scale = MICROSECONDS[rules.time_unit]
         self._schema = rules.schema
-        self.rounded = NOTHING
-        self._any_filled = False
-        """Whether the edges checked last had some without a time."""
+        self._rounded = NOTHING
 
-    def edges(
-        self, wire: Sequence[WireEdge], offset: Any, item: Any, source: int, stamp: Any, now_us: int
-    ) -> Block | None:
-        """Make a block of edges; None unless every one of them is valid.
+    def block(self, edges: Edges, origin: Origin) -> Block | None:
+        """Make a block of edges; None unless the time of every one of them is valid."""
+        return edge_block(edges, origin) if self.has_valid_times(edges.time, origin) else None
 
-        Args: offset, item, stamp: one value for all edges, or one for each. stamp: the records'
-        timestamps in microseconds.
-        """
-        # Check the cheap columns first; one that does not fit ends the fast path.
-        fields = _edge_fields if self.sets.is_only else _fields_of_sets
-        src, dst, time, features, *number = zip(*map(fields, wire), strict=True)
-        self._any_filled = False
-        self.rounded = NOTHING
-        times = self._times(time, stamp, self.horizon(stamp, now_us))
-        if times is None:
-            return None
-        number_E = np.fromiter(number[0], np.int64, len(wire)) if number else None
-        a = self.sets.key_numbers(self.keys, src, number_E, 0)
-        b = None if a is None else self.sets.key_numbers(self.keys, dst, number_E, 1)
-        rows = None if b is None else self._rows(features, number_E)
-        if a is None or b is None or rows is None:
-            return None
+    def has_valid_times(self, time: Int64, origin: Origin) -> bool:
+        """Whether all times, int64[n] microseconds, are in range and none is too far ahead."""
+        if time.min() < 0 or time.max() > MAX_TIME_US:
+            return False
+        return self.is_not_ahead(time, origin)
 
-        # Only events that are taken are worth a notice.
-        if self._any_filled:
-            self._notices.no_time()
-        self._notices.rounded(self.rounded)
-        return edge_block(times, a, b, rows, offset, item, source, np.minimum(stamp, now_us))
+    def is_not_ahead(self, time: Int64, origin: Origin) -> bool:
+        """Whether no time, int64[n] microseconds, is too far ahead."""
+        return not (time > self.horizon(origin.stamp, origin.now_us)).any()
 
     def horizon(self, stamp: Any, now_us: int) -> Any:
         """The latest valid event time for records with these timestamps.
 
         Returns: microseconds, in the shape of `stamp`.
         """
+        # One record of many events has one timestamp: Python is quicker than numpy here.
+        if isinstance(stamp, int):
+            return self.latest(stamp, now_us)
         return (
             np.where(np.equal(stamp, NO_STAMP), now_us, np.minimum(stamp, now_us))
-            + self._rules.max_ahead_us
+            + self.rules.max_ahead_us
         )
 
-    def _times(self, time: Sequence[int | None], stamp: Any, horizon: Any) -> Int64 | None:
-        """Event times in microseconds, int64[n]; None where one of them is not valid."""
-        try:
-            column = np.fromiter(time, np.int64, len(time))
-        except TypeError:
-            # Some have no time: they get the timestamp of their record.
-            stamps = np.broadcast_to(stamp, len(time)).tolist()
-            filled = [
-                s if t is None else t * self._scale for t, s in zip(time, stamps, strict=True)
-            ]
-            if any(not 0 <= t <= MAX_TIME_US for t in filled):
-                return None
-            column = np.array(filled, np.int64)
-            self._any_filled = True
-        except OverflowError:
-            return None
-        else:
-            # Compare before scaling, which could overflow.
-            if column.min() < 0 or column.max() > MAX_TIME_US // self._scale:
-                return None
-            column *= self._scale
-        return None if (column > horizon).any() else column
+    def latest(self, stamp_us: int, now_us: int) -> int:
+        """As `horizon`, for one record."""
+        # A producer's clock may be ahead: its timestamp counts up to now only.
+        known_us = now_us if stamp_us == NO_STAMP else min(stamp_us, now_us)
+        return known_us + self.rules.max_ahead_us
 
-    def _rows(self, features: Sequence[Any], number_E: Int64 | None) -> Float32 | None:
-        """Rows of edge features, float32[n, D]; None where a width or a value does not fit.
-
-        number_E: of the edge sets, None where there is one.
-        """
-
-        def of_set(number: int, at: Int64 | None) -> Float32 | None:
-            given = features if at is None else [features[i] for i in at.tolist()]
-            of_edges = self.sets.of_edges[number]
-            values = of_edges.columns(given)
-            if values is None:
-                return None
-            # Compare as float64: a value beyond float32 would turn into infinity. NaN is refused.
-            largest = np.abs(values).max(initial=0)
-            if not largest <= self._rules.max_feature:
-                return None
-            if largest > EXACT:
-                self.rounded += count_rounded(values, of_edges.column_names)
-            return values.astype(np.float32)
-
-        return self.sets.rows(number_E, len(features), of_set)
-
-    def event(
-        self, e: WireEvent, stamp_us: int, horizon: int, scale: int | None = None
-    ) -> tuple[int, int, int, int, Sequence[float]]:
+    def event(self, e: WireEvent, stamp_us: int, horizon: int, scale: int | None = None) -> Checked:
         """Check one event of any type.
 
         Args: horizon: the latest valid time, microseconds; scale: as of `checked_time`.
-        Returns: (time, kind, a, b, values), the first four as in a row of a block.
         Raises: BadEvent.
         """
-        self.rounded = NOTHING
+        self._rounded = NOTHING
         number = self.keys.number
         if e.type == "edge":
             if any(x is not None for x in (e.id, e.node, e.target, e.node_set)):
@@ -199,7 +140,8 @@ class EventChecker:
             edge_set = self.sets.edge_set(e.edge_set)
             row = self._row(self.sets.of_edges[edge_set], e.features, edge_set, EDGE)
             of_src, of_dst = self.sets.ends[edge_set]
-            return time, EDGE, number(e.src, "src", of_src), number(e.dst, "dst", of_dst), row
+            a, b = number(e.src, "src", of_src), number(e.dst, "dst", of_dst)
+            return Checked(time, EDGE, a, b, row, self._rounded)
 
         if e.type == "delete" and e.node is None:
             return self._edge_delete(e, scale)
@@ -208,7 +150,7 @@ class EventChecker:
         node_set = self.sets.node_set(e.node_set)
         if e.type == "node":
             row = self._row(self.sets.of_nodes[node_set], e.features, node_set, NODE)
-            return 0, NODE, number(e.id, "id", node_set), -1, row
+            return Checked(0, NODE, number(e.id, "id", node_set), -1, row, self._rounded)
 
         if e.type == "label":
             dim = self._schema.label_dim
@@ -221,15 +163,14 @@ class EventChecker:
                 )
             self._check_values(target, "target", ["target"] * dim)
             time = self.checked_time(e.time, stamp_us, horizon, scale)
-            return time, LABEL, number(e.node, "node", node_set), -1, target
+            a = number(e.node, "node", node_set)
+            return Checked(time, LABEL, a, -1, target, self._rounded)
 
         if e.src is not None or e.dst is not None:
             raise BadEvent("wrong_type", "a delete has a node, or src, dst and time")
-        return 0, DELETE, number(e.node, "node", node_set), -1, ()
+        return Checked(0, DELETE, number(e.node, "node", node_set), -1, (), NOTHING)
 
-    def _edge_delete(
-        self, e: WireEvent, scale: int | None
-    ) -> tuple[int, int, int, int, Sequence[float]]:
+    def _edge_delete(self, e: WireEvent, scale: int | None) -> Checked:
         """Check a delete of edges of these ends and this time. Returns, raises: as `event`."""
         if e.node_set is not None:
             raise BadEvent("wrong_type", "a delete of an edge has an edge_set, not a node_set")
@@ -239,7 +180,8 @@ class EventChecker:
         edge_set = self.sets.edge_set(e.edge_set)
         of_src, of_dst = self.sets.ends[edge_set]
         a = self.keys.number(e.src, "src", of_src)
-        return 0, DELETE, a, self.keys.number(e.dst, "dst", of_dst), (time, edge_set)
+        b = self.keys.number(e.dst, "dst", of_dst)
+        return Checked(0, DELETE, a, b, (time, edge_set), NOTHING)
 
     def _row(self, of_set: SetFeatures, given: Any, number: int, kind: int) -> Sequence[float]:
         """The row of features of one event of a set. Raises: BadEvent."""
@@ -267,7 +209,7 @@ class EventChecker:
             time_us = stamp_us
         elif type(time) is not int:
             raise BadEvent(
-                "bad_time", f"time is not an integer, which counts {self._rules.time_unit}"
+                "bad_time", f"time is not an integer, which counts {self.rules.time_unit}"
             )
         else:
             time_us = time * (scale or self._scale)
@@ -276,24 +218,24 @@ class EventChecker:
         if not 0 <= time_us <= MAX_TIME_US:
             raise BadEvent("bad_time", f"time is out of range{self._unit_hint(time_us, horizon)}")
         if time_us > horizon:
-            ahead = (time_us - horizon + self._rules.max_ahead_us) / 1e6
+            ahead = (time_us - horizon + self.rules.max_ahead_us) / 1e6
             raise BadEvent(
                 "time_ahead",
                 f"time is {ahead:,.0f} s ahead of the wall clock or of its record's timestamp, "
-                f"at most {self._rules.max_ahead_us / 1e6:,.0f} s are taken"
+                f"at most {self.rules.max_ahead_us / 1e6:,.0f} s are taken"
                 f"{self._unit_hint(time_us, horizon)}",
             )
         return time_us
 
     def _unit_hint(self, time_us: int, horizon: int) -> str:
         """Text to add to an error where the refused time looks like one in another unit."""
-        unit = other_unit(time_us, horizon, self._rules.time_unit)
+        unit = other_unit(time_us, horizon, self.rules.time_unit)
         # The time of a delete has no horizon, so nothing tells in which unit it is.
-        setting = self._rules.unit_setting
+        setting = self.rules.unit_setting
         if unit is None or horizon == MAX_TIME_US or not setting:
             return ""
         self._notices.unit(unit)
-        return f"; it looks like {unit}, {setting} is {self._rules.time_unit}"
+        return f"; it looks like {unit}, {setting} is {self.rules.time_unit}"
 
     def _check_values(self, values: Sequence[float], name: str, columns: Sequence[str]) -> None:
         """Refuse features or label targets that are too large, and count rounded ones. Raises:
@@ -301,35 +243,11 @@ class EventChecker:
         largest = 0.0
         for v in values:
             # Written so that NaN is refused too, which no comparison holds for.
-            if not -self._rules.max_feature <= v <= self._rules.max_feature:
+            if not -self.rules.max_feature <= v <= self.rules.max_feature:
                 raise BadEvent(
                     "bad_features",
-                    f"{name} holds a value beyond ingest.max_feature, {self._rules.max_feature:g}",
+                    f"{name} holds a value beyond ingest.max_feature, {self.rules.max_feature:g}",
                 )
             largest = max(largest, abs(v))
         if largest > EXACT:
-            self.rounded += count_rounded(np.array([values], np.float64), columns)
-
-
-def edge_block(
-    time: Int64,
-    a: Int64,
-    b: Int64,
-    values: Float32,
-    offset: Any,
-    item: Any,
-    source: int,
-    stamp: Any = NO_STAMP,
-) -> Block:
-    """Make a block of valid edges from their columns; the columns are those of `ROW`."""
-    rows = np.zeros(len(time), ROW)
-    rows["time"] = time
-    rows["source"] = source
-    rows["offset"] = offset
-    rows["item"] = item
-    rows["stamp"] = stamp
-    rows["kind"] = EDGE
-    rows["a"] = a
-    rows["b"] = b
-    rows["extra"] = -1
-    return Block(rows, values)
+            self._rounded += count_rounded(np.array([values], np.float64), columns)

@@ -5,74 +5,66 @@ at a time and checked as columns. Where one of them does not fit, the batch is h
 events are left, which are decoded one by one.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
-
-import msgspec
-import numpy as np
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from streamd.decode.block import (
-    NO_STAMP,
-    ROW,
     Block,
+    Decoded,
+    EventRows,
     Rejected,
     empty_block,
     has_time,
     joined,
     timestamp_us,
 )
-from streamd.decode.checks import EventChecker, Rules, edge_block
+from streamd.decode.checks import EventChecker, Rules, rules_of
 from streamd.decode.error_texts import Explainer
-from streamd.decode.headers import JSONHeaders, content_header
+from streamd.decode.headers import content_header
 from streamd.decode.notices import Notices
-from streamd.decode.reader import EventReader, WireEdge
+from streamd.decode.own_events import OwnEvents
+from streamd.decode.reader import EventReader
+from streamd.decode.record_items import RecordItems
 from streamd.decode.rounding import Rounded
-from streamd.decode.wire import (
-    ARROW,
-    NDJSON,
-    OWN_EVENT,
-    REFUSED_HEADER,
-    TOO_DEEP,
-    WireEvent,
-    content_type,
-    elements,
-    lines,
-    unknown_fields,
-)
+from streamd.decode.sources.formats import make_format
+from streamd.decode.sources.topic import MappedTopic
+from streamd.decode.wire import REFUSED_HEADER, TOO_DEEP, OddEvent
 from streamd.errors import BadEvent
-from streamd.events import EDGE, LABEL, MAX_TIME_US, Float32, Int64
+from streamd.events import EDGE, LABEL, Key, Schema, split_key
+from streamd.settings.loading import Settings
+from streamd.telemetry import metrics
 
 NO_MEMORY = ("out_of_memory", "there is not enough memory to decode it")
 NUM_SINGLES = 512
 """Most records of one event each that are decoded in one call."""
 NUM_ONE_BY_ONE = 8
-"""Where a batch of records does not fit, it is halved until so few are left."""
+"""If a batch of records does not fit, it is halved until so few are left."""
 SINGLES_BYTES = 1_048_576
 """Most bytes of such a batch: as Python objects they take up to sixteen times as much memory. A
 single larger record is a batch of its own."""
+TopicReader = OwnEvents | MappedTopic
+"""Reads the records of a topic. It never decides about an event that is not valid: `block` makes
+events of records of one form, or returns None; `open` makes items of a record of any kind."""
 
 
-Explain = Callable[[BadEvent, bytes | msgspec.Raw], str]
-"""Writes the text of an error for the sender; it has the bytes that were sent."""
-Take = Callable[[Sequence[Any], Sequence[bytes]], bool]
-"""Takes the one event of each record and its value, or returns False and takes none."""
+def make_decoder(settings: Settings, schema: Schema) -> "Decoder":
+    """A decoder of our own events and of all topics in `sources`."""
+    rules = rules_of(settings, schema)
+    decoder = Decoder(rules)
+    for source in settings.sources:
+        form = make_format(source, settings.schema_registry, rules.max_record_events)
+        decoder.mapped[source.topic] = MappedTopic(source, rules, decoder.own, form)
+    return decoder
 
 
-class Mapped(Protocol):
-    """A topic in a shape of its own: makes events of its records."""
-
-    checker: EventChecker
-    notices: Notices
-
-    def explain(self, bad: BadEvent, raw: bytes | msgspec.Raw) -> str: ...
-
-    def begin(self) -> None: ...
-
-    def lacks_record_before(self, partition: int, record: Any) -> bool: ...
-
-    def prepare(self, records: Sequence[Any], waiting: Callable[[], None]) -> None: ...
-
-    def feed(self, batch: "Batch", records: Sequence[Any]) -> tuple[Block, list[Rejected]]: ...
+def first_events(block: Block, keys: Sequence[Key]) -> dict[int, tuple[str, int | None]]:
+    """By offset of its record, the first event's key (source or node) and its time in microseconds,
+    None where it has none. keys: by the numbers in the block."""
+    first = {}
+    for event in block.rows[::-1]:
+        time = int(event["time"]) if event["kind"] in (EDGE, LABEL) else None
+        first[int(event["offset"])] = (str(split_key(keys[int(event["a"])])[1]), time)
+    return first
 
 
 class Decoder:
@@ -83,13 +75,13 @@ class Decoder:
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
-        self.mapped: dict[str, Mapped] = {}
         self.notices = Notices(rules.time_unit)
-        self.checker = EventChecker(rules, self.notices)
-        self.keys = self.checker.keys
-        self.reader = EventReader(self.checker.sets)
-        self.headers = JSONHeaders()
-        self.explain = Explainer(self.checker.sets, rules.time_unit).text
+        checker = EventChecker(rules, self.notices)
+        self.keys = checker.keys
+        reader = EventReader(checker.sets, self.notices)
+        explain = Explainer(checker.sets, rules.time_unit).text
+        self.own = OwnEvents(checker, self.notices, reader, explain)
+        self.mapped: dict[str, MappedTopic] = {}
 
     def begin(self) -> None:
         """Forget the records decoded so far: the numbers of partitions change."""
@@ -102,149 +94,99 @@ class Decoder:
         topics = self.mapped.values()
         return sum((of.notices.all_rounded for of in topics), self.notices.all_rounded)
 
-    def decode(
-        self, records: Sequence[Any], source: int, now_us: int, topic: str = ""
-    ) -> tuple[Block, list[Rejected]]:
+    def decode(self, records: Sequence[Any], source: int, now_us: int, topic: str = "") -> Decoded:
         """Decode kafka-python's records (offset, timestamp, key, value, headers) in order.
 
         Args: source: number of the partition; now_us: wall clock; topic: of the records, empty for
         one of our own events.
-        Returns: the valid events, each with its index in its record, and the rejected ones.
         Raises: SchemaRegistryError where a mapped topic cannot be decoded now.
         """
-        mapped = self.mapped.get(topic)
-        batch = Batch(self, source, now_us, mapped)
-        if mapped is not None:
-            return mapped.feed(batch, records)
+        reader = self.mapped.get(topic, self.own)
+        call = _Call(self.rules, reader, source, now_us)
         first = 0
         while first < len(records):
-            # Decode as many records of one event each as may be taken together.
-            values = self._values_of_singles(records, first)
-            if values:
-                batch.singles(records[first : first + len(values)], values)
-                first += len(values)
-            # A record of any other kind goes alone.
+            # Decode as many records of one object each as may be taken together, or one record.
+            form, count = self._run(reader, records, first)
+            if count:
+                call.together(form, records[first : first + count])
             else:
-                batch.record(records[first])
-                first += 1
-        return batch.finish()
+                call.alone(records[first])
+            first += max(1, count)
+            reader.remember(source, records[first - 1].offset)
+        # Count what the mapping skips, and leave out the events of dropped keys.
+        if call.num_skipped:
+            metrics.skipped.labels(topic).inc(call.num_skipped)
+        events, rejected = call.result()
+        return Decoded(reader.keep(events), rejected)
 
-    def _values_of_singles(self, records: Sequence[Any], first: int) -> list[bytes]:
-        """The values of the records from `first` on that hold one JSON object each, up to the first
-        that does not or is too much."""
+    def _run(self, reader: TopicReader, records: Sequence[Any], first: int) -> tuple[Any, int]:
+        """The form of the records from `first` on, and how many have it, up to the first that has
+        another, none, or is too much."""
         most = self.rules.max_record_bytes
-        harmless = self.headers.harmless
-        values: list[bytes] = []
-        size = 0
+        form_of = reader.form_of
+        form = None
+        count = size = 0
+        # A run ends before its memory as Python objects grows large.
         for record in records[first : first + NUM_SINGLES]:
             value = record.value
-            if value is None or value[:1] != b"{" or len(value) > most:
+            if value is None or len(value) > most:
                 break
             size += len(value)
-            if size > SINGLES_BYTES and values:
+            if size > SINGLES_BYTES and count:
                 break
-            # Most headers are known to be harmless: by their name, or as they are.
-            for header in record.headers or ():
-                if (
-                    header[0] not in harmless
-                    and header not in harmless
-                    and not self.headers.admit(header)
-                ):
-                    return values
-            values.append(value)
-        return values
+            found = form_of(record)
+            if found is None or (count and found is not form):
+                break
+            form = found
+            count += 1
+        return form, count
 
 
-class Batch:
-    """Decodes the records of one call into one block; the sink of Arrow rows too.
+class _Call:
+    """Decodes the records of one call. Owner: `Decoder.decode`."""
 
-    Owner: the call of `Decoder.decode`, and the mapped topic that it is fed to.
-    """
-
-    def __init__(
-        self, decoder: Decoder, source: int, now_us: int, mapped: Mapped | None = None
-    ) -> None:
-        self._decoder = decoder
-        self._checker = decoder.checker if mapped is None else mapped.checker
-        self.notices = decoder.notices if mapped is None else mapped.notices
-        self._explain: Explain = decoder.explain if mapped is None else mapped.explain
-        self._rules = decoder.rules
-        self.source = source
-        self.now_us = now_us
-        self.max_feature = decoder.rules.max_feature
-        self.time_unit = decoder.rules.time_unit
-        self.dim = decoder.rules.schema.edge_feature_dim
-        self.sets = self._checker.sets
-        self.keys = decoder.keys
-        self._reader = decoder.reader
+    def __init__(self, rules: Rules, reader: TopicReader, source: int, now_us: int) -> None:
+        self._rules = rules
+        self._reader = reader
+        self._source = source
+        self._now_us = now_us
+        self._dim = rules.schema.edge_feature_dim
         self._blocks: list[Block] = []
         self._rejected: list[Rejected] = []
+        self.num_skipped = 0
+        """Records, or items of one, that are no event."""
 
-    def finish(self) -> tuple[Block, list[Rejected]]:
-        """The events taken so far as one block, and the rejected ones."""
-        block = joined(self._blocks) if self._blocks else empty_block(self.dim)
-        self.notices.times(block.rows["time"][has_time(block.rows)], self.now_us)
-        return block, self._rejected
+    def result(self) -> Decoded:
+        """The events so far as one block, and the rejected ones."""
+        block = joined(self._blocks) if self._blocks else empty_block(self._dim)
+        self._reader.notices.times(block.rows["time"][has_time(block.rows)], self._now_us)
+        return Decoded(block, self._rejected)
 
-    def native(self, checker: EventChecker | None) -> "Batch":
-        """A batch of our own events, with a checker of theirs, that go into the same block."""
-        own = Batch(self._decoder, self.source, self.now_us)
-        own._checker = checker or own._checker
-        own._blocks, own._rejected = self._blocks, self._rejected
-        return own
+    def together(self, form: Any, records: Sequence[Any]) -> None:
+        """Decode records of one form, which hold one object each."""
 
-    def singles(
-        self,
-        records: Sequence[Any],
-        values: Sequence[bytes],
-        take: Take | None = None,
-        decode: Callable[[Any], None] | None = None,
-    ) -> None:
-        """Decode records that hold one JSON object each, halving a batch that does not fit.
+        def parse(some: Sequence[Any]) -> Block | None:
+            return self._reader.block(form, some, self._source, self._now_us)
 
-        Args: values: the records'; take: takes all of them, or returns False; decode: decodes one
-        record of any kind. Both are those of our own events where they are not given.
-        """
-        take = take or self._take_singles
-        decode = decode or self._decode_record
-        # Try the fast path; half as many may fit into memory.
-        num_blocks = len(self._blocks)
-        try:
-            if take(records, values):
-                return
-        except MemoryError:
-            del self._blocks[num_blocks:]
+        for some, block in by_halves(records, parse):
+            if block is not None:
+                self._take(block, len(some))
+            else:
+                for record in some:
+                    self.alone(record)
 
-        # Halve the batch, so that one bad record costs little.
-        if len(records) > NUM_ONE_BY_ONE:
-            half = len(records) // 2
-            self.singles(records[:half], values[:half], take, decode)
-            self.singles(records[half:], values[half:], take, decode)
-            return
-        for record in records:
-            self.record(record, decode)
+    def _take(self, block: Block, num_items: int) -> None:
+        self.num_skipped += num_items - len(block)
+        if len(block):
+            self._blocks.append(block)
 
-    def _take_singles(self, records: Sequence[Any], values: Sequence[bytes]) -> bool:
-        """Take one edge of each record.
-
-        Returns: False where one does not fit; then none is taken.
-        """
-        wire = self._reader.edges_of_lines(values)
-        if wire is None:
-            return False
-
-        # Each record has an offset and a timestamp of its own.
-        offset = np.fromiter((r.offset for r in records), np.int64, len(records))
-        stamp = np.fromiter(map(timestamp_us, records), np.int64, len(records))
-        return self.add(
-            self._checker.edges(wire, offset, 0, self.source, stamp, self.now_us), values
-        )
-
-    def record(self, record: Any, decode: Callable[[Any], None] | None = None) -> None:
-        """Decode a record of any kind by `decode`, which is as in `singles`; one that does not fit,
-        or does not fit into memory, is rejected as a whole."""
+    def alone(self, record: Any) -> None:
+        """Decode a record of any kind; one that does not fit, or does not fit into memory, is
+        rejected as a whole."""
+        # A record that lacks memory halfway is taken back as a whole.
         num_blocks = len(self._blocks)
         num_rejected = len(self._rejected)
+        reader = self._reader
         try:
             if any(name == REFUSED_HEADER for name, _ in record.headers or ()):
                 raise BadEvent("bad_batch", (record.value or b"").decode(errors="replace"))
@@ -253,17 +195,22 @@ class Batch:
                     "record_too_large",
                     f"{len(record.value)} bytes, at most {self._rules.max_record_bytes}",
                 )
-            (decode or self._decode_record)(record)
+            reader = reader.reader_of(record)
+            found = reader.open(record, self._source, self._now_us)
+            if isinstance(found, RecordItems):
+                self._one_by_one(reader, found)
+            else:
+                self._take(*found)
         except BadEvent as bad:
-            self.reject(record, bad)
+            self._reject(reader, record, bad)
         except (MemoryError, RecursionError) as error:
             del self._blocks[num_blocks:], self._rejected[num_rejected:]
             # What could just be read may be too deep to be written into a letter.
             is_deep = isinstance(error, RecursionError)
             why = ("too_deep", TOO_DEEP) if is_deep else NO_MEMORY
-            self.reject(record, BadEvent(*why))
+            self._reject(reader, record, BadEvent(*why))
 
-    def reject(self, record: Any, bad: BadEvent) -> None:
+    def _reject(self, reader: TopicReader, record: Any, bad: BadEvent) -> None:
         """Reject a whole record."""
         value = record.value or b""
         self._rejected.append(
@@ -271,228 +218,65 @@ class Batch:
                 offset=record.offset,
                 index=-1,
                 reason=bad.reason,
-                error=self._explain(bad, value),
+                error=reader.explain(bad, value),
                 raw=value,
                 content_type=content_header(record),
             )
         )
 
-    def _decode_record(self, record: Any) -> None:
-        """Decode a record by its content type. Raises: BadEvent."""
-        value: bytes | None = record.value
-        if value is None:
-            self._tombstone(record)
-            return
-
-        # The content type says how a value holds its events; JSON may be an array or an object.
-        kind = content_type(record.headers or ())
-        if kind == ARROW:
-            from streamd.decode.arrow import decode_arrow
-
-            decode_arrow(value, self, record)
-        elif kind == NDJSON:
-            self._many(
-                lines(value, self._rules.max_record_events), self._reader.edges_of_lines, record
-            )
-        elif value.lstrip()[:1] == b"[":
-            self._array(value, record)
-        else:
-            self._one_by_one([value], record)
-
-    def _array(self, value: bytes, record: Any) -> None:
-        """Decode a JSON array: as edges in one call, else element by element."""
-        wire = self._reader.edges_of_array(value)
-        if not wire or not self.add_edges(wire, record):
-            self._many(elements(value), lambda _: None, record)
-        elif self._reader.met_unknown:
-            self._notice_fields(elements(value))
-
-    def _many(
-        self,
-        items: Sequence[bytes | msgspec.Raw],
-        fast: Callable[[Sequence[Any]], list[WireEdge] | None],
-        record: Any,
-    ) -> None:
-        """Decode the items of one record: by `fast` where all are valid edges, else one by one."""
-        self.check_count(len(items))
-        wire = fast(items)
-        if wire is None or not self.add_edges(wire, record, items):
-            self._one_by_one(items, record)
-
-    def check_count(self, count: int) -> None:
-        """Refuse a record that holds no events or too many. Raises: BadEvent."""
-        if not count:
-            raise BadEvent("empty", "a record without events")
-        if count > self._rules.max_record_events:
-            raise BadEvent(
-                "too_many_events", f"{count} events, at most {self._rules.max_record_events}"
-            )
-
-    def add_edges(self, wire: Sequence[WireEdge], record: Any, items: Sequence[Any] = ()) -> bool:
-        """Take the edges of one record.
-
-        Args: items: their bytes, to name unknown fields.
-        Returns: False where one of them is not valid; then none is taken.
-        """
-        self.check_count(len(wire))
-        return self.add(
-            self._checker.edges(
-                wire,
-                record.offset,
-                np.arange(len(wire)),
-                self.source,
-                timestamp_us(record),
-                self.now_us,
-            ),
-            items,
-        )
-
-    def add_columns(
-        self, time_E: Int64, src: Int64, dst: Int64, values_ED: Float32, record: Any
-    ) -> bool:
-        """Take edges that come as columns, with the keys as numbers of the key table.
-
-        Returns: False where a time is not valid; then none is taken.
-        """
-        if time_E.min() < 0 or time_E.max() > min(MAX_TIME_US, self.horizon(record)):
-            return False
-        return self.add(
-            edge_block(
-                time_E,
-                src,
-                dst,
-                values_ED,
-                record.offset,
-                np.arange(len(time_E)),
-                self.source,
-                min(timestamp_us(record), self.now_us),
-            )
-        )
-
-    def add(self, block: Block | None, items: Sequence[bytes | msgspec.Raw] = ()) -> bool:
-        """Keep a block of valid events, if there is one.
-
-        Args: items: the events' bytes, where the reader may have met unknown fields in them.
-        Returns: whether there was a block.
-        """
-        if block is None:
-            return False
-        self._blocks.append(block)
-        if items and self._reader.met_unknown:
-            self._notice_fields(items)
-        return True
-
-    def _notice_fields(self, items: Sequence[bytes | msgspec.Raw]) -> None:
-        """Warn once of fields that no event has; then the reader stops looking for them."""
-        self._decoder.notices.unknown_fields(unknown_fields(items))
-        self._reader.watches = False
-
-    def _one_by_one(self, items: Sequence[bytes | msgspec.Raw], record: Any) -> None:
-        # In a topic of another shape only its header tells our own event.
-        sent = content_header(record)
-        self.events(
-            items,
-            self._reader.parse,
-            record,
-            lambda item: record.value if len(items) == 1 else bytes(item),
-            content_type=sent if sent.startswith(OWN_EVENT) else "",
-        )
-
-    def events(
-        self,
-        items: Sequence[Any],
-        read: Callable[[Any], WireEvent | None],
-        record: Any,
-        raw: Callable[[Any], bytes],
-        first: int = 0,
-        scale: int | None = None,
-        content_type: str = "",
-    ) -> None:
-        """Decode the items of one record one by one.
-
-        Args: read: parses an item, None where it is no event; raw: its bytes, kept where the event
-        is rejected; first: index of the first item in the record; scale: microseconds of the items'
-        unit of time, None for the stream's; content_type: of what `raw` returns.
-        """
-        horizon = self.horizon(record)
-        stamp = timestamp_us(record)
-        self._reader.met_unknown = False
-        rows: list[tuple[int, ...]] = []
-        values: list[Sequence[float]] = []
-        extras: list[Sequence[float]] = []
-        for index, item in enumerate(items, first):
-            # Check the event, or reject it alone.
+    def _one_by_one(self, reader: TopicReader, items: RecordItems) -> None:
+        """Take each item of a record that is a valid event, and reject the others."""
+        offset = items.record.offset
+        stamp_us = timestamp_us(items.record)
+        latest_us = reader.checker.latest(stamp_us, self._now_us)
+        rows = EventRows(self._source, self._now_us, self._dim)
+        for index, item in enumerate(items.items):
             try:
-                event = read(item)
+                event = items.read(item)
                 if event is None:
+                    self.num_skipped += 1
                     continue
-                time, kind, a, b, carried = self._checker.event(event, stamp, horizon, scale)
+                checked = reader.checker.event(event, stamp_us, latest_us, items.scale)
             except BadEvent as bad:
-                sent = raw(item)
+                raw = items.raw(item)
                 self._rejected.append(
                     Rejected(
-                        offset=record.offset,
+                        offset=offset,
                         index=index,
                         reason=bad.reason,
-                        error=self._explain(bad, sent),
-                        raw=sent,
-                        content_type=content_type,
+                        error=reader.explain(bad, raw),
+                        raw=raw,
+                        content_type=items.content_type,
                     )
                 )
                 continue
 
-            # Warn of what is odd in a valid event.
-            if self._reader.met_unknown:
-                self._notice_fields([raw(item)])
-            if event.time is None and kind in (EDGE, LABEL):
-                self.notices.no_time()
-            self.notices.rounded(self._checker.rounded)
+            # Warn of oddities in a valid event.
+            if type(event) is OddEvent:
+                reader.notices.unknown_fields([items.raw(item)])
+            if event.time is None and checked.kind in (EDGE, LABEL):
+                reader.notices.no_time()
+            reader.notices.rounded(checked.rounded)
+            rows.add(checked, offset, index, stamp_us)
+        if len(rows):
+            self._blocks.append(rows.block())
 
-            # Edges carry their features as a row of the matrix, other kinds as an extra.
-            extra = -1
-            if kind != EDGE and carried:
-                extra = len(extras)
-                extras.append(carried)
-            rows.append(
-                (
-                    time,
-                    min(stamp, self.now_us),
-                    self.source,
-                    record.offset,
-                    index,
-                    kind,
-                    a,
-                    b,
-                    extra,
-                )
-            )
-            values.append(carried if kind == EDGE else (0.0,) * self.dim)
 
-        # One block for all valid events, in the order in which the record holds them.
-        if rows:
-            matrix = np.array(values, np.float32).reshape(len(rows), self.dim)
-            self.add(Block(np.array(rows, ROW), matrix, extras))
+def by_halves(
+    records: Sequence[Any], parse: Callable[[Sequence[Any]], Block | None]
+) -> Iterator[tuple[Sequence[Any], Block | None]]:
+    """Parse records in batches, each half of one that does not fit, so that a bad one costs little.
 
-    def _tombstone(self, record: Any) -> None:
-        """Take a null value as the delete of the node that its key names. Raises: BadEvent."""
-        # The error says what is missing: the setting, the key, or the key's node set.
-        why = "" if self._rules.tombstones else "ingest.tombstones is dead_letter"
-        if not why and not record.key:
-            why = "so is the key"
-        if not why and len(self._checker.sets.node_names) > 1:
-            why = "nothing says of which node set its key is: give the topic a source with deletes"
-        if why:
-            raise BadEvent("tombstone", f"the value is null, and {why}")
-        try:
-            key = record.key.decode()
-        except UnicodeDecodeError:
-            raise BadEvent("bad_key", "the record's key is not UTF-8") from None
-        self.events([key], lambda key: WireEvent(type="delete", node=key), record, lambda _: b"")
-
-    def horizon(self, record: Any) -> int:
-        """The latest valid time of the record's events, microseconds."""
-        stamp = timestamp_us(record)
-        # A producer's clock may be ahead: its timestamp counts up to now only.
-        return (
-            self.now_us if stamp == NO_STAMP else min(stamp, self.now_us)
-        ) + self._rules.max_ahead_us
+    Yields: in order, records with their block, or a few with None, to be decoded one by one.
+    """
+    try:
+        block = parse(records)
+    except MemoryError:
+        # Half as many may fit into memory.
+        block = None
+    if block is not None or len(records) <= NUM_ONE_BY_ONE:
+        yield records, block
+        return
+    half = len(records) // 2
+    yield from by_halves(records[:half], parse)
+    yield from by_halves(records[half:], parse)

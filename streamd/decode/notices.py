@@ -1,11 +1,13 @@
 """Warnings about oddities in valid events, each logged once a process."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+import msgspec
 import numpy as np
 import structlog
 
 from streamd.decode.rounding import EXACT, NOTHING, Rounded
+from streamd.decode.wire import unknown_fields
 from streamd.events import Int64
 from streamd.telemetry import metrics
 
@@ -38,7 +40,8 @@ def other_unit(time_us: int, now_us: int, unit: str) -> str | None:
 class Notices:
     """Logs a warning about each kind of oddity once. Owner: the decoder.
 
-    all_rounded: the rounded values of all valid events so far.
+    all_rounded: the rounded values of all valid events so far. watches_fields: whether unknown
+    fields are still looked for.
     """
 
     def __init__(self, time_unit: str, unit_setting: str = "stream.time_unit") -> None:
@@ -47,9 +50,15 @@ class Notices:
         self._setting = unit_setting
         self._warned: set[str] = set()
         self.all_rounded = NOTHING
+        self.watches_fields = True
 
-    def unknown_fields(self, names: Sequence[str]) -> None:
-        """Warn that valid events have fields that nothing reads."""
+    def unknown_fields(self, items: Iterable[bytes | msgspec.Raw]) -> None:
+        """Warn that some valid events have fields that nothing reads, and look for no others.
+
+        items: the events' bytes.
+        """
+        self.watches_fields = False
+        names = unknown_fields(items)
         if names:
             self._warn_once("unknown_fields", fields=named(names), meaning="nothing reads them")
 

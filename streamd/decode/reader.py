@@ -9,7 +9,16 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from streamd.decode.event_sets import EventSets, SetFeatures
-from streamd.decode.wire import FAILURES, TOO_DEEP, StrictEvent, WireEvent, misfit, object_lines
+from streamd.decode.notices import Notices
+from streamd.decode.wire import (
+    FAILURES,
+    TOO_DEEP,
+    OddEvent,
+    StrictEvent,
+    WireEvent,
+    misfit,
+    object_lines,
+)
 from streamd.errors import BadEvent
 
 
@@ -72,23 +81,24 @@ class _EdgeDecoders:
 
 _UNKNOWN = "Object contains unknown field"
 _event = msgspec.json.Decoder(WireEvent)
+_odd_event = msgspec.json.Decoder(OddEvent)
 _strict_event = msgspec.json.Decoder(StrictEvent)
 
 
 class EventReader:
     """Parses events, which may have unknown fields. Owner: the decoder.
 
-    While `watches` is set, a strict parser is tried first, which costs nothing where there are no
-    unknown fields. `met_unknown` then says whether the last value read had some.
+    While `notices` looks for those, a strict parser is tried first, which costs nothing if there
+    are none. met_unknown: whether the last value had some.
     """
 
-    def __init__(self, sets: EventSets) -> None:
-        self.watches = True
+    def __init__(self, sets: EventSets, notices: Notices) -> None:
         self.met_unknown = False
+        self._notices = notices
         self._strict = _EdgeDecoders(sets, True)
         self._lenient = _EdgeDecoders(sets, False)
 
-    def edges_of_lines(self, values: Sequence[bytes]) -> list[WireEdge] | None:
+    def of_lines(self, values: Sequence[bytes]) -> list[WireEdge] | None:
         """Parse one edge of each value in one call; None unless each is one edge on one line."""
         lines = object_lines(values)
         if lines is None:
@@ -99,21 +109,22 @@ class EventReader:
             return None
         return edges if len(edges) == len(values) else None
 
-    def edges_of_array(self, value: bytes) -> list[WireEdge] | None:
-        """Parse a JSON array of edges; None where it is anything else."""
+    def of_array(self, value: bytes) -> list[WireEdge] | None:
+        """Parse a JSON array of edges; None where it is anything else, or empty."""
         try:
             edges: list[WireEdge] = self._read(
                 self._strict.array.decode, self._lenient.array.decode, value
             )
         except FAILURES:
             return None
-        return edges
+        return edges or None
 
     def parse(self, raw: bytes | msgspec.Raw) -> WireEvent:
-        """Parse one event. Raises: BadEvent."""
+        """Parse one event; one with unknown fields is an `OddEvent`. Raises: BadEvent."""
+        lenient = _odd_event if self._notices.watches_fields else _event
         try:
             # A ValidationError is a DecodeError too, so it must be caught first.
-            event: WireEvent = self._read(_strict_event.decode, _event.decode, raw)
+            event: WireEvent = self._read(_strict_event.decode, lenient.decode, raw)
         except msgspec.ValidationError as error:
             raise misfit(error) from None
         except RecursionError:
@@ -123,9 +134,9 @@ class EventReader:
         return event
 
     def _read(self, strict: Any, lenient: Any, value: bytes | msgspec.Raw) -> Any:
-        """Parse by `strict`, or by `lenient` where there are unknown fields. Raises: as they do."""
+        """Parse by `strict`, or by `lenient` if there are unknown fields. Raises: as they do."""
         self.met_unknown = False
-        if not self.watches:
+        if not self._notices.watches_fields:
             return lenient(value)
         try:
             return strict(value)

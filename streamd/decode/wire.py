@@ -4,7 +4,7 @@ import io
 import operator
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import msgspec
 
@@ -50,7 +50,13 @@ class StrictEvent(WireEvent, forbid_unknown_fields=True):
     """An event without unknown fields."""
 
 
+class OddEvent(WireEvent):
+    """An event with unknown fields."""
+
+
 FIELDS = WireEvent.__struct_fields__
+Items = Sequence[bytes | msgspec.Raw]
+"""Unparsed JSON objects."""
 MAX_NAMED_BYTES = 65_536
 """Largest event that is parsed once more for the names of its fields, which takes time."""
 _raws = msgspec.json.Decoder(list[msgspec.Raw])
@@ -156,3 +162,31 @@ def misfit(error: msgspec.ValidationError) -> BadEvent:
         return BadEvent("unknown_type", f"type is none of {', '.join(TYPES)}")
     what = what.replace("`", "").replace(" | null", "").replace(" | ", " or ").lower()
     return BadEvent("wrong_type", f"{where}: {what}" if where else f"an event: {what}")
+
+
+class Parser(Protocol):
+    """Parses many objects in one call."""
+
+    def of_lines(self, values: Sequence[bytes]) -> Sequence[Any] | None: ...
+
+    def of_array(self, value: bytes) -> Sequence[Any] | None: ...
+
+
+def has_several(value: bytes, is_lines: bool) -> bool:
+    """Whether a JSON value may hold several events. is_lines: whether it is NDJSON."""
+    return is_lines or value.lstrip()[:1] == b"["
+
+
+def parse_several(
+    parser: Parser, value: bytes, is_lines: bool, most: int
+) -> tuple[Sequence[Any] | None, Items]:
+    """Parse the objects of a value in one call.
+
+    Returns: the parsed ones, None where one does not fit; and the unparsed ones, which may be
+    missing where the others are not. Raises: BadEvent.
+    """
+    if is_lines:
+        items = lines(value, most)
+        return parser.of_lines(items), items
+    parsed = parser.of_array(value)
+    return parsed, () if parsed else elements(value)

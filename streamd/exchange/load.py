@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from streamd.clock import Clock
-from streamd.decode.block import ROW, Block, has_time, joined
-from streamd.decode.checks import edge_block, rules_of
-from streamd.decode.decoder import Decoder
+from streamd.decode.block import NO_STAMP, ROW, Block, Edges, Origin, edge_block, has_time, joined
+from streamd.decode.checks import rules_of
+from streamd.decode.decoder import Decoder, make_decoder
 from streamd.decode.rounding import Rounded
-from streamd.decode.sources.topic import make_decoder
 from streamd.errors import BadEvent, StreamdError
 from streamd.eventlog.writer import LogWriter
 from streamd.events import (
@@ -181,7 +180,14 @@ class Loader:
         a = self._numbers(src_E, of_src)
         b = self._numbers(dst_E, of_dst)
         rows_ED = schema.edge_rows(self.edge_set, values_ED)
-        return edge_block(time_E, a, b, rows_ED, self._next_rows(EDGE, len(src_E)), 0, 0)
+        origin = Origin(
+            source=0,
+            now_us=MAX_TIME_US,
+            offset=self._next_rows(EDGE, len(src_E)),
+            item=0,
+            stamp=NO_STAMP,
+        )
+        return edge_block(Edges(time_E, a, b, rows_ED), origin)
 
     def labels(self, node_L: Int64, time_L: Int64, target_LD: Float32) -> Block:
         """Make a block of labels of nodes with integer keys."""

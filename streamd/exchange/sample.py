@@ -13,8 +13,8 @@ from kafka.errors import KafkaError as ClientError
 
 from streamd.clock import Clock
 from streamd.decode.block import Block, empty_block, joined
+from streamd.decode.decoder import make_decoder
 from streamd.decode.rounding import Rounded
-from streamd.decode.sources.topic import make_decoder
 from streamd.errors import KafkaError, SettingsError
 from streamd.eventlog.odd_keys import OddKeys, count_copies, odd_keys, placeholder_ids
 from streamd.events import DELETE, EDGE, LABEL, NODE, Key, Schema

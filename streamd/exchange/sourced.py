@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from streamd.clock import Clock
+from streamd.decode.decoder import first_events, make_decoder
 from streamd.decode.sources.formats import JSON_FORMATS
-from streamd.decode.sources.topic import first_events, make_decoder
 from streamd.errors import SettingsError
 from streamd.exchange.load import RECORDS, FileRow
 from streamd.exchange.produce import Outgoing

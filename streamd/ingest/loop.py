@@ -12,8 +12,8 @@ import structlog
 
 from streamd.clock import Clock
 from streamd.decode.block import Block, empty_block, joined, renumber_keys
+from streamd.decode.decoder import make_decoder
 from streamd.decode.prepare import prepare
-from streamd.decode.sources.topic import make_decoder
 from streamd.errors import DataLossError, KafkaError, SchemaRegistryError
 from streamd.events import EventBatch, Position, empty_batch
 from streamd.ingest.dead_letters.sinks import DeadLetters

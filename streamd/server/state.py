@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, HTTPException, Request
 
-from streamd.decode.sources.topic import make_decoder
+from streamd.decode.decoder import make_decoder
 from streamd.registry import Registry
 from streamd.roles import roles_of
 from streamd.schema import Schema

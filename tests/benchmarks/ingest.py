@@ -21,7 +21,7 @@ from google.protobuf.json_format import MessageToDict
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from streamd.clock import SystemClock
-from streamd.decode.sources.topic import make_decoder
+from streamd.decode.decoder import make_decoder
 from streamd.decode.wire import ARROW
 from streamd.demo.broker import ApacheKafka
 from streamd.eventlog.journal.tail import JournalTail

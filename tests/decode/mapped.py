@@ -4,7 +4,7 @@ import json
 
 import yaml
 
-from streamd.decode.sources.topic import make_decoder
+from streamd.decode.decoder import make_decoder
 from streamd.settings.loading import load_settings, schema_of
 from tests.builders import Record, spell
 

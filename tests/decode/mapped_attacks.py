@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import structlog
 
-from streamd.decode.sources.topic import make_decoder
+from streamd.decode.decoder import make_decoder
 from streamd.settings.loading import load_settings, schema_of
 from tests.decode.attacks import megabytes, stream
 from tests.decode.mapped import NOW, TOPIC, record

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from streamd.decode.checks import Rules
 from streamd.decode.decoder import Decoder
-from streamd.decode.reader import EventReader
 from streamd.decode.wire import ARROW, NDJSON
 from streamd.events import DELETE, EDGE, LABEL, NODE, Schema
 from streamd.ingest.dead_letters.sinks import REASONS
@@ -198,7 +197,7 @@ def test_an_object_cut_in_two_and_two_objects_in_one_value_are_no_three_events()
 @pytest.mark.parametrize("blanks", [(b" ", b""), (b"", b"\r"), (b"\t", b" \n")])
 def test_blanks_around_a_value_are_none_of_it(blanks):
     values = [blanks[0] + json.dumps(edge(src=f"u:{i}")).encode() + blanks[1] for i in range(20)]
-    assert EventReader(decoder().checker.sets).edges_of_lines(values) is not None
+    assert decoder().own._reader.of_lines(values) is not None
     good, bad = decode_all(single_records(values))
     assert len(good) == 20 and not bad
 

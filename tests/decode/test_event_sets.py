@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamd.decode.sources.topic import make_decoder
+from streamd.decode.decoder import make_decoder
 from streamd.decode.wire import ARROW, NDJSON
 from streamd.events import DELETE, EDGE, LABEL, NODE, Schema, SetKey
 from streamd.ingest.order.batch_builder import as_json
@@ -76,7 +76,7 @@ def test_sets_and_forms_are_taken_together_as_they_are_alone(stream, monkeypatch
               dict(reversed(VIEW.items()))] * 3
     rows = [VIEW_ROW, BUY_ROW, KNOWS_ROW, VIEW_ROW, [*VIEW_ROW[:4], 0, 0, 0, 0, 0], BUY_ROW, KNOWS_ROW, VIEW_ROW] * 3
     reject = []
-    monkeypatch.setattr(stream.decoder.checker, "event", lambda *a: reject.append(a))
+    monkeypatch.setattr(stream.decoder.own.checker, "event", lambda *a: reject.append(a))
     fast = [stream.decode(events)[0], stream.decode(*events)[0],
             stream.decode("\n".join(map(json.dumps, events)).encode(), headers=[("content-type", NDJSON.encode())])[0]]
     assert not reject
@@ -84,7 +84,7 @@ def test_sets_and_forms_are_taken_together_as_they_are_alone(stream, monkeypatch
         assert [e.values for e in decoded] == rows
         assert [e.b for e in decoded] == [e["dst"] if e["edge_set"] == "knows" else SetKey(ITEM, e["dst"]) for e in events]
     monkeypatch.undo()
-    monkeypatch.setattr(stream.decoder.checker, "edges", lambda *a: None)
+    monkeypatch.setattr(stream.decoder.own, "_edges", lambda *a: None)
     slow, bad = stream.decode(events)
     assert bad == [] and [(e.a, e.b, e.values, e.time) for e in slow] == [(e.a, e.b, e.values, e.time) for e in fast[0]]
 
@@ -164,7 +164,7 @@ def test_arrow_rows_name_their_sets(stream, monkeypatch, kind):
     rows = [VIEW | {"features": [2.5, 1]}, BUY | {"features": [3.5, 1, 0, 0]}, KNOWS | {"features": []}] * 5
     columns = {name: pa.array([r[name] for r in rows], kind if name == "features" else None) for name in BUY}
     headers = [("content-type", ARROW.encode())]
-    monkeypatch.setattr("streamd.decode.arrow._as_rows", None)
+    monkeypatch.setattr("streamd.decode.arrow.rows_of", None)
     fast, bad = stream.decode(arrow(columns), headers=headers)
     assert bad == [] and [e.values for e in fast] == [VIEW_ROW, BUY_ROW, KNOWS_ROW] * 5
     assert [e.b for e in fast[:3]] == [SetKey(ITEM, "8"), SetKey(ITEM, "41"), "9"]
@@ -246,7 +246,7 @@ LIKELY = st.sampled_from([VIEW, BUY, KNOWS, VIEW | {"features": [1, 0]}, BUY | {
 @settings(max_examples=200, deadline=None)
 def test_many_at_once_are_what_each_is_alone(events):
     at_once, alone = Stream(SETS), Stream(SETS)
-    alone.decoder.checker.edges = lambda *a: None
+    alone.decoder.own._edges = lambda *a: None
     told = []
     for stream in (at_once, alone):
         for values in ([events], events):

@@ -30,7 +30,7 @@ records = st.lists(st.tuples(st.sampled_from(VALUES), headers), max_size=30)
 def decoded(some, one_by_one):
     decoder = Decoder(Rules(Schema(0, 1, 0)))
     if one_by_one:
-        decoder._values_of_singles = lambda *_: []
+        decoder.own.form_of = lambda record: None
     block, rejected = decoder.decode(some, 0, NOW)
     return spell(block, decoder.keys.keys), rejected
 
@@ -48,7 +48,7 @@ def test_no_producer_makes_the_decoder_remember_without_limit():
     decoder = Decoder(Rules(Schema(0, 0, 0)))
     some = [Record(PLAIN, at, headers=((f"name-{at}", b"x"), ("y" * 500 + str(at), b""))) for at in range(3 * MAX_KNOWN)]
     block, rejected = decoder.decode(some, 0, NOW)
-    assert len(block) == len(some) and not rejected and len(decoder.headers.harmless) <= MAX_KNOWN
+    assert len(block) == len(some) and not rejected and len(decoder.own.headers.harmless) <= MAX_KNOWN
 
 
 def varint(number):

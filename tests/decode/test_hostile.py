@@ -11,6 +11,7 @@ import pytest
 from streamd.decode import arrow
 from streamd.decode.arrow_metadata import check_head
 from streamd.decode.decoder import Decoder
+from streamd.decode.record_items import RecordItems
 from streamd.decode.wire import ARROW
 from streamd.errors import BadEvent
 from streamd.ingest.dead_letters.sinks import REASONS
@@ -48,7 +49,7 @@ def test_no_record_of_four_megabytes_grows_the_process_beyond_a_bound(program, c
     ({"src": ["a"], "dst": ["b"], "\x1b[2J\n": [1]}, r"no event has \\x1b\[2J\\n; .*: leave it out"),
 ])
 def test_a_column_is_refused_by_name_before_a_row_is_made(columns, said, monkeypatch):
-    monkeypatch.setattr(arrow, "_as_rows", None)
+    monkeypatch.setattr(arrow, "rows_of", None)
     good, (bad,) = decode(stream(columns), ARROW_HEADER)
     assert not good and (bad.index, bad.reason) == (-1, "bad_arrow")
     assert re.search(said, bad.error), bad.error
@@ -86,11 +87,12 @@ def test_rows_are_numbered_on_across_the_thousands_that_are_made_at_a_time():
 
 
 def test_a_record_without_memory_is_one_dead_letter_and_nothing_of_it_goes_in(monkeypatch):
-    def fails(value, sink, record):
-        sink.events([edge()], arrow.converted, record, lambda row: b"")
+    def items():
+        yield edge()
         raise MemoryError
 
-    monkeypatch.setattr(arrow, "decode_arrow", fails)
+    monkeypatch.setattr(arrow, "read_table", lambda value, rules: pa.table({"src": ["a"]}))
+    monkeypatch.setattr(arrow, "rows_of", lambda table, record, unit: RecordItems(record=record, items=items(), read=arrow.converted, raw=lambda row: b""))
     good, bad = decode_all([Record(json.dumps(edge()).encode(), 1), Record(b"big", 2, headers=ARROW_HEADER),
                             Record(json.dumps(edge()).encode(), 3)])
     assert [e.offset for e in good] == [1, 3]
@@ -100,14 +102,14 @@ def test_a_record_without_memory_is_one_dead_letter_and_nothing_of_it_goes_in(mo
 def test_single_events_that_lack_memory_together_go_alone(monkeypatch):
     from streamd.decode.reader import EventReader
 
-    together = EventReader.edges_of_lines
+    together = EventReader.of_lines
 
     def fails(self, values):
         if len(values) > 20:
             raise MemoryError
         return together(self, values)
 
-    monkeypatch.setattr(EventReader, "edges_of_lines", fails)
+    monkeypatch.setattr(EventReader, "of_lines", fails)
     good, bad = decode_all([Record(json.dumps(edge()).encode(), at) for at in range(100)])
     assert [e.offset for e in good] == list(range(100)) and not bad
 

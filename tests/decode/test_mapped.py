@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from streamd.decode import decoder
+from streamd.decode.decoder import make_decoder
 from streamd.decode.sources import topic as mapped
-from streamd.decode.sources.topic import make_decoder
 from streamd.decode.wire import ARROW, NDJSON, OWN_EVENT, OWN_ROW
 from streamd.errors import SchemaRegistryError
 from streamd.events import DELETE, EDGE, LABEL, NODE
@@ -38,7 +39,7 @@ def test_a_record_in_its_own_shape_becomes_an_edge(clicks):
 def test_a_batch_is_taken_by_columns_and_equals_each_record_alone(clicks, monkeypatch):
     values = [click(user_id=i, pay=p) for i, p in enumerate(["card", "cash", "x", None] * 10)]
     alone = [clicks.one(v)._replace(offset=i) for i, v in enumerate(values)]
-    monkeypatch.setattr(mapped.MappedTopic, "_one_by_one", None)
+    monkeypatch.setattr(mapped.MappedTopic, "open", None)
     assert clicks.decode(*values) == (alone, [])
 
 
@@ -374,7 +375,7 @@ class Rows:
 
 def test_a_format_that_cannot_be_decoded_now_stops_the_call_and_takes_nothing(tmp_path, monkeypatch):
     rows = Rows()
-    monkeypatch.setattr(mapped, "make_format", lambda source, settings: rows)
+    monkeypatch.setattr(decoder, "make_format", lambda source, registry, max_rows: rows)
     topic = Topic(CLICKS.replace("time: iso8601", "time: iso8601\n    format: arrow"), tmp_path)
     values = [record(json.dumps([click(user_id=i)]).encode(), i) for i in range(20)]
     rows.away = True

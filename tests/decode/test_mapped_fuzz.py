@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamd.decode import encoding
+from streamd.decode.block import empty_block
 from streamd.decode.sources import paths as shapes
 from streamd.decode.sources import rules as mapping
 from streamd.decode.sources import topic as mapped
@@ -39,9 +40,9 @@ def crash_on_fractions_as_keys(monkeypatch):
 
 
 def lose_a_neighbour(monkeypatch):
-    take = mapped.MappedTopic._take_columns
-    monkeypatch.setattr(mapped.MappedTopic, "_take_columns",
-                        lambda self, batch, form, records, columns, *rest: take(self, batch, form, records, columns, *rest) if len(records) != 3 else True)
+    block = mapped.MappedTopic._block
+    monkeypatch.setattr(mapped.MappedTopic, "_block", lambda self, form, records, columns, origin: empty_block(self._rules.schema.edge_feature_dim)
+                        if len(records) == 3 else block(self, form, records, columns, origin))
 
 
 def read_a_missing_value_otherwise(monkeypatch):

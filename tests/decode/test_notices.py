@@ -80,6 +80,6 @@ def test_fields_of_refused_events_are_not_said_to_be_taken():
 
 def test_fields_once_named_are_no_longer_looked_for():
     used = decoder()
-    assert used.reader.watches
+    assert used.notices.watches_fields
     used.decode(records(edge(weight=3), together="singles"), 0, NOW)
-    assert not used.reader.watches, "a stream that always has them goes by the fast parser"
+    assert not used.notices.watches_fields, "a stream that always has them goes by the fast parser"

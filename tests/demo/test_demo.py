@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from streamd.clock import SystemClock
-from streamd.decode.sources.topic import make_decoder
+from streamd.decode.decoder import make_decoder
 from streamd.demo import play
 from streamd.demo.days_table import render, rows
 from streamd.demo.player import Player

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from streamd.decode.sources import topic as mapped
+from streamd.decode import decoder
 from streamd.decode.wire import OWN_EVENT_US
 from streamd.errors import JournalError, SchemaRegistryError
 from streamd.ingest import loop
@@ -127,7 +127,7 @@ class Away:
 
 def test_ingest_waits_for_a_registry_and_loses_nothing(tmp_path, monkeypatch):
     registry = Away()
-    monkeypatch.setattr(mapped, "make_format", lambda source, settings: registry)
+    monkeypatch.setattr(decoder, "make_format", lambda source, settings, max_rows: registry)
     world = World(tmp_path, **DECLARED | {"sources": [DECLARED["sources"][0] | {"format": "arrow"}]})
     now_s = world.clock.now_us() // 10**6
     for i in range(10):

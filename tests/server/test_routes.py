@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import schemathesis
 
-from streamd.decode.sources.topic import make_decoder
+from streamd.decode.decoder import make_decoder
 from streamd.errors import KafkaError, SettingsError
 from streamd.server.http.event_forwarding import Forwarder
 from streamd.settings.loading import load_settings, schema_of

@@ -76,10 +76,6 @@ class Form:
         if self.mark and of_value.count(None) == len(of_value) and self.mark not in parsed(raw):
             raise BadEvent("missing_field", f"{self.mark} is missing: the source's envelope has it")
 
-    def num_rows(self, of_values: Columns) -> int:
-        """The number of rows of columns that come from values."""
-        return len(of_values[0])
-
     def row(self, record: Any, of_value: Sequence[Any]) -> list[Any]:
         """All values of one record."""
         row = [None] * len(self.layout.paths)

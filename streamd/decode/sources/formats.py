@@ -12,7 +12,7 @@ from streamd.decode.arrow_metadata import check_batches, check_head
 from streamd.decode.notices import named
 from streamd.decode.sources.registry_framing import JSONValues, RegistryValues
 from streamd.errors import BadEvent
-from streamd.settings.loading import Settings
+from streamd.settings.loading import SchemaRegistrySettings
 from streamd.settings.sources import REGISTRY_FORMATS, SourceSettings
 
 MAX_VALUES = 2_000_000
@@ -38,13 +38,20 @@ class Format(Protocol):
         """
 
 
-def make_format(source: SourceSettings, settings: Settings) -> Format:
-    """The format of a source that is not in `JSON_FORMATS`. Raises: SettingsError."""
+def make_format(
+    source: SourceSettings, registry: SchemaRegistrySettings, max_events: int
+) -> Format | None:
+    """The format of a source; None for one of `JSON_FORMATS`.
+
+    max_events: most of them in a record. Raises: SettingsError.
+    """
+    if source.format in JSON_FORMATS:
+        return None
     if source.format in REGISTRY_FORMATS:
-        return RegistryValues(source.format, settings.schema_registry)
+        return RegistryValues(source.format, registry)
     if source.format == "json-schema":
         return JSONValues()
-    return ArrowRows(settings.ingest.max_record_events)
+    return ArrowRows(max_events)
 
 
 class ArrowRows:

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streamd.decode.block import Edges
 from streamd.decode.encoding import Feature, Times
 from streamd.decode.node_ids import INT64_MAX, KeyTable
-from streamd.decode.rounding import EXACT, NOTHING, Rounded, count_rounded
+from streamd.decode.rounding import EXACT, NOTHING, count_rounded
 from streamd.decode.sources.paths import Columns, Steps, follow, kind_of
 from streamd.decode.wire import EventType, WireEvent
 from streamd.errors import BadEvent
-from streamd.events import Bools, Float32, Int64, Schema
+from streamd.events import Bools, Int64, Schema
 from streamd.settings.sources import (
     DeleteFields,
     DeleteRule,
@@ -192,18 +193,6 @@ class Rule:
         return all(c.holds(row) for c in self.conditions)
 
 
-@dataclass(frozen=True, slots=True)
-class Edges:
-    """Columns of n edges: int64[n] microseconds, int64[n] key numbers, float32[n, D] rows of
-    features, and those of their values that were rounded."""
-
-    time: Int64
-    src: Int64
-    dst: Int64
-    values: Float32
-    rounded: Rounded
-
-
 class Layout:
     """The rules of a source for records of one form. Owner: the source's decoder.
 
@@ -258,16 +247,16 @@ class Layout:
                 others |= met
         return edges, others
 
-    def edges(self, columns: Columns, stamps: Int64) -> Edges | None:
-        """The columns of n records that are all edges; None where one is not valid.
+    def edges(self, columns: Columns, stamp: Any, count: int) -> Edges | None:
+        """The columns of `count` records that are all edges; None where one is not valid.
 
-        stamps: int64[n] timestamps of the records, microseconds.
+        stamp: timestamps of the records, microseconds, as in `Origin`.
         """
         rule = self._edges
         assert rule is not None
-        count = len(stamps)
         if self._times is None:
-            time = stamps if (stamps >= 0).all() else None
+            stamp_E = np.broadcast_to(stamp, count)
+            time = stamp_E if (stamp_E >= 0).all() else None
         else:
             assert rule.time is not None
             time = self._times.column(rule.time.column(columns, count))

@@ -3,25 +3,24 @@
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from streamd.decode.block import ROW, Block, Rejected, joined, timestamp_us
-from streamd.decode.checks import EventChecker, Rules, edge_block, rules_of
-from streamd.decode.decoder import NUM_SINGLES, SINGLES_BYTES, Batch, Decoder
+from streamd.decode.block import Block, EventRows, Origin, empty_block, joined, timestamp_us
+from streamd.decode.checks import EventChecker, Rules
 from streamd.decode.encoding import Times
 from streamd.decode.error_texts import MAX_TEXT, foreign
-from streamd.decode.event_sets import features_of
 from streamd.decode.headers import content_header, content_of
 from streamd.decode.notices import Notices
+from streamd.decode.own_events import OwnEvents
+from streamd.decode.record_items import RecordItems
 from streamd.decode.rounding import NOTHING
 from streamd.decode.sources.cloudevents import STRUCTURED, as_structured, mode_of, with_data
 from streamd.decode.sources.drop_keys import DropKeys
 from streamd.decode.sources.envelopes import CHANGED, DELETED, Form, FormMaker, forms_of
-from streamd.decode.sources.formats import JSON_FORMATS, Format, make_format
+from streamd.decode.sources.formats import Format
 from streamd.decode.sources.paths import Columns, kind_of, parsed
 from streamd.decode.sources.rules import FeatureSets
 from streamd.decode.wire import (
@@ -29,13 +28,13 @@ from streamd.decode.wire import (
     OWN_EVENT_US,
     OWN_ROW,
     REFUSED_HEADER,
+    Items,
     WireEvent,
     elements,
-    lines,
+    has_several,
+    parse_several,
 )
 from streamd.errors import BadEvent
-from streamd.events import EDGE, LABEL, MAX_TIME_US, Int64, Key, Schema, split_key
-from streamd.settings.loading import Settings, edge_sets, node_sets
 from streamd.settings.sources import SourceSettings
 from streamd.telemetry import metrics
 
@@ -45,71 +44,49 @@ WRAPPED = b'{"schema"'
 """Beginning of a value that a converter with schemas wrote: `payload` comes behind the schema."""
 
 
-def make_decoder(settings: Settings, schema: Schema) -> Decoder:
-    """A decoder of our own events and of all topics in `sources`."""
-    rules = rules_of(settings, schema)
-    decoder = Decoder(rules)
-    for source in settings.sources:
-        decoder.mapped[source.topic] = MappedTopic(settings, source, rules, decoder.checker)
-    return decoder
-
-
-def first_events(block: Block, keys: Sequence[Key]) -> dict[int, tuple[str, int | None]]:
-    """By offset of its record, the first event's key (source or node) and its time in microseconds,
-    None where it has none. keys: by the numbers in the block."""
-    first = {}
-    for event in block.rows[::-1]:
-        time = int(event["time"]) if event["kind"] in (EDGE, LABEL) else None
-        first[int(event["offset"])] = (str(split_key(keys[int(event["a"])])[1]), time)
-    return first
-
-
 class MappedTopic:
-    """Makes events of one topic's records, as its source says. Owner: the decoder.
+    """Reads records of one topic by its source's mapping. Owner: the decoder. See `TopicReader`.
 
     It remembers the last record of each partition and the last one that deleted a row: a tombstone
     with the same key directly after that one is skipped.
     """
 
     def __init__(
-        self, settings: Settings, source: SourceSettings, rules: Rules, native: EventChecker
+        self, source: SourceSettings, rules: Rules, own: OwnEvents, form: Format | None
     ) -> None:
-        """native: the checker of our own events, with which it shares keys and sets."""
-        form = source.time or settings.stream.time_unit
-        has_unit = form in ("s", "ms", "us")
+        """own: reads our own events; the topic has the same keys and sets. form: of the values,
+        None for JSON."""
+        time = source.time or rules.time_unit
+        has_unit = time in ("s", "ms", "us")
         # Times arrive at the checker in microseconds, whatever their unit is in the record.
         self._rules = replace(
             rules,
-            time_unit=form if has_unit else "us",
+            time_unit=time if has_unit else "us",
             unit_setting="the source's time" if has_unit else "",
         )
         self.notices = Notices(self._rules.time_unit, self._rules.unit_setting)
-        self.checker = EventChecker(self._rules, self.notices, native)
-        own_rules = replace(rules, time_unit="us", unit_setting="")
-        self._own_checker = EventChecker(own_rules, self.notices, native)
-        self._source = source
-        self._drop_keys = DropKeys(source, native.keys)
-        self._times = Times(form)
-        edges = edge_sets(settings)
-        nodes = node_sets(settings)
-        of_nodes = source.nodes.node_set if source.nodes is not None else None
-        sets = FeatureSets(
-            features_of(edges[source.edge_set or next(iter(edges))]),
-            features_of(nodes[of_nodes or next(iter(nodes))]),
+        self.checker = EventChecker(self._rules, self.notices, own.checker)
+        in_us = EventChecker(
+            replace(rules, time_unit="us", unit_setting=""), self.notices, own.checker
         )
-        maker = FormMaker(source, sets, native.keys, rules.schema, rules.max_feature, form)
-        self._forms = forms_of(source, maker, source.format in JSON_FORMATS)
+        self._own, self._own_in_us = own, own.checked_by(in_us)
+        self._source = source
+        self._times = Times(time)
+        of_nodes = source.nodes.node_set if source.nodes is not None else None
+        names = rules.schema.edge_set_names, rules.schema.node_set_names
+        sets = FeatureSets(
+            rules.features.of_edges[names[0].index(source.edge_set) if source.edge_set else 0],
+            rules.features.of_nodes[names[1].index(of_nodes) if of_nodes else 0],
+        )
+        maker = FormMaker(source, sets, self.checker.keys, rules.schema, rules.max_feature, time)
+        self._drop_keys = DropKeys(source, own.checker.keys)
+        self._forms = forms_of(source, maker, form is None)
         self._tombstone = maker.tombstone()
-        self._is_ndjson = source.format == "ndjson"
-        self._format: Format | None = None
-        if source.format not in JSON_FORMATS:
-            self._format = make_format(source, settings)
+        self._format = form
         self._newest: dict[int, int] = {}
         """Partition -> offset of the last decoded record."""
         self._row_delete: dict[int, tuple[int, bytes | None]] = {}
         """Partition -> offset and key of the last record that deleted a row."""
-        self._num_skipped = 0
-        self._rounded = NOTHING
         metrics.begin_at_zero(metrics.skipped, (source.topic,))
 
     def prepare(self, records: Sequence[Any], waiting: Callable[[], None]) -> None:
@@ -133,30 +110,9 @@ class MappedTopic:
         is_first = partition not in self._newest
         return is_first and record.value is None and self._source.envelope == "debezium"
 
-    def feed(self, batch: Batch, records: Sequence[Any]) -> tuple[Block, list[Rejected]]:
-        """Decode records of one partition. Raises: SchemaRegistryError."""
-        self._num_skipped = 0
-        first = 0
-        while first < len(records):
-            name, values = self._values_of_singles(records, first)
-            if values:
-                batch.singles(
-                    records[first : first + len(values)],
-                    values,
-                    partial(self._take, batch, self._forms[name]),
-                    partial(self._record, batch),
-                )
-                first += len(values)
-            else:
-                batch.record(records[first], partial(self._record, batch))
-                first += 1
-            self._newest[batch.source] = records[first - 1].offset
-
-        # What was skipped is counted once the records are done with.
-        if self._num_skipped:
-            metrics.skipped.labels(self._source.topic).inc(self._num_skipped)
-        block, rejected = batch.finish()
-        return self._drop_keys.keep(block), rejected
+    def remember(self, partition: int, offset: int) -> None:
+        """Note the last decoded record of a partition."""
+        self._newest[partition] = offset
 
     def explain(self, bad: BadEvent, raw: bytes | msgspec.Raw) -> str:
         """The text of an error, which names paths and never shows values."""
@@ -165,33 +121,28 @@ class MappedTopic:
             hint = foreign(bytes(memoryview(raw)[:64]))
         return f"{bad}{'; ' if hint else ''}{hint}"[:MAX_TEXT]
 
-    def _values_of_singles(self, records: Sequence[Any], first: int) -> tuple[str, list[bytes]]:
-        """The values of the records from `first` on that hold one object each and have one form,
-        up to the first that does not or is too much; and the name of the form."""
-        values: list[bytes] = []
-        name = ""
-        size = 0
-        for record in records[first : first + NUM_SINGLES]:
-            value = record.value
-            if value is None or len(value) > self._rules.max_record_bytes:
-                break
-            if self._format is None and value[:1] != b"{":
-                break
-            size += len(value)
-            if size > SINGLES_BYTES and values:
-                break
-            form = self._form_name(record)
-            if form not in self._forms or (values and form != name):
-                break
-            # Among values of another format, one in JSON goes alone.
-            if self._format is not None and self._is_json(record, form):
-                break
-            name = form
-            values.append(value)
-        return name, values
+    def reader_of(self, record: Any) -> "OwnEvents | MappedTopic":
+        """The reader of a record: that of our own events if its header marks it as one."""
+        if record.value is None or self._form_name(record) != SPECIAL:
+            return self
+        return self._own_in_us if content_header(record) == OWN_EVENT_US else self._own
+
+    def keep(self, block: Block) -> Block:
+        """The events of a block without those of dropped keys, which are counted."""
+        return self._drop_keys.keep(block)
+
+    def form_of(self, record: Any) -> Form | None:
+        """The form of a record of one object; None for any other, which goes alone."""
+        if self._format is None and record.value[:1] != b"{":
+            return None
+        name = self._form_name(record)
+        # Among values of another format, one in JSON goes alone.
+        if self._format is not None and self._is_json(record, name):
+            return None
+        return self._forms.get(name)
 
     def _form_name(self, record: Any) -> str:
-        """The name of a record's form; `SPECIAL` where its headers say that it is none of them."""
+        """The name of a record's form; `SPECIAL` if its headers mark it as none of them."""
         kind = ""
         if record.headers:
             kind = content_of(record.headers)
@@ -211,21 +162,21 @@ class MappedTopic:
             return True
         return content_of(record.headers or ()) == OWN_ROW
 
-    def _take(
-        self, batch: Batch, form: Form, records: Sequence[Any], values: Sequence[bytes]
-    ) -> bool:
-        """Take one event of each record; False where one needs a look alone, then none is taken."""
-        columns = self._columns_of_singles(form, values)
-        if columns is None:
-            return False
-        offset = np.fromiter((r.offset for r in records), np.int64, len(records))
-        stamp = np.fromiter(map(timestamp_us, records), np.int64, len(records))
-        item = np.zeros(len(records), np.int64)
-        return self._take_columns(batch, form, records, columns, offset, item, stamp)
+    def block(
+        self, form: Form, records: Sequence[Any], partition: int, now_us: int
+    ) -> Block | None:
+        """The events of records of one object each, without those to be skipped; None if one has
+        to be decoded alone."""
+        of_values = self._columns_of_values(form, [record.value for record in records])
+        if of_values is None:
+            return None
+        origin = Origin.of_records(records, partition, now_us)
+        return self._block(form, records, of_values, origin)
 
-    def _columns_of_singles(self, form: Form, values: Sequence[bytes]) -> Columns | None:
+    def _columns_of_values(self, form: Form, values: Sequence[bytes]) -> Columns | None:
         if self._format is None:
             return form.shape.of_lines(values)
+        # A registry's formats parse one value at a time.
         rows = []
         for value in values:
             try:
@@ -237,174 +188,99 @@ class MappedTopic:
             rows += of_value
         return form.shape.of_rows(rows)
 
-    def _take_columns(
-        self,
-        batch: Batch,
-        form: Form,
-        records: Sequence[Any],
-        of_values: Columns,
-        offset: Int64,
-        item: Int64,
-        stamp: Int64,
-    ) -> bool:
-        """Take n events, or skip them; False where one needs a look alone, then none is taken.
-
-        offset, item, stamp: int64[n], of their records.
-        """
+    def _block(
+        self, form: Form, records: Sequence[Any], of_values: Columns, origin: Origin
+    ) -> Block | None:
+        """As `block`. records: of each event. of_values: the columns that are in the values."""
         columns = form.columns(records, of_values)
         if columns is None:
-            return False
+            return None
+        # Each event goes by the first rule whose conditions it meets.
         is_edge, is_other = form.layout.split(columns, len(records))
         at_edges, at_others = np.flatnonzero(is_edge), np.flatnonzero(is_other)
 
         # Edges as columns, events of other types from the same columns one by one.
-        self._rounded = NOTHING
-        blocks = []
+        rounded = NOTHING
+        made: list[Block] = []
         if len(at_edges):
-            columns_E = columns
+            columns_E, origin_E = columns, origin
             if len(at_edges) < len(records):
                 kept = is_edge.tolist()
                 columns_E = [list(itertools.compress(column, kept)) for column in columns]
-            places = offset[is_edge], item[is_edge], stamp[is_edge]
-            blocks.append(self._edge_block(batch, form, columns_E, *places))
+                origin_E = origin.take(is_edge)
+            edges = form.layout.edges(columns_E, origin_E.stamp, len(at_edges))
+            block = None if edges is None else self.checker.block(edges, origin_E)
+            if edges is None or block is None:
+                return None
+            rounded += edges.rounded
+            made.append(block)
         if len(at_others):
-            blocks.append(self._other_block(batch, form, columns, at_others, offset, item, stamp))
-        made = [block for block in blocks if block is not None]
-        if len(made) < len(blocks):
-            return False
-
-        # Together in the order in which the records hold them.
-        if len(made) == 1:
-            batch.add(made[0])
-        elif made:
-            order = np.argsort(np.concatenate([at_edges, at_others]))
-            batch.add(joined(made).take(order))
-        self._num_skipped += len(records) - len(at_edges) - len(at_others)
-        self.notices.rounded(self._rounded)
-        return True
-
-    def _edge_block(
-        self,
-        batch: Batch,
-        form: Form,
-        columns: Columns,
-        offset: Int64,
-        item: Int64,
-        stamp: Int64,
-    ) -> Block | None:
-        """The block of n edges; None where one of them is not valid."""
-        edges = form.layout.edges(columns, stamp)
-        if edges is None or edges.time.min() < 0 or edges.time.max() > MAX_TIME_US:
-            return None
-        if (edges.time > self.checker.horizon(stamp, batch.now_us)).any():
-            return None
-        self._rounded += edges.rounded
-        return edge_block(
-            edges.time,
-            edges.src,
-            edges.dst,
-            edges.values,
-            offset,
-            item,
-            batch.source,
-            np.minimum(stamp, batch.now_us),
-        )
-
-    def _other_block(
-        self,
-        batch: Batch,
-        form: Form,
-        columns: Columns,
-        at: Int64,
-        offset: Int64,
-        item: Int64,
-        stamp: Int64,
-    ) -> Block | None:
-        """The block of the events at some rows, none of which is an edge; None where one of them
-        is not valid."""
-        rows = []
-        extras: list[Sequence[float]] = []
-        horizon = self.checker.horizon(stamp[at], batch.now_us).tolist()
-        for i, latest in zip(at.tolist(), horizon, strict=True):
-            stamp_us = int(stamp[i])
+            rows = EventRows(origin.source, origin.now_us, self._rules.schema.edge_feature_dim)
             try:
-                event = form.layout.event([column[i] for column in columns], stamp_us)
-                assert event is not None
-                time, kind, a, b, carried = self.checker.event(event, stamp_us, latest, 1)
+                for i in at_others.tolist():
+                    offset, item, stamp_us = origin.of(i)
+                    event = form.layout.event([column[i] for column in columns], stamp_us)
+                    assert event is not None
+                    latest_us = self.checker.latest(stamp_us, origin.now_us)
+                    checked = self.checker.event(event, stamp_us, latest_us, 1)
+                    rounded += checked.rounded
+                    rows.add(checked, offset, item, stamp_us)
             except BadEvent:
                 return None
-            self._rounded += self.checker.rounded
-            extra = len(extras) if carried else -1
-            extras += [carried] if carried else []
-            seen = min(stamp_us, batch.now_us)
-            rows.append((time, seen, batch.source, int(offset[i]), int(item[i]), kind, a, b, extra))
-        return Block(np.array(rows, ROW), np.zeros((len(rows), batch.dim), np.float32), extras)
+            made.append(rows.block())
 
-    def _record(self, batch: Batch, record: Any) -> None:
-        """Decode a record of any kind. Raises: BadEvent, SchemaRegistryError."""
-        if record.value is None:
-            self._decode_tombstone(batch, record)
-            return
+        # Together in the order in which the records hold them.
+        self.notices.rounded(rounded)
+        if len(made) == 2:
+            return joined(made).take(np.argsort(np.concatenate([at_edges, at_others])))
+        return made[0] if made else empty_block(self._rules.schema.edge_feature_dim)
+
+    def open(self, record: Any, partition: int, now_us: int) -> tuple[Block, int] | RecordItems:
+        """The events of a record of any kind and the number of its items, or the items.
+
+        Raises: BadEvent, SchemaRegistryError.
+        """
+        value: bytes | None = record.value
+        if value is None:
+            return self._open_tombstone(record, partition)
         name = self._form_name(record)
-        if name == SPECIAL:
-            is_finer = content_header(record) == OWN_EVENT_US
-            batch.native(self._own_checker if is_finer else None).record(record)
-            return
+        form = self._forms[name]
 
         # Values of other formats are rows; a dead letter that was one comes back as JSON.
-        form = self._forms[name]
-        value: bytes = record.value
         if self._format is not None and not self._is_json(record, name):
-            self._rows(batch, form, record, self._format.decode(value))
-        elif self._is_ndjson and content_of(record.headers or ()) not in STRUCTURED:
-            items = lines(value, self._rules.max_record_events)
-            self._many(batch, form, record, form.shape.of_lines(items), items)
-        elif value.lstrip()[:1] == b"[":
-            columns = form.shape.of_array(value)
-            self._many(batch, form, record, columns, () if columns else elements(value))
-        else:
-            self._one_by_one(batch, form, record, [value])
+            return self._open_rows(form, record, partition, now_us)
+        content = content_of(record.headers or ())
+        is_lines = self._source.format == "ndjson" and content not in STRUCTURED
+        items: Items = [value]
+        if has_several(value, is_lines):
+            most = self._rules.max_record_events
+            columns, items = parse_several(form.shape, value, is_lines, most)
+            count = len(items) if columns is None else len(columns[0])
+            self._rules.check_count(count)
+            if columns is not None:
+                origin = Origin.of_items(record, count, partition, now_us)
+                block = self._block(form, [record] * count, list(columns), origin)
+                if block is not None:
+                    return block, count
+            items = items or elements(value)
+        return self._json_items(form, record, items, partition)
 
-    def _many(
-        self,
-        batch: Batch,
-        form: Form,
-        record: Any,
-        columns: Columns | None,
-        items: Sequence[bytes | msgspec.Raw],
-    ) -> None:
-        """Take the items of one record by their columns, else one by one. Raises: BadEvent."""
-        if columns is None:
-            batch.check_count(len(items))
-        elif self._take_record(batch, form, record, columns):
-            return
-        self._one_by_one(batch, form, record, items or elements(record.value))
-
-    def _take_record(self, batch: Batch, form: Form, record: Any, of_values: Columns) -> bool:
-        """Take the events of one record by their columns; False where one needs a look alone."""
-        count = form.num_rows(of_values)
-        batch.check_count(count)
-        return self._take_columns(
-            batch,
-            form,
-            [record] * count,
-            of_values,
-            np.full(count, record.offset, np.int64),
-            np.arange(count),
-            np.full(count, timestamp_us(record), np.int64),
-        )
-
-    def _rows(self, batch: Batch, form: Form, record: Any, rows: list[dict[str, Any]]) -> None:
-        """Take rows of one record that are parsed already. Raises: BadEvent."""
-        batch.check_count(len(rows))
-        are_objects = all(type(row) is dict for row in rows)
-        if are_objects and self._take_record(batch, form, record, form.shape.of_rows(rows)):
-            return
+    def _open_rows(
+        self, form: Form, record: Any, partition: int, now_us: int
+    ) -> tuple[Block, int] | RecordItems:
+        """As `open`, for a record of another format. Raises: BadEvent, SchemaRegistryError."""
+        assert self._format is not None
+        rows: Sequence[Any] = self._format.decode(record.value)
+        self._rules.check_count(len(rows))
+        if all(type(row) is dict for row in rows):
+            origin = Origin.of_items(record, len(rows), partition, now_us)
+            block = self._block(form, [record] * len(rows), form.shape.of_rows(rows), origin)
+            if block is not None:
+                return block, len(rows)
         # One row is sent again as it came, one of several as JSON, and so is one whose attributes
         # are in headers, which a letter does not hold.
         is_binary = form is self._forms.get("binary")
         as_it_came = len(rows) == 1 and not is_binary
-        stamp = timestamp_us(record)
 
         def raw(row: Any) -> bytes:
             if as_it_came:
@@ -412,20 +288,17 @@ class MappedTopic:
             of_row = self._times.as_json(row)
             return as_structured(record.headers, of_row) if is_binary else of_row
 
-        batch.events(
-            rows,
-            lambda row: self._event(batch, form, record, form.shape.of_row(row), stamp),
-            record,
-            raw,
+        return RecordItems(
+            record=record,
+            items=rows,
+            read=lambda row: self._event(form, record, form.shape.of_row(row), partition),
+            raw=raw,
             scale=1,
             content_type=content_header(record) if as_it_came else OWN_ROW,
         )
 
-    def _one_by_one(
-        self, batch: Batch, form: Form, record: Any, items: Sequence[bytes | msgspec.Raw]
-    ) -> None:
-        """Take the JSON objects of one record one by one."""
-        stamp = timestamp_us(record)
+    def _json_items(self, form: Form, record: Any, items: Items, partition: int) -> RecordItems:
+        """The JSON objects of one record."""
         is_binary = form is self._forms.get("binary")
 
         def read(item: bytes | msgspec.Raw) -> WireEvent | None:
@@ -434,26 +307,28 @@ class MappedTopic:
             if form.inlined >= 0 and of_value[form.inlined] is not None:
                 of_value = form.shape.of_row(with_data(parsed(item)))
             chosen = form
-            # Where the operation is not where it was expected, the schema is beside the payload.
+            # If the operation is not at the expected path, the schema is beside the payload.
             if form.operation >= 0 and of_value[form.operation] is None:
                 for other in self._forms.values():
                     of_other = other.shape.of_one(item)
                     if of_other[other.operation] is not None:
                         chosen, of_value = other, of_other
-            return self._event(batch, chosen, record, of_value, stamp)
+            return self._event(chosen, record, of_value, partition)
 
         # A letter holds no headers, so attributes that were there go into the value.
-        batch.events(
-            items,
-            read,
-            record,
-            lambda item: as_structured(record.headers, bytes(item)) if is_binary else bytes(item),
+        return RecordItems(
+            record=record,
+            items=items,
+            read=read,
+            raw=lambda item: (
+                as_structured(record.headers, bytes(item)) if is_binary else bytes(item)
+            ),
             scale=1,
             content_type=OWN_ROW if is_binary else "",
         )
 
     def _event(
-        self, batch: Batch, form: Form, record: Any, of_value: Sequence[Any], stamp_us: int
+        self, form: Form, record: Any, of_value: Sequence[Any], partition: int
     ) -> WireEvent | None:
         """The event of one object; None where it is to be skipped. Raises: BadEvent."""
         row = form.row(record, of_value)
@@ -464,24 +339,26 @@ class MappedTopic:
                 raise BadEvent("missing_field", "op is missing: this is no event of Debezium")
             deleted = operation == DELETED
             if deleted:
-                self._row_delete[batch.source] = record.offset, record.key
+                self._row_delete[partition] = record.offset, record.key
             elif type(operation) is not str:
                 what = f"op is {kind_of(operation)}: this is no event of Debezium"
                 raise BadEvent("wrong_type", what)
             elif operation not in CHANGED:
-                self._num_skipped += 1
                 return None
-        event = form.layout.event(row, stamp_us, deleted)
-        self._num_skipped += event is None
-        return event
+        return form.layout.event(row, timestamp_us(record), deleted)
 
-    def _decode_tombstone(self, batch: Batch, record: Any) -> None:
-        """Take a null value as the delete of what its key names. Raises: BadEvent."""
+    def _open_tombstone(self, record: Any, partition: int) -> RecordItems:
+        """A null value as the delete of what its key names. Raises: BadEvent."""
+        event: WireEvent | None = None
         # Skip the tombstone directly after the record that deleted its row.
-        before = self._newest.get(batch.source), record.key
-        if record.key is not None and before == self._row_delete.get(batch.source):
-            self._num_skipped += 1
-            return
+        before = self._newest.get(partition), record.key
+        if record.key is None or before != self._row_delete.get(partition):
+            event = self._delete_of_key(record)
+        return RecordItems(
+            record=record, items=[event], read=lambda e: e, raw=lambda _: b"", scale=1
+        )
+
+    def _delete_of_key(self, record: Any) -> WireEvent | None:
         if self._source.envelope != "debezium" and not self._rules.tombstones:
             raise BadEvent("tombstone", "the value is null, and ingest.tombstones is dead_letter")
         form = self._tombstone
@@ -489,7 +366,6 @@ class MappedTopic:
             lacks = "the key is null too" if record.key is None else "the source has no deletes"
             raise BadEvent("tombstone", f"the value is null, and {lacks}")
         try:
-            event = form.layout.event(form.row(record, ()), timestamp_us(record))
+            return form.layout.event(form.row(record, ()), timestamp_us(record))
         except BadEvent as bad:
             raise BadEvent("tombstone", f"the value is null, and of its key: {bad}") from None
-        batch.events([event], lambda event: event, record, lambda _: b"", scale=1)

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from streamd.decode.block import has_time
-from streamd.decode.decoder import NUM_SINGLES, Decoder
-from streamd.decode.sources.topic import make_decoder
+from streamd.decode.decoder import NUM_SINGLES, Decoder, make_decoder
 from streamd.errors import SchemaRegistryError
 from streamd.ingest.dead_letters.replay import StoredLetter, as_record
 from streamd.settings.loading import Settings, schema_of

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from streamd.clock import SystemClock
-from streamd.decode.decoder import Decoder
+from streamd.decode.decoder import Decoder, first_events
 from streamd.decode.sources.formats import JSON_FORMATS
-from streamd.decode.sources.topic import first_events
 from streamd.errors import BadEvent, KafkaError
 from streamd.settings.loading import KafkaSettings
 from streamd.settings.sources import SourceSettings

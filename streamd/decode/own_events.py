@@ -1,0 +1,228 @@
+"""Records that hold streamd's own events: JSON, NDJSON or Arrow, by their content type."""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from streamd.decode.block import Block, Edges, Origin, edge_block
+from streamd.decode.checks import EventChecker
+from streamd.decode.headers import JSONHeaders, content_header
+from streamd.decode.notices import Notices
+from streamd.decode.reader import EventReader, WireEdge
+from streamd.decode.record_items import RecordItems
+from streamd.decode.rounding import EXACT, NOTHING, count_rounded
+from streamd.decode.wire import (
+    ARROW,
+    JSON,
+    NDJSON,
+    OWN_EVENT,
+    Items,
+    WireEvent,
+    content_type,
+    elements,
+    has_several,
+    parse_several,
+)
+from streamd.errors import BadEvent
+from streamd.events import MAX_TIME_US, MICROSECONDS, Float32, Int64
+
+Explain = Callable[[BadEvent, bytes | msgspec.Raw], str]
+"""Writes the text of an error for the sender; it has the bytes that were sent."""
+_edge_fields = operator.attrgetter("src", "dst", "time", "features")
+_fields_of_sets = operator.attrgetter("src", "dst", "time", "features", "set_number")
+
+
+class OwnEvents:
+    """Reads records of our own events. Owner: the decoder. See `TopicReader`."""
+
+    def __init__(
+        self, checker: EventChecker, notices: Notices, reader: EventReader, explain: Explain
+    ) -> None:
+        self.checker = checker
+        self.notices = notices
+        self.explain = explain
+        self.headers = JSONHeaders()
+        self._rules = checker.rules
+        self._scale = MICROSECONDS[checker.rules.time_unit]
+        self._reader = reader
+
+    def checked_by(self, checker: EventChecker) -> "OwnEvents":
+        """A reader of our own events with another checker."""
+        return OwnEvents(checker, self.notices, self._reader, self.explain)
+
+    def reader_of(self, record: Any) -> "OwnEvents":
+        """The reader of a record: always this one."""
+        return self
+
+    def remember(self, partition: int, offset: int) -> None:
+        """Do nothing: no record depends on another."""
+
+    def keep(self, block: Block) -> Block:
+        """All events: no key is dropped."""
+        return block
+
+    def form_of(self, record: Any) -> str | None:
+        """The form of a record of one JSON object; None for any other, which goes alone."""
+        if record.value[:1] != b"{":
+            return None
+        # Most headers are known to be harmless: by their name, or as they are.
+        harmless = self.headers.harmless
+        for header in record.headers or ():
+            if (
+                header[0] not in harmless
+                and header not in harmless
+                and not self.headers.admit(header)
+            ):
+                return None
+        return JSON
+
+    def block(self, form: str, records: Sequence[Any], partition: int, now_us: int) -> Block | None:
+        """The events of records of one JSON object each; None unless all are valid edges."""
+        values = [record.value for record in records]
+        # All values are parsed in one call, as lines of one text.
+        wire = self._reader.of_lines(values)
+        if wire is None:
+            return None
+        return self._edges(wire, Origin.of_records(records, partition, now_us), values)
+
+    def open(self, record: Any, partition: int, now_us: int) -> tuple[Block, int] | RecordItems:
+        """The events of a record of any kind and their number, or its items. Raises: BadEvent."""
+        value: bytes | None = record.value
+        if value is None:
+            return self._tombstone(record)
+
+        # The content type tells NDJSON and Arrow from JSON, which may be an array or an object.
+        kind = content_type(record.headers or ())
+        if kind == ARROW:
+            return self._open_arrow(record, partition, now_us)
+        items: Items = [value]
+        if has_several(value, kind == NDJSON):
+            most = self._rules.max_record_events
+            wire, items = parse_several(self._reader, value, kind == NDJSON, most)
+            self._rules.check_count(len(items if wire is None else wire))
+            if wire is not None:
+                origin = Origin.of_items(record, len(wire), partition, now_us)
+                block = self._edges(wire, origin, items or value)
+                if block is not None:
+                    return block, len(block)
+            items = items or elements(value)
+
+        # In a topic of another shape only its header tells our own event.
+        sent = content_header(record)
+        return RecordItems(
+            record=record,
+            items=items,
+            read=self._reader.parse,
+            raw=lambda item: value if len(items) == 1 else bytes(item),
+            content_type=sent if sent.startswith(OWN_EVENT) else "",
+        )
+
+    def _open_arrow(
+        self, record: Any, partition: int, now_us: int
+    ) -> tuple[Block, int] | RecordItems:
+        from streamd.decode.arrow import edges_of, read_table, rows_of
+
+        # A table of valid edges is taken by columns, any other row by row.
+        table = read_table(record.value, self._rules)
+        edges = edges_of(table, self.checker)
+        if edges is not None:
+            origin = Origin.of_items(record, table.num_rows, partition, now_us)
+            block = self.checker.block(edges, origin)
+            if block is not None:
+                self.notices.rounded(edges.rounded)
+                return block, len(block)
+        return rows_of(table, record, self._rules.time_unit)
+
+    def _tombstone(self, record: Any) -> RecordItems:
+        """A null value as the delete of the node that its key names. Raises: BadEvent."""
+        # The error names what is missing: the setting, the key, or the key's node set.
+        why = "" if self._rules.tombstones else "ingest.tombstones is dead_letter"
+        if not why and not record.key:
+            why = "so is the key"
+        if not why and len(self.checker.sets.node_names) > 1:
+            why = "nothing says of which node set its key is: give the topic a source with deletes"
+        if why:
+            raise BadEvent("tombstone", f"the value is null, and {why}")
+        try:
+            event = WireEvent(type="delete", node=record.key.decode())
+        except UnicodeDecodeError:
+            raise BadEvent("bad_key", "the record's key is not UTF-8") from None
+        return RecordItems(record=record, items=[event], read=lambda e: e, raw=lambda _: b"")
+
+    def _edges(self, wire: Sequence[WireEdge], origin: Origin, sent: Items | bytes) -> Block | None:
+        """The block of parsed edges; None unless all are valid. sent: their bytes, or an array."""
+        # Check the cheap columns first; one that does not fit ends the fast path.
+        sets = self.checker.sets
+        fields = _edge_fields if sets.is_only else _fields_of_sets
+        src, dst, time, features, *number = zip(*map(fields, wire), strict=True)
+        time_E, lacks_time = self._times(time, origin.stamp)
+        if time_E is None or not self.checker.is_not_ahead(time_E, origin):
+            return None
+        number_E = np.fromiter(number[0], np.int64, len(wire)) if number else None
+        a = sets.key_numbers(self.checker.keys, src, number_E, 0)
+        b = None if a is None else sets.key_numbers(self.checker.keys, dst, number_E, 1)
+        if a is None or b is None:
+            return None
+        edges = self._with_features(time_E, a, b, features, number_E)
+        if edges is None:
+            return None
+
+        # Only events that are taken are worth a notice.
+        if lacks_time:
+            self.notices.no_time()
+        self.notices.rounded(edges.rounded)
+        if self._reader.met_unknown:
+            self.notices.unknown_fields(elements(sent) if isinstance(sent, bytes) else sent)
+        return edge_block(edges, origin)
+
+    def _times(self, time: Sequence[int | None], stamp: Any) -> tuple[Int64 | None, bool]:
+        """Event times in microseconds, int64[n], None where one is not valid; and whether some
+        events had none."""
+        try:
+            column = np.fromiter(time, np.int64, len(time))
+        except TypeError:
+            # Those get the timestamp of their record.
+            stamps = np.broadcast_to(stamp, len(time)).tolist()
+            filled = [
+                s if t is None else t * self._scale for t, s in zip(time, stamps, strict=True)
+            ]
+            if any(not 0 <= t <= MAX_TIME_US for t in filled):
+                return None, True
+            return np.array(filled, np.int64), True
+        except OverflowError:
+            return None, False
+        # Compare before scaling, which could overflow.
+        if column.min() < 0 or column.max() > MAX_TIME_US // self._scale:
+            return None, False
+        column *= self._scale
+        return column, False
+
+    def _with_features(
+        self, time_E: Int64, a: Int64, b: Int64, features: Sequence[Any], number_E: Int64 | None
+    ) -> Edges | None:
+        """Edges with their rows of features; None where a width or a value does not fit.
+
+        number_E: of the edge sets, None where there is one.
+        """
+        rounded = NOTHING
+
+        def of_set(number: int, at: Int64 | None) -> Float32 | None:
+            nonlocal rounded
+            given = features if at is None else [features[i] for i in at.tolist()]
+            of_edges = self.checker.sets.of_edges[number]
+            values = of_edges.columns(given)
+            if values is None:
+                return None
+            # Compare as float64: a value beyond float32 would turn into infinity. NaN is refused.
+            largest = np.abs(values).max(initial=0)
+            if not largest <= self._rules.max_feature:
+                return None
+            if largest > EXACT:
+                rounded += count_rounded(values, of_edges.column_names)
+            return values.astype(np.float32)
+
+        rows = self.checker.sets.rows(number_E, len(features), of_set)
+        return None if rows is None else Edges(time_E, a, b, rows, rounded)
