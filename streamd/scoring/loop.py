@@ -100,6 +100,8 @@ class ScoreLoop:
 
         # Whether it scores, since when it asks for the topic's end, and when it last looked.
         self._leading = False
+        self._led_until = 0
+        """The event at which it ended to lead: those before were scored or counted here."""
         self._looked_at = self._asked_at = self._kept_at = -math.inf
         self._warned = False
         self.num_written = 0
@@ -245,7 +247,8 @@ class ScoreLoop:
             self._leading = False
             # It may lead again before anybody else has scored, as after a restart of ingest.
             self._place.write(self._outbox.complete_before(scorer.position))
-            self._outbox.drop()
+            self._led_until = scorer.position
+            self._outbox.set_aside()
         elif leads and not self._leading:
             start = self._start(scorer.view.log, scorer.position)
             if start is None:
@@ -253,8 +256,10 @@ class ScoreLoop:
             self._leading = True
             self._outbox.open()
             # What the one before it has scored is not scored again.
-            if start < scorer.position:
-                self._skipped("old", scorer.position - start)
+            self._outbox.resume(start, now - self._max_age)
+            lost_from = max(start, self._led_until)
+            if lost_from < scorer.position:
+                self._skipped("old", scorer.position - lost_from)
             scorer.pass_over(start, None)
             logger.info("scoring_begins", from_event=scorer.position, leading=True)
 

@@ -72,6 +72,8 @@ class Outbox:
         self._skipped = skipped
         self._sink: Sink | None = None
         self._waiting: deque[_Waiting] = deque()
+        self._set_aside: list[_Waiting] = []
+        """Records that were not acknowledged when another machine took over."""
         self._retry_at = 0.0
         self._away = False
 
@@ -134,6 +136,7 @@ class Outbox:
         What was handed to the client cannot be taken back singly: it is closed, and another one
         sends the other records, perhaps again.
         """
+        self._set_aside = [one for one in self._set_aside if not hides(one.scored)]
         hidden = [one for one in self._waiting if not one.is_done and hides(one.scored)]
         if not hidden:
             return
@@ -148,11 +151,23 @@ class Outbox:
             self._take_receipts(0.0)
         self._abandon()
 
-    def drop(self) -> None:
-        """Give up all records, as another server scores from now on."""
+    def set_aside(self) -> None:
+        """Send no record any more, as another machine scores from now on. They are kept in case
+        this machine leads again before the other one has scored: it cannot score them again."""
         self._abandon()
+        self._set_aside = [one for one in self._waiting if not one.is_done]
         self._waiting.clear()
         self._retry_at = 0.0
+
+    def resume(self, start: int, oldest: float) -> None:
+        """Take up the records that were set aside, of events from `start` on that became visible
+        since `oldest`. Those before `start` are in the topic by now."""
+        due = [one for one in self._set_aside if one.scored.record.event >= start]
+        kept = [one for one in due if one.visible_at >= oldest]
+        if late := len(due) - len(kept):
+            self._skipped("old", late)
+        self._waiting.extend(kept)
+        self._set_aside = []
 
     def _take_receipts(self, now: float) -> None:
         """Mark what is written. A record that failed is sent again later, with all that is not

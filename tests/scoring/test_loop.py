@@ -368,6 +368,21 @@ def test_who_leads_again_goes_on_and_counts_nothing_twice(life):
     assert events_of(scoring.topic) == list(range(260, 320)) and scoring.skipped == {} and scoring.topic.num_values == 60
 
 
+def test_what_was_on_its_way_is_sent_where_the_same_machine_leads_again(life):
+    """Another one led in between and scored nothing."""
+    scoring = life.scoring().ready()
+    life.feed.commit(300)
+    scoring.topic.held = True
+    scoring.turn(lambda: len(scoring.loop._outbox) == 40)
+    for leads in (False, True):
+        scoring.leads = leads
+        scoring.check_lead()
+        scoring.loop._turn(scoring.scorer, scoring.arrivals)
+    scoring.topic.release()
+    scoring.turn()
+    assert events_of(scoring.topic) == list(range(260, 300)) and scoring.skipped == {}
+
+
 def test_who_takes_over_late_counts_what_it_cannot_score_any_more(life):
     topic = Topic()
     first = life.scoring(topic).ready()
