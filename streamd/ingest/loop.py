@@ -15,7 +15,8 @@ from streamd.decode.block import Block, empty_block, joined, renumber_keys
 from streamd.decode.decoder import make_decoder
 from streamd.decode.prepare import prepare
 from streamd.errors import DataLossError, KafkaError, SchemaRegistryError
-from streamd.events import EventBatch, Position, empty_batch
+from streamd.events import EventBatch, empty_batch
+from streamd.ingest.assignment import Assignment
 from streamd.ingest.dead_letters.sinks import DeadLetters
 from streamd.ingest.dead_letters.writer import LetterWriter
 from streamd.ingest.event_log import Log
@@ -23,12 +24,9 @@ from streamd.ingest.kafka.consumer import KafkaSource, OutOfRange
 from streamd.ingest.kafka.lag import report_lag, unread
 from streamd.ingest.kafka.offset_commits import ShownOffsets
 from streamd.ingest.kafka.safe_records import portions
-from streamd.ingest.kafka.silence import SilenceDetector
 from streamd.ingest.kafka.topic_watch import missing_topic
 from streamd.ingest.order.batch_builder import BatchBuilder
-from streamd.ingest.order.merge import Merger
 from streamd.ingest.order.runs import not_yet_appended
-from streamd.ingest.order.suspects import Suspects
 from streamd.ingest.traced import TracedRecords
 from streamd.settings.loading import Settings
 from streamd.telemetry import metrics
@@ -91,7 +89,7 @@ class IngestLoop:
         self._stalled = False
         self._paused: list[int] = []
         self._held: Mapping[int, Sequence[Any]] = {}
-        self._resume: list[Position] = []
+        self._assignment: Assignment | None = None
         self._failures = LastingFailures(clock.monotonic)
         self._offsets = ShownOffsets(log_writer)
         if log_writer.newest_us is not None:
@@ -115,7 +113,7 @@ class IngestLoop:
                     self._rediscover(source, stop)
 
             # Commit what may go; without an assignment there is nothing.
-            if not self._resume:
+            if self._assignment is None:
                 return
             while self.commit(source, final=True):
                 pass
@@ -191,27 +189,20 @@ class IngestLoop:
             metrics.gaps.inc(len(gaps))
             metrics.lost_records.inc(sum(max(0, g.end - g.first) for g in gaps))
 
-        # Make the buffers, one of each per partition.
+        # Forget the assignment before this one.
         self._held = {}
-        dim = self._log.schema.edge_feature_dim
-        self._merger = Merger(len(begun), self._settings.ingest.merge_wait_seconds, dim)
-        self._suspects = [Suspects(self._max_ahead_us, dim) for _ in begun]
         self._letters.begin(source.partitions, source.progress(begun).topic_ids)
         self._traced.begin()
         self._decoder.begin()
-        self._topics = [tp.topic for tp in source.partitions]
-        for number, position in enumerate(begun):
-            self._merger.start(number, position)
         self._offsets.begin()
-
-        # Nothing is committed of this assignment yet: position -1 is equal to no other.
-        self._resume = list(begun)
-        self._stored = [Position(-1)] * len(begun)
-        self._stamps_ms = [0] * len(begun)
-        now = self._clock.monotonic()
-        self._silence = SilenceDetector(source, now)
-        self._has_events = False
-        self._last_commit = self._last_event = self._last_report = now
+        self._assignment = Assignment(
+            source,
+            begun,
+            merge_wait_seconds=self._settings.ingest.merge_wait_seconds,
+            max_ahead_us=self._max_ahead_us,
+            dim=self._log.schema.edge_feature_dim,
+            now=self._clock.monotonic(),
+        )
         logger.info(
             "ingest_started",
             partitions=len(begun),
@@ -219,6 +210,12 @@ class IngestLoop:
             watermark=self._log.watermark,
         )
         return True
+
+    @property
+    def _current(self) -> Assignment:
+        """The assignment that the last `begin` made."""
+        assert self._assignment is not None
+        return self._assignment
 
     def step(self, source: KafkaSource) -> bool:
         """Poll and decode once, and commit if it is time.
@@ -228,7 +225,7 @@ class IngestLoop:
         self._offsets.publish(source)
         if self._clock_is_behind():
             return True
-        has_all = self._merger.num_buffered and self._merger.all_at_end
+        has_all = self._current.merger.num_buffered and self._current.merger.all_at_end
         if has_all and (wait := self._until_commit()) > 0:
             # All is read: sleep, so that the events that arrive meanwhile are polled together.
             self._offsets.sleep(min(wait, POLL_SECONDS), source, self._clock)
@@ -261,17 +258,17 @@ class IngestLoop:
             # What is held is read on; where some of it was taken, all is read again.
             return bool(self._held) and not source.changed
         metrics.schema_registry_away.set(0)
-        self._paused = self._merger.paused()
+        self._paused = self._current.merger.paused()
         source.pause(self._paused)
 
         # Commit and report at their intervals.
-        if not self._has_events and self._merger.num_buffered:
-            self._has_events, self._last_commit = True, now + FIRST_COMMIT_SECONDS
-        if now - self._last_commit >= self._settings.ingest.commit_interval_seconds:
+        if not self._current.has_events and self._current.merger.num_buffered:
+            self._current.has_events, self._current.last_commit = True, now + FIRST_COMMIT_SECONDS
+        if now - self._current.last_commit >= self._settings.ingest.commit_interval_seconds:
             while self.commit(source):
                 self._touch_heartbeat(source)
-        if now - self._last_report >= REPORT_SECONDS:
-            self._last_report = now
+        if now - self._current.last_report >= REPORT_SECONDS:
+            self._current.last_report = now
             self._report(source)
         self._close_idle_window(source, now)
         if source.changed:
@@ -314,7 +311,7 @@ class IngestLoop:
 
     def _pause(self, why: str, seconds: float) -> None:
         """Wait before a further attempt; a time in which nothing could come is not quiet."""
-        self._last_event = self._clock.monotonic()
+        self._current.last_event = self._clock.monotonic()
         self._beat.touch(why, edges=self._log.num_edges, watermark=self._log.watermark)
         self._log.show_acknowledged()
         self._clock.sleep(seconds)
@@ -322,23 +319,24 @@ class IngestLoop:
     def _poll_timeout(self) -> float:
         """Seconds a poll may wait: at most until a buffered event may be committed."""
         longest = self._offsets.longest_wait(POLL_SECONDS)
-        if not self._merger.num_buffered:
+        if not self._current.merger.num_buffered:
             return longest
-        due = self._merger.next_due(self._clock.monotonic())
+        due = self._current.merger.next_due(self._clock.monotonic())
         return min(longest, max(MIN_POLL_SECONDS, self._until_commit(), due))
 
     def _until_commit(self) -> float:
         """Seconds until the next commit may be made."""
         return (
-            self._last_commit
+            self._current.last_commit
             + self._settings.ingest.commit_interval_seconds
             - self._clock.monotonic()
         )
 
     def _take(self, source: KafkaSource, number: int, records: Sequence[Any], now: float) -> None:
         """Decode what a poll brought from one partition, judge it, and push it to the merge."""
-        events = self._decoded(source, number, records, now) if records else self._nothing
-        suspects = self._suspects[number]
+        at = self._current
+        events = self._decode(source, number, records, now) if records else self._nothing
+        suspects = at.suspects[number]
         judged = suspects.judge(events, now)
         for row, seconds in enumerate(judged.ahead_seconds):
             self._letters.refuse(
@@ -353,11 +351,11 @@ class IngestLoop:
         # Events that are held as suspects count as not read yet.
         position = source.position(number)
         held = suspects.first_held
-        silent = self._silence.is_silent(number, bool(records), number in self._paused, now)
+        silent = at.silence.is_silent(number, bool(records), number in self._paused, now)
         at_end = position >= source.end(number) or silent
-        self._merger.push(number, judged.taken, held or (position, 0), at_end and held is None, now)
+        at.merger.push(number, judged.taken, held or (position, 0), at_end and held is None, now)
 
-    def _decoded(
+    def _decode(
         self, source: KafkaSource, number: int, records: Sequence[Any], now: float
     ) -> Block:
         """Decode records, portion by portion with a heartbeat in between.
@@ -370,15 +368,15 @@ class IngestLoop:
         for portion in portions(records):
             if blocks:
                 self._touch_heartbeat(source)
-            blocks.append(self._decoded_portion(number, portion))
+            blocks.append(self._decode_portion(number, portion))
         metrics.ingest_bytes.inc(sum([max(0, r.serialized_value_size) for r in records]))
-        self._stamps_ms[number] = records[-1].timestamp
-        self._last_event = now
+        self._current.stamps_ms[number] = records[-1].timestamp
+        self._current.last_event = now
         return joined(blocks)
 
-    def _decoded_portion(self, number: int, records: Sequence[Any]) -> Block:
-        resume = self._resume[number]
-        topic = self._topics[number]
+    def _decode_portion(self, number: int, records: Sequence[Any]) -> Block:
+        resume = self._current.resume[number]
+        topic = self._current.topics[number]
         events, rejected = self._decoder.decode(records, number, self._clock.now_us(), topic)
         # After a restart the first records may hold events that are in the log already.
         if records[0].offset <= max([resume.offset, *(run.last[0] for run in resume.ahead[-1:])]):
@@ -394,24 +392,24 @@ class IngestLoop:
 
         Returns: whether the commit was full, so that more events may be waiting.
         """
+        at = self._current
         now = self._clock.monotonic()
         limit = min(self._log.remaining_rows(), MAX_COMMIT_EVENTS)
-        events = self._merger.release(now, limit)
-        positions = [self._merger.position(i) for i in range(len(source.partitions))]
-        moved = positions != self._stored
+        events = at.merger.release(now, limit)
+        positions = at.positions
+        moved = positions != at.stored
         if not len(events) and not (
-            moved
-            and (final or now - self._last_commit >= REPORT_SECONDS or self._stored[0].offset < 0)
+            moved and (final or now - at.last_commit >= REPORT_SECONDS or at.stored[0].offset < 0)
         ):
             return False
 
         # Letters are durable before the commit that moves the positions past their records.
         batch, watermark = self._build(events)
         self._letters.flush()
-        with self._traced.commit(self._topics, positions, batch):
+        with self._traced.commit(at.topics, positions, batch):
             self._log.commit(batch, source.progress(positions), watermark)
-        self._stored = positions
-        self._last_commit = now
+        at.stored = positions
+        at.last_commit = now
         self._letters.forget(positions)
         self._offsets.add(positions)
         self._offsets.publish(source)
@@ -445,7 +443,7 @@ class IngestLoop:
             self._letters.refuse(events, r.row, r.reason, r.error, keys.keys)
         if keys.is_full:
             # Only events that wait still need their keys' numbers.
-            waiting = [*self._merger.buffers(), *(s.held for s in self._suspects)]
+            waiting = [*self._current.merger.buffers(), *(s.held for s in self._current.suspects)]
             renumber_keys(waiting, keys.shrink)
         return batch, watermark
 
@@ -460,9 +458,9 @@ class IngestLoop:
         if (
             not timeout
             or newest is None
-            or now - self._last_event < timeout
-            or self._merger.num_buffered
-            or not self._merger.all_at_end
+            or now - self._current.last_event < timeout
+            or self._current.merger.num_buffered
+            or not self._current.merger.all_at_end
         ):
             return
 
@@ -470,14 +468,14 @@ class IngestLoop:
         end = (newest // self._width_us + 1) * self._width_us
         if self._log.watermark >= end or self._clock.now_us() < end:
             return
-        self._last_event = now
+        self._current.last_event = now
         if not source.confirm_all_read():
             return
 
         # Commit no events, only the new watermark.
-        positions = [self._merger.position(i) for i in range(len(source.partitions))]
+        positions = self._current.positions
         self._log.commit(empty_batch(self._log.schema), source.progress(positions), end)
-        self._stored = positions
+        self._current.stored = positions
         self._closed_until = end
         metrics.watermark.set(end / 1e6)
         metrics.idle_windows.inc()
@@ -486,13 +484,13 @@ class IngestLoop:
 
     def _report(self, source: KafkaSource) -> None:
         """Set the lag metrics, do some housekeeping, and touch the heartbeat."""
-        report_lag(source, self._merger, self._clock, self._stamps_ms)
+        report_lag(source, self._current.merger, self._clock, self._current.stamps_ms)
         self._housekeep()
         self._touch_heartbeat(source)
 
     def _touch_heartbeat(self, source: KafkaSource) -> None:
         """Touch the heartbeat, with the state of the log and the records not yet read."""
         read = {"edges": self._log.num_edges, "watermark": self._log.watermark}
-        state = {**read, **unread(source, self._merger, self._clock)}
+        state = {**read, **unread(source, self._current.merger, self._clock)}
         refused = {"dead_letters": self._letters.num_letters}
         self._beat.touch(self._doing, **state, **refused, clamped=int(metrics.clamped_total()))

@@ -93,6 +93,8 @@ class _Branch:
         self._branches: dict[str, _Branch] = {}
         self._leaves: dict[str, list[tuple[int, Steps]]] = {}
         self.type: Any = None
+        self._empty: Any = None
+        self._getters: list[Callable[[Any], Any]] = []
 
     def add(self, path: Steps, column: int, rest: Steps) -> None:
         """Add a column at a path. rest: what is walked from there on, in Python."""

@@ -128,6 +128,7 @@ class LocalDeadLetters:
         self._dirty = False
         self._fd = -1
         """Of the current file; -1 if it must be opened again."""
+        self._size = 0
         with self._as_disk_error():
             disk.unlink(folder / PURGED)
             self._open()

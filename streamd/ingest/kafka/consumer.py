@@ -2,7 +2,7 @@
 consumer group."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -47,7 +47,8 @@ class KafkaSource:
         self._kafka = kafka
         self._ingest = ingest
         make_reading_safe(ingest.max_batch_bytes)
-        self._open()
+        self._consumer = self._open()
+        self._stable = stable_offsets(self._consumer)
         self._topics = Topics("", {}, ())
         self._watch: BrokerWatch | None = None
         self._end: dict[TopicPartition, int] = {}
@@ -59,11 +60,11 @@ class KafkaSource:
         """Partitions whose leader's log differs from what was read: the first offset that differs,
         None where the broker cannot tell."""
 
-    def _open(self) -> None:
-        """Make the client; polls are bounded in bytes."""
-        self._consumer = make_consumer(self._kafka)
-        self._stable = stable_offsets(self._consumer)
-        bound_polls(self._consumer, self._ingest.max_batch_bytes)
+    def _open(self) -> Any:
+        """Make a client whose polls are bounded in bytes."""
+        consumer = make_consumer(self._kafka)
+        bound_polls(consumer, self._ingest.max_batch_bytes)
+        return consumer
 
     def discover(self) -> tuple[str, ...]:
         """Learn cluster, topics and partitions.
@@ -91,7 +92,8 @@ class KafkaSource:
             # A client that knew the topics before fails on a partition which its metadata do not
             # hold yet.
             self._consumer.close(autocommit=False)
-            self._open()
+            self._consumer = self._open()
+            self._stable = stable_offsets(self._consumer)
         self._watch = BrokerWatch(self._kafka, topics)
         return ()
 
@@ -107,38 +109,10 @@ class KafkaSource:
         Raises: DataLossError where Kafka no longer has what the log expects next; KafkaError while
         no broker answers.
         """
-        # Refuse another cluster, and find topics that were deleted and created again.
         topics = self._topics
-        if stored.cluster_id and topics.cluster_id and stored.cluster_id != topics.cluster_id:
-            raise DataLossError(
-                f"This log was read from Kafka cluster {stored.cluster_id}, "
-                f"not {topics.cluster_id}.",
-                "point kafka.bootstrap_servers at that cluster, or start a new data_dir.",
-            )
-        recreated = {
-            t
-            for t, old in stored.topic_ids.items()
-            if old and topics.topic_ids.get(t, old) not in (old, "")
-        }
-
-        # Where no position is known, only a leader tells where to begin.
+        recreated = self._find_new_topics(stored)
         known = {t: parts for t, parts in stored.positions.items() if t not in recreated}
-        for tp in self.partitions:
-            if tp in topics.leaderless and tp.partition not in known.get(tp.topic, {}):
-                raise KafkaError(
-                    f"{tp.topic}-{tp.partition} has no leader.", "ingest goes on trying."
-                )
-
-        # Ask for the offsets that Kafka has.
-        self._consumer.assign(self.partitions)
-        led = [tp for tp in self.partitions if tp not in topics.leaderless]
-        try:
-            first = self._consumer.beginning_offsets(led, ANSWER_MS)
-            end = self._consumer.end_offsets(led, ANSWER_MS)
-        except ClientError as error:
-            raise KafkaError(
-                f"The broker does not tell its offsets: {error}.", "ingest goes on trying."
-            ) from None
+        first, end = self._offsets_of_kafka(known)
         self._end = dict(end)
         self._stable.clear()
 
@@ -155,42 +129,17 @@ class KafkaSource:
             for partition, position in sorted(stored.positions.get(topic, {}).items())
         ]
 
-        # Compare each other stored position with them; what is missing is a gap.
+        # Compare each other stored position with them; missing records are a gap.
         for tp in self.partitions:
             position = known.get(tp.topic, {}).get(tp.partition)
-            if position is None:
+            if position is not None:
+                gap, position = self._compare_position(tp, position, first, end)
+                gaps += [gap] if gap is not None else []
+            elif tp.topic in stored.positions:
                 # A partition that was added to a known topic is read from its beginning.
-                start = (
-                    first[tp]
-                    if tp.topic in stored.positions
-                    else self._first_start(tp, first[tp], end[tp])
-                )
-                position = Position(start)
-            elif tp in topics.leaderless:
-                logger.warning("partition_without_leader", topic=tp.topic, partition=tp.partition)
-                self._end[tp] = UNKNOWN_END
-            elif tp in self._truncated:
-                gap, position = self._diverged(tp, position, first[tp])
-                gaps.append(gap)
-            elif position.offset > end[tp]:
-                gaps.append(
-                    self._lost(
-                        Gap(tp.topic, tp.partition, end[tp], position.offset),
-                        f"{tp.topic}-{tp.partition} ends at offset {end[tp]}, "
-                        f"but the log has read up to {position.offset}.",
-                    )
-                )
-                position = Position(end[tp])
-            elif position.offset < first[tp]:
-                gaps.append(
-                    self._lost(
-                        Gap(tp.topic, tp.partition, position.offset, first[tp]),
-                        f"{tp.topic}-{tp.partition} begins at offset {first[tp]}; "
-                        f"offsets {position.offset} to {first[tp] - 1} "
-                        "were deleted before they were read.",
-                    )
-                )
-                position = Position(first[tp], 0, runs_from(position.ahead, (first[tp], 0)))
+                position = Position(first[tp])
+            else:
+                position = Position(self._first_start(tp, first[tp], end[tp]))
 
             # With the epoch the broker can tell whether its log is still the one that was read.
             seek(self._consumer, tp, position.offset, position.epoch)
@@ -200,7 +149,76 @@ class KafkaSource:
         self._truncated.clear()
         return begun, gaps
 
-    def _diverged(self, tp: TopicPartition, position: Position, first: int) -> tuple[Gap, Position]:
+    def _find_new_topics(self, stored: Progress) -> set[str]:
+        """The topics that were deleted and created again. Raises: DataLossError for another
+        cluster."""
+        topics = self._topics
+        if stored.cluster_id and topics.cluster_id and stored.cluster_id != topics.cluster_id:
+            raise DataLossError(
+                f"This log was read from Kafka cluster {stored.cluster_id}, "
+                f"not {topics.cluster_id}.",
+                "point kafka.bootstrap_servers at that cluster, or start a new data_dir.",
+            )
+        return {
+            t
+            for t, old in stored.topic_ids.items()
+            if old and topics.topic_ids.get(t, old) not in (old, "")
+        }
+
+    def _offsets_of_kafka(self, known: Mapping[str, Mapping[int, Position]]) -> tuple[Any, Any]:
+        """The first offset and the end of each partition that has a leader. Raises: KafkaError."""
+        # Where no position is known, only a leader tells where to begin.
+        topics = self._topics
+        for tp in self.partitions:
+            if tp in topics.leaderless and tp.partition not in known.get(tp.topic, {}):
+                raise KafkaError(
+                    f"{tp.topic}-{tp.partition} has no leader.", "ingest goes on trying."
+                )
+
+        # Ask for the offsets that Kafka has.
+        self._consumer.assign(self.partitions)
+        led = [tp for tp in self.partitions if tp not in topics.leaderless]
+        try:
+            first = self._consumer.beginning_offsets(led, ANSWER_MS)
+            return first, self._consumer.end_offsets(led, ANSWER_MS)
+        except ClientError as error:
+            raise KafkaError(
+                f"The broker does not tell its offsets: {error}.", "ingest goes on trying."
+            ) from None
+
+    def _compare_position(
+        self,
+        tp: TopicPartition,
+        position: Position,
+        first: Mapping[TopicPartition, int],
+        end: Mapping[TopicPartition, int],
+    ) -> tuple[Gap | None, Position]:
+        """Compare a stored position with Kafka's offsets. Returns: the gap, if records are missing,
+        and the position to continue at. Raises: DataLossError."""
+        name = f"{tp.topic}-{tp.partition}"
+        if tp in self._topics.leaderless:
+            logger.warning("partition_without_leader", topic=tp.topic, partition=tp.partition)
+            self._end[tp] = UNKNOWN_END
+            return None, position
+        if tp in self._truncated:
+            return self._find_divergence(tp, position, first[tp])
+        if position.offset > end[tp]:
+            gap = Gap(tp.topic, tp.partition, end[tp], position.offset)
+            what = f"{name} ends at offset {end[tp]}, but the log has read up to {position.offset}."
+            return self._lost(gap, what), Position(end[tp])
+        if position.offset < first[tp]:
+            gap = Gap(tp.topic, tp.partition, position.offset, first[tp])
+            what = (
+                f"{name} begins at offset {first[tp]}; offsets {position.offset} to "
+                f"{first[tp] - 1} were deleted before they were read."
+            )
+            ahead = runs_from(position.ahead, (first[tp], 0))
+            return self._lost(gap, what), Position(first[tp], 0, ahead)
+        return None, position
+
+    def _find_divergence(
+        self, tp: TopicPartition, position: Position, first: int
+    ) -> tuple[Gap, Position]:
         """The gap of a partition whose new leader lacks what was read, and where to read on."""
         common = self._truncated[tp]
         what = (

@@ -155,20 +155,10 @@ class BatchBuilder:
             # Give ids to new keys in the order of events.
             for i in missing.tolist():
                 ends = (int(rows["a"][i]), int(rows["b"][i])) if edge[i] else (int(rows["a"][i]),)
-                wanted = [n for n in dict.fromkeys(ends) if self._cache[n] == NONE]
-                if num_nodes + len(new_keys) + len(wanted) > self._max_nodes:
-                    refused.append(
-                        Refused(
-                            i,
-                            "node_limit",
-                            f"the log holds ingest.max_nodes = {self._max_nodes} keys",
-                        )
-                    )
+                if not self._add_keys(ends, keys, num_nodes, new_keys):
+                    text = f"the log holds ingest.max_nodes = {self._max_nodes} keys"
+                    refused.append(Refused(i, "node_limit", text))
                     kept[i] = False
-                    continue
-                for n in wanted:
-                    self._cache[n] = self._ids[keys[n]] = num_nodes + len(new_keys)
-                    new_keys.append(keys[n])
             a[part] = self._cache[rows["a"][part]]
             b[part] = self._cache[b_number[part]]
             if stop < len(rows):
@@ -177,6 +167,21 @@ class BatchBuilder:
                 self._cache[number] = NONE
             start = stop + 1
         return a, b, new_keys
+
+    def _add_keys(
+        self, ends: Sequence[int], keys: Sequence[Key], num_nodes: int, new_keys: list[Key]
+    ) -> bool:
+        """Give ids to the new ones among the keys of an event, and add them to `new_keys`.
+
+        Returns: False if the log would hold too many; then none is added.
+        """
+        unknown = [n for n in dict.fromkeys(ends) if self._cache[n] == NONE]
+        if num_nodes + len(new_keys) + len(unknown) > self._max_nodes:
+            return False
+        for n in unknown:
+            self._cache[n] = self._ids[keys[n]] = num_nodes + len(new_keys)
+            new_keys.append(keys[n])
+        return True
 
     def _refuse_unmatched(
         self, block: Block, kept: NDArray[np.bool_], a: Int64, b: Int64, refused: list[Refused]
