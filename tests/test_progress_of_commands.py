@@ -15,7 +15,7 @@ from streamd.eventlog.upkeep.holds import Hold, asked_to_compact, write_hold
 from streamd.eventlog.upkeep.housekeeper import STEP_SECONDS, Housekeeper
 from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, Schema, empty_batch
-from streamd.exchange.tables import count_rows
+from streamd.exchange.event_files import EventFile
 from streamd.graph import jit, warm_up
 from streamd.settings.loading import RetentionSettings
 from streamd.telemetry import progress
@@ -152,7 +152,7 @@ def test_compacting_beside_an_ingest_says_whom_it_waits_for_and_how_far_ingest_i
 def test_rows_of_a_file_are_counted_before_they_are_read(tmp_path, name, text, rows):
     with (gzip.open if name.endswith("gz") else open)(tmp_path / name, "wb") as file:
         file.write(text.encode())
-    assert count_rows(tmp_path / name) == rows
+    assert EventFile(tmp_path / name).count_rows() == rows
 
 
 def test_kernels_that_are_compiled_first_are_said_once(tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ from streamd import __version__
 from streamd.cli.backtest import GridCommand, backtest
 from streamd.cli.changelog import changelog_app
 from streamd.cli.deadletter import letters_app
+from streamd.cli.import_ import import_
 from streamd.cli.init import init
 from streamd.cli.lead import lead
 from streamd.cli.models import models_app
@@ -159,9 +160,10 @@ def produce(
 ) -> None:
     """Send a file's events to a topic."""
     from streamd.clock import SystemClock
+    from streamd.exchange.event_files import EventFile
     from streamd.exchange.produce import send_events
     from streamd.exchange.sourced import rows_to_send
-    from streamd.exchange.tables import count_rows, read_events, resolved
+    from streamd.exchange.tables import read_events, resolved
     from streamd.exchange.times import Times
 
     # Read lazily: the file may be larger than memory.
@@ -170,6 +172,7 @@ def produce(
     columns = columns_of(src, dst, time, features, edge_set=edge_set, own_types=own_types)
     unit = settings.stream.time_unit
     clock = SystemClock()
+    table = EventFile(file)
     if target in (s.topic for s in settings.sources):
         # The topic holds records in a shape of its own, and so does the file.
         if columns != columns_of():
@@ -177,15 +180,15 @@ def produce(
                 f"The source of topic {target} says where the fields are.",
                 "leave out the names of columns and of the edge set.",
             )
-        events = rows_to_send(settings, target, file, clock)
+        events = rows_to_send(settings, target, table, clock)
         unit = "us"
     else:
         times = Times(unit, unit, settings.ingest.max_ahead_seconds, clock)
-        events = read_events(file, resolved(columns, settings), times)
+        events = read_events(table, resolved(columns, settings), times)
 
     # Counting the rows first gives the progress line its end.
     with ProgressLine(err, f"to {target}") as line:
-        total = count_rows(file)
+        total = table.count_rows()
         sent = send_events(
             settings.kafka, target, events, unit, speed, lambda done: line.at(done, total)
         )
@@ -193,6 +196,7 @@ def produce(
 
 
 app.command(cls=GridCommand)(backtest)
+app.command("import")(import_)
 
 
 @app.command()

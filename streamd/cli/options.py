@@ -49,6 +49,34 @@ OwnTypesOption = Annotated[
 ]
 
 
+DelimiterOption = Annotated[
+    str,
+    typer.Option(
+        help="What is between cells: one or more characters, tab, or blanks for any number of "
+        "blanks and tabs; by default a comma, in .tsv a tab."
+    ),
+]
+NoHeaderOption = Annotated[
+    bool,
+    typer.Option("--no-header", help="The first row is data; columns are numbered from 1."),
+]
+CommentOption = Annotated[str, typer.Option(help="Leave out lines that begin so, for example '#'.")]
+QuotingOption = Annotated[
+    str, typer.Option(help="none: a quotation mark is a character like any other.")
+]
+StripOption = Annotated[
+    bool, typer.Option("--strip", help="Leave out blanks around names and cells.")
+]
+KeysOption = Annotated[
+    str,
+    typer.Option(help="text: all keys are text. By default, digits in CSV are integer keys."),
+]
+SortOption = Annotated[
+    bool,
+    typer.Option("--sort", help="Sort the rows by time, in bounded memory and a temporary folder."),
+]
+
+
 def columns_of(
     src: str = "src",
     dst: str = "dst",

@@ -1,29 +1,14 @@
 """The `streamd tguf` commands inspect, verify, export and import files in the TGUF format."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from streamd.cli.options import (
-    ConfigOption,
-    DataOption,
-    DstOption,
-    EdgeSetOption,
-    FeaturesOption,
-    OwnTypesOption,
-    SourceOption,
-    SrcOption,
-    columns_of,
-    err,
-    out,
-    print_rounded,
-    print_warnings,
-    settings_of,
-)
-from streamd.errors import SettingsError, StreamdError
-from streamd.settings.loading import load_settings
+from streamd.cli.import_ import import_
+from streamd.cli.options import ConfigOption, DataOption, err, out, settings_of
+from streamd.errors import StreamdError
 from streamd.telemetry.progress import ProgressLine
 
 tguf_app = typer.Typer(help="TGUF files: inspect, verify, export, import.", no_args_is_help=True)
@@ -131,53 +116,4 @@ def tguf_export(
     )
 
 
-@tguf_app.command("import")
-def tguf_import(
-    file: Annotated[
-        Path,
-        typer.Argument(help="A .tguf, .csv, .ndjson, .jsonl or .parquet file, in order of time."),
-    ],
-    time_unit: Annotated[
-        str | None,
-        typer.Option(
-            help="Unit of a table's integer times: s, ms, us; stream.time_unit otherwise. "
-            "TGUF has microseconds."
-        ),
-    ] = None,
-    src: SrcOption = "src",
-    dst: DstOption = "dst",
-    time: Annotated[
-        str, typer.Option(help="Column of the time: integers in that unit, or ISO 8601.")
-    ] = "time",
-    features: FeaturesOption = "",
-    source: SourceOption = "",
-    edge_set: EdgeSetOption = "",
-    own_types: OwnTypesOption = False,
-    config: ConfigOption = None,
-    data_dir: DataOption = None,
-) -> None:
-    """Append a file's events to the log, while no ingest runs; nodes of a TGUF file become integer
-    keys."""
-    from streamd.exchange.importing import import_file
-
-    # The unit of a table's times is a setting, which the option overrides.
-    if file.suffix == ".tguf" and time_unit not in (None, "us"):
-        raise SettingsError(
-            f"--time-unit is {time_unit}, but the times of TGUF files are microseconds.",
-            "leave it out.",
-        )
-    overrides: dict[str, Any] = {} if data_dir is None else {"data_dir": data_dir}
-    settings = load_settings(
-        config, overrides | ({} if time_unit is None else {"stream.time_unit": time_unit})
-    )[0]
-    columns = columns_of(src, dst, time, features, source, edge_set, own_types)
-
-    with ProgressLine(err, f"importing {file}") as line:
-        done = import_file(settings, file, columns, line.at)
-    out.print(
-        f"{done.num_events:,} events appended to {settings.data_dir}: {done.times}",
-        soft_wrap=True,
-        markup=False,
-    )
-    print_rounded(done.rounded.words)
-    print_warnings(done.odd_keys.sentences)
+tguf_app.command("import")(import_)

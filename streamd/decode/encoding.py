@@ -22,6 +22,7 @@ from streamd.decode.sources.paths import kind_of
 from streamd.errors import BadEvent
 from streamd.events import MICROSECONDS, Int64
 from streamd.settings.sets import FeatureSettings, text_of
+from streamd.settings.sources import KeyType
 
 Float64 = NDArray[np.float64]
 EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)
@@ -34,6 +35,12 @@ MAX_TIME_TEXT = 64
 """Longest text that is read as a time."""
 LEAP_SECOND = re.compile(r"(.*[0-9]{2}:[0-9]{2}:)60(.*)")
 MAX_US = 2**63 - 1
+MAX_EXACT_FLOAT = 2**53
+"""Up to here a float holds every integer; larger ones may be another id than was written."""
+TRUTHS = {"true": 1.0, "t": 1.0, "1": 1.0, "false": 0.0, "f": 0.0, "0": 0.0}
+"""Text of a truth, in lower case, as Python, Excel and Postgres write it."""
+MAX_LIST_TEXT = 64
+"""Longest text of a list, in characters for each of its numbers."""
 ISO = "0000-00-00T00:00:00"
 ZERO = np.uint8(ord("0"))
 ISO_Z = {
@@ -176,6 +183,7 @@ class Feature:
         places = [text_of(c) for c in declared.categories or ()]
         self._place = {text: place for place, text in enumerate(places)}
         self._others = len(places)
+        self._empty_is_missing = declared.missing is not None and "" not in self._place
 
     @property
     def json_type(self) -> tuple[Any, ...]:
@@ -200,6 +208,8 @@ class Feature:
             if self._missing is None:
                 return None
             values = [self._missing if v is None else v for v in values]
+        if self._empty_is_missing and "" in values:
+            values = [self._missing if v == "" else v for v in values]
         declared = self._declared
         if declared.vector is not None:
             return self._vectors(values, declared.vector)
@@ -243,7 +253,7 @@ class Feature:
 
     def one(self, value: Any, path: str) -> list[float]:
         """The numbers of one value. path: of the field, for the error. Raises: BadEvent."""
-        if value is None:
+        if value is None or (self._empty_is_missing and type(value) is str and not value):
             value = self._missing
             if value is None:
                 where = f" ({path})" if path else ""
@@ -251,9 +261,11 @@ class Feature:
                     "missing_field",
                     f"feature {self.name}{where} is missing, and no `missing` stands for it",
                 )
+        # The kinds of features, each with the other types that mean the same.
         declared = self._declared
         if declared.vector is not None:
-            numbers = [_float(v) for v in value] if type(value) is list else [None]
+            found = _list_of(value, declared.vector)
+            numbers = [_float(v) for v in found] if type(found) is list else [None]
             if len(numbers) == declared.vector and None not in numbers:
                 return [n for n in numbers if n is not None]
         elif declared.type == "number":
@@ -261,20 +273,81 @@ class Feature:
             if number is not None:
                 return [number]
         elif declared.type == "bool":
-            if type(value) is bool or (type(value) is int and value in (0, 1)):
-                return [float(value)]
-        elif type(value) in (str, bool) or (type(value) is int and abs(value) <= MAX_US):
-            out = [0.0] * self.width
-            text = text_of(value)
-            if declared.hash is not None:
-                out[crc32c(text.encode(errors="replace")) % declared.hash] = 1.0
-            else:
-                out[self._place.get(text, self._others)] = 1.0
-            return out
+            truth = _truth(value)
+            if truth is not None:
+                return [truth]
+        else:
+            text = _category(value)
+            if text is not None:
+                out = [0.0] * self.width
+                if declared.hash is not None:
+                    out[crc32c(text.encode(errors="replace")) % declared.hash] = 1.0
+                else:
+                    out[self._place.get(text, self._others)] = 1.0
+                return out
         where = f" ({path})" if path else ""
         raise BadEvent(
             "bad_features", f"feature {self.name}{where} is {kind_of(value)}, not {declared.words}"
         )
+
+
+def whole(value: Any) -> Any:
+    """A whole number as an integer, for ids and categories; others as they are.
+
+    Floats from `MAX_EXACT_FLOAT` on stay: they may be another integer than was written.
+    """
+    if type(value) is float and value.is_integer() and abs(value) < MAX_EXACT_FLOAT:
+        return int(value)
+    if isinstance(value, Decimal) and value.is_finite() and value == value.to_integral_value():
+        return int(value)
+    return value
+
+
+def as_key(value: Any, kind: KeyType | None) -> Any:
+    """A value as a key: whole floats are integers, others stay. kind: text or integer; a value that
+    cannot become that stays too."""
+    # Whole floats come from languages without integers, and from columns with gaps.
+    value = whole(value)
+    if kind == "text" and type(value) is int:
+        return str(value)
+    if kind == "integer" and type(value) is str and INTEGER.fullmatch(value):
+        return int(value)
+    return value
+
+
+def key_hint(value: Any) -> str:
+    """What to do about an object or a number as a key; empty for other values."""
+    if type(value) is dict and value.keys() == {"scale", "value"}:
+        return "; set the connector's decimal.handling.mode to string"
+    return "; write such ids as text" if type(value) is float else ""
+
+
+def _category(value: Any) -> str | None:
+    """The text of a category; None if a value is none."""
+    value = whole(value)
+    if type(value) in (str, bool) or (type(value) is int and abs(value) <= MAX_US):
+        return text_of(value)
+    return None
+
+
+def _truth(value: Any) -> float | None:
+    """A truth as 0 or 1; None if a value is none."""
+    if type(value) is bool:
+        return float(value)
+    if type(value) is str:
+        return TRUTHS.get(value.lower())
+    value = whole(value)
+    return float(value) if type(value) is int and value in (0, 1) else None
+
+
+def _list_of(value: Any, width: int) -> Any:
+    """A list, also of text that is one as JSON, which CSV has no other way to hold."""
+    if type(value) is str and value[:1] == "[" and len(value) <= MAX_LIST_TEXT * width:
+        try:
+            return msgspec.json.decode(value)
+        except (msgspec.DecodeError, RecursionError):
+            return value
+    return value
 
 
 def _float(value: Any) -> float | None:

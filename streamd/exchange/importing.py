@@ -16,15 +16,12 @@ from streamd.eventlog.odd_keys import OddKeys, odd_keys_in_log
 from streamd.eventlog.reader import LogReader
 from streamd.eventlog.tguf.reader import TGUFFile, open_tguf
 from streamd.events import Schema
+from streamd.exchange.event_files import EventFile
 from streamd.exchange.load import Loader, open_loader
 from streamd.exchange.produce import Outgoing
-from streamd.exchange.sourced import rows_of_source, source_named
-from streamd.exchange.tables import (
-    Columns,
-    count_rows,
-    read_events,
-    resolved,
-)
+from streamd.exchange.published import FEATURES_HINT, add_published_source, find_data_set
+from streamd.exchange.sourced import rows_of_source, sort_rows_of_source, source_named
+from streamd.exchange.tables import Columns, read_events, resolved
 from streamd.exchange.times import Misfit, Times
 from streamd.settings.loading import Settings, schema_of
 
@@ -35,12 +32,14 @@ IMPORT_ROWS = 65_536
 @dataclass(frozen=True)
 class Imported:
     """The outcome of an import. times: their range and unit, as text. rounded: the values of
-    features that were rounded. odd_keys: of the newest of its edges."""
+    features that were rounded. odd_keys: of the newest of its edges. doubts: sentences about cells
+    that may be wrong, and rows that were left out."""
 
     num_events: int
     times: str
     rounded: Rounded
     odd_keys: OddKeys
+    doubts: tuple[str, ...] = ()
 
 
 def import_file(
@@ -55,9 +54,14 @@ def import_file(
     before; LockedError while ingest runs.
     """
     # A TGUF file says its own widths; a table is read as JSON events.
-    if not path.is_file():
+    if not path.exists():
         raise SettingsError(f"{path} is not a file.", "check the path.")
-    file = open_tguf(path) if path.suffix == ".tguf" else None
+    file = open_tguf(path) if path.suffix.lower() == ".tguf" else None
+    published = None
+    if columns.published:
+        published = find_data_set(columns.published)
+        settings = add_published_source(settings, columns.published, columns.edge_set)
+        columns = replace(columns, source=columns.published, form=published.form, sort=True)
     schema = schema_of(settings)
     clock = SystemClock()
 
@@ -68,6 +72,7 @@ def import_file(
     topic = columns.source
     columns = resolved(columns, settings)
     edge_set = schema.edge_set_names.index(columns.edge_set) if columns.edge_set else 0
+    doubts: list[str] = []
     if file is not None:
         if replace(columns, edge_set="") != Columns():
             raise SettingsError(
@@ -77,23 +82,43 @@ def import_file(
         _check_set(file, columns.edge_set, schema)
         _check_widths(file, schema, edge_set)
         _check_times(file, times)
-    elif topic:
-        rows = rows_of_source(source_named(settings, topic), path)
-        events: Iterator[Outgoing] = (Outgoing(b"", v, None, n) for n, v in rows)
     else:
-        events = read_events(path, columns, times)
+        table = EventFile(path, columns.form)
+        events = _events_of_table(settings, table, columns, times, doubts.append)
 
     # Append, and tell how far an error came.
-    with open_loader(settings, clock, str(path), topic, edge_set) as loader:
+    position = None if file is not None else table.position
+    with open_loader(settings, clock, str(path), topic, edge_set, position) as loader:
         if file is None:
-            total = count_rows(path)
+            total = table.count_rows()
             loader.rows(events, lambda done: progress(done, total))
         else:
             _import_tguf(file, loader, progress)
     if topic and loader.last_us >= 0:
         times.extend(loader.first_us, loader.last_us, f"the source of {topic} says")
-    found = _odd_keys(settings, loader.first_edge)
-    return Imported(loader.num_events, times.summary(), loader.rounded, found)
+    odd = _odd_keys(settings, loader.first_edge)
+    # A log without features may be what is wanted, so it is only mentioned.
+    if published is not None and published.features and not schema.edge_feature_dim:
+        doubts.append(f"not taken as features: {', '.join(published.features)}; {FEATURES_HINT}")
+    return Imported(loader.num_events, times.summary(), loader.rounded, odd, tuple(doubts))
+
+
+def _events_of_table(
+    settings: Settings,
+    table: EventFile,
+    columns: Columns,
+    times: Times,
+    doubt: Callable[[str], None],
+) -> Iterator[Outgoing]:
+    """The events of a table, or its rows for the source that reads them. Raises: SettingsError."""
+    if not columns.source:
+        return read_events(table, columns, times, doubt)
+    source, unit = source_named(settings, columns.source), settings.stream.time_unit
+    published = find_data_set(columns.published) if columns.published else None
+    rows = rows_of_source(source, table, unit, doubt, published)
+    if columns.sort:
+        rows = sort_rows_of_source(source, unit, rows)
+    return (Outgoing(b"", value, None, number) for number, value in rows)
 
 
 def _odd_keys(settings: Settings, first_edge: int) -> OddKeys:

@@ -249,9 +249,9 @@ class Loader:
             if len(blocks) == 1:
                 early = int(np.flatnonzero(time[1:] < time[:-1])[0]) + 1
                 raise StreamdError(
-                    f"{self._name} row {block.rows['offset'][early]} "
+                    f"{self._place_of(int(block.rows['offset'][early]))} "
                     "is earlier than the row before it.",
-                    "sort the file by time.",
+                    "sort the file by time, or add --sort.",
                 )
             block = block.take(np.argsort(time, kind="stable"))
 

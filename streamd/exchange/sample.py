@@ -18,10 +18,10 @@ from streamd.decode.rounding import Rounded
 from streamd.errors import KafkaError, SettingsError
 from streamd.eventlog.odd_keys import OddKeys, count_copies, odd_keys, placeholder_ids
 from streamd.events import DELETE, EDGE, LABEL, NODE, Key, Schema
+from streamd.exchange.event_files import EventFile
 from streamd.exchange.guess import absent_paths
 from streamd.exchange.load import FileRow
-from streamd.exchange.sourced import rows_of_source, source_named
-from streamd.exchange.tables import read_rows
+from streamd.exchange.sourced import read_rows, rows_of_source, source_named
 from streamd.ingest.kafka.client import make_consumer
 from streamd.ingest.kafka.safe_records import make_reading_safe
 from streamd.ingest.order.batch_builder import as_json
@@ -34,10 +34,12 @@ WORDS = {EDGE: "edge", NODE: "node", LABEL: "label", DELETE: "delete"}
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Records by partition. topic: whose source maps them, empty for our own events."""
+    """Records by partition. topic: whose source maps them, empty for our own events. doubts:
+    sentences about a file's cells."""
 
     topic: str
     records: dict[int, list[Any]]
+    doubts: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return sum(map(len, self.records.values()))
@@ -56,7 +58,7 @@ def read_sample(settings: Settings, name: str, count: int, clock: Clock, topic: 
     Raises: SettingsError, KafkaError.
     """
     path = Path(name)
-    if not path.is_file():
+    if not path.exists():
         if topic:
             raise SettingsError(
                 f"--source describes a file, and there is no file {name}.",
@@ -65,11 +67,17 @@ def read_sample(settings: Settings, name: str, count: int, clock: Clock, topic: 
         return Sample(name, _of_topic(settings, name, count))
     if not topic and len(settings.sources) == 1:
         topic = settings.sources[0].topic
-    all_rows = rows_of_source(source_named(settings, topic), path) if topic else read_rows(path)
+    file = EventFile(path)
+    doubts: list[str] = []
+    if topic:
+        unit = settings.stream.time_unit
+        all_rows = rows_of_source(source_named(settings, topic), file, unit, doubts.append)
+    else:
+        all_rows = read_rows(file)
     # A row of a file has no timestamp; Kafka will give it one when it is sent.
     now_ms = clock.now_us() // 1000
-    rows = islice(all_rows, count)
-    return Sample(topic, {0: [FileRow(offset=n, value=v, timestamp=now_ms) for n, v in rows]})
+    records = [FileRow(offset=n, value=v, timestamp=now_ms) for n, v in islice(all_rows, count)]
+    return Sample(topic, {0: records}, tuple(doubts))
 
 
 def _of_topic(settings: Settings, topic: str, count: int) -> dict[int, list[Any]]:

@@ -1,19 +1,33 @@
 """Files whose rows have the shape of a mapped topic, to be sent to that topic."""
 
+import datetime
 import itertools
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
 
 from streamd.clock import Clock
 from streamd.decode.decoder import first_events, make_decoder
+from streamd.decode.encoding import Times
 from streamd.decode.sources.formats import JSON_FORMATS
-from streamd.errors import SettingsError
+from streamd.decode.sources.paths import follow, parsed
+from streamd.errors import BadEvent, SettingsError
+from streamd.exchange.event_files import CSV, EventFile
+from streamd.exchange.key_cells import KeyCells, is_integer_key
 from streamd.exchange.load import RECORDS, FileRow
 from streamd.exchange.produce import Outgoing
-from streamd.exchange.tables import read_rows
+from streamd.exchange.published import Published
+from streamd.exchange.sorting import TimedRow, sort_rows
+from streamd.exchange.tables import read_first
+from streamd.exchange.text_files import Row
+from streamd.exchange.times import Misfit
 from streamd.settings.loading import Settings, schema_of
-from streamd.settings.sets import nearest_of
-from streamd.settings.sources import SourceSettings, steps_of
+from streamd.settings.sets import nearest_of, text_of
+from streamd.settings.sources import Scalar, SourceSettings, fields_of, steps_of
+
+KEYS = ("src", "dst", "node", "id")
+"""Fields of events that are keys."""
+TYPE_HINT = "write type: text with the key's path in the source."
 
 
 def source_named(settings: Settings, topic: str) -> SourceSettings:
@@ -25,17 +39,169 @@ def source_named(settings: Settings, topic: str) -> SourceSettings:
     raise SettingsError(f"There is no source of topic {topic}{nearest_of(topic, known)}.")
 
 
-def rows_of_source(source: SourceSettings, path: Path) -> Iterator[tuple[int, bytes]]:
-    """Read a file's rows, which must have the columns that the source names.
+def rows_of_source(
+    source: SourceSettings,
+    file: EventFile,
+    unit: str,
+    doubt: Callable[[str], None] = lambda _: None,
+    published: Published | None = None,
+) -> Iterator[tuple[int, bytes]]:
+    """Read a file's rows as JSON objects, with their numbers from 1.
 
-    With an envelope, the envelope's columns are required instead. Raises: as `read_rows`.
+    Tables must have the columns that the source names; with an envelope they need not. Timestamps
+    are written as the source reads times. The call checks the columns.
+
+    Args: unit: of times if the source names none; doubt: called with a sentence about cells that
+    may be wrong; published: the public data set that the file is.
+    Raises: SettingsError if the file cannot be read.
     """
     paths = () if source.envelope is not None else tuple(source.paths())
-    first_steps = (steps_of(one)[0] for one in paths)
-    return read_rows(path, [step for step in dict.fromkeys(first_steps) if step[0] != "$"])
+    first_steps = dict.fromkeys(steps_of(one)[0] for one in paths)
+    wanted = [step for step in first_steps if step[0] != "$"]
+    if published is not None:
+        wanted = [] if source.fields is None else [*source.fields.features]
+    rows = _rows_as_json(file, wanted, source, Times(source.time or unit), doubt, published)
+    return read_first(rows)
 
 
-def rows_to_send(settings: Settings, topic: str, path: Path, clock: Clock) -> Iterator[Outgoing]:
+def read_rows(file: EventFile) -> Iterator[tuple[int, bytes]]:
+    """Read the rows of a file of any columns as JSON objects, with their numbers from 1.
+
+    In CSV an empty cell is null, and the text of an integer becomes one. Timestamps become ISO
+    8601. Raises: SettingsError if the file cannot be read.
+    """
+    return read_first(_rows_as_json(file, (), None, Times("iso8601"), lambda _: None, None))
+
+
+def _rows_as_json(
+    file: EventFile,
+    wanted: Sequence[str],
+    source: SourceSettings | None,
+    times: Times,
+    doubt: Callable[[str], None],
+    published: Published | None,
+) -> Iterator[tuple[int, bytes]]:
+    # The kind of a pipe is known once it is read, so the readers are made at the first row.
+    cells: CellReaders | None = None
+    time_columns = set() if source is None else _time_columns(source)
+    num_left_out = 0
+    for number, row in file.rows(wanted):
+        if isinstance(row, str):
+            if line := row.strip():
+                yield number, line.encode()
+            continue
+        if cells is None:
+            cells = CellReaders(source if file.kind == CSV else None, doubt)
+        try:
+            if published is not None:
+                row = published.change(row)
+                if not all(row[name] for name in published.needs):
+                    num_left_out += 1
+                    continue
+            if file.kind == CSV:
+                row = cells.read(row)
+        except (Misfit, BadEvent) as misfit:
+            odd = misfit if isinstance(misfit, Misfit) else Misfit(str(misfit))
+            raise odd.at(file.position(number)) from None
+        # A timestamp that is no time of an event is text.
+        for name, value in row.items():
+            if type(value) is datetime.datetime and name not in time_columns:
+                row[name] = value.isoformat()
+        yield number, times.as_json(row)
+    if num_left_out and published is not None:
+        doubt(f"{num_left_out:,} rows without {' or '.join(published.needs)} were left out")
+
+
+def _time_columns(source: SourceSettings) -> set[str]:
+    """The columns of times that a source's rules name."""
+    rules = (source, source.deletes, source.labels, source.nodes)
+    return {
+        steps_of(field.path)[0]
+        for rule in rules
+        if rule is not None and rule.fields is not None
+        for place, field in fields_of(rule.fields)
+        if place == ("time",) and field.path is not None
+    }
+
+
+class CellReaders:
+    """Reads cells of CSV, which are text, as the values that a source compares and takes as keys.
+
+    source: of the rows; None makes an integer of the text of one. An empty cell is null. A cell of
+    a condition is the value that it is compared with, if that is written so.
+    """
+
+    def __init__(self, source: SourceSettings | None, doubt: Callable[[str], None]) -> None:
+        self._keys: dict[str, KeyCells] = {}
+        self._conditions: dict[str, dict[str, Scalar]] = {}
+        self._knows_columns = source is not None
+        for rule in () if source is None else (source, source.deletes, source.labels, source.nodes):
+            if rule is None:
+                continue
+            for path, values in rule.where.items():
+                of_text = self._conditions.setdefault(steps_of(path)[0], {})
+                of_text.update((_as_cell(value), value) for value in values)
+            for place, field in () if rule.fields is None else fields_of(rule.fields):
+                if place[0] in KEYS and field.path is not None:
+                    column = steps_of(field.path)[0]
+                    # A key with a prefix is text, whatever is after it.
+                    kind = "text" if field.prefix else field.type
+                    self._keys[column] = KeyCells(column, kind, TYPE_HINT, doubt)
+
+    def read(self, row: Row) -> Row:
+        """The values of a row. Raises: Misfit."""
+        return {name: self._read(name, cell) for name, cell in row.items()}
+
+    def _read(self, name: str, cell: Any) -> Any:
+        if type(cell) is not str:
+            return cell
+        if not cell:
+            return None
+        # A guess looks at numbers, so text of integers becomes them.
+        if not self._knows_columns:
+            return int(cell) if is_integer_key(cell) else cell
+        if name in self._keys:
+            try:
+                return self._keys[name].read(cell)
+            except Misfit as misfit:
+                raise Misfit(f"column {name!r}: {misfit}", misfit.action) from None
+        return self._conditions.get(name, {}).get(cell, cell)
+
+
+def _as_cell(value: Scalar) -> str:
+    """A value of a condition as CSV has it."""
+    return text_of(value) if isinstance(value, str | int) else str(value)
+
+
+def sort_rows_of_source(
+    source: SourceSettings, unit: str, rows: Iterator[tuple[int, bytes]]
+) -> Iterator[tuple[int, bytes]]:
+    """Rows in order of the source's times; one without a time stays after the row before it.
+
+    Raises: SettingsError if the source names no time.
+    """
+    field = None if source.fields is None else source.fields.time
+    if field is None or field.path is None:
+        raise SettingsError(
+            f"The source of {source.topic} has no field of times to sort by.", "leave out --sort."
+        )
+    # The same reader of times as the decoder's.
+    walk, times = follow(steps_of(field.path)), Times(source.time or unit)
+
+    def with_times() -> Iterator[TimedRow]:
+        last_us = 0
+        for index, (number, value) in enumerate(rows):
+            # The decoder refuses a bad time, unless the row is to be skipped.
+            with suppress(BadEvent):
+                last_us = times.one(walk(parsed(value)), "time")
+            yield TimedRow(last_us, index, number, value)
+
+    return ((row.number, row.value) for row in sort_rows(with_times()))
+
+
+def rows_to_send(
+    settings: Settings, topic: str, file: EventFile, clock: Clock
+) -> Iterator[Outgoing]:
     """A file's rows as they are, each checked as ingest will check it.
 
     The key of a record is that of its first event's source or node, the time is in microseconds.
@@ -48,11 +214,16 @@ def rows_to_send(settings: Settings, topic: str, path: Path, clock: Clock) -> It
             f"Topic {topic} is {source.format}, and rows are sent as JSON.",
             "send them by a producer of that format.",
         )
-    return _check_rows(settings, topic, path, rows_of_source(source, path), clock)
+    rows = rows_of_source(source, file, settings.stream.time_unit)
+    return _check_rows(settings, topic, file, rows, clock)
 
 
 def _check_rows(
-    settings: Settings, topic: str, path: Path, rows: Iterator[tuple[int, bytes]], clock: Clock
+    settings: Settings,
+    topic: str,
+    file: EventFile,
+    rows: Iterator[tuple[int, bytes]],
+    clock: Clock,
 ) -> Iterator[Outgoing]:
     """Yield rows as records. Raises: SettingsError."""
     decoder = make_decoder(settings, schema_of(settings))
@@ -63,7 +234,7 @@ def _check_rows(
         block, rejected = decoder.decode(records, 0, now_us, topic)
         for r in rejected:
             raise SettingsError(
-                f"{path} row {r.offset}: {r.error} ({r.reason}).",
+                f"{file.position(r.offset)}: {r.error} ({r.reason}).",
                 "correct it in the file, or the source in the settings.",
             )
 

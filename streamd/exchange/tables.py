@@ -1,24 +1,23 @@
 """Rows of CSV, NDJSON and Parquet files read as JSON events, each checked as it is read."""
 
-import csv
-import gzip
 import itertools
 import json
 import math
-import re
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, TypeVar
 
-import msgspec
-
+from streamd.decode.encoding import whole
 from streamd.errors import SettingsError
+from streamd.exchange.event_files import CSV, EventFile
+from streamd.exchange.key_cells import KeyCells
 from streamd.exchange.produce import Outgoing
+from streamd.exchange.sorting import TimedRow, sort_rows
+from streamd.exchange.text_files import Row, TextForm, check_columns
 from streamd.exchange.times import Misfit, Times, shown_value
 from streamd.settings.loading import Settings, edge_sets
 from streamd.settings.sets import nearest_of
+from streamd.settings.sources import KeyType
 
 OWN_TYPES = ("node", "label", "delete")
 """NDJSON lines of these types are streamd's own events, unless columns are named."""
@@ -26,19 +25,10 @@ OWN_TYPES_HINT = (
     "name a column that is there; if lines of type node, label and delete are streamd's own "
     "events, add --own-types."
 )
-INTEGER_KEY = re.compile(r"0|-?[1-9][0-9]{0,18}")
-"""Text in a table that is an integer key: as Python writes it, so that 007 stays text."""
-KINDS = (".csv", ".ndjson", ".jsonl", ".parquet")
-"""Suffixes of files of events, before .gz."""
-NAME_COLUMNS = (
-    "name the columns with --src, --dst, --time and --features, or a topic of `sources`, which has "
-    "their names, with --source."
-)
+KEYS_HINT = "add --keys text, and read all other files of these nodes so too."
 EDGE_SET = "edge_set"
 """The column that names the edge set of a row."""
-# Parquet has values that JSON has not, such as decimals.
 _json = json.JSONEncoder(separators=(",", ":"), default=str).encode
-Row = dict[str, Any]
 T = TypeVar("T")
 
 
@@ -51,6 +41,9 @@ class Columns:
     for none. edge_set: of all rows; where it is empty, a row may name its own in a column
     `edge_set`. by_name: where the columns of features have declared names, whether each is a
     number. own_types: NDJSON lines of `OWN_TYPES` are streamd's own also next to named columns.
+    keys: the type of all keys; None keeps those of typed files, and makes integers of the text of
+    CSV. form: how CSV is written. sort: whether the rows are put into order of time. published: the
+    public data set whose form the file has, empty for none.
     """
 
     src: str = "src"
@@ -61,6 +54,10 @@ class Columns:
     edge_set: str = ""
     by_name: tuple[bool, ...] = ()
     own_types: bool = False
+    keys: KeyType | None = None
+    form: TextForm | None = None
+    sort: bool = False
+    published: str = ""
 
     @property
     def has_names(self) -> bool:
@@ -99,194 +96,85 @@ def resolved(columns: Columns, settings: Settings) -> Columns:
     return replace(columns, by_name=by_name)
 
 
-def count_rows(path: Path) -> int:
-    """Estimate the number of events for `read_events`: lines, or what Parquet declares."""
-    if path.suffix == ".parquet":
-        with _parquet_file(path) as table:
-            return int(table.metadata.num_rows)
-    # Lines end in either mark; a table has a header.
-    lines = 0
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            lines += max(piece.count(b"\n"), piece.count(b"\r"))
-    return max(1, lines - (".csv" in path.suffixes))
+def read_events(
+    file: EventFile,
+    columns: Columns,
+    times: Times,
+    doubt: Callable[[str], None] = lambda _: None,
+) -> Iterator[Outgoing]:
+    """Read the events of a file.
 
-
-def read_events(path: Path, columns: Columns, times: Times) -> Iterator[Outgoing]:
-    """Read the events of a .csv, .ndjson/.jsonl or .parquet file, the first two also with .gz.
-
-    The columns and the first row are checked by the call, the others as they are read.
+    The columns and the first row are checked by the call, the others as they are read. doubt:
+    called with a sentence about cells that may be wrong.
     Raises: SettingsError naming file, row and column where a row is not an event.
     """
-    kind = _kind_of(path)
-
-    # The suffix says how to read it.
-    if kind == ".csv":
-        events = _from_rows(path, _csv_rows(path, columns.names), columns, times)
-    elif kind in (".ndjson", ".jsonl"):
-        events = _from_lines(path, columns, times)
-    else:
-        events = _from_rows(path, _parquet_rows(path, columns.names), columns, times)
-    return _read_first(events)
+    events = _read_events(file, columns, times, doubt)
+    return read_first(_sort_events(events, times.unit_us) if columns.sort else events)
 
 
-def read_rows(path: Path, wanted: Sequence[str] = ()) -> Iterator[tuple[int, bytes]]:
-    """Read the rows of a file with custom columns as JSON objects, with their numbers from 1.
-
-    wanted: columns that CSV and Parquet must have; NDJSON is not checked. In CSV an empty cell is
-    null, and the text of an integer becomes an integer. Timestamps of Parquet become ISO 8601. The
-    call checks the columns. Raises: SettingsError if the file cannot be read.
-    """
-    return _read_first(_rows_as_json(path, wanted))
-
-
-def _read_first(rows: Iterator[T]) -> Iterator[T]:
+def read_first(rows: Iterator[T]) -> Iterator[T]:
     """The same rows. Reads the first one now, so that an error comes before any side effect."""
     first = list(itertools.islice(rows, 1))
     return itertools.chain(first, rows)
 
 
-def _rows_as_json(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, bytes]]:
-    kind = _kind_of(path)
-    if kind in (".ndjson", ".jsonl"):
-        for number, line in _counted(path, _lines(path), "line"):
-            if line.strip():
-                yield number, line.strip().encode()
-        return
-    rows = _csv_rows(path, wanted) if kind == ".csv" else _parquet_rows(path, wanted)
-    for number, row in _counted(path, rows, "row"):
-        if kind == ".csv":
-            row = {name: _text_key(cell) if cell else None for name, cell in row.items()}
-        yield number, msgspec.json.encode(row, enc_hook=str)
+def _sort_events(events: Iterator[Outgoing], unit_us: int) -> Iterator[Outgoing]:
+    """Events in order of time; one without a time stays after the event before it."""
+    # Runs on disk have bytes only, so the key goes with the value.
+    last_us = 0
+
+    def with_times() -> Iterator[TimedRow]:
+        nonlocal last_us
+        for index, event in enumerate(events):
+            last_us = last_us if event.time is None else event.time * unit_us
+            yield TimedRow(last_us, index, event.row, _with_key(event))
+
+    for row in sort_rows(with_times()):
+        key, has_time, value = row.value.split(b"\0", 2)
+        time = row.time_us // unit_us if has_time else None
+        yield Outgoing(key, value, time, row.number)
 
 
-def _kind_of(path: Path) -> str:
-    """The suffix that says what a file holds. Raises: SettingsError."""
-    suffixes = [s for s in path.suffixes if s != ".gz"]
-    if not path.is_file():
-        raise SettingsError(f"{path} is not a file.", "check the path.")
-    if not suffixes or suffixes[-1] not in KINDS:
-        raise SettingsError(
-            f"{path} is neither .csv, .ndjson, .jsonl nor .parquet.",
-            "name the file by what it holds.",
-        )
-    return suffixes[-1]
+def _with_key(event: Outgoing) -> bytes:
+    """Key and value of an event as one; JSON holds no zero byte."""
+    key = event.key.replace(b"\0", b"")
+    return b"\0".join((key, b"" if event.time is None else b"1", event.value))
 
 
-def _open(path: Path, newline: str) -> TextIO:
-    """Open a file as text, without the byte order mark that some programs write."""
-    encoding = "utf-8-sig"
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding=encoding, newline=newline)
-    return path.open(encoding=encoding, newline=newline)
-
-
-def _counted(path: Path, rows: Iterator[T], word: str) -> Iterator[tuple[int, T]]:
-    """Yield rows with their numbers from 1. Raises: SettingsError where the file is broken."""
-    number = 0
-    try:
-        for number, row in enumerate(rows, 1):
-            yield number, row
-    except Misfit as misfit:
-        raise misfit.at(f"{path}") from None
-    except (OSError, ValueError, EOFError, OverflowError, csv.Error, zlib.error) as error:
-        where = f"behind {word} {number}" if number else "from its start"
-        is_encoding = isinstance(error, UnicodeDecodeError)
-        action = "save it as UTF-8." if is_encoding else "write the file again."
-        raise SettingsError(f"{path} cannot be read {where}: {error}.", action) from None
-
-
-def _check_columns(found: Sequence[str], wanted: Sequence[str]) -> None:
-    """Refuse a table that lacks a column, or has it twice. Raises: Misfit."""
-    for column in wanted:
-        if column not in found:
-            raise Misfit(f"no column {column!r}{nearest_of(column, found)}", NAME_COLUMNS)
-        if found.count(column) > 1:
-            raise Misfit(
-                f"{found.count(column)} columns {column!r}", "give each a name of its own."
-            )
-
-
-def _csv_rows(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
-    """Yield the rows of a CSV file. Raises: Misfit, ValueError or csv.Error."""
-    with _open(path, "") as file:
-        reader = csv.DictReader(file, strict=True)
-        header = reader.fieldnames or ()
-        if len(header) == 1 and (other := re.search(r"[;\t|]", header[0])):
-            raise Misfit(f"the header has {other[0]!r} and no comma", "separate cells by commas.")
-        _check_columns(header, wanted)
-        for row in reader:
-            # The reader puts cells beyond the header under None.
-            if None in row:
-                raise ValueError("the next row has more cells than the header")
-            yield row
-
-
-def _parquet_file(path: Path) -> Any:
-    """Open a Parquet file. Raises: SettingsError without pyarrow, ValueError."""
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise SettingsError("Parquet needs pyarrow.", "pip install 'streamd[arrow]'.") from None
-    try:
-        return pyarrow.parquet.ParquetFile(path)
-    except pyarrow.ArrowException as error:
-        raise ValueError(str(error)) from None
-
-
-def _parquet_rows(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
-    """Yield the rows of a Parquet file. Raises: Misfit, SettingsError or ValueError."""
-    file = _parquet_file(path)
-    import pyarrow as pa
-
-    try:
-        with file:
-            _check_columns(file.schema_arrow.names, wanted)
-            for batch in file.iter_batches():
-                for at, column in enumerate(batch.schema):
-                    kind = column.type
-                    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-                        # Microseconds in UTC: Python has no finer ones, and then needs no zones.
-                        finer = pa.types.is_timestamp(kind) and kind.unit == "ns"
-                        cast = batch.column(at).cast(pa.timestamp("us"), safe=not finer)
-                        batch = batch.set_column(at, column.name, cast)
-                yield from batch.to_pylist()
-    except pa.ArrowException as error:
-        raise ValueError(str(error)) from None
-
-
-def _lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a text file."""
-    with _open(path, "\n") as file:
-        yield from file
-
-
-def _from_rows(
-    path: Path, rows: Iterator[Row], columns: Columns, times: Times
+def _read_events(
+    file: EventFile, columns: Columns, times: Times, doubt: Callable[[str], None]
 ) -> Iterator[Outgoing]:
-    """Events of a table's rows. Raises: SettingsError naming the row."""
-    for number, row in _counted(path, rows, "row"):
+    readers: tuple[Callable[[Any], int | str], ...] = (_typed_key, _typed_key)
+    if columns.keys == "text":
+        readers = (_key_as_text, _key_as_text)
+    is_csv: bool | None = None
+    for number, row in file.rows(columns.names):
         try:
-            event = _edge(row, columns, times, _text_key)
+            if isinstance(row, str):
+                if row.strip():
+                    yield _from_line(row, number, columns, times)
+                continue
+            # The kind of a pipe is known once it is read.
+            if is_csv is None:
+                is_csv = file.kind == CSV
+                if is_csv:
+                    names = (columns.src, columns.dst)
+                    cells = [KeyCells(n, columns.keys, KEYS_HINT, doubt) for n in names]
+                    readers = (_csv_key(cells[0]), _csv_key(cells[1]))
+            event = _edge(row, columns, times, readers)
         except Misfit as misfit:
-            raise misfit.at(f"{path} row {number}") from None
+            raise misfit.at(file.position(number)) from None
         yield Outgoing(str(event["src"]).encode(), _json(event).encode(), event["time"], number)
 
 
-def _from_lines(path: Path, columns: Columns, times: Times) -> Iterator[Outgoing]:
-    """Events of NDJSON lines that are not blank. Raises: SettingsError naming the line."""
-    for number, line in _counted(path, _lines(path), "line"):
-        if not line.strip():
-            continue
-        try:
-            parsed = _parsed(line)
-            event = _of_object(parsed, columns, times)
-        except Misfit as misfit:
-            raise misfit.at(f"{path} line {number}") from None
-        # An event that is unchanged is sent as it was written.
-        key = event.get("src", event.get("id", event.get("node", "")))
-        value = line.strip() if event is parsed else _json(event)
-        yield Outgoing(str(key).encode(), value.encode(), event.get("time"), number)
+def _from_line(line: str, number: int, columns: Columns, times: Times) -> Outgoing:
+    """The event of an NDJSON line. Raises: Misfit."""
+    parsed = _parsed(line)
+    event = _of_object(parsed, columns, times)
+    # An event that is unchanged is sent as it was written.
+    key = event.get("src", event.get("id", event.get("node", "")))
+    value = line.strip() if event is parsed else _json(event)
+    return Outgoing(str(key).encode(), value.encode(), event.get("time"), number)
 
 
 def _parsed(line: str) -> Row:
@@ -310,13 +198,14 @@ def _of_object(parsed: Row, columns: Columns, times: Times) -> Row:
         parsed = parsed | {EDGE_SET: columns.edge_set}
     if not is_own and columns.has_names:
         try:
-            _check_columns(list(parsed), columns.names)
+            check_columns(list(parsed), columns.names)
         except Misfit as misfit:
             raise Misfit(str(misfit), OWN_TYPES_HINT if is_typed else misfit.action) from None
-        return _edge(parsed, columns, times, _typed_key)
+        key = _key_as_text if columns.keys == "text" else _typed_key
+        return _edge(parsed, columns, times, (key, key))
     if not is_own:
         # An edge may lack a time: it gets that of its record.
-        _check_columns(list(parsed), ("src", "dst"))
+        check_columns(list(parsed), ("src", "dst"))
         for name in ("src", "dst"):
             _cell(name, _typed_key, parsed[name])
 
@@ -331,12 +220,14 @@ def _of_object(parsed: Row, columns: Columns, times: Times) -> Row:
     return parsed if time == parsed["time"] else parsed | {"time": time}
 
 
-def _edge(row: Row, columns: Columns, times: Times, key: Callable[[Any], int | str]) -> Row:
-    """Make an edge event of a row's columns. Raises: Misfit."""
+def _edge(
+    row: Row, columns: Columns, times: Times, keys: tuple[Callable[[Any], int | str], ...]
+) -> Row:
+    """Make an edge event of a row's columns. keys: read source and destination. Raises: Misfit."""
     # Other columns are ignored.
     event: Row = {
-        "src": _cell(columns.src, key, row[columns.src]),
-        "dst": _cell(columns.dst, key, row[columns.dst]),
+        "src": _cell(columns.src, keys[0], row[columns.src]),
+        "dst": _cell(columns.dst, keys[1], row[columns.dst]),
         "time": _cell(columns.time, times.read, row[columns.time]),
     }
     edge_set = columns.edge_set or row.get(EDGE_SET)
@@ -352,11 +243,16 @@ def _edge(row: Row, columns: Columns, times: Times, key: Callable[[Any], int | s
         return event
     column = columns.features[0] if columns.features else "features"
     may_be_whole = len(columns.features) == 1 or not columns.has_names
-    whole = row.get(column) if may_be_whole else None
-    if isinstance(whole, list):
-        event["features"] = [_cell(column, _finite, value) for value in whole]
-    elif isinstance(whole, dict):
-        event["features"] = {k: _cell(column, _feature, v) for k, v in whole.items()}
+    given = _cell(column, _list_or_object, row.get(column)) if may_be_whole else None
+    if isinstance(given, list):
+        event["features"] = [_cell(column, _finite, value) for value in given]
+    elif isinstance(given, dict):
+        event["features"] = {k: _cell(column, _feature, v) for k, v in given.items()}
+    elif may_be_whole and not columns.features and given is not None:
+        raise Misfit(
+            f"column {column!r}: {shown_value(given)} is neither a list nor an object",
+            "write it as JSON, or name the columns of features with --features.",
+        )
     elif columns.features:
         event["features"] = [_cell(name, _finite, row[name]) for name in columns.features]
     return event
@@ -393,8 +289,19 @@ def _finite(value: Any) -> float:
     return number
 
 
+def _list_or_object(value: Any) -> Any:
+    """A list or an object, also of the text that CSV has of one; others as they are."""
+    if type(value) is str and value.strip()[:1] in ("[", "{"):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return None if value == "" else value
+
+
 def _typed_key(value: Any) -> int | str:
-    """A key as it is, text or integer. Raises: Misfit."""
+    """A key as it is, text or integer; whole floats are integers. Raises: Misfit."""
+    value = whole(value)
     if type(value) is int or type(value) is str:
         return value
     if value is None:
@@ -402,13 +309,11 @@ def _typed_key(value: Any) -> int | str:
     raise Misfit(f"{shown_value(value)} is not a key: keys are text or integers")
 
 
-def _text_key(value: Any) -> int | str:
-    """A key of a table that holds only text, where integers become integers. Raises: Misfit."""
-    if type(value) is str and is_integer_key(value):
-        return int(value)
-    return _typed_key(value)
+def _key_as_text(value: Any) -> str:
+    """A key as text. Raises: Misfit."""
+    return str(_typed_key(value))
 
 
-def is_integer_key(text: str) -> bool:
-    """Whether text in a table is an integer key."""
-    return INTEGER_KEY.fullmatch(text) is not None and abs(int(text)) < 2**63
+def _csv_key(cells: KeyCells) -> Callable[[Any], int | str]:
+    """Reads a key of CSV."""
+    return lambda cell: _typed_key(cell) if type(cell) is not str else cells.read(cell)

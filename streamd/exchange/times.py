@@ -38,6 +38,11 @@ class Times:
         self._last_us = -1
         self._forms: dict[str, None] = {}
 
+    @property
+    def unit_us(self) -> int:
+        """Microseconds in the unit of the times that `read` returns."""
+        return MICROSECONDS[self._out]
+
     def read(self, value: Any, of_event: bool = True) -> int:
         """Read one cell. of_event: whether to extend the range by it. Raises: Misfit."""
         taken_us, form = self._microseconds(value)

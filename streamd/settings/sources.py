@@ -46,12 +46,18 @@ def steps_of(path: str) -> tuple[str, ...]:
     return steps
 
 
+KeyType = Literal["text", "integer"]
+
+
 class FieldSettings(Part):
     """Where a field of an event is found in a record; a path alone stands for `{path: ...}`."""
 
     path: str | None = Field(None, description="names with dots: item.id, items.0.id, $key.id")
     constant: str | int | None = Field(None, description="the same value for all events")
     prefix: str = Field("", description="text put before a key")
+    type: KeyType | None = Field(
+        None, description="text or integer: what a key becomes; as it is where absent"
+    )
     default: Scalar | list[float] = Field(None, description="the value taken where there is none")
 
     @model_validator(mode="before")
@@ -69,8 +75,8 @@ class FieldSettings(Part):
     def _has_one_origin(self) -> "FieldSettings":
         if (self.path is None) == (self.constant is None):
             raise ValueError("a field is a path, or {constant: ...}")
-        if self.constant is not None and (self.prefix or self.default is not None):
-            raise ValueError("a constant has neither prefix nor default")
+        if self.constant is not None and (self.prefix or self.default is not None or self.type):
+            raise ValueError("a constant has neither prefix nor default, and no type")
         if self.path is not None:
             steps_of(self.path)
         return self
@@ -355,6 +361,8 @@ def _check_fields(fields: BaseModel, at: tuple[str | int, ...]) -> None:
         is_key = place[0] in ("src", "dst", "node", "id")
         if field.prefix and not is_key:
             raise Misplaced((*at, *place), "only keys have a prefix")
+        if field.type and not is_key:
+            raise Misplaced((*at, *place), "only keys have a type")
         for word, value in (("default", field.default), ("constant", field.constant)):
             is_wrong = type(value) not in (str, int) or value == ""
             if is_key and value is not None and is_wrong:

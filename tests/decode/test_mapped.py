@@ -84,7 +84,7 @@ def test_ndjson_is_many_records_of_one_value(tmp_path):
 
 @pytest.mark.parametrize(("value", "reason", "says"), [
     (click(user_id=None), "missing_field", "src (user_id) is missing"), (click(user_id=True), "bad_key", "src (user_id) is true or false"),
-    (click(user_id=1.0), "bad_key", "src (user_id) is a number"), (click(user_id=""), "bad_key", "src (user_id) is empty"),
+    (click(user_id=1.5), "bad_key", "src (user_id) is a number"), (click(user_id=2.0**53), "bad_key", "write such ids as text"), (click(user_id=""), "bad_key", "src (user_id) is empty"),
     (click(user_id="\x00"), "bad_key", "control character"), (click(user_id="x" * 300), "bad_key", "300 bytes|305 bytes"),
     (click(user_id=2**63), "bad_key", "does not fit int64"), (b'{"kind": "view", "user_id": ' + b"9" * 4_000 + b"}", "bad_key", "does not fit int64"),
     (b'{"kind": "view", "user_id": ' + b"9" * 5_000 + b"}", "bad_json|bad_key", ""), (click(item={"id": 2**63}), "bad_key", "does not fit int64"), (click(item={"id": 10**30}), "bad_key", "does not fit int64"),
@@ -201,7 +201,7 @@ def test_keys_keep_their_type_where_they_have_no_prefix(tmp_path):
 
 def test_true_is_not_one_in_company_of_ones(tmp_path):
     topic = Topic(source("{time: record, fields: {src: {path: u, prefix: 'u:'}, dst: v}, where: {n: [1]}}"), tmp_path)
-    events, rejected = topic.decode(*[{"u": 1, "v": 2, "n": 1}] * 10, {"u": True, "v": 2, "n": 1}, {"u": 1, "v": 2, "n": True}, {"u": 1, "v": 1.0, "n": 1})
+    events, rejected = topic.decode(*[{"u": 1, "v": 2, "n": 1}] * 10, {"u": True, "v": 2, "n": 1}, {"u": 1, "v": 2, "n": True}, {"u": 1, "v": 1.5, "n": 1})
     assert len(events) == 10 and [r.offset for r in rejected] == [10, 12]
 
 
@@ -212,7 +212,9 @@ FEATURES = """{time: record, fields: {src: u, dst: v, features: {x: f}}}"""
 
 @pytest.mark.parametrize(("declared", "value", "values"), [
     ("number", 3, [3.0]), ("number", "2.5", [2.5]), ("number", -1e10, [-1e10]), ({"type": "number", "missing": 7}, None, [7.0]),
-    ("bool", True, [1.0]), ("bool", False, [0.0]), ("bool", 1, [1.0]), ({"type": "bool", "missing": False}, None, [0.0]),
+    ("bool", True, [1.0]), ("bool", False, [0.0]), ("bool", "TRUE", [1.0]), ("bool", "f", [0.0]), ("bool", 1.0, [1.0]),
+    ({"type": "number", "missing": 7}, "", [7.0]), ({"hash": 1, "missing": "?"}, "", [1.0]), ({"categories": ["", "a"], "missing": "a"}, "", [1.0, 0.0, 0.0]),
+    ({"categories": [1, 2]}, 2.0, [0.0, 1.0, 0.0]), ({"vector": 2}, "[1.5, 2]", [1.5, 2.0]), ({"vector": 2, "missing": [1, 2]}, "", [1.0, 2.0]), ("bool", 1, [1.0]), ({"type": "bool", "missing": False}, None, [0.0]),
     ({"categories": ["a", "b"]}, "a", [1.0, 0.0, 0.0]), ({"categories": ["a", "b"]}, "z", [0.0, 0.0, 1.0]), ({"categories": [1, True]}, "1", [1.0, 0.0, 0.0]),
     ({"categories": [1, True]}, True, [0.0, 1.0, 0.0]), ({"categories": ["a"], "missing": "a"}, None, [1.0, 0.0]), ({"categories": ["a"], "missing": "?"}, None, [0.0, 1.0]),
     ({"hash": 4}, "a", [0.0, 0.0, 0.0, 1.0]), ({"hash": 1}, 5, [1.0]), ({"vector": 2}, [1, 2.5], [1.0, 2.5]), ({"vector": 2, "missing": [0, 1]}, None, [0.0, 1.0])])
@@ -232,7 +234,7 @@ def test_features_of_each_type(tmp_path, declared, value, values):
 
 
 @pytest.mark.parametrize(("declared", "value"), [
-    ("number", "x"), ("number", True), ("number", "inf"), ("number", 10**400), ("bool", 2), ("bool", "true"), ({"categories": ["a"]}, 1.5), ({"hash": 4}, []),
+    ("number", "x"), ("number", True), ("number", "inf"), ("number", 10**400), ("bool", 2), ("bool", "yes"), ("bool", 0.5), ({"categories": ["a"]}, 1.5), ({"vector": 2}, "[1"), ({"vector": 1}, "1"), ({"hash": 4}, []),
     ({"vector": 2}, [1]), ({"vector": 2}, [1, True]), ({"vector": 2}, [1, None]), ({"vector": 1}, 5), ({"vector": 1}, [1e300]), ({"vector": 1}, ["x"])])
 def test_values_that_are_none_of_a_type(tmp_path, declared, value):
     topic = Topic(source(FEATURES, graph={"edge_sets": {"default": {"features": {"x": declared}}}}), tmp_path)

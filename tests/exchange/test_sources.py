@@ -54,7 +54,7 @@ def test_a_file_in_a_topics_shape_is_imported_by_its_source(config, clicks, tmp_
 def test_a_row_that_does_not_fit_ends_an_import_with_its_path(config, clicks, tmp_path):
     clicks.write_text(clicks.read_text() + json.dumps(click(item=None)) + "\n")
     done = invoke("tguf", "import", clicks, "--source", "clicks", "--config", config, "--data-dir", tmp_path / "log")
-    assert re.search(r"row 31: dst \(item\.id\) is missing \(missing_field\)", str(done.exception))
+    assert re.search(r"line 31: dst \(item\.id\) is missing \(missing_field\)", str(done.exception))
 
 
 @pytest.mark.parametrize(("args", "says"), [
@@ -98,7 +98,7 @@ def test_produce_sends_records_as_they_are_once_they_fit(config, clicks, monkeyp
     assert sent[3][:2] == ("clicks", b"user:3") and sent[9][1] == b""
     assert "leave out the names of columns" in str(invoke("produce", clicks, "--src", "x", "--config", config).exception)
     clicks.write_text(json.dumps(click(ts=5)) + "\n")
-    assert "row 1: time (ts)" in str(invoke("produce", clicks, "--config", config).exception)
+    assert "line 1: time (ts)" in str(invoke("produce", clicks, "--config", config).exception)
 
 
 def test_check_shows_events_and_reasons_and_writes_nothing(config, clicks, tmp_path):

@@ -3,17 +3,25 @@
 import datetime
 import gzip
 import json
+import os
+import re
+import threading
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.feather
+import pyarrow.ipc
 import pyarrow.parquet
 import pytest
+from typer.testing import CliRunner
 
+from streamd.cli.main import app
 from streamd.errors import SettingsError, StreamdError
 from streamd.eventlog.reader import LogReader
 from streamd.eventlog.tguf.format import TGUFSchema
 from streamd.eventlog.tguf.writer import TGUFWriter
 from streamd.events import SetKey
+from streamd.exchange.event_files import EventFile
 from streamd.exchange.importing import import_file
 from streamd.exchange.tables import Columns, read_events
 from streamd.exchange.times import Times
@@ -29,7 +37,7 @@ def times(unit="ms", out=None):
 
 
 def events(path, columns=Columns(), unit="ms", out=None):
-    return [(e.key, json.loads(e.value), e.time) for e in read_events(path, columns, times(unit, out))]
+    return [(e.key, json.loads(e.value), e.time) for e in read_events(EventFile(path), columns, times(unit, out))]
 
 
 def write(path, rows):
@@ -64,10 +72,12 @@ def test_compressed_text_and_a_byte_order_mark_are_read(tmp_path):
         assert events(tmp_path / name) == [(b"u", {"src": "u", "dst": "p", "time": 5}, 5)]
 
 
-@pytest.mark.parametrize(("name", "want"), [("t.csv", [7, "07", "²", str(2**63), -7]), ("t.ndjson", ["7", "07", "²", str(2**63), "-7"])])
-def test_a_table_of_text_turns_integers_into_integer_keys_and_ndjson_keeps_types(tmp_path, name, want):
-    rows = [("src", "dst", "time"), *((text, "p", 5) for text in ("7", "07", "²", str(2**63), "-7"))]
-    assert [e[1]["src"] for e in events(write(tmp_path / name, rows))] == want
+@pytest.mark.parametrize(("name", "want"), [("t.csv", [7, "u7", "²", -7]), ("t.ndjson", ["7", "u7", "²", "-7"]), ("t.parquet", ["7", "u7", "²", "-7"])])
+def test_a_table_of_text_turns_integers_into_integer_keys_and_typed_files_keep_types(tmp_path, name, want):
+    rows = [("src", "dst", "time"), *((text, "p", 5) for text in ("7", "u7", "²", "-7"))]
+    path = write(tmp_path / name, rows)
+    assert [e[1]["src"] for e in events(path)] == want
+    assert [e[1]["src"] for e in events(path, Columns(keys="text"))] == ["7", "u7", "²", "-7"]
 
 
 def test_ndjson_lines_that_are_events_of_ours_pass_unchanged(tmp_path):
@@ -76,7 +86,7 @@ def test_ndjson_lines_that_are_events_of_ours_pass_unchanged(tmp_path):
     edge = '{"src": "u",  "dst": "p", "extra": 1}'
     (tmp_path / "t.ndjson").write_text("\n".join([*lines, edge]) + "\n")
     read = times()
-    got = list(read_events(tmp_path / "t.ndjson", Columns(), read))
+    got = list(read_events(EventFile(tmp_path / "t.ndjson"), Columns(), read))
     assert [e.value.decode() for e in got] == [*lines, edge] and [e.time for e in got] == [None, 7, 3, None, None]
     assert [e.key for e in got] == [b"5", b"u", b"u", b"u", b"u"]
     assert read.summary() == "times 1970-01-01T00:00:00.007Z to 1970-01-01T00:00:00.007Z, read as milliseconds"
@@ -158,7 +168,7 @@ def test_a_typed_time_that_is_no_integer_is_refused(tmp_path, value):
 def test_a_wrong_column_is_named_beside_those_there_before_anything_is_read(path, columns):
     write(path, [("src", "dst", "time"), ("u", "p", 5)])
     with pytest.raises(SettingsError, match=r"no column 'u'; there are src, dst, time\. Operator action: name the columns"):
-        read_events(path, columns, times())
+        read_events(EventFile(path), columns, times())
 
 
 @pytest.mark.parametrize(("name", "content", "says"), [
@@ -166,7 +176,7 @@ def test_a_wrong_column_is_named_beside_those_there_before_anything_is_read(path
     ("x.csv", "src,src,dst,time\n1,1,2,3\n", "2 columns 'src'"), ("x.csv", "src,dst,time\n1,2,3\n1,2\n", "row 2: column 'time': there is no"),
     ("x.csv", "src,dst,time\n1,2,3\n1,2,3,4\n", "behind row 1: the next row has more cells"),
     ("x.csv", 'src,dst,time\n1,2,3\n"1,2,3\n', "behind row 1"), ("x.csv", b"src,dst,time\n1,\xff,3\n", "cannot be read from its start"),
-    ("x.csv.gz", b"src,dst,time\n", "from its start"), ("x.parquet", b"PAR1", "from its start"),
+    ("x.csv.gz", b"\x1f\x8b,dst,time\n", "from its start"), ("x.parquet", b"PAR1", "from its start"),
     ("x.ndjson", '{"type":"node","id":1}\n{oops\n', "line 2: not JSON"), ("x.ndjson", "[1]\n", "line 1: not an object"),
     ("x.ndjson", "[" * 100_000, "line 1: not JSON"), ("x.ndjson", "{}\n", "line 1: no column 'src'; there are none"),
     ("x.ndjson", '{"src": 1.5, "dst": 1, "time": 1}\n', "column 'src': 1.5 is not a key"),
@@ -201,7 +211,7 @@ def test_a_file_without_rows_has_no_events_and_no_times(tmp_path):
 def test_the_range_of_times_is_told_with_how_they_were_read(path):
     write(path, [("src", "dst", "time"), ("u", "p", "1600000000"), ("u", "p", "2020-09-13T12:26:41.5Z"), ("u", "p", "1599999999")])
     read = times("s", "us")
-    assert len(list(read_events(path, Columns(), read))) == 3
+    assert len(list(read_events(EventFile(path), Columns(), read))) == 3
     assert read.summary() == "times 2020-09-13T12:26:39Z to 2020-09-13T12:26:41.5Z, read as seconds and ISO 8601"
 
 
@@ -273,3 +283,92 @@ def test_features_of_which_some_are_declared_and_some_are_not_are_refused(tmp_pa
         import_file(made, table, Columns(features=("amount", "prise")), print)
     assert import_file(made, write(tmp_path / "u.csv", [("src", "dst", "time", "a", "b"), ("u", "p", 5, 1, 2)]),
                        Columns(features=("a", "b")), lambda *_: None).num_events == 1, "by their order"
+
+
+def run(*args, **env):
+    done = CliRunner().invoke(app, [str(a) for a in args], env=env)
+    return done.output + (str(done.exception) if done.exception else "")
+
+
+def keys_of(log):
+    return LogReader.open(log).keys
+
+
+@pytest.mark.parametrize(("text", "args", "keys"), [
+    ("sep=,\nsrc,dst,time\na,b,5\n", (), ["a", "b"]), ("sep=;\r\nsrc;dst;time\r\na;b;5\r\n", (), ["a", "b"]), ("src; dst; time\na; b; 5\n", ("--delimiter", ";", "--strip"), ["a", "b"]),
+    ("a::b::5\n", ("--delimiter", "::", "--no-header", "--src", 1, "--dst", 2, "--time", 3), ["a", "b"]), ("a  b\t5\n", ("--delimiter", "blanks", "--no-header", "--src", 1, "--dst", 2, "--time", 3), ["a", "b"]),
+    ("# one\nsrc,dst,time\n# two\na,b,5\n", ("--comment", "#"), ["a", "b"]), ('src\tdst\ttime\n"a\tb\t5\n', ("--delimiter", "tab", "--quoting", "none"), ['"a', "b"]),
+    ("src,dst,time\na,b,7\nc,b,5\n", ("--sort",), ["c", "b", "a"]), ("src,dst,time\n02134,10001,5\n10001,7,6\n", ("--keys", "text"), ["02134", "10001", "7"]),
+])
+def test_csv_in_another_form_is_described_by_options(tmp_path, text, args, keys):
+    (tmp_path / "t.txt").write_text(text)
+    path = (tmp_path / "t.txt").rename(tmp_path / ("t.csv" if "--delimiter" not in args else "t.data"))
+    assert "1 events" in (said := run("import", path, *args, "--data-dir", tmp_path / "log")) or "2 events" in said, said
+    assert keys_of(tmp_path / "log") == keys
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ("src, dst, time\na, b, 5\n", "no column 'dst', but ' dst' with blanks around it. Operator action: add --strip"), ("src;dst;time\na;b;5\n", "add|--delimiter ';'"),
+    ("src,dst,time\n02134,s1,5\n10001,s1,6\n", "row 2: column 'src': it has '02134', which stays text, and 10001, which would be an integer. Operator action: add --keys text"),
+    ("src,dst,time\na, b,5\na,b ,6\n", "column 'dst' has ' b', which is another key than 'b': --strip leaves blanks out"), ("src,dst,time\n7,b,5\nu7,b,6\n", "column 'src' has the integer 7 and the text 'u7'"),
+    ("src,dst,time,features\na,b,5,oops\n", "column 'features': 'oops' is neither a list nor an object"), ("src,dst,time\na,b,6\na,b,5\n", "row 2 is earlier than the row before it. Operator action: sort the file by time, or add --sort")])
+def test_what_is_odd_about_csv_is_named_with_what_to_do(tmp_path, text, says):
+    (tmp_path / "t.csv").write_text(text)
+    assert re.search(says, run("import", tmp_path / "t.csv", "--data-dir", tmp_path / "log").replace("\n", " "))
+
+
+def test_a_folder_of_parts_is_read_in_order_and_its_errors_name_the_part(tmp_path):
+    folder = tmp_path / "events.parquet"
+    folder.mkdir()
+    (folder / "_SUCCESS").touch()
+    (folder / ".part-0.crc").write_bytes(b"crc")
+    for n in range(2):
+        pyarrow.parquet.write_table(pa.table({"src": [f"a{n}"], "dst": ["b"], "time": [5 + n]}), folder / f"part-0000{n}.snappy.parquet")
+    (folder / "part-00002").write_text("src,dst,time\nc,d,9\n")
+    assert "3 events" in run("import", folder, "--data-dir", tmp_path / "log") and keys_of(tmp_path / "log") == ["a0", "b", "a1", "c", "d"]
+    (folder / "part-00003.NDJSON").write_text('{"src": "a", "dst": "b", "time": 10}\n{"src": "a", "dst": "b", "time": "soon"}\n')
+    assert "part-00003.NDJSON line 2: column 'time'" in run("import", folder, "--data-dir", tmp_path / "log2")
+    (folder / "day=1").mkdir()
+    assert "has folders in it, such as day=1" in run("import", folder, "--data-dir", tmp_path / "log3")
+
+
+@pytest.mark.parametrize("content", [b"src,dst,time\na,b,5\n", gzip.compress(b"src,dst,time\na,b,5\n"), b'{"src": "a", "dst": "b", "time": 5}\n', b"\xef\xbb\xbfsrc,dst,time\na,b,5\n"])
+def test_a_pipe_is_read_once(tmp_path, content):
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(content,))
+    writer.start()
+    assert "1 events" in run("import", tmp_path / "pipe", "--data-dir", tmp_path / "log")
+    writer.join()
+
+
+def test_a_pipe_of_parquet_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(b"PAR1....",))
+    writer.start()
+    assert "parquet cannot be read from a pipe. Operator action: write it to a file" in run("import", tmp_path / "pipe", "--data-dir", tmp_path / "log")
+    writer.join()
+
+
+@pytest.mark.parametrize("name", ["T.CSV", "t.Csv.GZ", "t.TSV", "t.feather", "t.arrow", "t.arrows"])
+def test_endings_of_any_case_are_known(tmp_path, name):
+    path, table = tmp_path / name, pa.table({"src": ["a"], "dst": ["b"], "time": [5]})
+    if name.endswith(("feather", "arrow")):
+        pyarrow.feather.write_feather(table, str(path))
+    elif name.endswith("arrows"):
+        with pa.ipc.new_stream(str(path), table.schema) as writer:
+            writer.write_table(table)
+    else:
+        text = b"src,dst,time\na,b,5\n".replace(b",", b"\t" if "TSV" in name else b",")
+        path.write_bytes(gzip.compress(text) if "GZ" in name else text)
+    assert [e[1] for e in events(path)] == [{"src": "a", "dst": "b", "time": 5}]
+
+
+def test_cells_of_a_source_are_compared_and_typed_as_its_records_are(tmp_path):
+    (tmp_path / "t.csv").write_text("zip,shop,ts,status,flag\n02134,s1,1764000000000,1,TRUE\n10001,s1,1764000001000,2,f\n")
+    (tmp_path / "s.yaml").write_text("""sources: [{topic: t, time: ms, where: {status: ["1", 2]}, fields: {src: {path: zip, type: text}, dst: shop, time: ts, features: {flag: flag}}}]
+graph: {edge_sets: {default: {features: {flag: bool}}}}""")
+    said = run("sources", "check", tmp_path / "t.csv", "--config", tmp_path / "s.yaml")
+    said = re.sub(r"\s", "", said)
+    assert '{"src":"02134","dst":"s1","time":1764000000000,"features":[1.0]}' in said and '{"src":"10001","dst":"s1","time":1764000001000,"features":[0.0]}' in said
+    (tmp_path / "s.yaml").write_text("sources: [{topic: t, time: ms, fields: {src: zip, dst: shop, time: ts}}]")
+    assert "row 2: column 'zip': it has '02134'" in run("sources", "check", tmp_path / "t.csv", "--config", tmp_path / "s.yaml")

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamd.decode.block import Edges
-from streamd.decode.encoding import Feature, Times
+from streamd.decode.encoding import Feature, Times, as_key, key_hint
 from streamd.decode.node_ids import INT64_MAX, KeyTable
 from streamd.decode.rounding import EXACT, NOTHING, count_rounded
 from streamd.decode.sources.paths import Columns, Steps, follow, kind_of
@@ -23,6 +23,7 @@ from streamd.settings.sources import (
     DeleteRule,
     EdgeFields,
     FieldSettings,
+    KeyType,
     LabelRule,
     NodeRule,
     Scalar,
@@ -50,7 +51,7 @@ class Leaves:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
     """A field of an event. leaf: number of its path, -1 for a constant. path: in the settings'
-    words, for errors."""
+    words, for errors. type: of keys; None keeps the type of each value."""
 
     name: str
     path: str
@@ -58,6 +59,7 @@ class Source:
     constant: Any
     prefix: str
     default: Any
+    type: KeyType | None = None
 
     def of(self, row: Sequence[Any]) -> Any:
         """The value in a record; None where there is none."""
@@ -75,17 +77,20 @@ class Source:
 
     def key(self, row: Sequence[Any]) -> str | int:
         """The value as a node's key. Raises: BadEvent."""
-        value = self.of(row)
+        value = as_key(self.of(row), self.type)
         if value is None:
             raise BadEvent("missing_field", f"{self.words} is missing")
         if type(value) is not str and type(value) is not int:
             raise BadEvent(
-                "bad_key", f"{self.words} is {kind_of(value)}: keys are text or integers"
+                "bad_key",
+                f"{self.words} is {kind_of(value)}: keys are text or integers{key_hint(value)}",
             )
+        if self.type == "integer" and type(value) is str:
+            raise BadEvent("bad_key", f"{self.words} is text, and its type is integer")
         if value == "":
             raise BadEvent("bad_key", f"{self.words} is empty")
         if type(value) is int and abs(value) > INT64_MAX:
-            raise BadEvent("bad_key", f"{self.words} does not fit int64")
+            raise BadEvent("bad_key", f"{self.words} does not fit int64: set its type to text")
         return f"{self.prefix}{value}" if self.prefix else value
 
     @property
@@ -107,6 +112,11 @@ class KeyColumn:
     def numbers(self, columns: Columns, count: int) -> Int64 | None:
         """int64[count] numbers in the key table; None where one key is not valid."""
         values = self._source.column(columns, count)
+        kind = self._source.type
+        if kind is not None or float in set(map(type, values)):
+            values = [as_key(value, kind) for value in values]
+            if kind == "integer" and str in set(map(type, values)):
+                return None
         # True and 1.0 equal 1, so the types are looked at first.
         if not set(map(type, values)) <= {str, int}:
             return None
@@ -409,6 +419,7 @@ class RuleMaker:
             constant=None if given.constant is None else given.constant,
             prefix=given.prefix,
             default=given.default,
+            type=given.type,
         )
 
     def _keys(self, **given: FieldSettings | None) -> dict[str, Source]:

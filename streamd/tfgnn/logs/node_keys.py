@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable
 
 from streamd.errors import TFGNNError
-from streamd.exchange.tables import is_integer_key
+from streamd.exchange.key_cells import is_integer_key
 
 PLAIN, TEXT, JSON = "plain", "text", "json"
 """Forms of ids: as said above; all keys are texts; keys as JSON, so that "8" is not 8."""

@@ -1,0 +1,241 @@
+"""Files of events, and folders of them, read as one sequence of rows.
+
+The ending of a file names its kind, whatever its case. A pipe has none, so its first bytes decide.
+"""
+
+import csv
+import gzip
+import zlib
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from streamd.errors import SettingsError
+from streamd.exchange.column_values import OddCell, column_values
+from streamd.exchange.text_files import Row, TextForm, as_text, check_columns, csv_rows, open_bytes
+from streamd.exchange.times import Misfit
+
+CSV, NDJSON, PARQUET, ARROW, ARROW_STREAM = "csv", "ndjson", "parquet", "arrow", "arrow stream"
+KINDS = {
+    ".csv": CSV,
+    ".tsv": CSV,
+    ".tab": CSV,
+    ".ndjson": NDJSON,
+    ".jsonl": NDJSON,
+    ".parquet": PARQUET,
+    ".arrow": ARROW,
+    ".feather": ARROW,
+    ".arrows": ARROW_STREAM,
+}
+"""Kinds of files by their ending, before .gz."""
+TEXT_KINDS = (CSV, NDJSON)
+MAGIC = {b"PAR1": PARQUET, b"ARRO": ARROW}
+"""First bytes of files that are not text."""
+NO_PYARROW = "pip install 'streamd[arrow]'."
+
+
+class EventFile:
+    """A file of events, or a folder of such files in the order of their names.
+
+    Args: form: how CSV is written, None for the usual way. A file of any ending is CSV if it is
+    given, and needs no ending.
+    Raises: SettingsError if there is no such file, or if its kind is unknown.
+    """
+
+    def __init__(self, path: Path, form: TextForm | None = None) -> None:
+        self._path = path
+        self._form = form or TextForm()
+        self._any_ending = form is not None
+        self._first: list[int] = []
+        """The numbers of the parts' first rows, of the parts that were begun."""
+        self.parts = [path]
+        if path.is_dir():
+            self.parts = _parts_of(path)
+        elif not path.exists():
+            raise SettingsError(f"{path} is not a file.", "check the path.")
+        self._kinds = [self._kind_of(part) for part in self.parts]
+        self.kind = self._kinds[0]
+        """The kind of the first part; CSV or NDJSON for a pipe until it is read."""
+
+    def _kind_of(self, part: Path) -> str:
+        """The kind that a file's name says; empty if its first bytes decide. Raises:
+        SettingsError."""
+        endings = [ending.lower() for ending in part.suffixes]
+        if endings and endings[-1] == ".gz":
+            endings.pop()
+        kind = KINDS.get(endings[-1], "") if endings else ""
+        if not kind and self._any_ending:
+            return CSV
+        if not kind and part.is_file() and not self._path.is_dir():
+            raise SettingsError(
+                f"{part} is neither .csv, .tsv, .ndjson, .jsonl, .parquet, .arrow nor .feather.",
+                "name the file by what it holds, or describe it: --delimiter.",
+            )
+        return kind
+
+    def position(self, number: int) -> str:
+        """A row for errors: file, and row or line. number: counted through all parts from 1."""
+        at = max(0, bisect_right(self._first, number) - 1)
+        word = "line" if self._kinds[at] == NDJSON else "row"
+        first = self._first[at] if self._first else 1
+        return f"{self.parts[at]} {word} {number - first + 1}"
+
+    def count_rows(self) -> int:
+        """Estimate the number of events: lines, or what Parquet declares; 0 for a pipe."""
+        return sum(
+            _count_rows(part, kind, self._form.header)
+            for part, kind in zip(self.parts, self._kinds, strict=True)
+        )
+
+    def rows(self, wanted: Sequence[str]) -> Iterator[tuple[int, Row | str]]:
+        """Read the rows of tables and the lines of NDJSON, with their numbers from 1.
+
+        wanted: columns that tables must have. Raises: SettingsError naming the file and the last
+        row before the one that cannot be read.
+        """
+        number = 0
+        for at, part in enumerate(self.parts):
+            self._first.append(number + 1)
+            before = number
+            try:
+                for row in self._part_rows(at, part, wanted):
+                    number += 1
+                    yield number, row
+            except OddCell as odd:
+                # Batches are read whole, so the row is counted from the last one that was given.
+                raise odd.at(f"{part} row {number - before + odd.row + 1}") from None
+            except Misfit as misfit:
+                raise misfit.at(f"{part}") from None
+            except (OSError, ValueError, EOFError, OverflowError, csv.Error, zlib.error) as error:
+                word = "line" if self._kinds[at] == NDJSON else "row"
+                where = f"behind {word} {number - before}" if number > before else "from its start"
+                is_encoding = isinstance(error, UnicodeDecodeError)
+                action = "save it as UTF-8." if is_encoding else "write the file again."
+                raise SettingsError(f"{part} cannot be read {where}: {error}.", action) from None
+
+    def _part_rows(self, at: int, part: Path, wanted: Sequence[str]) -> Iterator[Row | str]:
+        kind = self._kinds[at]
+        if kind == PARQUET:
+            yield from _parquet_rows(part, wanted)
+            return
+        if kind in (ARROW, ARROW_STREAM):
+            yield from _arrow_rows(part, kind, wanted)
+            return
+        # Text is opened once, because a pipe cannot be read twice.
+        file = open_bytes(part)
+        if not kind:
+            kind = self._kinds[at] = _kind_of_bytes(file)
+            self.kind = self._kinds[0]
+        if kind == NDJSON:
+            with as_text(file, "\n") as lines:
+                yield from lines
+        elif kind == CSV:
+            endings = [ending.lower() for ending in part.suffixes]
+            delimiter = "\t" if {".tsv", ".tab"} & set(endings) else ","
+            yield from csv_rows(file, wanted, self._form, delimiter)
+        elif part.is_file():
+            file.close()
+            yield from self._part_rows(at, part, wanted)
+        else:
+            file.close()
+            raise Misfit(f"{kind} cannot be read from a pipe", "write it to a file.")
+
+
+def _parts_of(folder: Path) -> list[Path]:
+    """The files of a folder in the order of their names, without marks such as _SUCCESS. Raises:
+    SettingsError."""
+    parts = [one for one in sorted(folder.iterdir()) if one.name[0] not in "._"]
+    folders = [one.name for one in parts if one.is_dir()]
+    if folders:
+        raise SettingsError(
+            f"{folder} has folders in it, such as {folders[0]}.",
+            "name one of them: values that are in names of folders are not read.",
+        )
+    # A folder that is being written may have its mark only.
+    if not parts:
+        raise SettingsError(f"{folder} is a folder without files.", "check the path.")
+    return parts
+
+
+def _kind_of_bytes(file: BinaryIO) -> str:
+    """The kind of an open file by its first bytes, which stay to be read."""
+    head = cast(Any, file).peek(64)[:64].lstrip(b"\xef\xbb\xbf \t\r\n")
+    return MAGIC.get(head[:4], NDJSON if head[:1] == b"{" else CSV)
+
+
+def _count_rows(part: Path, kind: str, header: bool) -> int:
+    if not part.is_file():
+        return 0
+    if kind == PARQUET:
+        with _parquet_file(part) as table:
+            return int(table.metadata.num_rows)
+    if kind in (ARROW, ARROW_STREAM):
+        return 0
+    # Lines end in either mark; a table has a header.
+    lines = 0
+    try:
+        with open_bytes(part) as file:
+            while piece := file.read(1 << 20):
+                lines += max(piece.count(b"\n"), piece.count(b"\r"))
+    except (OSError, EOFError, zlib.error, gzip.BadGzipFile):
+        # Reading the rows names the damage.
+        return lines
+    return max(1, lines - (kind == CSV and header))
+
+
+def _parquet_file(path: Path) -> Any:
+    """Open a Parquet file. Raises: SettingsError without pyarrow, ValueError."""
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise SettingsError("Parquet needs pyarrow.", NO_PYARROW) from None
+    try:
+        return pyarrow.parquet.ParquetFile(path)
+    except pyarrow.ArrowException as error:
+        raise ValueError(str(error)) from None
+
+
+def _parquet_rows(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
+    """Yield the rows of a Parquet file. Raises: Misfit, SettingsError or ValueError."""
+    file = _parquet_file(path)
+    import pyarrow as pa
+
+    try:
+        with file:
+            check_columns(file.schema_arrow.names, wanted)
+            for batch in file.iter_batches():
+                yield from _batch_rows(batch)
+    except pa.ArrowException as error:
+        raise ValueError(str(error)) from None
+
+
+def _arrow_rows(path: Path, kind: str, wanted: Sequence[str]) -> Iterator[Row]:
+    """Yield the rows of an Arrow IPC file or stream. Raises: as `_parquet_rows`."""
+    try:
+        import pyarrow as pa
+        import pyarrow.ipc
+    except ImportError:
+        raise SettingsError("Arrow files need pyarrow.", NO_PYARROW) from None
+    try:
+        with pa.memory_map(str(path)) as source:
+            if kind == ARROW_STREAM:
+                reader = pa.ipc.open_stream(source)
+                check_columns(reader.schema.names, wanted)
+                for batch in reader:
+                    yield from _batch_rows(batch)
+                return
+            file = pa.ipc.open_file(source)
+            check_columns(file.schema.names, wanted)
+            for number in range(file.num_record_batches):
+                yield from _batch_rows(file.get_batch(number))
+    except pa.ArrowException as error:
+        raise ValueError(str(error)) from None
+
+
+def _batch_rows(batch: Any) -> Iterator[Row]:
+    """The rows of one batch. Raises: OddCell."""
+    names = batch.schema.names
+    columns = [column_values(batch.column(at), name) for at, name in enumerate(names)]
+    for values in zip(*columns, strict=True):
+        yield dict(zip(names, values, strict=True))

@@ -1,0 +1,79 @@
+"""Keys in the cells of CSV, which has only text: which of them are integers.
+
+7 and "7" are two nodes, so the keys of one column should all be integers or all be text.
+"""
+
+import re
+from collections.abc import Callable
+
+from streamd.exchange.times import Misfit, shown_value
+from streamd.settings.sources import KeyType
+
+INTEGER_KEY = re.compile(r"0|-?[1-9][0-9]{0,18}")
+"""Text in a table that is an integer key: as Python writes it, so that 007 stays text."""
+DIGITS = re.compile(r"[+-]?[0-9]+")
+"""Text that looks like an integer, and may have another form than `INTEGER_KEY`."""
+
+
+def is_integer_key(text: str) -> bool:
+    """Whether text in a table is an integer key."""
+    return INTEGER_KEY.fullmatch(text) is not None and abs(int(text)) < 2**63
+
+
+class KeyCells:
+    """Reads the cells of one column of keys. Owner: the reader of a file.
+
+    Args: column: its name; kind: text or integer if the settings name one; way_out: how to name
+    one; doubt: called with a sentence, once for each kind of doubt.
+    """
+
+    def __init__(
+        self, column: str, kind: KeyType | None, way_out: str, doubt: Callable[[str], None]
+    ) -> None:
+        self._column = column
+        self._kind = kind
+        self._way_out = way_out
+        self._doubt = doubt
+        self._integer = ""
+        self._digits = ""
+        self._text = ""
+        self._is_mixed = False
+        self._has_blanks = False
+
+    def read(self, cell: str) -> int | str:
+        """One cell that is not empty. Raises: Misfit if the column has digits of two kinds."""
+        if not self._has_blanks and cell != cell.strip():
+            self._has_blanks = True
+            self._doubt(
+                f"column {self._column!r} has {shown_value(cell)}, which is another key than "
+                f"{shown_value(cell.strip())}: --strip leaves blanks out"
+            )
+        if self._kind == "text":
+            return cell
+        # Remember one example of each kind, to compare and to name them.
+        if is_integer_key(cell):
+            self._integer = self._integer or cell
+        elif self._kind == "integer":
+            raise Misfit(f"{shown_value(cell)} is not an integer")
+        elif DIGITS.fullmatch(cell):
+            self._digits = self._digits or cell
+        else:
+            self._text = self._text or cell
+        if self._integer:
+            self._compare()
+        return int(cell) if is_integer_key(cell) else cell
+
+    def _compare(self) -> None:
+        """Compare integers with the other keys so far. Raises: Misfit."""
+        if self._digits:
+            raise Misfit(
+                f"it has {shown_value(self._digits)}, which stays text, and {self._integer}, which "
+                "would be an integer",
+                self._way_out,
+            )
+        if self._text and not self._is_mixed:
+            self._is_mixed = True
+            self._doubt(
+                f"column {self._column!r} has the integer {self._integer} and the text "
+                f"{shown_value(self._text)}: if all are text, {self._way_out}"
+            )

@@ -1,0 +1,204 @@
+"""Reads text files row by row: CSV in the many ways in which it is written, and lines of NDJSON."""
+
+import csv
+import gzip
+import io
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, TextIO, cast
+
+from streamd.errors import SettingsError
+from streamd.exchange.times import Misfit
+from streamd.settings.sets import nearest_of
+
+BLANKS = "blanks"
+"""The delimiter of cells with any number of blanks and tabs between them."""
+DELIMITERS = {"tab": "\t", "blanks": BLANKS, "\\t": "\t"}
+"""Delimiters that a command line has a word for."""
+GZIP = b"\x1f\x8b"
+"""The first bytes of a gzip file."""
+SEPARATOR = re.compile("sep=(.)", re.IGNORECASE)
+"""A line that Excel reads as the delimiter of the lines after it."""
+NAME_COLUMNS = (
+    "name the columns with --src, --dst, --time and --features, or a topic of `sources`, which has "
+    "their names, with --source."
+)
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextForm:
+    """How the cells of a text file are written.
+
+    delimiter: one or more characters, or `BLANKS`; empty for a comma, or a tab if the file ends in
+    .tsv or .tab. header: whether the first row has the columns' names; columns are numbered from 1
+    otherwise. comment: the beginning of lines that are left out; empty for none. quoting: whether
+    a quotation mark begins a cell that may hold delimiters. strip: whether blanks around names and
+    cells are left out. columns: names of the first columns instead of the header's or the numbers.
+    last_is_list: whether the last column has all further cells, as a list. of_first_line: chooses
+    the form by the first line that is no comment.
+    """
+
+    delimiter: str = ""
+    header: bool = True
+    comment: str = ""
+    quoting: Literal["minimal", "none"] = "minimal"
+    strip: bool = False
+    columns: tuple[str, ...] = ()
+    last_is_list: bool = False
+    of_first_line: "Callable[[str], TextForm] | None" = None
+
+
+def open_bytes(path: Path) -> BinaryIO:
+    """Open a file that may be gzip, whatever its name is; a pipe is read once, from here on."""
+    file = io.BufferedReader(io.FileIO(path), 1 << 16)
+    # A pipe may give fewer bytes than were asked for, but at least one.
+    if file.peek(2)[:2] == GZIP:
+        unzipped = gzip.GzipFile(fileobj=file)
+        # Closing it closes the file too.
+        unzipped.myfileobj = cast(Any, file)
+        return cast(BinaryIO, unzipped)
+    return cast(BinaryIO, file)
+
+
+def as_text(file: BinaryIO, newline: str) -> TextIO:
+    """A file as text, without the byte order mark that some programs write."""
+    return io.TextIOWrapper(file, encoding="utf-8-sig", newline=newline)
+
+
+def csv_rows(
+    file: BinaryIO, wanted: Sequence[str], form: TextForm, delimiter: str
+) -> Iterator[Row]:
+    """Yield the rows of a CSV file, and close it.
+
+    Args: wanted: columns that it must have; delimiter: used where the form names none.
+    Raises: Misfit, ValueError or csv.Error.
+    """
+    with as_text(file, "") as text:
+        lines: Iterable[str] = text
+        if comment := form.comment:
+            lines = (line for line in text if not line.startswith(comment))
+        lines = iter(lines)
+        first = next(lines, None)
+        if form.of_first_line is not None and first is not None:
+            form = form.of_first_line(first.rstrip("\r\n"))
+        if form.delimiter:
+            delimiter = form.delimiter
+        # Excel may name the delimiter on a line of its own.
+        elif first is not None and (named := SEPARATOR.fullmatch(first.rstrip("\r\n"))):
+            delimiter = named[1]
+            first = next(lines, None)
+        # The first row has the names of the columns, or is the first one of data.
+        rows = _split(_prepend(first, lines), form, delimiter)
+        head = next(rows, None)
+        names = _names(head or [], form)
+        if not form.columns and form.header and not form.delimiter:
+            _check_delimiter(names, delimiter)
+        check_columns(names, wanted)
+        if head is not None and not form.header:
+            rows = _prepend(head, rows)
+        # A blank line is no row.
+        for cells in rows:
+            if cells:
+                yield _row(cells, names, form)
+
+
+def check_columns(found: Sequence[str], wanted: Sequence[str]) -> None:
+    """Refuse a table that lacks a column, or has it twice. Raises: Misfit."""
+    for column in wanted:
+        if column not in found:
+            blank = next((name for name in found if name.strip() == column), None)
+            if blank is not None:
+                raise Misfit(
+                    f"no column {column!r}, but {blank!r} with blanks around it",
+                    "add --strip, or take the blanks out of the file.",
+                )
+            raise Misfit(f"no column {column!r}{nearest_of(column, found)}", NAME_COLUMNS)
+        if found.count(column) > 1:
+            raise Misfit(
+                f"{found.count(column)} columns {column!r}", "give each a name of its own."
+            )
+
+
+def _prepend(first: Any, rest: Iterable[Any]) -> Iterator[Any]:
+    """The same items after `first`, unless that is None."""
+    if first is not None:
+        yield first
+    yield from rest
+
+
+def _split(lines: Iterator[str], form: TextForm, delimiter: str) -> Iterator[list[str]]:
+    """The cells of each row; a blank line has none. Raises: csv.Error."""
+    # The csv module has no delimiters of several characters.
+    if delimiter == BLANKS:
+        rows: Iterator[list[str]] = (line.split() for line in lines)
+    elif len(delimiter) > 1:
+        ended = (line.rstrip("\r\n") for line in lines)
+        rows = (line.split(delimiter) if line else [] for line in ended)
+    elif form.quoting == "none":
+        rows = csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE, strict=True)
+    else:
+        rows = csv.reader(lines, delimiter=delimiter, strict=True)
+    if form.strip:
+        return ([cell.strip() for cell in cells] for cells in rows)
+    return rows
+
+
+def _names(head: list[str], form: TextForm) -> list[str]:
+    """The names of the columns. head: the first row."""
+    names = head if form.header else [str(number) for number in range(1, len(head) + 1)]
+    given = form.columns[: len(names)] if not form.header else form.columns
+    names = [*given, *names[len(given) :]]
+    return names[: len(form.columns)] if form.last_is_list and form.columns else names
+
+
+def _check_delimiter(names: list[str], delimiter: str) -> None:
+    """Refuse a header of one name that has another delimiter in it. Raises: Misfit."""
+    words = "comma" if delimiter == "," else repr(delimiter)
+    if len(names) == 1 and (other := re.search(r"[;\t|]", names[0])):
+        raise Misfit(
+            f"the header has {other[0]!r} and no {words}",
+            f"name it: --delimiter {'tab' if other[0] == chr(9) else repr(other[0])}.",
+        )
+
+
+def _row(cells: list[str], names: list[str], form: TextForm) -> Row:
+    """The cells by name; absent ones are None. Raises: ValueError if there are too many."""
+    # Numbers at once: a row of JODIE's has 172 of them.
+    if form.last_is_list:
+        last = len(names) - 1
+        row: Row = dict(zip(names, cells[:last], strict=False))
+        row[names[last]] = [_number(cell) for cell in cells[last:]]
+        return row
+    if len(cells) > len(names):
+        raise ValueError("the next row has more cells than the header")
+    row = dict(zip(names, cells, strict=False))
+    for name in names[len(cells) :]:
+        row[name] = None
+    return row
+
+
+def _number(cell: str) -> float | str:
+    try:
+        return float(cell)
+    except ValueError:
+        return cell
+
+
+def text_form(
+    delimiter: str, has_header: bool, comment: str, quoting: str, strip: bool
+) -> TextForm | None:
+    """The form that a command's options name; None if they name none. Raises: SettingsError."""
+    if quoting not in ("minimal", "none"):
+        raise SettingsError(f"--quoting is {quoting}.", "give minimal or none.")
+    # Any of them makes a file of any ending CSV, so the usual form is none.
+    form = TextForm(
+        delimiter=DELIMITERS.get(delimiter, delimiter),
+        header=has_header,
+        comment=comment,
+        quoting=cast(Literal["minimal", "none"], quoting),
+        strip=strip,
+    )
+    return None if form == TextForm() else form
