@@ -22,8 +22,8 @@ from streamd.telemetry import progress
 from tests.builders import ManualClock, stream, write_log
 
 SCHEMA = Schema(2, 0, 0)
-OTHER = re.compile(r"\d{4}-\d\d-\d\d [\d:]+ \[|compiling kernels, ")
-"""How log lines begin, which go to stderr too, and what is said where kernels are not compiled yet."""
+OTHER = re.compile(r"\d{4}-\d\d-\d\d [\d:]+ \[|compiling kernels, |[\d,]+ of [\d,]+ edges are exact copies")
+"""How log lines begin, which go to stderr too, and lines about kernels that are not compiled yet and about copies."""
 LINE = re.compile(r"(.+): (\d+) %, [\d,]+ (?:of [\d,]+ )?\w+.*")
 
 

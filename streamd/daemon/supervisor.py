@@ -189,12 +189,20 @@ class Supervisor:
                 if now >= self._due[role]:
                     self._start(role)
             elif (status := child.poll()) is not None:
+                # A start that replaces this one must not be given up because it was slow to beat.
+                self._note_heartbeat(role, now)
                 if role in self._replaced:
                     self._replaced.remove(role)
                     self._start(role)
                 elif self._is_over(role, status, now):
                     return REFUSED
         return None
+
+    def _note_heartbeat(self, role: str, now: float) -> None:
+        """Note that a role which ended wrote a heartbeat, itself or as the first of its ranks."""
+        beat = read_beat(self._settings.data_dir, role)
+        if beat is not None and beat.age_seconds < now - self._started[role]:
+            self._beaten.add(role)
 
     def _is_over(self, role: str, status: int, now: float) -> bool:
         """Take in that a role ended by itself: plan its next start, if another one can help.
@@ -216,11 +224,7 @@ class Supervisor:
             )
             return self._refused.issuperset(self._roles)
 
-        # It died. One that never wrote a heartbeat, itself or as the first of its ranks, is
-        # given up after a few times.
-        beat = read_beat(self._settings.data_dir, role)
-        if beat is not None and beat.age_seconds < now - self._started[role]:
-            self._beaten.add(role)
+        # It died. One that never wrote a heartbeat is given up after a few times.
         if role not in self._beaten and self._failures[role] + 1 >= MAX_FIRST_FAILURES:
             logger.error(
                 "role_never_ran",

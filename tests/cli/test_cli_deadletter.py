@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from streamd.cli.main import app
-from streamd.decode.sources import topic as mapped
+from streamd.decode import decoder
 from streamd.errors import SchemaRegistryError, SettingsError
 from streamd.ingest.dead_letters import replay as deadletter_replay
 from streamd.ingest.dead_letters.outlook import outlook
@@ -100,7 +100,7 @@ def test_letters_whose_schema_cannot_be_asked_for_may_be_behind_the_log(tmp_path
         def prepare(self, values, waiting):
             raise SchemaRegistryError("http://registry does not answer.", "check it.")
 
-    monkeypatch.setattr(mapped, "make_format", lambda source, settings: Away())
+    monkeypatch.setattr(decoder, "make_format", lambda source, settings, max_rows: Away())
     s = settings(tmp_path, sources=[{"topic": "events", "format": "arrow", "fields": {"src": "u", "dst": "v", "time": "t"}}])
     of_events = StoredLetter(DeadLetter("events", 0, 0, -1, "bad_arrow", "why", 5, b"x"), True)
     own = StoredLetter(DeadLetter("others", 0, 0, -1, "late", "why", 5, b'{"src": 1, "dst": 2, "time": 5}'), True)

@@ -209,6 +209,23 @@ def test_at_a_hangup_ingest_alone_starts_again_with_further_sets_and_nothing_els
         assert "clicks" in roles.environments[-1]["STREAMD_GRAPH__EDGE_SETS"]
 
 
+def test_a_role_that_was_well_before_a_hangup_is_started_again_however_often_it_dies_after(tmp_path, monkeypatch):
+    before = settings(tmp_path, **SETS)
+    LogWriter(tmp_path, schema_of(before)).close()
+    for role in ROLES:
+        make_folder(tmp_path, role)
+    roles = Roles(monkeypatch, tmp_path, ingest=['__import__("time").sleep(600)', -9, -9, -9, -9])
+    beat = tmp_path / "roles/ingest/heartbeat.json"
+
+    def until():
+        if beat.exists() and len(roles.started) == 3:
+            roles.handlers[signal.SIGHUP](signal.SIGHUP, None)
+        return roles.started.count("ingest") == 6
+
+    assert roles.watched(Supervisor(before, read=lambda: settings(tmp_path, **MORE_SETS)), until, 15) == 0
+    assert roles.started.count("ingest") == 6
+
+
 def test_a_hangup_because_the_terminal_was_closed_ends_the_daemon(tmp_path, monkeypatch):
     """The standard input is a terminal, then one without its other end."""
     master, terminal = pty.openpty()
