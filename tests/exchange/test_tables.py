@@ -332,7 +332,8 @@ def test_a_folder_of_parts_is_read_in_order_and_its_errors_name_the_part(tmp_pat
     assert "has folders in it, such as day=1" in run("import", folder, "--data-dir", tmp_path / "log3")
 
 
-@pytest.mark.parametrize("content", [b"src,dst,time\na,b,5\n", gzip.compress(b"src,dst,time\na,b,5\n"), b'{"src": "a", "dst": "b", "time": 5}\n', b"\xef\xbb\xbfsrc,dst,time\na,b,5\n"])
+@pytest.mark.parametrize("content", [b"src,dst,time\na,b,5\n", gzip.compress(b"src,dst,time\na,b,5\n"), b'{"src": "a", "dst": "b", "time": 5}\n',
+                                     b"\xef\xbb\xbfsrc,dst,time\na,b,5\n"], ids=["csv", "gzip", "ndjson", "utf-8 mark"])
 def test_a_pipe_is_read_once(tmp_path, content):
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(content,))
