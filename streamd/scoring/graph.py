@@ -44,8 +44,14 @@ class ScoringGraph(ServerGraph):
         return self.newest_us
 
     def follow(self, answering: bool = True) -> int:
-        """Move one slice towards the goal. Returns: events moved over."""
-        return self.pass_over(self._goal())
+        """Move one slice towards the goal. Returns: events moved over.
+
+        The log is refreshed once all of its events are taken in, as in `ServerGraph.follow`.
+        """
+        goal = self._goal()
+        if self.live.graph.next_event == self.position == self.log.num_edges < goal:
+            self.log.refresh()
+        return self.pass_over(goal)
 
     def run_start(self, end: int) -> int:
         """Id of the first event whose time is that of the event before `end`."""

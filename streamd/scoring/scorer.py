@@ -29,6 +29,9 @@ logger = structlog.get_logger()
 MAX_BATCH = 64
 """Most events scored in one pass: more save little, and the first of them would wait for the
 last."""
+CATCH_UP_SECONDS = 0.01
+"""Time for the next version between two passes: with several slices it reaches the next event to
+score, even if each pass scores some."""
 CHUNKS_AT_ONCE = 20
 """Most chunks that memory moves over between two signs of life."""
 
@@ -123,7 +126,8 @@ class Scorer:
 
     def follow_versions(self) -> bool:
         """Move the swap of versions on by a slice. Returns: whether it should go on at once."""
-        state = self._swap.step(self.view, self.version or None)
+        until = time.monotonic() + CATCH_UP_SECONDS
+        state = self._swap.step(self.view, self.version or None, until)
         if isinstance(state, Swapped):
             assert isinstance(state.view, ScoringGraph)
             self._served = state.served

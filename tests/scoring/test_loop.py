@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.graph.ranking import ranks
 from streamd.registry import Registry
 from streamd.roles import ROLES, check_name, roles_of
+from streamd.scoring import scorer
 from streamd.scoring.arrivals import Arrivals
 from streamd.scoring.record import ScoreRecord, decode
 from tests.builders import (
@@ -498,5 +500,39 @@ def test_a_version_with_other_facts_and_chunks_takes_over_where_the_one_before_s
     own = [r for r in records if r.version == new]
     logits, chunks = prequential(other.settings, other.registry.load(new), life.path.parent / "whole")
     assert len(own) >= 90 and own[-1].event == 419
+    for r in own:
+        assert (r.rank, r.memory_event) == (ranks(logits[r.event][None])[0], chunks[r.event])
+
+
+def test_a_version_with_other_facts_takes_over_while_events_flow(life, monkeypatch):
+    """Its graph follows the events that the version before scored after the graph's log was opened, though every pass scores some."""
+    monkeypatch.setattr(scorer, "CATCH_UP_SECONDS", 20.0)
+    scoring = life.scoring().ready()
+    swap, loaded, goes_on = scoring.scorer._swap, threading.Event(), threading.Event()
+
+    def load_slowly(*args, load=swap._load):
+        made = load(*args)
+        loaded.set()
+        assert goes_on.wait(20)
+        return made
+
+    swap._load = load_slowly
+    other = World(life.path, model__max_pairs=4000)
+    other.train()
+    new = max(set(other.registry.names()) - {scoring.scorer.version})
+    other.registry.promote(new, "a test", "other settings")
+    scoring.turn(loaded.is_set)
+    life.feed.commit(300)
+    scoring.turn(lambda: scoring.scorer.position == 300)
+    goes_on.set()
+    for end in ragged(3, 300, 420):
+        life.feed.commit(end)
+        scoring.turn(lambda end=end: scoring.scorer.position == end)
+    scoring.turn()
+    records = scoring.topic.records
+    assert [r.event for r in records] == list(range(260, 420)) and scoring.skipped == {}
+    own = [r for r in records if r.version == new]
+    logits, chunks = prequential(other.settings, other.registry.load(new), life.path.parent / "whole")
+    assert own == records[-len(own):] and own[0].event == 300
     for r in own:
         assert (r.rank, r.memory_event) == (ranks(logits[r.event][None])[0], chunks[r.event])
