@@ -32,7 +32,7 @@ SYNCED_BYTES = 1 << 24
 """Bytes that a slow disk, of 100 MB/s, makes durable in 0.2 seconds."""
 
 
-class StoredFile(NamedTuple):
+class ImmutableFile(NamedTuple):
     """A file that is written once and never changed. checksum: CRC32C of its bytes in hex, "" where
     none is known."""
 
@@ -131,7 +131,7 @@ def replace_durably(path: Path, disk: Disk = DISK) -> Iterator[Path]:
 
 
 def write_folder_durably(
-    path: Path, files: Mapping[str, bytes | StoredFile], disk: Disk = DISK
+    path: Path, files: Mapping[str, bytes | ImmutableFile], disk: Disk = DISK
 ) -> None:
     """Write a folder of files so that it exists whole or not at all; the name must be free.
 
@@ -144,7 +144,7 @@ def write_folder_durably(
         disk.remove_folder(scratch)
         disk.make_folder(scratch)
         for name, data in files.items():
-            if isinstance(data, StoredFile):
+            if isinstance(data, ImmutableFile):
                 link_or_copy(data.path, scratch / name, disk)
             else:
                 _write(scratch / name, data, disk)

@@ -9,7 +9,7 @@ from numba.core.dispatcher import Dispatcher
 
 from streamd.events import DELETION, Progress, empty_batch
 from streamd.graph import jit, live, warm_up
-from streamd.graph.blocks import store as blocks
+from streamd.graph.blocks import block_store as blocks
 from tests.builders import (
     HOUR,
     SETS,

@@ -177,7 +177,7 @@ def _data_directory(settings: Settings) -> str:
 def _store(settings: Settings) -> str:
     """Check that the store of a log that other machines follow answers, and takes objects where
     this machine leads or may lead. Credentials are never shown."""
-    from streamd.store import manifest as manifests
+    from streamd.store import manifests
     from streamd.store.objects import Store
 
     log = settings.log

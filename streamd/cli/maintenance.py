@@ -101,7 +101,7 @@ def compact_log(settings: Settings, wait_seconds: float, line: ProgressLine) -> 
     compaction_request = log.deletions.newest_place
     if settings.log.name:
         from streamd.replica.models.topic import KafkaModelsTopic
-        from streamd.replica.requests import compact_everywhere
+        from streamd.replica.move_requests import compact_everywhere
 
         topic = KafkaModelsTopic(settings.kafka, settings.log.name)
         try:

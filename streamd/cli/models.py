@@ -79,7 +79,7 @@ def _moves(config: Path | None, data_dir: Path | None) -> Any:
     settings = settings_of(config, data_dir)
     if not settings.log.follows:
         return registry
-    from streamd.replica.requests import moves_by_request
+    from streamd.replica.move_requests import moves_by_request
 
     return moves_by_request(settings, registry, WAIT_SECONDS)
 

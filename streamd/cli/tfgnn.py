@@ -281,7 +281,7 @@ def _export_tables(
     log: "Callable[[], LogSource]", output: Path, format_: str, shards: int | None, reversed_: bool
 ) -> None:
     """Write a log's schema and tables. log: opens it."""
-    from streamd.tfgnn.logs.rows import LogRows
+    from streamd.tfgnn.logs.log_rows import LogRows
     from streamd.tfgnn.logs.table_export import FORMATS, TableOptions, export_tables
 
     if format_ not in FORMATS:

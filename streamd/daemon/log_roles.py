@@ -16,7 +16,7 @@ from streamd.errors import SettingsError
 from streamd.processes import collect_garbage_rarely
 from streamd.roles import ARCHIVE, FOLLOW, make_folder, take_over
 from streamd.settings.loading import Settings, schema_of
-from streamd.telemetry import metrics, registries
+from streamd.telemetry import registries, replica_metrics
 from streamd.telemetry.api_keys import ApiKeys
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.telemetry.port import open_port
@@ -68,8 +68,8 @@ def run_ingest(settings: Settings, stop: threading.Event) -> None:
 
             note_led(settings.data_dir, publisher.term)
         beat.note(term=publisher.term, leading=True)
-        metrics.leads.set(1)
-        metrics.leader_term.set(publisher.term)
+        replica_metrics.leads.set(1)
+        replica_metrics.leader_term.set(publisher.term)
         return log
 
     if is_standby:

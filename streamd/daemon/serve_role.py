@@ -60,7 +60,7 @@ def run_serve(
     beat = Heartbeat(settings.data_dir, "serve", name)
     moves: Moves = registry
     if settings.log.follows:
-        from streamd.replica.requests import moves_by_request
+        from streamd.replica.move_requests import moves_by_request
 
         moves = moves_by_request(settings, registry, settings.server.deadline_seconds)
     prepare = partial(make_kernels_ready, device)

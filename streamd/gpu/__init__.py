@@ -9,7 +9,7 @@ from streamd.gpu.device import (
     make_graph,
     take_gpu,
 )
-from streamd.gpu.memory import lacks_memory, memory_for, run_freeing_memory
+from streamd.gpu.out_of_memory import lacks_memory, memory_for, run_freeing_memory
 
 __all__ = [
     "choose_device",

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamd.events import Int64
-from streamd.graph.blocks.arrays import BLOCKS, BlockArrays
+from streamd.graph.blocks.block_arrays import BLOCKS, BlockArrays
 from streamd.graph.blocks.kernels import (
     DEGREE,
     DIRECTORY,

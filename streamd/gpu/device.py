@@ -7,8 +7,8 @@ from importlib.util import find_spec
 import structlog
 
 from streamd.errors import DeviceError
+from streamd.graph.blocks.block_store import BlockGraph, ReadBack
 from streamd.graph.blocks.draws import Direction
-from streamd.graph.blocks.store import BlockGraph, ReadBack
 from streamd.graph.temporal import TemporalGraph
 from streamd.settings.loading import GpuSettings, GraphSettings
 

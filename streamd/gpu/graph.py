@@ -22,9 +22,10 @@ from streamd.events import Int64
 from streamd.gpu.changes import Touched, entries_of, events_of
 from streamd.gpu.copies import to_device
 from streamd.gpu.launch import Launch
-from streamd.gpu.memory import lacks_memory, memory_for
 from streamd.gpu.mirror import Mirror, Placement
+from streamd.gpu.out_of_memory import lacks_memory, memory_for
 from streamd.gpu.page_locks import Pages
+from streamd.graph.blocks.block_store import BlockGraph
 from streamd.graph.blocks.draws import ALL_SETS, Direction, Draw, Neighbors
 from streamd.graph.blocks.hops import (
     HopDraws,
@@ -35,7 +36,6 @@ from streamd.graph.blocks.hops import (
     renumbered,
     sample_hops,
 )
-from streamd.graph.blocks.store import BlockGraph
 from streamd.graph.blocks.strategies import STRATEGIES
 from streamd.telemetry import metrics
 

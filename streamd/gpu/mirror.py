@@ -10,9 +10,9 @@ from streamd.events import Int64
 from streamd.gpu.changes import changed
 from streamd.gpu.launch import Launch
 from streamd.gpu.page_locks import LockedArray, Pages
+from streamd.graph.blocks.block_store import BlockStore
 from streamd.graph.blocks.draws import Draw, Neighbors
 from streamd.graph.blocks.kernels import DEGREE, DIRECTORY
-from streamd.graph.blocks.store import BlockStore
 from streamd.graph.blocks.strategies import STRATEGIES
 
 Placement = Literal["resident", "hybrid"]
@@ -22,7 +22,8 @@ class Mirror:
     """A block store's arrays on the device, and what of them was sent. Owner: its `DeviceGraph`.
 
     arrays: nodes int64[N, 4], blocks int64[2 B], entries int64[E], hidden uint8[N], as in
-    `streamd.graph.blocks.arrays.BlockArrays`; no entries while they are page-locked on the host.
+    `BlockArrays` (`streamd.graph.blocks.block_arrays`); no entries while they are page-locked on
+    the host.
     """
 
     def __init__(self, store: BlockStore, device: torch.device, pages: Pages) -> None:

@@ -1,8 +1,8 @@
 """The log as a live graph: time-indexed blocks, exact sampling, and facts about pairs. Owned by one
 thread per role."""
 
+from streamd.graph.blocks.block_store import BlockGraph
 from streamd.graph.blocks.draws import Draw, Neighbors, NeighborSampler
-from streamd.graph.blocks.store import BlockGraph
 from streamd.graph.facts.columns import NUM_FACTS, FactColumn
 from streamd.graph.facts.pair_facts import PairFacts
 from streamd.graph.sampler import Layer, TemporalSampler

@@ -10,7 +10,7 @@ from streamd.errors import CorruptionError
 from streamd.eventlog.log_changes import Changes
 from streamd.eventlog.reader import LogReader
 from streamd.events import Bools, Float32, Int64
-from streamd.graph.blocks.store import ReadBack
+from streamd.graph.blocks.block_store import ReadBack
 from streamd.graph.facts.set_facts import SetFacts
 from streamd.graph.label_history import LabelHistory
 from streamd.graph.node_features import FeatureRows, NodeFeatures

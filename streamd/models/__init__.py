@@ -11,7 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from streamd.models.architectures import ARCHITECTURES, Architecture, architecture_of
-from streamd.models.memory.memory import EdgeRows, Memory
+from streamd.models.memory.edge_rows import EdgeRows
+from streamd.models.memory.memory import Memory
 
 if TYPE_CHECKING:
     from streamd.models.inputs import LinkInputs, sampled_inputs

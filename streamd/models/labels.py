@@ -10,12 +10,12 @@ from torch.nn.functional import binary_cross_entropy_with_logits, smooth_l1_loss
 
 from streamd.events import Float32, Int64
 from streamd.gpu.copies import to_device
+from streamd.graph.label_rows import label_rows
 from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import SamplingPlan
 from streamd.models.inference.standard_values import LABEL_HIDDEN as HIDDEN
 from streamd.models.inference.standard_values import LEAST_SHARE
 from streamd.models.inputs import LinkInputs, link_inputs
-from streamd.models.label_rows import label_rows
 from streamd.models.schema_inputs import SchemaInput
 from streamd.models.standardize import RunningStandardizer
 from streamd.settings.loading import ModelSettings

@@ -16,13 +16,14 @@ from streamd.events import Schema
 from streamd.graph.facts.columns import num_facts
 from streamd.graph.neighborhood import SamplingPlan
 from streamd.models.architectures import architecture_of
-from streamd.models.arrays import Array, as_tensor
+from streamd.models.device_arrays import Array, as_tensor
 from streamd.models.inference.stored_weights import HISTORY_WEIGHT, with_all_facts
 from streamd.models.inputs import LinkInputs
 from streamd.models.labels import LabelHead, LabelHeads, LabelInputs
 from streamd.models.layers.dropout import half_dropout
 from streamd.models.layers.table import LAYERS
-from streamd.models.memory.memory import EdgeRows, Memory
+from streamd.models.memory.edge_rows import EdgeRows
+from streamd.models.memory.memory import Memory
 from streamd.models.memory.updater import MemoryUpdater
 from streamd.models.pair import pair_network
 from streamd.models.schema_inputs import SchemaInput

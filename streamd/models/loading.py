@@ -1,7 +1,4 @@
-"""A published version as what a server answers by, and its memory.
-
-`streamd.models.restored` makes of it a model that learns.
-"""
+"""A published version with its memory: as a model that learns, or as what a server answers by."""
 
 from typing import TYPE_CHECKING
 
@@ -9,7 +6,7 @@ from streamd.errors import NewerSchemaError, VersionError
 from streamd.events import Schema
 from streamd.graph.facts.columns import FACT_NAMES
 from streamd.models.architectures import architecture_of
-from streamd.models.arrays import HOST
+from streamd.models.device_arrays import HOST
 from streamd.models.inference.inference import Inference
 from streamd.models.inference.numpy_model import NumpyModel
 from streamd.models.memory.files import MemoryReader
@@ -22,34 +19,64 @@ from streamd.schema_change import extends
 if TYPE_CHECKING:
     import torch
 
+    from streamd.models.link import LinkModel
 
-def answering(
+
+def load_inference(
     version: Version,
     schema: Schema,
     device: str = HOST,
     memories: MemoryReader | None = None,
 ) -> tuple[Inference, Memory]:
-    """A version, ready to answer, and its memory. Arguments and errors: as of
-    `streamd.models.restored`."""
+    """A version, ready to answer, and its memory. Arguments and errors: as of `load_model`."""
     settings = version.manifest.model_settings()
-    made_on = checked_schema(version.manifest, schema)
+    made_on = _check_schema(version.manifest, schema)
     if device == HOST and architecture_of(settings).in_numpy and made_on == schema:
-        memory = memory_of(version, made_on, device, memories)
+        memory = _read_memory(version, made_on, device, memories)
         return NumpyModel(settings, schema, version.weights), memory
 
-    # torch is loaded only where a version needs it. So does one that is to be widened: its next
+    # torch is loaded only if a version needs it. So does one that is to be widened: its next
     # successor does not.
     from streamd.gpu import fix_torch
     from streamd.models.inference.torch_model import TorchModel
-    from streamd.models.restored import restored
 
     # The matrices are small: more threads gain nothing.
     fix_torch(1)
-    model, memory = restored(version, schema, device, memories)
+    model, memory = load_model(version, schema, device, memories)
     return TorchModel(model), memory
 
 
-def checked_schema(manifest: Manifest, schema: Schema) -> Schema:
+def load_model(
+    version: Version,
+    schema: Schema,
+    device: "str | torch.device" = HOST,
+    memories: MemoryReader | None = None,
+    ranks: Ranks = ALONE,
+) -> tuple["LinkModel", Memory]:
+    """A version's model, in evaluation mode, and its memory at `manifest.edge`.
+
+    A version from before the log got further sets or features is widened.
+
+    Args: schema: of the log; memories: reads only the memory files that the version read before
+    lacks; ranks: that share the memory's rows.
+    Raises: VersionError if its settings, tensors, widths or facts do not fit; NewerSchemaError if
+    it knows sets or features that `schema` does not.
+    """
+    from streamd.models.link import build_model
+    from streamd.models.widening import widened_memory, widened_model
+
+    # The weights drawn here are replaced at once, so the seed does not matter.
+    made_on = _check_schema(version.manifest, schema)
+    model = build_model(version.manifest.model_settings(), made_on, 0, device)
+    model.restore(version.weights)
+    memory = _read_memory(version, made_on, device, memories, ranks)
+    if made_on != schema:
+        model = widened_model(model, schema)
+        memory = widened_memory(memory, made_on, schema)
+    return model.eval(), memory
+
+
+def _check_schema(manifest: Manifest, schema: Schema) -> Schema:
     """The schema that a version was made on, which is that of the log or one that it extends.
 
     Raises: VersionError where it is another or the version knows other facts; NewerSchemaError
@@ -71,7 +98,7 @@ def checked_schema(manifest: Manifest, schema: Schema) -> Schema:
     return made_on
 
 
-def memory_of(
+def _read_memory(
     version: Version,
     made_on: Schema,
     device: "str | torch.device",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from streamd.graph.facts.columns import NUM_FACTS, num_facts
-from streamd.models.arrays import on_host, put
+from streamd.models.device_arrays import on_host, put
 from streamd.models.inputs import LinkInputs
 from streamd.models.link import LinkModel, build_model
 from streamd.models.memory.memory import Memory

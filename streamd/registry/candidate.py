@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from streamd.registry.gate import Decision, decide
 from streamd.schema import Schema
 from streamd.settings.tree import ModelSettings, TrainingSettings
-from streamd.storage import StoredFile
+from streamd.storage import ImmutableFile
 from streamd.windows import Window
 
 Scores = dict[str, dict[str, float]]
@@ -49,7 +49,7 @@ class Candidate:
     edge: int
     seq: int
     weights: Weights
-    memory: Callable[[], tuple[StoredFile, ...]]
+    memory: Callable[[], tuple[ImmutableFile, ...]]
     memory_us: int
     parent: str
     facts: tuple[str, ...]

@@ -29,7 +29,7 @@ from streamd.registry.manifest import (
 )
 from streamd.settings.paths import Paths
 from streamd.settings.tree import Settings
-from streamd.storage import DISK, Disk, StoredFile, remove_scratch, write_folder_durably
+from streamd.storage import DISK, Disk, ImmutableFile, remove_scratch, write_folder_durably
 from streamd.tensors import file_checksum
 
 logger = structlog.get_logger()
@@ -49,7 +49,7 @@ class Version:
 
     manifest: Manifest
     weights: Weights
-    memory: tuple[StoredFile, ...]
+    memory: tuple[ImmutableFile, ...]
 
 
 class Registry:
@@ -244,7 +244,7 @@ class Registry:
                     f"Version {name} is not finite in {part}.", "promote another one."
                 )
         files = [
-            StoredFile(self.folder / name / file, manifest.checksums.get(file, ""))
+            ImmutableFile(self.folder / name / file, manifest.checksums.get(file, ""))
             for file in memory_names(manifest)
         ]
         return Version(manifest, weights, tuple(files))

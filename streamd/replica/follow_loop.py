@@ -32,7 +32,7 @@ from streamd.settings.loading import KafkaSettings
 from streamd.settings.log import LogSettings
 from streamd.store.changelog import changelog_topic
 from streamd.store.objects import Store
-from streamd.telemetry import metrics
+from streamd.telemetry import replica_metrics
 from streamd.telemetry.failure_log import LastingFailures
 from streamd.telemetry.heartbeat import Heartbeat
 
@@ -91,7 +91,11 @@ def connect_reader(
 
 def _forget_following() -> None:
     """Leave out what no longer changes: it would look like a follower that is stuck."""
-    for gauge in (metrics.follow_caught_up, metrics.follow_lag_records, metrics.follow_seq):
+    for gauge in (
+        replica_metrics.follow_caught_up,
+        replica_metrics.follow_lag_records,
+        replica_metrics.follow_seq,
+    ):
         gauge.set(math.nan)
 
 
@@ -130,11 +134,11 @@ class FollowLoop:
         """The one that was followed last."""
         self._store = Store(log.store) if log.store else None
         self._stop = threading.Event()
-        metrics.leads.set(0)
+        replica_metrics.leads.set(0)
         for why in REASONS:
-            metrics.follow_waiting.labels(why).set(0)
+            replica_metrics.follow_waiting.labels(why).set(0)
         for why in fitness.REASONS:
-            metrics.cannot_lead.labels(why).set(0)
+            replica_metrics.cannot_lead.labels(why).set(0)
 
     def run(self, stop: threading.Event) -> ChangelogPublisher | None:
         """Follow until `stop`, or until this member leads.
@@ -258,11 +262,11 @@ class FollowLoop:
     def _well(self) -> None:
         self._failures.over()
         for why in REASONS:
-            metrics.follow_waiting.labels(why).set(0)
+            replica_metrics.follow_waiting.labels(why).set(0)
 
     def _wait(self, why: str, error: str) -> None:
         """Say what is missing, and wait a little."""
-        metrics.follow_waiting.labels(why).set(1)
+        replica_metrics.follow_waiting.labels(why).set(1)
         self._beat.touch(f"waiting for {why}", why=error)
         if self._failures.is_due(why):
             logger.warning("follower_waits", missing=why, error=error)
@@ -275,12 +279,12 @@ class FollowLoop:
             self._say(follower, reader.lag)
             return
         self._reported_at = now
-        metrics.leader_term.set(follower.term)
+        replica_metrics.leader_term.set(follower.term)
         lag = reader.lag
         if lag is not None:
-            metrics.follow_lag_records.set(lag)
+            replica_metrics.follow_lag_records.set(lag)
             if lag == 0:
-                metrics.follow_caught_up.set(self._clock.now_us() / 1e6)
+                replica_metrics.follow_caught_up.set(self._clock.now_us() / 1e6)
         self._say(follower, lag)
 
     def _say(self, follower: Follower, lag: int | None) -> None:

@@ -15,12 +15,12 @@ from streamd.events import split_key
 from streamd.registry import Registry
 from streamd.scoring.arrivals import Arrivals
 from streamd.scoring.outbox import Outbox, Sink
-from streamd.scoring.position import Place
+from streamd.scoring.position import ScoredPosition
 from streamd.scoring.record import ScoreRecord
 from streamd.scoring.scorer import Scorer
 from streamd.serving.serving_settings import ServingSettings
 from streamd.settings.loading import ServerSettings
-from streamd.telemetry import metrics
+from streamd.telemetry import metrics, replica_metrics
 from streamd.telemetry.heartbeat import Heartbeat
 
 logger = structlog.get_logger()
@@ -95,8 +95,8 @@ class ScoreLoop:
         self._topic = server.score_topic
         self._max_age = server.score_max_age_seconds
         self._outbox = Outbox(open_sink, self._written, self._skipped)
-        self._place = Place(settings.paths.log)
-        metrics.stray_records.labels(SCORES)
+        self._place = ScoredPosition(settings.paths.log)
+        replica_metrics.stray_records.labels(SCORES)
 
         # Whether it scores, since when it asks for the topic's end, and when it last looked.
         self._leading = False
@@ -180,7 +180,7 @@ class ScoreLoop:
         self._warned = False
         places = [record.complete_before for record in last if is_of_log(record, log)]
         if strays := len(last) - len(places):
-            metrics.stray_records.labels(SCORES).inc(strays)
+            replica_metrics.stray_records.labels(SCORES).inc(strays)
             logger.warning(
                 "stray_record_skipped",
                 topic=self._topic,

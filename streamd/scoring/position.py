@@ -12,7 +12,7 @@ logger = structlog.get_logger()
 FILE = "complete"
 
 
-class Place:
+class ScoredPosition:
     """The event id before which nothing was missing when it was written. Owner: the role's loop."""
 
     def __init__(self, data_dir: Path) -> None:

@@ -16,8 +16,8 @@ from streamd.events import Bools, Float32, Int64, split_key
 from streamd.graph.negatives import NUM_SCORED, SCORED_SEED, Pools
 from streamd.graph.ranking import ranks
 from streamd.registry import Registry
-from streamd.scoring.graph import ScoringGraph
 from streamd.scoring.record import ScoreRecord
+from streamd.scoring.scoring_graph import ScoringGraph
 from streamd.serving.champion import read_champion
 from streamd.serving.loaded_version import LoadedVersion
 from streamd.serving.serving_settings import ServingSettings

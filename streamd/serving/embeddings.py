@@ -5,7 +5,7 @@ import numpy as np
 from streamd.events import Bools, Int64
 from streamd.graph.blocks.arena import Arena
 from streamd.graph.blocks.hops import arrays_of
-from streamd.models.arrays import HOST, Array, put, zeros
+from streamd.models.device_arrays import HOST, Array, put, zeros
 
 MAX_KEPT = 1 << 17
 """Embeddings kept before all are dropped: 100 MB at `model.dim` 64, more than a request needs."""

@@ -10,13 +10,13 @@ from streamd.errors import VersionError
 from streamd.eventlog.log_changes import Changes
 from streamd.eventlog.reader import LogReader
 from streamd.events import Float32, Int64, Schema
+from streamd.graph.label_rows import label_rows
 from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import Neighborhood, SamplingPlan, sample_neighborhood
 from streamd.models import Architecture, EdgeRows, Memory, architecture_of
-from streamd.models.arrays import Array, on_host
+from streamd.models.device_arrays import Array, on_host
 from streamd.models.inference.inference import Inference
-from streamd.models.label_rows import label_rows
-from streamd.models.loading import answering
+from streamd.models.loading import load_inference
 from streamd.models.memory.files import MemoryReader, read_memory
 from streamd.registry.manifest import Manifest
 from streamd.registry.registry import Version
@@ -64,9 +64,9 @@ class LoadedVersion:
     ) -> "LoadedVersion":
         """Build model and memory on a device from a version of the registry.
 
-        schema: of the log. memories: as of `streamd.models.restored`. Raises: VersionError.
+        schema: of the log. memories: as of `load_model`. Raises: VersionError.
         """
-        return cls(version.manifest, *answering(version, schema, device, memories))
+        return cls(version.manifest, *load_inference(version, schema, device, memories))
 
     def take_memory(self, store: MemoryStore, num_edges: int) -> None:
         """Replace memory by the stored one, if that is this version's and has seen more events."""

@@ -10,7 +10,7 @@ import structlog
 from streamd.models import Memory
 from streamd.models.memory.files import MemoryFiles
 from streamd.roles import MEMORY
-from streamd.storage import StoredFile, write_durably
+from streamd.storage import ImmutableFile, write_durably
 
 logger = structlog.get_logger()
 INDEX = "memory.json"
@@ -73,10 +73,10 @@ class MemoryStore:
             )
             return None
 
-    def files_of(self, stored: StoredMemory) -> list[StoredFile]:
+    def files_of(self, stored: StoredMemory) -> list[ImmutableFile]:
         """The files of a stored memory."""
         # Only names, whatever the index says.
-        return [StoredFile(self._folder / Path(name).name, crc) for name, crc in stored.files]
+        return [ImmutableFile(self._folder / Path(name).name, crc) for name, crc in stored.files]
 
     def forget(self) -> None:
         """Remove the stored memory, which may hold what was deleted."""

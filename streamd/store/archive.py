@@ -22,10 +22,10 @@ from streamd.eventlog.upkeep.holds import Compacted, read_compacted
 from streamd.roles import folder_of
 from streamd.settings.loading import Settings
 from streamd.storage import DISK, Disk, write_durably
-from streamd.store import manifest as manifests
+from streamd.store import manifests
 from streamd.store.changelog import Changelog, KafkaChangelog, changelog_topic
 from streamd.store.checkpoints import stored_checkpoints
-from streamd.store.manifest import Manifest
+from streamd.store.manifests import Manifest
 from streamd.store.objects import Store
 from streamd.store.snapshot import held_bytes
 from streamd.store.sweep import Sweep

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from streamd.errors import KafkaError, SettingsError, StoreError
 from streamd.ingest.kafka.client import make_consumer
 from streamd.settings.loading import KafkaSettings
-from streamd.store import manifest as manifests
+from streamd.store import manifests
 from streamd.store.objects import Store
 from streamd.store.search import CHUNK_BYTES, KeySearch
 

@@ -13,9 +13,9 @@ from streamd.eventlog.journal.journal import LogState
 from streamd.eventlog.recovery import last_state
 from streamd.eventlog.upkeep.verify import verify_log
 from streamd.storage import DISK, HOLE_BYTES, SCRATCH, Disk, write_durably
-from streamd.store import manifest as manifests
+from streamd.store import manifests
 from streamd.store.file_set import OBJECT_BYTES, Piece, StoredFile
-from streamd.store.manifest import Manifest
+from streamd.store.manifests import Manifest
 from streamd.store.objects import Store
 
 AGAIN = "take another manifest (--seq), or back up again."

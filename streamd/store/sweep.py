@@ -4,10 +4,10 @@ import time
 
 import structlog
 
-from streamd.store import manifest as manifests
+from streamd.store import manifests
 from streamd.store.checkpoints import files_of, stored_checkpoints
 from streamd.store.file_set import OBJECTS, StoredFile, object_names
-from streamd.store.manifest import FOLDER
+from streamd.store.manifests import FOLDER
 from streamd.store.objects import Store
 from streamd.store.upload_locks import REMOVALS, UPLOADS, marked, new_owner, others
 from streamd.store.versions import stored_versions

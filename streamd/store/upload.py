@@ -20,10 +20,10 @@ from streamd.eventlog.journal.journal import LogState
 from streamd.eventlog.upkeep.holds import read_compacted
 from streamd.roles import folder_of
 from streamd.storage import DISK, Disk
-from streamd.store import manifest as manifests
+from streamd.store import manifests
 from streamd.store.file_index import FILE, FileIndex
 from streamd.store.file_set import OBJECTS, StoredFile, check_there
-from streamd.store.manifest import Manifest
+from streamd.store.manifests import Manifest
 from streamd.store.objects import Store
 from streamd.store.ranges import Earlier, holds, wanted_files
 from streamd.store.sender import FileSender

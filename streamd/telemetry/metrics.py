@@ -1,5 +1,5 @@
 """Every metric streamd exports, each in the registry of the role that measures it; those of a log
-that several machines hold come from `shared_log.py`.
+that several machines hold are in `replica_metrics.py`.
 
 `docs/metrics.md` lists them by role, and a test holds the two together.
 """
@@ -10,6 +10,7 @@ from importlib.metadata import version
 
 from prometheus_client import Counter, Histogram
 
+import streamd.telemetry.replica_metrics  # noqa: F401 - every role exports those of its registry
 from streamd import __version__
 from streamd.telemetry.gauge import Gauge
 from streamd.telemetry.registries import (
@@ -22,28 +23,6 @@ from streamd.telemetry.registries import (
 )
 from streamd.telemetry.registries import OWNED as OWNED
 from streamd.telemetry.registries import exported_by as exported_by
-
-# Rooms name these metrics as they name all others, by this module.
-from streamd.telemetry.shared_log import cannot_lead as cannot_lead
-from streamd.telemetry.shared_log import changelog_bytes as changelog_bytes
-from streamd.telemetry.shared_log import changelog_seq as changelog_seq
-from streamd.telemetry.shared_log import changelog_waiting as changelog_waiting
-from streamd.telemetry.shared_log import checkpoint_bytes as checkpoint_bytes
-from streamd.telemetry.shared_log import checkpoint_stored as checkpoint_stored
-from streamd.telemetry.shared_log import follow_bootstraps as follow_bootstraps
-from streamd.telemetry.shared_log import follow_bytes as follow_bytes
-from streamd.telemetry.shared_log import follow_caught_up as follow_caught_up
-from streamd.telemetry.shared_log import follow_commits as follow_commits
-from streamd.telemetry.shared_log import follow_lag_records as follow_lag_records
-from streamd.telemetry.shared_log import follow_seq as follow_seq
-from streamd.telemetry.shared_log import follow_waiting as follow_waiting
-from streamd.telemetry.shared_log import leader_term as leader_term
-from streamd.telemetry.shared_log import leads as leads
-from streamd.telemetry.shared_log import models_followed as models_followed
-from streamd.telemetry.shared_log import models_missing as models_missing
-from streamd.telemetry.shared_log import models_published as models_published
-from streamd.telemetry.shared_log import models_waiting as models_waiting
-from streamd.telemetry.shared_log import stray_records as stray_records
 
 # Bounds of the histograms' buckets, in seconds.
 FAST = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.125, 0.25, 0.5, 1, 2, 5)

@@ -29,7 +29,7 @@ from streamd.models.widening import widened_memory, widened_model, widened_optim
 from streamd.registry.manifest import MEMORY
 from streamd.schema import Schema
 from streamd.schema_change import check_extends
-from streamd.storage import StoredFile, remove_scratch, write_folder_durably
+from streamd.storage import ImmutableFile, remove_scratch, write_folder_durably
 from streamd.tensors import FORMAT, file_checksum
 from streamd.training.learner import Learner
 from streamd.training.replay import ReplayChunk, ReplayStore, whole_chunk
@@ -107,7 +107,7 @@ def build_facts(device: str) -> dict[str, Any]:
 
 
 def save_checkpoint(
-    folder: Path, learner: Learner, memory: Sequence[StoredFile], cursor: Cursor
+    folder: Path, learner: Learner, memory: Sequence[ImmutableFile], cursor: Cursor
 ) -> None:
     """Write a checkpoint `folder/<edge>.<number>` durably, then drop older ones.
 
@@ -230,7 +230,7 @@ class Loaded:
     optimizer: torch.optim.AdamW
     memory: Memory
     tail: list[ReplayChunk]
-    files: list[StoredFile]
+    files: list[ImmutableFile]
 
     def restore(self, learner: Learner) -> None:
         """Replace the state of the learner that the checkpoint was read for."""
@@ -272,7 +272,7 @@ def load_checkpoint(folder: Path, cursor: Cursor, learner: Learner, log: LogStat
     optimizer = model.optimizer(learner.learning_rate)
     _restore_optimizer(optimizer, parts.get("optimizer", {}))
     files = [
-        StoredFile(path / MEMORY.format(i), checksum) for i, checksum in enumerate(cursor.memory)
+        ImmutableFile(path / MEMORY.format(i), checksum) for i, checksum in enumerate(cursor.memory)
     ]
     at = cursor.memory_edge, cursor.memory_us
     if files:

@@ -34,8 +34,6 @@ from streamd.training.measures import LabelScores, Measures, measures
 from streamd.training.recorder import Chunk
 from streamd.training.replay import ReplayChunk, ReplayStore
 
-MORE_EPOCHS = 2
-"""Times `training.epochs` that a window of few events is passed over at most."""
 RECALLED_CHUNKS = 10
 """Past chunks that forgetting is measured on: enough for a trend, few enough for every window."""
 Backup = tuple[dict[str, Tensor], dict[str, Any]]
@@ -158,14 +156,6 @@ class Learner:
         predicted, constant, target = (column.cpu().numpy() for column in told)
         self.label_scores.append(LabelScores(predicted, constant, target, set_L))
 
-    def epochs_of(self, num_events: int) -> int:
-        """Passes over a window of so many events: `training.epochs`, or as many as make
-        `training.min_steps`, but at most MORE_EPOCHS times as many."""
-        epochs = self._training.epochs
-        steps = -(-num_events // self._settings.model.memory_chunk)
-        wanted = -(-self._training.min_steps // max(steps, 1))
-        return min(max(epochs, wanted), MORE_EPOCHS * epochs)
-
     def draw(self, window_edge: int, num_events: int) -> tuple[int, ...]:
         """Draw past chunks to learn with a window of so many events: `training.replay_share` of
         them, `training.replay_events` at most. Returns: their first event ids."""
@@ -180,7 +170,7 @@ class Learner:
         """Learn what was scored since `begin`. Memory ends as of the new weights.
 
         window_edge: first event id of the window, a seed of dropout and draws.
-        epochs: passes over the window, `epochs_of` its events where None.
+        epochs: passes over the window; None for `LearningSettings.epochs_of` its events.
         replay: first event ids of the past chunks to learn with it; drawn by `draw` where None.
         Returns: None where there is nothing to learn. Where a loss, weight, statistic, logit or
         memory row is not finite, the weights from before are restored and `finite` is False.
@@ -200,7 +190,7 @@ class Learner:
         drawn = self.draw(window_edge, num_events) if replay is None else replay
         past = [*self.tail, *self.replay.named(drawn)]
         steps = planned_steps(self.ranks, self._edges, self.seen, weights, past, self._labels)
-        epochs = epochs or self.epochs_of(num_events)
+        epochs = epochs or self._settings.epochs_of(num_events)
         loss = run_freeing_memory(
             partial(self._passes, epochs, window_edge, steps),
             # Inputs that stay on the device over epochs, then what others keep there. Several ranks

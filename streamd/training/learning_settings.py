@@ -13,6 +13,9 @@ from streamd.settings.tree import (
     WindowSettings,
 )
 
+MORE_EPOCHS = 2
+"""Times `training.epochs` that a window of few events is learned at most."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearningSettings:
@@ -47,6 +50,14 @@ class LearningSettings:
     def width_us(self) -> int:
         """Width of a window of event time, microseconds."""
         return self.windows.width_seconds * 1_000_000
+
+    def epochs_of(self, num_events: int) -> int:
+        """Epochs on a window of so many events: `training.epochs`, or as many as make
+        `training.min_steps`, but at most MORE_EPOCHS times as many."""
+        epochs = self.training.epochs
+        steps = -(-num_events // self.model.memory_chunk)
+        wanted = -(-self.training.min_steps // max(steps, 1))
+        return min(max(epochs, wanted), MORE_EPOCHS * epochs)
 
     @property
     def fixed(self) -> dict[str, Any]:

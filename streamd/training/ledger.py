@@ -23,7 +23,7 @@ from streamd.registry.candidate import Candidate, PublishResult
 from streamd.roles import FACTS
 from streamd.settings.loading import BootstrapSettings
 from streamd.settings.paths import Paths
-from streamd.storage import StoredFile
+from streamd.storage import ImmutableFile
 from streamd.training import initial_training
 from streamd.training import window_attempts as attempts
 from streamd.training.checkpoint import (
@@ -195,7 +195,7 @@ class Ledger:
             windows=tuple(windows),
             seq=self._log.state.seq,
             version=version,
-            epochs=epochs or learner.epochs_of(num_events),
+            epochs=epochs or self._settings.epochs_of(num_events),
             replay=learner.draw(windows[0].first_edge, num_events),
         )
 
@@ -214,7 +214,7 @@ class Ledger:
         result = self._versions.publish(candidate, incumbent) if self._ranks.is_first else None
         return PublishResult(*self._ranks.tell(result and astuple(result)))
 
-    def store_memory(self, memory: Memory) -> tuple[StoredFile, ...]:
+    def store_memory(self, memory: Memory) -> tuple[ImmutableFile, ...]:
         """Write what of a version's memory changed since the last call, or all of it the first time
         after a start. Returns: all files of it."""
         return self._version_memory.store(memory)

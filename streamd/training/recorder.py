@@ -12,7 +12,7 @@ import torch
 from streamd.eventlog.reader import LogReader
 from streamd.events import Bools, Float32, Int64
 from streamd.gpu import free_device_memory, make_graph
-from streamd.graph.blocks.store import BlockGraph
+from streamd.graph.blocks.block_store import BlockGraph
 from streamd.graph.facts.columns import NUM_FACTS
 from streamd.graph.live import CATCH_UP_EDGES, LiveGraph, read_back
 from streamd.graph.negatives import (
@@ -31,7 +31,7 @@ from streamd.models import EdgeRows, LinkInputs, architecture_of
 from streamd.models.inputs import link_inputs
 from streamd.models.labels import LabelInputs, label_inputs
 from streamd.ranks import ALONE, Ranks
-from streamd.ranks.graph import RankedFeatures, RankedGraph
+from streamd.ranks.ranked_graph import RankedFeatures, RankedGraph
 from streamd.training.learning_settings import LearningSettings
 from streamd.windows import Window, canonical_chunks
 

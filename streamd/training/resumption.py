@@ -7,7 +7,7 @@ import structlog
 
 from streamd.errors import CorruptionError, VersionError
 from streamd.eventlog.reader import LogReader
-from streamd.models.restored import restored
+from streamd.models.loading import load_model
 from streamd.models.rule import NAME as RULE
 from streamd.registry import Registry
 from streamd.training.checkpoint import TrainerPosition
@@ -141,7 +141,7 @@ class Resumption:
                     f"Version {name} has other settings, or its event is not in the log.",
                     "none is needed.",
                 )
-            model, memory = restored(version, log.state.schema, device, ranks=ranks)
+            model, memory = load_model(version, log.state.schema, device, ranks=ranks)
         except VersionError as error:
             logger.error("champion_not_followed", version=name, reason=str(error))
             return False

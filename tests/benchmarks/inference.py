@@ -14,7 +14,7 @@ import numpy as np
 
 from streamd.daemon.supervisor import THREAD_VARIABLES
 from streamd.eventlog.reader import LogReader
-from streamd.graph.blocks.store import BlockGraph
+from streamd.graph.blocks.block_store import BlockGraph
 from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import sample_neighborhood
 from streamd.models import EdgeRows, architecture_of, build_model

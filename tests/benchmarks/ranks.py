@@ -259,7 +259,7 @@ def held_by(rank: int, size: int, g: dict) -> tuple[int, int]:
     """Bytes of a rank's graph of a preset and of its memory rows."""
     import torch
 
-    from streamd.graph.blocks.store import BlockGraph
+    from streamd.graph.blocks.block_store import BlockGraph
     from streamd.graph.ownership import OwnedNodes
     from streamd.models.memory.pages import NodeRows, PagePool
 

@@ -18,9 +18,9 @@ from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress, empty_batch
 from streamd.settings.loading import load_settings, schema_of
 from streamd.tfgnn.logs.declared import declared_sets, graph_schema
-from streamd.tfgnn.logs.graph import load_log_graph
 from streamd.tfgnn.logs.link_samples import plan_link_run, sample_links
-from streamd.tfgnn.logs.rows import LogRows
+from streamd.tfgnn.logs.log_graph import load_log_graph
+from streamd.tfgnn.logs.log_rows import LogRows
 from streamd.tfgnn.logs.sampling_run import LogSource, plan_log_run, sample_log
 from streamd.tfgnn.sampling.assembly import Assembler
 from streamd.tfgnn.sampling.run import plan_run, sample_tables

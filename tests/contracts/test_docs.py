@@ -16,7 +16,7 @@ from streamd.graph.facts.columns import FACT_NAMES, FactColumn
 from streamd.ingest.dead_letters.sinks import REASONS
 from streamd.models.architectures import ARCHITECTURES, COMMON
 from streamd.settings.loading import leaves, load_settings
-from streamd.telemetry import metrics
+from streamd.telemetry import metrics, replica_metrics
 
 ROOT = Path(__file__).parents[2]
 DOCS = {p.name: p.read_text() for p in (ROOT / "docs").glob("*.md")}
@@ -69,7 +69,8 @@ def test_every_metric_is_documented_under_the_roles_that_export_it():
                 suffix = "_total" if family.type == "counter" else ""
                 have.setdefault(family.name + suffix, set()).add(role)
     assert told == {name: {"every role"} if roles == set(metrics.OWNED) else roles for name, roles in have.items()}
-    made = [m for m in vars(metrics).values() if isinstance(m, prometheus_client.metrics.MetricWrapperBase)]
+    made = [m for module in (metrics, replica_metrics) for m in vars(module).values()
+            if isinstance(m, prometheus_client.metrics.MetricWrapperBase)]
     assert len(made) == len(have)
 
 

@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from streamd.graph.facts.arrays import HOURS, PARTNERS, RATES, TRANSITIONS
 from streamd.graph.facts.columns import CANDIDATE_WEIGHTS, LOG_SHARES, PAIR_WEIGHTS, FactColumn
+from streamd.graph.facts.fact_arrays import HOURS, PARTNERS, RATES, TRANSITIONS
 from streamd.graph.facts.hour_table import ANYONE, HOUR_US, NODE_BITS
 from streamd.graph.facts.kernels import (
     FLOOR_LOG_SHARE,

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from streamd.errors import OffloadedError
 from streamd.eventlog.columns import EdgeColumns
 from streamd.graph import BlockGraph, Draw, Neighbors
-from streamd.graph.blocks import store as blocks
+from streamd.graph.blocks import block_store as blocks
 from streamd.graph.blocks.kernels import SPAN
 from streamd.graph.blocks.strategies import STRATEGIES
 from streamd.graph.neighborhood import SamplingPlan, sample_neighborhood

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from streamd.graph.blocks.block_store import BlockGraph
 from streamd.graph.blocks.draws import Draw
-from streamd.graph.blocks.store import BlockGraph
 from streamd.graph.ownership import OwnedNodes, owner_of
 
 NODES, EVENTS = 60, 3000
@@ -89,7 +89,7 @@ def test_offloaded_entries_are_read_back_for_the_own_nodes(events):
 
 
 def test_many_events_at_once_are_filed_as_few_at_a_time(events, monkeypatch):
-    monkeypatch.setattr("streamd.graph.blocks.store.MANY_EVENTS", 10)
+    monkeypatch.setattr("streamd.graph.blocks.block_store.MANY_EVENTS", 10)
     parts = [graph(events, OwnedNodes(rank, 2)) for rank in range(2)]
     check_equal(graph(events), parts, 2)
 

@@ -10,8 +10,8 @@ from torch.nn.functional import leaky_relu
 from streamd.eventlog.reader import LogReader
 from streamd.events import Schema
 from streamd.graph import NUM_FACTS
+from streamd.graph.blocks.block_store import BlockGraph
 from streamd.graph.blocks.draws import Draw
-from streamd.graph.blocks.store import BlockGraph
 from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import sample_neighborhood
 from streamd.graph.node_features import NodeFeatures

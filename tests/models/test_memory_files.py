@@ -10,9 +10,9 @@ from safetensors import safe_open
 
 from streamd.errors import VersionError
 from streamd.models import Memory
+from streamd.models.memory.edge_rows import EdgeRows
 from streamd.models.memory.files import MemoryFiles, MemoryReader, read_memory
-from streamd.models.memory.memory import EdgeRows
-from streamd.storage import Disk, StoredFile, link_or_copy
+from streamd.storage import Disk, ImmutableFile, link_or_copy
 from streamd.tensors import file_checksum
 
 DIM, WIDTH = 6, 2
@@ -105,7 +105,7 @@ def test_going_on_from_a_checkpoint_writes_changes_only_and_keeps_what_versions_
     for i, file in enumerate(store.store(memory)):
         path = tmp_path / "checkpoint" / str(i)
         link_or_copy(file.path, path)
-        linked.append(StoredFile(path, file.checksum))
+        linked.append(ImmutableFile(path, file.checksum))
     again, after = MemoryFiles(tmp_path / "home"), read(linked, memory)
     again.resume(linked, after)
     moved(after, rng, np.arange(5))
@@ -136,7 +136,7 @@ def spoiled(path, change):
         arrays = {name: data.get_tensor(name) for name in data.keys()}  # noqa: SIM118
     change(arrays)
     path.unlink()
-    return StoredFile(path, write_columns(path, {n: Column(a.dtype, a.shape, [a]) for n, a in arrays.items()}))
+    return ImmutableFile(path, write_columns(path, {n: Column(a.dtype, a.shape, [a]) for n, a in arrays.items()}))
 
 
 def a_negative_node(arrays):
@@ -195,7 +195,7 @@ def test_a_memory_of_the_release_before_is_read_and_its_empty_rows_take_no_pages
     padded = {name: torch.cat([t, torch.zeros(5000, *t.shape[1:], dtype=t.dtype)]) if name in ("state", "last_us") else t
               for name, t in tensors.items()}
     save_file(padded, tmp_path / "state.safetensors")
-    got = read([StoredFile(tmp_path / "state.safetensors", "")], memory)
+    got = read([ImmutableFile(tmp_path / "state.safetensors", "")], memory)
     check_equal(got, memory)
     assert got.rows.num_places <= 50 and len(got.rows.used_slots()) <= 4
 

@@ -9,8 +9,9 @@ import torch
 from streamd.errors import VersionError
 from streamd.eventlog.reader import LogReader
 from streamd.events import Schema
-from streamd.graph.blocks.store import BlockGraph
+from streamd.graph.blocks.block_store import BlockGraph
 from streamd.graph.facts.columns import num_facts
+from streamd.graph.label_rows import label_rows
 from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import sample_neighborhood
 from streamd.graph.node_features import NodeFeatures
@@ -19,7 +20,6 @@ from streamd.models.inference.numpy_layers import sigmoid
 from streamd.models.inference.numpy_model import BLOCK_ROOTS, NumpyModel
 from streamd.models.inference.stored_weights import HISTORY_WEIGHT
 from streamd.models.inference.torch_model import TorchModel
-from streamd.models.label_rows import label_rows
 from streamd.settings.loading import ModelSettings
 from tests.builders import SETS, sets_stream, stream, write_log, write_sets_log
 

@@ -14,8 +14,8 @@ from streamd.eventlog.reader import LogReader
 from streamd.eventlog.upkeep.verify import verify_log
 from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, Schema, empty_batch
+from streamd.graph.blocks.block_store import BlockGraph
 from streamd.graph.blocks.draws import Draw
-from streamd.graph.blocks.store import BlockGraph
 from streamd.graph.facts.columns import NUM_FACTS
 from streamd.graph.live import LiveGraph, read_back
 from streamd.schema import EdgeSet, NodeSet

@@ -10,7 +10,7 @@ from streamd.eventlog.reader import LogReader
 from streamd.models import link
 from streamd.models.layers import time_encoding
 from streamd.models.memory import pages as memory_pages
-from streamd.ranks import rows
+from streamd.ranks import row_exchange as rows
 from streamd.schema import Schema
 from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder

@@ -7,8 +7,8 @@ import torch
 
 from streamd.events import NO_DELETES, NodeDeletes, Schema
 from streamd.models import Memory, build_model
+from streamd.models.memory.edge_rows import EdgeRows
 from streamd.models.memory.files import MemoryFiles, read_memory
-from streamd.models.memory.memory import EdgeRows
 from tests.builders import settings
 from tests.ranks.threads import run
 

@@ -21,7 +21,7 @@ def exchanged(ranks):
     """What each way to exchange gives this rank, as arrays by name. Ranks give and ask for different numbers of rows."""
     import torch
 
-    from streamd.ranks.rows import Route
+    from streamd.ranks.row_exchange import Route
     rng = np.random.default_rng(ranks.rank)
     table = torch.from_numpy(np.random.default_rng(9).normal(size=(50, 3)))
     got = {"flags": ranks.gather(np.array([ranks.is_first, True])),

@@ -16,7 +16,7 @@ from streamd.registry.gate import decide
 from streamd.registry.journal import ModelJournal, decoded_moves
 from streamd.registry.registry import memory_names, read_manifests
 from streamd.settings.loading import ModelSettings, TrainingSettings
-from streamd.storage import TAIL_BYTES, StoredFile
+from streamd.storage import TAIL_BYTES, ImmutableFile
 from streamd.tensors import file_checksum
 from streamd.windows import Window
 from tests.builders import settings, stream, write_log
@@ -30,7 +30,7 @@ def memory():
     for name in ("messages", "rows"):
         path = Path(MADE.name) / name
         path.write_bytes(name.encode())
-        out.append(StoredFile(path, file_checksum(path)))
+        out.append(ImmutableFile(path, file_checksum(path)))
     return tuple(out)
 
 

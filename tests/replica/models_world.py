@@ -22,7 +22,7 @@ from streamd.replica.models.state import ModelsState
 from streamd.replica.models.takeover import Takeover
 from streamd.settings.loading import ModelSettings, TrainingSettings
 from streamd.settings.paths import Paths
-from streamd.storage import StoredFile
+from streamd.storage import ImmutableFile
 from streamd.store.objects import Store
 from streamd.tensors import file_checksum
 from streamd.training.handover import newest_checkpoint
@@ -92,7 +92,7 @@ def memory(n, parent=None):
     for name in (f"messages-{n}", "rows"):
         path = Path(MADE.name) / name
         path.write_bytes(name.encode() * 50)
-        out.append(StoredFile(path, file_checksum(path)))
+        out.append(ImmutableFile(path, file_checksum(path)))
     return tuple(out)
 
 

@@ -22,12 +22,12 @@ from streamd.replica.leader.connect import find_changelog, open_topic
 from streamd.replica.models import topic as models_topic_module
 from streamd.replica.models.follower import ModelsFollower
 from streamd.replica.models.topic import KafkaModelsTopic
-from streamd.replica.requests import compact_everywhere, moves_by_request
+from streamd.replica.move_requests import compact_everywhere, moves_by_request
 from streamd.replica.worker_thread import StepThread
 from streamd.server.engine.lag import Completeness
 from streamd.store.changelog import models_topic
 from streamd.store.objects import Store
-from streamd.telemetry import metrics
+from streamd.telemetry import replica_metrics
 from streamd.telemetry.heartbeat import Heartbeat, read_beat
 from tests.builders import HOUR, settings, stream, write_log
 from tests.readings import reading
@@ -120,14 +120,14 @@ def test_a_follower_makes_no_topic_and_goes_on_once_the_leader_made_it(kafka, tm
     try:
         wait(lambda: (now := read_beat(tmp_path, "follow")) and now.state == "waiting for leader", 20)
         assert f"no topic {s.log.name}.changelog; the leader makes it" in read_beat(tmp_path, "follow").detail["why"]
-        assert reading(metrics.follow_waiting.labels("leader")) == 1 and reading(metrics.follow_waiting.labels("broker")) == 0
+        assert reading(replica_metrics.follow_waiting.labels("leader")) == 1 and reading(replica_metrics.follow_waiting.labels("broker")) == 0
         with pytest.raises(KafkaError, match=f"no topic {s.log.name}.models"):
             kafka_topic(s)
         with closing(make_admin(s.kafka)) as admin:
             assert not [name for name in admin.list_topics() if str(name).startswith(s.log.name)]
         open_topic(s.kafka, s.log.name)
         wait(lambda: read_beat(tmp_path, "follow").state == "following", 20)
-        assert reading(metrics.follow_waiting.labels("leader")) == 0
+        assert reading(replica_metrics.follow_waiting.labels("leader")) == 0
     finally:
         stop.set()
         thread.join()

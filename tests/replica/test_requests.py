@@ -12,7 +12,7 @@ from streamd.errors import KafkaError, StreamdError, VersionError
 from streamd.eventlog.upkeep.holds import compact_done
 from streamd.registry.outcome import Waiting
 from streamd.replica.members import member_name
-from streamd.replica.requests import RequestedMoves, compact_everywhere
+from streamd.replica.move_requests import RequestedMoves, compact_everywhere
 from streamd.replica.worker_thread import StepThread
 from streamd.server.app import create_app
 from streamd.server.state import ServerState
@@ -111,7 +111,7 @@ def test_a_replica_without_kafka_answers_503_and_keeps_its_champion(sides):
 
 def test_the_command_line_of_a_replica_asks_the_trainer(sides, monkeypatch):
     trainer, replica = sides
-    monkeypatch.setattr("streamd.replica.requests.KafkaModelsTopic", lambda *_: MemoryTopic(replica.log))
+    monkeypatch.setattr("streamd.replica.move_requests.KafkaModelsTopic", lambda *_: MemoryTopic(replica.log))
     for key, value in (("NAME", "t"), ("STORE", replica.url), ("MEMBER", "replica")):
         monkeypatch.setenv(f"STREAMD_LOG__{key}", value)
     monkeypatch.setattr("streamd.cli.models.WAIT_SECONDS", 20)

@@ -8,7 +8,7 @@ from streamd.replica.changelog.interface import OutOfRange
 from streamd.replica.changelog.records import Claim
 from streamd.replica.changelog.verify import compare
 from streamd.replica.start import published_seq
-from streamd.telemetry import metrics
+from streamd.telemetry import replica_metrics
 from tests.replica.rivals import commit, difference, drain, leader
 from tests.replica.twin import Topic, record
 
@@ -34,7 +34,7 @@ STRAYS = {
 
 
 def strays():
-    return metrics.stray_records.labels("changelog")._value.get()
+    return replica_metrics.stray_records.labels("changelog")._value.get()
 
 
 @pytest.mark.parametrize("what", STRAYS)

@@ -8,7 +8,7 @@ from streamd.errors import FencedError, KafkaError
 from streamd.replica.models import records
 from streamd.replica.models.state import ModelsState
 from streamd.store.checkpoints import newest_term
-from streamd.telemetry import metrics
+from streamd.telemetry import replica_metrics
 from tests.replica.models_world import ReplicaSide, TrainerSide, content
 
 STRAYS = (None, b"", b"hello", b"{}", b"\x00\x00source\x00target\x00", b'{"crc": "00000000", "record": {"type": "kept"}}')
@@ -140,9 +140,9 @@ def test_a_replica_that_reads_while_all_is_sent_again_keeps_what_it_has(trainer,
 
 def test_strays_are_counted(trainer, replica, log):
     log.values.extend(STRAYS)
-    before = metrics.stray_records.labels("models")._value.get()
+    before = replica_metrics.stray_records.labels("models")._value.get()
     replica.step()
-    assert metrics.stray_records.labels("models")._value.get() - before == len(STRAYS)
+    assert replica_metrics.stray_records.labels("models")._value.get() - before == len(STRAYS)
 
 
 def test_a_topic_that_grew_beyond_what_was_read_since_it_was_made_anew_is_noticed(trainer, replica, log, tmp_path):

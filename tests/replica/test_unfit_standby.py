@@ -26,7 +26,7 @@ from streamd.replica.leader.fitness import REASONS, Fitness
 from streamd.replica.leader.leader import lead
 from streamd.schema import EdgeSet, NodeSet
 from streamd.storage import Disk
-from streamd.telemetry import metrics
+from streamd.telemetry import replica_metrics
 from tests.builders import settings
 from tests.eventlog import test_crash as life
 from tests.replica.test_standby_loop import TIMEOUT, world
@@ -100,7 +100,7 @@ UNFIT = {
 
 
 def shown():
-    return {why for why in REASONS if metrics.cannot_lead.labels(why)._value.get()}
+    return {why for why in REASONS if replica_metrics.cannot_lead.labels(why)._value.get()}
 
 
 @pytest.mark.parametrize("what", UNFIT)

@@ -6,7 +6,7 @@ import pytest
 from streamd.eventlog.reader import LogReader
 from streamd.graph.negatives import SCORED
 from streamd.graph.ranking import ranks
-from streamd.models.restored import restored
+from streamd.models.loading import load_model
 from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore
@@ -22,7 +22,7 @@ def prequential(settings, version, whole):
     log = LogReader.open(whole)
     recorder, learner = Recorder(learning(settings), log), Learner(learning(settings), log, ReplayStore(None, 1, 0))
     learner.restore_weights(version.weights, None)
-    _, learner.memory = restored(version, log.state.schema)
+    _, learner.memory = load_model(version, log.state.schema)
     recorder.rebuild(version.manifest.edge)
     logits, chunks = {}, {}
     for window in recorded_windows(log, HOUR):

@@ -8,7 +8,7 @@ import pytest
 from streamd.scoring.loop import SCORES
 from streamd.scoring.outbox import Outbox
 from streamd.scoring.record import decode
-from streamd.telemetry import metrics
+from streamd.telemetry import replica_metrics
 from tests.scoring.test_loop import learned, life
 from tests.scoring.world import Topic
 
@@ -33,7 +33,7 @@ STRAYS = {
 
 
 def strays():
-    return metrics.stray_records.labels(SCORES)._value.get()
+    return replica_metrics.stray_records.labels(SCORES)._value.get()
 
 
 def run_until(scoring, life, event):

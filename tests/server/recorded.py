@@ -20,8 +20,8 @@ from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.graph.facts.columns import FACT_NAMES
 from streamd.models import build_model
+from streamd.models.memory.edge_rows import EdgeRows
 from streamd.models.memory.files import MemoryFiles
-from streamd.models.memory.memory import EdgeRows
 from streamd.registry import Registry
 from streamd.registry.candidate import Candidate, TrainResult
 from streamd.windows import Window, closed_chunks

@@ -15,7 +15,7 @@ from streamd.eventlog.reader import LogReader
 from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress
 from streamd.graph.negatives import SCORED
-from streamd.models.restored import restored
+from streamd.models.loading import load_model
 from streamd.registry import Registry
 from streamd.registry.registry import read_manifests
 from streamd.server.engine import answerer
@@ -81,7 +81,7 @@ def test_answers_equal_what_the_trainer_would_have_scored(world):
     recorder = Recorder(learning(world.settings), log)
     recorder.rebuild(log.num_edges)
     version = world.registry.load(world.registry.champion())
-    model, memory = restored(version, log.state.schema)
+    model, memory = load_model(version, log.state.schema)
     assert memory.edge == log.num_edges
     candidates = np.resize(np.arange(20, 35), (1, 111))
     when = int(log.time_of(np.array([499]))[0]) + 1
@@ -114,7 +114,7 @@ def test_published_scores_are_what_the_server_answers_event_by_event(tmp_path, n
     log = LogReader.open(whole)
     recorder, learner = Recorder(learning(world.settings), log), Learner(learning(world.settings), log, ReplayStore(None, 1, 0))
     learner.restore_weights(champion.weights, None)
-    _, learner.memory = restored(champion, SCHEMA)
+    _, learner.memory = load_model(champion, SCHEMA)
     recorder.rebuild(champion.manifest.edge)
     want, asked_by_edge, cuts = {}, {}, []
     for window in recorded_windows(log, HOUR):

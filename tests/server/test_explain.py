@@ -22,7 +22,7 @@ from streamd.graph.facts.groups import GROUPS
 from streamd.models.architectures import ARCHITECTURES, architecture_of
 from streamd.models.inference.numpy_model import NumpyModel
 from streamd.models.inference.torch_model import TorchModel
-from streamd.models.memory.memory import EdgeRows
+from streamd.models.memory.edge_rows import EdgeRows
 from streamd.models.rule import rule_scores
 from streamd.server.engine.answers import answers_of, moments_of
 from streamd.server.engine.queue import RequestQueue

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from streamd.eventlog.reader import LogReader
-from streamd.models.restored import restored
+from streamd.models.loading import load_model
 from streamd.training.recorder import Recorder
 from tests.builders import HOUR, SETS, declared, learning, sets_stream, settings, write_sets_log
 from tests.server.world import World, wait
@@ -39,7 +39,7 @@ def test_scores_are_those_of_the_asked_edge_set(world, edge_set, targets):
     log = LogReader.open(world.path)
     recorder = Recorder(learning(world.settings), log)
     recorder.rebuild(log.num_edges)
-    model, memory = restored(world.registry.load(world.registry.champion()), SETS)
+    model, memory = load_model(world.registry.load(world.registry.champion()), SETS)
     nodes = np.array(targets) + (20 if edge_set != "follows" else 0)
     when = int(log.time_of(np.array([899]))[0])
     candidates = np.resize(nodes, (1, 111))

@@ -23,8 +23,7 @@ from streamd.eventlog.upkeep.holds import compact_done, read_compacted
 from streamd.eventlog.upkeep.verify import verify_log
 from streamd.eventlog.writer import LogWriter
 from streamd.store import archive as archives
-from streamd.store import manifest as manifests
-from streamd.store import ranges
+from streamd.store import manifests, ranges
 from streamd.store.archive import Archive, read_forgotten
 from streamd.store.file_set import OBJECTS, object_names
 from streamd.store.objects import Store

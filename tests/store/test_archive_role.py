@@ -20,7 +20,7 @@ from streamd.eventlog.upkeep.holds import ask_to_compact, compact_done
 from streamd.eventlog.upkeep.verify import verify_log
 from streamd.events import Schema
 from streamd.roles import ROLES, check_name, roles_of
-from streamd.store import manifest as manifests
+from streamd.store import manifests
 from streamd.store.archive import Archive, open_archive
 from streamd.store.objects import Store
 from streamd.store.restore import choose, restore

@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 from streamd.errors import ManifestError, StoreError
-from streamd.store import checkpoints, manifest, versions
+from streamd.store import checkpoints, manifests, versions
 from streamd.store.checkpoints import StoredCheckpoint
 from streamd.store.file_set import Piece, StoredFile, wrong_in
-from streamd.store.manifest import Manifest
+from streamd.store.manifests import Manifest
 from streamd.store.versions import StoredVersion
 
 C, D, E = (f"objects/ab/{digit * 62}" for digit in "cde")
@@ -36,7 +36,7 @@ WRITTEN = {
     b'rs\\": \\"00000007\\"}}","files":[{"path":"model.safetensors","size":5,"pieces":[{"object":"objects/ab/cccccccccccccccccccc'
     b'cccccccccccccccccccccccccccccccccccccccccc","size":5,"crc":7,"extents":[[0,5]]}],"revision":0}]}]}}')}
 """As the release before wrote them."""
-SETS = {"manifest": (manifest.KIND, MANIFEST), "version": (versions.KIND, VERSION), "checkpoint": (checkpoints.KIND, CHECKPOINT)}
+SETS = {"manifest": (manifests.KIND, MANIFEST), "version": (versions.KIND, VERSION), "checkpoint": (checkpoints.KIND, CHECKPOINT)}
 
 
 @pytest.mark.parametrize("kind", SETS)

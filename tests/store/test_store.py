@@ -22,9 +22,9 @@ from streamd.eventlog.upkeep.holds import read_holds
 from streamd.eventlog.upkeep.verify import verify_log
 from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, Schema
-from streamd.store import manifest as manifests
+from streamd.store import manifests
 from streamd.store.file_set import OBJECTS, Piece, StoredFile, object_names
-from streamd.store.manifest import Manifest
+from streamd.store.manifests import Manifest
 from streamd.store.objects import Store, without_secrets
 from streamd.store.restore import choose, restore
 from streamd.store.sweep import remove_unneeded

@@ -19,7 +19,7 @@ from streamd.exchange.load import open_loader
 from streamd.exchange.produce import Outgoing
 from streamd.settings.loading import schema_of
 from streamd.tfgnn.logs.declared import declared_sets
-from streamd.tfgnn.logs.rows import LogCut, LogRows
+from streamd.tfgnn.logs.log_rows import LogCut, LogRows
 from streamd.tfgnn.logs.sampling_run import LogSource, plan_log_run, sample_log
 from streamd.tfgnn.logs.table_export import TableOptions, export_tables
 from streamd.tfgnn.records.examples import Codec

@@ -18,7 +18,7 @@ from streamd.exchange.load import open_loader
 from streamd.exchange.produce import Outgoing
 from streamd.settings.loading import load_settings
 from streamd.tfgnn.logs.declared import as_numbers, declared_sets
-from streamd.tfgnn.logs.rows import LogCut, LogRows
+from streamd.tfgnn.logs.log_rows import LogCut, LogRows
 from streamd.tfgnn.logs.table_events import TableEvents, TimeOptions
 from streamd.tfgnn.logs.table_export import TableOptions, export_tables
 from streamd.tfgnn.logs.table_import import append_tables, checked_events

@@ -126,7 +126,7 @@ def test_small_windows_are_passed_over_more_often_and_replay_is_in_proportion(tm
     s, log = world(tmp_path, training__min_steps=8, training__replay_share=0.5, training__replay_events=100)
     learner = run(s, log)[0]
     # Chunks are of 40 events, epochs are 2.
-    assert [learner.epochs_of(n) for n in (0, 1, 40, 80, 81, 160, 10**6)] == [4, 4, 4, 4, 3, 2, 2]
+    assert [learning(s).epochs_of(n) for n in (0, 1, 40, 80, 81, 160, 10**6)] == [4, 4, 4, 4, 3, 2, 2]
     asked = []
     learner.replay.draw = lambda num_events, window_edge: asked.append(num_events) or []
     for num_events in (10, 200, 1000):

@@ -20,7 +20,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from streamd.graph.blocks.arrays import BLOCKS, BlockArrays, Query
+from streamd.graph.blocks.block_arrays import BLOCKS, BlockArrays, Query
 from streamd.graph.jit import compiled_for, inner
 from streamd.graph.kernel_types import (
     FLAG,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamd.graph.blocks.arrays import BLOCKS, BlockArrays
+from streamd.graph.blocks.block_arrays import BLOCKS, BlockArrays
 from streamd.graph.blocks.kernels import (
     DEGREE,
     DIRECTORY,

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamd.graph.blocks.arrays import BLOCKS, QUERY, SAMPLED, BlockArrays, Query, Sampled
+from streamd.graph.blocks.block_arrays import BLOCKS, QUERY, SAMPLED, BlockArrays, Query, Sampled
 from streamd.graph.blocks.kernels import (
     AHEAD,
     DIRECTORY,

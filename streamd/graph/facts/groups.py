@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from streamd.events import Float32
-from streamd.graph.facts.arrays import RATES
 from streamd.graph.facts.columns import FactColumn
+from streamd.graph.facts.fact_arrays import RATES
 from streamd.graph.facts.kernels import (
     FLOOR_LOG_SHARE,
     NEVER_LOG_EVENTS,

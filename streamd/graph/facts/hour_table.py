@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from streamd.graph.facts.arrays import HOURS, FactArrays
+from streamd.graph.facts.fact_arrays import HOURS, FactArrays
 from streamd.graph.hashing import mixed
 from streamd.graph.jit import inner
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamd.graph.facts.arrays import (
+from streamd.graph.facts.columns import NUM_HALF_LIVES, FactColumn
+from streamd.graph.facts.fact_arrays import (
     FACTS,
     HOURS,
     NEVER,
@@ -18,7 +19,6 @@ from streamd.graph.facts.arrays import (
     TRANSITIONS,
     FactArrays,
 )
-from streamd.graph.facts.columns import NUM_HALF_LIVES, FactColumn
 from streamd.graph.facts.hour_table import ANYONE, count_hour, events_around, hour_of, key_names
 from streamd.graph.facts.pair_table import drop, find, pair_key, touch
 from streamd.graph.hashing import mixed

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from streamd.errors import CapacityError
 from streamd.events import NO_DELETES, Float32, Int64, NodeDeletes
 from streamd.graph.blocks.arena import Arena
-from streamd.graph.facts.arrays import (
+from streamd.graph.facts.columns import LOG_SHARES, NUM_FACTS, NUM_HALF_LIVES
+from streamd.graph.facts.fact_arrays import (
     HASHED_ARRAYS,
     NEVER,
     NODE_ARRAYS,
@@ -24,7 +25,6 @@ from streamd.graph.facts.arrays import (
     RATES,
     FactArrays,
 )
-from streamd.graph.facts.columns import LOG_SHARES, NUM_FACTS, NUM_HALF_LIVES
 from streamd.graph.facts.kernels import LN2, NEVER_LOG_SECONDS, advance, fill_many
 from streamd.graph.facts.pair_table import place_all
 from streamd.tensors import map_arrays, unpack, write_arrays

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from streamd.graph.facts.arrays import FACTS, NEVER, NUM_RATES, FactArrays
+from streamd.graph.facts.fact_arrays import FACTS, NEVER, NUM_RATES, FactArrays
 from streamd.graph.hashing import mixed
 from streamd.graph.jit import compiled_for, inner
 

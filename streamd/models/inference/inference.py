@@ -3,10 +3,11 @@
 from typing import Protocol
 
 from streamd.events import Float32, Int64, Schema
+from streamd.graph.label_rows import LabelRows
 from streamd.graph.neighborhood import Neighborhood
-from streamd.models.arrays import Array
-from streamd.models.label_rows import LabelRows
-from streamd.models.memory.memory import EdgeRows, Memory
+from streamd.models.device_arrays import Array
+from streamd.models.memory.edge_rows import EdgeRows
+from streamd.models.memory.memory import Memory
 from streamd.settings.loading import ModelSettings
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from streamd.events import Float32, Int64, Schema
 from streamd.graph.facts.columns import num_facts
+from streamd.graph.label_rows import LabelRows
 from streamd.graph.neighborhood import Hop, Neighborhood
 from streamd.models.architectures import architecture_of
 from streamd.models.inference.numpy_layers import (
@@ -28,8 +29,8 @@ from streamd.models.inference.numpy_layers import (
 )
 from streamd.models.inference.standard_values import LABEL_HIDDEN, LEAST_SHARE, PAIR_HIDDEN
 from streamd.models.inference.stored_weights import HISTORY_WEIGHT
-from streamd.models.label_rows import LabelRows
-from streamd.models.memory.memory import EdgeRows, Memory
+from streamd.models.memory.edge_rows import EdgeRows
+from streamd.models.memory.memory import Memory
 from streamd.settings.loading import ModelSettings
 
 BLOCK_ROOTS = 256

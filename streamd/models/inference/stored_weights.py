@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from streamd.graph.blocks.hops import arrays_of
 from streamd.graph.facts.columns import NUM_FACTS
-from streamd.models.arrays import Array
+from streamd.models.device_arrays import Array
 
 OLD_NUM_FACTS = (19, 32)
 """Numbers of facts that older releases knew, the first of those there are now."""

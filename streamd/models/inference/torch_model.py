@@ -5,13 +5,14 @@ import torch
 from torch import Tensor
 
 from streamd.events import Float32, Int64
+from streamd.graph.label_rows import LabelRows
 from streamd.graph.neighborhood import Neighborhood
-from streamd.models.arrays import Array, as_array, as_tensor, on_host
+from streamd.models.device_arrays import Array, as_array, as_tensor, on_host
 from streamd.models.inputs import LinkInputs, link_inputs
-from streamd.models.label_rows import LabelRows
 from streamd.models.labels import LabelInputs
 from streamd.models.link import LinkModel
-from streamd.models.memory.memory import EdgeRows, Memory
+from streamd.models.memory.edge_rows import EdgeRows
+from streamd.models.memory.memory import Memory
 
 
 class TorchModel:

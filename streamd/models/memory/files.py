@@ -16,11 +16,11 @@ from safetensors import SafetensorError, safe_open
 
 from streamd.errors import VersionError
 from streamd.events import Int64
-from streamd.models.arrays import Array, on_host, put
+from streamd.models.device_arrays import Array, on_host, put
 from streamd.models.memory.memory import PENDING, Memory
 from streamd.models.memory.pages import PAGE
 from streamd.ranks import ALONE, Ranks
-from streamd.storage import DISK, Disk, StoredFile, link_or_copy, remove_scratch
+from streamd.storage import DISK, Disk, ImmutableFile, link_or_copy, remove_scratch
 from streamd.tensors import Column, file_checksum, write_columns
 
 if TYPE_CHECKING:
@@ -52,10 +52,10 @@ class MemoryFiles:
         self._ranks = ranks
         self._stored: Memory | None = None
         """A copy of the memory that the files hold."""
-        self._pending: tuple[StoredFile, ...] = ()
-        self._rows: tuple[StoredFile, ...] = ()
+        self._pending: tuple[ImmutableFile, ...] = ()
+        self._rows: tuple[ImmutableFile, ...] = ()
         """Files of this rank's nodes."""
-        self._all_rows: tuple[StoredFile, ...] = ()
+        self._all_rows: tuple[ImmutableFile, ...] = ()
         """Files of all nodes: those that were there before stay in their order."""
         self._num_full = self._num_changed = 0
         self._num_forgotten = 0
@@ -63,7 +63,7 @@ class MemoryFiles:
         if ranks.is_first:
             remove_scratch(folder, disk)
 
-    def resume(self, files: Sequence[StoredFile], memory: Memory) -> None:
+    def resume(self, files: Sequence[ImmutableFile], memory: Memory) -> None:
         """Go on from files elsewhere that hold `memory`, by links to them here. Among several ranks
         each begins with a file of all its rows instead: the files may be of other ranks."""
         if self._ranks.size > 1:
@@ -73,7 +73,7 @@ class MemoryFiles:
         for file, link in zip(files, links, strict=True):
             link_or_copy(file.path, link, self._disk)
         pairs = zip(files, links, strict=True)
-        linked = [StoredFile(link, file.checksum) for file, link in pairs]
+        linked = [ImmutableFile(link, file.checksum) for file, link in pairs]
         self._pending, self._rows = tuple(linked[:1]), tuple(linked[1:])
         self._all_rows = self._rows
         self._stored = memory.copy() if linked else None
@@ -86,7 +86,7 @@ class MemoryFiles:
             self._num_forgotten = min(_num_forgotten(file.path) for file in self._rows)
         self.sweep()
 
-    def store(self, memory: Memory) -> tuple[StoredFile, ...]:
+    def store(self, memory: Memory) -> tuple[ImmutableFile, ...]:
         """Write what changed since the last call. Returns: all files of the memory, in order.
 
         memory: of the same pool as the one before, or all rows are written. Raises: OSError.
@@ -131,22 +131,22 @@ class MemoryFiles:
             self._rows = (*self._rows, file)
             self._num_changed += len(node_K)
 
-    def _of_all_ranks(self) -> tuple[StoredFile, ...]:
+    def _of_all_ranks(self) -> tuple[ImmutableFile, ...]:
         """The files of all ranks' rows, new ones last: so a reader need not read again what it
         has."""
         own = [(file.path.name, file.checksum) for file in self._rows]
         told = [
-            StoredFile(self._folder / name, checksum)
+            ImmutableFile(self._folder / name, checksum)
             for of_rank in self._ranks.told_by_all(own)
             for name, checksum in of_rank
         ]
         there = [file for file in self._all_rows if file in told]
         return (*there, *(file for file in told if file not in there))
 
-    def _written(self, name: str, columns: dict[str, Column], memory: Memory) -> StoredFile:
+    def _written(self, name: str, columns: dict[str, Column], memory: Memory) -> ImmutableFile:
         path = self._folder / name
         forgotten = str(memory.num_forgotten)
-        return StoredFile(path, write_columns(path, columns, self._disk, forgotten=forgotten))
+        return ImmutableFile(path, write_columns(path, columns, self._disk, forgotten=forgotten))
 
     def sweep(self) -> None:
         """Remove the files that the memory stored last does not need."""
@@ -178,7 +178,7 @@ class MemoryReader:
 
     def read(
         self,
-        files: Sequence[StoredFile],
+        files: Sequence[ImmutableFile],
         edge: int,
         now_us: int,
         widths: tuple[int, int],
@@ -201,7 +201,7 @@ class MemoryReader:
 
 
 def read_memory(
-    files: Sequence[StoredFile],
+    files: Sequence[ImmutableFile],
     edge: int,
     now_us: int,
     widths: tuple[int, int],

@@ -8,19 +8,17 @@ when the next chunk begins, so embeddings of a chunk know all events before it a
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamd.errors import VersionError
-from streamd.eventlog.reader import LogReader
-from streamd.events import NO_DELETES, Float32, Int64, NodeDeletes
+from streamd.events import Float32, Int64, NodeDeletes
 from streamd.graph.blocks.hops import arrays_of
-from streamd.graph.live import LiveGraph
 from streamd.graph.ownership import owner_of
-from streamd.models.arrays import HOST, Array, as_array, as_tensor, on_host, put, zeros
+from streamd.models.device_arrays import HOST, Array, as_array, as_tensor, on_host, put, zeros
+from streamd.models.memory.edge_rows import EdgeRows, LastEvents
 from streamd.models.memory.pages import NodeRows, PagePool
 from streamd.ranks import ALONE, Ranks
 from streamd.ranks.process_group import gather_array
@@ -31,76 +29,6 @@ if TYPE_CHECKING:
 
 PENDING = ("pending_node", "pending_other", "pending_features", "pending_us")
 """The parts of the pending messages, by the names under which they are stored."""
-
-
-@dataclass(frozen=True, slots=True)
-class LastEvents:
-    """Of each node of a chunk, ascending, its last event there, which becomes its message.
-
-    node_P, event_P: ids and rows of the chunk on the host; node, other, us: ids, the other ends'
-    and times on a device; int64[P] each.
-    """
-
-    node_P: Int64
-    event_P: Int64
-    node: Array
-    other: Array
-    us: Array
-
-
-@dataclass(frozen=True)
-class EdgeRows:
-    """The rows of events [first_edge, first_edge + E) in log order. src, dst, time: int64[E];
-    features: float32[E, dim]. deletes: of nodes, at least all that the log has before the rows."""
-
-    first_edge: int
-    src_E: Int64
-    dst_E: Int64
-    time_E: Int64
-    features_ED: Float32
-    deletes: NodeDeletes = NO_DELETES
-    _last: dict[str, LastEvents] = field(default_factory=dict, repr=False, compare=False)
-
-    @classmethod
-    def of(cls, log: LogReader, first: int, end: int) -> "EdgeRows":
-        """Read events [first, end) of the log."""
-        features_ED = log.features_of(np.arange(first, end))
-        return cls(first, *log.edges(first, end), features_ED, log.deletions.of_nodes)
-
-    def cut(self, a: int, b: int) -> "EdgeRows":
-        """Rows [a, b) of these."""
-        return EdgeRows(
-            self.first_edge + a,
-            self.src_E[a:b],
-            self.dst_E[a:b],
-            self.time_E[a:b],
-            self.features_ED[a:b],
-            self.deletes,
-        )
-
-    def last_events(self, device: str) -> LastEvents:
-        """The last event of each node, with arrays on a device: found once, since memory moves
-        over a chunk in each epoch."""
-        if device not in self._last:
-            # Reversed, a node's last event is the first that `unique` finds.
-            both = np.stack([self.src_E, self.dst_E], 1).ravel()[::-1]
-            node, latest = np.unique(both, return_index=True)
-            place = len(both) - 1 - latest
-            other = np.stack([self.dst_E, self.src_E], 1).ravel()[place]
-            event = place // 2
-            sent = (put(column, device) for column in (node, other, self.time_E[event]))
-            self._last[device] = LastEvents(node, event, *sent)
-        return self._last[device]
-
-    @property
-    def end_edge(self) -> int:
-        return self.first_edge + len(self.src_E)
-
-    def facts_now(self, live: LiveGraph, asked_R: Int64, candidates_RC: Int64) -> Float32:
-        """The facts, on the present state, of some of the rows and their candidates: float32[R, C,
-        F]."""
-        src, time = self.src_E[asked_R], self.time_E[asked_R]
-        return live.facts_now(self.first_edge + asked_R, src, time, candidates_RC)
 
 
 class Memory:
@@ -313,7 +241,7 @@ class Memory:
         `updated_PD`, of unknown nodes zero. Gradients go back to the ranks that own them."""
         if self.ranks.num_shards == 1 or not self.dim:
             return self._own_states(node_M, updated_PD)
-        from streamd.ranks.rows import Route
+        from streamd.ranks.row_exchange import Route
 
         route = Route(self.ranks.rows, node_M.cpu().numpy())
         return route.rows(lambda n: self._own_states(as_tensor(self._put(n)), updated_PD))
@@ -383,7 +311,7 @@ class Memory:
 
     def _commit_own(self, last: LastEvents, features_PD: Array) -> None:
         """Make the messages to the nodes that this rank owns. features_PD: of all last events."""
-        from streamd.ranks.rows import Route
+        from streamd.ranks.row_exchange import Route
 
         assert self.ranks.owned is not None
         # Every rank knows the chunk, so all know who asks for what (a static schedule).

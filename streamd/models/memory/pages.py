@@ -15,7 +15,7 @@ from streamd.events import Bools, Int64
 from streamd.graph.blocks.arena import Arena
 from streamd.graph.blocks.hops import arrays_of
 from streamd.graph.ownership import OwnedNodes
-from streamd.models.arrays import HOST, Array, on_host, put, zeros
+from streamd.models.device_arrays import HOST, Array, on_host, put, zeros
 
 PAGE = 16
 """Rows of a page. A larger page copies more rows that nobody touched; a smaller one has a larger

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from streamd.models.arrays import as_tensor
+from streamd.models.device_arrays import as_tensor
 from streamd.models.layers.time_encoding import TimeEncoding, in_gaps
 from streamd.models.memory.memory import Memory
 from streamd.models.schema_inputs import SchemaInput

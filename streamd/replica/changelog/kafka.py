@@ -14,7 +14,7 @@ from streamd.ingest.kafka.client import OWN_TOPIC, make_consumer, make_producer
 from streamd.replica.changelog.interface import OutOfRange
 from streamd.replica.changelog.records import CHANGELOG, Entry, Read, decode_records
 from streamd.settings.loading import KafkaSettings
-from streamd.telemetry import metrics
+from streamd.telemetry import replica_metrics
 
 READ_RECORDS = 200
 """Most records of a read: of a megabyte each, 200 MB."""
@@ -39,7 +39,7 @@ class KafkaReader:
         self._partition = TopicPartition(changelog.topic, 0)
         self._kafka = kafka
         self._idle = idle
-        metrics.stray_records.labels(CHANGELOG)
+        replica_metrics.stray_records.labels(CHANGELOG)
         self._consumer = make_consumer(kafka)
         self._consumer.assign([self._partition])
         self.position = 0

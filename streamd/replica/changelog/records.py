@@ -20,7 +20,7 @@ from crc32c import crc32c
 
 from streamd.errors import ChangelogError
 from streamd.eventlog.line_ranges import FileRange
-from streamd.telemetry import metrics
+from streamd.telemetry import replica_metrics
 from streamd.telemetry.failure_log import LastingFailures
 
 logger = structlog.get_logger()
@@ -271,7 +271,7 @@ def _is_of_commit(value: bytes) -> bool:
 
 def count_stray(offset: int, why: str) -> None:
     """Count and log a stray record; the caller skips it."""
-    metrics.stray_records.labels(CHANGELOG).inc()
+    replica_metrics.stray_records.labels(CHANGELOG).inc()
     if _failures.is_due(CHANGELOG):
         logger.warning("stray_record_skipped", topic=CHANGELOG, offset=offset, why=why)
 

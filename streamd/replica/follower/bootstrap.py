@@ -21,11 +21,11 @@ from streamd.eventlog.recovery import lock_directory
 from streamd.replica.start import published_seq
 from streamd.roles import FOLDER as ROLES_FOLDER
 from streamd.storage import DISK, SCRATCH, Disk
-from streamd.store import manifest as manifests
-from streamd.store.manifest import Manifest
+from streamd.store import manifests
+from streamd.store.manifests import Manifest
 from streamd.store.objects import Store
 from streamd.store.restore import restore
-from streamd.telemetry import metrics
+from streamd.telemetry import replica_metrics
 
 logger = structlog.get_logger()
 MADE = "bootstrap"
@@ -81,7 +81,7 @@ def bootstrap(
         made = data_dir / MADE
         restore(store, msgspec.structs.replace(manifest, files=wanted), made, progress, disk=disk)
         _put_in_place(data_dir, disk)
-    metrics.follow_bootstraps.inc()
+    replica_metrics.follow_bootstraps.inc()
     logger.info("bootstrapped", seq=manifest.seq, changelog_offset=manifest.changelog_offset)
 
 

@@ -24,7 +24,7 @@ from streamd.replica.start import (
     reconcile,
 )
 from streamd.storage import DISK, Disk
-from streamd.telemetry import metrics
+from streamd.telemetry import replica_metrics
 
 logger = structlog.get_logger()
 Republish = Callable[[ChangelogPosition], ChangelogPosition]
@@ -133,7 +133,7 @@ class Follower:
                 self._applier.move(self._applied)
             self._stored = self._applied
         if num_heard:
-            metrics.follow_seq.set(self.seq)
+            replica_metrics.follow_seq.set(self.seq)
         return num_heard
 
     def _take(self, entry: Read) -> bool:
@@ -145,7 +145,7 @@ class Follower:
                 check_follows(self.data_dir, entry, self._last_line)
                 self._begin(entry, head)
             self._write(entry, head, data)
-            metrics.follow_bytes.inc(len(entry.value))
+            replica_metrics.follow_bytes.inc(len(entry.value))
             if entry.is_last:
                 self._finish(entry)
         elif not self._admission.has_begun:
@@ -202,7 +202,7 @@ class Follower:
         self._applier.finish(position)
         self._applied = position
         self._last_line = record.line
-        metrics.follow_commits.inc()
+        replica_metrics.follow_commits.inc()
 
     def close(self) -> None:
         """Close the log and release its lock; the reader stays open."""

@@ -14,7 +14,7 @@ from streamd.errors import (
     StoreError,
     StreamdError,
 )
-from streamd.telemetry import metrics
+from streamd.telemetry import replica_metrics
 from streamd.telemetry.failure_log import LastingFailures
 
 logger = structlog.get_logger()
@@ -90,4 +90,4 @@ def _reason(error: StreamdError) -> str:
 
 def _set_metric(reason: str) -> None:
     for one in REASONS:
-        metrics.cannot_lead.labels(one).set(one == reason)
+        replica_metrics.cannot_lead.labels(one).set(one == reason)

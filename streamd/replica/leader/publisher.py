@@ -26,7 +26,7 @@ from streamd.replica.changelog.interface import (
     Receipt,
 )
 from streamd.replica.changelog.records import Claim, Commit, Heartbeat, Read, Record, encode
-from streamd.telemetry import metrics
+from streamd.telemetry import replica_metrics
 
 logger = structlog.get_logger()
 WAIT_SECONDS = 0.05
@@ -116,7 +116,7 @@ class ChangelogPublisher:
             for record in encode(commit, opened.read, self._producer.part_bytes):
                 receipt = self._producer.send(record)
                 parts.append(_Part(record._replace(value=b""), receipt))
-                metrics.changelog_bytes.inc(len(record.value))
+                replica_metrics.changelog_bytes.inc(len(record.value))
         self._append(_Sent(after.seq, parts))
         self._last_line = line[:8].decode()
 
@@ -134,7 +134,7 @@ class ChangelogPublisher:
         self._count_waiting()
 
     def _count_waiting(self) -> None:
-        metrics.changelog_waiting.set(sum(sent.seq is not None for sent in self._sent))
+        replica_metrics.changelog_waiting.set(sum(sent.seq is not None for sent in self._sent))
 
     def acknowledged(self) -> ChangelogPosition:
         """The newest commit up to which all are acknowledged, and the offset up to which all is
@@ -156,7 +156,7 @@ class ChangelogPublisher:
             newest = self._position.seq if seq is None else seq
             self._position = ChangelogPosition(self.term, newest, self._next_offset)
             self._count_waiting()
-            metrics.changelog_seq.set(newest)
+            replica_metrics.changelog_seq.set(newest)
         return self._position
 
     def _look_at_gap(self, ours: Record | Heartbeat, offset: int) -> int:

@@ -14,7 +14,7 @@ from streamd.replica.leader import leading
 from streamd.replica.leader.fitness import Fitness
 from streamd.replica.leader.publisher import ChangelogPublisher
 from streamd.replica.start import has_log
-from streamd.store import manifest as manifests
+from streamd.store import manifests
 from streamd.store.objects import Store
 
 logger = structlog.get_logger()

@@ -21,7 +21,7 @@ from streamd.replica.models.topic import ModelsTopic
 from streamd.storage import DISK, SCRATCH, append_durably, write_durably
 from streamd.store.objects import Store
 from streamd.store.versions import MANIFEST, StoredVersion, download_version
-from streamd.telemetry import metrics
+from streamd.telemetry import replica_metrics
 from streamd.windows.history import FILE as HISTORY
 
 logger = structlog.get_logger()
@@ -83,12 +83,12 @@ class ModelsFollower:
         self.member.step(self.state)
         self.state.check_beginning()
         if (self.state.term, self.state.number) == self._settled:
-            metrics.models_followed.set(self._now())
+            replica_metrics.models_followed.set(self._now())
             return
 
         # Champion and shadow first, then the moves that name them. One that cannot be fetched keeps
         # neither the others nor moves waiting.
-        metrics.models_missing.set(self._num_missing())
+        replica_metrics.models_missing.set(self._num_missing())
         named = (self.state.champion, self.state.shadow)
         failed: StoreError | None = None
         for version in list(self.state.wanted()):
@@ -102,12 +102,12 @@ class ModelsFollower:
         self._write_moves()
         self._write_history()
         self._prune()
-        metrics.models_missing.set(self._num_missing())
+        replica_metrics.models_missing.set(self._num_missing())
         if failed is not None:
             raise failed
         if not self._num_missing():
             self._settled = self.state.term, self.state.number
-            metrics.models_followed.set(self._now())
+            replica_metrics.models_followed.set(self._now())
 
     def _fetch(self, version: StoredVersion) -> None:
         """Make a version's folder, unless it is there. Raises: StoreError, OSError."""

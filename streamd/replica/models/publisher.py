@@ -33,7 +33,7 @@ from streamd.store import versions as stored
 from streamd.store.file_set import StoredFile
 from streamd.store.objects import Store
 from streamd.store.versions import StoredVersion
-from streamd.telemetry import metrics
+from streamd.telemetry import replica_metrics
 from streamd.training.handover import VERSIONS, Handover
 from streamd.windows.history import FILE as HISTORY
 
@@ -109,12 +109,12 @@ class ModelsPublisher:
         self._compactions.step()
         here = self._seen()
         if (here, self.state.number) == self._settled and not self._reign.handovers.is_waiting:
-            metrics.models_published.set(self._now())
+            replica_metrics.models_published.set(self._now())
             return
 
         # Steps 4 and 5. Moves by hand need no checkpoint. What comes meanwhile is for the next
         # step.
-        metrics.models_waiting.set(self._num_waiting())
+        replica_metrics.models_waiting.set(self._num_waiting())
         try:
             self._store_checkpoint()
         except StoreError:
@@ -127,9 +127,9 @@ class ModelsPublisher:
         self._send_windows()
         self._send_kept()
         self._sweep_store()
-        metrics.models_waiting.set(self._num_waiting())
+        replica_metrics.models_waiting.set(self._num_waiting())
         self._settled = here, self.state.number
-        metrics.models_published.set(self._now())
+        replica_metrics.models_published.set(self._now())
 
     def _seen(self) -> list[tuple[str, int, int]]:
         """What tells whether anything of the registry or the history has changed."""
@@ -217,8 +217,8 @@ class ModelsPublisher:
         self._hold.keep(self.state)
         self._reign.newest = done.stored
         self._reign.handovers.end()
-        metrics.checkpoint_stored.set(self._now())
-        metrics.checkpoint_bytes.inc(done.num_bytes)
+        replica_metrics.checkpoint_stored.set(self._now())
+        replica_metrics.checkpoint_bytes.inc(done.num_bytes)
         logger.info(
             "checkpoint_stored",
             edge=handover.local.edge,

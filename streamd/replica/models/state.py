@@ -9,7 +9,7 @@ from streamd.errors import KafkaError, ModelsTopicError
 from streamd.registry.journal import Move
 from streamd.replica.models import records
 from streamd.store.versions import StoredVersion
-from streamd.telemetry import metrics
+from streamd.telemetry import replica_metrics
 
 logger = structlog.get_logger()
 MODELS = "models"
@@ -38,7 +38,7 @@ class ModelsState:
     """
 
     def __init__(self) -> None:
-        metrics.stray_records.labels(MODELS)
+        replica_metrics.stray_records.labels(MODELS)
         self.term = 1
         self.number = 0
         self.trainer = ""
@@ -70,7 +70,7 @@ class ModelsState:
                 self._admit(records.decode(value))
             except ModelsTopicError as error:
                 self.passed_over += 1
-                metrics.stray_records.labels(MODELS).inc()
+                replica_metrics.stray_records.labels(MODELS).inc()
                 logger.error("models_record_passed_over", error=str(error))
 
     def _admit(self, record: records.Known) -> None:

@@ -17,8 +17,8 @@ from streamd.errors import TFGNNError
 from streamd.events import Int64
 from streamd.settings.sets import nearest_of
 from streamd.tfgnn.logs.declared import Declared, graph_schema, reverse_names
-from streamd.tfgnn.logs.graph import load_log_graph, numbers_of_nodes
-from streamd.tfgnn.logs.rows import LogRows, first_sights
+from streamd.tfgnn.logs.log_graph import load_log_graph, numbers_of_nodes
+from streamd.tfgnn.logs.log_rows import LogRows, first_sights
 from streamd.tfgnn.logs.sampling_run import LogSource
 from streamd.tfgnn.records.examples import Codec
 from streamd.tfgnn.records.shards import shard_paths

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from streamd.eventlog.reader import LogReader
 from streamd.tfgnn.logs.declared import Declared, graph_schema, reverse_names
-from streamd.tfgnn.logs.graph import load_log_graph
-from streamd.tfgnn.logs.rows import LogCut, LogRows
+from streamd.tfgnn.logs.log_graph import load_log_graph
+from streamd.tfgnn.logs.log_rows import LogCut, LogRows
 from streamd.tfgnn.sampling.run import Marker, Run, sample_graph
 from streamd.tfgnn.sampling.sampler import seed_set
 from streamd.tfgnn.sampling.seeds import load_seeds

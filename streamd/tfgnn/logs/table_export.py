@@ -9,8 +9,8 @@ from typing import Any
 from streamd.errors import TFGNNError
 from streamd.storage import write_durably
 from streamd.tfgnn.logs.declared import KEYS, REVERSE_OF, graph_schema, note
+from streamd.tfgnn.logs.log_rows import LogRows
 from streamd.tfgnn.logs.node_keys import PLAIN
-from streamd.tfgnn.logs.rows import LogRows
 from streamd.tfgnn.records.shards import make_folder_of, shard_paths
 from streamd.tfgnn.sampling.tables_graph import Progress
 from streamd.tfgnn.schema.schema import schema_text

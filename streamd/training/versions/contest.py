@@ -11,8 +11,8 @@ from streamd.errors import VersionError
 from streamd.eventlog.reader import LogReader
 from streamd.events import Float32, Int64
 from streamd.graph.ranking import ranks
+from streamd.models.loading import load_model
 from streamd.models.memory.files import MemoryReader
-from streamd.models.restored import restored
 from streamd.registry import Registry
 from streamd.registry.candidate import PublishResult
 from streamd.roles import FACTS
@@ -317,7 +317,7 @@ class Contest:
                 "promote one of these settings.",
             )
         like = MemoryReader(self._learner.memory)
-        model, memory = restored(
+        model, memory = load_model(
             version, self._log.state.schema, self._learner.model.device, like, self._ranks
         )
         while memory.edge < edge:

@@ -11,7 +11,7 @@ import numpy as np
 
 from streamd.eventlog.reader import LogReader
 from streamd.events import Float32, Int64
-from streamd.models.restored import restored
+from streamd.models.loading import load_model
 from streamd.ranks import ALONE, Ranks
 from streamd.registry.registry import Version
 from streamd.training.device_transfer import DeviceTransfer
@@ -50,7 +50,7 @@ class Incumbent:
 
         # The version itself.
         transfer = DeviceTransfer(own.device, own.gpu, log.state.schema.edge_feature_dim)
-        model, memory = restored(version, log.state.schema, transfer.device, ranks=ranks)
+        model, memory = load_model(version, log.state.schema, transfer.device, ranks=ranks)
         self.name = manifest.name
         self._log = log
         self._width_us = own.width_us

@@ -32,7 +32,7 @@ from streamd.models import LinkModel, Memory
 from streamd.models.memory.files import read_memory
 from streamd.registry.manifest import MEMORY
 from streamd.schema import Schema
-from streamd.storage import StoredFile, remove_scratch, write_folder_durably
+from streamd.storage import ImmutableFile, remove_scratch, write_folder_durably
 from streamd.telemetry import metrics
 from streamd.tensors import FORMAT
 from streamd.training.learner import Learner
@@ -52,7 +52,7 @@ MAX_EVENTS = 2_000
 enough to cost a fraction of what learning them costs."""
 SAMPLE_SEED = 4
 """Keeps the sample apart from the other draws of a window."""
-StoreMemory = Callable[[Memory], tuple[StoredFile, ...]]
+StoreMemory = Callable[[Memory], tuple[ImmutableFile, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -253,7 +253,7 @@ class Nightly:
             {
                 WEIGHTS: weights,
                 **memory,
-                **{one.name: StoredFile(one, "") for one in facts},
+                **{one.name: ImmutableFile(one, "") for one in facts},
                 "twin.json": msgspec.json.encode(asdict(about)),
             },
         )
@@ -312,7 +312,7 @@ class Nightly:
         model = copy.deepcopy(learner.model)
         model.restore(load(weights))
         files = [
-            StoredFile(folder / name, about.checksums[name])
+            ImmutableFile(folder / name, about.checksums[name])
             for name in sorted(about.checksums)
             if name != WEIGHTS
         ]

@@ -17,7 +17,7 @@ from streamd.eventlog.reader import LogReader
 from streamd.eventlog.upkeep.housekeeper import Housekeeper
 from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress, Schema, empty_batch
-from streamd.graph.blocks.store import BlockGraph
+from streamd.graph.blocks.block_store import BlockGraph
 from streamd.graph.live import LiveGraph
 from streamd.settings.loading import ModelSettings, RetentionSettings
 from streamd.storage import BLOCK_BYTES

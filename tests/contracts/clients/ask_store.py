@@ -22,7 +22,7 @@ import fsspec.config  # noqa: E402
 from moto.server import ThreadedMotoServer  # noqa: E402
 
 from streamd.errors import StoreError  # noqa: E402
-from streamd.store import manifest as manifests  # noqa: E402
+from streamd.store import manifests  # noqa: E402
 from streamd.store.archive import Archive  # noqa: E402
 from streamd.store.deleted_keys import DeletedSearch  # noqa: E402
 from streamd.store.file_set import object_names  # noqa: E402

@@ -10,7 +10,7 @@ import numpy as np
 
 from streamd.events import Int64
 from streamd.tfgnn.logs.declared import REVERSE_OF, TIME, note
-from streamd.tfgnn.logs.rows import LogRows
+from streamd.tfgnn.logs.log_rows import LogRows
 from streamd.tfgnn.records.tensor import Values
 from streamd.tfgnn.sampling.adjacency import Adjacency, Graph, NodeTable, adjacency, node_table
 from streamd.tfgnn.sampling.draws import Array

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from streamd.events import Float32, Int64
+from streamd.graph.blocks.block_store import BlockGraph
 from streamd.graph.blocks.draws import Direction, Draw, Neighbors
 from streamd.graph.blocks.hops import (
     HopDraws,
@@ -17,10 +18,9 @@ from streamd.graph.blocks.hops import (
     renumbered,
     sample_hops,
 )
-from streamd.graph.blocks.store import BlockGraph
 from streamd.graph.node_features import NodeFeatures
 from streamd.ranks.process_group import Lane
-from streamd.ranks.rows import Route
+from streamd.ranks.row_exchange import Route
 
 
 class RankedGraph:

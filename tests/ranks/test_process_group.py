@@ -6,7 +6,7 @@ import torch
 
 from streamd.errors import RanksError
 from streamd.ranks.process_group import add_up, gather, gather_array
-from streamd.ranks.rows import Route
+from streamd.ranks.row_exchange import Route
 from tests.ranks.threads import run
 
 

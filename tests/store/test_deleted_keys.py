@@ -12,7 +12,7 @@ from streamd.cli.main import app
 from streamd.errors import SettingsError
 from streamd.eventlog.node_keys import encode_keys
 from streamd.store import deleted_keys as searching
-from streamd.store import manifest as manifests
+from streamd.store import manifests
 from streamd.store.deleted_keys import DeletedSearch, TopicRecord, read_keys
 from streamd.store.file_set import OBJECTS
 from streamd.store.objects import Store

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from streamd.graph.blocks.block_store import BlockGraph
 from streamd.graph.blocks.draws import Draw
 from streamd.graph.blocks.hops import Roots, distinct_nodes, earlier_windows
-from streamd.graph.blocks.store import BlockGraph
 from streamd.graph.node_features import NodeFeatures
-from streamd.ranks.graph import RankedFeatures, RankedGraph
+from streamd.ranks.ranked_graph import RankedFeatures, RankedGraph
 from streamd.schema import Schema
 from tests.ranks.threads import run
 

@@ -14,7 +14,7 @@ from streamd.errors import CapacityError, OffloadedError
 from streamd.events import Bools, Int64
 from streamd.graph.blocks import kernels, offloading
 from streamd.graph.blocks.arena import Arena
-from streamd.graph.blocks.arrays import BlockArrays, Query, Sampled
+from streamd.graph.blocks.block_arrays import BlockArrays, Query, Sampled
 from streamd.graph.blocks.draws import ALL_SETS, Direction, Draw, Neighbors
 from streamd.graph.blocks.hops import (
     HopDraws,
