@@ -150,7 +150,7 @@ class ProgressLine:
         now = self._monotonic()
         if now - self._shown >= (TERMINAL_SECONDS if self._is_live else LINE_SECONDS):
             self._shown = now
-            self._show(f"{self.what}: {self._meter.at(done, total).text(self._unit)}")
+            self._print(f"{self.what}: {self._meter.at(done, total).text(self._unit)}")
 
     def of(self, what: str, done: int, total: int, unit: str = "events") -> None:
         """Report how far a part is, beginning it at its first report."""
@@ -162,15 +162,15 @@ class ProgressLine:
         """Show the present part as done, if it was reported on at all."""
         if self._latest is not None:
             took = self._monotonic() - self._begun
-            self._show(f"{self.what}: 100 %, {self._latest[0]:,} {self._unit} in {span(took)}")
+            self._print(f"{self.what}: 100 %, {self._latest[0]:,} {self._unit} in {span(took)}")
 
     def leave(self) -> None:
         """Show how far the present part is, and end it unfinished."""
         if self._latest is not None:
-            self._show(f"{self.what}: {self._meter.at(*self._latest).text(self._unit)}")
+            self._print(f"{self.what}: {self._meter.at(*self._latest).text(self._unit)}")
             self._latest = None
 
-    def _show(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         if self._is_live:
             self._bar.update(self._task, description=text)
         else:

@@ -154,7 +154,7 @@ def begin_spans(role: str, name: str) -> None:
 
     role, name: as of the process. What is asked for and cannot be had is logged.
     """
-    if not _wanted(os.environ):
+    if not _asks_for_spans(os.environ):
         return
     protocol = next((os.environ[v] for v in PROTOCOLS if os.environ.get(v)), PROTOCOL)
     if protocol != PROTOCOL:
@@ -201,7 +201,7 @@ def exemplar_of(trace: Trace | None) -> dict[str, str] | None:
     return {"trace_id": trace.trace_id, "span_id": trace.span}
 
 
-def _wanted(environment: Mapping[str, str]) -> bool:
+def _asks_for_spans(environment: Mapping[str, str]) -> bool:
     """Whether the environment asks for spans."""
     if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False

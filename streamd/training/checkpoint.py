@@ -240,7 +240,7 @@ class Loaded:
         learner.tail = self.tail
         learner.num_learned = self.cursor.num_learned
         # They may have been written before a delete.
-        learner.hide_deleted()
+        learner.drop_deleted()
         learner.begin()
 
 

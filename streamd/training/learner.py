@@ -270,14 +270,14 @@ class Learner:
         """Remove what new deletes hide from the tail and from the replay store. All ranks call it
         at the same commit."""
         if changes.has_deletes:
-            self.hide_deleted()
+            self.drop_deleted()
 
-    def hide_deleted(self) -> None:
+    def drop_deleted(self) -> None:
         """Remove what any delete hides from the tail and from the replay store, as from those that
         were just read from a checkpoint."""
         deletions = self._log.deletions
         self.tail = [chunk.without_deleted(deletions) for chunk in self.tail]
-        self.replay.hide_deleted(deletions)
+        self.replay.drop_deleted(deletions)
 
     @memory_for("moving memory")
     def refuse(self) -> None:

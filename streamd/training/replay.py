@@ -179,7 +179,7 @@ class ReplayStore:
         by_edge = {chunk.first_edge: chunk for chunk in self._chunks}
         return [by_edge[edge] for edge in first_edges]
 
-    def hide_deleted(self, deletions: Deletions) -> None:
+    def drop_deleted(self, deletions: Deletions) -> None:
         """Remove what deletes hide from all chunks and their files."""
         remaining = [chunk.without_deleted(deletions) for chunk in self._chunks]
         pairs = zip(remaining, self._chunks, strict=True)
