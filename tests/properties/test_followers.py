@@ -91,7 +91,7 @@ class World:
         self.labels.means(np.arange(NODES), np.zeros(NODES, np.int64), 100 * HOUR)
         self.version.embed(np.array(alive), self.graphs["both"])
         events = [e for e in range(self.at) if e not in self.gone_events]
-        self.outbox.drop()
+        self.outbox.set_aside()
         self.outbox.add([SimpleNamespace(record=SimpleNamespace(event=e), src=int(self.src[e]), dst=int(self.dst[e])) for e in events],
                         [0.0] * len(events))
         if self.recorder.edge < self.at:
