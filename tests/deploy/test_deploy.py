@@ -20,7 +20,7 @@ import yaml
 from streamd.cli.health import ANSWER_SECONDS
 from streamd.cli.main import app as cli
 from streamd.settings.loading import Settings, effective, load_settings
-from streamd.telemetry import metrics
+from streamd.telemetry import metrics, replica_metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.telemetry.port import open_port
 
@@ -60,7 +60,7 @@ def overlay(tmp_path, text):
 def exported():
     """Names of all series that streamd can export."""
     names = set(PROCESS)
-    for _name, metric in vars(metrics).items():
+    for _name, metric in [*vars(metrics).items(), *vars(replica_metrics).items()]:
         if isinstance(metric, prometheus_client.metrics.MetricWrapperBase):
             described, = metric.describe()
             suffixes = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_sum", "_count"]}[described.type]

@@ -56,7 +56,12 @@ class World:
 
     def start(self):
         self.run()
-        wait(lambda: self.engine.status.ready)
+        try:
+            # Kernels may be compiled first.
+            wait(lambda: self.engine.status.ready, 90)
+        except AssertionError:
+            self.stop()
+            raise
         return self
 
     def stop(self):
