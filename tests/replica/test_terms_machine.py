@@ -2,6 +2,7 @@
 
 Whatever a member shows is a beginning of the one history that the records tell; at the end all have all of it, byte for byte."""
 
+import itertools
 import random
 import shutil
 import tempfile
@@ -22,6 +23,7 @@ from streamd.errors import ChangelogError, DivergedError, FencedError, KafkaErro
 from streamd.eventlog import node_features as features
 from streamd.eventlog.journal import journal
 from streamd.eventlog.upkeep.verify import verify_log
+from streamd.replica.changelog.admission import Admission
 from streamd.replica.changelog.interface import OutOfRange
 from streamd.replica.changelog.records import HEAD_BYTES, Claim, Heartbeat
 from streamd.replica.follower.bootstrap import bootstrap, is_newer, newest_manifest
@@ -32,7 +34,7 @@ from streamd.store.upload import upload
 from tests.faults import Crash, FaultyDisk
 from tests.replica.directories import difference, lines_of
 from tests.replica.rivals import commit, leader
-from tests.replica.twin import Topic
+from tests.replica.twin import Topic, record
 
 NAMES = "abc"
 MEMBERS = st.sampled_from(NAMES)
@@ -42,16 +44,16 @@ PATIENCE = 3
 
 def told_by(records):
     """The history that records tell, as plainly as it can be said. Returns: the lines' checksums, by commit from 1."""
-    term, history, parts = 1, [], []
-    for record in records:
-        if isinstance(record, Claim):
-            if record.term == term + 1:
-                term, parts = record.term, []
-        elif not isinstance(record, Heartbeat) and record.term == term and record.seq == len(history) + 1:
-            parts = [record.line] if record.part == 0 else [*parts, record.line]
-            if len(parts) == record.parts:
-                history.append(record.line)
-                parts = []
+    term, history, part = 1, [], 0
+    for entry in records:
+        if isinstance(entry, Claim):
+            if entry.term == term + 1:
+                term, part = entry.term, 0
+        elif not isinstance(entry, Heartbeat) and (entry.term, entry.seq, entry.part) == (term, len(history) + 1, part):
+            part += 1
+            if part == entry.parts:
+                history.append(entry.line)
+                part = 0
     return history
 
 
@@ -342,6 +344,22 @@ class TermsMachine(RuleBasedStateMachine):
 TestTermsMachine = TermsMachine.TestCase
 FEW = settings(max_examples=6, stateful_step_count=25, deadline=None, phases=(Phase.explicit, Phase.generate))
 TestTermsMachine.settings = FEW
+
+
+@pytest.mark.parametrize(("commits", "parts", "length"), [(1, 3, 6), (2, 2, 6), (3, 1, 5)])
+def test_commits_are_whole_once_all_their_parts_came_in_order_however_many_came_twice_or_never(commits, parts, length):
+    due = [(seq, part) for seq in range(1, commits + 1) for part in range(parts)]
+    for came in itertools.product(due, repeat=length):
+        records = [record(seq=seq, part=part, parts=parts, term=2, line=f"{seq:08x}") for seq, part in came]
+        in_order = 0
+        for each in came:
+            in_order += in_order < len(due) and each == due[in_order]
+        admission = Admission(2, 0)
+        for each in records:
+            admission.judge(each)
+        whole = in_order // parts
+        claim = Claim(0, 2, "a", "0" * 32, 0)
+        assert (admission.seq, len(told_by([claim, *records]))) == (whole, whole), came
 
 
 @pytest.mark.slow
