@@ -166,10 +166,10 @@ def count_copies(
     rows = np.stack([time, src, dst], axis=1)
     order = np.lexsort((dst, src, time))
     same = (rows[order[1:]] == rows[order[:-1]]).all(axis=1)
-    is_twin = np.zeros(len(rows), np.bool_)
-    is_twin[1:] |= same
-    is_twin[:-1] |= same
-    at = order[is_twin]
+    is_copied = np.zeros(len(rows), np.bool_)
+    is_copied[1:] |= same
+    is_copied[:-1] |= same
+    at = order[is_copied]
     if not len(at):
         return 0
     whole = [rows[at].view(np.uint8), np.ascontiguousarray(features_of(at)).view(np.uint8)]

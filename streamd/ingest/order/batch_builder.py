@@ -80,7 +80,7 @@ class BatchBuilder:
         # Late events get the watermark as their time, or are refused.
         self._prepare_cache(keys, epoch)
         rows = block.rows
-        time, late = _clamped(rows, watermark)
+        time, late = _find_late(rows, watermark)
         refused: list[Refused] = []
         if late.any() and self._late_policy == "dead_letter":
             refused = [
@@ -286,7 +286,7 @@ class BatchBuilder:
         )
 
 
-def _clamped(rows: NDArray[np.void], watermark: int) -> tuple[Int64, NDArray[np.bool_]]:
+def _find_late(rows: NDArray[np.void], watermark: int) -> tuple[Int64, NDArray[np.bool_]]:
     """Times as the log takes them, never decreasing, and whether each edge or label is late."""
     moves = (rows["kind"] == EDGE) | (rows["kind"] == LABEL)
     if not len(rows):

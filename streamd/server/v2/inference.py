@@ -251,7 +251,6 @@ async def _infer(
         if version is not None and any(a.version != version for a in answers):
             raise HTTPException(404, f"version {version} is no longer served")
         response = _response(body, answers, columns)
-        response = _response(body, answers, columns)
         served = answers[0].version
         num_answers = len(answers)
         return response
