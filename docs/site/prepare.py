@@ -120,7 +120,7 @@ def described() -> dict[str, Any]:
     """The OpenAPI description, by the server's own code on an empty directory."""
     with tempfile.TemporaryDirectory(prefix="streamd-docs-") as folder:
         settings = load_settings(None, {"data_dir": folder}, {})[0]
-        state = ServerState(settings, Registry(settings), Heartbeat(Path(folder), "serve"))
+        state = ServerState(settings, Registry.of(settings), Heartbeat(Path(folder), "serve"))
         found: dict[str, Any] = create_app(state).openapi()
     return found
 
