@@ -48,6 +48,22 @@ def last_state(data_dir: Path, schema: Schema) -> LogState:
     return state
 
 
+def state_at(data_dir: Path, seq: int) -> LogState | None:
+    """Read the state after commit `seq`; None if the journal's files do not have it any more, or
+    not yet."""
+    for path in reversed(journal_files(data_dir / "journal")):
+        state: LogState | None = None
+        for _, fields in read_lines(path):
+            if fields is None:
+                break
+            state = LogState.restored(fields) if state is None else state.after(fields)
+            if state.seq >= seq:
+                break
+        if state is not None and state.seq <= seq:
+            return state if state.seq == seq else None
+    return None
+
+
 def settle(data_dir: Path, state: LogState, disk: Disk = DISK) -> None:
     """Finish or remove what a crash left. state: what the journal durably says."""
     finish_replacements(data_dir, state, disk)

@@ -18,8 +18,8 @@ from streamd.replica.changelog.kafka import KafkaReader
 from streamd.replica.follower.bootstrap import (
     bootstrap,
     finish_bootstrap,
-    is_newer,
     newest_manifest,
+    take_manifest,
 )
 from streamd.replica.follower.follower import Follower
 from streamd.replica.follower.own_holds import DROP_SECONDS, readers_before
@@ -216,19 +216,16 @@ class FollowLoop:
         self._wait("leader", f"{where} has no topic {name}; the leader makes it")
 
     def _take_manifest(self, why: str) -> None:
-        """Start again from the newest manifest, where there is one that is newer than the log
-        here."""
-        data_dir = self._data_dir
+        """Start again from the newest manifest, or wait for a newer one."""
         try:
-            manifest = None
             if self._store is not None:
                 manifest = newest_manifest(self._store, self._changelog)
-            if manifest is None or not is_newer(manifest, data_dir):
-                self._wait("manifest", f"{why}; the store has no newer manifest yet")
-                return
-            assert self._store is not None
-            logger.warning("starting_from_manifest", seq=manifest.seq, why=why)
-            bootstrap(self._store, manifest, data_dir, self._progress)
+                if manifest is not None and take_manifest(
+                    self._store, manifest, self._data_dir, self._progress
+                ):
+                    logger.warning("started_from_manifest", seq=manifest.seq, why=why)
+                    return
+            self._wait("manifest", f"{why}; the store has no newer manifest yet")
         except StoreError as error:
             self._wait("store", str(error))
 

@@ -8,6 +8,7 @@ import msgspec
 import structlog
 
 from streamd.errors import ManifestError, StoreError
+from streamd.eventlog.journal.changelog_position import ChangelogId, ChangelogPosition
 from streamd.eventlog.layout import APPENDED, EDGE_FOLDERS
 from streamd.roles import FOLDER as ROLES_FOLDER
 from streamd.store.file_set import FORMAT, FileSetKind, StoredFile, wrong_in
@@ -54,6 +55,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """Its name in the store."""
         return f"{FOLDER}/{self.term:010d}-{self.seq:020d}.json"
+
+    @property
+    def position(self) -> ChangelogPosition | None:
+        """The position in the changelog from which its files continue, None without a changelog."""
+        if self.changelog_offset is None:
+            return None
+        changelog = ChangelogId(*self.changelog)
+        return ChangelogPosition(
+            self.changelog_term, self.changelog_seq, self.changelog_offset, changelog
+        )
 
 
 def _wrong_in(manifest: Manifest) -> str:

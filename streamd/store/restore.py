@@ -8,7 +8,7 @@ from pathlib import Path
 from crc32c import crc32c
 
 from streamd.errors import DataDirectoryError, StoreError, StreamdError
-from streamd.eventlog.journal.changelog_position import CHANGELOG, ChangelogId, ChangelogPosition
+from streamd.eventlog.journal.changelog_position import CHANGELOG, ChangelogPosition
 from streamd.eventlog.journal.journal import LogState
 from streamd.eventlog.recovery import last_state
 from streamd.eventlog.upkeep.verify import verify_log
@@ -117,15 +117,7 @@ def _write_files(
         # Commits go on in the last segment: its blocks are reserved, as those of a new one are.
         reserve = last is not None and file.path == last.path
         write_file(store, folder / file.path, file, reserve, written, disk)
-    place = None
-    if manifest.changelog_offset is not None:
-        place = ChangelogPosition(
-            manifest.changelog_term,
-            manifest.changelog_seq,
-            manifest.changelog_offset,
-            ChangelogId(*manifest.changelog),
-        )
-    write_ends(folder, manifest.seq, place, disk)
+    write_ends(folder, manifest.seq, manifest.position, disk)
 
 
 def write_ends(folder: Path, seq: int, place: ChangelogPosition | None, disk: Disk) -> None:

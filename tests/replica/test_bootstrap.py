@@ -6,10 +6,19 @@ import numpy as np
 import pytest
 
 from streamd.errors import ChangelogError, DiskError, DivergedError, JournalError
+from streamd.eventlog.journal import journal
 from streamd.eventlog.journal.changelog_position import CHANGELOG, ChangelogPosition, read_position
+from streamd.eventlog.journal.journal import LogState, journal_files
 from streamd.eventlog.reader import LogReader
+from streamd.eventlog.recovery import state_at
 from streamd.eventlog.writer import LogWriter
-from streamd.replica.follower.bootstrap import MADE, bootstrap, finish_bootstrap, newest_manifest
+from streamd.replica.follower.bootstrap import (
+    MADE,
+    bootstrap,
+    finish_bootstrap,
+    newest_manifest,
+    take_manifest,
+)
 from streamd.replica.follower.follower import Follower
 from streamd.replica.leader.leader import lead
 from streamd.store.objects import Store
@@ -17,6 +26,7 @@ from streamd.store.upload import upload
 from tests.eventlog import test_crash as life
 from tests.faults import Crash, FaultyDisk
 from tests.replica.directories import difference
+from tests.replica.rivals import commit
 from tests.replica.twin import Topic
 
 
@@ -139,3 +149,63 @@ def test_a_kill_at_any_call_leaves_the_old_log_or_makes_the_new_one(tmp_path, wo
         assert difference(tmp_path / "a", path) == "", at
         shutil.rmtree(path)
     assert new > 3
+
+
+@pytest.mark.parametrize("lost", ["torn", "older", "gone"])
+def test_the_one_log_that_is_whole_leads_again_after_a_power_cut_that_took_its_position(tmp_path, world, lost):
+    """The position is not synced. Claims before the manifest are deleted, and no manifest has as much as this log."""
+    topic, store = world
+    path = tmp_path / "a"
+    reader = LogReader.open(path)
+    whole = (path / CHANGELOG).read_bytes()
+    if lost == "gone":
+        (path / CHANGELOG).unlink()
+    else:
+        (path / CHANGELOG).write_bytes(whole[:100] if lost == "torn" else ChangelogPosition(2, 3, 4).pack())
+    with pytest.raises(ChangelogError, match="older than the changelog"):
+        lead(path, topic.producer(), topic.reader(), member="m")
+    manifest = newest_manifest(store)
+    assert manifest.seq == 6
+    assert take_manifest(store, manifest, path) and read_position(path) == manifest.position
+    assert not take_manifest(store, manifest, path), "one that helped once does not help again"
+    log = LogWriter(path, life.SCHEMA, life.SEGMENT_EDGES, publisher=lead(path, topic.producer(), topic.reader(), member="m"))
+    life.live(log, 11, housekeeping=False)
+    log.close()
+    reader.refresh()
+    assert reader.state.seq == log.state.seq == 11, "readers go on: the log stayed"
+    (tmp_path / "b").mkdir()
+    assert take_manifest(store, manifest, tmp_path / "b")
+    follow(tmp_path / "b", topic)
+    assert difference(path, tmp_path / "b") == ""
+
+
+def test_a_log_that_has_other_commits_than_a_manifest_does_not_take_its_position(tmp_path, world):
+    """Neither one of another history, nor one whose journal no longer has the manifest's commit: what was shown would be forgotten."""
+    topic, store = world
+    other = LogWriter(tmp_path / "other", life.SCHEMA, life.SEGMENT_EDGES)
+    for number in range(20, 29):
+        commit(other, number)
+    other.close()
+    shutil.copytree(tmp_path / "a", tmp_path / "short")
+    (tmp_path / "short" / CHANGELOG).unlink()
+    for path in journal_files(tmp_path / "short/journal")[:-1]:
+        path.unlink()
+    for name in ("other", "short"):
+        assert state_at(tmp_path / name, 6) != LogState.restored(newest_manifest(store).log)
+        assert not take_manifest(store, newest_manifest(store), tmp_path / name)
+        assert read_position(tmp_path / name) is None
+
+
+def test_the_state_after_any_commit_is_read_over_all_files_of_the_journal(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal, "FILE_LINES", 3)
+    log = LogWriter(tmp_path, life.SCHEMA, life.SEGMENT_EDGES)
+    states = [log.state]
+    for number in range(20, 30):
+        commit(log, number)
+        states.append(log.state)
+    log.close()
+    assert len(journal_files(tmp_path / "journal")) > 3
+    assert [state_at(tmp_path, seq) for seq in range(11)] == states
+    assert state_at(tmp_path, 11) is None
+    journal_files(tmp_path / "journal")[0].unlink()
+    assert state_at(tmp_path, 0) is None and state_at(tmp_path, 10) == states[10]

@@ -9,7 +9,7 @@ from streamd.eventlog.journal.changelog_position import CHANGELOG, ChangelogPosi
 from streamd.replica.changelog.interface import OutOfRange
 from streamd.replica.changelog.records import Claim
 from streamd.replica.changelog.verify import compare
-from streamd.replica.follower.bootstrap import bootstrap, is_newer, newest_manifest
+from streamd.replica.follower.bootstrap import newest_manifest, take_manifest
 from streamd.replica.follower.follower import Follower
 from streamd.replica.start import published_seq
 from streamd.store.objects import Store
@@ -268,15 +268,16 @@ def test_a_manifest_that_stands_further_lets_a_follower_go_on_whose_heartbeats_a
         topic.turn()
     log.show_acknowledged()
     first = newest_manifest(store)
-    assert is_newer(first, tmp_path / "f") and not is_newer(first, tmp_path / "a")
+    assert not take_manifest(store, first, tmp_path / "a")
     made = upload(tmp_path / "a", store).manifest
     assert (made.seq, made.changelog_term, made.changelog_offset) == (4, 3, topic.end)
     topic.delete_before(made.changelog_offset)
     with pytest.raises(OutOfRange):
         drain(tmp_path / "f", topic)
-    assert is_newer(made, tmp_path / "f")
-    bootstrap(store, made, tmp_path / "f")
-    assert not is_newer(made, tmp_path / "f"), "one that helped once does not help again"
+    before = (tmp_path / "f/published").stat().st_ino
+    assert take_manifest(store, made, tmp_path / "f")
+    assert (tmp_path / "f/published").stat().st_ino == before, "the log here is whole: it stays, and so do its readers"
+    assert not take_manifest(store, made, tmp_path / "f"), "one that helped once does not help again"
     commit(log, 20)
     log.close()
     drain(tmp_path / "f", topic)

@@ -9,6 +9,7 @@ import pytest
 
 from streamd import storage
 from streamd.errors import DiskError, FencedError, KafkaError, LockedError, StoreError
+from streamd.eventlog.journal.changelog_position import read_position
 from streamd.eventlog.recovery import lock_directory
 from streamd.eventlog.writable import check_writable
 from streamd.eventlog.writer import LogWriter
@@ -373,6 +374,20 @@ def test_a_standby_without_a_log_begins_none_where_there_is_one_elsewhere(world)
     log.close()
     upload(world.folder / "old", Store(f"file://{world.folder}/store"))
     assert world.run(60) is None and world.claims == 0 and not has_log(world.settings.data_dir)
+
+
+def test_a_standby_that_lost_its_position_leads_although_no_manifest_has_as_much(world):
+    """The leader is gone, and the changelog before its manifest is deleted: what is here is the whole log."""
+    world.lead_elsewhere()
+    manifest = upload(world.folder / "a", Store(f"file://{world.folder}/store")).manifest
+    world.commit(2)
+    assert world.run(5) is None and world.states[-1][1]["seq"] == 5
+    world.topic.delete_before(manifest.changelog_offset)
+    world.beats = False
+    (world.settings.data_dir / "changelog").write_bytes(b"torn")
+    led = world.run(60)
+    assert led.term == world.publisher.term + 1 and "waiting for manifest" not in world.said()
+    assert read_position(world.settings.data_dir).seq == 5
 
 
 def test_a_replica_never_leads(tmp_path):

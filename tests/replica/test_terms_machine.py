@@ -26,7 +26,7 @@ from streamd.eventlog.upkeep.verify import verify_log
 from streamd.replica.changelog.admission import Admission
 from streamd.replica.changelog.interface import OutOfRange
 from streamd.replica.changelog.records import HEAD_BYTES, Claim, Heartbeat
-from streamd.replica.follower.bootstrap import bootstrap, is_newer, newest_manifest
+from streamd.replica.follower.bootstrap import newest_manifest, take_manifest
 from streamd.replica.follower.follower import Follower
 from streamd.replica.start import published_seq
 from streamd.store.objects import Store
@@ -155,8 +155,8 @@ class TermsMachine(RuleBasedStateMachine):
 
     def take_manifest(self, member):
         manifest = newest_manifest(self.store)
-        if manifest is not None and is_newer(manifest, member.path):
-            bootstrap(self.store, manifest, member.path)
+        if manifest is not None:
+            take_manifest(self.store, manifest, member.path)
 
     def stop_following(self, member):
         if member.follower is not None:

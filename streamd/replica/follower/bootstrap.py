@@ -16,11 +16,12 @@ from streamd.eventlog.journal.changelog_position import (
     ChangelogId,
     read_position,
 )
+from streamd.eventlog.journal.journal import LogState
 from streamd.eventlog.layout import APPENDED
-from streamd.eventlog.recovery import lock_directory
+from streamd.eventlog.recovery import lock_directory, state_at
 from streamd.replica.start import published_seq
 from streamd.roles import FOLDER as ROLES_FOLDER
-from streamd.storage import DISK, SCRATCH, Disk
+from streamd.storage import DISK, SCRATCH, Disk, write_durably
 from streamd.store import manifests
 from streamd.store.manifests import Manifest
 from streamd.store.objects import Store
@@ -49,13 +50,32 @@ def newest_manifest(store: Store, changelog: ChangelogId = UNKNOWN) -> Manifest 
     return None
 
 
-def is_newer(manifest: Manifest, data_dir: Path) -> bool:
-    """Whether a manifest has more than the log in a directory, or stands further in the changelog,
-    as where only heartbeats came since and are deleted."""
-    shown = published_seq(data_dir)
-    position = read_position(data_dir)
-    is_further = position is None or (manifest.changelog_offset or 0) > position.offset
-    return manifest.seq > shown or (manifest.seq == shown and is_further)
+def take_manifest(
+    store: Store,
+    manifest: Manifest,
+    data_dir: Path,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+    disk: Disk = DISK,
+) -> bool:
+    """Let a directory whose position is before the changelog's first record continue from a
+    manifest: with the manifest's position if the log here has its commits, else with its files.
+
+    Returns: whether it helps; False if the log here has more commits and others than the manifest,
+    or is at its position already. Raises: as `bootstrap`.
+    """
+    if manifest.seq > published_seq(data_dir):
+        bootstrap(store, manifest, data_dir, progress, disk)
+        return True
+    place = manifest.position
+    own = read_position(data_dir)
+    if place is None or (own is not None and own.offset >= place.offset):
+        return False
+    if state_at(data_dir, manifest.seq) != LogState.restored(manifest.log):
+        return False
+    with _writing(data_dir, disk):
+        write_durably(data_dir / CHANGELOG, place.pack(), disk)
+    logger.info("position_restored", seq=place.seq, changelog_offset=place.offset)
+    return True
 
 
 def bootstrap(

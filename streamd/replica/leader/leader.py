@@ -9,8 +9,9 @@ import structlog
 
 from streamd.errors import ChangelogError, FencedError
 from streamd.eventlog.journal.changelog_position import ChangelogPosition
-from streamd.eventlog.journal.journal import LogState, decode_line, journal_files
+from streamd.eventlog.journal.journal import decode_line
 from streamd.eventlog.journal.truncate import lines_after
+from streamd.eventlog.recovery import state_at
 from streamd.replica.changelog.admission import UNCLAIMED, Admission, Verdict
 from streamd.replica.changelog.interface import ChangelogProducer, ChangelogReader, OutOfRange
 from streamd.replica.changelog.records import Claim
@@ -126,7 +127,8 @@ class _Start:
         for seq, line in lines_after(self._data_dir, agreed.seq):
             fields = decode_line(line)
             assert fields is not None, "lines are whole"
-            state = state or _state_at(self._data_dir, seq - 1)
+            state = state or state_at(self._data_dir, seq - 1)
+            assert state is not None, f"no journal file begins before commit {seq}"
             self._publisher.publish(state, fields, line)
             state = state.after(fields)
             newest = seq
@@ -198,19 +200,3 @@ def _fenced(winner: Claim | None) -> FencedError:
     else:
         what = f"{winner.member}, in term {winner.term}, whose claim came before this one's"
     return FencedError(f"Another process leads: {what}.", "nothing where that machine was to lead.")
-
-
-def _state_at(data_dir: Path, seq: int) -> LogState:
-    """The log's state after a commit that is in its newest journal files."""
-    for path in reversed(journal_files(data_dir / "journal")):
-        with path.open("rb") as file:
-            checkpoint = decode_line(file.readline())
-            if checkpoint is None or checkpoint["checkpoint"] > seq:
-                continue
-            state = LogState.restored(checkpoint)
-            while state.seq < seq:
-                fields = decode_line(file.readline())
-                assert fields is not None, "lines up to the commit are whole"
-                state = state.after(fields)
-            return state
-    raise AssertionError(f"no journal file begins before commit {seq + 1}")
