@@ -298,6 +298,14 @@ class Registry:
             self._check_servable(name)
             return self.journal.move("promote", name, who, why, request=request)
 
+    def promote_again(self, why: str) -> Move:
+        """Append a move that makes the champion champion, for machines that know of newer moves
+        than this one."""
+        with self.journal.lock:
+            champion = self.champion()
+            assert champion is not None
+            return self.journal.move("promote", champion, "trainer", why, request="")
+
     def shadow(self) -> str | None:
         """Name of the last proven version, None before there is one."""
         last = self.journal.last()
@@ -306,9 +314,11 @@ class Registry:
     def prove(self, name: str, why: str) -> None:
         """Make a version the shadow: one that was proven, the first one under its settings, or the
         champion in place of a shadow that is lost or may hold deleted data."""
-        champion = self.champion()
-        assert champion is not None
-        self.journal.move("prove", champion, "trainer", why, shadow=name)
+        # Under the lock, so that the champion is not another one by now.
+        with self.journal.lock:
+            champion = self.champion()
+            assert champion is not None
+            self.journal.move("prove", champion, "trainer", why, shadow=name)
 
     def rollback(self, who: str, why: str, request: str | None = None) -> Move:
         """Make the shadow, which is the last proven version, champion. request: as of
@@ -317,13 +327,15 @@ class Registry:
         Raises: VersionError where it is champion already, damaged, or the log does not hold its
         position.
         """
-        last = self.journal.last()
-        if last is None or last.shadow == last.champion:
-            raise VersionError(
-                "There is no version to roll back to.", "wait until a second one is promoted."
-            )
-        self._check_servable(last.shadow)
-        return self.journal.move("rollback", last.shadow, who, why, request=request)
+        # Under the lock, so that the trainer does not drop this one for another meanwhile.
+        with self.journal.lock:
+            last = self.journal.last()
+            if last is None or last.shadow == last.champion:
+                raise VersionError(
+                    "There is no version to roll back to.", "wait until a second one is promoted."
+                )
+            self._check_servable(last.shadow)
+            return self.journal.move("rollback", last.shadow, who, why, request=request)
 
     def _check_servable(self, name: str) -> None:
         """Check that a version can be loaded and that the log holds its position. Raises:
@@ -390,7 +402,8 @@ class Registry:
         The pending messages of such a version may hold features of edges that a delete just before
         that event hides.
         """
-        self._drop([m.name for m in read_manifests(self) if m.first_edge < edge])
+        with self.journal.lock:
+            self._drop([m.name for m in read_manifests(self) if m.first_edge < edge])
 
     def named_windows(self) -> list[tuple[int, int]]:
         """The event ids [first, end) of the windows of champion and shadow."""

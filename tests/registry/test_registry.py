@@ -1,3 +1,5 @@
+import contextlib
+import itertools
 import json
 import multiprocessing
 import tempfile
@@ -6,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock, Timeout
 
 from streamd.errors import VersionError
 from streamd.eventlog.writer import LogWriter
@@ -199,6 +202,64 @@ def test_moves_of_several_processes_form_one_chain(tmp_path):
     assert len(moves) == 60
     assert {m.shadow for m in moves} == {moves[0].champion}, "nothing was proven since"
     assert len({m.champion for m in moves}) == 60
+
+
+OPERATIONS = {
+    "rollback": lambda r: r.rollback("operator", ""),
+    "prove": lambda r: r.prove("13-3", "as good"),
+    "drop_before": lambda r: r.drop_before(1),
+    "prune": lambda r: r.prune(),
+    "promote_again": lambda r: r.promote_again("newer moves elsewhere"),
+}
+RIVALS = {
+    "promote": lambda r: r.promote("12-2", "operator", ""),
+    "prove": lambda r: (r.prove("13-3", "as good"), r.prune()),
+    "rollback": lambda r: r.rollback("operator", ""),
+    "drop_before": lambda r: r.drop_before(1),
+}
+
+
+@pytest.mark.parametrize("rival", RIVALS)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_champion_and_shadow_are_there_whatever_another_process_does_between_two_reads(tmp_path, monkeypatch, operation, rival):
+    """The rival acts after each read of the operation in turn; if it has to wait for the lock, after the operation."""
+    for point in range(10):
+        path = tmp_path / str(point)
+        ours, other = (Registry.of(settings(path, registry__keep=2)) for _ in range(2))
+        for n in (1, 2, 3):
+            ours.publish(replace(candidate(n), parent="12-2" if n == 3 else ""))
+        other.journal.lock = FileLock(ours.folder / ".lock", timeout=0)
+        waits, reads = [], itertools.count()
+
+        def act(other=other):
+            with contextlib.suppress(VersionError):
+                RIVALS[rival](other)
+
+        def after_read(read, point=point, reads=reads, waits=waits, act=act):
+            def hooked(*args):
+                out = read(*args)
+                if next(reads) == point:
+                    try:
+                        act()
+                    except Timeout:
+                        waits.append(act)
+                return out
+            return hooked
+
+        ours.journal.last = after_read(ours.journal.last)
+        ours._check_servable = after_read(ours._check_servable)
+        with contextlib.suppress(VersionError):
+            OPERATIONS[operation](ours)
+        for late in waits:
+            late()
+        last = other.journal.last()
+        for name in (last.champion, last.shadow):
+            assert name in with_memory(other), (point, last)
+        if rival == "promote" and operation in ("prove", "promote_again") and next(reads) > point:
+            assert last.champion == "12-2", "what was promoted by hand stays"
+        if next(reads) <= point:
+            return
+    raise AssertionError("more reads than points")
 
 
 def test_a_torn_last_move_does_not_count_and_is_written_over(tmp_path):

@@ -302,10 +302,7 @@ class ModelsPublisher:
             # This directory is older than the topic, as after a restore: what serves here counts.
             logger.warning("models_topic_ahead", champion_there=self.state.champion)
             why = "the trainer goes on from an older state than the models topic has"
-            last = moves[-1]
-            unsent = [
-                self._registry.journal.move("promote", last.champion, "trainer", why, None, "")
-            ]
+            unsent = [self._registry.promote_again(why)]
         ready = []
         stored_moves = set(moves[: self._reign.lets_through(self.state).num_moves])
         for move in unsent:
