@@ -74,6 +74,8 @@ class Outbox:
         self._waiting: deque[_Waiting] = deque()
         self._set_aside: list[_Waiting] = []
         """Records that were not acknowledged when another machine took over."""
+        self._deleted_aside: list[int] = []
+        """Events of such records that were deleted since."""
         self._retry_at = 0.0
         self._away = False
 
@@ -136,7 +138,9 @@ class Outbox:
         What was handed to the client cannot be taken back singly: it is closed, and another one
         sends the other records, perhaps again.
         """
-        self._set_aside = [one for one in self._set_aside if not hides(one.scored)]
+        gone = [one for one in self._set_aside if hides(one.scored)]
+        self._set_aside = [one for one in self._set_aside if one not in gone]
+        self._deleted_aside += [one.scored.record.event for one in gone]
         hidden = [one for one in self._waiting if not one.is_done and hides(one.scored)]
         if not hidden:
             return
@@ -166,8 +170,11 @@ class Outbox:
         kept = [one for one in due if one.visible_at >= oldest]
         if late := len(due) - len(kept):
             self._skipped("old", late)
+        if deleted := sum(event >= start for event in self._deleted_aside):
+            self._skipped("deleted", deleted)
         self._waiting.extend(kept)
         self._set_aside = []
+        self._deleted_aside = []
 
     def _take_receipts(self, now: float) -> None:
         """Mark what is written. A record that failed is sent again later, with all that is not

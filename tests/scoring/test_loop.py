@@ -385,6 +385,61 @@ def test_what_was_on_its_way_is_sent_where_the_same_machine_leads_again(life):
     assert events_of(scoring.topic) == list(range(260, 300)) and scoring.skipped == {}
 
 
+def lead_again(scoring, meanwhile):
+    """Stop leading while 40 records are on their way, and lead again after `meanwhile`."""
+    scoring.topic.held = True
+    scoring.turn(lambda: len(scoring.loop._outbox) == 40)
+    scoring.leads = False
+    scoring.check_lead()
+    scoring.loop._turn(scoring.scorer, scoring.arrivals)
+    meanwhile()
+    scoring.loop._turn(scoring.scorer, scoring.arrivals)
+    scoring.leads = True
+    scoring.check_lead()
+    scoring.loop._turn(scoring.scorer, scoring.arrivals)
+    scoring.topic.release()
+    scoring.turn()
+
+
+def test_what_was_set_aside_is_not_sent_once_it_is_deleted_and_is_counted(life):
+    scoring = life.scoring().ready()
+    life.feed.commit(300)
+    gone = int(life.src[280])
+    lead_again(scoring, lambda: life.delete(src=gone))
+    hidden = [e for e in range(260, 300) if gone in (life.src[e], life.dst[e])]
+    assert events_of(scoring.topic) == [e for e in range(260, 300) if e not in hidden]
+    assert scoring.skipped == {"deleted": len(hidden)} and 280 in hidden
+
+
+def test_what_was_set_aside_for_too_long_is_not_sent_and_is_counted(life):
+    scoring = life.scoring().ready()
+    life.feed.commit(300)
+    lead_again(scoring, scoring.grow_old)
+    assert events_of(scoring.topic) == [] and scoring.skipped == {"old": 40}
+
+
+def test_what_another_machine_has_scored_is_neither_sent_nor_counted_where_it_was_set_aside(life):
+    """Also not as deleted: the other one wrote it before the delete, or counted it."""
+    topic = Topic()
+    first = life.scoring(topic).ready()
+    second = life.scoring(topic, leads=False)
+    life.feed.commit(300)
+
+    def lead_elsewhere():
+        topic.release()
+        second.leads = True
+        second.check_lead()
+        second.ready()
+        second.turn()
+        life.delete(src=life.src[280])
+        second.turn()
+        second.leads = False
+        second.check_lead()
+        second.turn()
+    lead_again(first, lead_elsewhere)
+    assert events_of(topic) == list(range(260, 300)) and first.skipped == second.skipped == {}
+
+
 def test_who_takes_over_late_counts_what_it_cannot_score_any_more(life):
     topic = Topic()
     first = life.scoring(topic).ready()

@@ -130,10 +130,10 @@ class Scoring:
         return self
 
     def grow_old(self):
-        """Let all events of the log, and the records that wait, have become visible long ago."""
+        """Let all events of the log, and the records that wait or are set aside, have become visible long ago."""
         self.scorer.view.log.refresh()
         self.arrivals = Arrivals(self.scorer.view.log.num_edges, -1e9)
-        for one in self.loop._outbox._waiting:
+        for one in (*self.loop._outbox._waiting, *self.loop._outbox._set_aside):
             one.visible_at = -1e9
 
     def check_lead(self):
