@@ -125,7 +125,7 @@ def _stand_by(
 ) -> "ChangelogPublisher | None":
     """Follow until this member leads. Returns: the publisher of what it leads, None where `stop`
     was set before."""
-    from streamd.replica.leader.claim import claim_lead
+    from streamd.replica.leader.election import run_election
     from streamd.replica.leader.succession import StandbySuccession
 
     succession = StandbySuccession(
@@ -133,7 +133,7 @@ def _stand_by(
         settings.log.store,
         settings.leader.timeout_seconds,
         SystemClock().monotonic,
-        lambda after: claim_lead(settings, beat, stop, after),
+        lambda after: run_election(settings, beat, stop, after),
         lambda: _check_could_lead(settings),
     )
     return _follow_loop(settings, beat, succession).run(stop)

@@ -1,4 +1,5 @@
-"""A standby's one try to lead."""
+"""One attempt of a standby to be elected leader, in which it claims the next term (Kafka: leader
+epoch) in the changelog."""
 
 import threading
 import time
@@ -16,22 +17,22 @@ from streamd.settings.loading import Settings
 from streamd.telemetry.heartbeat import Heartbeat
 
 logger = structlog.get_logger()
-CLAIM_SECONDS = 60.0
-"""Longest wait until a claim is acknowledged and all before it is read. Brokers that take no
-records would let it wait for ever, while another member may reach them."""
+ELECTION_TIMEOUT_SECONDS = 60.0
+"""Longest wait until a claim is acknowledged and all records before it are read. Without it a
+standby whose brokers accept no records would wait for ever, while another one may reach them."""
 CLAIMING = "claiming the lead"
 
 
-def claim_lead(
+def run_election(
     settings: Settings, beat: Heartbeat, stop: threading.Event, after_term: int
 ) -> ChangelogPublisher:
-    """Claim the lead once, behind the leader of a term. Returns: the publisher of what this member
-    leads.
+    """Claim the lead once, as successor of the leader of a term. Returns: the publisher of the
+    log that this member leads.
 
-    Raises: FencedError where another one claimed first, KafkaError where the brokers do not take
-    the claim in time, `Stopped` where `stop` was set, and those of `lead`.
+    Raises: FencedError if another member claimed first, KafkaError if the brokers do not accept
+    the claim in time, `Stopped` if `stop` was set, and those of `lead`.
     """
-    until = time.monotonic() + CLAIM_SECONDS
+    until = time.monotonic() + ELECTION_TIMEOUT_SECONDS
 
     def waiting() -> None:
         beat.touch(CLAIMING)
@@ -42,7 +43,7 @@ def claim_lead(
             raise Stopped
         if time.monotonic() > until:
             raise KafkaError(
-                f"The changelog did not take a claim within {CLAIM_SECONDS:.0f} s.",
+                f"The changelog did not take a claim within {ELECTION_TIMEOUT_SECONDS:.0f} s.",
                 "check that enough brokers are in sync; it is tried again.",
             )
 
@@ -62,7 +63,7 @@ def claim_lead(
             heartbeat_seconds=settings.leader.heartbeat_seconds,
             after_term=after_term,
         )
-        # A log that is closed waits for acknowledgements although it was told to stop.
+        # Closing the log waits for acknowledgements even after a stop.
         publisher.waiting = waiting
         stack.pop_all()
     logger.info("leading", topic=topic.shown, term=publisher.term)
