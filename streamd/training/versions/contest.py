@@ -22,7 +22,7 @@ from streamd.training.learner import Learner
 from streamd.training.learning_settings import LearningSettings
 from streamd.training.recorder import Chunk, Recorder
 from streamd.training.versions.incumbent import Incumbent
-from streamd.training.versions.shadow import Comparison, Decision, Shadow, judge
+from streamd.training.versions.shadow import Comparison, ComparisonResult, Shadow, judge
 from streamd.windows import Window, next_window
 
 logger = structlog.get_logger()
@@ -45,7 +45,7 @@ class Verdict:
     proof: for the journal, where the champion took the shadow's place.
     """
 
-    decision: Decision
+    decision: ComparisonResult
     why: str
     back_to: Shadow | None = None
     proof: Proof | None = None

@@ -19,7 +19,7 @@ from streamd.training.device_transfer import DeviceTransfer
 from streamd.training.learner import Learner
 from streamd.training.recorder import Chunk
 
-Decision = Literal["open", "proven", "worse"]
+ComparisonResult = Literal["open", "proven", "worse"]
 """The outcome of a comparison; "open" while too few events were compared."""
 NUM_SPREADS = 3.5
 """Standard errors below 0 at which a mean difference counts as worse. By chance that happens once
@@ -86,7 +86,7 @@ class Comparison:
         return self.sum / self.num_events if self.num_events else 0.0
 
 
-def judge(compared: Comparison, enough: int) -> tuple[Decision, str]:
+def judge(compared: Comparison, enough: int) -> tuple[ComparisonResult, str]:
     """Decide whether the champion is worse than the shadow, once `enough` events were compared.
 
     It is worse where the mean difference is more than NUM_SPREADS standard errors below 0 (a
