@@ -204,9 +204,9 @@ def _run_score(settings: Settings, stop: threading.Event) -> None:
 
 def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
     """Run the trainer, or one rank of it, until `stop`; of several ranks that of the first."""
-    from streamd.eventlog.recovery import lock_directory
     from streamd.gpu import choose_device, fix_torch, take_gpu
     from streamd.models.architectures import unused_settings
+    from streamd.registry.locks import lock_trainer
 
     # Set up the process: learning yields to ingest and server.
     os.nice(settings.training.nice)
@@ -231,8 +231,7 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
     beat = Heartbeat(paths.learned, "train", paths.role)
     lock = None
     if is_first:
-        path = paths.learned / "train" / "lock"
-        lock = once_unlocked(lambda: lock_directory(path), beat, stop)
+        lock = once_unlocked(lambda: lock_trainer(paths.learned), beat, stop)
         if lock is None:
             return
     try:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 import structlog
-from filelock import FileLock
 
+from streamd.registry.locks import moves_lock
 from streamd.storage import DISK, TAIL_BYTES, Disk, append_durably, write_durably
 
 logger = structlog.get_logger()
@@ -61,8 +61,7 @@ class ModelJournal:
         self._recent: deque[Move] = deque(maxlen=RECENT)
         self._at = self._num_moves = self._inode = 0
         folder.mkdir(parents=True, exist_ok=True)
-        self.lock = FileLock(folder / ".lock")
-        """Of whoever moves the champion or drops what only it may need; may be taken twice."""
+        self.lock = moves_lock(folder)
 
     def moves(self) -> list[Move]:
         """Read all moves, oldest first, without a torn last line and lines that are no moves."""

@@ -8,14 +8,10 @@ from collections.abc import Callable, Iterator
 import structlog
 
 from streamd.registry import Registry
+from streamd.registry.locks import lock_writer
 from streamd.replica.follower.end_offsets import SourceEnds
 from streamd.replica.models.follower import ModelsFollower
-from streamd.replica.models.standby import (
-    LOOK_SECONDS,
-    Beginning,
-    leads,
-    lock_writer,
-)
+from streamd.replica.models.standby import LOOK_SECONDS, Beginning, leads
 from streamd.replica.models.topic import KafkaModelsTopic
 from streamd.replica.worker_thread import StepThread
 from streamd.settings.loading import Settings
@@ -34,7 +30,7 @@ class OneWriter:
     def __init__(self, registry: Registry, follow: Callable[[Registry], ModelsFollower]) -> None:
         """follow: makes the follower. Raises: LockedError while a trainer writes; KafkaError,
         ChangelogError."""
-        self._lock = lock_writer(registry)
+        self._lock = lock_writer(registry.folder)
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, self._lock)
             self._follower = follow(registry)

@@ -17,6 +17,7 @@ from streamd.registry import Registry
 from streamd.registry.candidate import Candidate, TrainResult
 from streamd.registry.gate import decide
 from streamd.registry.journal import ModelJournal, decoded_moves
+from streamd.registry.locks import MOVES
 from streamd.registry.registry import memory_names, read_manifests
 from streamd.settings.loading import ModelSettings, TrainingSettings
 from streamd.storage import TAIL_BYTES, ImmutableFile
@@ -228,7 +229,7 @@ def test_champion_and_shadow_are_there_whatever_another_process_does_between_two
         ours, other = (Registry.of(settings(path, registry__keep=2)) for _ in range(2))
         for n in (1, 2, 3):
             ours.publish(replace(candidate(n), parent="12-2" if n == 3 else ""))
-        other.journal.lock = FileLock(ours.folder / ".lock", timeout=0)
+        other.journal.lock = FileLock(ours.folder / MOVES, timeout=0)
         waits, reads = [], itertools.count()
 
         def act(other=other):

@@ -7,9 +7,9 @@ import pytest
 from streamd.errors import FencedError, LockedError
 from streamd.eventlog.upkeep.holds import asked_to_compact, compact_done, read_holds
 from streamd.registry import Registry
+from streamd.registry.locks import lock_writer
 from streamd.replica.models import records
 from streamd.replica.models.mark import MARK, Stored, read_mark, write_mark
-from streamd.replica.models.standby import lock_writer
 from streamd.replica.models.state import ModelsState
 from streamd.store.checkpoints import stored_checkpoints
 from streamd.store.objects import Store
@@ -215,7 +215,7 @@ def test_a_trainer_elsewhere_asks_again_for_a_compaction_that_was_let_go(trainer
 
 
 def test_one_process_at_a_time_writes_versions(trainer):
-    lock = lock_writer(Registry.of(trainer.settings))
+    lock = lock_writer(Registry.of(trainer.settings).folder)
     with pytest.raises(LockedError):
-        lock_writer(Registry.of(trainer.settings))
+        lock_writer(Registry.of(trainer.settings).folder)
     assert lock >= 0

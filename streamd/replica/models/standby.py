@@ -12,8 +12,8 @@ import structlog
 
 from streamd.errors import FencedError, KafkaError, LockedError, StoreError
 from streamd.eventlog.journal.tail import JournalTail
-from streamd.eventlog.recovery import lock_directory
 from streamd.registry import Registry
+from streamd.registry.locks import lock_writer
 from streamd.replica.leader.connect import Stopped
 from streamd.replica.models.hold import HandoverHold
 from streamd.replica.models.mark import read_mark
@@ -30,8 +30,6 @@ from streamd.telemetry.failure_log import LastingFailures
 from streamd.telemetry.heartbeat import Heartbeat, leads_here
 
 logger = structlog.get_logger()
-WRITER = ".writer"
-"""File in the folder of versions that is locked by who writes there: trainer or follower."""
 LOOK_SECONDS = 0.5
 RETRY_SECONDS = 1.0
 LEAVE_SECONDS = 10.0
@@ -43,12 +41,6 @@ def leads(log: LogSettings, data_dir: Path) -> bool:
     """Whether ingest leads the log here: always on the leader that the settings name, else by
     ingest's heartbeat."""
     return not log.follows or leads_here(data_dir)
-
-
-def lock_writer(registry: Registry) -> int:
-    """Lock the folder of versions for its one writer. Returns: the lock's descriptor. Raises:
-    LockedError."""
-    return lock_directory(registry.folder / WRITER, "none is needed: it ends by itself.")
 
 
 class TrainersReign:
@@ -132,7 +124,7 @@ class Beginning:
                     if topic is None:
                         topic, state = self._open_topic(), ModelsState()
                     if self._is_ready(topic, state):
-                        lock = lock if lock >= 0 else lock_writer(self._registry)
+                        lock = lock if lock >= 0 else lock_writer(self._registry.folder)
                         reign.claim(topic, state)
                         if self._take(reign, topic, state):
                             begun, lock = self._begun(reign, lock), -1
