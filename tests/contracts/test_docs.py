@@ -15,7 +15,7 @@ from streamd.cli.main import app
 from streamd.graph.facts.columns import FACT_NAMES, FactColumn
 from streamd.ingest.dead_letters.sinks import REASONS
 from streamd.models.architectures import ARCHITECTURES, COMMON
-from streamd.settings.loading import leaves, load_settings
+from streamd.settings.loading import ModelSettings, leaves, load_settings
 from streamd.telemetry import metrics, replica_metrics
 
 ROOT = Path(__file__).parents[2]
@@ -51,6 +51,17 @@ def test_every_model_is_documented_with_the_settings_it_uses():
         name: row.settings for name, row in ARCHITECTURES.items()}
     common, = re.findall(r"^\| model \| uses, besides (.*?) \|$", DOCS["settings.md"], re.M)
     assert set(re.findall(r"`(\w+)`", common)) == COMMON
+
+
+def test_every_model_is_named_in_each_text_that_lists_the_models():
+    texts = {
+        "description of model.name": ModelSettings.model_fields["name"].description,
+        "docs/settings.md": re.search(r"^\| `model.name` \|.*$", DOCS["settings.md"], re.M)[0],
+        "docs/how-it-works.md": DOCS["how-it-works.md"].split("## The model\n")[1].split("\n## ")[0],
+        "README.md": re.search(r"model \((`.*?`)\)", README)[1],
+    }
+    missing = {text: [name for name in ARCHITECTURES if not re.search(rf"\b{name}\b", words)] for text, words in texts.items()}
+    assert not any(missing.values()), missing
 
 
 def test_every_fact_is_documented_in_its_place():

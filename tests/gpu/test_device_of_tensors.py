@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from streamd.eventlog.reader import LogReader
 from streamd.events import Schema
 from streamd.models import Memory, link_loss
+from streamd.models.architectures import ARCHITECTURES
 from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore
@@ -63,7 +64,7 @@ def test_the_fake_does_refuse_to_mix_devices(fake):
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("name", ["tgn", "tgat", "dysat", "sage", "gat", "gcn", "pair"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_model_on_a_gpu_makes_no_tensor_elsewhere(log, name, training):
     learner, chunk = recorded(log, model__name=name, model__id_rows=32, model__labels="regression")
     with FakeTensorMode(allow_non_fake_inputs=True):

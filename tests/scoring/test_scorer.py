@@ -6,6 +6,7 @@ import pytest
 from streamd.eventlog.reader import LogReader
 from streamd.graph.negatives import SCORED
 from streamd.graph.ranking import ranks
+from streamd.models.architectures import ARCHITECTURES
 from streamd.models.loading import load_model
 from streamd.training.learner import Learner
 from streamd.training.recorder import Recorder
@@ -43,7 +44,7 @@ def ragged(seed, at, end):
         yield at
 
 
-@pytest.mark.parametrize("name", ["tgn", "sage", "pair", *(pytest.param(n, marks=pytest.mark.slow) for n in ("tgat", "dysat", "gat", "gcn"))])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in ("tgn", "sage", "pair"))) for n in ARCHITECTURES])
 def test_the_rank_in_the_topic_is_the_windows_rank_of_the_same_version(tmp_path, name):
     src, dst, time_E = stream(420, hours=4)
     time_E[300:306] = time_E[300]

@@ -15,6 +15,7 @@ from streamd.eventlog.reader import LogReader
 from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress
 from streamd.graph.negatives import SCORED
+from streamd.models.architectures import ARCHITECTURES
 from streamd.models.loading import load_model
 from streamd.registry import Registry
 from streamd.registry.registry import read_manifests
@@ -70,7 +71,7 @@ def test_a_version_is_swapped_in_while_clients_ask_and_no_request_fails(world):
     assert first in versions and len(versions) >= 2
 
 
-@pytest.mark.parametrize("world", ["tgn", "tgat", "dysat", "sage", "gat", "gcn", "pair"], indirect=True)
+@pytest.mark.parametrize("world", ARCHITECTURES, indirect=True)
 def test_answers_equal_what_the_trainer_would_have_scored(world):
     world.train()
     world.start()

@@ -11,6 +11,7 @@ from streamd.events import Schema
 from streamd.gpu.device import fix_torch
 from streamd.graph.ranking import ranks
 from streamd.models import link_loss
+from streamd.models.architectures import ARCHITECTURES
 from streamd.training.batches import prepared
 from streamd.training.learner import Learner
 from streamd.training.measures import measures
@@ -48,7 +49,7 @@ def run(s, log, learn=True, capacity=10):
     return learner, np.concatenate(scores), losses
 
 
-@pytest.mark.parametrize("name", ["tgn", "pair", "tgat", "dysat", "sage", "gat", "gcn"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_learning_beats_standing_still(tmp_path, name):
     s, log = world(tmp_path, model__name=name, training__epochs=4, training__learning_rate=0.01)
     _, learned, _ = run(s, log)

@@ -21,6 +21,7 @@ from streamd.events import Progress, empty_batch
 from streamd.exchange.tables import Columns
 from streamd.gpu.device import fix_torch
 from streamd.graph.negatives import NUM_LEARNED, NUM_SCORED, Pool, Pools
+from streamd.models.architectures import ARCHITECTURES
 from streamd.models.standardize import RunningStandardizer, SetStandardizer
 from streamd.registry import Registry
 from streamd.server.page.window_rows import edge_sets
@@ -68,7 +69,7 @@ def run(s, log, learn=True):
     return learner, recorder, np.concatenate([x for x in scores if x.size]), chunks
 
 
-@pytest.mark.parametrize("name", ["tgn", "pair", "tgat", "dysat", "sage", "gat", "gcn"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_model_learns_from_several_sets(tmp_path, name):
     s, log = world(tmp_path, model__name=name, training__epochs=4, training__learning_rate=0.01)
     learner, _, learned, _ = run(s, log)

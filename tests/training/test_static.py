@@ -11,6 +11,7 @@ from streamd.cli.maintenance import open_log, train_static
 from streamd.errors import SettingsError, StreamdError
 from streamd.events import Schema
 from streamd.models import build_model
+from streamd.models.architectures import ARCHITECTURES
 from streamd.settings.loading import ModelSettings
 from streamd.training.static import StaticTraining
 from tests.builders import learning, settings, stream, write_log
@@ -45,7 +46,7 @@ def log_of_groups(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("name", ["sage", "gat", "gcn"])
+@pytest.mark.parametrize("name", [name for name, row in ARCHITECTURES.items() if row.static])
 def test_a_static_graph_is_learned_well_above_chance(log_of_groups, name, tmp_path):
     made = training(log_of_groups, name)
     untrained, *rest = made.run(20)

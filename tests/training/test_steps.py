@@ -14,6 +14,7 @@ from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress, Schema, empty_batch
 from streamd.gpu import copies
 from streamd.models import Memory
+from streamd.models.architectures import ARCHITECTURES
 from streamd.settings.loading import GpuSettings
 from streamd.training.device_transfer import DeviceTransfer
 from streamd.training.learner import Learner
@@ -98,7 +99,7 @@ def on_device(module):
 
 
 @pytest.mark.parametrize("make", [one_set, labelled_sets])
-@pytest.mark.parametrize("name", ["tgn", "pair", "tgat", "dysat", "sage", "gat", "gcn"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_no_training_step_waits_for_the_device(tmp_path, name, make):
     s = make(tmp_path)
     s = s.model_copy(update={"model": s.model.model_copy(update={"name": name})})
