@@ -1,4 +1,4 @@
-"""What runs beside the trainer and beside a follower, each in a thread of its own."""
+"""Parts that run next to the trainer or a follower, each in a thread of its own."""
 
 import contextlib
 import os
@@ -86,8 +86,8 @@ def training_in_term(
 
 
 def follow_models(settings: Settings) -> list[StepThread]:
-    """Take over what the trainer elsewhere sends, where there is a store, and look what Kafka
-    has."""
+    """Follow the trainer of another machine, if there is a store, and read the end offsets of
+    Kafka."""
 
     def follow(registry: Registry) -> ModelsFollower:
         return ModelsFollower(

@@ -158,9 +158,10 @@ class TermsMachine(RuleBasedStateMachine):
         if manifest is not None:
             take_manifest(self.store, manifest, member.path)
 
-    def stop_following(self, member):
+    def stop_following(self, name):
+        member = self.members[name]
         if member.follower is not None:
-            member.follower.close()
+            self.as_member(name, member.follower.close)
             member.follower = None
 
     @rule(name=MEMBERS, rival=st.none() | MEMBERS, held=st.integers(0, 2))
@@ -169,7 +170,7 @@ class TermsMachine(RuleBasedStateMachine):
         member = self.members[name]
         if member.log is not None:
             self.as_member(name, lambda: (member.log.close(), setattr(member, "log", None)))
-        self.stop_following(member)
+        self.stop_following(name)
         member.link.hold, holding = held > 0, member.link.hold
         member.link.turns = -held
 
@@ -309,7 +310,7 @@ class TermsMachine(RuleBasedStateMachine):
         if member.log is not None:
             self.as_member(name, member.log.close)
             member.log = None
-        self.stop_following(member)
+        self.stop_following(name)
 
     @rule(name=MEMBERS, trims=st.booleans())
     def store_a_manifest(self, name, trims):
