@@ -212,7 +212,7 @@ class _Call:
 
     def _reject(self, reader: TopicReader, record: Any, bad: BadEvent) -> None:
         """Reject a whole record."""
-        value = record.value or b""
+        value = reader.value_of(record)
         self._rejected.append(
             Rejected(
                 offset=record.offset,

@@ -18,6 +18,7 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from streamd.clock import time_us
+from streamd.decode.encoded_decimals import decimal_hint
 from streamd.decode.sources.paths import kind_of
 from streamd.errors import BadEvent
 from streamd.events import MICROSECONDS, Int64
@@ -103,7 +104,7 @@ class Times:
             taken = _number_of(value)
             if taken is None or taken != taken:
                 what = f"{name} is {kind_of(value)}, not a number of {self._form}"
-                raise BadEvent("bad_time", what)
+                raise BadEvent("bad_time", what + decimal_hint(value))
             # An integer is exact; a float has the microseconds that it can hold.
             if abs(taken) > MAX_US // self._scale:
                 raise BadEvent("bad_time", f"{name} is out of range")
@@ -286,9 +287,8 @@ class Feature:
                     out[self._place.get(text, self._others)] = 1.0
                 return out
         where = f" ({path})" if path else ""
-        raise BadEvent(
-            "bad_features", f"feature {self.name}{where} is {kind_of(value)}, not {declared.words}"
-        )
+        what = f"feature {self.name}{where} is {kind_of(value)}, not {declared.words}"
+        raise BadEvent("bad_features", what + decimal_hint(value))
 
 
 def whole(value: Any) -> Any:
@@ -317,9 +317,7 @@ def as_key(value: Any, kind: KeyType | None) -> Any:
 
 def key_hint(value: Any) -> str:
     """What to do about an object or a number as a key; empty for other values."""
-    if type(value) is dict and value.keys() == {"scale", "value"}:
-        return "; set the connector's decimal.handling.mode to string"
-    return "; write such ids as text" if type(value) is float else ""
+    return "; write such ids as text" if type(value) is float else decimal_hint(value)
 
 
 def _category(value: Any) -> str | None:

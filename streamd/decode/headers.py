@@ -1,12 +1,28 @@
-"""Which headers leave a record one that the fast path may take."""
+"""The content type of a record, and which headers leave it one that the fast path may take."""
 
+import re
 from collections.abc import Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
-from streamd.decode.wire import JSON, REFUSED_HEADER, content_type
+from streamd.decode.wire import CONTENT_TYPES, JSON, NDJSON, OWN_ROW, REFUSED_HEADER
 from streamd.errors import BadEvent
 
 Header = tuple[str, bytes | None]
+NAMES = {
+    "text/json": JSON,
+    "application/ndjson": NDJSON,
+    "application/jsonl": NDJSON,
+    "application/x-jsonl": NDJSON,
+    "application/jsonlines": NDJSON,
+    "application/x-jsonlines": NDJSON,
+}
+"""Other names in use for the same media types."""
+CLOUDEVENTS = "application/cloudevents"
+"""Beginning of the types of events with their attributes in the value."""
+PARAMETER = re.compile(r';\s*([^\s;="]+)="?([^;"]*)')
+MAX_TYPE_BYTES = 200
+"""Longer content types are cut: no known one has so many bytes."""
 MAX_KNOWN = 1_024
 """Most headers and names that are remembered: producers may send any number of them."""
 MAX_KNOWN_BYTES = 100
@@ -32,7 +48,7 @@ class JSONHeaders:
         num_bytes = len(name)
         if name.lower() == "content-type":
             try:
-                if content_type([header]) != JSON:
+                if own_content_type([header]) != JSON:
                     return False
             except BadEvent:
                 return False
@@ -43,13 +59,55 @@ class JSONHeaders:
         return True
 
 
-def content_of(headers: Sequence[Header]) -> str:
-    """The last content type in headers, in lower case and without parameters; empty for none."""
-    kind = ""
+class MediaType(NamedTuple):
+    """A media type (RFC 9110, section 8.3.1) without the other ways to write the same.
+
+    essence: type and subtype in lower case, empty for none. parameters: names and values in lower
+    case, since those that we read are words.
+    """
+
+    essence: str = ""
+    parameters: frozenset[tuple[str, str]] = frozenset()
+
+
+@lru_cache(MAX_KNOWN)
+def media_type(content: bytes) -> MediaType:
+    """The media type in a header, which some programs write as JSON text, in quotes."""
+    text = content.decode("latin-1").replace("\\", "").strip(" \t\r\n\"'").lower()
+    essence = text.partition(";")[0].strip()
+    return MediaType(NAMES.get(essence, essence), frozenset(PARAMETER.findall(text)))
+
+
+def media_type_of(headers: Sequence[Header]) -> MediaType:
+    """The media type in the last header `content-type`; an empty one if there is none."""
+    kind = MediaType()
     for name, content in headers:
         if name.lower() == "content-type":
-            kind = (content or b"").decode("latin-1").split(";")[0].strip().lower()
+            kind = media_type((content or b"")[:MAX_TYPE_BYTES])
     return kind
+
+
+def content_of(headers: Sequence[Header]) -> str:
+    """The last content type in headers, without parameters; empty if there is none."""
+    return media_type_of(headers).essence
+
+
+def own_content_type(headers: Sequence[Header]) -> str:
+    """The form of our own events that headers name, JSON by default. Raises: BadEvent if unknown.
+
+    Any type with the suffix `+json` is JSON too (RFC 6839).
+    """
+    essence = content_of(headers)
+    if essence in CONTENT_TYPES:
+        return essence
+    known = f"known are {', '.join(CONTENT_TYPES)}"
+    # Those would be read as our own events.
+    if essence.startswith(CLOUDEVENTS) or essence == OWN_ROW:
+        known = "give the topic an entry in sources"
+        known += ", with envelope: cloudevents" if essence != OWN_ROW else ""
+    elif essence.endswith("+json") or not any(n.lower() == "content-type" for n, _ in headers):
+        return JSON
+    raise BadEvent("unknown_content_type", f"content-type {essence[:80]!r}, {known}")
 
 
 def content_header(record: Any) -> str:

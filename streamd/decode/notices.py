@@ -68,6 +68,15 @@ class Notices:
             "time_missing", meaning="such events get the timestamp of their Kafka record"
         )
 
+    def truncate(self, topic: str) -> None:
+        """Warn that a table whose changes are in a topic was truncated."""
+        self._warn_once(
+            "table_truncated",
+            topic=topic,
+            meaning="truncated: edges before it stay, since no record names its rows",
+            action="delete their nodes or edges, or begin a new data_dir, if they must go",
+        )
+
     def rounded(self, found: Rounded) -> None:
         """Count rounded values of valid events, and warn of them."""
         if found.num:

@@ -9,7 +9,7 @@ import numpy as np
 
 from streamd.decode.block import Block, Edges, Origin, edge_block
 from streamd.decode.checks import EventChecker
-from streamd.decode.headers import JSONHeaders, content_header
+from streamd.decode.headers import JSONHeaders, content_header, content_of, own_content_type
 from streamd.decode.notices import Notices
 from streamd.decode.reader import EventReader, WireEdge
 from streamd.decode.record_items import RecordItems
@@ -21,7 +21,6 @@ from streamd.decode.wire import (
     OWN_EVENT,
     Items,
     WireEvent,
-    content_type,
     elements,
     has_several,
     parse_several,
@@ -60,6 +59,10 @@ class OwnEvents:
     def remember(self, partition: int, offset: int) -> None:
         """Do nothing: no record depends on another."""
 
+    def value_of(self, record: Any) -> bytes:
+        """The bytes of a record's value."""
+        return record.value or b""
+
     def keep(self, block: Block) -> Block:
         """All events: no key is dropped."""
         return block
@@ -95,7 +98,7 @@ class OwnEvents:
             return self._tombstone(record)
 
         # The content type tells NDJSON and Arrow from JSON, which may be an array or an object.
-        kind = content_type(record.headers or ())
+        kind = own_content_type(record.headers or ())
         if kind == ARROW:
             return self._open_arrow(record, partition, now_us)
         items: Items = [value]
@@ -111,13 +114,13 @@ class OwnEvents:
             items = items or elements(value)
 
         # In a topic of another shape only its header tells our own event.
-        sent = content_header(record)
+        is_marked = content_of(record.headers or ()) == OWN_EVENT
         return RecordItems(
             record=record,
             items=items,
             read=self._reader.parse,
             raw=lambda item: value if len(items) == 1 else bytes(item),
-            content_type=sent if sent.startswith(OWN_EVENT) else "",
+            content_type=content_header(record) if is_marked else "",
         )
 
     def _open_arrow(

@@ -129,21 +129,6 @@ def elements(value: bytes) -> Sequence[msgspec.Raw]:
         raise BadEvent("bad_json", str(error)) from None
 
 
-def content_type(headers: Sequence[tuple[str, bytes | None]]) -> str:
-    """The content type in a record's headers, JSON by default. Raises: BadEvent if unknown."""
-    kind = JSON
-    for name, content in headers:
-        if name.lower() == "content-type":
-            # The last header of that name counts, without parameters such as a charset.
-            kind = (content or b"").decode("latin-1").split(";")[0].strip().lower()
-    if kind not in CONTENT_TYPES:
-        raise BadEvent(
-            "unknown_content_type",
-            f"content-type {kind[:80]!r}, known are {', '.join(CONTENT_TYPES)}",
-        )
-    return kind
-
-
 def converted(row: dict[str, Any]) -> WireEvent:
     """Convert a row of a table to an event. Raises: BadEvent."""
     try:

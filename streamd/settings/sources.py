@@ -22,6 +22,8 @@ ROOTS = ("$envelope", "$key", "$headers")
 """First steps of paths that lead out of the record's own data."""
 REGISTRY_FORMATS = ("avro", "protobuf")
 """Formats whose schemas are in the schema registry."""
+UNAVAILABLE = "__debezium_unavailable_value"
+"""Debezium's usual word for a value that it was not sent."""
 MAX_STEPS = 16
 """Most steps of a path: a deeper value is no field of an event."""
 Scalar = str | int | float | bool | None
@@ -199,10 +201,22 @@ class SourceSettings(_Rule):
         tuple[str | int, ...],
         BeforeValidator(as_tuple, json_schema_input_type=str | int | tuple[str | int, ...]),
     ] = Field((), description="keys that are no nodes: events with one are dropped")
+    unavailable_value: str = Field(
+        UNAVAILABLE,
+        min_length=1,
+        description="Debezium's word for a value that it was not sent, which counts as absent",
+    )
     fields: EdgeFields | None = Field(None, description="where the fields of edges are")
     deletes: DeleteRule | None = Field(None, description="which records are deletes")
     labels: LabelRule | None = Field(None, description="which records are labels")
     nodes: NodeRule | None = Field(None, description="which records are node features")
+
+    @field_validator("unavailable_value")
+    @classmethod
+    def _is_a_word(cls, word: str) -> str:
+        if word.startswith("hex:"):
+            bytes.fromhex(word.removeprefix("hex:"))
+        return word
 
     @model_validator(mode="after")
     def _makes_something(self) -> "SourceSettings":

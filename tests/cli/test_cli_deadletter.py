@@ -97,6 +97,9 @@ def test_without_a_log_nothing_tells_what_is_behind_it(world, outbox, tmp_path):
 
 def test_letters_whose_schema_cannot_be_asked_for_may_be_behind_the_log(tmp_path, monkeypatch):
     class Away:
+        def value_of(self, record):
+            return record.value
+
         def prepare(self, values, waiting):
             raise SchemaRegistryError("http://registry does not answer.", "check it.")
 

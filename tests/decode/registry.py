@@ -5,6 +5,7 @@ import io
 import json
 import threading
 import time
+import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -25,13 +26,14 @@ CLICK = {"type": "record", "name": "Click", "namespace": "shop", "fields": [
 
 
 class Registry:
-    """Owner: the test. schemas: by id, as the API answers; versions: by subject and version; asked: paths so far.
+    """Owner: the test. schemas: by id or GUID, as the API answers; has_guids: whether it has the route of GUIDs; versions: by subject and version; asked: paths so far.
 
     fault: (status, content type, body) to answer everything with, or a function of the handler; None: it works.
     """
 
     def __init__(self):
         self.schemas, self.versions, self.asked, self.headers, self.fault = {}, {}, [], [], None
+        self.has_guids = True
         registry = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -86,7 +88,10 @@ class Registry:
         parts = urlsplit(path)
         steps, form = [unquote(s) for s in parts.path.split("/")[1:]], parse_qs(parts.query).get("format", [""])[0]
         try:
-            found = self.schemas[int(steps[2])] if steps[:2] == ["schemas", "ids"] else self.versions[steps[1], int(steps[3])]
+            if steps[:2] == ["schemas", "guids"] and not self.has_guids:
+                return 404, "application/json", b'{"error_code": 404, "message": "HTTP 404 Not Found"}'
+            by = {"ids": lambda text: self.schemas[int(text)], "guids": lambda text: self.schemas[uuid.UUID(text)]}
+            found = by[steps[1]](steps[2]) if steps[0] == "schemas" else self.versions[steps[1], int(steps[3])]
         except (KeyError, IndexError, ValueError):
             # The API's ids are Java's ints: another number is no address of it.
             code = 404 if steps[-1].isdecimal() and int(steps[-1]) >= 2**31 else {"schemas": 40403, "subjects": 40401}.get(steps[0], 404)

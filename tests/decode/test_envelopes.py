@@ -4,10 +4,13 @@ import base64
 import json
 
 import pytest
+import structlog
 
 from streamd.decode.wire import OWN_EVENT, OWN_ROW
 from streamd.events import DELETE, EDGE, NODE
+from streamd.telemetry import metrics
 from tests.decode.mapped import Topic, record, source
+from tests.readings import reading
 
 CLOUD = source('{envelope: cloudevents, time: iso8601, fields: {src: u, dst: v, time: $envelope.time}, where: {$envelope.type: [view]}}')
 ROWS = source("{envelope: debezium, time: ms, fields: {src: u, dst: v, time: t}, where: {ok: true}}")
@@ -188,3 +191,50 @@ def test_a_record_without_its_envelope_is_refused_and_not_skipped(tmp_path, body
     assert len(events) == 19 and (bad.offset, bad.reason) == (7, "missing_field") and bad.error.startswith(f"{missing} is missing")
     # One that has it and nothing else is another kind of record.
     assert topic.decode(wrapped({}) if missing == "payload" else cloud(data={})) == ([], [])
+
+
+TRUNCATES = [{"op": "t", "source": {"table": "t"}, "ts_ms": 9}, {"op": "t", "before": None, "after": None, "source": {"table": "t"}}]
+
+
+@pytest.mark.parametrize("value", [*TRUNCATES, *map(wrapped, TRUNCATES)])
+def test_a_truncated_table_is_said_aloud_and_its_edges_stay(tmp_path, value):
+    topic = Topic(ROWS, tmp_path)
+    before = reading(metrics.dropped.labels("clicks", "truncate"))
+    with structlog.testing.capture_logs() as logs:
+        events, rejected = topic.decode(change("c"), value, change("u"), value)
+    assert [e.offset for e in events] == [0, 2] and not rejected
+    (log,) = logs
+    assert log["event"] == "table_truncated" and log["topic"] == "clicks" and log["meaning"].startswith("truncated: edges before it stay")
+    assert reading(metrics.dropped.labels("clicks", "truncate")) == before + 2 and reading(metrics.odd_events.labels("table_truncated")) == 1
+
+
+@pytest.mark.parametrize("value", [{"op": "m", "message": {"prefix": "p", "content": "aGk="}, "source": {}}, {"op": "x"}, {"op": "T"}])
+def test_another_operation_is_skipped_in_silence(tmp_path, value):
+    with structlog.testing.capture_logs() as logs:
+        assert Topic(ROWS, tmp_path).decode(value) == ([], []) and not logs
+
+
+def test_a_delete_that_holds_its_key_only_says_what_the_table_must_send(tmp_path):
+    keys_only = {"op": "d", "before": {"id": 1, "u": None, "v": None, "t": None, "ok": True}, "after": None}
+    assert Topic(ROWS, tmp_path).refused(keys_only) == ("missing_field", "src (u) is missing: deletes need whole rows (Postgres: REPLICA IDENTITY FULL)")
+
+
+@pytest.mark.parametrize(("key", "way_out"), [({"scale": 0, "value": "Bw=="}, "decimal.handling.mode to string"), (8.5, "write such ids as text"), ([7], "keys are text or integers")])
+def test_a_number_of_oracle_that_is_no_key_names_the_setting_of_the_connector(tmp_path, key, way_out):
+    reason, error = Topic(ROWS, tmp_path).refused(change("c", u=key))
+    assert reason == "bad_key" and error.startswith("src (u) is ") and way_out in error
+
+
+@pytest.mark.parametrize("value", [{"scale": 2, "value": "BNI="}, "BNI="])
+@pytest.mark.parametrize("field", ["age", "t", "y"])
+def test_a_decimal_of_bytes_is_named_in_every_field_of_a_number(tmp_path, field, value):
+    labels = "labels: {where: {kind: [paid]}, fields: {node: u, time: t, target: y}}"
+    topic = Topic(source(f"{{envelope: debezium, time: ms, {labels}, fields: {{src: u, dst: v, time: t, features: {{age: age}}}}}}",
+                         graph={"edge_sets": {"default": {"features": {"age": "number"}}}}, stream={"label_dim": 1}), tmp_path)
+    row = {"age": 1, "y": 1, "kind": "paid" if field == "y" else "new"} | {field: value}
+    assert "set the connector's decimal.handling.mode to string" in topic.refused(change("c", **row))[1]
+
+
+@pytest.mark.parametrize("key", ["8", 8, 8.0])
+def test_numbers_of_oracle_as_text_or_whole_are_keys(tmp_path, key):
+    assert str(Topic(ROWS, tmp_path).one(change("c", u=key)).a) == "8"

@@ -369,6 +369,9 @@ class Rows:
 
     away = False
 
+    def value_of(self, record):
+        return record.value
+
     def decode(self, value):
         if self.away:
             raise SchemaRegistryError("The registry does not answer.")

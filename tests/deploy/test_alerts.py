@@ -51,6 +51,9 @@ CASES = {
                         {"ingest streamd_data_gaps_total": "1x11"}, INGEST),
     "StreamdDeadLetters": ("1m", 25, {EVENTS: "0+100x30", 'ingest streamd_dead_letters_total{reason="bad_json"}': "0+2x30"},
                            {EVENTS: "0+1000x30", 'ingest streamd_dead_letters_total{reason="bad_json"}': "0+9x30"}, {}),
+    "StreamdTableTruncated": ("1m", 5, {'ingest streamd_dropped_events_total{reason="truncate",topic="orders"}': "0 0 1x9"},
+                              {'ingest streamd_dropped_events_total{reason="drop_keys",topic="orders"}': "0 0 1x9"}, INGEST | {"reason": "truncate", "topic": "orders"},
+                              "A table of topic orders was truncated: edges before it stay."),
     "StreamdEventsLate": ("1m", 25, {EVENTS: "0+100x30", "ingest streamd_clamped_events_total": "0+6x30"},
                           {EVENTS: "0+100x30", "ingest streamd_clamped_events_total": "0+4x30"}, {}),
     "StreamdWindowsLeftOut": ("1m", 5, {'train streamd_windows_total{outcome="left_out"}': "0 0 1x9"},
@@ -135,7 +138,9 @@ def exported():
 
 EXPORTED = exported()
 ASKED = {name for r in RULES.values() for name in re.findall(r"\b(?:streamd_\w+|up)\b", r["expr"])}
-NAMES = {series.partition("{")[0] for series in EXPORTED}
+NAMES = {series.partition("{")[0] for series in EXPORTED} | {
+    f"{role} {name}" for role in metrics.OWNED for name in re.findall(r"^# TYPE (\S+)", (SCRAPES / f"{role}.prom").read_text(), re.M)}
+"""Also those of counters whose labels no healthy run has."""
 
 
 def stored_name(series):

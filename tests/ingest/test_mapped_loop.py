@@ -117,6 +117,9 @@ class Away:
 
     answers = False
 
+    def value_of(self, record):
+        return record.value
+
     def prepare(self, values, waiting): ...
 
     def decode(self, value):

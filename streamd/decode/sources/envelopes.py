@@ -24,6 +24,7 @@ from streamd.decode.sources.rules import (
     deleted_set,
     plain_rules,
 )
+from streamd.decode.sources.unsent_values import UnsentValue
 from streamd.errors import BadEvent
 from streamd.events import Schema
 from streamd.settings.sources import DeleteFields, SourceSettings, Where, steps_of
@@ -31,18 +32,21 @@ from streamd.settings.sources import DeleteFields, SourceSettings, Where, steps_
 CHANGED = frozenset(("c", "r", "u"))
 """Operations of Debezium that leave a row: created, read by a snapshot, updated."""
 DELETED = "d"
+TRUNCATED = "t"
+"""Debezium's operation that deletes all rows of a table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
     """One form of a source's records. Owner: the source's decoder.
 
-    shape: reads the fields of the value. of_record: columns that come from a record's key and
-    headers instead. alone: tells of n records' columns whether they need a look one by one.
+    shape: reads the fields of the value. stand_in: counts as no value. of_record: columns that come
+    from a record's key and headers instead.
     """
 
     layout: Layout
     shape: Shape
+    stand_in: UnsentValue
     in_value: tuple[int, ...]
     of_record: tuple[tuple[int, Callable[[Any], Any]], ...]
     operation: int = -1
@@ -56,7 +60,7 @@ class Form:
         """All columns of n records; None where one of them needs a look alone."""
         columns: Columns = [[]] * len(self.layout.paths)
         for at, column in zip(self.in_value, of_values, strict=True):
-            columns[at] = column
+            columns[at] = self.stand_in.without(column)
         for at, read in self.of_record:
             columns[at] = list(map(read, records))
         if self.operation >= 0:
@@ -80,7 +84,7 @@ class Form:
         """All values of one record."""
         row = [None] * len(self.layout.paths)
         for at, value in zip(self.in_value, of_value, strict=True):
-            row[at] = value
+            row[at] = None if self.stand_in.is_one(value) else value
         for at, read in self.of_record:
             row[at] = read(record)
         return row
@@ -115,6 +119,7 @@ class FormMaker:
         self._keys = keys
         self._schema = schema
         self._max_feature = max_feature
+        self._stand_in = UnsentValue(source.unavailable_value)
         self._times = None if time_form == "record" else Times(time_form)
 
     def plain(self, base: Steps = ()) -> Form:
@@ -143,7 +148,7 @@ class FormMaker:
         return self._form([*deletes, *rules], leaves, operation=operation, num_first=len(deletes))
 
     def structured(self) -> Form:
-        """CloudEvents with their data beside their attributes."""
+        """CloudEvents with data and attributes in the value."""
         leaves = Leaves()
         inlined = leaves.number(("data_base64",))
         rules = plain_rules(self._source, RuleMaker(leaves, absolute(("data",), ())), self._sets)
@@ -217,6 +222,7 @@ class FormMaker:
         return Form(
             layout,
             Shape([path for path in leaves.of if path[0] not in ("$key", "$headers")]),
+            self._stand_in,
             tuple(in_value),
             tuple(
                 (n, _reader(path))
@@ -260,7 +266,7 @@ def _reader(path: Steps) -> Callable[[Any], Any]:
             key = parsed(record.key or b"")
         except BadEvent:
             return None
-        # Connect's converter puts a schema beside it.
+        # Connect's converter adds a schema.
         if type(key) is dict and key.keys() == {"schema", "payload"}:
             key = key["payload"]
         return walk(key)

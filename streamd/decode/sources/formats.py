@@ -24,6 +24,9 @@ JSON_FORMATS = ("json", "ndjson")
 class Format(Protocol):
     """Decodes values of one topic."""
 
+    def value_of(self, record: Any) -> bytes:
+        """The bytes to decode: a record's value, with the schema's id if a header has it."""
+
     def prepare(self, values: Iterable[bytes], waiting: Callable[[], None]) -> None:
         """Get ready to decode these values.
 
@@ -34,7 +37,7 @@ class Format(Protocol):
         """The records in a value, as objects of numbers, text, truth values, lists and objects.
 
         Raises: BadEvent where the value is none of this format; SchemaRegistryError where that
-        cannot be told now, since the registry does not answer.
+        is not known now, since the registry does not answer.
         """
 
 
@@ -59,6 +62,11 @@ class ArrowRows:
 
     def __init__(self, max_events: int) -> None:
         self._max_events = max_events
+
+    def value_of(self, record: Any) -> bytes:
+        """A record's value."""
+        value: bytes = record.value
+        return value
 
     def prepare(self, values: Iterable[bytes], waiting: Callable[[], None]) -> None:
         """Do nothing: a stream has its schema with it."""

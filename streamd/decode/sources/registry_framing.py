@@ -1,10 +1,14 @@
-"""Values with a schema's id before them, as Confluent's serializers write them: a zero byte, the id
-as four bytes, big-endian, and the value."""
+"""Values with a schema's id before them, as Confluent's serializers write them.
+
+The id is a zero byte and four bytes, big-endian, or a byte 1 and the 16 bytes of a GUID. A header
+may have it instead of the value.
+"""
 
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
+from uuid import UUID
 
 import msgspec
 
@@ -13,7 +17,10 @@ from streamd.decode.wire import TOO_DEEP
 from streamd.errors import BadEvent, SettingsError
 from streamd.settings.loading import SchemaRegistrySettings
 
-HEAD_BYTES = 5
+ID_HEADER = "__value_schema_id"
+"""Header with the id, and in Protobuf the message indexes, of the schema of a record's value."""
+HEADS = {0: 5, 1: 17}
+"""Bytes of an id, by their first one."""
 MAX_ID = 2**31 - 1
 """Largest id that a registry gives. Asked for a larger one it answers as at a wrong address."""
 MAX_SCHEMAS = 1_000
@@ -31,21 +38,34 @@ MAX_UNKNOWN = 100_000
 """Most such ids that are remembered."""
 
 Read = Callable[[bytes, int], Any]
-"""Reads the value that begins at a place in some bytes. Raises: BadEvent."""
+"""Reads the value that begins at an index of some bytes. Raises: BadEvent."""
+SchemaId = int | UUID
 _json = msgspec.json.Decoder()
+
+
+def with_schema_id(record: Any) -> bytes:
+    """A record's value with the id before it, also if a header has the id."""
+    value: bytes = record.value
+    # As in Confluent's deserializer for Java, the last header of the name counts.
+    for name, content in reversed(record.headers or ()):
+        if name == ID_HEADER and content:
+            return bytes(content) + value
+    return value
 
 
 class JSONValues:
     """JSON behind a schema's id. It needs no schema, so no registry is asked."""
+
+    value_of = staticmethod(with_schema_id)
 
     def prepare(self, values: Iterable[bytes], waiting: Callable[[], None]) -> None:
         """Do nothing."""
 
     def decode(self, value: bytes) -> list[Any]:
         """The object or array in a value. Raises: BadEvent."""
-        _id_of(value)
+        _, start = _id_of(value)
         try:
-            decoded = _json.decode(memoryview(value)[HEAD_BYTES:])
+            decoded = _json.decode(memoryview(value)[start:])
         except RecursionError:
             raise BadEvent("too_deep", TOO_DEEP) from None
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -60,12 +80,14 @@ class RegistryValues:
     used. An unknown id is asked again after a while.
     """
 
+    value_of = staticmethod(with_schema_id)
+
     def __init__(self, format: str, settings: SchemaRegistrySettings) -> None:
         """Raises: SettingsError where the library of the format is missing."""
         self._compile, self._kind, self._form = _compiler(format)
         self._registry = SchemaRegistry(settings)
-        self._readers: OrderedDict[int, Read | BadEvent] = OrderedDict()
-        self._unknown: OrderedDict[int, tuple[float, BadEvent]] = OrderedDict()
+        self._readers: OrderedDict[SchemaId, Read | BadEvent] = OrderedDict()
+        self._unknown: OrderedDict[SchemaId, tuple[float, BadEvent]] = OrderedDict()
 
     def prepare(self, values: Iterable[bytes], waiting: Callable[[], None]) -> None:
         """Learn the schemas of values that are about to be decoded.
@@ -73,9 +95,9 @@ class RegistryValues:
         Args: waiting: called before each question. Raises: SchemaRegistryError.
         """
         self._registry.waiting = waiting
-        heads = {value[:HEAD_BYTES] for value in values}
-        ids = {_id_of(head) for head in heads if len(head) == HEAD_BYTES and not head[0]}
-        missing = sorted(n for n in ids if n <= MAX_ID and self._needs_asking(n))
+        heads = {value[: HEADS.get(value[0], 0)] for value in values if value}
+        ids = {_id_of(head)[0] for head in heads if head and len(head) == HEADS[head[0]]}
+        missing = sorted((n for n in ids if _may_exist(n) and self._needs_asking(n)), key=str)
         for turn in range(NUM_TRIES):
             if turn and missing:
                 time.sleep(TRY_SECONDS)
@@ -85,31 +107,31 @@ class RegistryValues:
 
     def decode(self, value: bytes) -> list[Any]:
         """The record in a value. Raises: BadEvent, SchemaRegistryError."""
-        number = _id_of(value)
-        if number > MAX_ID:
+        number, start = _id_of(value)
+        if not _may_exist(number):
             raise BadEvent("bad_frame", f"{number} is no schema's id: they are at most {MAX_ID}")
         reader = self._readers.get(number)
         if reader is None:
             reader = self._learned(number)
         if isinstance(reader, BadEvent):
             raise reader.with_traceback(None)
-        return [reader(value, HEAD_BYTES)]
+        return [reader(value, start)]
 
-    def _learned(self, number: int) -> Read | BadEvent:
+    def _learned(self, number: SchemaId) -> Read | BadEvent:
         if self._needs_asking(number):
             self._learn(number)
         if number in self._unknown:
             return self._unknown[number][1]
         return self._readers[number]
 
-    def _needs_asking(self, number: int) -> bool:
+    def _needs_asking(self, number: SchemaId) -> bool:
         if number in self._readers:
             self._readers.move_to_end(number)
             return False
         asked_at, _ = self._unknown.get(number, (-UNKNOWN_SECONDS, None))
         return time.monotonic() - asked_at >= UNKNOWN_SECONDS
 
-    def _learn(self, number: int) -> None:
+    def _learn(self, number: SchemaId) -> None:
         """Ask for a schema, and keep its reader or why there is none. Raises:
         SchemaRegistryError."""
         self._unknown.pop(number, None)
@@ -127,7 +149,7 @@ class RegistryValues:
         if len(self._readers) > MAX_SCHEMAS:
             self._readers.popitem(last=False)
 
-    def _made(self, number: int) -> Read:
+    def _made(self, number: SchemaId) -> Read:
         schema = self._registry.schema(number, self._form)
         if schema.kind != self._kind:
             raise BadEvent("bad_schema", f"it is of type {schema.kind[:20]}, not {self._kind}")
@@ -152,10 +174,18 @@ def _compiler(format: str) -> tuple[Callable[[str, dict[str, str]], Read], str, 
         ) from None
 
 
-def _id_of(value: bytes) -> int:
-    """The schema's id before a value. Raises: BadEvent."""
-    if len(value) < HEAD_BYTES or value[0]:
+def _may_exist(number: SchemaId) -> bool:
+    return isinstance(number, UUID) or number <= MAX_ID
+
+
+def _id_of(value: bytes) -> tuple[SchemaId, int]:
+    """The schema's id before a value, and where that begins. Raises: BadEvent."""
+    length = HEADS.get(value[0], 0) if value else 0
+    if not length or len(value) < length:
         raise BadEvent(
-            "bad_frame", "it does not begin with a zero byte and the four bytes of a schema's id"
+            "bad_frame",
+            "it does not begin with a zero byte and the four bytes of a schema's id, nor with a "
+            f"byte 1 and a GUID, and no header {ID_HEADER} has the id",
         )
-    return int.from_bytes(value[1:HEAD_BYTES], "big")
+    head = value[1:length]
+    return (UUID(bytes=head) if value[0] else int.from_bytes(head, "big")), length

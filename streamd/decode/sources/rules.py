@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamd.decode.block import Edges
+from streamd.decode.encoded_decimals import decimal_hint
 from streamd.decode.encoding import Feature, Times, as_key, key_hint
 from streamd.decode.node_ids import INT64_MAX, KeyTable
 from streamd.decode.rounding import EXACT, NOTHING, count_rounded
@@ -276,7 +277,7 @@ class Layout:
         if time is None or src is None or dst is None:
             return None
 
-        # Features one beside the other; compared as float64, where float32 would be infinite.
+        # Features side by side; compared as float64, where float32 would be infinite.
         values = np.empty((count, self._width), np.float32)
         rounded = NOTHING
         at = 0
@@ -347,7 +348,8 @@ def _targets(source: Source, row: Sequence[Any]) -> list[float]:
         except OverflowError:
             raise BadEvent("bad_features", f"{source.words} is out of range") from None
     reason = "missing_field" if value is None else "wrong_type"
-    what = "missing" if value is None else f"{kind_of(value)}, not a number"
+    what = f"{kind_of(value)}, not a number{decimal_hint(value)}"
+    what = "missing" if value is None else what
     raise BadEvent(reason, f"{source.words} is {what}")
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
+from uuid import UUID
 
 from streamd.errors import BadEvent, SchemaRegistryError, SettingsError
 from streamd.settings.loading import SchemaRegistrySettings
@@ -27,6 +28,8 @@ MAX_REFERENCES = 100
 """Most schemas that one schema needs, those of its references counted too."""
 UNKNOWN = (40401, 40402, 40403)
 """The API's codes for an unknown subject, version and id. Any other 404 is of a wrong address."""
+GUIDS = "/schemas/guids/"
+"""Path of schemas by their GUID, which registries other than Confluent's may lack."""
 FIRST_PAUSE_SECONDS = 0.5
 """Pause after a first failure; each further one doubles it."""
 MAX_PAUSE_SECONDS = 10.0
@@ -89,12 +92,13 @@ class SchemaRegistry:
         self._failure: SchemaRegistryError | None = None
         _secret(settings)
 
-    def schema(self, number: int, form: str = "") -> RegisteredSchema:
-        """The schema of an id. form: `serialized` for a Protobuf file as base64.
+    def schema(self, number: int | UUID, form: str = "") -> RegisteredSchema:
+        """The schema of an id or a GUID. form: `serialized` for a Protobuf file as base64.
 
         Raises: UnknownSchema; BadEvent where it is too large; SchemaRegistryError.
         """
-        return self._schema(f"/schemas/ids/{number}", form, f"schema {number}")
+        kind = GUIDS if isinstance(number, UUID) else "/schemas/ids/"
+        return self._schema(f"{kind}{number}", form, f"schema {number}")
 
     def referenced(self, schema: RegisteredSchema, form: str = "") -> dict[str, RegisteredSchema]:
         """All schemas that a schema needs, by name, each behind those that it needs itself.
@@ -167,7 +171,10 @@ class SchemaRegistry:
             raise self._failed(f"{self._name} answers with something else than a schema")
         if status == 404:
             if answer.get("error_code") not in UNKNOWN:
-                raise self._failed(f"{self._name} has no {path.partition('?')[0]}: is it its root?")
+                lacks = f"{self._name} has no {path.partition('?')[0]}: is it its root?"
+                if path.startswith(GUIDS):
+                    lacks += " Registries that know no GUIDs need producers that write ids"
+                raise self._failed(lacks)
             self._answered("unknown")
             raise UnknownSchema("unknown_schema", f"the registry does not know {what}")
         self._answered("found")

@@ -12,20 +12,19 @@ from streamd.decode.block import Block, EventRows, Origin, empty_block, joined, 
 from streamd.decode.checks import EventChecker, Rules
 from streamd.decode.encoding import Times
 from streamd.decode.error_texts import MAX_TEXT, foreign
-from streamd.decode.headers import content_header, content_of
+from streamd.decode.headers import content_header, content_of, media_type_of
 from streamd.decode.notices import Notices
 from streamd.decode.own_events import OwnEvents
 from streamd.decode.record_items import RecordItems
 from streamd.decode.rounding import NOTHING
 from streamd.decode.sources.cloudevents import STRUCTURED, as_structured, mode_of, with_data
 from streamd.decode.sources.drop_keys import DropKeys
-from streamd.decode.sources.envelopes import CHANGED, DELETED, Form, FormMaker, forms_of
+from streamd.decode.sources.envelopes import CHANGED, DELETED, TRUNCATED, Form, FormMaker, forms_of
 from streamd.decode.sources.formats import Format
 from streamd.decode.sources.paths import Columns, kind_of, parsed
 from streamd.decode.sources.rules import FeatureSets
 from streamd.decode.wire import (
     OWN_EVENT,
-    OWN_EVENT_US,
     OWN_ROW,
     REFUSED_HEADER,
     Items,
@@ -38,8 +37,13 @@ from streamd.errors import BadEvent
 from streamd.settings.sources import SourceSettings
 from streamd.telemetry import metrics
 
+IN_US = ("time_unit", "us")
+"""The parameter of the content type of our own events with their time in microseconds."""
+TRUNCATE = "truncate"
+"""The reason of truncated tables in `streamd_dropped_events_total`."""
 SPECIAL = "special"
 """The name of the form of a record that is not the topic's own."""
+WHOLE_ROWS = "deletes need whole rows (Postgres: REPLICA IDENTITY FULL)"
 WRAPPED = b'{"schema"'
 """Beginning of a value that a converter with schemas wrote: `payload` comes behind the schema."""
 
@@ -88,6 +92,8 @@ class MappedTopic:
         self._row_delete: dict[int, tuple[int, bytes | None]] = {}
         """Partition -> offset and key of the last record that deleted a row."""
         metrics.begin_at_zero(metrics.skipped, (source.topic,))
+        if source.envelope == "debezium":
+            metrics.dropped.labels(source.topic, TRUNCATE)
 
     def prepare(self, records: Sequence[Any], waiting: Callable[[], None]) -> None:
         """Learn what decoding records needs. waiting: called where that takes time.
@@ -96,7 +102,8 @@ class MappedTopic:
         """
         if self._format is not None:
             most = self._rules.max_record_bytes
-            values = (r.value for r in records if r.value is not None and len(r.value) <= most)
+            read = self._format.value_of
+            values = (read(r) for r in records if r.value is not None and len(r.value) <= most)
             self._format.prepare(values, waiting)
 
     def begin(self) -> None:
@@ -125,7 +132,14 @@ class MappedTopic:
         """The reader of a record: that of our own events if its header marks it as one."""
         if record.value is None or self._form_name(record) != SPECIAL:
             return self
-        return self._own_in_us if content_header(record) == OWN_EVENT_US else self._own
+        is_in_us = IN_US in media_type_of(record.headers).parameters
+        return self._own_in_us if is_in_us else self._own
+
+    def value_of(self, record: Any) -> bytes:
+        """The bytes of a record's value by which a dead letter is read again."""
+        if self._format is None or not record.value or self._is_json(record, ""):
+            return record.value or b""
+        return self._format.value_of(record)
 
     def keep(self, block: Block) -> Block:
         """The events of a block without those of dropped keys, which are counted."""
@@ -167,20 +181,20 @@ class MappedTopic:
     ) -> Block | None:
         """The events of records of one object each, without those to be skipped; None if one has
         to be decoded alone."""
-        of_values = self._columns_of_values(form, [record.value for record in records])
+        of_values = self._columns_of_values(form, records)
         if of_values is None:
             return None
         origin = Origin.of_records(records, partition, now_us)
         return self._block(form, records, of_values, origin)
 
-    def _columns_of_values(self, form: Form, values: Sequence[bytes]) -> Columns | None:
+    def _columns_of_values(self, form: Form, records: Sequence[Any]) -> Columns | None:
         if self._format is None:
-            return form.shape.of_lines(values)
+            return form.shape.of_lines([record.value for record in records])
         # A registry's formats parse one value at a time.
         rows = []
-        for value in values:
+        for record in records:
             try:
-                of_value = self._format.decode(value)
+                of_value = self._format.decode(self._format.value_of(record))
             except BadEvent:
                 return None
             if len(of_value) != 1 or type(of_value[0]) is not dict:
@@ -270,7 +284,8 @@ class MappedTopic:
     ) -> tuple[Block, int] | RecordItems:
         """As `open`, for a record of another format. Raises: BadEvent, SchemaRegistryError."""
         assert self._format is not None
-        rows: Sequence[Any] = self._format.decode(record.value)
+        value = self._format.value_of(record)
+        rows: Sequence[Any] = self._format.decode(value)
         self._rules.check_count(len(rows))
         if all(type(row) is dict for row in rows):
             origin = Origin.of_items(record, len(rows), partition, now_us)
@@ -284,7 +299,7 @@ class MappedTopic:
 
         def raw(row: Any) -> bytes:
             if as_it_came:
-                return bytes(record.value)
+                return bytes(value)
             of_row = self._times.as_json(row)
             return as_structured(record.headers, of_row) if is_binary else of_row
 
@@ -344,8 +359,20 @@ class MappedTopic:
                 what = f"op is {kind_of(operation)}: this is no event of Debezium"
                 raise BadEvent("wrong_type", what)
             elif operation not in CHANGED:
+                if operation == TRUNCATED:
+                    self._note_truncate()
                 return None
-        return form.layout.event(row, timestamp_us(record), deleted)
+        try:
+            return form.layout.event(row, timestamp_us(record), deleted)
+        except BadEvent as bad:
+            if deleted and bad.reason == "missing_field":
+                raise BadEvent(bad.reason, f"{bad}: {WHOLE_ROWS}") from None
+            raise
+
+    def _note_truncate(self) -> None:
+        """Count a truncated table, whose rows were edges that stay, and warn of it."""
+        metrics.dropped.labels(self._source.topic, TRUNCATE).inc()
+        self.notices.truncate(self._source.topic)
 
     def _open_tombstone(self, record: Any, partition: int) -> RecordItems:
         """A null value as the delete of what its key names. Raises: BadEvent."""
