@@ -64,7 +64,7 @@ def sources_check(
     out.print(table)
     out.print(verdict.words(len(sample)), soft_wrap=True, markup=False, highlight=False)
     print_rounded(verdict.rounded.words)
-    for told in (*verdict.absent, *verdict.odd_keys.sentences):
+    for told in (*verdict.absent, *verdict.odd_keys.sentences, *verdict.doubts):
         err.print(printable(told), soft_wrap=True, markup=False, highlight=False)
     raise typer.Exit(1 if verdict.refused or verdict.absent else 0)
 

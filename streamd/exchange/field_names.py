@@ -127,7 +127,7 @@ OTHER_TIMES = frozenset(
     )
 )
 """Words of times that are not when an event happened, or later than its begin."""
-TECHNICAL = re.compile(r"_[_a-z]|_?(fivetran|sdc|airbyte|dlt)_|METADATA\$|(?i:etl_)")
+TECHNICAL = re.compile(r"_[_a-z]|_?(fivetran|sdc|airbyte|dlt)_|METADATA\$|header__|(?i:etl_)")
 """Begins of names that belong to a tool that copied the data."""
 TYPES = re.compile(r"\$(oid|numberLong|numberInt|numberDecimal|uuid|date|timestamp)")
 """Steps of MongoDB's JSON that name the type of a value."""

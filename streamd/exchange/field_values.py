@@ -9,8 +9,10 @@ from typing import Any
 from streamd.decode.error_texts import foreign
 from streamd.decode.sources.cloudevents import ATTRIBUTE
 from streamd.decode.sources.paths import parsed
+from streamd.decode.sources.registry_framing import ID_HEADER
+from streamd.decode.sources.unsent_values import UnsentValue
 from streamd.errors import BadEvent
-from streamd.settings.sources import NO_NAME
+from streamd.settings.sources import NO_NAME, UNAVAILABLE
 
 MAX_DEPTH = 6
 MAX_PATHS = 200
@@ -18,6 +20,11 @@ MAX_PATHS = 200
 MAX_NAME = 60
 """Longest name of a field, and longest value of a category."""
 ROUND = ("payload", "schema")
+ID_IN_HEADER = (
+    f"the header {ID_HEADER} has a schema's id; give the topic an entry in sources, with format: "
+    "avro or protobuf"
+)
+UNSENT = UnsentValue(UNAVAILABLE)
 NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][-+]?[0-9]{1,2})?")
 """Text that is a number."""
 MAX_TEXT = 64
@@ -133,8 +140,8 @@ def _scalars(
                 found.elements += len(value)
                 found.longest = max(found.longest, len(value))
             yield from _scalars(value[0], (*steps, "0"), depth + 1, fields)
-    # Empty text is no value, as an empty cell.
-    elif value is not None and value != "":
+    # Empty text is no value, as an empty cell, and neither is Debezium's word for one.
+    elif value is not None and value != "" and not UNSENT.is_one(value):
         path = ".".join(steps)
         if type(value) is str and value[:1] in ("{", "[") and _is_json(value):
             fields.texts[path] = None
@@ -169,7 +176,8 @@ def objects_of(records: Sequence[Any], doubts: list[str]) -> tuple[list[dict[str
             except BadEvent:
                 value = None
             if value is None:
-                others[foreign(record.value[:64]) or "not JSON"] += 1
+                has_id = any(name == ID_HEADER for name, _ in record.headers or ())
+                others[ID_IN_HEADER if has_id else foreign(record.value[:64]) or "not JSON"] += 1
                 continue
             form = "ndjson"
         objects += [v for v in (value if isinstance(value, list) else [value]) if type(v) is dict]
@@ -184,6 +192,8 @@ def unwrapped(
     inner = [o["payload"] if o.keys() >= {*ROUND} else o for o in objects]
     changes = [o for o in inner if type(o) is dict and {"op", "before", "after"} <= o.keys()]
     if 2 * len(changes) > len(objects):
+        if any(type(o) is dict and o.get("op") == "t" for o in inner):
+            doubts.append(doubt_of_truncates("op", "t"))
         after = [c["after"] for c in changes]
         texts = [row for row in map(_object_in, after) if row is not None]
         if texts:
@@ -201,6 +211,12 @@ def unwrapped(
     if 2 * sum(f"{ATTRIBUTE}type" in names for names in headers) > max(1, len(records)):
         return "cloudevents", objects
     return None, objects
+
+
+def doubt_of_truncates(path: str, word: str) -> str:
+    """The doubt about records that delete all rows of a table."""
+    what = "dropped" if "drop" in word.lower() else "truncated"
+    return f"{path} is {word} for a {what} table, which names no rows: edges before it stay"
 
 
 def _object_in(value: Any) -> dict[str, Any] | None:

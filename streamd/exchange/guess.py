@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from streamd.decode.encoded_decimals import WAY_OUT, doubt_of_decimals
 from streamd.decode.sources.paths import follow
 from streamd.decode.sources.rules import meets
 from streamd.errors import SettingsError
@@ -35,7 +36,10 @@ HASH_WIDTH = 16
 known."""
 RECORD_TIME = "none"
 """Chosen as the field of times, it means the timestamp of records."""
-CODES = frozenset(("id", "ids", "uuid", "guid", "key", "port", "p", "zip", "version", "offset"))
+CODES = frozenset(
+    ("id", "ids", "uuid", "guid", "key", "port", "p", "zip", "version", "offset")
+    + ("xid", "lsn", "scn", "seq", "sequence", "gtid")
+)
 """Last words of the names of numbers that measure nothing."""
 
 
@@ -136,6 +140,7 @@ def _map_fields(
     if times.path:
         mapped["time"] = times.path
     doubts += doubts_of_endpoints(fields, ends, frozenset(taken))
+    doubts += _doubts_of_decimals(fields, (ends.src, ends.dst))
 
     # Everything else that often has a value may be a feature.
     features = _features_of(fields, frozenset(taken | {ends.src, ends.dst}), chosen.features)
@@ -148,12 +153,9 @@ def _map_fields(
 
 
 def _without_deletes(rows: list[dict[str, Any]], mark: DeleteMark) -> list[dict[str, Any]]:
-    """The rows that a mark does not call deletes; all if there are no others."""
+    """The rows that are there by a mark: no deletes, and no truncates; all if there are none."""
     value = follow(steps_of(mark.path))
-    kept = [row for row in rows if value(row) not in mark.deleted]
-    if not mark.deleted:
-        kept = [row for row in rows if value(row) is None]
-    return kept or rows
+    return [row for row in rows if value(row) in mark.kept] or rows
 
 
 def _time_of(
@@ -290,6 +292,18 @@ def _doubts_of_lists(fields: Fields, paths: Iterable[str]) -> list[str]:
     for path in fields.texts:
         doubts[path] = f"{path} holds JSON as text, so no path leads to the fields inside it"
     return list(doubts.values())
+
+
+def _doubts_of_decimals(fields: Fields, paths: Sequence[str]) -> list[str]:
+    """Keys that are the bytes of decimals: as text, or in an object with their scale."""
+    doubts = []
+    for path in paths:
+        inside = path.removesuffix(".value")
+        if inside != path and f"{inside}.scale" in fields.scalars:
+            doubts.append(f"{inside} is a decimal as an object of scale and value: {WAY_OUT}")
+        elif path in fields.scalars:
+            doubts.append(doubt_of_decimals(path, fields.scalars[path].values) or "")
+    return list(filter(None, doubts))
 
 
 def _doubt_kinds(fields: Fields, mark: DeleteMark | None, doubts: list[str]) -> None:

@@ -1,26 +1,44 @@
 """Records that delete rows, among rows of a change stream without its envelope."""
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import Any
 
 from streamd.exchange.field_names import last_words
-from streamd.exchange.field_values import MAX_NAME, Fields, Seen
+from streamd.exchange.field_values import MAX_NAME, Fields, Seen, doubt_of_truncates
 from streamd.settings.sources import steps_of
 
-OPERATIONS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
-    (("c", "r", "u"), ("d",)),
-    (("i", "u"), ("d",)),
-    (("insert", "update", "replace", "upsert"), ("delete", "remove")),
-    (("insert", "update", "bootstrap-insert"), ("delete",)),
-    (("insert", "update_postimage"), ("delete", "update_preimage")),
-    (("insert", "modify"), ("remove",)),
-    (("create", "update", "undelete"), ("delete", "gap_delete")),
-    (("create", "update", "modify"), ("delete",)),
-    (("created", "updated", "modified"), ("deleted", "removed")),
+OPERATIONS: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...] = (
+    (("c", "r", "u"), ("d",), ("m",)),
+    (("i", "u"), ("d",), ("b", "c", "m")),
+    (("+i", "+u"), ("-d",), ("-u",)),
+    (("i", "+u"), ("d",), ("-u",)),
+    (
+        ("insert", "update", "replace", "upsert"),
+        ("delete", "remove"),
+        ("begin", "commit", "rename", "invalidate"),
+    ),
+    (
+        ("insert", "update", "bootstrap-insert"),
+        ("delete",),
+        ("bootstrap-start", "bootstrap-complete", "table-create", "table-alter", "table-drop"),
+    ),
+    (("insert", "update"), ("delete",), ("create", "alter", "query", "message", "heartbeat")),
+    (("insert", "update_postimage"), ("delete", "update_preimage"), ()),
+    (("insert", "modify"), ("remove",), ()),
+    (("create", "update", "undelete"), ("delete", "gap_delete"), ()),
+    (("create", "update", "modify"), ("delete",), ()),
+    (("created", "updated", "modified"), ("deleted", "removed"), ()),
 )
-"""Words for changes that leave a row, and those that delete one, by families."""
-MARK_WORDS = frozenset(("op", "operation", "type", "action", "event", "change", "name", "kind"))
+"""Words for changes that leave a row, those that delete one, and those of no row, by families."""
+TRUNCATES = ("t", "truncate", "truncated", "drop", "dropdatabase")
+"""Words for a change that deletes all rows, in any family."""
+MARK_WORDS = frozenset(
+    ("op", "oper", "operation", "type", "action", "event", "change", "name", "kind")
+)
 """Words of the names of fields that hold an operation."""
+MARKED = frozenset(("deleted", "tombstone"))
+"""Words of the names of truths and times of deletes."""
 NEIGHBOURS = {"database", "table", "ns", "after", "pos"}
 """Names next to an operation in change streams."""
 OF_CHANGE = frozenset(("op", "commit", "change", "event", "current", "source", "wall", "db"))
@@ -31,11 +49,12 @@ TRUTHS: dict[Any, Any] = {"true": "false", "t": "f", "y": "n", "yes": "no", "1":
 @dataclass(frozen=True, slots=True)
 class DeleteMark:
     """The field that marks deletes. kept, deleted: its values of rows, and of deletes; with no
-    value for deletes, they cannot be named."""
+    value for deletes, they cannot be named. truncates: its values of truncated tables that came."""
 
     path: str
     kept: tuple[Any, ...]
     deleted: tuple[Any, ...]
+    truncates: tuple[str, ...] = ()
 
 
 def find_delete_mark(fields: Fields) -> DeleteMark | None:
@@ -43,11 +62,13 @@ def find_delete_mark(fields: Fields) -> DeleteMark | None:
     for path, at in fields.scalars.items():
         words = last_words(path)
         # A truth or a time of the deletion, or the name of the operation.
-        if "deleted" in words or words[-2:] == ("is", "delete"):
+        if not MARKED.isdisjoint(words) or words[-2:] == ("is", "delete"):
             if words[-1:] == ("at",) or at.types.keys() == {"int"} and len(at.values) > 2:
                 return DeleteMark(path, (None,), ())
             if mark := _truth_mark(path, at):
-                return mark
+                # A row without the mark is not deleted.
+                absent = (None,) if fields.missing(path) else ()
+                return replace(mark, kept=(*mark.kept, *absent))
         elif path.startswith("__$operation") and at.types.keys() == {"int"}:
             return DeleteMark(path, (2, 4), (1,))
         elif (words and words[-1] in MARK_WORDS) and (mark := _operation_mark(path, at, fields)):
@@ -77,21 +98,34 @@ def _operation_mark(path: str, at: Seen, fields: Fields) -> DeleteMark | None:
     if at.types.keys() != {"str"} or any(len(v) > MAX_NAME for v in at.values):
         return None
     values = {v.lower() for v in at.values}
-    for kept, deleted in OPERATIONS:
-        if not values <= {*kept, *deleted}:
+    for kept, deleted, others in OPERATIONS:
+        # A family needs a word of its own; those for other operations are in several.
+        of_rows = values & {*kept, *deleted}
+        if not of_rows or not values <= {*kept, *deleted, *others, *TRUNCATES}:
             continue
         names = {step.lower() for other in fields.scalars for step in steps_of(other)[:1]}
         # The creation of a row is no mark by itself: are there a change stream's other fields?
-        is_stream = path.startswith("_") or last_words(path)[0] in ("op", "operation", "change")
-        if not (values & {*deleted} or is_stream or names & NEIGHBOURS):
+        words = last_words(path)
+        is_stream = path.startswith("_") or words[0] in ("op", "operation") or "change" in words
+        if not (values & {*deleted, *TRUNCATES} or is_stream or names & NEIGHBOURS):
             continue
-        # Keep the case of the values that came.
-        is_upper = all(v.isupper() for v in at.values)
-        shown = [tuple(w.upper() if is_upper else w for w in some) for some in (kept, deleted)]
         # Of the words for a deletion, those that came, or the first.
-        came = tuple(w for w in shown[1] if w in at.values) or shown[1][:1]
-        return DeleteMark(path, shown[0], came)
+        came = tuple(sorted(v for v in at.values if v.lower() in deleted))
+        return DeleteMark(
+            path,
+            _in_case_of(kept, at.values),
+            came or _in_case_of(deleted[:1], at.values),
+            tuple(sorted(v for v in at.values if v.lower() in TRUNCATES)),
+        )
     return None
+
+
+def _in_case_of(words: tuple[str, ...], came: Counter[Any]) -> tuple[str, ...]:
+    """Words in the case of the values that came."""
+    for change in (str.upper, str.capitalize):
+        if all(value == change(value) for value in came):
+            return tuple(map(change, words))
+    return words
 
 
 def delete_rule(
@@ -101,6 +135,8 @@ def delete_rule(
 
     mapped: the fields of edges.
     """
+    if mark.truncates:
+        doubts.append(doubt_of_truncates(mark.path, mark.truncates[0]))
     if not mark.deleted:
         doubts.append(
             f"{mark.path} marks deletes by a time, which no condition can name: only rows without "

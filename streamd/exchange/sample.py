@@ -14,10 +14,11 @@ from kafka.errors import KafkaError as ClientError
 from streamd.clock import Clock
 from streamd.decode.block import Block, empty_block, joined
 from streamd.decode.decoder import make_decoder
+from streamd.decode.encoded_decimals import doubt_of_decimals
 from streamd.decode.rounding import Rounded
 from streamd.errors import KafkaError, SettingsError
 from streamd.eventlog.odd_keys import OddKeys, count_copies, odd_keys, placeholder_ids
-from streamd.events import DELETE, EDGE, LABEL, NODE, Key, Schema
+from streamd.events import DELETE, EDGE, LABEL, NODE, Key, Schema, split_key
 from streamd.exchange.event_files import EventFile
 from streamd.exchange.guess import absent_paths
 from streamd.exchange.load import FileRow
@@ -132,7 +133,7 @@ class Judged:
 class Verdict:
     """The events of a sample. counts: by type of event, and of refused ones by reason. rounded:
     values of features. absent: paths of the source at which no record has a value, a sentence each.
-    odd_keys: of the edges.
+    odd_keys: of the edges. doubts: a sentence each.
     """
 
     judged: list[Judged]
@@ -142,6 +143,7 @@ class Verdict:
     rounded: Rounded
     absent: list[str]
     odd_keys: OddKeys
+    doubts: list[str]
 
     def words(self, num_records: int) -> str:
         """The counts in words."""
@@ -162,6 +164,7 @@ def judge(settings: Settings, sample: Sample, clock: Clock) -> Verdict:
     schema = schema_of(settings)
     decoder = make_decoder(settings, schema)
     unit = settings.stream.time_unit
+    prefixes = _prefixes(settings, sample.topic)
     judged: list[Judged] = []
     num_skipped = 0
     blocks = [empty_block(schema.edge_feature_dim)]
@@ -183,7 +186,8 @@ def judge(settings: Settings, sample: Sample, clock: Clock) -> Verdict:
         Counter(j.what for j in judged if not j.event),
         decoder.rounded,
         _find_absent_paths(settings, sample),
-        _odd_keys(blocks, decoder.keys.keys, schema, _prefixes(settings, sample.topic)),
+        _odd_keys(blocks, decoder.keys.keys, schema, prefixes),
+        _doubts_of_ends(blocks, decoder.keys.keys, prefixes),
     )
 
 
@@ -207,6 +211,24 @@ def _odd_keys(blocks: list[Block], keys: list[Key], schema: Schema, prefixes: se
         count_copies(rows["a"], rows["b"], rows["time"], edges.values.__getitem__),
         np.full(len(rows), one_kind),
     )
+
+
+def _doubts_of_ends(blocks: list[Block], keys: list[Key], prefixes: set[str]) -> list[str]:
+    """What is doubtful about the keys of the edges in blocks."""
+    doubts = []
+    for name, end in (("src", "a"), ("dst", "b")):
+        edges = (block.rows[block.rows["kind"] == EDGE] for block in blocks)
+        numbers = {number for rows in edges for number in rows[end].tolist()}
+        texts = {_without_prefix(split_key(keys[number])[1], prefixes) for number in numbers}
+        doubts.append(doubt_of_decimals(name, texts) or "")
+    return list(filter(None, doubts))
+
+
+def _without_prefix(key: str | int, prefixes: set[str]) -> str | int:
+    """A key as records have it."""
+    if isinstance(key, int):
+        return key
+    return key.removeprefix(next((p for p in prefixes if key.startswith(p)), ""))
 
 
 def _find_absent_paths(settings: Settings, sample: Sample) -> list[str]:

@@ -8,6 +8,7 @@ from streamd.exchange.field_names import head_of, is_measure, is_technical, last
 from streamd.exchange.guess import Chosen, guess
 from streamd.exchange.sample import Sample, judge
 from streamd.settings.loading import load_settings
+from streamd.settings.sources import UNAVAILABLE
 from tests.builders import ManualClock, Record
 from tests.exchange.shapes import S0, SHAPES
 
@@ -108,7 +109,10 @@ def test_a_time_that_no_form_reads_is_named_and_not_taken(value, says):
     ({"__deleted": "false"}, {"__deleted": "true"}, {"__deleted": ["true"]}), ({"_fivetran_deleted": False}, {"_fivetran_deleted": True}, {"_fivetran_deleted": [True]}),
     ({"is_deleted": 0}, {"is_deleted": 1}, {"is_deleted": [1]}), ({"op_type": "I"}, {"op_type": "D"}, {"op_type": ["D"]}), ({"__op": "c"}, {"__op": "d"}, {"__op": ["d"]}),
     ({"_change_type": "insert"}, {"_change_type": "delete"}, {"_change_type": ["delete"]}), ({"METADATA$ACTION": "INSERT"}, {"METADATA$ACTION": "DELETE"}, {"METADATA$ACTION": ["DELETE"]}),
-    ({"__$operation": 2}, {"__$operation": 1}, {"__$operation": [1]})])
+    ({"__$operation": 2}, {"__$operation": 1}, {"__$operation": [1]}), ({"Op": "Insert"}, {"Op": "Delete"}, {"Op": ["Delete"]}),
+    ({"row_kind": "+I"}, {"row_kind": "-D"}, {"row_kind": ["-D"]}), ({"header__change_oper": "I"}, {"header__change_oper": "D"}, {"header__change_oper": ["D"]}),
+    ({"_fivetran_deleted": None}, {"_fivetran_deleted": True}, {"_fivetran_deleted": [True]}), ({"tombstone": False}, {"tombstone": True}, {"tombstone": [True]}),
+    ({"__hevo__marked_deleted": False}, {"__hevo__marked_deleted": True}, {"__hevo__marked_deleted": [True]}), ({"is_deleted": "N"}, {"is_deleted": "Y"}, {"is_deleted": ["Y"]})])
 def test_marks_of_change_streams_without_their_envelope_make_deletes(live, gone, where, tmp_path):
     records = rows(lambda i: {"id": i, "customer_id": i % 7, "product_id": 40 + i % 9, "at": (S0 + i) * 1000} | (gone if i % 6 == 5 else live))
     guessed = guess("t", records, NOW_US)
@@ -117,6 +121,58 @@ def test_marks_of_change_streams_without_their_envelope_make_deletes(live, gone,
     (tmp_path / "guess.yaml").write_text(guessed.settings)
     verdict = judge(load_settings(tmp_path / "guess.yaml", {"data_dir": tmp_path}, {})[0], Sample("t", {0: records}), ManualClock(NOW_US))
     assert verdict.counts == {"edge": 50, "delete": 10}
+
+
+@pytest.mark.parametrize(("path", "words", "gone"), [
+    ("__op", "cudt", "t"), ("op_type", "IUDT", "T"), ("action", ["I", "U", "D", "T", "B", "C"], "T"), ("type", ["insert", "update", "delete", "truncate"], "truncate"),
+    ("type", ["INSERT", "UPDATE", "DELETE", "TRUNCATE", "ALTER", "QUERY"], "TRUNCATE"),
+    ("operationType", ["insert", "update", "delete", "drop", "invalidate"], "drop")])
+def test_a_truncated_table_among_flattened_changes_is_doubted_and_no_row(path, words, gone, tmp_path):
+    """Rows of begin, commit, messages and changed tables are none either."""
+    records = rows(lambda i: {"customer_id": i % 7, "product_id": 40 + i % 9, "at": (S0 + i) * 1000, path: words[i % len(words)]})
+    guessed = guess("t", records, NOW_US)
+    assert guessed.source["deletes"]["where"] == {path: [words[2]]} and set(words[:2]) <= set(guessed.source["where"][path])
+    assert f"{path} is {gone} for a {'dropped' if gone == 'drop' else 'truncated'} table, which names no rows: edges before it stay" in guessed.doubts
+    (tmp_path / "guess.yaml").write_text(guessed.settings)
+    verdict = judge(load_settings(tmp_path / "guess.yaml", {"data_dir": tmp_path}, {})[0], Sample("t", {0: records}), ManualClock(NOW_US))
+    part = NUM_RECORDS // len(words)
+    assert verdict.counts == {"edge": 2 * part, "delete": part} and verdict.num_skipped == NUM_RECORDS - 3 * part
+
+
+def test_a_truncated_table_in_debeziums_envelope_is_doubted():
+    changes = [{"op": "c", "before": None, "after": {"u": i % 7, "v": i % 9, "at": (S0 + i) * 1000}} for i in range(20)] + [{"op": "t", "source": {}}]
+    doubts = guess("t", [Record(json.dumps(c).encode(), i) for i, c in enumerate(changes)], NOW_US).doubts
+    assert "op is t for a truncated table, which names no rows: edges before it stay" in doubts
+
+
+def test_a_value_that_was_not_sent_is_no_value_of_a_guess():
+    guessed = guess("t", rows(lambda i: {"user": i % 7, "item": i % 9, "ts": (S0 + i) * 1000, "kind": ("a", "b", UNAVAILABLE, UNAVAILABLE)[i % 4]}), NOW_US)
+    assert guessed.tree["graph"]["edge_sets"]["default"]["features"] == {"kind": {"categories": ["a", "b"], "missing": ""}}
+
+
+def test_a_schema_id_in_a_header_is_named():
+    records = [Record(b"\x10\x06b41", i, headers=(("__value_schema_id", bytes([1]) + bytes(16)),)) for i in range(3)]
+    assert any("__value_schema_id has a schema's id" in doubt and "avro or protobuf" in doubt for doubt in guess("t", records, NOW_US).doubts)
+
+
+ORACLE = {"object": lambda i: {"scale": 0, "value": ("Bw==", "CA==", "AQI=")[i % 3]}, "base64": lambda i: ("KQ==", "Kg==", "AQID")[i % 3]}
+
+
+@pytest.mark.parametrize(("kind", "says"), [("object", "USER is a decimal as an object of scale and value"), ("base64", "USER looks like a decimal as base64, such as KQ==")])
+def test_a_key_that_is_a_decimal_as_bytes_is_doubted(kind, says):
+    guessed = guess("t", rows(lambda i: {"op": "c", "before": None, "after": {"USER": ORACLE[kind](i), "ITEM": i % 9, "AT": (S0 + i) * 1000}}), NOW_US)
+    assert any(doubt.startswith(says) and "decimal.handling.mode to string" in doubt for doubt in guessed.doubts)
+
+
+@pytest.mark.parametrize("prefix", ["", "user:"])
+def test_a_check_doubts_such_keys_too(prefix, tmp_path):
+    (tmp_path / "t.yaml").write_text(f"sources: [{{topic: t, envelope: debezium, time: s, fields: {{src: {{path: U, prefix: '{prefix}'}}, dst: V, time: T}}}}]")
+    settings = load_settings(tmp_path / "t.yaml", {"data_dir": tmp_path}, {})[0]
+    for values, doubted in (("KQ== Kg== 41", True), ("ann bert claire= dora emil", False), ("7 8 9", False)):
+        values = values.split()
+        records = rows(lambda i, v=values: {"op": "c", "before": None, "after": {"U": v[i % len(v)], "V": i, "T": S0}})
+        verdict = judge(settings, Sample("t", {0: records}), ManualClock(NOW_US))
+        assert verdict.doubts == (["src looks like a decimal as base64, such as KQ==: set the connector's decimal.handling.mode to string"] if doubted else [])
 
 
 def test_a_delete_by_its_time_leaves_those_rows_out_and_is_doubted():
