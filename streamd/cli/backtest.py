@@ -9,17 +9,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from streamd.cli.file_options import FileOptions, with_file_options
 from streamd.cli.options import (
     ConfigOption,
     DataOption,
-    DstOption,
-    EdgeSetOption,
-    FeaturesOption,
-    OwnTypesOption,
-    SourceOption,
-    SrcOption,
-    TimeOption,
-    columns_of,
     err,
     loaded_settings,
     make_kernels_ready,
@@ -30,6 +23,8 @@ from streamd.errors import SettingsError
 from streamd.settings.loading import effective
 from streamd.storage import write_durably
 from streamd.telemetry.progress import ProgressLine
+
+NO_FILE = "name the file, or leave them out to play the log of data_dir."
 
 
 class GridCommand(TyperCommand):
@@ -77,6 +72,7 @@ GridOption = Annotated[
 ]
 
 
+@with_file_options
 def backtest(
     file: FileArgument = None,
     report: ReportOption = None,
@@ -86,13 +82,7 @@ def backtest(
     stale: StaleOption = "",
     from_cut: FromCutOption = False,
     grid: GridOption = None,
-    src: SrcOption = "src",
-    dst: DstOption = "dst",
-    time: TimeOption = "time",
-    features: FeaturesOption = "",
-    source: SourceOption = "",
-    edge_set: EdgeSetOption = "",
-    own_types: OwnTypesOption = False,
+    table: FileOptions = FileOptions(),
     config: ConfigOption = None,
     data_dir: DataOption = None,
 ) -> None:
@@ -105,11 +95,16 @@ def backtest(
     from streamd.evaluation.report.forms import form_of, report_text
 
     form = form_of(form, report)
-    settings, origin = loaded_settings(config, data_dir)
-    runs = combinations(grid or [], lambda values: settings_of(config, data_dir, values))
+    if file is None and table != FileOptions():
+        raise SettingsError("Options of a table need a file, and none is given.", NO_FILE)
+    given = table.overrides
+    settings, origin = loaded_settings(config, data_dir, given)
+    runs = combinations(
+        grid or [], lambda values: settings_of(config, data_dir, {**given, **values})
+    )
     if grid and stale:
         raise SettingsError("--grid runs live with fresh facts alone.", "leave out --stale.")
-    columns = columns_of(src, dst, time, features, source, edge_set, own_types)
+    columns = table.columns()
     ages = ages_of_facts(stale, settings.model.memory_chunk)
     plan = Plan(initial, initial_epochs, ages, from_cut)
 

@@ -25,13 +25,6 @@ from streamd.cli.models import models_app
 from streamd.cli.options import (
     ConfigOption,
     DataOption,
-    DstOption,
-    EdgeSetOption,
-    FeaturesOption,
-    OwnTypesOption,
-    SrcOption,
-    TimeOption,
-    columns_of,
     err,
     make_kernels_ready,
     out,
@@ -39,6 +32,7 @@ from streamd.cli.options import (
     printable_lines,
     settings_of,
 )
+from streamd.cli.produce_command import produce
 from streamd.cli.sources import sources_app
 from streamd.cli.store import backup, restore, verify
 from streamd.cli.tfgnn import tfgnn_app
@@ -139,62 +133,7 @@ def demo(
     raise typer.Exit(play(stream, speed, exit_, days, cold, bootstrap_servers, port, data_dir))
 
 
-@app.command()
-def produce(
-    file: Annotated[
-        Path, typer.Argument(help="A .csv, .ndjson, .jsonl (also .gz) or .parquet file.")
-    ],
-    topic: Annotated[
-        str | None, typer.Option(help="Topic; the first of kafka.topics otherwise.")
-    ] = None,
-    speed: Annotated[
-        float, typer.Option(min=0, help="Seconds of event time per second; 0: as fast as it goes.")
-    ] = 0,
-    src: SrcOption = "src",
-    dst: DstOption = "dst",
-    time: TimeOption = "time",
-    features: FeaturesOption = "",
-    edge_set: EdgeSetOption = "",
-    own_types: OwnTypesOption = False,
-    config: ConfigOption = None,
-) -> None:
-    """Send a file's events to a topic."""
-    from streamd.clock import SystemClock
-    from streamd.exchange.event_files import EventFile
-    from streamd.exchange.produce import send_events
-    from streamd.exchange.sourced import rows_to_send
-    from streamd.exchange.tables import read_events, resolved
-    from streamd.exchange.times import Times
-
-    # Read lazily: the file may be larger than memory.
-    settings = settings_of(config, None)
-    target = topic or settings.kafka.topics[0]
-    columns = columns_of(src, dst, time, features, edge_set=edge_set, own_types=own_types)
-    unit = settings.stream.time_unit
-    clock = SystemClock()
-    table = EventFile(file)
-    if target in (s.topic for s in settings.sources):
-        # The topic holds records in a shape of its own, and so does the file.
-        if columns != columns_of():
-            raise SettingsError(
-                f"The source of topic {target} says where the fields are.",
-                "leave out the names of columns and of the edge set.",
-            )
-        events = rows_to_send(settings, target, table, clock)
-        unit = "us"
-    else:
-        times = Times(unit, unit, settings.ingest.max_ahead_seconds, clock)
-        events = read_events(table, resolved(columns, settings), times)
-
-    # Counting the rows first gives the progress line its end.
-    with ProgressLine(err, f"to {target}") as line:
-        total = table.count_rows()
-        sent = send_events(
-            settings.kafka, target, events, unit, speed, lambda done: line.at(done, total)
-        )
-    out.print(f"{sent:,} events acknowledged by {target}")
-
-
+app.command()(produce)
 app.command(cls=GridCommand)(backtest)
 app.command("import")(import_)
 

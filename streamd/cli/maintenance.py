@@ -304,11 +304,6 @@ def _log_of(
     """Yield the log of data_dir, or a temporary one of a file's events, and how the file's times
     were read."""
     if file is None:
-        if columns != Columns():
-            raise SettingsError(
-                "Columns, --source and --edge-set need a file, and none is given.",
-                "name the file, or leave them out to play the log of data_dir.",
-            )
         yield open_log(settings.data_dir), ""
         return
 

@@ -2,16 +2,12 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from streamd.errors import SettingsError
 from streamd.settings.loading import Settings, load_settings
-
-if TYPE_CHECKING:
-    from streamd.exchange.tables import Columns
 
 out = Console()
 """Stdout is for a command's answer."""
@@ -25,77 +21,6 @@ ConfigOption = Annotated[
 DataOption = Annotated[
     Path | None, typer.Option("--data-dir", help="Data directory (setting data_dir).")
 ]
-
-SrcOption = Annotated[str, typer.Option(help="Column of the source.")]
-DstOption = Annotated[str, typer.Option(help="Column of the destination.")]
-TimeOption = Annotated[
-    str, typer.Option(help="Column of the time: integers in stream.time_unit, or ISO 8601.")
-]
-SourceOption = Annotated[
-    str, typer.Option(help="Topic in `sources` whose mapping reads the rows, instead of columns.")
-]
-EdgeSetOption = Annotated[
-    str, typer.Option(help="Edge set of the rows; otherwise what a column edge_set says.")
-]
-FeaturesOption = Annotated[
-    str, typer.Option(help="Feature columns, comma separated, or one of lists or mappings.")
-]
-OwnTypesOption = Annotated[
-    bool,
-    typer.Option(
-        "--own-types",
-        help="NDJSON lines of type node, label or delete are streamd's own, next to named columns.",
-    ),
-]
-
-
-DelimiterOption = Annotated[
-    str,
-    typer.Option(
-        help="What is between cells: one or more characters, tab, or blanks for any number of "
-        "blanks and tabs; by default a comma, in .tsv a tab."
-    ),
-]
-NoHeaderOption = Annotated[
-    bool,
-    typer.Option("--no-header", help="The first row is data; columns are numbered from 1."),
-]
-CommentOption = Annotated[str, typer.Option(help="Leave out lines that begin so, for example '#'.")]
-QuotingOption = Annotated[
-    str, typer.Option(help="none: a quotation mark is a character like any other.")
-]
-StripOption = Annotated[
-    bool, typer.Option("--strip", help="Leave out blanks around names and cells.")
-]
-KeysOption = Annotated[
-    str,
-    typer.Option(help="text: all keys are text. By default, digits in CSV are integer keys."),
-]
-SortOption = Annotated[
-    bool,
-    typer.Option("--sort", help="Sort the rows by time, in bounded memory and a temporary folder."),
-]
-
-
-def columns_of(
-    src: str = "src",
-    dst: str = "dst",
-    time: str = "time",
-    features: str = "",
-    source: str = "",
-    edge_set: str = "",
-    own_types: bool = False,
-) -> "Columns":
-    """What the options of a command say about a file's columns. Raises: SettingsError."""
-    from streamd.exchange.tables import Columns
-
-    names = tuple(f for f in features.split(",") if f)
-    columns = Columns(src, dst, time, names, source, edge_set, own_types=own_types)
-    if source and columns != Columns(source=source):
-        raise SettingsError(
-            "--source and names of columns contradict one another.", "give one of them."
-        )
-    return columns
 
 
 def settings_of(

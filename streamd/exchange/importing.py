@@ -19,8 +19,8 @@ from streamd.events import Schema
 from streamd.exchange.event_files import EventFile
 from streamd.exchange.load import Loader, open_loader
 from streamd.exchange.produce import Outgoing
-from streamd.exchange.published import FEATURES_HINT, add_published_source, find_data_set
-from streamd.exchange.sourced import rows_of_source, sort_rows_of_source, source_named
+from streamd.exchange.published import FEATURES_HINT, find_data_set
+from streamd.exchange.sourced import resolve_data_set, rows_for_source
 from streamd.exchange.tables import Columns, read_events, resolved
 from streamd.exchange.times import Misfit, Times
 from streamd.settings.loading import Settings, schema_of
@@ -57,11 +57,8 @@ def import_file(
     if not path.exists():
         raise SettingsError(f"{path} is not a file.", "check the path.")
     file = open_tguf(path) if path.suffix.lower() == ".tguf" else None
-    published = None
-    if columns.published:
-        published = find_data_set(columns.published)
-        settings = add_published_source(settings, columns.published, columns.edge_set)
-        columns = replace(columns, source=columns.published, form=published.form, sort=True)
+    settings, columns = resolve_data_set(settings, columns)
+    published = find_data_set(columns.published) if columns.published else None
     schema = schema_of(settings)
     clock = SystemClock()
 
@@ -113,11 +110,7 @@ def _events_of_table(
     """The events of a table, or its rows for the source that reads them. Raises: SettingsError."""
     if not columns.source:
         return read_events(table, columns, times, doubt)
-    source, unit = source_named(settings, columns.source), settings.stream.time_unit
-    published = find_data_set(columns.published) if columns.published else None
-    rows = rows_of_source(source, table, unit, doubt, published)
-    if columns.sort:
-        rows = sort_rows_of_source(source, unit, rows)
+    rows = rows_for_source(settings, columns, table, settings.stream.time_unit, doubt)
     return (Outgoing(b"", value, None, number) for number, value in rows)
 
 

@@ -4,23 +4,27 @@ import datetime
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from streamd.clock import Clock
+from streamd.decode.block import Block
 from streamd.decode.decoder import first_events, make_decoder
 from streamd.decode.encoding import Times
 from streamd.decode.sources.formats import JSON_FORMATS
 from streamd.decode.sources.paths import follow, parsed
 from streamd.errors import BadEvent, SettingsError
+from streamd.events import EDGE, LABEL, MICROSECONDS, Key, Schema, split_key
 from streamd.exchange.event_files import CSV, EventFile
 from streamd.exchange.key_cells import KeyCells, is_integer_key
 from streamd.exchange.load import RECORDS, FileRow
 from streamd.exchange.produce import Outgoing
-from streamd.exchange.published import Published
+from streamd.exchange.published import Published, add_published_source, find_data_set
 from streamd.exchange.sorting import TimedRow, sort_rows
-from streamd.exchange.tables import read_first
+from streamd.exchange.tables import Columns, read_first
 from streamd.exchange.text_files import Row
-from streamd.exchange.times import Misfit
+from streamd.exchange.times import UNITS, Misfit
+from streamd.ingest.order.batch_builder import as_json
 from streamd.settings.loading import Settings, schema_of
 from streamd.settings.sets import nearest_of, text_of
 from streamd.settings.sources import Scalar, SourceSettings, fields_of, steps_of
@@ -199,8 +203,35 @@ def sort_rows_of_source(
     return ((row.number, row.value) for row in sort_rows(with_times()))
 
 
+def resolve_data_set(settings: Settings, columns: Columns) -> tuple[Settings, Columns]:
+    """Settings and columns that read a public data set, if one is named. Raises: SettingsError."""
+    if not columns.published:
+        return settings, columns
+    form = find_data_set(columns.published).form
+    settings = add_published_source(settings, columns.published, columns.edge_set)
+    return settings, replace(columns, source=columns.published, form=form, sort=True)
+
+
+def rows_for_source(
+    settings: Settings,
+    columns: Columns,
+    file: EventFile,
+    unit: str,
+    doubt: Callable[[str], None],
+) -> Iterator[tuple[int, bytes]]:
+    """A file's rows for the source that `columns` name. Arguments, raises: as `rows_of_source`."""
+    source = source_named(settings, columns.source)
+    published = find_data_set(columns.published) if columns.published else None
+    rows = rows_of_source(source, file, unit, doubt, published)
+    return sort_rows_of_source(source, unit, rows) if columns.sort else rows
+
+
 def rows_to_send(
-    settings: Settings, topic: str, file: EventFile, clock: Clock
+    settings: Settings,
+    columns: Columns,
+    file: EventFile,
+    clock: Clock,
+    doubt: Callable[[str], None],
 ) -> Iterator[Outgoing]:
     """A file's rows as they are, each checked as ingest will check it.
 
@@ -208,24 +239,82 @@ def rows_to_send(
     The call checks the columns; each row is checked when it is read. Raises: SettingsError naming
     the first row that does not fit, or if the topic is not JSON.
     """
-    source = source_named(settings, topic)
+    source = source_named(settings, columns.source)
     if source.format not in JSON_FORMATS:
         raise SettingsError(
-            f"Topic {topic} is {source.format}, and rows are sent as JSON.",
+            f"Topic {source.topic} is {source.format}, and rows are sent as JSON.",
             "send them by a producer of that format.",
         )
-    rows = rows_of_source(source, file, settings.stream.time_unit)
-    return _check_rows(settings, topic, file, rows, clock)
+    rows = rows_for_source(settings, columns, file, settings.stream.time_unit, doubt)
+    return _rows_as_they_are(settings, source.topic, file, rows, clock)
 
 
-def _check_rows(
+def _rows_as_they_are(
     settings: Settings,
     topic: str,
     file: EventFile,
     rows: Iterator[tuple[int, bytes]],
     clock: Clock,
 ) -> Iterator[Outgoing]:
-    """Yield rows as records. Raises: SettingsError."""
+    for batch, block, keys in _decode_rows(settings, topic, file, rows, clock):
+        # A row that is skipped is sent too: it belongs to the topic.
+        first = first_events(block, keys)
+        for number, value in batch:
+            key, time = first.get(number, ("", None))
+            yield Outgoing(key.encode(), value, time, number)
+
+
+def events_to_send(
+    settings: Settings,
+    columns: Columns,
+    file: EventFile,
+    unit: str,
+    clock: Clock,
+    doubt: Callable[[str], None],
+) -> Iterator[Outgoing]:
+    """The events that a source makes of a file's rows, as our own events, for another topic.
+
+    Args: unit: of times if the source names none. Raises: as `rows_to_send`; SettingsError for a
+    time that is finer than `stream.time_unit`, in which events are sent.
+    """
+    rows = rows_for_source(settings, columns, file, unit, doubt)
+    in_unit = settings.model_copy(
+        update={"stream": settings.stream.model_copy(update={"time_unit": unit})}
+    )
+    decoded = _decode_rows(in_unit, columns.source, file, rows, clock)
+    return _own_events(decoded, schema_of(settings), settings.stream.time_unit, file)
+
+
+def _own_events(
+    decoded: Iterator[tuple[list[tuple[int, bytes]], Block, Sequence[Key]]],
+    schema: Schema,
+    time_unit: str,
+    file: EventFile,
+) -> Iterator[Outgoing]:
+    scale = MICROSECONDS[time_unit]
+    # Nothing is rounded: a finer time would be another one in the topic.
+    for _, block, keys in decoded:
+        for row, event in enumerate(block.rows):
+            number = int(event["offset"])
+            time_us = int(event["time"]) if event["kind"] in (EDGE, LABEL) else None
+            if time_us is not None and time_us % scale:
+                raise SettingsError(
+                    f"{file.position(number)}: a time is finer than {UNITS[time_unit]}.",
+                    "set stream.time_unit to us, or round it.",
+                )
+            key = str(split_key(keys[int(event["a"])])[1]).encode()
+            value = as_json(block, row, keys, time_unit, schema)
+            yield Outgoing(key, value, None if time_us is None else time_us // scale, number)
+
+
+def _decode_rows(
+    settings: Settings,
+    topic: str,
+    file: EventFile,
+    rows: Iterator[tuple[int, bytes]],
+    clock: Clock,
+) -> Iterator[tuple[list[tuple[int, bytes]], Block, Sequence[Key]]]:
+    """Rows in batches, with their events and the keys that these number. Raises: SettingsError."""
     decoder = make_decoder(settings, schema_of(settings))
     while batch := list(itertools.islice(rows, RECORDS)):
         # Kafka will stamp them when they are sent.
@@ -237,9 +326,4 @@ def _check_rows(
                 f"{file.position(r.offset)}: {r.error} ({r.reason}).",
                 "correct it in the file, or the source in the settings.",
             )
-
-        # A row that is skipped is sent too: it belongs to the topic.
-        first = first_events(block, decoder.keys.keys)
-        for number, value in batch:
-            key, time = first.get(number, ("", None))
-            yield Outgoing(key.encode(), value, time, number)
+        yield batch, block, decoder.keys.keys

@@ -27,7 +27,7 @@ OWN_TYPES_HINT = (
 )
 KEYS_HINT = "add --keys text, and read all other files of these nodes so too."
 EDGE_SET = "edge_set"
-"""The column that names the edge set of a row."""
+"""The column that names the edge set of a row, unless another is named."""
 _json = json.JSONEncoder(separators=(",", ":"), default=str).encode
 T = TypeVar("T")
 
@@ -38,8 +38,8 @@ class Columns:
 
     features: in this order, or one column of lists or mappings; where no column is named at all,
     that is `features`. source: the topic whose source in the settings reads the rows instead; empty
-    for none. edge_set: of all rows; where it is empty, a row may name its own in a column
-    `edge_set`. by_name: where the columns of features have declared names, whether each is a
+    for none. edge_set: of all rows; if it is empty, each row may name its own in
+    `edge_set_column`. by_name: where the columns of features have declared names, whether each is a
     number. own_types: NDJSON lines of `OWN_TYPES` are streamd's own also next to named columns.
     keys: the type of all keys; None keeps those of typed files, and makes integers of the text of
     CSV. form: how CSV is written. sort: whether the rows are put into order of time. published: the
@@ -58,6 +58,7 @@ class Columns:
     form: TextForm | None = None
     sort: bool = False
     published: str = ""
+    edge_set_column: str = EDGE_SET
 
     @property
     def has_names(self) -> bool:
@@ -66,8 +67,9 @@ class Columns:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all columns."""
-        return self.src, self.dst, self.time, *self.features
+        """The names of all columns, but for one that names edge sets and may be absent."""
+        of_sets = () if self.edge_set_column in ("", EDGE_SET) else (self.edge_set_column,)
+        return self.src, self.dst, self.time, *self.features, *of_sets
 
 
 def resolved(columns: Columns, settings: Settings) -> Columns:
@@ -76,6 +78,9 @@ def resolved(columns: Columns, settings: Settings) -> Columns:
     Raises: SettingsError if the edge set is not declared, or only some of the features are.
     """
     sets = edge_sets(settings)
+    # With one set, a column of that name next to named columns is one of the table's own.
+    if len(sets) == 1 and columns.has_names and columns.edge_set_column == EDGE_SET:
+        columns = replace(columns, edge_set_column="")
     if columns.edge_set and columns.edge_set not in sets:
         raise SettingsError(
             f"There is no edge set {columns.edge_set}{nearest_of(columns.edge_set, sets)}.",
@@ -230,7 +235,7 @@ def _edge(
         "dst": _cell(columns.dst, keys[1], row[columns.dst]),
         "time": _cell(columns.time, times.read, row[columns.time]),
     }
-    edge_set = columns.edge_set or row.get(EDGE_SET)
+    edge_set = columns.edge_set or row.get(columns.edge_set_column)
     if edge_set:
         event[EDGE_SET] = edge_set
     # Features are several columns, or one of lists or mappings; by name an empty cell has none.
