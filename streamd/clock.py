@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from streamd.errors import SettingsError
+from streamd.iso_times import iso_us
 
 
 class Clock(Protocol):
@@ -41,12 +42,11 @@ def parse_time_us(text: str, name: str) -> int:
     name: of the option or setting, for the error. Raises: SettingsError.
     """
     try:
-        when = datetime.datetime.fromisoformat(text)
+        return iso_us(text)
     except ValueError:
         raise SettingsError(
             f"{name} is {text!r}, which is not an ISO 8601 time like 2026-01-31T00:00:00Z."
         ) from None
-    return time_us(when)
 
 
 def time_us(when: datetime.datetime) -> int:

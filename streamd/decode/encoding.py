@@ -22,19 +22,17 @@ from streamd.decode.encoded_decimals import decimal_hint
 from streamd.decode.sources.paths import kind_of
 from streamd.errors import BadEvent
 from streamd.events import MICROSECONDS, Int64
+from streamd.iso_times import iso_us
 from streamd.settings.sets import FeatureSettings, text_of
 from streamd.settings.sources import KeyType
 
 Float64 = NDArray[np.float64]
-EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)
-MICROSECOND = datetime.timedelta(microseconds=1)
 INTEGER = re.compile(r"-?[0-9]{1,19}")
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
 MAX_NUMBER_TEXT = 64
 """Longest text that is read as a number."""
 MAX_TIME_TEXT = 64
 """Longest text that is read as a time."""
-LEAP_SECOND = re.compile(r"(.*[0-9]{2}:[0-9]{2}:)60(.*)")
 MAX_US = 2**63 - 1
 MAX_EXACT_FLOAT = 2**53
 """Up to here a float holds every integer; larger ones may be another id than was written."""
@@ -69,7 +67,7 @@ class Times:
             column = None
         if column is not None:
             return column
-        # Of another type, a leap second, or no time at all.
+        # Of another type, with blanks around it, or no time at all.
         try:
             return np.array([self.one(v, "") for v in values], np.int64)
         except BadEvent:
@@ -89,9 +87,7 @@ class Times:
         usual = _iso_column(values)
         if usual is not None:
             return usual
-        read = datetime.datetime.fromisoformat
-        epoch = EPOCH if read(values[0]).tzinfo else EPOCH.replace(tzinfo=None)
-        return np.array([(read(v) - epoch) // MICROSECOND for v in values], np.int64)
+        return np.array([iso_us(v) for v in values], np.int64)
 
     def one(self, value: Any, name: str) -> int:
         """One time in microseconds. name: of the field, for the error. Raises: BadEvent."""
@@ -111,7 +107,7 @@ class Times:
             return round(taken * self._scale)
         if isinstance(value, str) and len(value) <= MAX_TIME_TEXT:
             try:
-                return _iso_us(value.strip())
+                return iso_us(value.strip())
             except (ValueError, OverflowError):
                 pass
         raise BadEvent("bad_time", f"{name} is {kind_of(value)} that is not ISO 8601")
@@ -150,16 +146,6 @@ def _iso_column(values: Sequence[str]) -> Int64 | None:
         return None
     without_zone = np.ascontiguousarray(bytes_NW[:, :-1]).view(f"S{width - 1}").ravel()
     return without_zone.astype("M8[us]").astype(np.int64)
-
-
-def _iso_us(text: str) -> int:
-    """ISO 8601 text in microseconds, UTC where it names no zone. Raises: ValueError."""
-    leap = LEAP_SECOND.fullmatch(text)
-    if leap is None:
-        return time_us(datetime.datetime.fromisoformat(text))
-    # A leap second is the second after 59, which POSIX counts as the next minute's first.
-    when = datetime.datetime.fromisoformat(f"{leap[1]}59{leap[2]}")
-    return time_us(when) + MICROSECONDS["s"]
 
 
 def _number_of(value: Any) -> int | float | None:

@@ -3,9 +3,10 @@
 import datetime
 from typing import Any
 
-from streamd.clock import Clock, parse_time_us, time_us, utc
+from streamd.clock import Clock, time_us, utc
 from streamd.errors import SettingsError
 from streamd.events import MAX_TIME_US, MICROSECONDS
+from streamd.iso_times import iso_us
 
 UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds"}
 
@@ -106,12 +107,9 @@ class Times:
 
     def _iso(self, text: str) -> int:
         """ISO 8601 text in microseconds. Raises: Misfit."""
-        # A number such as 20260131.05 would be read as a date.
-        if "-" not in text and "T" not in text:
-            raise self._unreadable(text)
         try:
-            return parse_time_us(text.strip(), "")
-        except SettingsError:
+            return iso_us(text.strip())
+        except ValueError:
             raise self._unreadable(text) from None
 
     def _unreadable(self, value: Any) -> Misfit:
