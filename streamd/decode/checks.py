@@ -88,7 +88,8 @@ class EventChecker:
         self.sets: EventSets = shared[1] if shared else EventSets(rules.schema, rules.features)
         self.rules = rules
         self._notices = notices
-        self._scale = MICROSECONDS[rules.time_unit]
+        # Times of a source, which has more units, come in microseconds.
+        self._scale = MICROSECONDS.get(rules.time_unit, 1)
         self._schema = rules.schema
         self._rounded = NOTHING
 

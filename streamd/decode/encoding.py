@@ -34,6 +34,8 @@ MAX_NUMBER_TEXT = 64
 MAX_TIME_TEXT = 64
 """Longest text that is read as a time."""
 MAX_US = 2**63 - 1
+UNIT_SCALES = {"days": 86_400_000_000, **MICROSECONDS, "ns": 1}
+"""Microseconds in each unit of a source's times; for ns, which are parts of one, 1."""
 MAX_EXACT_FLOAT = 2**53
 """Up to here a float holds every integer; larger ones may be another id than was written."""
 TRUTHS = {"true": 1.0, "t": 1.0, "1": 1.0, "false": 0.0, "f": 0.0, "0": 0.0}
@@ -50,13 +52,16 @@ ISO_Z = {
 
 
 class Times:
-    """Reads times of one form as int64 microseconds. form: s, ms, us or iso8601.
+    """Reads times of one form as int64 microseconds. form: days, s, ms, us, ns or iso8601.
 
-    `record`, by which no times are read, writes them as iso8601 does.
+    Digits below a microsecond are cut from integers of ns. `record`, by which no times are read,
+    writes them as iso8601 does.
     """
 
     def __init__(self, form: str) -> None:
-        self._scale = MICROSECONDS.get(form, 0)
+        # A unit is _scale / _parts microseconds.
+        self._scale = UNIT_SCALES.get(form, 0)
+        self._parts = 1_000 if form == "ns" else 1
         self._form = form
 
     def column(self, values: Sequence[Any]) -> Int64 | None:
@@ -81,7 +86,7 @@ class Times:
             # Compare before scaling, which could overflow.
             if max(int(column.max()), -int(column.min())) > MAX_US // self._scale:
                 return None
-            return column * self._scale
+            return column * self._scale // self._parts
         if self._scale or kinds != {str} or max(map(len, values)) > MAX_TIME_TEXT:
             return None
         usual = _iso_column(values)
@@ -104,7 +109,9 @@ class Times:
             # An integer is exact; a float has the microseconds that it can hold.
             if abs(taken) > MAX_US // self._scale:
                 raise BadEvent("bad_time", f"{name} is out of range")
-            return round(taken * self._scale)
+            if type(taken) is int:
+                return taken * self._scale // self._parts
+            return round(taken * self._scale / self._parts)
         if isinstance(value, str) and len(value) <= MAX_TIME_TEXT:
             try:
                 return iso_us(value.strip())
@@ -122,7 +129,7 @@ class Times:
         if isinstance(value, list):
             return [self._plain(inner) for inner in value]
         if isinstance(value, datetime.datetime) and self._scale:
-            whole, rest = divmod(time_us(value), self._scale)
+            whole, rest = divmod(time_us(value) * self._parts, self._scale)
             return whole + rest / self._scale if rest else whole
         return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 

@@ -12,7 +12,8 @@ from streamd.events import Int64
 from streamd.telemetry import metrics
 
 logger = structlog.get_logger()
-UNITS_NS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
+DAY_NS = 86_400_000_000_000
+UNITS_NS = {"days": DAY_NS, "s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 NEAR = 0.1
 """Share of the wall clock's time by which a time may miss it and still look like that unit: about
 five and a half years. Times of a stream that counts from 0 are rarely in that range."""
@@ -49,6 +50,7 @@ class Notices:
         self._unit = time_unit
         self._setting = unit_setting
         self._warned: set[str] = set()
+        self._has_times = False
         self.all_rounded = NOTHING
         self.watches_fields = True
 
@@ -103,12 +105,17 @@ class Notices:
         """
         if "time_unit_suspicious" in self._warned or not len(time_us) or not self._setting:
             return
+        is_first, self._has_times = not self._has_times, True
         if time_us.min() * (1 - NEAR) * 1000 > now_us:
             return  # no coarser unit fits the earliest time
         # A time in a coarser unit is smaller than the clock by the ratio of the units.
         for name, ns in UNITS_NS.items():
             scale = ns // UNITS_NS[self._unit]
-            if scale > 1 and (np.abs(time_us - now_us / scale) < NEAR * now_us / scale).any():
+            if scale <= 1:
+                continue
+            is_near = np.abs(time_us - now_us / scale) < NEAR * now_us / scale
+            # Seconds that count from 0 pass through the numbers of days, so all of the first count.
+            if is_near.any() if name != "days" else is_first and is_near.all():
                 self.unit(name)
                 return
 

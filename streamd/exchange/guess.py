@@ -173,7 +173,7 @@ def _time_of(
         form = found.form
     if form not in FORMS:
         raise SettingsError(
-            f"{chosen.time} holds no times as seconds, ms, us since 1970 or ISO 8601.",
+            f"{chosen.time} holds no times as days, s, ms, us or ns since 1970 or ISO 8601.",
             "give another field, or none to take the Kafka timestamp.",
         )
     return FoundTimes(chosen.time, form, found.all | {chosen.time})

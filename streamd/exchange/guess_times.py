@@ -56,17 +56,12 @@ def find_time(
     for path, at in fields.scalars.items():
         if form := form_of(path, at, now_us):
             found.append((_rank(path, at, fields.count), path, form))
-        elif why := why_unread(path, at, now_us):
+        elif why := why_unread(at):
             unread[path] = why
     # A row's own time is better than that of its change.
     if are_changes:
         found = [(r + (steps_of(path)[0] in ROWS), path, form) for r, path, form in found]
-    readable = sorted((one for one in found if one[2] in FORMS), key=lambda one: -one[0])
-    unread |= {
-        path: f"is in {form}, which no form of `time` reads"
-        for _, path, form in found
-        if form not in FORMS
-    }
+    readable = sorted(found, key=lambda one: -one[0])
     times = frozenset([path for _, path, _ in found] + [*unread])
     if not readable:
         if counted := _counted_from_zero(fields):
@@ -120,10 +115,12 @@ def form_of(path: str, at: Seen, now_us: int) -> str:
     for form, scale in SCALES_NS.items():
         if values and all(earliest < v * scale / 1000 < latest for v in values):
             return form
-    return ""
+    today = now_us / 86_400e6
+    is_day = at.types.keys() == {"int"} and names_time(path)
+    return "days" if is_day and all(0.5 * today < v < 1.2 * today for v in values) else ""
 
 
-def why_unread(path: str, at: Seen, now_us: int) -> str:
+def why_unread(at: Seen) -> str:
     """Why values that look like times cannot be read; empty if they do not look like times."""
     texts = [str(v) for v in at.values]
     if at.types.keys() <= {"int", "str"} and texts and all(map(DIGITS.fullmatch, texts)):
@@ -133,12 +130,6 @@ def why_unread(path: str, at: Seen, now_us: int) -> str:
     if at.types.keys() == {"str"} and all(map(FOREIGN.fullmatch, texts)):
         example = texts[0][:MAX_EXAMPLE]
         return f"{example!r} is not ISO 8601: let the producer or the table write it so"
-    today = now_us / 86_400e6
-    is_day = at.types.keys() == {"int"} and names_time(path)
-    if is_day and all(0.5 * today < v < 1.2 * today for v in at.values):
-        return (
-            "counts days since 1970, which no form of `time` reads" if "days" not in FORMS else ""
-        )
     return ""
 
 

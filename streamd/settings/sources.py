@@ -179,7 +179,7 @@ class DeleteRule(_Rule):
     fields: DeleteFields
 
 
-TimeForm = Literal["s", "ms", "us", "iso8601", "record"]
+TimeForm = Literal["days", "s", "ms", "us", "ns", "iso8601", "record"]
 
 
 class SourceSettings(_Rule):

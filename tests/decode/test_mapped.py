@@ -125,6 +125,8 @@ def test_the_last_of_equal_names_counts(clicks):
 
 @pytest.mark.parametrize(("form", "value", "time"), [
     ("s", 5, 5_000_000), ("s", 5.25, 5_250_000), ("s", "5", 5_000_000), ("s", "5.5", 5_500_000), ("ms", 5, 5_000), ("us", 5, 5),
+    ("days", 20417, 1_764_028_800_000_000), ("days", "0.5", 43_200_000_000), ("ns", 1_764_000_000_123_456_789, 1_764_000_000_123_456),
+    ("ns", "1764000000123456789", 1_764_000_000_123_456), ("ns", 5_500.0, 6),
     ("iso8601", "2026-11-22T10:00:00Z", TEN), ("iso8601", "2026-11-22T10:00:00", TEN), ("iso8601", "2026-11-22 12:00:00+02:00", TEN),
     ("iso8601", "2026-11-22T10:00:00.123456789Z", TEN + 123_456), ("iso8601", "20261122T100000Z", TEN), ("iso8601", " 2026-11-22T10:00:00Z ", TEN),
     ("iso8601", "2026-11-22", TEN - 36_000_000_000), ("iso8601", "2026-11-22T09:59:60Z", TEN), ("iso8601", "2026-11-22T09:59:60.5Z", TEN + 500_000),
@@ -133,7 +135,7 @@ def test_times_of_each_form(tmp_path, form, value, time):
     topic = Topic(source(f"{{time: {form}, fields: {{src: u, dst: v, time: t}}}}"), tmp_path)
     assert topic.one({"u": "a", "v": "b", "t": value}).time == time
     # The same in company, where a column is read at once.
-    others = {"s": 7, "ms": 7, "us": 7, "iso8601": "2026-11-22T11:00:00Z"}[form]
+    others = {"days": 7, "s": 7, "ms": 7, "us": 7, "ns": 7, "iso8601": "2026-11-22T11:00:00Z"}[form]
     events, rejected = topic.decode(*({"u": "a", "v": "b", "t": t} for t in [others] * 9 + [value] + [others] * 9))
     assert events[9].time == time and not rejected
 

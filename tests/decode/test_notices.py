@@ -63,6 +63,15 @@ def test_a_time_in_another_unit_is_said_once_whether_it_is_taken_or_not(unit, ti
     assert (log["event"], log["looks_like"], log["stream_time_unit"]) == ("time_unit_suspicious", looks, unit)
 
 
+def test_days_as_seconds_are_said_unless_the_stream_counts_from_zero():
+    today = NOW // 86_400_000_000
+    days = records(edge(time=today - 1), edge(time=today), together="array")
+    (log,), _ = noticed(days, days, time_unit="s")
+    assert (log["event"], log["looks_like"]) == ("time_unit_suspicious", "days")
+    counted = records(*(edge(time=t) for t in range(0, 2 * today, 500)), together="array")
+    assert noticed(counted, days, time_unit="s")[0] == []
+
+
 def test_usual_events_are_not_remarked_on():
     usual = [edge(time=NOW_MS), edge(time=NOW_MS - 20 * 365 * 86_400_000), edge(time=5), edge(time=STAMP_MS),
              {"type": "node", "id": 1, "features": [1]}, {"type": "delete", "node": 5},

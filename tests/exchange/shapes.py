@@ -78,7 +78,7 @@ SHAPES = [
     Shape("mongodb's connector", lambda i: {"before": None, "after": json.dumps({"_id": {"$oid": hexa(i, 3, 16)}, "user_id": {"$numberLong": str(d(i, 9))}, "item": f"b{d(i, 7, 2)}",
           "at": {"$date": s(i) * 1000}}), "op": "c", "ts_ms": s(i) * 1000}, "user_id.$numberLong", "item", "at.$date", "ms", "`after` is JSON as text"),
     Shape("otlp spans", lambda i: {"traceId": hexa(i), "resource": f"svc{d(i, 6)}", "peer": f"db{d(i, 7, 2)}", "startTimeUnixNano": f"{s(i)}000000000"},
-          "resource", "peer", "startTimeUnixNano", "ns", "startTimeUnixNano looks like a time, but is in ns"),
+          "resource", "peer", "startTimeUnixNano", "ns"),
     Shape("snowplow", lambda i: {"app_id": "shop", "platform": "web", "collector_tstamp": iso(i, "%Y-%m-%d %H:%M:%S.125", -2), "dvce_created_tstamp": iso(i, "%Y-%m-%d %H:%M:%S.125"),
           "etl_tstamp": iso(i, "%Y-%m-%d %H:%M:%S.125", -9), "derived_tstamp": iso(i, "%Y-%m-%d %H:%M:%S.125"), "event": "page_view", "event_id": uuid(i),
           "user_id": None, "user_ipaddress": ip(i, 9), "domain_userid": uuid(d(i, 9), 5), "network_userid": uuid(d(i, 9), 7), "domain_sessionidx": 1 + d(i, 3),

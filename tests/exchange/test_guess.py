@@ -14,7 +14,7 @@ from tests.exchange.shapes import S0, SHAPES
 
 NOW_US = (S0 + 10_000) * 1_000_000
 NUM_RECORDS = 60
-WRONG = {"mongodb's connector", "otlp spans", "mastodon stream", "aml transactions", "ethereum transfers", "iot without a second key"}
+WRONG = {"mongodb's connector", "mastodon stream", "aml transactions", "ethereum transfers", "iot without a second key"}
 """Shapes of which no mapping is right yet: their doubt names the reason."""
 
 
@@ -94,8 +94,13 @@ def test_a_second_time_is_named_and_is_no_feature(kind):
     assert any("the time may also be" in doubt and kind in doubt for doubt in guessed.doubts)
 
 
+def test_days_of_the_name_of_a_time_are_read_as_days():
+    guessed = guess("t", rows(lambda i: {"user": i % 7, "item": i % 9, "when": 20_415 + i // 20}), NOW_US)
+    assert (guessed.source["fields"]["time"], guessed.source["time"]) == ("when", "days")
+
+
 @pytest.mark.parametrize(("value", "says"), [
-    ("20261122", "is a date as digits"), ("20261122101500", "is a date and time as digits"), (20_415, "counts days since 1970"),
+    ("20261122", "is a date as digits"), ("20261122101500", "is a date and time as digits"),
     ("22/Nov/2026:10:00:00 +0000", "is not ISO 8601"), ("22.11.2026 10:00", "is not ISO 8601"), ("11/22/2026 10:00 PM", "is not ISO 8601"),
     ("Sun Nov 22 10:00:00 +0000 2026", "is not ISO 8601"), ("2026-11-22 10:00:00 UTC", "is not ISO 8601"), ("2026/11/22 10:00", "is not ISO 8601")])
 def test_a_time_that_no_form_reads_is_named_and_not_taken(value, says):

@@ -13,7 +13,7 @@ from streamd.decode.checks import EventChecker, Rules
 from streamd.decode.encoding import Times
 from streamd.decode.error_texts import MAX_TEXT, foreign
 from streamd.decode.headers import content_header, content_of, media_type_of
-from streamd.decode.notices import Notices
+from streamd.decode.notices import UNITS_NS, Notices
 from streamd.decode.own_events import OwnEvents
 from streamd.decode.record_items import RecordItems
 from streamd.decode.rounding import NOTHING
@@ -61,7 +61,7 @@ class MappedTopic:
         """own: reads our own events; the topic has the same keys and sets. form: of the values,
         None for JSON."""
         time = source.time or rules.time_unit
-        has_unit = time in ("s", "ms", "us")
+        has_unit = time in UNITS_NS
         # Times arrive at the checker in microseconds, whatever their unit is in the record.
         self._rules = replace(
             rules,
