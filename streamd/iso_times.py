@@ -13,6 +13,7 @@ USUAL_TIME = re.compile(
     r"(?:Z|[+-](?:[01][0-9]|2[0-3])(?::?[0-5][0-9])?)?"
 )
 """Forms that Python's own reader, which is quicker, reads alike."""
+DIGITS = re.compile(r"[0-9]{14}")
 ISO_TIME = re.compile(
     # A day, or a day of a week, each with or without marks.
     r"(?P<day>[0-9]{4}(?:-[0-9]{2}-[0-9]{2}|[0-9]{4}|-W[0-9]{2}-[0-9]|W[0-9]{3}))"
@@ -29,9 +30,9 @@ def iso_us(text: str) -> int:
     """Microseconds since 1970 of RFC 3339 or ISO 8601 text, negative before 1970.
 
     A time without a zone is UTC, a date is its midnight, and digits below a microsecond are cut.
-    24:00 is the midnight after the day. A leap second, 60, is the next minute's first second, as in
-    POSIX, in any minute, since offsets and smeared clocks move it. Raises: ValueError for other
-    text.
+    24:00 is the midnight after the day. 14 digits are a day and its time. A leap second, 60, is the
+    next minute's first second, as in POSIX, in any minute, since offsets and smeared clocks move
+    it. Raises: ValueError for other text.
     """
     if USUAL_TIME.fullmatch(text):
         try:
@@ -40,7 +41,8 @@ def iso_us(text: str) -> int:
             pass  # 24:00, a leap second, or no time at all
         else:
             return (when - (EPOCH if when.tzinfo else LOCAL_EPOCH)) // MICROSECOND
-    found = ISO_TIME.fullmatch(text)
+    # ISO 8601 lets parties agree to leave out the T.
+    found = ISO_TIME.fullmatch(f"{text[:8]}T{text[8:]}" if DIGITS.fullmatch(text) else text)
     if found is None:
         raise ValueError("is not RFC 3339 or ISO 8601")
     day, date_zone, hour, minute, second, fraction, minute2, second2, fraction2, zone = (

@@ -97,11 +97,8 @@ def backtest(
     form = form_of(form, report)
     if file is None and table != FileOptions():
         raise SettingsError("Options of a table need a file, and none is given.", NO_FILE)
-    given = table.overrides
-    settings, origin = loaded_settings(config, data_dir, given)
-    runs = combinations(
-        grid or [], lambda values: settings_of(config, data_dir, {**given, **values})
-    )
+    settings, origin = loaded_settings(config, data_dir)
+    runs = combinations(grid or [], lambda values: settings_of(config, data_dir, values))
     if grid and stale:
         raise SettingsError("--grid runs live with fresh facts alone.", "leave out --stale.")
     columns = table.columns()

@@ -19,7 +19,7 @@ from streamd.roles import ARCHIVE, FOLLOW, RANK, SCORE, roles_of
 from streamd.schema_change import check_extends
 from streamd.settings.loading import Settings, schema_of
 from streamd.settings.sources import REGISTRY_FORMATS
-from streamd.telemetry.heartbeat import read_beats
+from streamd.telemetry.heartbeat import held_times, read_beats
 
 if TYPE_CHECKING:
     from streamd.ingest.kafka.topic_watch import Topics
@@ -229,6 +229,14 @@ def _keys(settings: Settings) -> str:
     return "; ".join(found.sentences) or f"nothing odd in the newest {found.num_edges:,} edges"
 
 
+def _first_times(settings: Settings) -> str:
+    """Check that ingest does not hold the first commit of the log for its times."""
+    if held := held_times(settings.data_dir):
+        why, _, action = held.rpartition("; ")
+        raise StreamdError(f"Ingest holds the first commit of the log: {why}.", f"{action}.")
+    return "ingest holds no commit for its times"
+
+
 def _clock(settings: Settings) -> str:
     """Check that this machine's clock is not behind what is newest in Kafka or the log.
 
@@ -422,6 +430,7 @@ CHECKS: dict[str, Callable[[Settings], str]] = {
     "store": _store,
     "feature widths": _widths,
     "keys": _keys,
+    "first times": _first_times,
     "clock": _clock,
     "ports": _ports,
     "file limit": _file_limit,

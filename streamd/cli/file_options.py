@@ -27,16 +27,16 @@ class FileOptions:
         ),
     ] = ""
     time_unit: Annotated[
-        str | None,
+        str,
         typer.Option(
-            help="Unit of a table's integer times: s, ms, us; stream.time_unit otherwise. "
-            "TGUF has microseconds."
+            help="Unit of times as numbers: days, s, ms, us, ns, or iso8601 for dates in digits, "
+            "such as 20260131; stream.time_unit otherwise. TGUF has microseconds."
         ),
-    ] = None
+    ] = ""
     src: Annotated[str, typer.Option(help="Column of the source.")] = "src"
     dst: Annotated[str, typer.Option(help="Column of the destination.")] = "dst"
     time: Annotated[
-        str, typer.Option(help="Column of the time: integers in that unit, or ISO 8601.")
+        str, typer.Option(help="Column of the time: numbers of that unit, or ISO 8601.")
     ] = "time"
     features: Annotated[
         str, typer.Option(help="Feature columns, comma separated, or one of lists or mappings.")
@@ -90,16 +90,14 @@ class FileOptions:
         ),
     ] = False
 
-    @property
-    def overrides(self) -> dict[str, Any]:
-        """The settings that the options override, by dotted key."""
-        return {} if self.time_unit is None else {"stream.time_unit": self.time_unit}
-
     def columns(self) -> "Columns":
         """What the options say about a file. Raises: SettingsError if they contradict."""
         from streamd.exchange.tables import Columns
         from streamd.exchange.text_files import text_form
+        from streamd.exchange.times import check_unit
 
+        if self.time_unit:
+            check_unit(self.time_unit)
         if self.keys not in ("", "text"):
             raise SettingsError(f"--keys is {self.keys}.", "give text, or leave it out.")
         columns = Columns(
@@ -117,13 +115,16 @@ class FileOptions:
             sort=self.sort,
             published=self.published,
             edge_set_column=self.edge_set_column or Columns().edge_set_column,
+            time_unit=self.time_unit,
         )
         if self.edge_set and self.edge_set_column:
             raise SettingsError(
                 "--edge-set and --edge-set-column contradict one another.", "give one of them."
             )
         # A source names the columns; a published form all but the edge set.
-        of_source = Columns(source=self.source, form=columns.form, sort=self.sort)
+        of_source = Columns(
+            source=self.source, form=columns.form, sort=self.sort, time_unit=self.time_unit
+        )
         if self.source and columns != of_source:
             raise SettingsError(
                 "--source and options of columns or keys contradict one another.",

@@ -38,13 +38,13 @@ def import_(
     keys."""
     from streamd.exchange.importing import import_file
 
-    # The unit of a table's times is a setting, which the option overrides.
-    if file.suffix.lower() == ".tguf" and table.time_unit not in (None, "us"):
+    # The unit of a TGUF file is fixed.
+    if file.suffix.lower() == ".tguf" and table.time_unit not in ("", "us"):
         raise SettingsError(
             f"--time-unit is {table.time_unit}, but the times of TGUF files are microseconds.",
             "leave it out.",
         )
-    settings = settings_of(config, data_dir, table.overrides)
+    settings = settings_of(config, data_dir)
     columns = table.columns()
 
     with ProgressLine(err, f"importing {file}") as line:

@@ -38,7 +38,7 @@ def produce(
     from streamd.clock import SystemClock
     from streamd.exchange.event_files import EventFile
     from streamd.exchange.produce import send_events
-    from streamd.exchange.sourced import events_to_send, resolve_data_set, rows_to_send
+    from streamd.exchange.sourced import events_to_send, resolve_source, rows_to_send
     from streamd.exchange.tables import Columns, read_events, resolved
     from streamd.exchange.times import Times
 
@@ -51,7 +51,7 @@ def produce(
     doubts: list[str] = []
     if target in (s.topic for s in settings.sources):
         # The topic holds records in a shape of its own, and so does the file.
-        if replace(columns, form=None, sort=False) != Columns() or table.time_unit:
+        if replace(columns, form=None, sort=False) != Columns():
             raise SettingsError(
                 f"The source of topic {target} says where the fields are.",
                 "leave out the names of columns, of the edge set, and of other forms.",
@@ -61,10 +61,9 @@ def produce(
         events = rows_to_send(settings, columns, rows, clock, doubts.append)
         unit = "us"
     elif columns.source or columns.published:
-        settings, columns = resolve_data_set(settings, columns)
+        settings, columns = resolve_source(settings, columns)
         rows = EventFile(file, columns.form)
-        of_rows = table.time_unit or unit
-        events = events_to_send(settings, columns, rows, of_rows, clock, doubts.append)
+        events = events_to_send(settings, columns, rows, clock, doubts.append)
     else:
         times = Times(table.time_unit or unit, unit, settings.ingest.max_ahead_seconds, clock)
         rows = EventFile(file, columns.form)

@@ -43,8 +43,8 @@ def sources_check(
     ] = "",
     config: ConfigOption = None,
 ) -> None:
-    """Show the events that records become; exit status 1 if one is refused, or if no record
-    has a field that the source names."""
+    """Show the events that records become; exit status 1 if one is refused, if no record has a
+    field that the source names, or if all times look like another unit."""
     from streamd.clock import SystemClock
     from streamd.exchange.sample import judge
 
@@ -64,9 +64,10 @@ def sources_check(
     out.print(table)
     out.print(verdict.words(len(sample)), soft_wrap=True, markup=False, highlight=False)
     print_rounded(verdict.rounded.words)
-    for told in (*verdict.absent, *verdict.odd_keys.sentences, *verdict.doubts):
+    held = (verdict.held,) if verdict.held else ()
+    for told in (*held, *verdict.absent, *verdict.odd_keys.sentences, *verdict.doubts):
         err.print(printable(told), soft_wrap=True, markup=False, highlight=False)
-    raise typer.Exit(1 if verdict.refused or verdict.absent else 0)
+    raise typer.Exit(1 if verdict.refused or verdict.absent or verdict.held else 0)
 
 
 @sources_app.command("guess")

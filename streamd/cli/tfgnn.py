@@ -107,7 +107,7 @@ def tfgnn_import(
     ] = None,
     time_unit: Annotated[
         str | None,
-        typer.Option(help="Unit of integer times: s, ms, us; the schema's or stream.time_unit."),
+        typer.Option(help="Unit of times as numbers; the schema's or stream.time_unit otherwise."),
     ] = None,
     first_time: Annotated[
         str | None,
@@ -173,11 +173,11 @@ def _time_options(
 ) -> "TimeOptions":
     """How rows of edges get their times. Raises: SettingsError."""
     from streamd.clock import parse_time_us
-    from streamd.events import MICROSECONDS
+    from streamd.exchange.times import check_unit
     from streamd.tfgnn.logs.table_events import TimeOptions
 
-    if unit is not None and unit not in MICROSECONDS:
-        raise SettingsError(f"--time-unit is {unit!r}.", f"one of {', '.join(MICROSECONDS)}.")
+    if unit is not None:
+        check_unit(unit)
     # Steps only matter if the times are made up.
     if first_time is None:
         _refuse_given({"--step-seconds": step_seconds}, "needs --first-time")

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamd.decode.rounding import NOTHING, Rounded
-from streamd.events import EDGE, LABEL, MAX_TIME_US, Bools, Float32, Int64
+from streamd.events import EDGE, LABEL, Bools, Float32, Int64
 
 ROW = np.dtype(
     [
@@ -32,6 +32,11 @@ or DELETE (a = node, b = -1; or a = src, b = dst); a and b are numbers of a `Key
 into `Block.extras`, -1 for none."""
 NO_STAMP = -1
 """The timestamp of a record without one, as in Kafka."""
+SECONDS_FROM, SECONDS_UNTIL = 315_532_800, 4_102_444_800
+"""From 1980 until 2100 in seconds. Kafka's timestamps are milliseconds, which are so few only in
+the first weeks of 1970."""
+MAX_STAMP_MS = SECONDS_FROM * 1_000_000
+"""From here on a timestamp is rather microseconds or nanoseconds since 1980."""
 Rows = NDArray[np.void]
 
 
@@ -43,9 +48,11 @@ def has_time(rows: Rows) -> Bools:
 
 
 def timestamp_us(record: Any) -> int:
-    """The record's Kafka timestamp in microseconds; NO_STAMP if it is absent or out of range."""
+    """The record's Kafka timestamp in microseconds; NO_STAMP if it is absent, or cannot be the
+    milliseconds that it should be."""
     stamp = int(record.timestamp)
-    return stamp * 1000 if 0 <= stamp <= MAX_TIME_US // 1000 else NO_STAMP
+    is_valid = 0 <= stamp < MAX_STAMP_MS and not SECONDS_FROM <= stamp < SECONDS_UNTIL
+    return stamp * 1000 if is_valid else NO_STAMP
 
 
 @dataclass
@@ -124,7 +131,8 @@ class Origin:
         """The origin of one event of each record."""
         offset = np.fromiter((r.offset for r in records), np.int64, len(records))
         stamp_ms = np.fromiter((r.timestamp for r in records), np.int64, len(records))
-        valid = (stamp_ms >= 0) & (stamp_ms <= MAX_TIME_US // 1000)
+        valid = (stamp_ms >= 0) & (stamp_ms < MAX_STAMP_MS)
+        valid &= (stamp_ms < SECONDS_FROM) | (stamp_ms >= SECONDS_UNTIL)
         stamp = np.where(valid, stamp_ms, 0) * 1000
         stamp[~valid] = NO_STAMP
         return Origin(source=source, now_us=now_us, offset=offset, item=0, stamp=stamp)

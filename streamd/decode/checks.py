@@ -13,8 +13,9 @@ import numpy as np
 from streamd.decode.block import NO_STAMP, Block, Checked, Edges, Origin, edge_block
 from streamd.decode.event_sets import EventSets, NamedFeatures, SetFeatures, named_features
 from streamd.decode.node_ids import KeyTable
-from streamd.decode.notices import Notices, other_unit
+from streamd.decode.notices import Notices
 from streamd.decode.rounding import EXACT, NOTHING, count_rounded
+from streamd.decode.time_units import DATES, describe_time, other_unit
 from streamd.decode.wire import WireEvent
 from streamd.errors import BadEvent
 from streamd.events import (
@@ -206,7 +207,7 @@ class EventChecker:
         # An event without a time gets the timestamp of its record.
         if time is None:
             if stamp_us < 0:
-                raise BadEvent("bad_time", "no time, and the record has no timestamp")
+                raise BadEvent("bad_time", "no time, and the record has no timestamp in ms")
             time_us = stamp_us
         elif type(time) is not int:
             raise BadEvent(
@@ -217,7 +218,8 @@ class EventChecker:
 
         # A refused time that fits in another unit gets a hint.
         if not 0 <= time_us <= MAX_TIME_US:
-            raise BadEvent("bad_time", f"time is out of range{self._unit_hint(time_us, horizon)}")
+            shown = describe_time(time_us, self.rules.time_unit)
+            raise BadEvent("bad_time", f"time is {shown}{self._unit_hint(time_us, horizon)}")
         if time_us > horizon:
             ahead = (time_us - horizon + self.rules.max_ahead_us) / 1e6
             raise BadEvent(
@@ -230,13 +232,16 @@ class EventChecker:
 
     def _unit_hint(self, time_us: int, horizon: int) -> str:
         """Text to add to an error where the refused time looks like one in another unit."""
-        unit = other_unit(time_us, horizon, self.rules.time_unit)
         # The time of a delete has no horizon, so nothing tells in which unit it is.
         setting = self.rules.unit_setting
-        if unit is None or horizon == MAX_TIME_US or not setting:
+        if horizon == MAX_TIME_US or not setting:
+            return ""
+        unit = other_unit(time_us, horizon, self.rules.time_unit)
+        if unit is None:
             return ""
         self._notices.unit(unit)
-        return f"; it looks like {unit}, {setting} is {self.rules.time_unit}"
+        looks = "a date in digits" if unit == DATES else unit
+        return f"; it looks like {looks}, {setting} is {self.rules.time_unit}"
 
     def _check_values(self, values: Sequence[float], name: str, columns: Sequence[str]) -> None:
         """Refuse features or label targets that are too large, and count rounded ones. Raises:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from streamd.decode.block import (
+    NO_STAMP,
     Block,
     Decoded,
     EventRows,
@@ -28,6 +29,7 @@ from streamd.decode.record_items import RecordItems
 from streamd.decode.rounding import Rounded
 from streamd.decode.sources.formats import make_format
 from streamd.decode.sources.topic import MappedTopic
+from streamd.decode.time_units import OtherUnit
 from streamd.decode.wire import REFUSED_HEADER, TOO_DEEP, OddEvent
 from streamd.errors import BadEvent
 from streamd.events import EDGE, LABEL, Key, Schema, split_key
@@ -75,7 +77,7 @@ class Decoder:
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
-        self.notices = Notices(rules.time_unit)
+        self.notices = Notices(rules.time_unit, rules.unit_setting)
         checker = EventChecker(rules, self.notices)
         self.keys = checker.keys
         reader = EventReader(checker.sets, self.notices)
@@ -93,6 +95,12 @@ class Decoder:
         """The rounded values of all valid events so far, in all topics."""
         topics = self.mapped.values()
         return sum((of.notices.all_rounded for of in topics), self.notices.all_rounded)
+
+    @property
+    def other_unit(self) -> OtherUnit | None:
+        """The other unit that all times of some topic look like so far, if there is one."""
+        readers: list[TopicReader] = [self.own, *self.mapped.values()]
+        return next((found for of in readers if (found := of.notices.units.found)), None)
 
     def decode(self, records: Sequence[Any], source: int, now_us: int, topic: str = "") -> Decoded:
         """Decode kafka-python's records (offset, timestamp, key, value, headers) in order.
@@ -117,6 +125,9 @@ class Decoder:
         if call.num_skipped:
             metrics.skipped.labels(topic).inc(call.num_skipped)
         events, rejected = call.result()
+        if rejected or (events.rows["stamp"] == NO_STAMP).any():
+            stamps = [r.timestamp for r in records if timestamp_us(r) == NO_STAMP]
+            reader.notices.timestamps([stamp for stamp in stamps if stamp >= 0])
         return Decoded(reader.keep(events), rejected)
 
     def _run(self, reader: TopicReader, records: Sequence[Any], first: int) -> tuple[Any, int]:

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from streamd.clock import time_us
 from streamd.decode.encoded_decimals import decimal_hint
 from streamd.decode.sources.paths import kind_of
+from streamd.decode.time_units import UNITS_NS
 from streamd.errors import BadEvent
-from streamd.events import MICROSECONDS, Int64
+from streamd.events import Int64
 from streamd.iso_times import iso_us
 from streamd.settings.sets import FeatureSettings, text_of
 from streamd.settings.sources import KeyType
@@ -34,8 +35,6 @@ MAX_NUMBER_TEXT = 64
 MAX_TIME_TEXT = 64
 """Longest text that is read as a time."""
 MAX_US = 2**63 - 1
-UNIT_SCALES = {"days": 86_400_000_000, **MICROSECONDS, "ns": 1}
-"""Microseconds in each unit of a source's times; for ns, which are parts of one, 1."""
 MAX_EXACT_FLOAT = 2**53
 """Up to here a float holds every integer; larger ones may be another id than was written."""
 TRUTHS = {"true": 1.0, "t": 1.0, "1": 1.0, "false": 0.0, "f": 0.0, "0": 0.0}
@@ -54,14 +53,16 @@ ISO_Z = {
 class Times:
     """Reads times of one form as int64 microseconds. form: days, s, ms, us, ns or iso8601.
 
-    Digits below a microsecond are cut from integers of ns. `record`, by which no times are read,
-    writes them as iso8601 does.
+    Digits below a microsecond are cut from integers of ns. As iso8601, integers are dates in
+    digits, 20260131 or 20260131093000. `record`, by which no times are read, writes them as iso8601
+    does.
     """
 
     def __init__(self, form: str) -> None:
         # A unit is _scale / _parts microseconds.
-        self._scale = UNIT_SCALES.get(form, 0)
-        self._parts = 1_000 if form == "ns" else 1
+        self._scale, self._parts = UNITS_NS.get(form, 0) // 1_000, 1
+        if form == "ns":
+            self._scale, self._parts = 1, 1_000
         self._form = form
 
     def column(self, values: Sequence[Any]) -> Int64 | None:
@@ -75,18 +76,14 @@ class Times:
         # Of another type, with blanks around it, or no time at all.
         try:
             return np.array([self.one(v, "") for v in values], np.int64)
-        except BadEvent:
+        except (BadEvent, OverflowError):
             return None
 
     def _usual(self, values: Sequence[Any]) -> Int64 | None:
         """As `column`, where all values are integers, or text with or without a zone."""
         kinds = set(map(type, values))
         if self._scale and kinds == {int}:
-            column = np.fromiter(values, np.int64, len(values))
-            # Compare before scaling, which could overflow.
-            if max(int(column.max()), -int(column.min())) > MAX_US // self._scale:
-                return None
-            return column * self._scale // self._parts
+            return self.to_microseconds(np.fromiter(values, np.int64, len(values)))
         if self._scale or kinds != {str} or max(map(len, values)) > MAX_TIME_TEXT:
             return None
         usual = _iso_column(values)
@@ -94,27 +91,43 @@ class Times:
             return usual
         return np.array([iso_us(v) for v in values], np.int64)
 
+    def to_microseconds(self, number_N: Int64) -> Int64 | None:
+        """Integers of the form's unit in microseconds, int64[n]; None if one is beyond int64."""
+        # Compare before scaling, which could overflow.
+        if max(int(number_N.max()), -int(number_N.min())) > MAX_US // self._scale:
+            return None
+        time_N: Int64 = number_N * self._scale // self._parts
+        return time_N
+
     def one(self, value: Any, name: str) -> int:
-        """One time in microseconds. name: of the field, for the error. Raises: BadEvent."""
+        """One time in microseconds, maybe beyond int64. name: of the field, for the error.
+
+        Raises: BadEvent.
+        """
         if value is None:
             raise BadEvent("missing_field", f"{name} is missing")
         # Decoders of typed formats make dates themselves.
         if isinstance(value, datetime.datetime):
             return time_us(value)
+        if isinstance(value, str):
+            value = value.strip()
         if self._scale:
-            taken = _number_of(value)
-            if taken is None or taken != taken:
+            number = number_of(value)
+            # An integer is exact; a float has the microseconds that it can hold.
+            if type(number) is int:
+                return number * self._scale // self._parts
+            if number is None:
                 what = f"{name} is {kind_of(value)}, not a number of {self._form}"
                 raise BadEvent("bad_time", what + decimal_hint(value))
-            # An integer is exact; a float has the microseconds that it can hold.
-            if abs(taken) > MAX_US // self._scale:
+            scaled = number * self._scale / self._parts
+            if not math.isfinite(scaled):
                 raise BadEvent("bad_time", f"{name} is out of range")
-            if type(taken) is int:
-                return taken * self._scale // self._parts
-            return round(taken * self._scale / self._parts)
+            return round(scaled)
+        if type(value) is int:
+            value = str(value)
         if isinstance(value, str) and len(value) <= MAX_TIME_TEXT:
             try:
-                return iso_us(value.strip())
+                return iso_us(value)
             except (ValueError, OverflowError):
                 pass
         raise BadEvent("bad_time", f"{name} is {kind_of(value)} that is not ISO 8601")
@@ -155,12 +168,13 @@ def _iso_column(values: Sequence[str]) -> Int64 | None:
     return without_zone.astype("M8[us]").astype(np.int64)
 
 
-def _number_of(value: Any) -> int | float | None:
+def number_of(value: Any) -> int | float | None:
     """A value as a number: also text of one, but neither true nor false; None for others."""
     if type(value) is int or type(value) is float:
         return value
     if isinstance(value, Decimal):
-        return float(value)
+        number: int | float = whole(value)
+        return number if type(number) is int else float(value)
     if type(value) is str and len(value) <= MAX_NUMBER_TEXT and NUMBER.fullmatch(value):
         return int(value) if INTEGER.fullmatch(value) else float(value)
     return None
@@ -343,7 +357,7 @@ def _list_of(value: Any, width: int) -> Any:
 
 def _float(value: Any) -> float | None:
     """A value as a float; None where it is no number, or larger than one holds."""
-    number = _number_of(value)
+    number = number_of(value)
     try:
         return None if number is None else float(number)
     except OverflowError:

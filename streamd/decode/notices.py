@@ -6,17 +6,14 @@ import msgspec
 import numpy as np
 import structlog
 
+from streamd.decode.block import SECONDS_UNTIL
 from streamd.decode.rounding import EXACT, NOTHING, Rounded
+from streamd.decode.time_units import NEAR, UNITS_NS, UnitCheck, change_unit
 from streamd.decode.wire import unknown_fields
 from streamd.events import Int64
 from streamd.telemetry import metrics
 
 logger = structlog.get_logger()
-DAY_NS = 86_400_000_000_000
-UNITS_NS = {"days": DAY_NS, "s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
-NEAR = 0.1
-"""Share of the wall clock's time by which a time may miss it and still look like that unit: about
-five and a half years. Times of a stream that counts from 0 are rarely in that range."""
 MAX_NAMES = 8
 MAX_NAME = 40
 """Most names of fields in a text, and most characters of each."""
@@ -30,19 +27,11 @@ def named(names: Sequence[str]) -> str:
     return some + (f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else "")
 
 
-def other_unit(time_us: int, now_us: int, unit: str) -> str | None:
-    """The other unit in which a time of the stream's unit would be near the wall clock, if any."""
-    for name, ns in UNITS_NS.items():
-        if name != unit and abs(time_us * ns / UNITS_NS[unit] - now_us) < NEAR * now_us:
-            return name
-    return None
-
-
 class Notices:
     """Logs a warning about each kind of oddity once. Owner: the decoder.
 
     all_rounded: the rounded values of all valid events so far. watches_fields: whether unknown
-    fields are still looked for.
+    fields are still looked for. units: looks whether all times are of another unit.
     """
 
     def __init__(self, time_unit: str, unit_setting: str = "stream.time_unit") -> None:
@@ -50,7 +39,7 @@ class Notices:
         self._unit = time_unit
         self._setting = unit_setting
         self._warned: set[str] = set()
-        self._has_times = False
+        self.units = UnitCheck(time_unit, unit_setting)
         self.all_rounded = NOTHING
         self.watches_fields = True
 
@@ -95,29 +84,48 @@ class Notices:
             "time_unit_suspicious",
             looks_like=unit,
             stream_time_unit=self._unit,
-            action=f"send {self._unit}, or set {self._setting} before the first event",
+            action=f"send {self._unit}, or {change_unit(self._setting, unit)} before the first "
+            "event",
         )
 
     def times(self, time_us: Int64, now_us: int) -> None:
-        """Warn where times of valid events look like another unit.
+        """Warn if times of valid events look like another unit.
 
         None is far ahead of the clock, so only a coarser unit is possible.
         """
-        if "time_unit_suspicious" in self._warned or not len(time_us) or not self._setting:
+        if not len(time_us) or not self._setting:
             return
-        is_first, self._has_times = not self._has_times, True
+        self.units.add(time_us, now_us)
+        if "time_unit_suspicious" in self._warned:
+            return
+        if self.units.found is not None:
+            self.unit(self.units.found.looks_like)
+            return
         if time_us.min() * (1 - NEAR) * 1000 > now_us:
             return  # no coarser unit fits the earliest time
-        # A time in a coarser unit is smaller than the clock by the ratio of the units.
+        # A time in a coarser unit is smaller than the clock by the ratio of the units. Days count
+        # only if all times look like them: seconds that count from 0 pass through their numbers.
         for name, ns in UNITS_NS.items():
             scale = ns // UNITS_NS[self._unit]
-            if scale <= 1:
+            if scale <= 1 or name == "days":
                 continue
-            is_near = np.abs(time_us - now_us / scale) < NEAR * now_us / scale
-            # Seconds that count from 0 pass through the numbers of days, so all of the first count.
-            if is_near.any() if name != "days" else is_first and is_near.all():
+            if (np.abs(time_us - now_us / scale) < NEAR * now_us / scale).any():
                 self.unit(name)
                 return
+
+    def timestamps(self, stamps: Sequence[int]) -> None:
+        """Count records' timestamps that cannot be milliseconds, and warn of them."""
+        if not stamps:
+            return
+        metrics.odd_timestamps.inc(len(stamps))
+        self._warn_once(
+            "timestamp_suspicious",
+            timestamp=str(stamps[0]),
+            looks_like="s" if stamps[0] < SECONDS_UNTIL else "us or ns",
+            meaning="timestamps of Kafka records are milliseconds, so it counts as none",
+            action="let the producer send milliseconds, or set message.timestamp.type of the "
+            "topic to LogAppendTime",
+        )
 
     def _warn_once(self, kind: str, **fields: str) -> None:
         """Log a kind of oddity, the first time only."""

@@ -4,8 +4,9 @@ import re
 from dataclasses import dataclass
 from typing import get_args
 
+from streamd.clock import utc
 from streamd.decode.encoding import Times
-from streamd.decode.notices import NEAR
+from streamd.decode.time_units import DATES, NEAR, UNITS_NS
 from streamd.exchange.field_names import (
     OTHER_TIMES,
     TIMES,
@@ -14,10 +15,9 @@ from streamd.exchange.field_names import (
     names_time,
 )
 from streamd.exchange.field_values import Fields, Seen
+from streamd.iso_times import iso_us
 from streamd.settings.sources import TimeForm, steps_of
 
-SCALES_NS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
-"""Units of times as numbers since 1970, in nanoseconds."""
 ROWS = frozenset(("data", "after", "fullDocument", "payload", "row", "new", "dynamodb"))
 """Names of the object that holds the row, in changes of rows."""
 FORMS = frozenset(get_args(TimeForm))
@@ -55,7 +55,8 @@ def find_time(
     unread: dict[str, str] = {}
     for path, at in fields.scalars.items():
         if form := form_of(path, at, now_us):
-            found.append((_rank(path, at, fields.count), path, form))
+            # Of two times of one event, a date is the coarser one.
+            found.append((_rank(path, at, fields.count) - are_dates_in_digits(at), path, form))
         elif why := why_unread(at):
             unread[path] = why
     # A row's own time is better than that of its change.
@@ -81,6 +82,11 @@ def find_time(
             doubts.append(f"{other} looks like a time too, but {why}")
     if others := [one[1] for one in readable[1:] if not is_technical(one[1])]:
         doubts.append(f"the time may also be {', '.join(others[:4])}; none of them is a feature")
+    if are_dates_in_digits(fields.scalars[path]):
+        example = next(iter(fields.scalars[path].values))
+        doubts.append(
+            f"{path} is read as dates in digits, in UTC: {example} is {utc(iso_us(str(example)))}"
+        )
     if missing := fields.missing(path):
         doubts.append(f"{path} is missing in {missing} of {fields.count} records")
     return FoundTimes(path, form, times)
@@ -101,6 +107,8 @@ def _rank(path: str, at: Seen, count: int) -> float:
 def form_of(path: str, at: Seen, now_us: int) -> str:
     """The form of the times at a path; empty if they are none."""
     values = list(at.values)
+    if are_dates_in_digits(at):
+        return DATES
     if at.types.keys() == {"str"}:
         iso = Times("iso8601")
         if all("-" in v and iso.column([v]) is not None for v in values):
@@ -112,8 +120,8 @@ def form_of(path: str, at: Seen, now_us: int) -> str:
     earliest, latest = now_us * (1 - 4 * NEAR), now_us * (1 + 4 * NEAR)
     if names_time(path):
         earliest, latest = NAMED_FROM_US, now_us + 10 * YEAR_US
-    for form, scale in SCALES_NS.items():
-        if values and all(earliest < v * scale / 1000 < latest for v in values):
+    for form, scale in UNITS_NS.items():
+        if form != "days" and values and all(earliest < v * scale / 1000 < latest for v in values):
             return form
     today = now_us / 86_400e6
     is_day = at.types.keys() == {"int"} and names_time(path)
@@ -123,14 +131,17 @@ def form_of(path: str, at: Seen, now_us: int) -> str:
 def why_unread(at: Seen) -> str:
     """Why values that look like times cannot be read; empty if they do not look like times."""
     texts = [str(v) for v in at.values]
-    if at.types.keys() <= {"int", "str"} and texts and all(map(DIGITS.fullmatch, texts)):
-        example = texts[0]
-        kind = "a date" if len(example) == 8 else "a date and time"
-        return f"{example} is {kind} as digits, which would be taken as seconds since 1970"
     if at.types.keys() == {"str"} and all(map(FOREIGN.fullmatch, texts)):
         example = texts[0][:MAX_EXAMPLE]
         return f"{example!r} is not ISO 8601: let the producer or the table write it so"
     return ""
+
+
+def are_dates_in_digits(at: Seen) -> bool:
+    """Whether all values are 8 or 14 digits that are a date, or a date and a time."""
+    texts = [str(v) for v in at.values]
+    is_possible = bool(texts) and at.types.keys() <= {"int", "str"}
+    return is_possible and all(map(DIGITS.fullmatch, texts))
 
 
 MAX_EXAMPLE = 40

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from streamd.clock import SystemClock
+from streamd.clock import Clock, SystemClock
 from streamd.decode.rounding import Rounded
 from streamd.errors import SettingsError
 from streamd.eventlog.odd_keys import OddKeys, odd_keys_in_log
@@ -20,7 +20,7 @@ from streamd.exchange.event_files import EventFile
 from streamd.exchange.load import Loader, open_loader
 from streamd.exchange.produce import Outgoing
 from streamd.exchange.published import FEATURES_HINT, find_data_set
-from streamd.exchange.sourced import resolve_data_set, rows_for_source
+from streamd.exchange.sourced import resolve_source, rows_for_source
 from streamd.exchange.tables import Columns, read_events, resolved
 from streamd.exchange.times import Misfit, Times
 from streamd.settings.loading import Settings, schema_of
@@ -47,7 +47,7 @@ def import_file(
 ) -> Imported:
     """Append the events of a TGUF, CSV, NDJSON or Parquet file to the log.
 
-    Integer times of a table are in `stream.time_unit`, those of a TGUF file in microseconds.
+    Numbers as times of a table are in the columns' unit, those of a TGUF file in microseconds.
 
     Args: progress: called with (events so far, events in all).
     Raises: StreamdError naming the first row that does not fit, and how many events were appended
@@ -57,21 +57,19 @@ def import_file(
     if not path.exists():
         raise SettingsError(f"{path} is not a file.", "check the path.")
     file = open_tguf(path) if path.suffix.lower() == ".tguf" else None
-    settings, columns = resolve_data_set(settings, columns)
+    settings, columns = resolve_source(settings, columns)
     published = find_data_set(columns.published) if columns.published else None
     schema = schema_of(settings)
     clock = SystemClock()
 
     # Check all that can be checked before the log is made, since its widths never change.
-    times = Times(
-        "us" if file else settings.stream.time_unit, "us", settings.ingest.max_ahead_seconds, clock
-    )
+    times = _times_of(settings, columns, file is not None, clock)
     topic = columns.source
     columns = resolved(columns, settings)
     edge_set = schema.edge_set_names.index(columns.edge_set) if columns.edge_set else 0
     doubts: list[str] = []
     if file is not None:
-        if replace(columns, edge_set="") != Columns():
+        if replace(columns, edge_set="", time_unit="") != Columns():
             raise SettingsError(
                 f"{path} is a TGUF file, whose columns have no names.",
                 "leave out --source and the names of columns.",
@@ -85,7 +83,8 @@ def import_file(
 
     # Append, and tell how far an error came.
     position = None if file is not None else table.position
-    with open_loader(settings, clock, str(path), topic, edge_set, position) as loader:
+    find_unit = None if topic else times.find_other_unit
+    with open_loader(settings, clock, str(path), topic, edge_set, position, find_unit) as loader:
         if file is None:
             total = table.count_rows()
             loader.rows(events, lambda done: progress(done, total))
@@ -98,6 +97,15 @@ def import_file(
     if published is not None and published.features and not schema.edge_feature_dim:
         doubts.append(f"not taken as features: {', '.join(published.features)}; {FEATURES_HINT}")
     return Imported(loader.num_events, times.summary(), loader.rounded, odd, tuple(doubts))
+
+
+def _times_of(settings: Settings, columns: Columns, is_tguf: bool, clock: Clock) -> Times:
+    """The reader of a file's times."""
+    max_ahead = settings.ingest.max_ahead_seconds
+    # The unit of a TGUF file is fixed.
+    if is_tguf:
+        return Times("us", "us", max_ahead, clock, option="")
+    return Times(columns.time_unit or settings.stream.time_unit, "us", max_ahead, clock)
 
 
 def _events_of_table(

@@ -15,6 +15,7 @@ from streamd.decode.block import NO_STAMP, ROW, Block, Edges, Origin, edge_block
 from streamd.decode.checks import rules_of
 from streamd.decode.decoder import Decoder, make_decoder
 from streamd.decode.rounding import Rounded
+from streamd.decode.time_units import OtherUnit
 from streamd.errors import BadEvent, StreamdError
 from streamd.eventlog.writer import LogWriter
 from streamd.events import (
@@ -29,6 +30,7 @@ from streamd.events import (
 )
 from streamd.exchange.produce import Outgoing
 from streamd.ingest.event_log import Log
+from streamd.ingest.first_times import ACCEPT_SETTING, has_no_times
 from streamd.ingest.loop import MAX_COMMIT_EVENTS
 from streamd.ingest.order.batch_builder import BatchBuilder
 from streamd.settings.loading import Settings, schema_of
@@ -64,8 +66,12 @@ def open_loader(
     topic: str = "",
     edge_set: int = 0,
     place_of: Callable[[int], str] | None = None,
+    find_other_unit: Callable[[], OtherUnit | None] | None = None,
 ) -> Iterator["Loader"]:
     """A `Loader` of the log in `data_dir`, which is made if it is not there.
+
+    find_other_unit: the other unit that all times look like so far; without it, that of the rows'
+    source.
 
     Times of streamd's own events are in microseconds, whatever `stream.time_unit` is. An error in
     the block gets the number of events that were appended before. Raises: LockedError while ingest
@@ -79,10 +85,16 @@ def open_loader(
         decoder = (
             make_decoder(settings, writer.schema)
             if topic
-            else Decoder(replace(rules_of(settings, writer.schema), time_unit="us"))
+            else Decoder(
+                replace(rules_of(settings, writer.schema), time_unit="us", unit_setting="")
+            )
         )
-        max_nodes = settings.ingest.max_nodes
-        loader = Loader(writer, decoder, max_nodes, clock, name, topic, edge_set, place_of)
+        s = settings.ingest
+        find = find_other_unit or (lambda: decoder.other_unit)
+        other_unit = (lambda: None) if s.accept_first_times else find
+        loader = Loader(
+            writer, decoder, s.max_nodes, clock, name, topic, edge_set, place_of, other_unit
+        )
         # Parts that were committed before an error stay in the log.
         try:
             yield loader
@@ -98,7 +110,8 @@ class Loader:
 
     decoder: of rows. max_nodes: of the log. name: of the file, for errors. topic: the source that
     reads the rows, empty for streamd's own events. edge_set: number of the set of edges that come
-    as columns. place_of: names an event by its number, the row of the file otherwise.
+    as columns. place_of: names an event by its number, the row of the file otherwise. other_unit:
+    the other unit that all times look like so far: then they are not taken as the first of a log.
     """
 
     def __init__(
@@ -111,6 +124,7 @@ class Loader:
         topic: str = "",
         edge_set: int = 0,
         place_of: Callable[[int], str] | None = None,
+        other_unit: Callable[[], OtherUnit | None] = lambda: None,
     ) -> None:
         # The log, and the rows that go into it.
         self._topic = topic
@@ -119,6 +133,7 @@ class Loader:
         self._decoder = decoder
         self._clock = clock
         self._name = name
+        self._other_unit = other_unit
         self._place_of = place_of or (lambda number: f"{name} row {number}")
         # Late events are refused, not moved to the watermark: an import must keep its times.
         self._builder = BatchBuilder(log.schema, log.keys, max_nodes, "dead_letter", log.has_edges)
@@ -172,6 +187,15 @@ class Loader:
             self.last_us = max(self.last_us, int(time.max()))
         _fill_times(block, self._log.watermark)
         self.append(block)
+
+    def _check_first_times(self) -> None:
+        """Refuse times of another unit as the first of the log. Raises: StreamdError."""
+        found = self._other_unit() if has_no_times(self._log) else None
+        if found is not None:
+            raise StreamdError(
+                f"{self._name}: {found.words}.",
+                f"{found.action}, or set {ACCEPT_SETTING}: true.",
+            )
 
     def edges(self, src_E: Int64, dst_E: Int64, time_E: Int64, values_ED: Float32) -> Block:
         """Make a block of edges between nodes with integer keys."""
@@ -238,7 +262,12 @@ class Loader:
             ) from None
 
     def append(self, *blocks: Block) -> None:
-        """Commit blocks merged by time. Raises: StreamdError naming a row that does not fit."""
+        """Commit blocks merged by time.
+
+        Raises: StreamdError naming a row that does not fit, or the unit that the first times of the
+        log look like.
+        """
+        self._check_first_times()
         block = joined([b for b in blocks if len(b)]) if any(len(b) for b in blocks) else None
         if block is None:
             return

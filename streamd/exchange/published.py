@@ -148,15 +148,6 @@ def _of_lastfm(row: Row) -> Row:
     return row | {"artist": row["artid"] or row["artname"]}
 
 
-def _of_gdelt(row: Row) -> Row:
-    """The time at which an event was added: a day in 1.0, a quarter of an hour in 2.0."""
-    added = str(row["DATEADDED"])
-    text = f"{added[:4]}-{added[4:6]}-{added[6:8]}"
-    if len(added) == 14:
-        text += f"T{added[8:10]}:{added[10:12]}:{added[12:]}Z"
-    return row | {"DATEADDED": text}
-
-
 def _of_tgb(row: Row) -> Row:
     """Times are seconds or, in tgbl-flight, days."""
     time = row["time"]
@@ -224,7 +215,6 @@ PUBLISHED = {
         time_form="iso8601",
         needs=("Actor1Code", "Actor2Code"),
         features=("GoldsteinScale", "NumMentions", "AvgTone"),
-        change=_of_gdelt,
     ),
     "tgb": Published(
         form=TextForm(of_first_line=_tgb_form), src="src", dst="dst", time="time", change=_of_tgb

@@ -133,7 +133,8 @@ class Judged:
 class Verdict:
     """The events of a sample. counts: by type of event, and of refused ones by reason. rounded:
     values of features. absent: paths of the source at which no record has a value, a sentence each.
-    odd_keys: of the edges. doubts: a sentence each.
+    odd_keys: of the edges. doubts: a sentence each. held: why a log would not begin with these
+    times, a sentence; empty if it would.
     """
 
     judged: list[Judged]
@@ -144,6 +145,7 @@ class Verdict:
     absent: list[str]
     odd_keys: OddKeys
     doubts: list[str]
+    held: str = ""
 
     def words(self, num_records: int) -> str:
         """The counts in words."""
@@ -179,6 +181,7 @@ def judge(settings: Settings, sample: Sample, clock: Clock) -> Verdict:
         told += [Judged(partition, r.offset, r.index, r.reason, "", r.error) for r in rejected]
         num_skipped += len({r.offset for r in records} - {j.offset for j in told})
         judged += sorted(told, key=lambda j: (j.offset, j.index))
+    found = None if settings.ingest.accept_first_times else decoder.other_unit
     return Verdict(
         judged,
         num_skipped,
@@ -188,6 +191,7 @@ def judge(settings: Settings, sample: Sample, clock: Clock) -> Verdict:
         _find_absent_paths(settings, sample),
         _odd_keys(blocks, decoder.keys.keys, schema, prefixes),
         _doubts_of_ends(blocks, decoder.keys.keys, prefixes),
+        "" if found is None else f"{found.words}; {found.action}",
     )
 
 

@@ -13,6 +13,7 @@ from streamd.decode.decoder import first_events, make_decoder
 from streamd.decode.encoding import Times
 from streamd.decode.sources.formats import JSON_FORMATS
 from streamd.decode.sources.paths import follow, parsed
+from streamd.decode.time_units import UNIT_WORDS
 from streamd.errors import BadEvent, SettingsError
 from streamd.events import EDGE, LABEL, MICROSECONDS, Key, Schema, split_key
 from streamd.exchange.event_files import CSV, EventFile
@@ -23,7 +24,7 @@ from streamd.exchange.published import Published, add_published_source, find_dat
 from streamd.exchange.sorting import TimedRow, sort_rows
 from streamd.exchange.tables import Columns, read_first
 from streamd.exchange.text_files import Row
-from streamd.exchange.times import UNITS, Misfit
+from streamd.exchange.times import UNIT_OPTION, Misfit
 from streamd.ingest.order.batch_builder import as_json
 from streamd.settings.loading import Settings, schema_of
 from streamd.settings.sets import nearest_of, text_of
@@ -203,8 +204,26 @@ def sort_rows_of_source(
     return ((row.number, row.value) for row in sort_rows(with_times()))
 
 
-def resolve_data_set(settings: Settings, columns: Columns) -> tuple[Settings, Columns]:
-    """Settings and columns that read a public data set, if one is named. Raises: SettingsError."""
+def _with_time_unit(settings: Settings, topic: str, unit: str) -> Settings:
+    """Settings in which a topic's source reads times as numbers of a unit. Raises: SettingsError if
+    it has another form of times."""
+    source = source_named(settings, topic)
+    # One that names no form follows the command, any other must agree.
+    if source.time not in (None, unit):
+        raise SettingsError(
+            f"The source of {topic} has times in the form {source.time}.",
+            f"leave out {UNIT_OPTION}.",
+        )
+    of_unit = source.model_copy(update={"time": unit})
+    sources = tuple(of_unit if one is source else one for one in settings.sources)
+    return settings.model_copy(update={"sources": sources})
+
+
+def resolve_source(settings: Settings, columns: Columns) -> tuple[Settings, Columns]:
+    """Settings and columns with the source of a public data set, or with a source of the columns'
+    unit of times, if these are named. Raises: SettingsError."""
+    if columns.source and columns.time_unit:
+        settings = _with_time_unit(settings, columns.source, columns.time_unit)
     if not columns.published:
         return settings, columns
     form = find_data_set(columns.published).form
@@ -268,21 +287,18 @@ def events_to_send(
     settings: Settings,
     columns: Columns,
     file: EventFile,
-    unit: str,
     clock: Clock,
     doubt: Callable[[str], None],
 ) -> Iterator[Outgoing]:
     """The events that a source makes of a file's rows, as our own events, for another topic.
 
-    Args: unit: of times if the source names none. Raises: as `rows_to_send`; SettingsError for a
-    time that is finer than `stream.time_unit`, in which events are sent.
+    Raises: as `rows_to_send`; SettingsError for a time that is finer than `stream.time_unit`, in
+    which events are sent.
     """
+    unit = settings.stream.time_unit
     rows = rows_for_source(settings, columns, file, unit, doubt)
-    in_unit = settings.model_copy(
-        update={"stream": settings.stream.model_copy(update={"time_unit": unit})}
-    )
-    decoded = _decode_rows(in_unit, columns.source, file, rows, clock)
-    return _own_events(decoded, schema_of(settings), settings.stream.time_unit, file)
+    decoded = _decode_rows(settings, columns.source, file, rows, clock)
+    return _own_events(decoded, schema_of(settings), unit, file)
 
 
 def _own_events(
@@ -299,7 +315,7 @@ def _own_events(
             time_us = int(event["time"]) if event["kind"] in (EDGE, LABEL) else None
             if time_us is not None and time_us % scale:
                 raise SettingsError(
-                    f"{file.position(number)}: a time is finer than {UNITS[time_unit]}.",
+                    f"{file.position(number)}: a time is finer than {UNIT_WORDS[time_unit]}.",
                     "set stream.time_unit to us, or round it.",
                 )
             key = str(split_key(keys[int(event["a"])])[1]).encode()

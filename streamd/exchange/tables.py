@@ -43,7 +43,8 @@ class Columns:
     number. own_types: NDJSON lines of `OWN_TYPES` are streamd's own also next to named columns.
     keys: the type of all keys; None keeps those of typed files, and makes integers of the text of
     CSV. form: how CSV is written. sort: whether the rows are put into order of time. published: the
-    public data set whose form the file has, empty for none.
+    public data set whose form the file has, empty for none. time_unit: of times as numbers,
+    `stream.time_unit` if it is empty.
     """
 
     src: str = "src"
@@ -59,6 +60,7 @@ class Columns:
     sort: bool = False
     published: str = ""
     edge_set_column: str = EDGE_SET
+    time_unit: str = ""
 
     @property
     def has_names(self) -> bool:

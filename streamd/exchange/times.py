@@ -3,12 +3,26 @@
 import datetime
 from typing import Any
 
-from streamd.clock import Clock, time_us, utc
-from streamd.errors import SettingsError
-from streamd.events import MAX_TIME_US, MICROSECONDS
-from streamd.iso_times import iso_us
+import numpy as np
 
-UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds"}
+from streamd.clock import Clock, utc
+from streamd.decode.encoding import Times as TimesOfForm
+from streamd.decode.encoding import number_of
+from streamd.decode.time_units import (
+    DATES,
+    EARLIEST_US,
+    UNIT_WORDS,
+    UNITS_NS,
+    OtherUnit,
+    UnitCheck,
+    other_unit,
+)
+from streamd.errors import BadEvent, SettingsError
+from streamd.events import MAX_TIME_US, MICROSECONDS, Int64
+from streamd.settings.sets import nearest_of
+
+UNIT_OPTION = "--time-unit"
+"""The option that names the unit of a table's times."""
 
 
 class Misfit(ValueError):
@@ -23,14 +37,34 @@ class Misfit(ValueError):
         return SettingsError(f"{position}: {self}.", self.action)
 
 
+def check_unit(unit: str) -> None:
+    """Refuse a unit that no table has. Raises: SettingsError."""
+    if unit not in UNIT_WORDS:
+        raise SettingsError(
+            f"{UNIT_OPTION} is {unit!r}{nearest_of(unit, UNIT_WORDS)}.", "name one of them."
+        )
+
+
 class Times:
     """Reads the times of one file and remembers their range. Owner: the thread that reads the file.
 
-    Integers are in `unit`. Text is ISO 8601, in UTC if it names no zone; digits below a
-    microsecond are cut. `read` returns times in the unit `out`.
+    Numbers are in `unit`, one of `UNIT_WORDS`. Other text is ISO 8601, in UTC if it names no zone;
+    digits below a microsecond are cut. `read` returns times in the unit `out`.
     """
 
-    def __init__(self, unit: str, out: str, max_ahead_seconds: float, clock: Clock) -> None:
+    def __init__(
+        self,
+        unit: str,
+        out: str,
+        max_ahead_seconds: float,
+        clock: Clock,
+        option: str = UNIT_OPTION,
+    ) -> None:
+        """option: that names the unit, empty if it cannot be another one."""
+        self._numbers = TimesOfForm(unit)
+        self._text = TimesOfForm(DATES)
+        self._units = UnitCheck(unit, option)
+        self._option = option
         self._unit = unit
         self._out = out
         self._clock = clock
@@ -44,16 +78,44 @@ class Times:
         """Microseconds in the unit of the times that `read` returns."""
         return MICROSECONDS[self._out]
 
+    @property
+    def has_unit(self) -> bool:
+        """Whether numbers count from 1970; otherwise they are dates in digits."""
+        return self._unit != DATES
+
+    def of_integers(self, number_N: Int64) -> Int64:
+        """Integers as microseconds, int64[n]; the smallest and the largest were read before."""
+        time_N = self._numbers.to_microseconds(number_N)
+        assert time_N is not None
+        return time_N
+
+    def find_other_unit(self) -> OtherUnit | None:
+        """The other unit that all times look like so far, if there is one."""
+        return self._units.found
+
     def read(self, value: Any, of_event: bool = True) -> int:
         """Read one cell. of_event: whether to extend the range by it. Raises: Misfit."""
-        taken_us, form = self._microseconds(value)
+        # Text that is no number is ISO 8601.
+        cell = value.strip() if isinstance(value, str) else value
+        is_number = number_of(cell) is not None
+        try:
+            taken_us = (self._numbers if is_number else self._text).one(cell, "")
+        except BadEvent:
+            raise self._unreadable(value) from None
         self.check(taken_us, value)
         if taken_us % MICROSECONDS[self._out]:
             raise Misfit(
-                f"{value!s} is finer than {UNITS[self._out]}",
+                f"{value!s} is finer than {UNIT_WORDS[self._out]}",
                 "set stream.time_unit to us, or round it.",
             )
+        # Only numbers may be of another unit.
+        if self._units.is_open and is_number:
+            self._units.add(np.array([taken_us]), self._clock.now_us())
+        elif not is_number:
+            self._units.end()
         if of_event:
+            form = "timestamps" if isinstance(value, datetime.datetime) else "ISO 8601"
+            form = UNIT_WORDS[self._unit] if is_number else form
             self.extend(taken_us, taken_us, form)
         return taken_us // MICROSECONDS[self._out]
 
@@ -62,18 +124,24 @@ class Times:
 
         Raises: Misfit.
         """
-        unit, shown = self._unit, shown_value(value)
+        shown, now_us = shown_value(value), self._clock.now_us()
         if not 0 <= taken_us <= MAX_TIME_US:
-            raise Misfit(
-                f"the time {shown} is out of range",
-                f"correct it; integers are read in {UNITS[unit]}.",
+            is_early = EARLIEST_US <= taken_us < 0
+            why = f"{utc(taken_us)}, before 1970" if is_early else "out of range"
+        elif taken_us > now_us + self._max_ahead_us:
+            why = (
+                f"{utc(taken_us)}, further ahead of the clock than "
+                f"ingest.max_ahead_seconds ({self._max_ahead_us / 1e6:g})"
             )
-        if taken_us > self._clock.now_us() + self._max_ahead_us:
-            raise Misfit(
-                f"the time {shown} is {utc(taken_us)}, further ahead of the clock than "
-                f"ingest.max_ahead_seconds ({self._max_ahead_us / 1e6:g})",
-                f"correct it, or its unit; integers are read in {UNITS[unit]}.",
-            )
+        else:
+            return
+        unit = UNIT_WORDS[self._unit]
+        action = f"correct it, or its unit; numbers are read as {unit}."
+        may_be_other = self._unit in UNITS_NS and self._option
+        if may_be_other and (other := other_unit(taken_us, now_us, self._unit)):
+            why += f"; it looks like {UNIT_WORDS[other]}, numbers are read as {unit}"
+            action = f"set {self._option} to {other}, or correct it."
+        raise Misfit(f"the time {shown} is {why}", action)
 
     def extend(self, first_us: int, last_us: int, form: str) -> None:
         """Extend the range to these times. form: their notation, as text."""
@@ -88,35 +156,11 @@ class Times:
         forms = " and ".join(self._forms)
         return f"times {utc(self._first_us)} to {utc(self._last_us)}, read as {forms}"
 
-    def _microseconds(self, value: Any) -> tuple[int, str]:
-        """A cell in microseconds, and its notation. Raises: Misfit."""
-        if type(value) is str:
-            try:
-                number = int(value)
-            except ValueError:
-                return self._iso(value), "ISO 8601"
-            # Python reads 1_000 as a number.
-            if "_" in value:
-                raise self._unreadable(value)
-            value = number
-        if type(value) is int:
-            return value * MICROSECONDS[self._unit], UNITS[self._unit]
-        if isinstance(value, datetime.datetime):
-            return time_us(value), "timestamps"
-        raise self._unreadable(value)
-
-    def _iso(self, text: str) -> int:
-        """ISO 8601 text in microseconds. Raises: Misfit."""
-        try:
-            return iso_us(text.strip())
-        except ValueError:
-            raise self._unreadable(text) from None
-
     def _unreadable(self, value: Any) -> Misfit:
         if value is None:
             return Misfit("there is no value")
         return Misfit(
-            f"{shown_value(value)} is neither an integer in {UNITS[self._unit]} "
+            f"{shown_value(value)} is neither a number of {UNIT_WORDS[self._unit]} "
             "nor an ISO 8601 time such as 2026-01-31T00:00:00Z"
         )
 

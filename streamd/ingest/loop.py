@@ -17,9 +17,11 @@ from streamd.decode.prepare import prepare
 from streamd.errors import DataLossError, KafkaError, SchemaRegistryError
 from streamd.events import EventBatch, empty_batch
 from streamd.ingest.assignment import Assignment
+from streamd.ingest.clock_watch import ClockWatch
 from streamd.ingest.dead_letters.sinks import DeadLetters
 from streamd.ingest.dead_letters.writer import LetterWriter
 from streamd.ingest.event_log import Log
+from streamd.ingest.first_times import FirstTimes
 from streamd.ingest.kafka.consumer import KafkaSource, OutOfRange
 from streamd.ingest.kafka.lag import report_lag, unread
 from streamd.ingest.kafka.offset_commits import ShownOffsets
@@ -31,7 +33,7 @@ from streamd.ingest.traced import TracedRecords
 from streamd.settings.loading import Settings
 from streamd.telemetry import metrics
 from streamd.telemetry.failure_log import LastingFailures
-from streamd.telemetry.heartbeat import Heartbeat
+from streamd.telemetry.heartbeat import HELD_STATE, Heartbeat
 
 logger = structlog.get_logger()
 MAX_COMMIT_EVENTS = 20_000
@@ -84,9 +86,10 @@ class IngestLoop:
         self._builder = BatchBuilder(w.schema, w.keys, s.max_nodes, s.late_policy, w.has_edges)
         self._width_us = settings.windows.width_seconds * 1_000_000
         self._max_ahead_us = int(s.max_ahead_seconds * 1e6)
+        self._clock_watch = ClockWatch(clock, self._max_ahead_us)
+        self._first_times = FirstTimes(log_writer, self._decoder, beat, s.accept_first_times)
         self._nothing = empty_block(w.schema.edge_feature_dim)
         self._closed_until = 0
-        self._stalled = False
         self._paused: list[int] = []
         self._held: Mapping[int, Sequence[Any]] = {}
         self._assignment: Assignment | None = None
@@ -223,7 +226,7 @@ class IngestLoop:
         Returns: False where the source must begin again.
         """
         self._offsets.publish(source)
-        if self._clock_is_behind():
+        if self._has_to_wait():
             return True
         has_all = self._current.merger.num_buffered and self._current.merger.all_at_end
         if has_all and (wait := self._until_commit()) > 0:
@@ -283,31 +286,15 @@ class IngestLoop:
         prepare(self._decoder, source, polled, self._clock.now_us(), waiting)
         self._held = {}
 
-    def _clock_is_behind(self) -> bool:
-        """Whether the log is further ahead of the wall clock than an event may be.
-
-        Then the clock is wrong, and every event would be refused as ahead of it. Nothing is read
-        until the clock is right again.
-        """
+    def _has_to_wait(self) -> bool:
+        """Whether nothing may be read now; then it has waited a little."""
         known_us = max(self._log.newest_us or 0, self._closed_until)
-        behind_us = known_us - self._clock.now_us()
-        wrong = behind_us > self._max_ahead_us
-        metrics.clock_behind.set(behind_us / 1e6 if wrong else 0)
-
-        # Log the change only, but keep the heartbeat while it lasts.
-        if wrong:
-            if not self._stalled:
-                logger.error(
-                    "clock_behind_the_log",
-                    seconds=round(behind_us / 1e6),
-                    action="set this machine's clock; "
-                    "ingest waits for it and reads nothing meanwhile",
-                )
+        if self._clock_watch.is_behind(known_us):
             self._pause("waiting for the clock", POLL_SECONDS)
-        elif self._stalled:
-            logger.info("clock_is_right_again")
-        self._stalled = wrong
-        return wrong
+            return True
+        if self._first_times.is_held:
+            self._pause(HELD_STATE, POLL_SECONDS)
+        return self._first_times.is_held
 
     def _pause(self, why: str, seconds: float) -> None:
         """Wait before a further attempt; a time in which nothing could come is not quiet."""
@@ -392,6 +379,8 @@ class IngestLoop:
 
         Returns: whether the commit was full, so that more events may be waiting.
         """
+        if self._first_times.hold():
+            return False
         at = self._current
         now = self._clock.monotonic()
         limit = min(self._log.remaining_rows(), MAX_COMMIT_EVENTS)

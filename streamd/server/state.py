@@ -22,7 +22,7 @@ from streamd.serving.serving_settings import ServingSettings
 from streamd.settings.loading import Settings, schema_of, with_schema
 from streamd.telemetry import metrics
 from streamd.telemetry.api_keys import ApiKeys, key_of
-from streamd.telemetry.heartbeat import STALLED_SECONDS, Heartbeat, refusals
+from streamd.telemetry.heartbeat import STALLED_SECONDS, Heartbeat, held_times, refusals
 
 
 class ServerState:
@@ -133,6 +133,8 @@ class ServerState:
         alive, why = self.alive()
         if self.draining:
             return False, "told to stop"
+        if held := held_times(self.settings.data_dir):
+            return False, f"ingest holds the first commit: {held}"
         return (self.engine.status.ready, self.engine.status.why) if alive else (False, why)
 
 

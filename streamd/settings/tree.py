@@ -130,6 +130,11 @@ class IngestSettings(Branch):
     tombstones: Literal["dead_letter", "delete"] = Field(
         "dead_letter", description="what a null value with a key does"
     )
+    accept_first_times: bool = Field(
+        False,
+        description="whether the first commit of a log is made although all of its times look "
+        "like another unit",
+    )
     # How long to wait.
     max_ahead_seconds: Seconds = Field(
         60,

@@ -27,6 +27,9 @@ HOST = socket.gethostname()
 REFUSED_STATE = "refused"
 """State of a role that ended because of its data, and is not started again."""
 
+HELD_STATE = "first times held"
+"""State of ingest while it holds the first commit of a log."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Beat:
@@ -217,3 +220,11 @@ def refusals(data_dir: Path, roles: Sequence[str]) -> dict[str, str]:
         for role, beat in beats.items()
         if beat is not None and beat.state == REFUSED_STATE
     }
+
+
+def held_times(data_dir: Path) -> str:
+    """The reason for which ingest holds the first commit of this log, with the operator's action;
+    empty if it does not hold it."""
+    beat = read_beat(data_dir, "ingest")
+    is_held = beat is not None and beat.alive and beat.state == HELD_STATE
+    return str(beat.detail.get("held", "")) if beat is not None and is_held else ""

@@ -61,6 +61,11 @@ odd_events = Gauge(
     ["kind"],
     registry=INGEST,
 )
+odd_timestamps = Counter(
+    "streamd_odd_timestamps",
+    "Records whose Kafka timestamp cannot be milliseconds, which counts as none",
+    registry=INGEST,
+)
 clamped = Counter(
     "streamd_clamped_events", "Late events that got the watermark as their time", registry=INGEST
 )
@@ -103,6 +108,11 @@ clock_behind = Gauge(
     "streamd_clock_behind_log_seconds",
     "How far the log's newest event lies ahead of the wall clock where ingest waits for that, "
     "else 0",
+    registry=INGEST,
+)
+first_times_held = Gauge(
+    "streamd_first_times_held",
+    "1 while the first commit of a log is held, because all times look like another unit, else 0",
     registry=INGEST,
 )
 schema_registry_away = Gauge(

@@ -90,7 +90,7 @@ def test_ndjson_is_many_records_of_one_value(tmp_path):
     (b'{"kind": "view", "user_id": ' + b"9" * 5_000 + b"}", "bad_json|bad_key", ""), (click(item={"id": 2**63}), "bad_key", "does not fit int64"), (click(item={"id": 10**30}), "bad_key", "does not fit int64"),
     (click(item=[{"id": 1}]), "missing_field", "dst (item.id) is missing"), (click(item="b41"), "missing_field", "item.id"),
     (click(ts=None), "missing_field", "time (ts) is missing"), (click(ts="yesterday"), "bad_time", "time (ts) is text that is not ISO 8601"),
-    (click(ts=1.5), "bad_time", "time (ts) is a number that is not ISO 8601"), (click(ts="1969-12-31T23:59:59Z"), "bad_time", "out of range"),
+    (click(ts=1.5), "bad_time", "time (ts) is a number that is not ISO 8601"), (click(ts="1969-12-31T23:59:59Z"), "bad_time", "time is 1969-12-31T23:59:59Z, before 1970"),
     (click(ts="9999-12-31T23:59:59Z"), "time_ahead", "ahead of the wall clock"), (click(ts="2026-02-30T00:00:00Z"), "bad_time", "ISO 8601"),
     (click(dwell={"s": "long"}), "bad_features", "feature seconds (dwell.s) is text, not number"),
     (click(dwell={"s": True}), "bad_features", "seconds (dwell.s) is true or false"), (click(dwell=3), "missing_field", "feature seconds (dwell.s)"),
@@ -141,7 +141,7 @@ def test_times_of_each_form(tmp_path, form, value, time):
 
 
 @pytest.mark.parametrize(("form", "value"), [
-    ("s", True), ("s", "5x"), ("s", "0x5"), ("s", "1_000"), ("s", " 5"), ("s", "nan"), ("s", "1e400"), ("s", 1e300), ("s", 10**30), ("s", -1), ("ms", []),
+    ("s", True), ("s", "5x"), ("s", "0x5"), ("s", "1_000"), ("s", "nan"), ("s", "1e400"), ("s", 1e300), ("s", 10**30), ("s", -1), ("ms", []),
     ("us", 2**62 + 1), ("iso8601", "NaT"), ("iso8601", "now"), ("iso8601", "2026-11"), ("iso8601", "2026-11-22T25:00:00Z"), ("iso8601", "0001-01-01T00:00:00Z"),
     ("iso8601", "2026-11-22T10:00:00Z" + "0" * 100), ("iso8601", True), ("iso8601", {}), ("iso8601", "2026-11-22T10:00:61Z"), ("iso8601", "")])
 def test_what_is_no_time_of_a_form(tmp_path, form, value):
@@ -159,7 +159,7 @@ def test_without_a_form_times_are_in_the_streams_unit(tmp_path):
     topic = Topic(source("{fields: {src: u, dst: v, time: t}}", stream={"time_unit": "s"}), tmp_path)
     assert topic.one({"u": "a", "v": "b", "t": 5}).time == 5_000_000
     reason, error = topic.refused({"u": "a", "v": "b", "t": NOW // 1000})
-    assert reason == "time_ahead" and "looks like ms, the source's time is s" in error
+    assert reason == "time_ahead" and "looks like ms, time in the source of clicks is s" in error
 
 
 # Paths and fields.

@@ -72,6 +72,23 @@ def test_days_as_seconds_are_said_unless_the_stream_counts_from_zero():
     assert noticed(counted, days, time_unit="s")[0] == []
 
 
+@pytest.mark.parametrize(("unit", "time", "action"), [
+    ("s", NOW // 86_400_000_000, "give the topic a source with time: days"), ("s", 20_150_218, "give the topic a source with time: iso8601"),
+    ("ms", NOW // 1_000_000, "set stream.time_unit to s")])
+def test_the_warning_names_what_to_set(unit, time, action):
+    (log,), _ = noticed(records(edge(time=time), edge(time=time), together="array"), time_unit=unit)
+    assert log["action"] == f"send {unit}, or {action} before the first event"
+
+
+@pytest.mark.parametrize("together", ["singles", "array", "lines"])
+def test_a_timestamp_that_is_no_milliseconds_is_said_once_and_counted(together):
+    before = reading(metrics.odd_timestamps)
+    batch = [r._replace(timestamp=NOW // 1_000_000) for r in records(edge(), edge(), together=together)]
+    (log,), taken = noticed(batch, batch)
+    assert (log["event"], log["looks_like"], log["timestamp"]) == ("timestamp_suspicious", "s", str(NOW // 1_000_000))
+    assert taken == [2, 2] and reading(metrics.odd_timestamps) - before == 2 * len(batch)
+
+
 def test_usual_events_are_not_remarked_on():
     usual = [edge(time=NOW_MS), edge(time=NOW_MS - 20 * 365 * 86_400_000), edge(time=5), edge(time=STAMP_MS),
              {"type": "node", "id": 1, "features": [1]}, {"type": "delete", "node": 5},

@@ -99,8 +99,15 @@ def test_days_of_the_name_of_a_time_are_read_as_days():
     assert (guessed.source["fields"]["time"], guessed.source["time"]) == ("when", "days")
 
 
+@pytest.mark.parametrize(("value", "shown"), [("20261122", "2026-11-22T00:00:00Z"), (20261122, "2026-11-22T00:00:00Z"), ("20261122101500", "2026-11-22T10:15:00Z"),
+                                             (20261122101500, "2026-11-22T10:15:00Z")])
+def test_dates_in_digits_are_read_and_doubted(value, shown):
+    guessed = guess("t", rows(lambda i: {"user": i % 7, "item": i % 9, "when": value}), NOW_US)
+    assert (guessed.source["fields"]["time"], guessed.source["time"]) == ("when", "iso8601")
+    assert f"when is read as dates in digits, in UTC: {value} is {shown}" in guessed.doubts
+
+
 @pytest.mark.parametrize(("value", "says"), [
-    ("20261122", "is a date as digits"), ("20261122101500", "is a date and time as digits"),
     ("22/Nov/2026:10:00:00 +0000", "is not ISO 8601"), ("22.11.2026 10:00", "is not ISO 8601"), ("11/22/2026 10:00 PM", "is not ISO 8601"),
     ("Sun Nov 22 10:00:00 +0000 2026", "is not ISO 8601"), ("2026-11-22 10:00:00 UTC", "is not ISO 8601"), ("2026/11/22 10:00", "is not ISO 8601")])
 def test_a_time_that_no_form_reads_is_named_and_not_taken(value, says):

@@ -101,6 +101,35 @@ def test_produce_sends_records_as_they_are_once_they_fit(config, clicks, monkeyp
     assert "line 1: time (ts)" in str(invoke("produce", clicks, "--config", config).exception)
 
 
+@pytest.mark.parametrize(("form", "times", "status", "says"), [
+    ("iso8601", ["2019-01-01+02:00", "2019-06-30+05:30"], 0, '"time":1546293600000.*"time":1561833000000'), ("days", [20417, 20418], 0, '"time":1764028800000'),
+    ("s", [20417, 20418], 1, "all times look like days, not seconds: 20417 was read as 1970-01-01T05:40:17Z; set time in the source of t to days"),
+    ("s", [20150218, 20150219], 1, "all times look like dates in digits, not seconds: 20150218 was read as 1970-08-22T05:16:58Z; set time in the source of t to iso8601"),
+    ("iso8601", [20150218, 20150219], 0, '"time":1424217600000'), ("ns", ["1764000000000000000"], 0, '"time":1764000000000'), ("us", ["1764000000000000000"], 1, "looks_like=ns"),
+    ("s", [0, 20417], 0, "2 edges"), ("s", [-86400], 1, "time is 1969-12-31T00:00:00Z, before 1970")])
+@pytest.mark.parametrize("kind", ["ndjson", "csv"])
+def test_check_names_times_of_another_unit(tmp_path, kind, form, times, status, says):
+    (tmp_path / "s.yaml").write_text(f"sources: [{{topic: t, time: {form}, fields: {{src: u, dst: v, time: t}}}}]")
+    rows = [json.dumps({"u": "a", "v": "b", "t": time}) if kind == "ndjson" else f"a,b,{time}" for time in times]
+    (tmp_path / f"t.{kind}").write_text("\n".join(["u,v,t"] * (kind == "csv") + rows) + "\n")
+    done = invoke("sources", "check", tmp_path / f"t.{kind}", "--config", tmp_path / "s.yaml", COLUMNS="300")
+    assert done.exit_code == status and re.search(says, done.output, re.DOTALL), done.output
+
+
+def test_the_commands_of_tables_take_the_units_of_sources(tmp_path, monkeypatch):
+    sent = []
+    monkeypatch.setattr(produce, "send_events", lambda kafka, topic, events, unit, speed, line: len(sent.extend(e.value for e in events) or sent))
+    (tmp_path / "t.csv").write_text("src,dst,time\na,b,1764000000000000000\nc,d,1764000001000000000\n")
+    done = invoke("produce", tmp_path / "t.csv", "--time-unit", "ns")
+    assert done.exit_code == 0 and [json.loads(value)["time"] for value in sent] == [1764000000000, 1764000001000], done.exception
+    for command in (("import",), ("tguf", "import")):
+        log = tmp_path / f"log{len(command)}"
+        done = invoke(*command, tmp_path / "t.csv", "--time-unit", "ns", "--data-dir", log)
+        assert done.exit_code == 0 and "2025-11-24T16:00:01Z, read as nanoseconds" in done.output, done.exception
+    for command in ("import", "produce", "backtest"):
+        assert "--time-unit is 'nss'; there are days, s, ms, us, ns, iso8601; did you mean 'ns'?" in str(invoke(command, tmp_path / "t.csv", "--time-unit", "nss").exception)
+
+
 def test_check_shows_events_and_reasons_and_writes_nothing(config, clicks, tmp_path):
     clicks.write_text(clicks.read_text() + json.dumps(click(item=None)) + "\n")
     before = sorted(tmp_path.iterdir())

@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from streamd.cli.main import app
+from streamd.decode.encoding import Times as TimesOfSource
 from streamd.errors import SettingsError, StreamdError
 from streamd.eventlog.reader import LogReader
 from streamd.eventlog.tguf.format import TGUFSchema
@@ -139,10 +140,11 @@ def test_parquet_dates_are_midnight_in_utc(tmp_path):
 
 
 @pytest.mark.parametrize(("value", "says"), [
-    ("soon", "'soon' is neither an integer in milliseconds nor an ISO 8601"), ("20200101.05", "neither"), ("1_000", "neither"),
-    ("1.6e12", "neither"), ("", "neither"), ("2020-13-01", "neither"), ("-1", "out of range"), ("9" * 30, "out of range"),
-    ("9" * 5000, "neither"), ("1969-12-31T23:59:59Z", "out of range"), (str(NOW_S * 1000 + 60_001), "ahead of the clock"),
-    ("2023-11-14T22:14:20.001Z", "ahead of the clock"), (str(NOW_S * 1_000_000), "is 55840-11-08T22:13:20Z.*ahead of the clock"),
+    ("soon", "'soon' is neither a number of milliseconds nor an ISO 8601"), ("1.5", "finer than milliseconds"), ("1e3000", "neither"), ("nan", "neither"), ("1_000", "neither"),
+    ("٣", "neither"), ("", "neither"), ("2020-13-01", "neither"), ("-1", "'?-1'? is 1969-12-31T23:59:59.999Z, before 1970"), ("9" * 30, "out of range"),
+    ("9" * 5000, "neither"), ("1969-12-31T23:59:59Z", "before 1970"), ("1e30", "out of range"), (str(NOW_S * 1000 + 60_001), "ahead of the clock"),
+    ("2023-11-14T22:14:20.001Z", "ahead of the clock"), (str(NOW_S * 1_000_000), "is 55840-11-08T22:13:20Z.*ahead of the clock.*looks like microseconds"),
+    ("20200218123000", "ahead of the clock.*looks like dates in digits"), (str(NOW_S * 10**9), "out of range; it looks like nanoseconds, numbers are read as milliseconds"),
     ("2020-09-13T12:26:40.0001Z", "finer than milliseconds")])
 def test_a_time_that_cannot_be_is_named_with_row_column_and_what_to_do(path, value, says):
     word = "line" if path.suffix == ".ndjson" else "row"
@@ -151,16 +153,78 @@ def test_a_time_that_cannot_be_is_named_with_row_column_and_what_to_do(path, val
         events(path, Columns("a", "b", "when"))
 
 
+@pytest.mark.parametrize(("number", "option"), [(NOW_S * 1_000_000, "us"), (20200218123000, "iso8601"), (NOW_S * 10**9, "ns")])
+def test_a_time_that_looks_like_another_unit_says_which_option_reads_it(path, number, option):
+    write(path, [("src", "dst", "time"), ("u", "p", str(number))])
+    with pytest.raises(SettingsError, match=f"Operator action: set --time-unit to {option}, or correct it"):
+        events(path)
+    assert len(events(path, unit=option, out="us")) == 1
+
+
 def test_the_last_time_within_the_horizon_is_taken(path):
     write(path, [("src", "dst", "time"), ("u", "p", str(NOW_S * 1000 + 60_000)), ("u", "p", "0")])
     assert [e[2] for e in events(path)] == [NOW_S * 1000 + 60_000, 0]
 
 
+@pytest.mark.parametrize(("unit", "cell", "want_us"), [
+    ("s", "1600000000.25", 1_600_000_000_250_000), ("s", "1.6e9", 1_600_000_000_000_000), ("s", " 1600000000 ", 1_600_000_000_000_000), ("ms", "1600000000000.5", 1_600_000_000_000_500),
+    ("ns", "1600000000000001999", 1_600_000_000_000_001), ("days", "18518", 1_599_955_200_000_000), ("days", "18518.5", 1_599_998_400_000_000), ("iso8601", "20200913", 1_599_955_200_000_000),
+    ("iso8601", "20200913122640", 1_600_000_000_000_000), ("s", "20200913T122640Z", 1_600_000_000_000_000), ("days", "2020-09-13", 1_599_955_200_000_000)])
+def test_every_unit_of_a_source_is_one_of_tables(path, unit, cell, want_us):
+    """In text cells and, of numbers, in typed ones; as `docs/sources.md` lists the units."""
+    typed = [cell] if "T" in cell or "-" in cell or " " in cell else [cell, float(cell) if "." in cell or "e" in cell else int(cell)]
+    for value in typed:
+        write(path, [("src", "dst", "time"), ("u", "p", value)])
+        ((_, event, when),) = events(path, unit=unit, out="us")
+        assert event["time"] == when == want_us
+        if len(typed) > 1:
+            assert TimesOfSource(unit).one(value, "t") == want_us
+
+
+@pytest.mark.parametrize(("unit", "cells", "looks_like"), [
+    ("s", ["20150218", "20150219"], "iso8601"), ("s", ["19600", "19601"], "days"), ("ms", ["1600000000.5", "1600000001.5"], "s"), ("us", ["1600000000000"], "ms"),
+    ("s", ["20150218", "1600000000"], None), ("s", ["19600", "2020-09-13"], None), ("s", ["0", "19600"], None), ("iso8601", ["20150218"], None)])
+def test_times_of_a_file_that_all_look_like_another_unit_are_found(path, unit, cells, looks_like):
+    write(path, [("src", "dst", "time"), *(("u", "p", cell) for cell in cells)])
+    read = times(unit, "us")
+    list(read_events(EventFile(path), Columns(), read))
+    found = read.find_other_unit()
+    assert (found and found.looks_like) == looks_like and (found is None or found.action == f"set --time-unit to {looks_like}")
+
+
+def test_an_import_into_an_empty_log_refuses_times_of_another_unit(path):
+    write(path, [("src", "dst", "time"), ("u", "p", "1600000000"), ("u", "q", "1600000001")])
+    own = load_settings(None, {"data_dir": path.parent / "log"}, {})[0]
+    with pytest.raises(StreamdError, match=r"t\.\w+: all times look like seconds, not milliseconds: 1600000000 was read as 1970-01-19T12:26:40Z\. "
+                                           r"Operator action: set --time-unit to s, or set ingest\.accept_first_times: true\. 0 events went in before"):
+        import_file(own, path, Columns(), lambda *_: None)
+    assert LogReader.open(own.data_dir).num_edges == 0
+    # The log is as new: the right unit, or the setting, takes them.
+    accepted = load_settings(None, {"data_dir": path.parent / "other", "ingest.accept_first_times": True}, {})[0]
+    assert import_file(accepted, path, Columns(), lambda *_: None).num_events == 2
+    assert import_file(own, path, Columns(time_unit="s"), lambda *_: None).times.endswith("to 2020-09-13T12:26:41Z, read as seconds")
+
+
+def test_a_source_takes_the_unit_of_the_command_unless_it_has_one(path):
+    write(path, [("u", "v", "t"), ("a", "b", "1600000000.5")])
+    fields = {"src": "u", "dst": "v", "time": "t"}
+    for time, unit in ((None, "s"), ("s", "s"), ("s", "")):
+        own = load_settings(None, {"data_dir": path.parent / f"log{time}{unit}", "sources": [{"topic": "t", "time": time, "fields": fields}]}, {})[0]
+        assert import_file(own, path, Columns(source="t", time_unit=unit), lambda *_: None).num_events == 1
+        assert LogReader.open(own.data_dir).edges(0, 1)[2].tolist() == [1_600_000_000_500_000]
+    with pytest.raises(SettingsError, match="source of t has times in the form s"):
+        import_file(own, path, Columns(source="t", time_unit="ms"), lambda *_: None)
+    own = own.model_copy(update={"data_dir": path.parent / "new"})
+    write(path, [("u", "v", "t"), ("a", "b", "19600")])
+    with pytest.raises(StreamdError, match=r"look like days.*set time in the source of t to days, or set ingest\.accept_first_times"):
+        import_file(own, path, Columns(source="t"), lambda *_: None)
+
+
 @pytest.mark.parametrize("value", [1.5, True, [1], None])
-def test_a_typed_time_that_is_no_integer_is_refused(tmp_path, value):
+def test_a_typed_time_that_is_no_time_is_refused(tmp_path, value):
     line = {"a": "u", "b": "p", "when": value}
     (tmp_path / "t.ndjson").write_text(json.dumps(line))
-    with pytest.raises(SettingsError, match="column 'when': (there is no value|.* is neither)"):
+    with pytest.raises(SettingsError, match="column 'when': (there is no value|.* is neither|1.5 is finer than milliseconds)"):
         events(tmp_path / "t.ndjson", Columns("a", "b", "when"))
 
 

@@ -36,7 +36,7 @@ WHOLE = {
     "data_dir": None, "sources": [MAPPED | {"topic": "other"}],
     "stream.time_unit": "s", "stream.edge_feature_dim": 4, "stream.node_feature_dim": 3, "stream.label_dim": 0,
     "ingest.start": "latest", "ingest.shard": "1/1", "ingest.on_data_loss": "continue", "ingest.late_policy": "dead_letter",
-    "ingest.tombstones": "delete", "ingest.max_ahead_seconds": 5, "ingest.merge_wait_seconds": 0, "ingest.idle_timeout_seconds": 0,
+    "ingest.tombstones": "delete", "ingest.accept_first_times": True, "ingest.max_ahead_seconds": 5, "ingest.merge_wait_seconds": 0, "ingest.idle_timeout_seconds": 0,
     "ingest.commit_interval_seconds": 0.5, "ingest.max_key_bytes": 64, "ingest.max_nodes": 50, "ingest.max_feature": 100,
     "ingest.max_record_bytes": 2000, "ingest.max_batch_bytes": 4000, "ingest.max_record_events": 5, "ingest.segment_edges": 5,
     "ingest.dead_letter_topic": "letters", "ingest.dead_letter_max_bytes": 1000,

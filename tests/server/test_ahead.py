@@ -5,7 +5,7 @@ import shutil
 from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress
 from streamd.telemetry import metrics
-from streamd.telemetry.heartbeat import Heartbeat
+from streamd.telemetry.heartbeat import HELD_STATE, Heartbeat
 from tests.builders import HOUR, batch, stream, write_log
 from tests.readings import reading
 from tests.server.world import SCHEMA, World, ask, wait
@@ -17,6 +17,19 @@ def test_readiness_and_metrics_of_a_replica_say_that_its_follower_refused(tmp_pa
     Heartbeat(tmp_path, "follow").touch("refused", why="another commit 7")
     assert replica.client.get("/readyz").json()["follow_refused"] == "another commit 7"
     assert 'streamd_role_refused{refused="follow"} 1.0' in replica.client.get("/metrics").text
+
+
+def test_a_server_is_not_ready_while_ingest_holds_the_first_commit(tmp_path):
+    world = World(tmp_path)
+    before = world.client.get("/readyz").json()
+    ingest = Heartbeat(tmp_path, "ingest")
+    ingest.note(held="all times look like days; set time to days")
+    ingest.touch(HELD_STATE)
+    answer = world.client.get("/readyz")
+    assert answer.status_code == world.client.get("/v2/health/ready").status_code == 503
+    assert answer.json()["why"] == "ingest holds the first commit: all times look like days; set time to days"
+    ingest.touch("running")
+    assert world.client.get("/readyz").json() == before
 
 
 def test_a_version_ahead_of_the_log_is_waited_for_and_not_refused(tmp_path):

@@ -334,7 +334,7 @@ class Layout:
         if rule.time is not None and self._times is not None:
             return self._times.one(rule.time.of(row), rule.time.words)
         if stamp_us < 0:
-            raise BadEvent("bad_time", "the record has no timestamp")
+            raise BadEvent("bad_time", "the record has no timestamp in ms")
         return stamp_us
 
 

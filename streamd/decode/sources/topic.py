@@ -13,7 +13,7 @@ from streamd.decode.checks import EventChecker, Rules
 from streamd.decode.encoding import Times
 from streamd.decode.error_texts import MAX_TEXT, foreign
 from streamd.decode.headers import content_header, content_of, media_type_of
-from streamd.decode.notices import UNITS_NS, Notices
+from streamd.decode.notices import Notices
 from streamd.decode.own_events import OwnEvents
 from streamd.decode.record_items import RecordItems
 from streamd.decode.rounding import NOTHING
@@ -23,6 +23,7 @@ from streamd.decode.sources.envelopes import CHANGED, DELETED, TRUNCATED, Form, 
 from streamd.decode.sources.formats import Format
 from streamd.decode.sources.paths import Columns, kind_of, parsed
 from streamd.decode.sources.rules import FeatureSets
+from streamd.decode.time_units import UNITS_NS
 from streamd.decode.wire import (
     OWN_EVENT,
     OWN_ROW,
@@ -66,7 +67,7 @@ class MappedTopic:
         self._rules = replace(
             rules,
             time_unit=time if has_unit else "us",
-            unit_setting="the source's time" if has_unit else "",
+            unit_setting=f"time in the source of {source.topic}" if has_unit else "",
         )
         self.notices = Notices(self._rules.time_unit, self._rules.unit_setting)
         self.checker = EventChecker(self._rules, self.notices, own.checker)

@@ -11,6 +11,7 @@ import structlog
 
 from streamd.clock import Clock
 from streamd.decode.rounding import NOTHING
+from streamd.decode.time_units import UNIT_WORDS, OtherUnit
 from streamd.errors import TFGNNError
 from streamd.events import MICROSECONDS, Float32, Int64
 from streamd.exchange.produce import Outgoing
@@ -142,6 +143,8 @@ class TableEvents:
         self._clock = clock
         self._declared = declared
         self._summaries: list[str] = []
+        self._times: list[Times] = []
+        """Of each table of edges."""
         self.left_out: list[str] = []
         self.rounded = NOTHING
         names = self._check_sets()
@@ -232,6 +235,7 @@ class TableEvents:
         encoder = Encoder(declared, one, "edge set", (*OF_EDGES, column or TIME))
         unit = self._unit(one)
         times = Times(unit, "us", self._options.max_ahead_seconds, self._clock)
+        self._times.append(times)
         sources, targets = self._nodes[one.source], self._nodes[one.target]
         none = np.zeros(0, np.int64)
         source, target, values = [none], [none], [np.zeros((0, _width(declared)), np.float32)]
@@ -246,7 +250,7 @@ class TableEvents:
             source.append(sources.numbers(rows.source, place, "#source"))
             target.append(targets.numbers(rows.target, place, "#target"))
             values.append(encoder.numbers(rows, place))
-            time.append(self._time_of(rows, times, MICROSECONDS[unit], place))
+            time.append(self._time_of(rows, times, place))
             if (time[-1] is None) != (time[0] is None):
                 raise TFGNNError(
                     f"{place(0)}: edge set {name!r} has times in some files.", "write them in all."
@@ -275,25 +279,25 @@ class TableEvents:
         if self._options.unit is not None:
             return self._options.unit
         told = note(one, UNIT) if self._options.column in (None, TIME) else None
-        return told if told in MICROSECONDS else self._options.stream_unit
+        return told if told in UNIT_WORDS else self._options.stream_unit
 
-    def _time_of(self, rows: Rows, times: Times, scale: int, place: Place) -> Int64 | None:
-        """int64[R]: the times of rows, microseconds; None without any. scale: microseconds of an
-        integer. Raises: SettingsError."""
+    def _time_of(self, rows: Rows, times: Times, place: Place) -> Int64 | None:
+        """int64[R]: the times of rows, microseconds; None without any. Raises: SettingsError."""
         column = self._options.column
         found: Any = rows.time
         if column is not None and column not in (TIME, "time"):
             found = rows.features.get(column, rows.others.get(column))
         if found is None:
             return None
-        if isinstance(found, np.ndarray) and found.ndim == 1 and found.dtype.kind in "iu":
-            return _scaled(found, times, scale, place)
-        if not isinstance(found, np.ndarray) or found.ndim != 1 or found.dtype != object:
+        if not isinstance(found, np.ndarray) or found.ndim != 1 or found.dtype.kind not in "iufO":
             raise TFGNNError(f"{place(0)}: column {column!r} holds no times.", "name another.")
+        if found.dtype.kind in "iu" and times.has_unit:
+            return _scaled(found, times, place)
         out = np.empty(len(found), np.int64)
         for row, value in enumerate(found.tolist()):
+            cell = value.decode(errors="replace") if isinstance(value, bytes) else value
             try:
-                out[row] = times.read(value.decode(errors="replace"))
+                out[row] = times.read(cell)
             except Misfit as misfit:
                 raise misfit.at(f"{place(row)}, column {column!r}") from None
         return out
@@ -404,6 +408,10 @@ class TableEvents:
         edges = self._edges[int(self._set_E[at])]
         return edges.place(int(self._row_E[at]))
 
+    def find_other_unit(self) -> OtherUnit | None:
+        """The other unit that all times of an edge set look like, if there is one."""
+        return next((found for of in self._times if (found := of.find_other_unit())), None)
+
     def events(self, unit: str) -> Iterator[Outgoing]:
         """Yield all events as JSON. unit: of their times. Raises: TFGNNError naming a row whose
         time is finer."""
@@ -468,7 +476,7 @@ def _width(declared: DeclaredSet) -> int:
     return width
 
 
-def _scaled(found: Array, times: Times, scale: int, place: Callable[[int], str]) -> Int64:
+def _scaled(found: Array, times: Times, place: Callable[[int], str]) -> Int64:
     """Integer times in microseconds. Raises: SettingsError naming the row that does not fit."""
     if not len(found):
         return np.zeros(0, np.int64)
@@ -478,5 +486,4 @@ def _scaled(found: Array, times: Times, scale: int, place: Callable[[int], str])
             times.read(int(found[row]))
         except Misfit as misfit:
             raise misfit.at(place(row)) from None
-    out: Int64 = found.astype(np.int64) * scale
-    return out
+    return times.of_integers(found.astype(np.int64))

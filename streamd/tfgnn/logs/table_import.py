@@ -23,7 +23,10 @@ def append_tables(
 
     Raises: StreamdError naming the row that does not fit, and how many events went in before.
     """
-    with open_loader(settings, clock, "The tables", place_of=tables.place_of) as loader:
+    find_unit = tables.find_other_unit
+    with open_loader(
+        settings, clock, "The tables", place_of=tables.place_of, find_other_unit=find_unit
+    ) as loader:
         first = tables.first_us
         if first is not None and first < loader.watermark:
             raise StreamdError(

@@ -1,0 +1,51 @@
+"""The first commit of a log, held while all of its times look like those of another unit.
+
+A log only grows forward in time, so the unit of its first times cannot be corrected later: the log
+would have to be made again.
+"""
+
+import structlog
+
+from streamd.decode.decoder import Decoder
+from streamd.ingest.event_log import Log
+from streamd.telemetry import metrics
+from streamd.telemetry.heartbeat import Heartbeat
+
+logger = structlog.get_logger()
+ACCEPT_SETTING = "ingest.accept_first_times"
+"""The setting that takes such times as they are."""
+
+
+def has_no_times(log: Log) -> bool:
+    """Whether no event with a time is in the log yet."""
+    return log.newest_us is None and not log.watermark
+
+
+class FirstTimes:
+    """Decides whether a log's first commit is held. Owner: the ingest loop.
+
+    A commit that is held stays held until the role starts again, with other settings.
+    """
+
+    def __init__(self, log: Log, decoder: Decoder, beat: Heartbeat, accept: bool) -> None:
+        """accept: whether times of any unit are taken."""
+        self._log = log
+        self._decoder = decoder
+        self._beat = beat
+        self._accept = accept
+        self.is_held = False
+        metrics.first_times_held.set(0)
+
+    def hold(self) -> bool:
+        """Whether the next commit must not be made. Logs why when it becomes so."""
+        if self._accept or self.is_held:
+            return self.is_held
+        found = self._decoder.other_unit if has_no_times(self._log) else None
+        if found is None:
+            return False
+        self.is_held = True
+        metrics.first_times_held.set(1)
+        action = f"{found.action}, or set {ACCEPT_SETTING}: true, and start again"
+        logger.error("first_times_held", why=found.words, action=action)
+        self._beat.note(held=f"{found.words}; {action}")
+        return True
