@@ -24,6 +24,7 @@ OPERATIONS: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...]
         ("bootstrap-start", "bootstrap-complete", "table-create", "table-alter", "table-drop"),
     ),
     (("insert", "update"), ("delete",), ("create", "alter", "query", "message", "heartbeat")),
+    (("insert", "update", "load"), ("delete",), ("create-table", "add-column", "rename-table")),
     (("insert", "update_postimage"), ("delete", "update_preimage"), ()),
     (("insert", "modify"), ("remove",), ()),
     (("create", "update", "undelete"), ("delete", "gap_delete"), ()),
@@ -31,7 +32,7 @@ OPERATIONS: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...]
     (("created", "updated", "modified"), ("deleted", "removed"), ()),
 )
 """Words for changes that leave a row, those that delete one, and those of no row, by families."""
-TRUNCATES = ("t", "truncate", "truncated", "drop", "dropdatabase")
+TRUNCATES = ("t", "truncate", "truncate-table", "truncated", "drop", "drop-table", "dropdatabase")
 """Words for a change that deletes all rows, in any family."""
 MARK_WORDS = frozenset(
     ("op", "oper", "operation", "type", "action", "event", "change", "name", "kind")
@@ -62,13 +63,15 @@ def find_delete_mark(fields: Fields) -> DeleteMark | None:
     for path, at in fields.scalars.items():
         words = last_words(path)
         # A truth or a time of the deletion, or the name of the operation.
-        if not MARKED.isdisjoint(words) or words[-2:] == ("is", "delete"):
+        if not MARKED.isdisjoint(words) or words[-2:] in (("is", "delete"), ("delete", "flag")):
             if words[-1:] == ("at",) or at.types.keys() == {"int"} and len(at.values) > 2:
                 return DeleteMark(path, (None,), ())
+            # A row without the mark is not deleted.
+            absent = _absent_values(path, fields)
             if mark := _truth_mark(path, at):
-                # A row without the mark is not deleted.
-                absent = (None,) if fields.missing(path) else ()
                 return replace(mark, kept=(*mark.kept, *absent))
+            if absent and len(at.values) == 1:
+                return DeleteMark(path, absent, tuple(at.values))
         elif path.startswith("__$operation") and at.types.keys() == {"int"}:
             return DeleteMark(path, (2, 4), (1,))
         elif (words and words[-1] in MARK_WORDS) and (mark := _operation_mark(path, at, fields)):
@@ -98,26 +101,39 @@ def _operation_mark(path: str, at: Seen, fields: Fields) -> DeleteMark | None:
     if at.types.keys() != {"str"} or any(len(v) > MAX_NAME for v in at.values):
         return None
     values = {v.lower() for v in at.values}
-    for kept, deleted, others in OPERATIONS:
-        # A family needs a word of its own; those for other operations are in several.
-        of_rows = values & {*kept, *deleted}
-        if not of_rows or not values <= {*kept, *deleted, *others, *TRUNCATES}:
-            continue
-        names = {step.lower() for other in fields.scalars for step in steps_of(other)[:1]}
-        # The creation of a row is no mark by itself: are there a change stream's other fields?
-        words = last_words(path)
-        is_stream = path.startswith("_") or words[0] in ("op", "operation") or "change" in words
-        if not (values & {*deleted, *TRUNCATES} or is_stream or names & NEIGHBOURS):
-            continue
-        # Of the words for a deletion, those that came, or the first.
-        came = tuple(sorted(v for v in at.values if v.lower() in deleted))
-        return DeleteMark(
-            path,
-            _in_case_of(kept, at.values),
-            came or _in_case_of(deleted[:1], at.values),
-            tuple(sorted(v for v in at.values if v.lower() in TRUNCATES)),
-        )
-    return None
+    # Of the families that hold all values, the one of most changes of rows.
+    families = [
+        (len(values & {*kept, *deleted}), kept, deleted)
+        for kept, deleted, others in OPERATIONS
+        if values <= {*kept, *deleted, *others, *TRUNCATES}
+    ]
+    most, kept, deleted = max(families, key=lambda family: family[0], default=(0, (), ()))
+    # The creation of a row is no mark by itself: are there a change stream's other fields?
+    names = {step.lower() for other in fields.scalars for step in steps_of(other)[:1]}
+    words = last_words(path)
+    is_stream = path.startswith("_") or words[0] in ("op", "operation") or "change" in words
+    if not most or not (values & {*deleted, *TRUNCATES} or is_stream or names & NEIGHBOURS):
+        return None
+    # Of the words for a deletion, those that came, or the first.
+    came = _in_words(deleted, at.values)
+    return DeleteMark(
+        path,
+        tuple(dict.fromkeys((*_in_case_of(kept, at.values), *_in_words(kept, at.values)))),
+        came or _in_case_of(deleted[:1], at.values),
+        _in_words(TRUNCATES, at.values),
+    )
+
+
+def _absent_values(path: str, fields: Fields) -> tuple[Any, ...]:
+    """The values of rows that have none at a path: null, and empty text if it came."""
+    if not fields.missing(path):
+        return ()
+    return (None, "") if any(_value(row, path) == "" for row in fields.rows) else (None,)
+
+
+def _in_words(words: tuple[str, ...], came: Counter[Any]) -> tuple[str, ...]:
+    """The values that are one of some words, in any case."""
+    return tuple(sorted(value for value in came if value.lower() in words))
 
 
 def _in_case_of(words: tuple[str, ...], came: Counter[Any]) -> tuple[str, ...]:
