@@ -33,7 +33,8 @@ class RecommendRequest(Struct, frozen=True, omit_defaults=True):
     """A source for which the best `k` destinations are wanted.
 
     kind: only nodes whose key begins with this and a colon. exclude_seen: leave out the source's
-    last partners. exact: score all nodes.
+    last partners. exact: score all nodes. only: only these nodes. exclude: none of these. where:
+    feature of the nodes -> its value, a list of values, or a range as `{"gte": 10, "lt": 50}`.
     """
 
     src: Key
@@ -43,6 +44,9 @@ class RecommendRequest(Struct, frozen=True, omit_defaults=True):
     exact: bool = False
     time: int | None = None
     edge_set: str | None = None
+    only: list[Key] | None = None
+    exclude: list[Key] = []
+    where: dict[str, Any] = {}
 
 
 class Event(Struct, frozen=True, omit_defaults=True):

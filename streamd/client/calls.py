@@ -80,6 +80,9 @@ def recommend(
     kind: str | None = None,
     exclude_seen: bool = False,
     exact: bool = False,
+    only: Sequence[Key] | None = None,
+    exclude: Sequence[Key] = (),
+    where: Mapping[str, Any] | None = None,
     as_of: int | None = None,
     edge_set: str | None = None,
     max_lag_seconds: float | None = None,
@@ -87,9 +90,22 @@ def recommend(
     """The k likeliest next destinations of a source, best first.
 
     kind: only nodes whose key begins with this and a colon. exclude_seen: leave out the source's
-    last partners. exact: score all nodes rather than likely ones. The rest is as of `score`.
+    last partners. exact: score all nodes rather than likely ones. only, exclude: keys of the nodes
+    that may be named, or may not. where: feature of the nodes -> its value, a list of values, or a
+    range as `{"gte": 10, "lt": 50}`. The rest is as of `score`.
     """
-    body = RecommendRequest(src, k, kind, exclude_seen, exact, as_of, edge_set)
+    body = RecommendRequest(
+        src=src,
+        k=k,
+        kind=kind,
+        exclude_seen=exclude_seen,
+        exact=exact,
+        time=as_of,
+        edge_set=edge_set,
+        only=None if only is None else list(only),
+        exclude=list(exclude),
+        where=dict(where or {}),
+    )
     return _asked("/v1/recommend", body, ScoreResponse, max_lag_seconds)
 
 

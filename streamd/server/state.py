@@ -17,6 +17,7 @@ from streamd.server.engine.set_names import Sets
 from streamd.server.http.event_forwarding import Forwarder
 from streamd.server.moves import Moves
 from streamd.server.page.status import PageSettings, StatusPage
+from streamd.server.v1.filters import Filters
 from streamd.server.v2.statistics import InferenceStatistics
 from streamd.serving.serving_settings import ServingSettings
 from streamd.settings.loading import Settings, schema_of, with_schema
@@ -93,6 +94,7 @@ class ServerState:
         """Whether the process was asked to stop. It still answers, but is not ready for more."""
         self.keys = ApiKeys(settings.server)
         self.sets = Sets(schema)
+        self.filters = Filters(schema, settings.server.max_candidates)
 
     def _take_schema(self, schema: Schema) -> None:
         """Take over the sets and features of the log, which may have more than the settings that
@@ -100,6 +102,7 @@ class ServerState:
         if schema != schema_of(self.settings):
             self.settings = with_schema(self.settings, schema)
             self.sets = Sets(schema)
+            self.filters = Filters(schema, self.settings.server.max_candidates)
             self.forwarder.reset_decoder()
 
     def alive(self) -> tuple[bool, str]:

@@ -1,41 +1,78 @@
 """Candidates are the nodes that may be recommended, and those likely enough to be scored."""
 
 import time
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from streamd.events import Int64
+from streamd.events import Float32, Int64
 from streamd.graph.live import LiveGraph
+from streamd.serving.feature_columns import FeatureColumns
 from streamd.serving.loaded_version import LoadedVersion
+from streamd.serving.node_filter import Condition, NodeFilter, is_in
 from streamd.serving.requests import Recommend
 
 POPULAR_SECONDS = 1.0
 """Time for which the most popular nodes of a kind are remembered: finding them takes a pass over
 all of them."""
 MAX_KINDS = 1000
-"""Kinds whose most popular nodes are remembered: a caller may name as many as it likes."""
+"""Kinds, and filters of one kind, whose most popular nodes are remembered: a caller may name as
+many as it likes."""
 MAX_SECOND = 256
 """Most nodes two hops away from which a third hop is taken: it bounds the time of a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Popularity:
+    """The popularity of the nodes of a kind. made_at: monotonic time. pool: int64[P], ascending.
+    share_P5: their log shares at each half-life. best: conditions on features -> most popular nodes
+    that they hold for at each half-life, most popular first."""
+
+    made_at: float
+    pool: Int64
+    share_P5: Float32
+    best: dict[tuple[Condition, ...], list[Int64]] = field(default_factory=dict)
 
 
 class Candidates:
     """Finds nodes by kind, without deleted ones. Owner: the server's graph that it belongs to."""
 
-    def __init__(self, live: LiveGraph, limit: int) -> None:
-        """limit: most nodes that `likely` returns."""
+    def __init__(self, live: LiveGraph, features: FeatureColumns, limit: int) -> None:
+        """features: of the live graph. limit: most nodes that `likely` returns."""
         self._live = live
+        self._features = features
         self.limit = limit
         self._kinds: dict[str, list[int]] = {}
         self._keys_sorted = 0
-        self._most_popular: dict[tuple[str | None, int], tuple[float, list[Int64]]] = {}
+        self._popularity: dict[tuple[str | None, int], _Popularity] = {}
 
     def of_request(self, request: Recommend) -> Int64:
-        """Ids of all nodes that an answer may name: of the kind asked for, or all destinations of
-        the asked edge set's node set."""
-        if request.kind is None:
-            node_set = self._live.log.state.schema.ends_of(request.edge_set)[1]
-            return self._live.destinations(node_set)
-        return self.of_kind(request.kind)
+        """Ids of all nodes that an answer may name, ascending: of the kind asked for, or all
+        destinations of the asked edge set's node set, as far as the request's filter allows."""
+        node_set = self._live.log.state.schema.ends_of(request.edge_set)[1]
+        return self.allowed(request.filter, node_set)
+
+    def allowed(self, filter: NodeFilter, node_set: int) -> Int64:
+        """Ids of the destinations of a node set, or of the nodes of a kind, that a filter allows:
+        int64, ascending."""
+        if filter.kind is None:
+            pool = self._live.destinations(node_set)
+        else:
+            pool = self.of_kind(filter.kind)
+
+        # Keys that were never seen name no node.
+        ids = self._live.log.ids
+        if filter.only is not None:
+            named = np.array([ids[key] for key in filter.only if key in ids], np.int64)
+            named = np.unique(named)
+            pool = named[is_in(named, pool)]
+        if filter.exclude:
+            named = np.array([ids[key] for key in filter.exclude if key in ids], np.int64)
+            pool = np.delete(pool, np.searchsorted(pool, named[is_in(named, pool)]))
+        for condition in filter.where:
+            numbers = self._features.numbers(pool, condition.first, condition.end)
+            pool = pool[condition.holds(numbers)]
+        return pool
 
     def of_kind(self, kind: str) -> Int64:
         """Ids of nodes whose key begins with `kind:`."""
@@ -72,7 +109,7 @@ class Candidates:
         # Near nodes get half of the limit at most; the rest are lists, best first.
         near = self._live.facts.partners(source, edge_set)
         close = np.concatenate([near, self._three_hops_away(near, edge_set)])
-        close = close[np.isin(close, pool)][: limit // 2]
+        close = close[is_in(close, pool)][: limit // 2]
         lists = self._popular(request, pool, as_of_us)
         if served is not None:
             lists = [*lists, served.nearest(source, pool, limit, self._live)]
@@ -103,23 +140,52 @@ class Candidates:
     def _popular(self, request: Recommend, pool: Int64, as_of_us: int) -> list[Int64]:
         """The most popular nodes of a pool at each half-life, most popular first.
 
-        They may be as of POPULAR_SECONDS ago.
+        They may be as of POPULAR_SECONDS ago. Each list has at least `request.k` nodes, if the pool
+        and the limit allow so many.
         """
-        name = request.kind, request.edge_set
-        made_at, most_popular = self._most_popular.get(name, (0.0, []))
-        if time.monotonic() - made_at < POPULAR_SECONDS:
-            return most_popular
+        popularity = self._popularity_of(request, as_of_us)
+        where = request.filter.where
+        if where not in popularity.best:
+            whole = replace(request.filter, only=None, exclude=())
+            best = self._most_popular(popularity, self.of_request(replace(request, filter=whole)))
+            popularity.best[where] = best
 
-        # A partial sort per half-life: a pool may have millions of nodes.
-        share = self._live.facts.log_shares(pool, as_of_us, request.edge_set)
-        count = min(self.limit, len(pool) - 1)
-        most_popular = []
-        for column in -share.T:
-            top = np.argpartition(column, count)[:count]
-            most_popular.append(pool[top[np.argsort(column[top], kind="stable")]])
+        # Without those that were deleted meanwhile, or that the request leaves out.
+        best = [nodes[is_in(nodes, pool)] for nodes in popularity.best[where]]
+        enough = min(len(pool), self.limit, max(request.k, self.limit // 2))
+        if min(map(len, best)) < enough:
+            best = self._most_popular(popularity, pool)
+        return best
+
+    def _popularity_of(self, request: Recommend, as_of_us: int) -> _Popularity:
+        """The popularity of all nodes of the request's kind."""
+        kind, edge_set = request.filter.kind, request.edge_set
+        found = self._popularity.get((kind, edge_set))
+        is_fresh = found is not None and time.monotonic() - found.made_at < POPULAR_SECONDS
+        if found is not None and is_fresh and len(found.best) < MAX_KINDS:
+            return found
+        pool = self.of_request(replace(request, filter=NodeFilter(kind=kind)))
+        share_P5 = self._live.facts.log_shares(pool, as_of_us, edge_set)
 
         # Forgetting all of them is simple, and they are found again within a second.
-        if len(self._most_popular) > MAX_KINDS:
-            self._most_popular.clear()
-        self._most_popular[name] = (time.monotonic(), most_popular)
-        return most_popular
+        if len(self._popularity) > MAX_KINDS:
+            self._popularity.clear()
+        found = _Popularity(time.monotonic(), pool, share_P5)
+        self._popularity[kind, edge_set] = found
+        return found
+
+    def _most_popular(self, popularity: _Popularity, pool: Int64) -> list[Int64]:
+        """At most `limit` nodes of a pool at each half-life, most popular first."""
+        # Nodes that came since are the least popular.
+        share = np.full((len(pool), popularity.share_P5.shape[1]), -np.inf, np.float32)
+        known = is_in(pool, popularity.pool)
+        share[known] = popularity.share_P5[np.searchsorted(popularity.pool, pool[known])]
+
+        # A partial sort per half-life: a pool may have millions of nodes.
+        best = []
+        for column in -share.T:
+            top = np.arange(len(pool))
+            if len(pool) > self.limit:
+                top = np.argpartition(column, self.limit)[: self.limit]
+            best.append(pool[top[np.argsort(column[top], kind="stable")]])
+        return best

@@ -12,6 +12,7 @@ from streamd.gpu import make_graph
 from streamd.graph.facts.set_facts import SetFacts
 from streamd.graph.live import LiveGraph, read_back
 from streamd.serving.candidates import Candidates
+from streamd.serving.feature_columns import FeatureColumns
 from streamd.serving.loaded_version import UNKNOWN
 from streamd.serving.retention_hold import RetentionHold
 from streamd.serving.serving_settings import ServingSettings
@@ -48,13 +49,14 @@ class ServerGraph:
             model.direction,
             read_back(reader),
         )
+        features = FeatureColumns(reader.state.schema, reader.node_sets_of)
         self.live = LiveGraph(
-            reader, graph, model, settings.graph.keep_in_memory_seconds * 1_000_000
+            reader, graph, model, settings.graph.keep_in_memory_seconds * 1_000_000, features
         )
 
         # What is stored of it, and what may be recommended from it.
         self.retention = RetentionHold(settings.paths, self.live)
-        self.candidates = Candidates(self.live, settings.max_candidates)
+        self.candidates = Candidates(self.live, features, settings.max_candidates)
         self.newest_us = 0
         self.included = LogState(reader.state.schema)
         self.looked_at = self._refreshed_at = -math.inf

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from streamd.events import Key
+from streamd.serving.node_filter import ALL_NODES, NodeFilter
 
 
 class Overloaded(Exception):
@@ -42,13 +43,13 @@ class Score:
 class Recommend:
     """A request for the best `k` destinations of a source.
 
-    kind: only nodes of that kind. exclude_seen: leave out the source's last partners. exact: score
+    filter: of the destinations. exclude_seen: leave out the source's last partners. exact: score
     all nodes instead of likely ones. time_us, edge_set: as in `Score`.
     """
 
     src: Key
     k: int = 10
-    kind: str | None = None
+    filter: NodeFilter = ALL_NODES
     exclude_seen: bool = False
     exact: bool = False
     time_us: int | None = None

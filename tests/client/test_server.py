@@ -56,6 +56,7 @@ ASKS = [
     ("score_batch", ([ScoreRequest("u:3", ["i:0"]), ScoreRequest(7, ["i:1"], time=5)],), {}),
     ("recommend", ("u:3", 4), {"exclude_seen": True}),
     ("recommend", ("u:3",), {"kind": "i", "exact": True}),
+    ("recommend", ("u:3",), {"only": ["i:1", "i:2"], "exclude": ["i:2"]}),
     ("recommend_batch", ([RecommendRequest("u:3", k=2), RecommendRequest("nobody", exact=True)],), {}),
     ("explain", ("u:3", "i:0"), {}),
     ("explain", ("nobody", 7), {"as_of": 2**60}),

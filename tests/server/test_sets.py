@@ -59,6 +59,19 @@ def test_recommendations_are_nodes_of_the_target_set(world):
     assert len(unseen) < len(users)
 
 
+def test_filters_are_about_the_nodes_of_the_target_set(world):
+    asked = {"src": 3, "k": 50, "exact": True}
+    for edge_set, keys in (("views", {2, 4}), ("follows", {2, 4, 17})):
+        answer = post(world, "/v1/recommend", asked | {"edge_set": edge_set, "only": [2, 4, 17, 99]})
+        assert {s["dst"] for s in answer["scores"]} == keys, "item 17 is none"
+    everyone = post(world, "/v1/recommend", asked | {"edge_set": "views"})["scores"]
+    others = post(world, "/v1/recommend", asked | {"edge_set": "views", "exclude": [2, 4]})["scores"]
+    assert [s["dst"] for s in others] == [s["dst"] for s in everyone if s["dst"] not in (2, 4)]
+    assert post(world, "/v1/recommend", asked | {"edge_set": "follows", "where": {"f1": {"gte": 0}}})["scores"] == []
+    refused = post(world, "/v1/recommend", asked | {"edge_set": "views", "where": {"f1": {"gte": 0}}}, 422)["detail"]
+    assert refused.startswith("where: node set item has no feature 'f1'; there are f0")
+
+
 def test_a_set_must_be_named_where_there_are_several_and_be_one_that_there_is(world):
     assert "edge_set is needed; there are views, buys, follows" in post(world, "/v1/score", {"src": 3, "dst": [1]}, 422)["detail"]
     assert "no edge_set 'likes'" in post(world, "/v1/recommend", {"src": 3, "edge_set": "likes"}, 422)["detail"]

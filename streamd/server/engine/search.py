@@ -21,8 +21,8 @@ from streamd.settings.loading import ServerSettings
 from streamd.telemetry import metrics
 
 MEASURE_EVERY = 50
-"""One in so many recommendations among likely nodes is compared with the exact one: often enough
-for a metric, seldom enough to cost little."""
+"""One in so many recommendations, if it is among likely nodes, is compared with the exact one:
+often enough for a metric, seldom enough to cost little."""
 LEARNING = 0.1
 """Weight of the newest slice in the mean time of a node: a slice that a stall made long is
 forgotten after a few dozen others."""
@@ -94,17 +94,17 @@ class Searches:
     def measure(
         self, requests: Sequence[Request], moments: Sequence[Moment], answers: Sequence[Answer]
     ) -> None:
-        """Compare one in MEASURE_EVERY recommendations among likely nodes with the exact one."""
+        """Compare one in MEASURE_EVERY recommendations, if it is among likely nodes, with the exact
+        one."""
         for request, moment, answer in zip(requests, moments, answers, strict=True):
             if not isinstance(request, Recommend):
                 continue
-            candidates = moment.view.candidates
-            if len(candidates.of_request(request)) <= candidates.limit:
-                continue
-
             # Not while callers' own searches wait.
             self._recommended += 1
-            if self._recommended % MEASURE_EVERY == 1 and not self._searches and answer.dst:
+            if self._recommended % MEASURE_EVERY != 1 or self._searches or not answer.dst:
+                continue
+            candidates = moment.view.candidates
+            if len(candidates.of_request(request)) > candidates.limit:
                 self._compare(request, moment, answer)
 
     def _compare(self, request: Recommend, moment: Moment, answer: Answer) -> None:

@@ -298,10 +298,11 @@ def _to_score(state: ServerState, body: ScoreRequest) -> Score:
 def _to_recommend(state: ServerState, body: RecommendRequest) -> Recommend:
     edge_set = state.sets.edge_set(body.edge_set)
     state.sets.check_kind(body.kind)
+    source, target = state.sets.ends(edge_set)
     return Recommend(
-        src=in_set(state.sets.ends(edge_set)[0], body.src),
+        src=in_set(source, body.src),
         k=body.k,
-        kind=body.kind,
+        filter=state.filters.read(body, target),
         exclude_seen=body.exclude_seen,
         exact=body.exact,
         time_us=_time_us(state, body.time),

@@ -43,14 +43,44 @@ class ScoreRequest(Body):
     edge_set: EdgeSetName = None
 
 
-class RecommendRequest(Body):
+CONDITION: dict[str, Any] = {
+    "anyOf": [
+        {"type": ["string", "number", "boolean"]},
+        {"type": "array", "items": {"type": ["string", "number", "boolean"]}},
+        {
+            "type": "object",
+            "properties": {bound: {"type": "number"} for bound in ("gt", "gte", "lt", "lte")},
+            "additionalProperties": False,
+            "minProperties": 1,
+        },
+    ]
+}
+"""A condition on a feature as JSON Schema: a value, several of them, or a range of numbers."""
+
+
+class Filtered(Body):
+    """The nodes that an answer may name. Lists have at most server.max_candidates items."""
+
+    kind: str | None = Field(
+        None, max_length=256, description="only nodes whose key begins with this and a colon"
+    )
+    only: list[NodeKey] | None = Field(
+        None, description="only these nodes", examples=[["page:1", "page:2", "page:3"]]
+    )
+    exclude: list[NodeKey] = Field([], description="none of these nodes", examples=[["page:4"]])
+    where: dict[Annotated[str, Field(max_length=256)], Any] = Field(
+        {},
+        description="feature -> a value, a list of values, or a range of numbers by gt, gte, lt "
+        "and lte; nodes without features are left out",
+        json_schema_extra={"additionalProperties": CONDITION},
+    )
+
+
+class RecommendRequest(Filtered):
     """A source for which the best destinations are wanted."""
 
     src: NodeKey = Field(description="the source node", examples=["user:74"])
     k: int = Field(10, ge=1, le=1000, description="how many")
-    kind: str | None = Field(
-        None, max_length=256, description="only nodes whose key begins with this and a colon"
-    )
     exclude_seen: bool = Field(False, description="leave out the source's last partners")
     exact: bool = Field(
         False, description="score all nodes rather than server.max_candidates likely ones; slower"

@@ -1,0 +1,155 @@
+"""Filters and groups of nodes, as requests write them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from fastapi import HTTPException
+
+from streamd.decode.encoding import Feature
+from streamd.decode.sources.paths import kind_of
+from streamd.errors import BadEvent
+from streamd.events import Key
+from streamd.schema import Schema
+from streamd.server.engine.set_names import PlainKey, in_set
+from streamd.server.v1.schemas import Filtered
+from streamd.serving.node_filter import Condition, NodeFilter
+from streamd.settings.sets import (
+    MAX_FLOAT32,
+    FeatureSettings,
+    declarations_of,
+    nearest_of,
+    text_of,
+)
+
+BOUNDS = ("gt", "gte", "lt", "lte")
+"""Fields of a range of numbers."""
+
+MAX_SHOWN = 64
+"""Characters of a value that an error shows."""
+
+
+class _Column(NamedTuple):
+    """A declared feature and its columns [first, end) in a row of node features."""
+
+    feature: Feature
+    declared: FeatureSettings
+    first: int
+    end: int
+
+
+class Filters:
+    """Reads filters by the declared features of nodes. Owner: the server's state."""
+
+    def __init__(self, schema: Schema, max_length: int) -> None:
+        """max_length: most keys or values in one list of a request (server.max_candidates)."""
+        self._max_length = max_length
+        self._names = schema.node_set_names
+        nodes, _ = declarations_of(schema)
+        self._features: list[dict[str, _Column]] = []
+        for number, name in enumerate(self._names):
+            at = schema.node_columns(number).start
+            columns = {}
+            for feature, one in (nodes[name].features if name in nodes else {}).items():
+                columns[feature] = _Column(Feature(feature, one), one, at, at + one.width)
+                at += one.width
+            self._features.append(columns)
+
+    def read(self, body: Filtered, node_set: int) -> NodeFilter:
+        """The filter of a request. node_set: number of the set that its nodes are of. Raises:
+        HTTPException."""
+        only = None if body.only is None else self._keys("only", body.only, node_set)
+        exclude = self._keys("exclude", body.exclude, node_set)
+        conditions = [self._condition(n, v, node_set) for n, v in body.where.items()]
+        return NodeFilter(kind=body.kind, only=only, exclude=exclude, where=tuple(conditions))
+
+    def _keys(self, name: str, keys: Sequence[PlainKey], node_set: int) -> tuple[Key, ...]:
+        self._check_length(name, keys, "keys")
+        return tuple(in_set(node_set, key) for key in keys)
+
+    def _check_length(self, name: str, values: Sequence[Any], what: str) -> None:
+        if len(values) > self._max_length:
+            raise HTTPException(
+                422,
+                f"{name}: {len(values)} {what}, at most {self._max_length} (server.max_candidates)",
+            )
+
+    def _column(self, place: str, name: str, node_set: int) -> _Column:
+        """The feature of a name. place: in the request, for the error. Raises: HTTPException."""
+        found = self._features[node_set].get(name)
+        if found is None:
+            known = nearest_of(name, self._features[node_set])
+            raise HTTPException(
+                422, f"{place}: node set {self._names[node_set]} has no feature {name!r}{known}"
+            )
+        if found.declared.vector is not None:
+            raise HTTPException(422, f"{place}: {name} is a vector, which has no single value")
+        return found
+
+    def _condition(self, name: str, value: Any, node_set: int) -> Condition:
+        """The condition that a field of `where` states. Raises: HTTPException."""
+        place = f"where.{name}"
+        feature, declared, first, end = self._column("where", name, node_set)
+        if declared.hash is not None:
+            raise HTTPException(
+                422,
+                f"{place}: the log has a hash of it alone, which several texts share; declare "
+                "categories to filter by it",
+            )
+        if isinstance(value, dict):
+            if declared.type != "number":
+                raise HTTPException(422, f"{place}: a range is for numbers, not {declared.words}")
+            low, high = _range(place, value)
+            return Condition(first=first, end=end, low=low, high=high)
+        values = value if isinstance(value, list) else [value]
+        self._check_length(place, values, "values")
+        numbers = tuple(_number(place, feature, declared, one) for one in values)
+        return Condition(first=first, end=end, values=numbers)
+
+
+def _number(place: str, feature: Feature, declared: FeatureSettings, value: Any) -> float:
+    """The number that a value of a feature is in its column. Raises: HTTPException."""
+    if value is None or isinstance(value, list | dict):
+        raise HTTPException(422, f"{place}: {kind_of(value)} is no value of {declared.words}")
+    try:
+        numbers = feature.one(value, place)
+    except BadEvent as error:
+        raise HTTPException(422, f"{place}: {error}") from None
+    if declared.categories is None:
+        return _float32(place, numbers[0])
+
+    # The last column is of all values that are no declared category.
+    number = numbers.index(1.0)
+    if number == len(declared.categories):
+        text = text_of(value)[:MAX_SHOWN]
+        known = nearest_of(text, [text_of(c) for c in declared.categories])
+        raise HTTPException(422, f"{place}: {text!r} is not a declared category{known}")
+    return float(number)
+
+
+def _range(place: str, bounds: Mapping[str, Any]) -> tuple[float, float]:
+    """The bounds of a range, both included. Raises: HTTPException."""
+    unknown = [name for name in bounds if name not in BOUNDS]
+    if unknown or not bounds:
+        what = f"has no {unknown[0]!r}" if unknown else "needs a bound"
+        raise HTTPException(422, f"{place}: a range {what}; there are {', '.join(BOUNDS)}")
+    low, high = [-np.inf], [np.inf]
+    for name, value in bounds.items():
+        if type(value) not in (int, float):
+            raise HTTPException(422, f"{place}.{name}: {kind_of(value)}, not a number")
+        number = np.float32(_float32(f"{place}.{name}", value))
+        if name in ("gt", "gte"):
+            low.append(float(np.nextafter(number, np.float32(np.inf))) if name == "gt" else number)
+        else:
+            high.append(
+                float(np.nextafter(number, np.float32(-np.inf))) if name == "lt" else number
+            )
+    return float(max(low)), float(min(high))
+
+
+def _float32(place: str, number: float) -> float:
+    """A number as the log holds it. Raises: HTTPException where it is too large or no number."""
+    # No comparison holds for NaN.
+    if not abs(number) <= MAX_FLOAT32:
+        raise HTTPException(422, f"{place}: the number is out of range")
+    return float(np.float32(number))

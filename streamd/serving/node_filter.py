@@ -1,0 +1,58 @@
+"""Filters of the nodes that an answer may name."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from streamd.events import Bools, Float32, Int64, Key
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Condition:
+    """A condition on one feature of a node.
+
+    first, end: columns of the feature in a row of node features. values: numbers that it may be, a
+    category being its column counted from `first`; None for a range. low, high: bounds of a range,
+    both included.
+    """
+
+    first: int
+    end: int
+    values: tuple[float, ...] | None = None
+    low: float = -np.inf
+    high: float = np.inf
+
+    def holds(self, feature_N: Float32) -> Bools:
+        """Whether it holds for each number of the feature: bool[N], False for NaN."""
+        if self.values is None:
+            return np.asarray((feature_N >= self.low) & (feature_N <= self.high))
+        values = np.unique(np.array(self.values, np.float32))
+        if not len(values):
+            return np.zeros(len(feature_N), np.bool_)
+        at = np.searchsorted(values, feature_N).clip(max=len(values) - 1)
+        return np.asarray(values[at] == feature_N)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeFilter:
+    """The nodes that an answer may name: those that all of its parts allow.
+
+    kind: the text before the first colon of their keys, None for any. only: their keys, None for
+    any. exclude: keys of nodes that are left out. where: conditions on features, all of which hold.
+    """
+
+    kind: str | None = None
+    only: tuple[Key, ...] | None = None
+    exclude: tuple[Key, ...] = ()
+    where: tuple[Condition, ...] = ()
+
+
+ALL_NODES = NodeFilter()
+
+
+def is_in(nodes: Int64, pool: Int64) -> Bools:
+    """Whether each node is in a pool: bool of the same shape. pool: int64[P], ascending."""
+    if not len(pool):
+        return np.zeros(nodes.shape, np.bool_)
+    at = np.searchsorted(pool, nodes).clip(max=len(pool) - 1)
+    return np.asarray(pool[at] == nodes)

@@ -1,0 +1,211 @@
+"""Recommendations among some nodes, compared with a plain filter of all of them."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamd.schema import Schema
+from streamd.serving.feature_columns import FeatureColumns
+from streamd.serving.node_filter import Condition, is_in
+from tests.server.shop import BARE, GONE, ITEMS, USERS, catalogue, names, open_shop, post
+from tests.server.world import wait
+
+LIMIT = 20
+SHOP = catalogue()
+
+
+@pytest.fixture(scope="module", params=["rule", "pair"])
+def world(tmp_path_factory, request):
+    made = open_shop(tmp_path_factory.mktemp("shop"), server__max_candidates=LIMIT, model__name="pair")
+    if request.param == "pair":
+        made.train()
+    made.start()
+    if request.param == "pair":
+        wait(lambda: made.engine.status.version == made.registry.champion())
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def everything(world):
+    """All items of the shop for one user, best first."""
+    return names(post(world, "/v1/recommend", {"src": "user:3", "k": 1000, "exact": True}))
+
+
+def item(key):
+    return SHOP.get(int(key.partition(":")[2])) if key.startswith("item:") else None
+
+
+def matches(key, where):
+    """The plain reference: whether an item has the features asked for."""
+    one = item(key)
+    if one is None:
+        return False
+
+    def holds(have, want):
+        if isinstance(want, dict):
+            tests = {"gt": have > want.get("gt", -1e9), "gte": have >= want.get("gte", -1e9),
+                     "lt": have < want.get("lt", 1e9), "lte": have <= want.get("lte", 1e9)}
+            return all(tests.values())
+        return any(str(have).lower() == str(w).lower() for w in (want if isinstance(want, list) else [want]))
+
+    return all(holds(one[name], want) for name, want in where.items())
+
+
+WHERES = [
+    {"category": "shoes", "in_stock": True},
+    {"category": "bags"},
+    {"category": ["bags", 7]},
+    {"category": "7", "in_stock": False},
+    {"price": {"gte": 20, "lt": 40}},
+    {"price": {"gt": SHOP[3]["price"], "lte": SHOP[4]["price"]}},
+    {"price": {"gte": SHOP[3]["price"], "lte": SHOP[3]["price"]}},
+    {"price": [SHOP[3]["price"], SHOP[7]["price"]]},
+    {"price": SHOP[9]["price"], "category": ["shoes", "hats", "bags"]},
+    {"category": []},
+    {"price": {"gt": 1000}},
+]
+
+
+@pytest.mark.parametrize("where", WHERES, ids=str)
+def test_a_filter_by_features_gives_the_best_of_the_nodes_that_match(world, everything, where):
+    want = [key for key in everything if matches(key, where)]
+    exact = names(post(world, "/v1/recommend", {"src": "user:3", "k": 1000, "exact": True, "where": where}))
+    assert exact == want
+    found = names(post(world, "/v1/recommend", {"src": "user:3", "k": LIMIT, "where": where}))
+    assert len(found) == min(LIMIT, len(want)) and set(found) <= set(want)
+    if len(want) <= LIMIT:
+        assert found == want, "so few are all scored"
+
+
+def test_a_filter_that_leaves_one_per_cent_still_gives_all_of_them(world, everything):
+    """Of 300 items 20 are scored: a filter after the search would find none of the three bags."""
+    bags = [key for key in everything if matches(key, {"category": "bags"})]
+    assert len(bags) == ITEMS // 100
+    for user in range(5):
+        found = names(post(world, "/v1/recommend", {"src": f"user:{user}", "k": 3, "where": {"category": "bags"}}))
+        assert set(found) == set(bags)
+
+
+def test_only_and_exclude_are_taken_and_unknown_keys_name_no_node(world, everything):
+    some = everything[::17][:LIMIT - 1]
+    asked = {"src": "user:3", "k": 50, "only": [*some, "nothing"]}
+    assert names(post(world, "/v1/recommend", asked)) == some
+    assert names(post(world, "/v1/recommend", asked | {"exclude": [*some[:3], "nobody", 5]})) == some[3:]
+    assert names(post(world, "/v1/recommend", asked | {"only": []})) == []
+    assert names(post(world, "/v1/recommend", {"src": "user:3", "k": 50, "exact": True, "exclude": everything[:5]})) == everything[5:55]
+    both = names(post(world, "/v1/recommend", asked | {"where": {"in_stock": True}}))
+    assert both == [key for key in some if matches(key, {"in_stock": True})]
+
+
+def test_excluding_the_most_popular_nodes_leaves_as_many_others(world, everything):
+    """As many are left out as are scored at all."""
+    for _ in range(4):
+        first = names(post(world, "/v1/recommend", {"src": "user:3", "k": LIMIT}))
+        found = names(post(world, "/v1/recommend", {"src": "user:3", "k": LIMIT, "exclude": first}))
+        assert len(found) == LIMIT and not set(found) & set(first)
+    where = {"category": "shoes"}
+    first = names(post(world, "/v1/recommend", {"src": "user:3", "k": LIMIT, "where": where}))
+    found = names(post(world, "/v1/recommend", {"src": "user:3", "k": LIMIT, "where": where, "exclude": first}))
+    assert len(found) == LIMIT and not set(found) & set(first) and all(matches(key, where) for key in found)
+
+
+def test_kind_and_filters_meet_and_deleted_or_bare_nodes_match_nothing(world, everything):
+    deleted = f"item:{GONE - USERS}"
+    assert deleted not in everything and GONE - USERS in SHOP
+    users = post(world, "/v1/recommend", {"src": "user:3", "k": 50, "kind": "user", "exact": True})
+    assert len(names(users)) == USERS
+    assert names(post(world, "/v1/recommend", {"src": "user:3", "k": 50, "kind": "user", "only": ["user:4", "item:5"]})) == ["user:4"]
+    bare = [f"item:{i}" for i in range(ITEMS - BARE, ITEMS)]
+    asked = {"src": "user:3", "k": 50, "only": [*bare, deleted]}
+    assert set(names(post(world, "/v1/recommend", asked))) == set(bare)
+    assert names(post(world, "/v1/recommend", asked | {"where": {"in_stock": False}})) == [], "without features nothing is known of stock"
+
+
+def test_a_batch_has_a_filter_each(world, everything):
+    asked = [{"src": "user:3", "k": 5, "where": {"category": "bags"}}, {"src": "user:3", "k": 5, "only": everything[:2]},
+             {"src": "user:3", "k": 5, "exact": True, "exclude": everything[:2]}]
+    answers = post(world, "/v1/recommend/batch", {"requests": asked})
+    assert [names(a) for a in answers[1:]] == [everything[:2], everything[2:7]]
+    assert len(names(answers[0])) == 3
+
+
+@pytest.mark.parametrize(("body", "said"), [
+    ({"where": {"colour": "red"}}, "where: node set default has no feature 'colour'; there are category, price"),
+    ({"where": {"categry": "shoes"}}, "did you mean 'category'?"),
+    ({"where": {"category": "shoos"}}, "where.category: 'shoos' is not a declared category; there are shoes, hats, bags, 7; did you mean 'shoes'?"),
+    ({"where": {"category": "scarves"}}, "not a declared category"),
+    ({"where": {"category": {"gt": 1}}}, "where.category: a range is for numbers, not categories"),
+    ({"where": {"category": None}}, "where.category: null is no value of categories"),
+    ({"where": {"category": [["shoes"]]}}, "where.category"),
+    ({"where": {"category": 1.5}}, "where.category"),
+    ({"where": {"price": "cheap"}}, "where.price: feature price"),
+    ({"where": {"price": True}}, "where.price: feature price"),
+    ({"where": {"price": {}}}, "where.price: a range needs a bound; there are gt, gte, lt, lte"),
+    ({"where": {"price": {"min": 5}}}, "where.price: a range has no 'min'"),
+    ({"where": {"price": {"gt": "5"}}}, "where.price.gt"),
+    ({"where": {"price": {"gt": True}}}, "where.price.gt"),
+    ({"where": {"price": 10**400}}, "where.price"),
+    ({"where": {"price": {"lt": 10**400}}}, "where.price.lt: the number is out of range"),
+    ({"where": {"price": {"lt": 1e39}}}, "where.price.lt: the number is out of range"),
+    ({"where": {"in_stock": "perhaps"}}, "where.in_stock: feature in_stock"),
+    ({"where": {"brand": "brand 1"}}, "declare categories to filter by it"),
+    ({"where": {"look": [1, 0]}}, "look is a vector"),
+    ({"where": {"price": [1] * (LIMIT + 1)}}, f"where.price: {LIMIT + 1} values, at most {LIMIT} (server.max_candidates)"),
+    ({"where": {"x" * 300: 1}}, "where"),
+    ({"where": {"category": "x" * 100_000}}, "not a declared category"),
+    ({"where": ["price"]}, "body.where"),
+    ({"only": ["a"] * (LIMIT + 1)}, f"only: {LIMIT + 1} keys, at most {LIMIT} (server.max_candidates)"),
+    ({"exclude": ["a"] * (LIMIT + 1)}, f"exclude: {LIMIT + 1} keys, at most {LIMIT} (server.max_candidates)"),
+    ({"exclude": [1.5]}, "body.exclude"),
+], ids=str)
+def test_a_filter_that_does_not_fit_is_refused_with_its_place(world, body, said):
+    detail = post(world, "/v1/recommend", {"src": "user:3"} | body, 422)["detail"]
+    assert said in detail and len(detail) < 1000
+    post(world, "/v1/recommend/batch", {"requests": [{"src": "user:3"} | body]}, 422)
+
+
+def test_numbers_that_json_has_not_are_refused(world):
+    for word in ("NaN", "Infinity", "-Infinity", "1e999"):
+        text = f'{{"src": "user:3", "where": {{"price": {{"gt": {word}}}}}}}'
+        answer = world.client.post("/v1/recommend", content=text, headers={"content-type": "application/json"})
+        assert answer.status_code == 422, word
+
+
+# Parts
+
+
+VALUES = st.floats(-4, 4, width=16).map(lambda x: round(x))
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), VALUES, st.integers(-1, 2)), max_size=60), st.lists(VALUES, max_size=3),
+       VALUES, VALUES, st.integers(0, 60))
+def test_columns_are_those_of_the_newest_rows_whenever_they_are_made(updates, values, low, high, asked_after):
+    """Updates of (node, number, category), -1 for none: a column that is asked for amid them, and a dictionary of rows."""
+    features, newest = FeatureColumns(Schema(0, 4), np.zeros_like), {}
+    for i, (node, number, category) in enumerate(updates):
+        if i == asked_after:
+            features.numbers(np.arange(3), 0, 1)
+            features.numbers(np.arange(3), 1, 4)
+        row = np.zeros((1, 4), np.float32)
+        row[0, 0] = number
+        if category >= 0:
+            row[0, 1 + category] = 1
+        features.take(np.array([node]), row)
+        newest[node] = (number, category)
+    nodes = np.arange(-1, 25)
+    numbers, categories = features.numbers(nodes, 0, 1), features.numbers(nodes, 1, 4)
+    want = [newest.get(n, (np.nan, -1)) for n in nodes.tolist()]
+    np.testing.assert_array_equal(numbers, [w[0] for w in want])
+    np.testing.assert_array_equal(categories, [np.nan if w[1] < 0 else w[1] for w in want])
+    equal = Condition(first=0, end=1, values=tuple(map(float, values))).holds(numbers)
+    assert equal.tolist() == [w[0] in values for w in want]
+    between = Condition(first=0, end=1, low=low, high=high).holds(numbers)
+    assert between.tolist() == [low <= w[0] <= high for w in want]
+
+
+@given(st.sets(st.integers(0, 30)), st.lists(st.integers(-1, 40)))
+def test_membership_is_that_of_sets(pool, nodes):
+    found = is_in(np.array(nodes, np.int64), np.array(sorted(pool), np.int64))
+    assert found.tolist() == [n in pool for n in nodes]
