@@ -6,6 +6,7 @@ It imports httpx2 and msgspec, and nothing else of streamd.
 from streamd.client.answers import (
     AsOf,
     CompletionResponse,
+    Diversity,
     EmbeddingResponse,
     Event,
     EventsResponse,
@@ -20,6 +21,7 @@ from streamd.client.answers import (
     Scored,
     ScoreRequest,
     ScoreResponse,
+    ShortReason,
 )
 from streamd.client.clients import AsyncClient, Client
 from streamd.client.errors import (
@@ -47,6 +49,7 @@ __all__ = [
     "CompletionResponse",
     "ConnectionFailed",
     "DeadlineExceeded",
+    "Diversity",
     "EmbeddingResponse",
     "Event",
     "EventsResponse",
@@ -68,6 +71,7 @@ __all__ = [
     "ScoreRequest",
     "ScoreResponse",
     "Scored",
+    "ShortReason",
     "TooOld",
     "TryAgain",
 ]

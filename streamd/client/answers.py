@@ -29,12 +29,20 @@ class ScoreRequest(Struct, frozen=True, omit_defaults=True):
     edge_set: str | None = None
 
 
+class Diversity(Struct, frozen=True):
+    """At most so many nodes of an answer have the same value of a feature."""
+
+    feature: str
+    max_per_value: int
+
+
 class RecommendRequest(Struct, frozen=True, omit_defaults=True):
     """A source for which the best `k` destinations are wanted.
 
     kind: only nodes whose key begins with this and a colon. exclude_seen: leave out the source's
-    last partners. exact: score all nodes. only: only these nodes. exclude: none of these. where:
+    last partners. exact: score all nodes. only: only these nodes. exclude: none of these. `where`:
     feature of the nodes -> its value, a list of values, or a range as `{"gte": 10, "lt": 50}`.
+    reasons: give the reason of each score.
     """
 
     src: Key
@@ -47,6 +55,8 @@ class RecommendRequest(Struct, frozen=True, omit_defaults=True):
     only: list[Key] | None = None
     exclude: list[Key] = []
     where: dict[str, Any] = {}
+    diversity: Diversity | None = None
+    reasons: bool = False
 
 
 class Event(Struct, frozen=True, omit_defaults=True):
@@ -79,13 +89,22 @@ class AsOf(_Answer, frozen=True, kw_only=True):
     time: int
 
 
-class Scored(_Answer, frozen=True):
+class ShortReason(_Answer, frozen=True):
+    """The facts of one kind, or the share of the graph, that add most to a score."""
+
+    group: str
+    words: str
+    adds: float
+
+
+class Scored(_Answer, frozen=True, omit_defaults=True):
     """One destination. score: higher is likelier, comparable within one answer. known: False for a
-    node never seen."""
+    node never seen. reason: if it was asked for, None if no group adds anything."""
 
     dst: Key
     score: float
     known: bool
+    reason: ShortReason | None = None
 
 
 class ScoreResponse(_Answer, frozen=True):

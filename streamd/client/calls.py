@@ -9,6 +9,7 @@ import msgspec
 
 from streamd.client.answers import (
     CompletionResponse,
+    Diversity,
     EmbeddingResponse,
     Event,
     EventsResponse,
@@ -83,6 +84,8 @@ def recommend(
     only: Sequence[Key] | None = None,
     exclude: Sequence[Key] = (),
     where: Mapping[str, Any] | None = None,
+    diversity: Diversity | None = None,
+    reasons: bool = False,
     as_of: int | None = None,
     edge_set: str | None = None,
     max_lag_seconds: float | None = None,
@@ -90,10 +93,12 @@ def recommend(
     """The k likeliest next destinations of a source, best first.
 
     kind: only nodes whose key begins with this and a colon. exclude_seen: leave out the source's
-    last partners. exact: score all nodes rather than likely ones. only, exclude: keys of the nodes
-    that may be named, or may not. where: feature of the nodes -> its value, a list of values, or a
-    range as `{"gte": 10, "lt": 50}`. The rest is as of `score`.
+    last partners. exact: score all nodes rather than likely ones. only: keys of the nodes that may
+    be named. exclude: keys of others. `where`: feature -> its value, a list of values, or a range
+    as `{"gte": 10, "lt": 50}`. diversity: of the answer. reasons: give the reason of
+    each score. The others are as of `score`.
     """
+    # Fields at their defaults are not sent: an older server does not know all of them.
     body = RecommendRequest(
         src=src,
         k=k,
@@ -105,6 +110,8 @@ def recommend(
         only=None if only is None else list(only),
         exclude=list(exclude),
         where=dict(where or {}),
+        diversity=diversity,
+        reasons=reasons,
     )
     return _asked("/v1/recommend", body, ScoreResponse, max_lag_seconds)
 

@@ -93,16 +93,18 @@ class ServerState:
         self.draining = False
         """Whether the process was asked to stop. It still answers, but is not ready for more."""
         self.keys = ApiKeys(settings.server)
-        self.sets = Sets(schema)
-        self.filters = Filters(schema, settings.server.max_candidates)
+        self.sets, self.filters = self._names_in(schema)
+
+    def _names_in(self, schema: Schema) -> tuple[Sets, Filters]:
+        """The readers of the names that requests use, for sets and for features."""
+        return Sets(schema), Filters(schema, self.settings.server.max_candidates)
 
     def _take_schema(self, schema: Schema) -> None:
         """Take over the sets and features of the log, which may have more than the settings that
         the server began with."""
         if schema != schema_of(self.settings):
             self.settings = with_schema(self.settings, schema)
-            self.sets = Sets(schema)
-            self.filters = Filters(schema, self.settings.server.max_candidates)
+            self.sets, self.filters = self._names_in(schema)
             self.forwarder.reset_decoder()
 
     def alive(self) -> tuple[bool, str]:

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from streamd.events import Float32, Int64
+from streamd.events import Bools, Float32, Int64
 from streamd.graph.live import LiveGraph
 from streamd.serving.feature_columns import FeatureColumns
 from streamd.serving.loaded_version import LoadedVersion
-from streamd.serving.node_filter import Condition, NodeFilter, is_in
+from streamd.serving.node_filter import FeatureCondition, NodeFilter, ValueLimit, is_in
 from streamd.serving.requests import Recommend
 
 POPULAR_SECONDS = 1.0
@@ -31,7 +31,7 @@ class _Popularity:
     made_at: float
     pool: Int64
     share_P5: Float32
-    best: dict[tuple[Condition, ...], list[Int64]] = field(default_factory=dict)
+    best: dict[tuple[FeatureCondition, ...], list[Int64]] = field(default_factory=dict)
 
 
 class Candidates:
@@ -50,9 +50,9 @@ class Candidates:
         """Ids of all nodes that an answer may name, ascending: of the kind asked for, or all
         destinations of the asked edge set's node set, as far as the request's filter allows."""
         node_set = self._live.log.state.schema.ends_of(request.edge_set)[1]
-        return self.allowed(request.filter, node_set)
+        return self.filter_nodes(request.filter, node_set)
 
-    def allowed(self, filter: NodeFilter, node_set: int) -> Int64:
+    def filter_nodes(self, filter: NodeFilter, node_set: int) -> Int64:
         """Ids of the destinations of a node set, or of the nodes of a kind, that a filter allows:
         int64, ascending."""
         if filter.kind is None:
@@ -66,13 +66,21 @@ class Candidates:
             named = np.array([ids[key] for key in filter.only if key in ids], np.int64)
             named = np.unique(named)
             pool = named[is_in(named, pool)]
+
+        # The pool is ascending, so names are found in it by search.
         if filter.exclude:
             named = np.array([ids[key] for key in filter.exclude if key in ids], np.int64)
             pool = np.delete(pool, np.searchsorted(pool, named[is_in(named, pool)]))
+
+        # Each condition looks only at the nodes that the ones before it left.
         for condition in filter.where:
             numbers = self._features.numbers(pool, condition.first, condition.end)
             pool = pool[condition.holds(numbers)]
         return pool
+
+    def diverse(self, diversity: ValueLimit, nodes: Int64) -> Bools:
+        """Which nodes of a list stay, best first, so that it has the diversity: bool[N]."""
+        return diversity.keeps(self._features.numbers(nodes, diversity.first, diversity.end))
 
     def of_kind(self, kind: str) -> Int64:
         """Ids of nodes whose key begins with `kind:`."""

@@ -50,18 +50,18 @@ class FeatureColumns(NodeFeatures):
     def numbers(self, nodes: Int64, first: int, end: int) -> Float32:
         """One feature of nodes as a number each: float32[N], NaN for nodes without features.
 
-        A feature of one column is that number. Of categories it is the place of the category among
+        A feature of one column is that number. Of categories it is the number of the category among
         the feature's columns [first, end), NaN for a node that has none of them.
         """
         column = self._columns.get((first, end))
         if column is None:
-            column = self._columns[first, end] = self._made(first, end)
+            column = self._columns[first, end] = self._make_column(first, end)
         out = np.full(len(nodes), np.nan, np.float32)
         inside = (nodes >= 0) & (nodes < len(column))
         out[inside] = column[nodes[inside]]
         return out
 
-    def _made(self, first: int, end: int) -> Float32:
+    def _make_column(self, first: int, end: int) -> Float32:
         """Make the column of a feature."""
         column = np.full(len(self._has_row), np.nan, np.float32)
         for at in range(0, len(column), SLICE_NODES):
@@ -74,7 +74,7 @@ class FeatureColumns(NodeFeatures):
 def _numbers(values_NC: Float32) -> Float32:
     """The number of each row of one feature's columns: float32[N]."""
     if values_NC.shape[1] == 1:
-        return values_NC[:, 0]
-    place = values_NC.argmax(1).astype(np.float32)
+        return np.asarray(values_NC[:, 0])
+    place: Float32 = values_NC.argmax(1).astype(np.float32)
     place[values_NC.max(1, initial=0) == 0] = np.nan
     return place

@@ -195,7 +195,7 @@ class LoadedVersion:
         return self._architecture.plan(self.model.settings)
 
     @property
-    def _by_vectors(self) -> bool:
+    def has_embeddings(self) -> bool:
         """Whether a pair is scored by embeddings of its ends, which can be kept and searched."""
         return self._architecture.score == "vectors"
 
@@ -245,7 +245,7 @@ class LoadedVersion:
 
     def embedding_of(self, node: int, live: LiveGraph) -> Float32:
         """The embedding of a node, float32[D]; empty where the model makes none."""
-        if not self._by_vectors:
+        if not self.has_embeddings:
             return np.zeros(0, np.float32)
         self.embed(np.array([node]), live)
         z_D: Float32 = on_host(self._embeddings.of(0, np.array([node]))[0])
@@ -256,7 +256,7 @@ class LoadedVersion:
 
         At most `count`, most similar first. Only nodes whose embedding is kept are compared.
         """
-        if not self._by_vectors or node == UNKNOWN:
+        if not self.has_embeddings or node == UNKNOWN:
             return pool[:0]
         self.embed(np.array([node]), live)
         z_D = self._embeddings.of(0, np.array([node]))[0]
@@ -297,7 +297,7 @@ class LoadedVersion:
         facts_RF: float32[R, F], which say the edge set where there are several. src_R, dst_R: int64
         node ids or UNKNOWN.
         """
-        if not self._by_vectors:
+        if not self.has_embeddings:
             return self.model.pair_logits(facts_RF)
         self.embed(np.concatenate([src_R, dst_R]), live)
         ends = self._embeddings.of(1, src_R), self._embeddings.of(2, dst_R)
@@ -319,7 +319,7 @@ class LoadedVersion:
         self, facts_F: Float32, src_1: Int64, dst_1: Int64, live: LiveGraph
     ) -> float | None:
         """What the graph adds to the facts of one pair, None where the model looks at no graph."""
-        if not self._by_vectors:
+        if not self.has_embeddings:
             return None
         self.embed(np.concatenate([src_1, dst_1]), live)
         ends = self._embeddings.of(1, src_1), self._embeddings.of(2, dst_1)

@@ -8,7 +8,7 @@ from streamd.events import Bools, Float32, Int64, Key
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Condition:
+class FeatureCondition:
     """A condition on one feature of a node.
 
     first, end: columns of the feature in a row of node features. values: numbers that it may be, a
@@ -44,10 +44,34 @@ class NodeFilter:
     kind: str | None = None
     only: tuple[Key, ...] | None = None
     exclude: tuple[Key, ...] = ()
-    where: tuple[Condition, ...] = ()
+    where: tuple[FeatureCondition, ...] = ()
 
 
 ALL_NODES = NodeFilter()
+
+
+@dataclass(frozen=True, slots=True)
+class ValueLimit:
+    """At most `most` nodes of an answer have the same value of a feature.
+
+    first, end: columns of the feature in a row of node features.
+    """
+
+    first: int
+    end: int
+    most: int
+
+    def keeps(self, feature_N: Float32) -> Bools:
+        """Which nodes of a list stay, best first: bool[N]. feature_N: NaN is one value too."""
+        _, value_N = np.unique(feature_N, return_inverse=True)
+
+        # The rank of each node among those of its value.
+        order = np.argsort(value_N, kind="stable")
+        ordered = value_N[order]
+        first_N = np.searchsorted(ordered, ordered)
+        rank_N = np.empty(len(feature_N), np.int64)
+        rank_N[order] = np.arange(len(feature_N)) - first_N
+        return np.asarray(rank_N < self.most)
 
 
 def is_in(nodes: Int64, pool: Int64) -> Bools:

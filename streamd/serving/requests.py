@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from streamd.events import Key
-from streamd.serving.node_filter import ALL_NODES, NodeFilter
+from streamd.serving.node_filter import ALL_NODES, NodeFilter, ValueLimit
 
 
 class Overloaded(Exception):
@@ -44,7 +44,8 @@ class Recommend:
     """A request for the best `k` destinations of a source.
 
     filter: of the destinations. exclude_seen: leave out the source's last partners. exact: score
-    all nodes instead of likely ones. time_us, edge_set: as in `Score`.
+    all nodes instead of likely ones. diversity: of the answer, None for any. reasons: whether each
+    score comes with its reason. time_us, edge_set: as in `Score`.
     """
 
     src: Key
@@ -52,6 +53,8 @@ class Recommend:
     filter: NodeFilter = ALL_NODES
     exclude_seen: bool = False
     exact: bool = False
+    diversity: ValueLimit | None = None
+    reasons: bool = False
     time_us: int | None = None
     edge_set: int = 0
 
@@ -162,6 +165,16 @@ class Explanation:
     weights: str
 
 
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """The group of facts, or what the graph adds, that adds most to a score. words: what its facts
+    come to. adds: the score less that with this group at its baseline."""
+
+    group: str
+    words: str
+    adds: float
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
     """The engine's answer to a request, and what it was computed from. Times are in microseconds.
@@ -170,7 +183,8 @@ class Answer:
     edge: id of the first event not in the graph. memory_edge: event id up to which memory has seen.
     as_of_us: time of the query. newest_us: time of the newest event. seen: as in `Seen`.
     src_known: whether the source was seen.
-    dst, scores, known: of Score, Recommend and Explain. explanation: of Explain.
+    dst, scores, known: of Score, Recommend and Explain. reasons: of Recommend, if it asks for them;
+    None for a node of which no group adds anything. explanation: of Explain.
     embedding: of Embedding, empty without graph layers. labels: of Label, None without a label
     head.
     """
@@ -186,6 +200,7 @@ class Answer:
     dst: tuple[Key, ...] = ()
     scores: tuple[float, ...] = ()
     known: tuple[bool, ...] = ()
+    reasons: tuple[Reason | None, ...] = ()
     embedding: tuple[float, ...] = ()
     labels: tuple[float, ...] | None = None
     explanation: Explanation | None = None

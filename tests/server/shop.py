@@ -6,9 +6,9 @@ import numpy as np
 
 from streamd.decode.encoding import Feature
 from streamd.eventlog.writer import LogWriter
-from streamd.events import DELETION, Progress, empty_batch
+from streamd.events import DELETION, Progress, SetKey, empty_batch
 from streamd.settings.loading import schema_of
-from streamd.settings.sets import FeatureSettings, SetSettings
+from streamd.settings.sets import EdgeSetSettings, FeatureSettings, SetSettings
 from tests.builders import HOUR, batch, settings, stream
 from tests.server.world import World
 
@@ -37,8 +37,15 @@ def catalogue(seed=0):
         for i in range(ITEMS - BARE)}
 
 
+SETS = {
+    "graph__node_sets": {"user": SetSettings(features={"age": FeatureSettings(type="number"), "category": FeatureSettings(categories=("vip",))}),
+                         "item": SetSettings(features=FEATURES)},
+    "graph__edge_sets": {"views": EdgeSetSettings(source="user", target="item"), "follows": EdgeSetSettings(source="user", target="user")}}
+"""Settings of the same shop with kinds of nodes and edges. Its keys are numbers within their sets."""
+
+
 def shop_settings(path, **values):
-    return settings(path, graph__node_sets={"default": SetSettings(features=FEATURES)}, **values)
+    return settings(path, **({"graph__node_sets": {"default": SetSettings(features=FEATURES)}} | values))
 
 
 def rows_of(items):
@@ -46,25 +53,33 @@ def rows_of(items):
     return np.array([[x for name, one in FEATURES.items() for x in Feature(name, one).one(item[name], name)] for item in items], np.float32)
 
 
-def update(writer, schema, catalogue, seq_edges=0):
-    """Commits the features of items, as node events after `seq_edges` edges of the commit."""
+def update(writer, schema, catalogue):
+    """Commits the features of items, as node events."""
     nodes = np.array(list(catalogue)) + USERS
     none = np.zeros(len(nodes), np.int64)
     rows = dataclasses.replace(empty_batch(schema), node_F=nodes, node_row_F=np.arange(len(nodes)), node_edge_F=none,
-                               node_values_F=rows_of(list(catalogue.values())))
+                               node_values_F=schema.node_rows(schema.num_node_sets - 1, rows_of(list(catalogue.values()))))
     writer.commit(rows, Progress(), writer.watermark)
 
 
-def write_shop(path, chosen, prefix="item:"):
-    """Writes the log. Keys are "user:<n>" and "item:<n>". Returns: its edges."""
+def write_shop(path, chosen):
+    """Writes the log. Keys are "user:<n>" and "item:<n>", or of kinds of nodes numbers. Returns: its edges."""
     schema = schema_of(chosen)
     src, dst, time = stream(EDGES, USERS, ITEMS, seed=5)
     # Every item has had an event.
     dst[:ITEMS] = USERS + np.arange(ITEMS)
+    keys = [*(f"user:{i}" for i in range(USERS)), *(f"item:{i}" for i in range(ITEMS))]
+    rows = batch(schema, src, dst, time)
+    if schema.node_sets:
+        keys = [*range(USERS), *(SetKey(1, i) for i in range(ITEMS))]
+        sets = np.arange(EDGES) % 10 == 9
+        dst[sets] = (src[sets] + 1) % USERS
+        dst[:ITEMS] = USERS + np.arange(ITEMS)
+        sets[:ITEMS] = False
+        rows = dataclasses.replace(rows, msg_ED=np.stack([~sets, sets], 1).astype(np.float32))
     writer = LogWriter(path, schema, 100_000)
-    keys = [*(f"user:{i}" for i in range(USERS)), *(f"{prefix}{i}" for i in range(ITEMS))]
     writer.keys.update({key: i for i, key in enumerate(keys)})
-    writer.commit(batch(schema, src, dst, time, keys), Progress(), int(time[-1]))
+    writer.commit(dataclasses.replace(rows, new_keys=tuple(keys)), Progress(), int(time[-1]))
     # What is in force is the newest update.
     update(writer, schema, catalogue(seed=1))
     update(writer, schema, catalogue())
@@ -77,11 +92,10 @@ def write_shop(path, chosen, prefix="item:"):
 
 
 def open_shop(path, **values):
-    """A server on the shop's log, started."""
+    """A server on the shop's log."""
     chosen = shop_settings(path, **values)
     write_shop(path, chosen)
-    world = World.of(path, chosen)
-    return world
+    return World.of(path, chosen)
 
 
 def post(world, path, body, status=200):

@@ -120,7 +120,7 @@ def check(made, src, dst, time_us=None, edge_set=0):
     numbers = [found.score, found.baseline, *(x for g in found.groups for x in (g.share, g.without, *(f.value for f in g.facts)))]
     assert np.isfinite(numbers).all()
     assert [abs(g.share) for g in found.groups] == sorted((abs(g.share) for g in found.groups), reverse=True)
-    assert len(found.groups) == (9 if made.served is not None and made.served._by_vectors else 8)
+    assert len(found.groups) == (9 if made.served is not None and made.served.has_embeddings else 8)
 
     # Each group, removed by hand.
     ids = made.view.ids([src, dst])
@@ -174,7 +174,7 @@ def test_a_group_that_a_model_does_not_weigh_has_no_share(made):
 def test_neighbors_are_events_before_memorys_cut_with_their_weights(made):
     src, dst, time = stream(600)
     found = made.explain("n:3", "n:24")
-    if made.served is None or not made.served._by_vectors:
+    if made.served is None or not made.served.has_embeddings:
         assert (found.neighbors, found.weights) == ((), "none")
         return
     name = made.settings.model.name

@@ -1,14 +1,28 @@
 """Recommendations among some nodes, compared with a plain filter of all of them."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamd.decode.encoding import Feature
 from streamd.schema import Schema
 from streamd.serving.feature_columns import FeatureColumns
-from streamd.serving.node_filter import Condition, is_in
-from tests.server.shop import BARE, GONE, ITEMS, USERS, catalogue, names, open_shop, post
+from streamd.serving.node_filter import FeatureCondition, ValueLimit, is_in
+from tests.server.shop import (
+    BARE,
+    FEATURES,
+    GONE,
+    ITEMS,
+    SETS,
+    USERS,
+    catalogue,
+    names,
+    open_shop,
+    post,
+)
 from tests.server.world import wait
 
 LIMIT = 20
@@ -131,6 +145,58 @@ def test_a_batch_has_a_filter_each(world, everything):
     assert len(names(answers[0])) == 3
 
 
+def at_most(keys, value_of, most):
+    """The plain reference: a list with at most so many of each value."""
+    seen, out = Counter(), []
+    for key in keys:
+        seen[value_of(key)] += 1
+        if seen[value_of(key)] <= most:
+            out.append(key)
+    return out
+
+
+@pytest.mark.parametrize(("feature", "most"), [("category", 1), ("category", 3), ("in_stock", 2), ("price", 1), ("brand", 4)])
+def test_an_answer_has_at_most_so_many_nodes_of_a_value(world, everything, feature, most):
+    def value(key):
+        one = item(key)
+        if one is None:
+            return None
+        declared = Feature(feature, FEATURES[feature])
+        return tuple(declared.one(one[feature], feature))
+
+    asked = {"src": "user:3", "k": 12, "diversity": {"feature": feature, "max_per_value": most}}
+    assert names(post(world, "/v1/recommend", asked | {"exact": True})) == at_most(everything, value, most)[:12]
+    likely = names(post(world, "/v1/recommend", asked | {"k": LIMIT}))
+    assert likely == at_most(likely, value, most) and likely[0] == names(post(world, "/v1/recommend", {"src": "user:3", "k": 1}))[0]
+    where = {"price": {"lt": 50}}
+    want = at_most([key for key in everything if matches(key, where)], value, most)[:12]
+    assert names(post(world, "/v1/recommend", asked | {"exact": True, "where": where})) == want
+
+
+def test_a_reason_is_the_group_without_which_the_score_falls_most(world):
+    asked = {"src": "user:3", "k": 8, "reasons": True}
+    groups = set()
+    for body in (asked, asked | {"exact": True}, asked | {"only": ["item:3", "item:299", "nothing"]}):
+        scores = post(world, "/v1/recommend", body)["scores"]
+        for one in scores:
+            whole = post(world, "/v1/explain", {"src": "user:3", "dst": one["dst"]})
+            adds = {g["name"]: (whole["score"] - g["without"], g["words"]) for g in whole["groups"] if g["name"] != "source"}
+            most = max(value for value, _ in adds.values())
+            if one["reason"] is None:
+                assert most <= 1e-5
+                continue
+            groups.add(one["reason"]["group"])
+            value, words = adds[one["reason"]["group"]]
+            assert one["reason"]["adds"] == pytest.approx(value, abs=1e-4) and value == pytest.approx(most, abs=1e-4)
+            assert one["reason"]["words"] == words
+    assert groups and all("reason" not in one for one in post(world, "/v1/recommend", {"src": "user:3"})["scores"])
+    assert post(world, "/v1/recommend", asked | {"only": []})["scores"] == []
+    assert "at most 100" in post(world, "/v1/recommend", asked | {"k": 101}, 422)["detail"]
+    batch = post(world, "/v1/recommend/batch", {"requests": [asked, {"src": "user:3", "k": 8}]})
+    assert all("reason" in one for one in batch[0]["scores"]) and not any("reason" in one for one in batch[1]["scores"])
+    assert batch[0]["scores"][0]["reason"]["group"] in groups
+
+
 @pytest.mark.parametrize(("body", "said"), [
     ({"where": {"colour": "red"}}, "where: node set default has no feature 'colour'; there are category, price"),
     ({"where": {"categry": "shoes"}}, "did you mean 'category'?"),
@@ -159,6 +225,10 @@ def test_a_batch_has_a_filter_each(world, everything):
     ({"only": ["a"] * (LIMIT + 1)}, f"only: {LIMIT + 1} keys, at most {LIMIT} (server.max_candidates)"),
     ({"exclude": ["a"] * (LIMIT + 1)}, f"exclude: {LIMIT + 1} keys, at most {LIMIT} (server.max_candidates)"),
     ({"exclude": [1.5]}, "body.exclude"),
+    ({"diversity": {"feature": "catgory", "max_per_value": 1}}, "diversity: node set default has no feature 'catgory'"),
+    ({"diversity": {"feature": "look", "max_per_value": 1}}, "diversity: look is a vector"),
+    ({"diversity": {"feature": "category", "max_per_value": 0}}, "body.diversity.max_per_value"),
+    ({"diversity": {"feature": "category"}}, "body.diversity.max_per_value"),
 ], ids=str)
 def test_a_filter_that_does_not_fit_is_refused_with_its_place(world, body, said):
     detail = post(world, "/v1/recommend", {"src": "user:3"} | body, 422)["detail"]
@@ -171,6 +241,25 @@ def test_numbers_that_json_has_not_are_refused(world):
         text = f'{{"src": "user:3", "where": {{"price": {{"gt": {word}}}}}}}'
         answer = world.client.post("/v1/recommend", content=text, headers={"content-type": "application/json"})
         assert answer.status_code == 422, word
+
+
+def test_features_are_those_of_the_target_set_of_several(tmp_path):
+    world = open_shop(tmp_path, server__max_candidates=LIMIT, model__name="pair", **SETS).start()
+    asked = {"src": 3, "k": 1000, "exact": True, "edge_set": "views"}
+    whole = [key for key in names(post(world, "/v1/recommend", asked)) if key < ITEMS - BARE]
+    assert len(whole) == ITEMS - BARE - 1, "one is deleted"
+    for where in ({"category": "bags"}, {"price": {"lt": 30}, "in_stock": True}):
+        found = names(post(world, "/v1/recommend", asked | {"where": where}))
+        assert found == [key for key in whole if matches(f"item:{key}", where)]
+    by_value = names(post(world, "/v1/recommend", asked | {"diversity": {"feature": "category", "max_per_value": 2}}))
+    assert len(by_value) == 2 * 6, "five categories, with the one of those not declared, and nodes without features"
+    users = asked | {"edge_set": "follows"}
+    assert names(post(world, "/v1/recommend", users | {"only": [4, 5, 299]})) in ([4, 5], [5, 4])
+    assert names(post(world, "/v1/recommend", users | {"where": {"age": {"gte": 0}}})) == [], "users have no features yet"
+    said = post(world, "/v1/recommend", users | {"where": {"price": 1}}, 422)["detail"]
+    assert said == "where: node set user has no feature 'price'; there are age, category"
+    assert "'bags' is not a declared category" in post(world, "/v1/recommend", users | {"where": {"category": "bags"}}, 422)["detail"]
+    world.stop()
 
 
 # Parts
@@ -199,9 +288,9 @@ def test_columns_are_those_of_the_newest_rows_whenever_they_are_made(updates, va
     want = [newest.get(n, (np.nan, -1)) for n in nodes.tolist()]
     np.testing.assert_array_equal(numbers, [w[0] for w in want])
     np.testing.assert_array_equal(categories, [np.nan if w[1] < 0 else w[1] for w in want])
-    equal = Condition(first=0, end=1, values=tuple(map(float, values))).holds(numbers)
+    equal = FeatureCondition(first=0, end=1, values=tuple(map(float, values))).holds(numbers)
     assert equal.tolist() == [w[0] in values for w in want]
-    between = Condition(first=0, end=1, low=low, high=high).holds(numbers)
+    between = FeatureCondition(first=0, end=1, low=low, high=high).holds(numbers)
     assert between.tolist() == [low <= w[0] <= high for w in want]
 
 
@@ -209,3 +298,10 @@ def test_columns_are_those_of_the_newest_rows_whenever_they_are_made(updates, va
 def test_membership_is_that_of_sets(pool, nodes):
     found = is_in(np.array(nodes, np.int64), np.array(sorted(pool), np.int64))
     assert found.tolist() == [n in pool for n in nodes]
+
+
+@given(st.lists(st.sampled_from([0.0, 1.0, 2.5, np.nan])), st.integers(1, 4))
+def test_the_nodes_that_diversity_keeps_are_the_first_of_each_value(values, most):
+    kept = ValueLimit(0, 1, most).keeps(np.array(values, np.float32))
+    want = at_most(range(len(values)), lambda i: None if np.isnan(values[i]) else values[i], most)
+    assert np.flatnonzero(kept).tolist() == want

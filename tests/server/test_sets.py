@@ -67,9 +67,20 @@ def test_filters_are_about_the_nodes_of_the_target_set(world):
     everyone = post(world, "/v1/recommend", asked | {"edge_set": "views"})["scores"]
     others = post(world, "/v1/recommend", asked | {"edge_set": "views", "exclude": [2, 4]})["scores"]
     assert [s["dst"] for s in others] == [s["dst"] for s in everyone if s["dst"] not in (2, 4)]
-    assert post(world, "/v1/recommend", asked | {"edge_set": "follows", "where": {"f1": {"gte": 0}}})["scores"] == []
     refused = post(world, "/v1/recommend", asked | {"edge_set": "views", "where": {"f1": {"gte": 0}}}, 422)["detail"]
-    assert refused.startswith("where: node set item has no feature 'f1'; there are f0")
+    assert refused == "where: node set item has no feature 'f1'; there are none", "this log knows widths alone"
+
+
+def test_a_reason_is_about_the_asked_edge_set(world):
+    asked = {"src": 3, "k": 6, "edge_set": "buys"}
+    for one in post(world, "/v1/recommend", asked | {"reasons": True})["scores"]:
+        whole = post(world, "/v1/explain", {"src": 3, "dst": one["dst"], "edge_set": "buys"})
+        adds = {g["name"]: whole["score"] - g["without"] for g in whole["groups"] if g["name"] != "source"}
+        if one["reason"] is None:
+            assert max(adds.values()) <= 1e-4
+        else:
+            assert one["reason"]["adds"] == pytest.approx(adds[one["reason"]["group"]], abs=1e-4)
+            assert one["reason"]["adds"] == pytest.approx(max(adds.values()), abs=1e-4)
 
 
 def test_a_set_must_be_named_where_there_are_several_and_be_one_that_there_is(world):

@@ -9,7 +9,7 @@ import numpy as np
 from streamd.events import Float32, Int64, Key, SetKey
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import rule_scores
-from streamd.server.engine.explain import Pair, explained
+from streamd.server.engine.explain import Pair, Pairs, explained, reasons_of
 from streamd.serving.following_graph import ServerGraph
 from streamd.serving.loaded_version import UNKNOWN, LoadedVersion
 from streamd.serving.requests import (
@@ -18,6 +18,7 @@ from streamd.serving.requests import (
     Explain,
     Label,
     NotFinite,
+    Reason,
     Recommend,
     Request,
     Score,
@@ -127,16 +128,24 @@ def recommended(
 ) -> Answer:
     """Make the answer of a recommendation: the best `k` nodes of a pool that was scored.
 
-    Equal scores are ordered by node id.
+    Equal scores are ordered by node id. Raises: NotFinite.
     """
-    best = np.lexsort((pool, -scores))[: request.k]
     view = moment.view
+    best = np.lexsort((pool, -scores))
+    if request.diversity is not None:
+        best = best[view.candidates.diverse(request.diversity, pool[best])]
+    best = best[: request.k]
     nodes = pool[best]
+    reasons: tuple[Reason | None, ...] = ()
+    if request.reasons:
+        pairs = Pairs(source, nodes, request.edge_set, moment.as_of_us)
+        reasons = reasons_of(view, moment.served, pairs, scores[best])
     return moment.answer(
         source,
         dst=tuple(view.log.keys[node] for node in nodes),
         scores=tuple(scores[best].tolist()),
         known=tuple(view.facts.is_known(nodes).tolist()),
+        reasons=reasons,
     )
 
 

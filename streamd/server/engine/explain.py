@@ -6,21 +6,31 @@ of a fact is its mean over what the version was trained on, which is 0 once stan
 graph's is that it adds nothing. The rule's is a pair of which nothing is known.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from streamd.events import Float32, Key
+from streamd.events import Float32, Int64, Key
 from streamd.graph.facts.columns import FACT_NAMES, NUM_FACTS
 from streamd.graph.facts.groups import GROUPS, fact_words, group_words
 from streamd.models.rule import rule_scores
 from streamd.models.shapley import Float64, coalitions, shapley_shares
 from streamd.serving.following_graph import ServerGraph
 from streamd.serving.loaded_version import UNKNOWN, LoadedVersion
-from streamd.serving.requests import Explanation, Fact, Group, NeighborShare, NotFinite
+from streamd.serving.requests import (
+    Explanation,
+    Fact,
+    Group,
+    NeighborShare,
+    NotFinite,
+    Reason,
+)
 
 GRAPH = "graph"
 """The group of what the graph adds to the facts."""
+CANDIDATE_GROUPS = tuple(group for group in GROUPS if group.name != "source")
+"""The groups that differ between the candidates of one source."""
 GRAPH_WORDS = "what the embeddings of the two add, from their neighbours, memory and features"
 
 
@@ -30,6 +40,17 @@ class Pair:
 
     src: int
     dst: int
+    edge_set: int
+    time_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Pairs of one source that are explained in short. dst_K: int64[K]. The rest is as of
+    `Pair`."""
+
+    src: int
+    dst_K: Int64
     edge_set: int
     time_us: int
 
@@ -66,6 +87,57 @@ def explained(view: ServerGraph, served: LoadedVersion | None, pair: Pair) -> Ex
         neighbors=neighbors,
         weights=weights,
     )
+
+
+def reasons_of(
+    view: ServerGraph, served: LoadedVersion | None, pairs: Pairs, score_K: Float32
+) -> tuple[Reason | None, ...]:
+    """The group that adds most to the score of each pair: K of them, None if none adds anything.
+    served: None for the rule. Raises: NotFinite.
+
+    A group adds the score less that with the group alone at its baseline: 8 scores a pair, and
+    Shapley shares take 512.
+    """
+    if not len(pairs.dst_K):
+        return ()
+    # The score of each pair, and its score without each group.
+    time_us, edge_set = np.array([pairs.time_us]), np.array([pairs.edge_set])
+    facts_KF = view.facts.compute(np.array([pairs.src]), time_us, pairs.dst_K[None], edge_set)[0]
+    if served is None:
+        baseline_F = _facts(view, UNKNOWN, UNKNOWN, Pair(0, 0, pairs.edge_set, pairs.time_us))
+        value_GK = _without_each(facts_KF, baseline_F, rule_scores)
+    else:
+        value_GK = _without_each(facts_KF, served.mean_facts, served.pair_logits)
+    adds_GK = value_GK[0] - value_GK[1:]
+
+    # The graph adds the part of the score that the facts alone do not.
+    names = [group.name for group in CANDIDATE_GROUPS]
+    if served is not None and served.has_embeddings:
+        adds_GK = np.concatenate([adds_GK, (score_K - value_GK[0])[None]])
+        names.append(GRAPH)
+    if not np.isfinite(adds_GK).all():
+        raise NotFinite("a score is not finite")
+
+    # The largest of each pair, in words.
+    found: list[Reason | None] = []
+    for number, adds, facts_F in zip(adds_GK.argmax(0), adds_GK.max(0), facts_KF, strict=True):
+        name = names[number]
+        words = GRAPH_WORDS if name == GRAPH else group_words(name, facts_F)
+        found.append(Reason(name, words, float(adds)) if adds > 0 else None)
+    return tuple(found)
+
+
+def _without_each(
+    facts_KF: Float32, baseline_F: Float32, value: Callable[[Float32], Float32]
+) -> Float32:
+    """The value of each pair, and then with each of CANDIDATE_GROUPS at its baseline: float32[1 +
+    groups, K]."""
+    rows_GKF = np.repeat(facts_KF[None], 1 + len(CANDIDATE_GROUPS), 0)
+    for number, group in enumerate(CANDIDATE_GROUPS, 1):
+        for first in _blocks(baseline_F):
+            columns = [first + column for column in group.columns]
+            rows_GKF[number][:, columns] = baseline_F[columns]
+    return value(rows_GKF.reshape(-1, rows_GKF.shape[2])).reshape(rows_GKF.shape[:2])
 
 
 def _facts(view: ServerGraph, src: int, dst: int, pair: Pair) -> Float32:

@@ -16,6 +16,8 @@ EXPLAIN_WEIGHT = 8
 `server.max_batch` of them would keep others waiting for 50 ms."""
 REQUEST_PAIRS = 20
 """The overhead of a request, in pairs that could be scored in the same time."""
+REASON_PAIRS = 8
+"""The same of a reason: a score with each group of facts at its baseline."""
 STANDING_SHARE = 0.05
 """If the queue is not emptied within this share of `server.deadline_seconds`, new requests are
 refused until it is empty: more come than can be answered, and waits would only grow. A burst, or
@@ -75,7 +77,7 @@ class PendingBatch:
         of_pairs = (
             len(r.dst)
             if isinstance(r, Score)
-            else max_candidates * (not r.exact)
+            else max_candidates * (not r.exact) + REASON_PAIRS * r.k * r.reasons
             if isinstance(r, Recommend)
             else 0
             for r in self.requests

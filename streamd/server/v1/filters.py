@@ -12,8 +12,8 @@ from streamd.errors import BadEvent
 from streamd.events import Key
 from streamd.schema import Schema
 from streamd.server.engine.set_names import PlainKey, in_set
-from streamd.server.v1.schemas import Filtered
-from streamd.serving.node_filter import Condition, NodeFilter
+from streamd.server.v1.schemas import DiversityWish, Filtered
+from streamd.serving.node_filter import FeatureCondition, NodeFilter, ValueLimit
 from streamd.settings.sets import (
     MAX_FLOAT32,
     FeatureSettings,
@@ -47,6 +47,7 @@ class Filters:
         self._names = schema.node_set_names
         nodes, _ = declarations_of(schema)
         self._features: list[dict[str, _Column]] = []
+        # Features are in the row in the order of their declaration.
         for number, name in enumerate(self._names):
             at = schema.node_columns(number).start
             columns = {}
@@ -63,6 +64,13 @@ class Filters:
         conditions = [self._condition(n, v, node_set) for n, v in body.where.items()]
         return NodeFilter(kind=body.kind, only=only, exclude=exclude, where=tuple(conditions))
 
+    def diversity(self, body: DiversityWish | None, node_set: int) -> ValueLimit | None:
+        """The diversity that a request asks for. Raises: HTTPException."""
+        if body is None:
+            return None
+        column = self._column("diversity", body.feature, node_set)
+        return ValueLimit(column.first, column.end, body.max_per_value)
+
     def _keys(self, name: str, keys: Sequence[PlainKey], node_set: int) -> tuple[Key, ...]:
         self._check_length(name, keys, "keys")
         return tuple(in_set(node_set, key) for key in keys)
@@ -74,82 +82,88 @@ class Filters:
                 f"{name}: {len(values)} {what}, at most {self._max_length} (server.max_candidates)",
             )
 
-    def _column(self, place: str, name: str, node_set: int) -> _Column:
-        """The feature of a name. place: in the request, for the error. Raises: HTTPException."""
+    def _column(self, path: str, name: str, node_set: int) -> _Column:
+        """The feature of a name. path: in the request, for the error. Raises: HTTPException."""
         found = self._features[node_set].get(name)
         if found is None:
             known = nearest_of(name, self._features[node_set])
             raise HTTPException(
-                422, f"{place}: node set {self._names[node_set]} has no feature {name!r}{known}"
+                422, f"{path}: node set {self._names[node_set]} has no feature {name!r}{known}"
             )
         if found.declared.vector is not None:
-            raise HTTPException(422, f"{place}: {name} is a vector, which has no single value")
+            raise HTTPException(422, f"{path}: {name} is a vector, which has no single value")
         return found
 
-    def _condition(self, name: str, value: Any, node_set: int) -> Condition:
+    def _condition(self, name: str, value: Any, node_set: int) -> FeatureCondition:
         """The condition that a field of `where` states. Raises: HTTPException."""
-        place = f"where.{name}"
+        path = f"where.{name}"
         feature, declared, first, end = self._column("where", name, node_set)
         if declared.hash is not None:
             raise HTTPException(
                 422,
-                f"{place}: the log has a hash of it alone, which several texts share; declare "
+                f"{path}: the log has a hash of it alone, which several texts share; declare "
                 "categories to filter by it",
             )
         if isinstance(value, dict):
             if declared.type != "number":
-                raise HTTPException(422, f"{place}: a range is for numbers, not {declared.words}")
-            low, high = _range(place, value)
-            return Condition(first=first, end=end, low=low, high=high)
+                raise HTTPException(422, f"{path}: a range is for numbers, not {declared.words}")
+            low, high = _range(path, value)
+            return FeatureCondition(first=first, end=end, low=low, high=high)
+
+        # A value is short for a list of it.
         values = value if isinstance(value, list) else [value]
-        self._check_length(place, values, "values")
-        numbers = tuple(_number(place, feature, declared, one) for one in values)
-        return Condition(first=first, end=end, values=numbers)
+        self._check_length(path, values, "values")
+        numbers = tuple(_number(path, feature, declared, one) for one in values)
+        return FeatureCondition(first=first, end=end, values=numbers)
 
 
-def _number(place: str, feature: Feature, declared: FeatureSettings, value: Any) -> float:
+def _number(path: str, feature: Feature, declared: FeatureSettings, value: Any) -> float:
     """The number that a value of a feature is in its column. Raises: HTTPException."""
     if value is None or isinstance(value, list | dict):
-        raise HTTPException(422, f"{place}: {kind_of(value)} is no value of {declared.words}")
+        raise HTTPException(422, f"{path}: {kind_of(value)} is no value of {declared.words}")
     try:
-        numbers = feature.one(value, place)
+        numbers = feature.one(value, path)
     except BadEvent as error:
-        raise HTTPException(422, f"{place}: {error}") from None
+        raise HTTPException(422, f"{path}: {error}") from None
     if declared.categories is None:
-        return _float32(place, numbers[0])
+        return _float32(path, numbers[0])
 
     # The last column is of all values that are no declared category.
     number = numbers.index(1.0)
     if number == len(declared.categories):
         text = text_of(value)[:MAX_SHOWN]
         known = nearest_of(text, [text_of(c) for c in declared.categories])
-        raise HTTPException(422, f"{place}: {text!r} is not a declared category{known}")
+        raise HTTPException(422, f"{path}: {text!r} is not a declared category{known}")
     return float(number)
 
 
-def _range(place: str, bounds: Mapping[str, Any]) -> tuple[float, float]:
+def _range(path: str, bounds: Mapping[str, Any]) -> tuple[float, float]:
     """The bounds of a range, both included. Raises: HTTPException."""
     unknown = [name for name in bounds if name not in BOUNDS]
     if unknown or not bounds:
         what = f"has no {unknown[0]!r}" if unknown else "needs a bound"
-        raise HTTPException(422, f"{place}: a range {what}; there are {', '.join(BOUNDS)}")
-    low, high = [-np.inf], [np.inf]
+        raise HTTPException(422, f"{path}: a range {what}; there are {', '.join(BOUNDS)}")
+    low, high = -np.inf, np.inf
     for name, value in bounds.items():
         if type(value) not in (int, float):
-            raise HTTPException(422, f"{place}.{name}: {kind_of(value)}, not a number")
-        number = np.float32(_float32(f"{place}.{name}", value))
+            raise HTTPException(422, f"{path}.{name}: {kind_of(value)}, not a number")
+        number = np.float32(_float32(f"{path}.{name}", value))
+
+        # A bound that is not included is the next number of the log.
+        if name == "gt":
+            number = np.nextafter(number, np.float32(np.inf))
+        elif name == "lt":
+            number = np.nextafter(number, np.float32(-np.inf))
         if name in ("gt", "gte"):
-            low.append(float(np.nextafter(number, np.float32(np.inf))) if name == "gt" else number)
+            low = max(low, float(number))
         else:
-            high.append(
-                float(np.nextafter(number, np.float32(-np.inf))) if name == "lt" else number
-            )
-    return float(max(low)), float(min(high))
+            high = min(high, float(number))
+    return low, high
 
 
-def _float32(place: str, number: float) -> float:
-    """A number as the log holds it. Raises: HTTPException where it is too large or no number."""
+def _float32(path: str, number: float) -> float:
+    """A number as the log holds it. Raises: HTTPException if it is too large or no number."""
     # No comparison holds for NaN.
     if not abs(number) <= MAX_FLOAT32:
-        raise HTTPException(422, f"{place}: the number is out of range")
+        raise HTTPException(422, f"{path}: the number is out of range")
     return float(np.float32(number))

@@ -45,6 +45,8 @@ from streamd.server.v1.schemas import (
 )
 from streamd.serving.requests import Answer, Embedding, Explain, Label, Recommend, Score
 
+MAX_REASONS = 100
+"""Most nodes of an answer with reasons: each takes as many scores as there are groups of facts."""
 router = APIRouter(prefix="/v1", dependencies=[Depends(require_key)])
 direct = APIRouter(prefix="/v1", dependencies=[Depends(require_key)], route_class=DirectRoute)
 NodeSetQuery = Annotated[
@@ -299,12 +301,16 @@ def _to_recommend(state: ServerState, body: RecommendRequest) -> Recommend:
     edge_set = state.sets.edge_set(body.edge_set)
     state.sets.check_kind(body.kind)
     source, target = state.sets.ends(edge_set)
+    if body.reasons and body.k > MAX_REASONS:
+        raise HTTPException(422, f"k: {body.k} nodes with reasons, at most {MAX_REASONS}")
     return Recommend(
         src=in_set(source, body.src),
         k=body.k,
         filter=state.filters.read(body, target),
         exclude_seen=body.exclude_seen,
         exact=body.exact,
+        diversity=state.filters.diversity(body.diversity, target),
+        reasons=body.reasons,
         time_us=_time_us(state, body.time),
         edge_set=edge_set,
     )
@@ -436,10 +442,14 @@ def _scored(state: ServerState, src: PlainKey, answer: Answer) -> dict[str, Any]
     """The content of a `ScoreResponse` as a dict: making and checking a hundred small pydantic
     models takes longer than scoring them."""
     rows = zip(answer.dst, answer.scores, answer.known, strict=True)
+    scores: list[dict[str, Any]] = [{"dst": plain(d), "score": s, "known": k} for d, s, k in rows]
+    # Answers without reasons have no such field.
+    for one, reason in zip(scores, answer.reasons, strict=False):
+        one["reason"] = reason
     return {
         "src": src,
         "known": answer.src_known,
-        "scores": [{"dst": plain(d), "score": s, "known": k} for d, s, k in rows],
+        "scores": scores,
         "as_of": _as_of(state, answer).model_dump(),
     }
 

@@ -76,6 +76,13 @@ class Filtered(Body):
     )
 
 
+class DiversityWish(Body):
+    """At most so many nodes of an answer have the same value of a feature."""
+
+    feature: str = Field(max_length=256, description="of the nodes", examples=["category"])
+    max_per_value: int = Field(ge=1, le=1000, description="most nodes of one value")
+
+
 class RecommendRequest(Filtered):
     """A source for which the best destinations are wanted."""
 
@@ -85,6 +92,8 @@ class RecommendRequest(Filtered):
     exact: bool = Field(
         False, description="score all nodes rather than server.max_candidates likely ones; slower"
     )
+    diversity: DiversityWish | None = None
+    reasons: bool = Field(False, description="give the reason of each score; k is at most 100 then")
     time: int | None = Field(
         None, ge=0, le=2**62, description="query time; one not after the newest event means now"
     )
@@ -260,12 +269,23 @@ class AsOf(BaseModel):
     time: int = Field(description="the time the answer is for")
 
 
+class ScoreReason(BaseModel):
+    """The facts of one kind, or the share of the graph, that add most to a score."""
+
+    group: str = Field(description="as in /v1/explain, without source")
+    words: str = Field(description="its facts in short", examples=["they met 3 times"])
+    adds: float = Field(description="the score less that with this group at its baseline")
+
+
 class Scored(BaseModel):
     """One destination. score: higher is likelier; comparable within one answer."""
 
     dst: NodeKey
     score: float
     known: bool = Field(description="false for a node never seen")
+    reason: ScoreReason | None = Field(
+        None, description="if reasons were asked for; null if no group adds anything"
+    )
 
 
 class ScoreResponse(BaseModel):
