@@ -14,7 +14,7 @@ from streamd.graph.live import LiveGraph, read_back
 from streamd.serving.candidates import Candidates
 from streamd.serving.feature_columns import FeatureColumns
 from streamd.serving.loaded_version import UNKNOWN
-from streamd.serving.retention_hold import RetentionHold
+from streamd.serving.retention_hold import ServingHold
 from streamd.serving.serving_settings import ServingSettings
 from streamd.settings.loading import ModelSettings
 
@@ -55,7 +55,7 @@ class ServerGraph:
         )
 
         # What is stored of it, and what may be recommended from it.
-        self.retention = RetentionHold(settings.paths, self.live)
+        self.retention = ServingHold(settings.paths, self.live)
         self.candidates = Candidates(self.live, features, settings.max_candidates)
         self.newest_us = 0
         self.included = LogState(reader.state.schema)

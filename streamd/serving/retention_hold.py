@@ -21,7 +21,7 @@ MEMORY_EVERY = 20_000
 """Events between two stores of memory. A restart replays no more of them."""
 
 
-class RetentionHold:
+class ServingHold:
     """Stores facts and memory in a thread of its own, since requests must not wait for a disk.
 
     Owner: the server's graph.

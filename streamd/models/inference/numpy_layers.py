@@ -126,7 +126,7 @@ def _shift_and_scale(mean: Float64, std: Float64) -> tuple[Float32, Float32]:
     return mean.astype(np.float32), scale.astype(np.float32)
 
 
-class TimeEncoding:
+class NumpyTimeEncoding:
     """`streamd.models.layers.time_encoding.TimeEncoding` of microseconds."""
 
     def __init__(self, stored: StoredWeights, name: str, dim: int, gap_us: float) -> None:

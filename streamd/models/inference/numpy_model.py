@@ -20,10 +20,10 @@ from streamd.models.inference.numpy_layers import (
     GRUCell,
     Linear,
     Network,
+    NumpyTimeEncoding,
     RootAttention,
     Standardizer,
     StoredWeights,
-    TimeEncoding,
     sigmoid,
     softmax,
 )
@@ -187,7 +187,7 @@ class _GraphPart:
         d, t, f = settings.dim, settings.time_dim, schema.edge_feature_dim
 
         # Memory, and the first states of nodes.
-        self.message_time = TimeEncoding(stored, "updater.time", t, gap_us)
+        self.message_time = NumpyTimeEncoding(stored, "updater.time", t, gap_us)
         self.gru = GRUCell(stored, "updater.gru", 2 * d + f + t, d)
         self._node_in_FD: Float32 | None = None
         if schema.node_feature_dim:
@@ -199,7 +199,7 @@ class _GraphPart:
 
         # The layer.
         name = "encoder.layers.0"
-        self._time = TimeEncoding(stored, "encoder.time", t, gap_us)
+        self._time = NumpyTimeEncoding(stored, "encoder.time", t, gap_us)
         self._attention = RootAttention(
             stored, f"{name}.attention", d, d + f + t, d, settings.heads
         )

@@ -30,7 +30,7 @@ class Difference:
 
 
 @dataclass(slots=True)
-class Comparison:
+class LogComparison:
     """What a comparison found.
 
     commits, num_bytes: that were compared. behind: commits of the changelog that the directory does
@@ -47,7 +47,7 @@ def compare(
     data_dir: Path,
     reader: ChangelogReader,
     progress: Callable[[int, int], None] = lambda done, of: None,
-) -> Comparison:
+) -> LogComparison:
     """Compare what the changelog still has with a directory, which may be written meanwhile.
 
     Lines and files that retention dropped or a later commit replaced are not compared. progress:
@@ -60,7 +60,7 @@ def compare(
     reader.seek(begin)
     shown = published_seq(data_dir)
     tail = JournalTail.open(data_dir)
-    found = Comparison()
+    found = LogComparison()
     own = OwnLines(data_dir, 0)
     while reader.position < end:
         for record in reader.read(READ_SECONDS):
@@ -113,7 +113,7 @@ def _term_at(begin: int, end: int, reader: ChangelogReader, data_dir: Path) -> i
 
 
 def _compare_bytes(
-    data_dir: Path, state: LogState, record: Record, found: Comparison
+    data_dir: Path, state: LogState, record: Record, found: LogComparison
 ) -> Difference | None:
     """Compare the pieces of a record with the files. Returns: the first difference."""
     head, data = decode_value(record)

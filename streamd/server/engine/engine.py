@@ -29,7 +29,7 @@ from streamd.server.engine.pace import let_http_run
 from streamd.server.engine.queue import RequestQueue
 from streamd.server.engine.recent_activity import Around, look_around
 from streamd.server.engine.status import EngineStatus
-from streamd.server.engine.waiting import Waiting
+from streamd.server.engine.waiting import WaitingRequests
 from streamd.server.engine.warm_up import warm_up_requests
 from streamd.serving.following_graph import ServerGraph
 from streamd.serving.requests import Answer, NotReady, Request
@@ -82,7 +82,7 @@ class Engine:
         self._follower: LogFollower | None = None
         """None until ingest has made a log."""
         self._queue = RequestQueue(server)
-        self._waiting = Waiting(server.max_queue)
+        self._waiting = WaitingRequests(server.max_queue)
         self._answerer = Answerer(self._queue, server, self.status)
         self._rate = EventRate()
         self._stopping = False

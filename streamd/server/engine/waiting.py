@@ -8,7 +8,7 @@ from streamd.server.engine.conditions import Token
 from streamd.serving.requests import NotReached, Overloaded
 
 
-class Waiting:
+class WaitingRequests:
     """The requests that wait for a commit. Owner: the event loop's thread.
 
     They are not in the engine's queue meanwhile, so that nobody waits behind them.

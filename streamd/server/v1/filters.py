@@ -12,7 +12,7 @@ from streamd.errors import BadEvent
 from streamd.events import Key
 from streamd.schema import Schema
 from streamd.server.engine.set_names import PlainKey, in_set
-from streamd.server.v1.schemas import DiversityWish, Filtered
+from streamd.server.v1.schemas import Diversity, RecommendRequest
 from streamd.serving.node_filter import FeatureCondition, NodeFilter, ValueLimit
 from streamd.settings.sets import (
     MAX_FLOAT32,
@@ -56,7 +56,7 @@ class Filters:
                 at += one.width
             self._features.append(columns)
 
-    def read(self, body: Filtered, node_set: int) -> NodeFilter:
+    def read(self, body: RecommendRequest, node_set: int) -> NodeFilter:
         """The filter of a request. node_set: number of the set that its nodes are of. Raises:
         HTTPException."""
         only = None if body.only is None else self._keys("only", body.only, node_set)
@@ -64,7 +64,7 @@ class Filters:
         conditions = [self._condition(n, v, node_set) for n, v in body.where.items()]
         return NodeFilter(kind=body.kind, only=only, exclude=exclude, where=tuple(conditions))
 
-    def diversity(self, body: DiversityWish | None, node_set: int) -> ValueLimit | None:
+    def diversity(self, body: Diversity | None, node_set: int) -> ValueLimit | None:
         """The diversity that a request asks for. Raises: HTTPException."""
         if body is None:
             return None

@@ -12,7 +12,7 @@ NodeKey = (
 )
 
 
-class Body(BaseModel):
+class RequestBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
@@ -30,7 +30,7 @@ NodeSetName = Annotated[
 ]
 
 
-class ScoreRequest(Body):
+class ScoreRequest(RequestBody):
     """Candidates to be scored for a source."""
 
     src: NodeKey = Field(description="the source node", examples=["user:74"])
@@ -58,49 +58,57 @@ CONDITION: dict[str, Any] = {
 """A condition on a feature as JSON Schema: a value, several of them, or a range of numbers."""
 
 
-class Filtered(Body):
-    """The nodes that an answer may name. Lists have at most server.max_candidates items."""
-
-    kind: str | None = Field(
-        None, max_length=256, description="only nodes whose key begins with this and a colon"
-    )
-    only: list[NodeKey] | None = Field(
-        None, description="only these nodes", examples=[["page:1", "page:2", "page:3"]]
-    )
-    exclude: list[NodeKey] = Field([], description="none of these nodes", examples=[["page:4"]])
-    where: dict[Annotated[str, Field(max_length=256)], Any] = Field(
-        {},
+# Filters of the nodes that an answer may name. Lists have at most server.max_candidates items.
+KindFilter = Annotated[
+    str | None,
+    Field(max_length=256, description="only nodes whose key begins with this and a colon"),
+]
+OnlyFilter = Annotated[
+    list[NodeKey] | None,
+    Field(description="only these nodes", examples=[["page:1", "page:2", "page:3"]]),
+]
+ExcludeFilter = Annotated[
+    list[NodeKey], Field(description="none of these nodes", examples=[["page:4"]])
+]
+WhereFilter = Annotated[
+    dict[Annotated[str, Field(max_length=256)], Any],
+    Field(
         description="feature -> a value, a list of values, or a range of numbers by gt, gte, lt "
         "and lte; nodes without features are left out",
         json_schema_extra={"additionalProperties": CONDITION},
-    )
+    ),
+]
 
 
-class DiversityWish(Body):
+class Diversity(RequestBody):
     """At most so many nodes of an answer have the same value of a feature."""
 
     feature: str = Field(max_length=256, description="of the nodes", examples=["category"])
     max_per_value: int = Field(ge=1, le=1000, description="most nodes of one value")
 
 
-class RecommendRequest(Filtered):
+class RecommendRequest(RequestBody):
     """A source for which the best destinations are wanted."""
 
     src: NodeKey = Field(description="the source node", examples=["user:74"])
     k: int = Field(10, ge=1, le=1000, description="how many")
+    kind: KindFilter = None
     exclude_seen: bool = Field(False, description="leave out the source's last partners")
     exact: bool = Field(
         False, description="score all nodes rather than server.max_candidates likely ones; slower"
     )
-    diversity: DiversityWish | None = None
-    reasons: bool = Field(False, description="give the reason of each score; k is at most 100 then")
     time: int | None = Field(
         None, ge=0, le=2**62, description="query time; one not after the newest event means now"
     )
     edge_set: EdgeSetName = None
+    only: OnlyFilter = None
+    exclude: ExcludeFilter = []
+    where: WhereFilter = {}
+    diversity: Diversity | None = None
+    reasons: bool = Field(False, description="give the reason of each score; k is at most 100 then")
 
 
-class ExplainRequest(Body):
+class ExplainRequest(RequestBody):
     """A candidate whose score for a source is to be explained."""
 
     src: NodeKey = Field(description="the source node", examples=["user:74"])
@@ -111,26 +119,26 @@ class ExplainRequest(Body):
     edge_set: EdgeSetName = None
 
 
-class ScoreBatch(Body):
+class ScoreBatch(RequestBody):
     """Several score requests, at most server.max_batch."""
 
     requests: list[ScoreRequest] = Field(min_length=1)
 
 
-class RecommendBatch(Body):
+class RecommendBatch(RequestBody):
     """Several recommendation requests, at most server.max_batch."""
 
     requests: list[RecommendRequest] = Field(min_length=1)
 
 
-class NodesRequest(Body):
+class NodesRequest(RequestBody):
     """Nodes, at most server.max_batch."""
 
     nodes: list[NodeKey] = Field(min_length=1, examples=[["user:74", "page:1"]])
     node_set: NodeSetName = None
 
 
-class Event(Body):
+class Event(RequestBody):
     """An event as producers send it to Kafka. The README says which fields belong to which type."""
 
     type: Literal["edge", "node", "label", "delete"] = "edge"
@@ -151,7 +159,7 @@ class Event(Body):
     node_set: str | None = Field(None, description="of a node, label or its delete, of several")
 
 
-class EventsRequest(Body):
+class EventsRequest(RequestBody):
     """Events, sent in their order; or records of a topic that has a source, in its own shape."""
 
     events: list[Event] | None = Field(None, min_length=1, max_length=1000)
@@ -227,7 +235,7 @@ class SchemaResponse(BaseModel):
     time_unit: str
 
 
-class MoveRequest(Body):
+class MoveRequest(RequestBody):
     """Why the champion is moved."""
 
     why: str = Field(min_length=1, max_length=500, examples=["scores fell after the import"])
@@ -269,7 +277,7 @@ class AsOf(BaseModel):
     time: int = Field(description="the time the answer is for")
 
 
-class ScoreReason(BaseModel):
+class ShortReason(BaseModel):
     """The facts of one kind, or the share of the graph, that add most to a score."""
 
     group: str = Field(description="as in /v1/explain, without source")
@@ -283,7 +291,7 @@ class Scored(BaseModel):
     dst: NodeKey
     score: float
     known: bool = Field(description="false for a node never seen")
-    reason: ScoreReason | None = Field(
+    reason: ShortReason | None = Field(
         None, description="if reasons were asked for; null if no group adds anything"
     )
 
