@@ -118,19 +118,21 @@ class Times:
                 return number * self._scale // self._parts
             if number is None:
                 what = f"{name} is {kind_of(value)}, not a number of {self._form}"
-                raise BadEvent("bad_time", what + decimal_hint(value))
+                hint = "; it is ISO 8601: set time: iso8601" if _is_iso(value) else ""
+                raise BadEvent("bad_time", what + hint + decimal_hint(value))
             scaled = number * self._scale / self._parts
             if not math.isfinite(scaled):
                 raise BadEvent("bad_time", f"{name} is out of range")
             return round(scaled)
-        if type(value) is int:
-            value = str(value)
-        if isinstance(value, str) and len(value) <= MAX_TIME_TEXT:
+        # Dates in digits have 14 at most.
+        text = str(value) if type(value) is int and 0 <= value < 10**14 else value
+        if isinstance(text, str) and len(text) <= MAX_TIME_TEXT:
             try:
-                return iso_us(value)
+                return iso_us(text)
             except (ValueError, OverflowError):
                 pass
-        raise BadEvent("bad_time", f"{name} is {kind_of(value)} that is not ISO 8601")
+        hint = "" if number_of(value) is None else "; numbers need a unit: set time: s, or another"
+        raise BadEvent("bad_time", f"{name} is {kind_of(value)} that is not ISO 8601{hint}")
 
     def as_json(self, row: Any) -> bytes:
         """A row as JSON that reads as the row does: its times in this form, NaN as text."""
@@ -145,6 +147,14 @@ class Times:
             whole, rest = divmod(time_us(value) * self._parts, self._scale)
             return whole + rest / self._scale if rest else whole
         return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _is_iso(value: Any) -> bool:
+    """Whether a value is text that reads as ISO 8601."""
+    try:
+        return isinstance(value, str) and len(value) <= MAX_TIME_TEXT and iso_us(value) is not None
+    except (ValueError, OverflowError):
+        return False
 
 
 def _iso_column(values: Sequence[str]) -> Int64 | None:

@@ -32,9 +32,10 @@ def column_values(column: Any, name: str) -> list[Any]:
         column = column.dictionary_decode()
         kind = column.type
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        # Microseconds in UTC: Python has no finer ones, and then needs no zones.
-        finer = pa.types.is_timestamp(kind) and kind.unit == "ns"
-        return list(column.cast(pa.timestamp("us"), safe=not finer).to_pylist())
+        try:
+            return _dates(column, pa)
+        except (pa.ArrowInvalid, ValueError, OverflowError):
+            raise _odd_date(column, name, pa) from None
     # Most columns are text or integers, which need no look at each value.
     values: list[Any] = column.to_pylist()
     if _is_plain(kind, pa.types):
@@ -48,11 +49,33 @@ def column_values(column: Any, name: str) -> list[Any]:
     return values
 
 
+def _dates(column: Any, pa: Any) -> list[Any]:
+    """Timestamps or dates as Python's. Raises: ArrowInvalid, ValueError, OverflowError."""
+    # Microseconds in UTC: Python has no finer ones, and then needs no zones.
+    finer = pa.types.is_timestamp(column.type) and column.type.unit == "ns"
+    return list(column.cast(pa.timestamp("us"), safe=not finer).to_pylist())
+
+
+def _odd_date(column: Any, name: str, pa: Any) -> "OddCell":
+    """The error for the first timestamp or date of a column that Python has none for."""
+    # Arrow's error names no row.
+    for row in range(len(column)):
+        try:
+            _dates(column.slice(row, 1), pa)
+        except (pa.ArrowInvalid, ValueError, OverflowError):
+            break
+    # Arrow casts dates of 32 bits to no other width.
+    is_days = column.type == pa.date32()
+    number = column[row].cast(pa.int32() if is_days else pa.int64()).as_py()
+    what = f"{number} as {column.type} is before the year 1 or after 9999"
+    return OddCell(name, row, what, "correct it in the file.")
+
+
 class OddCell(Misfit):
     """A value of a typed column that no event can have. row: its index in the batch."""
 
-    def __init__(self, column: str, row: int, what: str) -> None:
-        super().__init__(f"column {column!r}: {what}", LOST_DIGITS)
+    def __init__(self, column: str, row: int, what: str, action: str = LOST_DIGITS) -> None:
+        super().__init__(f"column {column!r}: {what}", action)
         self.row = row
 
 

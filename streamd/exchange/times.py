@@ -137,6 +137,9 @@ class Times:
             return
         unit = UNIT_WORDS[self._unit]
         action = f"correct it, or its unit; numbers are read as {unit}."
+        # Timestamps have no unit to correct.
+        if isinstance(value, datetime.datetime):
+            action = "correct it in the file."
         may_be_other = self._unit in UNITS_NS and self._option
         if may_be_other and (other := other_unit(taken_us, now_us, self._unit)):
             why += f"; it looks like {UNIT_WORDS[other]}, numbers are read as {unit}"
@@ -167,5 +170,5 @@ class Times:
 
 def shown_value(value: Any) -> str:
     """A value for an error, at most 80 characters."""
-    text = repr(value)
+    text = value.isoformat() if isinstance(value, datetime.datetime) else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

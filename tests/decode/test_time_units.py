@@ -113,6 +113,13 @@ def test_times_at_the_edges_are_refused_with_what_they_are(tmp_path, form, value
     assert says in Topic(source(TIMED.format(form=form)), tmp_path).refused({"u": "a", "v": "b", "t": value})[1]
 
 
+@pytest.mark.parametrize(("form", "value", "says"), [
+    ("s", "2026-11-22T10:00:00Z", "time (t) is text, not a number of s; it is ISO 8601: set time: iso8601"), ("days", "2026-11-22", "it is ISO 8601"),
+    ("iso8601", 1_764_000_000, "time (t) is a number that is not ISO 8601; numbers need a unit"), ("iso8601", "1764000000.5", "numbers need a unit")])
+def test_a_time_of_another_form_says_which(tmp_path, form, value, says):
+    assert says in Topic(source(TIMED.format(form=form)), tmp_path).refused({"u": "a", "v": "b", "t": value})[1]
+
+
 @pytest.mark.parametrize(("form", "value", "time"), [
     ("iso8601", 20_150_218, 1_424_217_600_000_000), ("iso8601", "20150218", 1_424_217_600_000_000), ("iso8601", 20_150_218_123_000, 1_424_262_600_000_000),
     ("iso8601", "20150218123000", 1_424_262_600_000_000), ("ns", "1764000000000000000.5", 1_764_000_000_000_000), ("days", 0, 0), ("s", " 5 ", 5_000_000), ("days", 16_484.5, 1_424_260_800_000_000)])

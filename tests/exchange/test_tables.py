@@ -139,6 +139,20 @@ def test_parquet_dates_are_midnight_in_utc(tmp_path):
     assert events(tmp_path / "t.parquet")[0][2] == 1_599_955_200_000
 
 
+@pytest.mark.parametrize(("kind", "number", "says"), [
+    (pa.timestamp("s"), 2**40, "1099511627776(000)? as timestamp.* is before the year 1 or after 9999"), (pa.timestamp("ms"), 2**60, "1152921504606846976 as timestamp"),
+    (pa.timestamp("us"), -2**60, "-1152921504606846976 as timestamp"), (pa.date32(), 2**31 - 1, "2147483647 as date32"), (pa.date32(), -5, "the time 1969-12-27T00:00:00 is 1969-12-27T00:00:00Z, before 1970"),
+    (pa.timestamp("ns"), 2**63 - 1, "the time 2262-04-11T23:47:16.854775 is .* ahead of the clock")])
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_a_typed_time_at_the_edges_is_named_by_row_and_column(tmp_path, suffix, kind, number, says):
+    whole = pa.int32() if kind == pa.date32() else pa.int64()
+    table = pa.table({"src": ["u", "u"], "dst": ["p", "p"], "when": pa.array([None, number], whole).fill_null(0).cast(kind)})
+    path = tmp_path / f"t.{suffix}"
+    pyarrow.parquet.write_table(table, path) if suffix == "parquet" else pyarrow.feather.write_feather(table, str(path))
+    with pytest.raises(SettingsError, match=rf"t\.{suffix} row 2: column 'when': {says}.*Operator action: correct it in the file"):
+        events(path, Columns(time="when"))
+
+
 @pytest.mark.parametrize(("value", "says"), [
     ("soon", "'soon' is neither a number of milliseconds nor an ISO 8601"), ("1.5", "finer than milliseconds"), ("1e3000", "neither"), ("nan", "neither"), ("1_000", "neither"),
     ("٣", "neither"), ("", "neither"), ("2020-13-01", "neither"), ("-1", "'?-1'? is 1969-12-31T23:59:59.999Z, before 1970"), ("9" * 30, "out of range"),
