@@ -130,7 +130,9 @@ def rows_of(table: Any, record: Any, unit: str) -> RecordItems:
 
     slices = (table.slice(first, ROWS).to_pylist() for first in range(0, table.num_rows, ROWS))
     items = itertools.chain.from_iterable(slices)
-    return RecordItems(record=record, items=items, read=converted, raw=raw, scale=scale)
+    return RecordItems(
+        record=record, items=items, read=lambda item: [converted(item)], raw=raw, scale=scale
+    )
 
 
 def edges_of(table: Any, checker: EventChecker) -> Edges | None:

@@ -111,6 +111,15 @@ class Decoded(NamedTuple):
     rejected: list[Rejected]
 
 
+class Taken(NamedTuple):
+    """The events of some records that are all valid. num_skipped: records, or items of one, that
+    are no event. rounded: values of features."""
+
+    events: Block
+    num_skipped: int = 0
+    rounded: Rounded = NOTHING
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
     """The records that n events come from.

@@ -1,6 +1,7 @@
 """Kafka records decoded to events: a value that does not fit becomes a dead letter.
 
-Each event is judged on its own, so the others of its record are still taken. Edges are decoded many
+Each item of a record is judged on its own, so the others are still taken; an item that is several
+events is taken or refused as a whole. Edges are decoded many
 at a time and checked as columns. Where one of them does not fit, the batch is halved until a few
 events are left, which are decoded one by one.
 """
@@ -11,9 +12,11 @@ from typing import Any
 from streamd.decode.block import (
     NO_STAMP,
     Block,
+    Checked,
     Decoded,
     EventRows,
     Rejected,
+    Taken,
     empty_block,
     has_time,
     joined,
@@ -30,10 +33,11 @@ from streamd.decode.rounding import Rounded
 from streamd.decode.sources.formats import make_format
 from streamd.decode.sources.topic import MappedTopic
 from streamd.decode.time_units import OtherUnit
-from streamd.decode.wire import REFUSED_HEADER, TOO_DEEP, OddEvent
+from streamd.decode.wire import REFUSED_HEADER, TOO_DEEP, OddEvent, WireEvent
 from streamd.errors import BadEvent
 from streamd.events import EDGE, LABEL, Key, Schema, split_key
 from streamd.settings.loading import Settings
+from streamd.settings.sources import by_topic
 from streamd.telemetry import metrics
 
 NO_MEMORY = ("out_of_memory", "there is not enough memory to decode it")
@@ -53,9 +57,9 @@ def make_decoder(settings: Settings, schema: Schema) -> "Decoder":
     """A decoder of our own events and of all topics in `sources`."""
     rules = rules_of(settings, schema)
     decoder = Decoder(rules)
-    for source in settings.sources:
-        form = make_format(source, settings.schema_registry, rules.max_record_events)
-        decoder.mapped[source.topic] = MappedTopic(source, rules, decoder.own, form)
+    for topic, sources in by_topic(settings.sources).items():
+        form = make_format(sources[0], settings.schema_registry, rules.max_record_events)
+        decoder.mapped[topic] = MappedTopic(sources, rules, decoder.own, form)
     return decoder
 
 
@@ -176,27 +180,26 @@ class _Call:
     def together(self, form: Any, records: Sequence[Any]) -> None:
         """Decode records of one form, which hold one object each."""
 
-        def parse(some: Sequence[Any]) -> Block | None:
+        def parse(some: Sequence[Any]) -> Taken | None:
             return self._reader.block(form, some, self._source, self._now_us)
 
-        for some, block in by_halves(records, parse):
-            if block is not None:
-                self._take(block, len(some))
+        for some, taken in by_halves(records, parse):
+            if taken is not None:
+                self._take(taken)
             else:
                 for record in some:
                     self.alone(record)
 
-    def _take(self, block: Block, num_items: int) -> None:
-        self.num_skipped += num_items - len(block)
-        if len(block):
-            self._blocks.append(block)
+    def _take(self, taken: Taken) -> None:
+        self.num_skipped += taken.num_skipped
+        if len(taken.events):
+            self._blocks.append(taken.events)
 
     def alone(self, record: Any) -> None:
         """Decode a record of any kind; one that does not fit, or does not fit into memory, is
         rejected as a whole."""
-        # A record that lacks memory halfway is taken back as a whole.
-        num_blocks = len(self._blocks)
-        num_rejected = len(self._rejected)
+        # A record that is refused halfway is refused as a whole.
+        before = len(self._blocks), len(self._rejected), self.num_skipped
         reader = self._reader
         try:
             if any(name == REFUSED_HEADER for name, _ in record.headers or ()):
@@ -211,15 +214,21 @@ class _Call:
             if isinstance(found, RecordItems):
                 self._one_by_one(reader, found)
             else:
-                self._take(*found)
+                self._take(found)
         except BadEvent as bad:
+            self._undo(*before)
             self._reject(reader, record, bad)
         except (MemoryError, RecursionError) as error:
-            del self._blocks[num_blocks:], self._rejected[num_rejected:]
+            self._undo(*before)
             # What could just be read may be too deep to be written into a letter.
             is_deep = isinstance(error, RecursionError)
             why = ("too_deep", TOO_DEEP) if is_deep else NO_MEMORY
             self._reject(reader, record, BadEvent(*why))
+
+    def _undo(self, num_blocks: int, num_rejected: int, num_skipped: int) -> None:
+        """Forget the events and refusals after the first so many."""
+        del self._blocks[num_blocks:], self._rejected[num_rejected:]
+        self.num_skipped = num_skipped
 
     def _reject(self, reader: TopicReader, record: Any, bad: BadEvent) -> None:
         """Reject a whole record."""
@@ -236,19 +245,29 @@ class _Call:
         )
 
     def _one_by_one(self, reader: TopicReader, items: RecordItems) -> None:
-        """Take each item of a record that is a valid event, and reject the others."""
+        """Take each item of a record that is valid, with all its events, and reject the others.
+
+        Raises: BadEvent, if the record holds too many events.
+        """
         offset = items.record.offset
         stamp_us = timestamp_us(items.record)
         latest_us = reader.checker.latest(stamp_us, self._now_us)
         rows = EventRows(self._source, self._now_us, self._dim)
-        for index, item in enumerate(items.items):
+        # An item takes as many numbers as events, refused or not.
+        index = 0
+        for item in items.items:
+            num_events = 1
             try:
-                event = items.read(item)
-                if event is None:
-                    self.num_skipped += 1
-                    continue
-                checked = reader.checker.event(event, stamp_us, latest_us, items.scale)
+                events = items.read(item)
+                num_events = len(events)
+                self._rules.check_count(max(1, index + num_events))
+                checked = [
+                    None if e is None else _check(reader, e, stamp_us, latest_us, items.scale)
+                    for e in events
+                ]
             except BadEvent as bad:
+                if bad.reason == "too_many_events":
+                    raise
                 raw = items.raw(item)
                 self._rejected.append(
                     Rejected(
@@ -260,33 +279,52 @@ class _Call:
                         content_type=items.content_type,
                     )
                 )
+                index += num_events
                 continue
 
-            # Warn of oddities in a valid event.
-            if type(event) is OddEvent:
-                reader.notices.unknown_fields([items.raw(item)])
-            if event.time is None and checked.kind in (EDGE, LABEL):
-                reader.notices.no_time()
-            reader.notices.rounded(checked.rounded)
-            rows.add(checked, offset, index, stamp_us)
+            # Warn of oddities in valid events.
+            self.num_skipped += all(one is None for one in checked)
+            for at, (event, one) in enumerate(zip(events, checked, strict=True), index):
+                if one is None or isinstance(event, BadEvent) or event is None:
+                    continue
+                if type(event) is OddEvent:
+                    reader.notices.unknown_fields([items.raw(item)])
+                if event.time is None and one.kind in (EDGE, LABEL):
+                    reader.notices.no_time()
+                reader.notices.rounded(one.rounded)
+                rows.add(one, offset, at, stamp_us)
+            index += num_events
         if len(rows):
             self._blocks.append(rows.block())
 
 
+def _check(
+    reader: TopicReader,
+    event: WireEvent | BadEvent,
+    stamp_us: int,
+    latest_us: int,
+    scale: int | None,
+) -> Checked:
+    """Check an event of an item. Raises: BadEvent."""
+    if isinstance(event, BadEvent):
+        raise event
+    return reader.checker.event(event, stamp_us, latest_us, scale)
+
+
 def by_halves(
-    records: Sequence[Any], parse: Callable[[Sequence[Any]], Block | None]
-) -> Iterator[tuple[Sequence[Any], Block | None]]:
+    records: Sequence[Any], parse: Callable[[Sequence[Any]], Taken | None]
+) -> Iterator[tuple[Sequence[Any], Taken | None]]:
     """Parse records in batches, each half of one that does not fit, so that a bad one costs little.
 
-    Yields: in order, records with their block, or a few with None, to be decoded one by one.
+    Yields: in order, records with their events, or a few with None, to be decoded one by one.
     """
     try:
-        block = parse(records)
+        taken = parse(records)
     except MemoryError:
         # Half as many may fit into memory.
-        block = None
-    if block is not None or len(records) <= NUM_ONE_BY_ONE:
-        yield records, block
+        taken = None
+    if taken is not None or len(records) <= NUM_ONE_BY_ONE:
+        yield records, taken
         return
     half = len(records) // 2
     yield from by_halves(records[:half], parse)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from streamd.decode.block import Block, Edges, Origin, edge_block
+from streamd.decode.block import Block, Edges, Origin, Taken, edge_block
 from streamd.decode.checks import EventChecker
 from streamd.decode.headers import JSONHeaders, content_header, content_of, own_content_type
 from streamd.decode.notices import Notices
@@ -82,7 +82,7 @@ class OwnEvents:
                 return None
         return JSON
 
-    def block(self, form: str, records: Sequence[Any], partition: int, now_us: int) -> Block | None:
+    def block(self, form: str, records: Sequence[Any], partition: int, now_us: int) -> Taken | None:
         """The events of records of one JSON object each; None unless all are valid edges."""
         values = [record.value for record in records]
         # All values are parsed in one call, as lines of one text.
@@ -91,8 +91,8 @@ class OwnEvents:
             return None
         return self._edges(wire, Origin.of_records(records, partition, now_us), values)
 
-    def open(self, record: Any, partition: int, now_us: int) -> tuple[Block, int] | RecordItems:
-        """The events of a record of any kind and their number, or its items. Raises: BadEvent."""
+    def open(self, record: Any, partition: int, now_us: int) -> Taken | RecordItems:
+        """The events of a record of any kind, or its items. Raises: BadEvent."""
         value: bytes | None = record.value
         if value is None:
             return self._tombstone(record)
@@ -108,9 +108,9 @@ class OwnEvents:
             self._rules.check_count(len(items if wire is None else wire))
             if wire is not None:
                 origin = Origin.of_items(record, len(wire), partition, now_us)
-                block = self._edges(wire, origin, items or value)
-                if block is not None:
-                    return block, len(block)
+                taken = self._edges(wire, origin, items or value)
+                if taken is not None:
+                    return taken
             items = items or elements(value)
 
         # In a topic of another shape only its header tells our own event.
@@ -118,14 +118,12 @@ class OwnEvents:
         return RecordItems(
             record=record,
             items=items,
-            read=self._reader.parse,
+            read=lambda item: [self._reader.parse(item)],
             raw=lambda item: value if len(items) == 1 else bytes(item),
             content_type=content_header(record) if is_marked else "",
         )
 
-    def _open_arrow(
-        self, record: Any, partition: int, now_us: int
-    ) -> tuple[Block, int] | RecordItems:
+    def _open_arrow(self, record: Any, partition: int, now_us: int) -> Taken | RecordItems:
         from streamd.decode.arrow import edges_of, read_table, rows_of
 
         # A table of valid edges is taken by columns, any other row by row.
@@ -136,7 +134,7 @@ class OwnEvents:
             block = self.checker.block(edges, origin)
             if block is not None:
                 self.notices.rounded(edges.rounded)
-                return block, len(block)
+                return Taken(block)
         return rows_of(table, record, self._rules.time_unit)
 
     def _tombstone(self, record: Any) -> RecordItems:
@@ -153,10 +151,10 @@ class OwnEvents:
             event = WireEvent(type="delete", node=record.key.decode())
         except UnicodeDecodeError:
             raise BadEvent("bad_key", "the record's key is not UTF-8") from None
-        return RecordItems(record=record, items=[event], read=lambda e: e, raw=lambda _: b"")
+        return RecordItems(record=record, items=[event], read=lambda e: [e], raw=lambda _: b"")
 
-    def _edges(self, wire: Sequence[WireEdge], origin: Origin, sent: Items | bytes) -> Block | None:
-        """The block of parsed edges; None unless all are valid. sent: their bytes, or an array."""
+    def _edges(self, wire: Sequence[WireEdge], origin: Origin, sent: Items | bytes) -> Taken | None:
+        """The parsed edges; None unless all are valid. sent: their bytes, or an array."""
         # Check the cheap columns first; one that does not fit ends the fast path.
         sets = self.checker.sets
         fields = _edge_fields if sets.is_only else _fields_of_sets
@@ -179,7 +177,7 @@ class OwnEvents:
         self.notices.rounded(edges.rounded)
         if self._reader.met_unknown:
             self.notices.unknown_fields(elements(sent) if isinstance(sent, bytes) else sent)
-        return edge_block(edges, origin)
+        return Taken(edge_block(edges, origin))
 
     def _times(self, time: Sequence[int | None], stamp: Any) -> tuple[Int64 | None, bool]:
         """Event times in microseconds, int64[n], None where one is not valid; and whether some

@@ -126,9 +126,11 @@ def _scalars(
     if type(value) is dict:
         for name, inner in value.items():
             is_name = name and len(name) <= MAX_NAME and not NO_NAME.search(name)
-            # A path may not begin with a $, which leads out of the data.
-            if is_name and name.isprintable() and (steps or name[0] != "$"):
-                yield from _scalars(inner, (*steps, name.replace(".", "\\.")), depth + 1, fields)
+            if is_name and name.isprintable():
+                # A path that begins with a $ leads out of the data.
+                step = name.replace(".", "\\.")
+                step = step if steps or step[0] != "$" else f"\\{step}"
+                yield from _scalars(inner, (*steps, step), depth + 1, fields)
     elif type(value) is list:
         if value and all(type(v) in (int, float) for v in value):
             yield ".".join(steps), value

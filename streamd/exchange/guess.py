@@ -9,7 +9,6 @@ import yaml
 
 from streamd.decode.encoded_decimals import WAY_OUT, doubt_of_decimals
 from streamd.decode.sources.paths import follow
-from streamd.decode.sources.rules import meets
 from streamd.errors import SettingsError
 from streamd.exchange.field_names import KINDS, head_of, is_technical, last_words
 from streamd.exchange.field_values import (
@@ -25,7 +24,7 @@ from streamd.exchange.guess_endpoints import doubts_of_endpoints, find_endpoints
 from streamd.exchange.guess_times import FORMS, FoundTimes, find_time, form_of
 from streamd.schema import DEFAULT_SET
 from streamd.settings.sets import nearest_of
-from streamd.settings.sources import SourceSettings, fields_of, steps_of
+from streamd.settings.sources import steps_of
 
 MAX_WIDTH = 100
 """Columns of a settings file."""
@@ -188,31 +187,6 @@ def _check_chosen(chosen: Chosen, fields: Fields) -> None:
                 f"No record has a field {path}{nearest_of(path, fields.scalars)}.",
                 "give one of them.",
             )
-
-
-def absent_paths(source: SourceSettings, records: Sequence[Any]) -> list[str]:
-    """The paths of a source at which no record has a value, a sentence each.
-
-    A rule's fields are searched in the records that meet its conditions. Paths into the envelope,
-    the record's key and its headers are not checked; records that are not JSON are skipped.
-    """
-    _, rows = unwrapped(objects_of(records, [])[0], records, [])
-    seen = fields_of_rows(rows).scalars
-    told: dict[str, None] = {}
-
-    def look(paths: Iterable[str], among: list[dict[str, Any]]) -> None:
-        for path in paths:
-            walk = follow(steps_of(path))
-            if among and path[0] != "$" and all(walk(row) is None for row in among):
-                told[f"No record has a value at {path}{nearest_of(path, seen)}."] = None
-
-    for rule in (source, source.deletes, source.labels, source.nodes):
-        if rule is not None and rule.fields is not None:
-            # A condition may test for null, which an absent field satisfies.
-            look((path for path, values in rule.where.items() if None not in values), rows)
-            met = [row for row in rows if meets(rule.where, row)]
-            look((f.path for _, f in fields_of(rule.fields) if f.path is not None), met)
-    return list(told)
 
 
 def to_yaml(settings: dict[str, Any]) -> str:

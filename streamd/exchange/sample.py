@@ -19,14 +19,15 @@ from streamd.decode.rounding import Rounded
 from streamd.errors import KafkaError, SettingsError
 from streamd.eventlog.odd_keys import OddKeys, count_copies, odd_keys, placeholder_ids
 from streamd.events import DELETE, EDGE, LABEL, NODE, Key, Schema, split_key
+from streamd.exchange.absent_paths import absent_paths
 from streamd.exchange.event_files import EventFile
-from streamd.exchange.guess import absent_paths
 from streamd.exchange.load import FileRow
-from streamd.exchange.sourced import read_rows, rows_of_source, source_named
+from streamd.exchange.sourced import read_rows, rows_of_sources, sources_of
 from streamd.ingest.kafka.client import make_consumer
 from streamd.ingest.kafka.safe_records import make_reading_safe
 from streamd.ingest.order.batch_builder import as_json
 from streamd.settings.loading import Settings, schema_of
+from streamd.settings.sources import by_topic
 
 PATIENCE_SECONDS = 10.0
 """Longest wait for the records of a topic, whose last offsets may give none."""
@@ -54,8 +55,8 @@ class Sample:
 def read_sample(settings: Settings, name: str, count: int, clock: Clock, topic: str = "") -> Sample:
     """The first records of a file, or the newest of a topic, `count` in all.
 
-    Args: name: of a file where there is one, else of a topic; topic: whose source maps a file's
-    rows, the only source's where empty.
+    Args: name: of a file where there is one, else of a topic; topic: its sources map a file's
+    rows, the only such topic if empty.
     Raises: SettingsError, KafkaError.
     """
     path = Path(name)
@@ -66,13 +67,14 @@ def read_sample(settings: Settings, name: str, count: int, clock: Clock, topic: 
                 "leave it out for a topic, which has its own source, or check the path.",
             )
         return Sample(name, _of_topic(settings, name, count))
-    if not topic and len(settings.sources) == 1:
-        topic = settings.sources[0].topic
+    topics = by_topic(settings.sources)
+    if not topic and len(topics) == 1:
+        (topic,) = topics
     file = EventFile(path)
     doubts: list[str] = []
     if topic:
         unit = settings.stream.time_unit
-        all_rows = rows_of_source(source_named(settings, topic), file, unit, doubts.append)
+        all_rows = rows_of_sources(sources_of(settings, topic), file, unit, doubts.append)
     else:
         all_rows = read_rows(file)
     # A row of a file has no timestamp; Kafka will give it one when it is sent.
@@ -197,7 +199,7 @@ def judge(settings: Settings, sample: Sample, clock: Clock) -> Verdict:
 
 def _prefixes(settings: Settings, topic: str) -> set[str]:
     """The prefixes that the source of a topic puts before keys."""
-    sources = [source for source in settings.sources if source.topic == topic]
+    sources = by_topic(settings.sources).get(topic, ())
     return {prefix for source in sources for prefix in source.prefixes()}
 
 
@@ -236,6 +238,5 @@ def _without_prefix(key: str | int, prefixes: set[str]) -> str | int:
 
 
 def _find_absent_paths(settings: Settings, sample: Sample) -> list[str]:
-    """Paths of the sample's source at which no record has a value."""
-    named = [source for source in settings.sources if source.topic == sample.topic]
-    return [words for source in named for words in absent_paths(source, sample.all)]
+    """Paths of the sample's sources at which no record has a value."""
+    return absent_paths(by_topic(settings.sources).get(sample.topic, ()), sample.all)

@@ -12,7 +12,7 @@ from streamd.decode.block import Block
 from streamd.decode.decoder import first_events, make_decoder
 from streamd.decode.encoding import Times
 from streamd.decode.sources.formats import JSON_FORMATS
-from streamd.decode.sources.paths import follow, parsed
+from streamd.decode.sources.paths import first_value, follow, parsed
 from streamd.decode.time_units import UNIT_WORDS
 from streamd.errors import BadEvent, SettingsError
 from streamd.events import EDGE, LABEL, MICROSECONDS, Key, Schema, split_key
@@ -28,24 +28,30 @@ from streamd.exchange.times import UNIT_OPTION, Misfit
 from streamd.ingest.order.batch_builder import as_json
 from streamd.settings.loading import Settings, schema_of
 from streamd.settings.sets import nearest_of, text_of
-from streamd.settings.sources import Scalar, SourceSettings, fields_of, steps_of
+from streamd.settings.sources import (
+    Scalar,
+    SourceSettings,
+    by_topic,
+    fields_of,
+    is_outside,
+    steps_of,
+)
 
 KEYS = ("src", "dst", "node", "id")
 """Fields of events that are keys."""
 TYPE_HINT = "write type: text with the key's path in the source."
 
 
-def source_named(settings: Settings, topic: str) -> SourceSettings:
-    """The source of a topic. Raises: SettingsError where there is none."""
-    for source in settings.sources:
-        if source.topic == topic:
-            return source
-    known = [source.topic for source in settings.sources]
-    raise SettingsError(f"There is no source of topic {topic}{nearest_of(topic, known)}.")
+def sources_of(settings: Settings, topic: str) -> tuple[SourceSettings, ...]:
+    """The sources of a topic. Raises: SettingsError if there is none."""
+    known = by_topic(settings.sources)
+    if topic not in known:
+        raise SettingsError(f"There is no source of topic {topic}{nearest_of(topic, known)}.")
+    return known[topic]
 
 
-def rows_of_source(
-    source: SourceSettings,
+def rows_of_sources(
+    sources: Sequence[SourceSettings],
     file: EventFile,
     unit: str,
     doubt: Callable[[str], None] = lambda _: None,
@@ -53,19 +59,20 @@ def rows_of_source(
 ) -> Iterator[tuple[int, bytes]]:
     """Read a file's rows as JSON objects, with their numbers from 1.
 
-    Tables must have the columns that the source names; with an envelope they need not. Timestamps
-    are written as the source reads times. The call checks the columns.
+    Tables must have the columns that the sources name; with an envelope they need not. Timestamps
+    are written as a source reads times. The call checks the columns.
 
-    Args: unit: of times if the source names none; doubt: called with a sentence about cells that
-    may be wrong; published: the public data set that the file is.
+    Args: sources: of one topic; unit: of times if a source names none; doubt: called with a
+    sentence about cells that may be wrong; published: the public data set that the file is.
     Raises: SettingsError if the file cannot be read.
     """
-    paths = () if source.envelope is not None else tuple(source.paths())
-    first_steps = dict.fromkeys(steps_of(one)[0] for one in paths)
-    wanted = [step for step in first_steps if step[0] != "$"]
+    # Columns of an envelope are fields of objects, which only the decoder reads.
+    bare = [source for source in sources if source.envelope is None]
+    all_steps = (steps_of(path) for source in bare for path in source.paths())
+    wanted = list(dict.fromkeys(steps[0] for steps in all_steps if not is_outside(steps)))
     if published is not None:
-        wanted = [] if source.fields is None else [*source.fields.features]
-    rows = _rows_as_json(file, wanted, source, Times(source.time or unit), doubt, published)
+        wanted = [name for s in sources if s.fields is not None for name in s.fields.features]
+    rows = _rows_as_json(file, wanted, sources, _times_of(sources, unit), doubt, published)
     return read_first(rows)
 
 
@@ -75,20 +82,26 @@ def read_rows(file: EventFile) -> Iterator[tuple[int, bytes]]:
     In CSV an empty cell is null, and the text of an integer becomes one. Timestamps become ISO
     8601. Raises: SettingsError if the file cannot be read.
     """
-    return read_first(_rows_as_json(file, (), None, Times("iso8601"), lambda _: None, None))
+    return read_first(_rows_as_json(file, (), (), Times("iso8601"), lambda _: None, None))
+
+
+def _times_of(sources: Sequence[SourceSettings], unit: str) -> Times:
+    """The form in which rows of a table write timestamps: that of the first source with times."""
+    forms = (source.time or unit for source in sources)
+    return Times(next((form for form in forms if form != "record"), "record"))
 
 
 def _rows_as_json(
     file: EventFile,
     wanted: Sequence[str],
-    source: SourceSettings | None,
+    sources: Sequence[SourceSettings],
     times: Times,
     doubt: Callable[[str], None],
     published: Published | None,
 ) -> Iterator[tuple[int, bytes]]:
     # The kind of a pipe is known once it is read, so the readers are made at the first row.
     cells: CellReaders | None = None
-    time_columns = set() if source is None else _time_columns(source)
+    time_columns = _time_columns(sources)
     num_left_out = 0
     for number, row in file.rows(wanted):
         if isinstance(row, str):
@@ -96,7 +109,7 @@ def _rows_as_json(
                 yield number, line.encode()
             continue
         if cells is None:
-            cells = CellReaders(source if file.kind == CSV else None, doubt)
+            cells = CellReaders(sources if file.kind == CSV else (), doubt)
         try:
             if published is not None:
                 row = published.change(row)
@@ -117,40 +130,39 @@ def _rows_as_json(
         doubt(f"{num_left_out:,} rows without {' or '.join(published.needs)} were left out")
 
 
-def _time_columns(source: SourceSettings) -> set[str]:
-    """The columns of times that a source's rules name."""
-    rules = (source, source.deletes, source.labels, source.nodes)
+def _time_columns(sources: Sequence[SourceSettings]) -> set[str]:
+    """The columns of times that the rules of sources name."""
     return {
-        steps_of(field.path)[0]
-        for rule in rules
-        if rule is not None and rule.fields is not None
+        steps_of(path)[0]
+        for source in sources
+        for rule in source.rules
+        if rule.fields is not None
         for place, field in fields_of(rule.fields)
-        if place == ("time",) and field.path is not None
+        if place == ("time",)
+        for path in field.path
     }
 
 
 class CellReaders:
     """Reads cells of CSV, which are text, as the values that a source compares and takes as keys.
 
-    source: of the rows; None makes an integer of the text of one. An empty cell is null. A cell of
+    sources: of the rows; none make an integer of the text of one. An empty cell is null. A cell of
     a condition is the value that it is compared with, if that is written so.
     """
 
-    def __init__(self, source: SourceSettings | None, doubt: Callable[[str], None]) -> None:
+    def __init__(self, sources: Sequence[SourceSettings], doubt: Callable[[str], None]) -> None:
         self._keys: dict[str, KeyCells] = {}
         self._conditions: dict[str, dict[str, Scalar]] = {}
-        self._knows_columns = source is not None
-        for rule in () if source is None else (source, source.deletes, source.labels, source.nodes):
-            if rule is None:
-                continue
+        self._knows_columns = bool(sources)
+        for rule in (rule for source in sources for rule in source.rules):
             for path, values in rule.where.items():
                 of_text = self._conditions.setdefault(steps_of(path)[0], {})
                 of_text.update((_as_cell(value), value) for value in values)
             for place, field in () if rule.fields is None else fields_of(rule.fields):
-                if place[0] in KEYS and field.path is not None:
-                    column = steps_of(field.path)[0]
-                    # A key with a prefix is text, whatever is after it.
-                    kind = "text" if field.prefix else field.type
+                # A key with a prefix is text, whatever is after it.
+                kind = "text" if field.prefix else field.type
+                for path in field.path if place[0] in KEYS else ():
+                    column = steps_of(path)[0]
                     self._keys[column] = KeyCells(column, kind, TYPE_HINT, doubt)
 
     def read(self, row: Row) -> Row:
@@ -178,44 +190,53 @@ def _as_cell(value: Scalar) -> str:
     return text_of(value) if isinstance(value, str | int) else str(value)
 
 
-def sort_rows_of_source(
-    source: SourceSettings, unit: str, rows: Iterator[tuple[int, bytes]]
+def sort_rows_of_sources(
+    sources: Sequence[SourceSettings], unit: str, rows: Iterator[tuple[int, bytes]]
 ) -> Iterator[tuple[int, bytes]]:
-    """Rows in order of the source's times; one without a time stays after the row before it.
+    """Rows in order of the sources' times; one without a time stays after the row before it.
 
-    Raises: SettingsError if the source names no time.
+    Raises: SettingsError if no source names a time.
     """
-    field = None if source.fields is None else source.fields.time
-    if field is None or field.path is None:
-        raise SettingsError(
-            f"The source of {source.topic} has no field of times to sort by.", "leave out --sort."
-        )
     # The same reader of times as the decoder's.
-    walk, times = follow(steps_of(field.path)), Times(source.time or unit)
+    readers = [
+        ([follow(steps_of(path)) for path in source.fields.time.path], Times(source.time or unit))
+        for source in sources
+        if source.fields is not None and source.fields.time is not None
+    ]
+    if not readers:
+        raise SettingsError(
+            f"The source of {sources[0].topic} has no field of times to sort by.",
+            "leave out --sort.",
+        )
 
     def with_times() -> Iterator[TimedRow]:
         last_us = 0
         for index, (number, value) in enumerate(rows):
             # The decoder refuses a bad time, unless the row is to be skipped.
-            with suppress(BadEvent):
-                last_us = times.one(walk(parsed(value)), "time")
+            for walks, times in readers:
+                with suppress(BadEvent):
+                    row = parsed(value)
+                    last_us = times.one(first_value([walk(row) for walk in walks]), "time")
+                    break
             yield TimedRow(last_us, index, number, value)
 
     return ((row.number, row.value) for row in sort_rows(with_times()))
 
 
 def _with_time_unit(settings: Settings, topic: str, unit: str) -> Settings:
-    """Settings in which a topic's source reads times as numbers of a unit. Raises: SettingsError if
-    it has another form of times."""
-    source = source_named(settings, topic)
+    """Settings in which a topic's sources read times as numbers of a unit. Raises: SettingsError if
+    one has another form of times."""
     # One that names no form follows the command, any other must agree.
-    if source.time not in (None, unit):
-        raise SettingsError(
-            f"The source of {topic} has times in the form {source.time}.",
-            f"leave out {UNIT_OPTION}.",
-        )
-    of_unit = source.model_copy(update={"time": unit})
-    sources = tuple(of_unit if one is source else one for one in settings.sources)
+    for source in sources_of(settings, topic):
+        if source.time not in (None, unit):
+            raise SettingsError(
+                f"The source of {topic} has times in the form {source.time}.",
+                f"leave out {UNIT_OPTION}.",
+            )
+    sources = tuple(
+        one.model_copy(update={"time": unit}) if one.topic == topic else one
+        for one in settings.sources
+    )
     return settings.model_copy(update={"sources": sources})
 
 
@@ -238,11 +259,11 @@ def rows_for_source(
     unit: str,
     doubt: Callable[[str], None],
 ) -> Iterator[tuple[int, bytes]]:
-    """A file's rows for the source that `columns` name. Arguments, raises: as `rows_of_source`."""
-    source = source_named(settings, columns.source)
+    """A file's rows for the source that `columns` name. Arguments, raises: as `rows_of_sources`."""
+    sources = sources_of(settings, columns.source)
     published = find_data_set(columns.published) if columns.published else None
-    rows = rows_of_source(source, file, unit, doubt, published)
-    return sort_rows_of_source(source, unit, rows) if columns.sort else rows
+    rows = rows_of_sources(sources, file, unit, doubt, published)
+    return sort_rows_of_sources(sources, unit, rows) if columns.sort else rows
 
 
 def rows_to_send(
@@ -258,7 +279,7 @@ def rows_to_send(
     The call checks the columns; each row is checked when it is read. Raises: SettingsError naming
     the first row that does not fit, or if the topic is not JSON.
     """
-    source = source_named(settings, columns.source)
+    source = sources_of(settings, columns.source)[0]
     if source.format not in JSON_FORMATS:
         raise SettingsError(
             f"Topic {source.topic} is {source.format}, and rows are sent as JSON.",

@@ -199,7 +199,7 @@ def _completed(s: Settings, origin: Mapping[str, str]) -> Settings:
     topics = tuple(source.topic for source in s.sources)
     kafka = s.kafka
     if origin["kafka.topics"] == "default" and topics:
-        kafka = s.kafka.model_copy(update={"topics": topics})
+        kafka = s.kafka.model_copy(update={"topics": tuple(dict.fromkeys(topics))})
     for i, topic in enumerate(topics):
         if topic not in kafka.topics:
             near = nearest_of(topic, kafka.topics)

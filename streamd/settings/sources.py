@@ -5,8 +5,8 @@ where in a topic's records they are (docs/sources.md).
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, Field, field_validator, model_validator
 from pydantic import GetJsonSchemaHandler as Handler
@@ -18,8 +18,11 @@ from streamd.settings.sets import Misplaced, Part, SetSettings, as_tuple, neares
 
 NO_NAME = re.compile(r'["\\\x00-\x1f\ud800-\udfff]')
 """What no step of a path holds: msgspec reads no fields with such names."""
-ROOTS = ("$envelope", "$key", "$headers")
-"""First steps of paths that lead out of the record's own data."""
+KEY, HEADERS, ENVELOPE = "\\key", "\\headers", "\\envelope"
+"""First steps of paths that lead out of the record's own data. No name of a field holds a
+backslash, so a field `$key` is another step."""
+ROOTS = {"$key": KEY, "$headers": HEADERS, "$envelope": ENVELOPE}
+"""Those steps, as paths have them."""
 REGISTRY_FORMATS = ("avro", "protobuf")
 """Formats whose schemas are in the schema registry."""
 UNAVAILABLE = "__debezium_unavailable_value"
@@ -30,22 +33,34 @@ Scalar = str | int | float | bool | None
 
 
 def steps_of(path: str) -> tuple[str, ...]:
-    r"""The steps of a path such as `items.0.id`; `\.` is a dot inside a name.
+    r"""The steps of a path such as `items.0.id`; `\.` is a dot and `\$` a dollar inside a name.
 
+    The first step is one of `KEY`, `HEADERS` and `ENVELOPE` if the path leads out of the data.
     Raises: ValueError where a step is empty, or there are too many.
     """
-    steps = tuple(s.replace("\\.", ".") for s in re.split(r"(?<!\\)\.", path))
+    names = re.split(r"(?<!\\)\.", path)
+    steps = tuple(name.replace("\\.", ".").replace("\\$", "$") for name in names)
     if not all(steps) or len(steps) > MAX_STEPS:
         raise ValueError(f"a path is 1 to {MAX_STEPS} names with dots between them")
     if any(map(NO_NAME.search, steps)):
         raise ValueError("a name in a path holds no quotation mark, backslash or control character")
-    if steps[0].startswith("$") and steps[0] not in ROOTS:
-        raise ValueError(f"a path begins with a field's name or one of {', '.join(ROOTS)}")
-    if steps[0] in ("$envelope", "$headers") and len(steps) == 1:
-        raise ValueError(f"{steps[0]} needs a name behind it")
-    if steps[0] == "$headers" and len(steps) > 2:
+    if not names[0].startswith("$"):
+        return steps
+    if names[0] not in ROOTS:
+        raise ValueError(
+            f"a path begins with a field's name or one of {', '.join(ROOTS)}; a field named "
+            f"{names[0]} is written \\{names[0]}"
+        )
+    if names[0] != "$key" and len(steps) == 1:
+        raise ValueError(f"{names[0]} needs a name after it")
+    if names[0] == "$headers" and len(steps) > 2:
         raise ValueError("a header is text, nothing is inside it")
-    return steps
+    return (ROOTS[names[0]], *steps[1:])
+
+
+def is_outside(steps: Sequence[str]) -> bool:
+    """Whether the steps of a path lead out of the record's own data."""
+    return steps[0] in (KEY, HEADERS, ENVELOPE)
 
 
 KeyType = Literal["text", "integer"]
@@ -54,7 +69,14 @@ KeyType = Literal["text", "integer"]
 class FieldSettings(Part):
     """Where a field of an event is found in a record; a path alone stands for `{path: ...}`."""
 
-    path: str | None = Field(None, description="names with dots: item.id, items.0.id, $key.id")
+    path: Annotated[
+        tuple[str, ...],
+        BeforeValidator(as_tuple, json_schema_input_type=str | tuple[str, ...]),
+    ] = Field(
+        (),
+        description="names with dots: item.id, items.0.id, $key.id; of several the first that has "
+        "a value counts",
+    )
     constant: str | int | None = Field(None, description="the same value for all events")
     prefix: str = Field("", description="text put before a key")
     type: KeyType | None = Field(
@@ -65,22 +87,23 @@ class FieldSettings(Part):
     @model_validator(mode="before")
     @classmethod
     def _from_path(cls, value: Any) -> Any:
-        return {"path": value} if isinstance(value, str) else value
+        return {"path": value} if isinstance(value, str | list | tuple) else value
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: Handler) -> JsonSchemaValue:
-        """As `_from_path`, a path alone is enough."""
+        """As `_from_path`, a path alone is enough, or a list of them."""
         whole = handler(core)
-        return {"anyOf": [{"type": "string", "minLength": 1}, whole]}
+        path = {"type": "string", "minLength": 1}
+        return {"anyOf": [path, {"type": "array", "items": path, "minItems": 1}, whole]}
 
     @model_validator(mode="after")
     def _has_one_origin(self) -> "FieldSettings":
-        if (self.path is None) == (self.constant is None):
+        if bool(self.path) == (self.constant is not None):
             raise ValueError("a field is a path, or {constant: ...}")
         if self.constant is not None and (self.prefix or self.default is not None or self.type):
             raise ValueError("a constant has neither prefix nor default, and no type")
-        if self.path is not None:
-            steps_of(self.path)
+        for path in self.path:
+            steps_of(path)
         return self
 
 
@@ -140,6 +163,8 @@ class DeleteFields(Part):
 
 
 class _Rule(Part):
+    if TYPE_CHECKING:
+        fields: Any
     where: Where = Field({}, description="values of fields of which one must be met")
 
     @field_validator("where")
@@ -193,6 +218,12 @@ class SourceSettings(_Rule):
     envelope: Literal["cloudevents", "debezium", "connect"] | None = Field(
         None, description="what is around the data"
     )
+    each: str | None = Field(
+        None, description="path of a list: each of its elements is an event of its own"
+    )
+    also: bool = Field(
+        False, description="take records that a source before it of the same topic took, too"
+    )
     edge_set: str | None = Field(None, description="set of the edges, where there are several")
     time: TimeForm | None = Field(
         None, description="how times are written; stream.time_unit where absent"
@@ -245,9 +276,23 @@ class SourceSettings(_Rule):
             raise ValueError("time is record, so deletes cannot tell which edge is meant")
         if self.envelope is None:
             for path in self.paths():
-                if path.startswith("$envelope"):
+                if steps_of(path)[0] == ENVELOPE:
                     raise ValueError(f"{path} needs an envelope")
+        if self.each is not None:
+            self._check_each(self.each)
         return self
+
+    def _check_each(self, each: str) -> None:
+        """Check the path of a list of events. Raises: ValueError."""
+        # Paths of the element alone are an easy slip: all would lead to nothing.
+        steps = steps_of(each)
+        if is_outside(steps):
+            raise ValueError(f"each is a list in the data, and {each} leads out of it")
+        of_fields = (steps_of(path) for path in list(self.paths())[1:])
+        if not any(path[: len(steps)] == steps for path in of_fields):
+            raise ValueError(
+                f"no field leads into an element of {each}: a path such as {each}.id does"
+            )
 
     def _timed(self) -> Iterator[tuple[str, FieldSettings | None]]:
         if self.fields is not None:
@@ -255,27 +300,45 @@ class SourceSettings(_Rule):
         if self.labels is not None:
             yield "labels.fields", self.labels.fields.time
 
+    @property
+    def rules(self) -> "list[_Rule]":
+        """The rules that it has: of edges (its own), deletes, labels and node features."""
+        rules = (self, self.deletes, self.labels, self.nodes)
+        return [rule for rule in rules if rule is not None]
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether each record is an event of the source."""
+        has_all = any(not rule.where for rule in self.rules if rule.fields is not None)
+        return has_all and self.each is None
+
     def paths(self) -> Iterator[str]:
         """All paths that the source names."""
-        for rule in (self, self.deletes, self.labels, self.nodes):
-            if rule is None:
-                continue
+        if self.each is not None:
+            yield self.each
+        for rule in self.rules:
             yield from rule.where
             if rule.fields is not None:
                 for _, field in fields_of(rule.fields):
-                    if field.path is not None:
-                        yield field.path
+                    yield from field.path
 
     def prefixes(self) -> set[str]:
         """The prefixes that the source puts before keys."""
-        rules = (self, self.deletes, self.labels, self.nodes)
         return {
             field.prefix
-            for rule in rules
-            if rule is not None and rule.fields is not None
+            for rule in self.rules
+            if rule.fields is not None
             for _, field in fields_of(rule.fields)
             if field.prefix
         }
+
+
+def by_topic(
+    sources: Sequence[SourceSettings],
+) -> dict[str, tuple[SourceSettings, ...]]:
+    """The sources of each topic, in order."""
+    topics = dict.fromkeys(source.topic for source in sources)
+    return {topic: tuple(s for s in sources if s.topic == topic) for topic in topics}
 
 
 def fields_of(part: BaseModel) -> Iterator[tuple[tuple[str | int, ...], FieldSettings]]:
@@ -300,12 +363,9 @@ def check_sources(
 
     schema: of the log under these declarations. Raises: Misplaced.
     """
-    topics: set[str] = set()
     for i, source in enumerate(sources):
         here = ("sources", i)
-        if source.topic in topics:
-            raise Misplaced((*here, "topic"), "a topic has one source")
-        topics.add(source.topic)
+        _check_topic(source, [one for one in sources[:i] if one.topic == source.topic], here)
         if source.labels is not None and not schema.label_dim:
             raise Misplaced((*here, "labels"), "labels have no place while stream.label_dim is 0")
 
@@ -331,6 +391,30 @@ def check_sources(
             _check_fields(source.labels.fields, (*here, "labels", "fields"))
         if source.deletes is not None:
             _check_deletes(source, source.deletes, node_sets, edge_sets, (*here, "deletes"))
+
+
+def _check_topic(
+    source: SourceSettings, before: Sequence[SourceSettings], at: tuple[str | int, ...]
+) -> None:
+    """Compare a source with those before it of the same topic. Raises: Misplaced."""
+    for one in before:
+        # These belong to the topic, not to one kind of its records.
+        for name in ("format", "envelope", "unavailable_value"):
+            if getattr(one, name) != getattr(source, name):
+                what = f"it is {getattr(one, name) or 'none'} in a source before this one"
+                raise Misplaced((*at, name), f"a topic has one {name}, and {what}")
+        # Formats with times of their own write them again as one source reads them.
+        timed = {one.time, source.time} - {"record"}
+        if len(timed) > 1 and source.format not in ("json", "ndjson"):
+            what = f"it is {one.time or 'stream.time_unit'} in a source before this one"
+            raise Misplaced((*at, "time"), f"a topic of {source.format} has one form, and {what}")
+        # An order of sources in which one never gets a record is a mistake.
+        if one.takes_all and not source.also:
+            raise Misplaced(
+                at,
+                "nothing is left for it, since a source before it has no where and takes all "
+                "records; give that one a where, or this one also: true",
+            )
 
 
 def _check_deletes(

@@ -42,7 +42,7 @@ def test_a_file_of_the_readers_own_becomes_settings_that_load_and_map_all_of_it(
     assert "50 records: 50 edges; 0 skipped; 0 refused" in done.output and "streamd backtest" in done.output
     s = read(tmp_path)
     source, = s.sources
-    assert s.kafka.topics == ("shop",) and (source.fields.src.path, source.fields.dst.path, source.time) == ("who", "what", "s")
+    assert s.kafka.topics == ("shop",) and (source.fields.src.path, source.fields.dst.path, source.time) == (("who",), ("what",), "s")
     assert set(source.fields.features) == {"price", "rank"} and s.stream.edge_feature_dim == 2
     text = (tmp_path / "settings.yaml").read_text()
     assert "# What predicts what: of each who, which what comes next." in text and "# To look at:" in text
@@ -56,7 +56,7 @@ def test_questions_offer_what_is_guessed_and_take_other_answers(tmp_path):
     assert done.exit_code == 0, done.output
     s = read(tmp_path)
     source, = s.sources
-    assert (source.fields.src.path, source.fields.dst.path, source.time, source.fields.features) == ("what", "who", "record", {})
+    assert (source.fields.src.path, source.fields.dst.path, source.time, source.fields.features) == (("what",), ("who",), "record", {})
     assert s.kafka.bootstrap_servers == AWAY
 
 
@@ -72,7 +72,7 @@ def test_a_record_is_pasted_where_the_broker_is_away(tmp_path):
     done = invoke(tmp_path, "--ask", "--broker", AWAY, "--topic", "clicks", stdin="\n".join([json.dumps(RECORD), "", "", "", "dwell"]) + "\n")
     assert done.exit_code == 0, done.output
     assert "No broker answers" in done.output and "1 records: 1 edge" in done.output
-    assert read(tmp_path).sources[0].fields.dst.path == "item.id"
+    assert read(tmp_path).sources[0].fields.dst.path == ("item.id",)
 
 
 def test_a_topic_is_read_where_the_broker_is_there(tmp_path):

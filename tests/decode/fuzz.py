@@ -37,6 +37,26 @@ SHAPES = {
     "record": "time: record\nfields: {src: $key.u, dst: $headers.h, features: {a: a.b.c.d}}\nwhere: {k: [view, null]}",
     "connect": f"envelope: connect\ntime: ms\n{FIELDS}",
     "cloudevents": f"envelope: cloudevents\ntime: ms\n{FIELDS}\nwhere: {{$envelope.type: [view]}}",
+    "each": f"time: ms\neach: l\n{FIELDS.replace('i.id', 'l.id').replace('b: b', 'b: l.b')}\nwhere: {{k: [view, 2], l.x: [null, 1]}}{OTHERS.replace('i.id', 'l.id')}",
+    "several": f"""
+each: l
+time: ms
+where: {{k: view}}
+{FIELDS.replace('i.id', 'l.id').replace('path: u', 'path: [w, u]')}
+---
+time: s
+where: {{k: [forget, 2]}}
+fields: {{src: u, dst: i.id, time: t}}
+---
+also: true
+each: i.l
+time: ms
+nodes: {{where: {{k: [profile, 2, view]}}, fields: {{id: i.l.id, features: {{age: i.l.a}}}}}}
+---
+time: ms
+{OTHERS.replace('forget, null', 'forget, 2, null')}
+""",
+    "several rows": f"envelope: debezium\ntime: ms\neach: l\nwhere: {{k: view}}\n{FIELDS.replace('i.id', 'l.id')}\n---\nenvelope: debezium\ntime: ms\nalso: true\nwhere: {{k: profile}}\n{FIELDS}",
     "debezium": f"envelope: debezium\ntime: ms\n{FIELDS}\nwhere: {{k: view}}\nnodes: {{where: {{k: profile}}, fields: {{id: u, features: {{age: n.0.a}}}}}}",
 }
 SCALARS = [None, True, False, 0, 1, -1, 2, 0.0, -0.0, 1.5, 1e308, -1e308, 2**31, 2**53 + 1, 2**63 - 1, 2**63, -(2**63) - 1, 10**30, "", "x", "y", "view", "forget", "rate",
@@ -92,7 +112,7 @@ class Fuzz:
                 continue
             text = json.dumps(self.wrapped(shape, self.row(i) | {"t": NOW // 1000, "z": {"z": {}}})).encode()
             at = draw.choice([n for n, byte in enumerate(text) if byte in b"{:,"]) + 1
-            if shape == "debezium" and draw.random() < 0.5:
+            if shape in ("debezium", "several rows") and draw.random() < 0.5:
                 change = {"op": "d", "before": self.row(i) | {"t": NOW // 1000}, "after": None}
                 values = draw.sample([json.dumps(change).encode(), None, text], 3)
             else:
@@ -102,7 +122,7 @@ class Fuzz:
 
     def row(self, i: int) -> dict:
         """The data of a valid record."""
-        return {"u": i, "i": {"id": f"b{i}"}, "k": "view", "n": [{"a": i / 2}], "b": "y", "c": "z", "junk": {"deep": [{"x": None}]}}
+        return {"u": i, "i": {"id": f"b{i}"}, "k": "view", "n": [{"a": i / 2}], "b": "y", "c": "z", "l": [{"id": f"b{i}"}], "junk": {"deep": [{"x": None}]}}
 
     def valid(self, shape: str, i: int):
         seconds = NOW // 1_000_000 - 100 - i
@@ -110,15 +130,17 @@ class Fuzz:
         row["t"] = {"ndjson": seconds, "iso": f"{_iso(seconds)}Z"}.get(shape, seconds * 1000)
         more = {"key": b'{"u": 5}', "headers": (("h", b"x"),), "timestamp": seconds * 1000}
         if shape == "arrow":
-            return record(_arrow([row | {"n": {"a": i / 2}, "junk": [1]}]), i, **more)
+            return record(_arrow([self.wrapped(shape, row) | {"n": {"a": i / 2}, "junk": [1]}]), i, **more)
         return record(self.wrapped(shape, row), i, **more)
 
     def wrapped(self, shape: str, row):
+        if shape == "arrow":
+            return {name: value for name, value in row.items() if name != "l"}
         if shape == "connect":
             return {"schema": {}, "payload": row}
         if shape == "cloudevents":
             return {"specversion": "1.0", "type": "view", "data": row}
-        if shape == "debezium":
+        if shape in ("debezium", "several rows"):
             change = {"op": "c", "before": None, "after": row}
             return {"schema": {}, "payload": change} if self.random.random() < 0.5 else change
         return row

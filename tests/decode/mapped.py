@@ -40,8 +40,8 @@ def settings_of(text, tmp_path, **values):
 
 
 def source(body, **values):
-    """Settings of one topic, `body` being its source as YAML without the topic. values: further branches."""
-    return yaml.safe_dump({"sources": [{"topic": TOPIC} | yaml.safe_load(body)], **values})
+    """Settings of one topic, `body` being its source as YAML without the topic, or several with --- between them. values: further branches."""
+    return yaml.safe_dump({"sources": [{"topic": TOPIC} | one for one in yaml.safe_load_all(body)], **values})
 
 
 def record(value, offset=0, **more):

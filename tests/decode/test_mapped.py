@@ -167,7 +167,9 @@ def test_without_a_form_times_are_in_the_streams_unit(tmp_path):
 @pytest.mark.parametrize(("path", "value", "key"), [
     ("a", {"a": 5}, 5), ("a.b.c", {"a": {"b": {"c": "x"}}}, "x"), ("a.0.id", {"a": [{"id": 7}]}, 7), ("a.1", {"a": [1, 2]}, 2), ("a.0", {"a": {"0": "x"}}, "x"),
     ("0.a", {"0": {"a": "x"}}, "x"), (r"a\.b", {"a.b": "x"}, "x"), ("$key", {}, '{"id": [4]}'), ("$key.id.0", {}, 4), ("$headers.tenant", {}, "t1"),
-    ("type", {"type": "x"}, "x"), ("a b.ü", {"a b": {"ü": "x"}}, "x")])
+    ("type", {"type": "x"}, "x"), ("a b.ü", {"a b": {"ü": "x"}}, "x"), (r"\$set.$id", {"$set": {"$id": "x"}}, "x"), (r"\$set.\$id", {"$set": {"$id": "x"}}, "x"),
+    (r"\$key", {"$key": "x"}, "x"), (r"\$headers.tenant", {"$headers": {"tenant": "x"}}, "x"), (r"\$envelope", {"$envelope": 5}, 5), (r"id\.orig_h", {"id.orig_h": "x"}, "x"),
+    (r"\$a\.b.c", {"$a.b": {"c": "x"}}, "x")])
 def test_paths(tmp_path, path, value, key):
     topic = Topic(source(f"{{time: record, fields: {{src: '{path}', dst: {{constant: d}}}}}}"), tmp_path)
     more = {"key": b'{"id": [4]}', "headers": (("tenant", b"t0"), ("tenant", b"t1"))}
@@ -181,6 +183,32 @@ def test_paths(tmp_path, path, value, key):
 def test_paths_that_lead_nowhere(tmp_path, path, value):
     topic = Topic(source(f"{{time: record, fields: {{src: '{path}', dst: {{constant: d}}}}}}"), tmp_path)
     assert topic.refused(value, key=b"\xff", headers=(("tenant", b"\xff"),))[0] in ("missing_field", "bad_key")
+
+
+FIRST = [({"a": 1, "b": {"c": 2}}, 1), ({"a": None, "b": {"c": 2}}, 2), ({"b": {"c": 2}}, 2), ({"a": "", "b": {"c": "x"}}, "x"),
+         ({"a": {}, "b": {"c": 2}}, None), ({"a": 0, "b": {"c": 2}}, 0), ({"b": {}}, None), ({"a": "", "b": {"c": ""}}, None)]
+
+
+@pytest.mark.parametrize(("value", "key"), FIRST)
+def test_the_first_of_several_paths_that_has_a_value_counts(tmp_path, value, key):
+    topic = Topic(source("{time: record, fields: {src: [a, b.c], dst: {constant: d}}}"), tmp_path)
+    if key is None:
+        reason, error = topic.refused(value)
+        assert reason in ("missing_field", "bad_key") and "src (a or b.c)" in error
+    else:
+        assert topic.one(value).a == key
+
+
+def test_the_first_of_several_paths_in_columns_equals_each_record_alone(tmp_path, monkeypatch):
+    topic = Topic(source("{time: s, fields: {src: {path: [a, b.c], default: x}, dst: {path: [d, $headers.d], prefix: 'p:'}, time: [t, u], features: {n: [n, m]}}}",
+                         graph={"edge_sets": {"default": {"features": {"n": {"type": "number", "missing": 9}}}}}), tmp_path)
+    rows = [value | more for value, key in FIRST if value.get("a") != {}
+            for more in ({"d": 5, "t": 7, "m": 3}, {"d": "", "t": None, "u": "8", "n": 4})]
+    alone = [topic.one(v, headers=(("d", b"h"),))._replace(offset=i) for i, v in enumerate(rows)]
+    monkeypatch.setattr(mapped.MappedTopic, "open", None)
+    assert topic.decode(*rows, headers=(("d", b"h"),)) == (alone, [])
+    assert [e.a for e in alone] == [1, 1, 2, 2, 2, 2, "x", "x", 0, 0, "x", "x", "x", "x"]
+    assert {(e.b, e.time, *e.values) for e in alone} == {("p:5", 7_000_000, 3), ("p:h", 8_000_000, 4)}
 
 
 def test_a_path_may_be_the_beginning_of_another(tmp_path):

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamd.decode import encoding
-from streamd.decode.block import empty_block
+from streamd.decode.block import Taken, empty_block
 from streamd.decode.sources import paths as shapes
 from streamd.decode.sources import rules as mapping
 from streamd.decode.sources import topic as mapped
@@ -41,7 +41,7 @@ def crash_on_fractions_as_keys(monkeypatch):
 
 def lose_a_neighbour(monkeypatch):
     block = mapped.MappedTopic._block
-    monkeypatch.setattr(mapped.MappedTopic, "_block", lambda self, form, records, columns, origin: empty_block(self._rules.schema.edge_feature_dim)
+    monkeypatch.setattr(mapped.MappedTopic, "_block", lambda self, form, records, columns, origin: Taken(empty_block(self._rules.schema.edge_feature_dim))
                         if len(records) == 3 else block(self, form, records, columns, origin))
 
 

@@ -21,7 +21,7 @@ from streamd.decode.decoder import make_decoder
 from streamd.errors import SettingsError
 from streamd.exchange.event_files import EventFile
 from streamd.exchange.load import FileRow
-from streamd.exchange.sourced import rows_of_source
+from streamd.exchange.sourced import rows_of_sources
 from streamd.settings.loading import load_settings, schema_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "types.md"
@@ -66,7 +66,7 @@ def decoded(path, feature, time="ms"):
     graph = {"edge_sets": {"default": {"features": {} if feature is None else {"x": feature}}}}
     fields = {"src": "src", "dst": "dst", "time": "time", "features": {} if feature is None else {"x": "x"}}
     made = load_settings(None, {"graph.edge_sets": graph["edge_sets"], "sources": [{"topic": "t", "time": time, "fields": fields}], "kafka.topics": ["t"]}, {})[0]
-    rows = rows_of_source(made.sources[0], EventFile(path), "ms")
+    rows = rows_of_sources(made.sources, EventFile(path), "ms")
     decoder = make_decoder(made, schema_of(made))
     block, rejected = decoder.decode([FileRow(offset=n, value=v) for n, v in rows], 0, NOW, "t")
     keys = decoder.keys.keys

@@ -106,7 +106,7 @@ def test_widths_and_topics_follow_from_what_is_declared(tmp_path):
     ("seconds: s", "seconds: {path: s, default: soon}", r"features\.seconds .*line 8\): default is no value of number"), ("seconds: s", "seconds: {constant: s}", r"constant is no value of number"),
     ("number", "{type: number, missing: .nan}", r"line 5\): missing is not a value of number"), ("src: u", "src: {constant: ''}", r"src\.constant .*a key is .*not empty"),
     ("[card, cash]", "[1, '1']", r"categories has '1' twice"), ("sources:", "stream: {edge_feature_dim: 3}\nsources:", "it is 3, but .* 4 wide"),
-    ("sources:", "kafka: {topics: [own]}\nsources:", r"sources\.0\.topic .*clicks is not in kafka\.topics"), ("sources:", "sources:\n  - {topic: clicks, time: record, nodes: {fields: {id: x}}}", "one source"),
+    ("sources:", "kafka: {topics: [own]}\nsources:", r"sources\.0\.topic .*clicks is not in kafka\.topics"), ("sources:", "sources:\n  - {topic: clicks, time: record, nodes: {fields: {id: x}}}", "nothing is left for it"),
     ("deletes: {where: {kind: forget}", "labels: {where: {kind: forget}", r"labels\.fields\.target"), ("graph:", "stream: {edge_feature_dim: 4}\nxgraph:", "xgraph"),
     ("deletes: {where: {kind: forget}, fields: {node: u}}", "labels: {where: {kind: x}, fields: {node: u, time: t, target: y}}", "stream.label_dim is 0"),
 ])

@@ -1,4 +1,6 @@
-"""The keys of a source that are no nodes: their events are dropped."""
+"""The keys of a topic's sources that are no nodes: their events are dropped."""
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -17,13 +19,18 @@ class DropKeys:
     It works on blocks, so it does not matter how their events were decoded.
     """
 
-    def __init__(self, source: SourceSettings, keys: KeyTable) -> None:
+    def __init__(self, sources: Sequence[SourceSettings], keys: KeyTable) -> None:
+        """sources: of one topic."""
         # A prefix is put before the key of a record.
-        prefixes = sorted(source.prefixes())
-        self._names: list[str | int] = [*source.drop_keys]
-        self._names += [f"{prefix}{key}" for prefix in prefixes for key in source.drop_keys]
+        self._names: list[str | int] = [key for source in sources for key in source.drop_keys]
+        self._names += [
+            f"{prefix}{key}"
+            for source in sources
+            for prefix in sorted(source.prefixes())
+            for key in source.drop_keys
+        ]
         self._keys = keys
-        self._dropped = metrics.dropped.labels(source.topic, REASON) if self._names else None
+        self._dropped = metrics.dropped.labels(sources[0].topic, REASON) if self._names else None
 
     def keep(self, block: Block) -> Block:
         """The events of a block of which neither end is such a key; the others are counted."""

@@ -9,15 +9,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 
+from streamd.decode.checks import Rules
 from streamd.decode.encoding import Times
 from streamd.decode.node_ids import KeyTable
 from streamd.decode.sources.cloudevents import ATTRIBUTE
-from streamd.decode.sources.paths import Columns, Shape, Steps, follow, parsed
+from streamd.decode.sources.layout import Each, Layout
+from streamd.decode.sources.paths import Columns, Shape, Steps, follow, parsed, text_above
 from streamd.decode.sources.rules import (
     FeatureSets,
-    Layout,
     Leaves,
+    Place,
     Rule,
     RuleMaker,
     absolute,
@@ -25,40 +28,59 @@ from streamd.decode.sources.rules import (
     plain_rules,
 )
 from streamd.decode.sources.unsent_values import UnsentValue
+from streamd.decode.wire import WireEvent
 from streamd.errors import BadEvent
-from streamd.events import Schema
-from streamd.settings.sources import DeleteFields, SourceSettings, Where, steps_of
+from streamd.events import Int64
+from streamd.settings.sources import (
+    ENVELOPE,
+    HEADERS,
+    KEY,
+    DeleteFields,
+    SourceSettings,
+    Where,
+    steps_of,
+)
 
 CHANGED = frozenset(("c", "r", "u"))
 """Operations of Debezium that leave a row: created, read by a snapshot, updated."""
 DELETED = "d"
 TRUNCATED = "t"
 """Debezium's operation that deletes all rows of a table."""
+OF_RECORD = (KEY, HEADERS)
+"""First steps of paths into a record's key and headers."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Form:
-    """One form of a source's records. Owner: the source's decoder.
+    """One form of a topic's records. Owner: the topic.
 
-    shape: reads the fields of the value. stand_in: counts as no value. of_record: columns that come
-    from a record's key and headers instead.
+    layouts: one for each source of the topic, in order. deleted: the same for records that tell
+    that their row was deleted. paths: of all columns, with those inside a list's elements. shape:
+    reads the columns `in_value`. stand_in: counts as no value. of_record: columns that come from a
+    record's key and headers instead. operation: Debezium: column of the operation. inlined:
+    CloudEvents: column of data that is written as text in base64. mark: name of a field that every
+    value has; without it and all paths, a value is none of these.
     """
 
-    layout: Layout
+    layouts: tuple[Layout, ...]
+    deleted: tuple[Layout, ...] = ()
+    paths: tuple[Steps, ...]
     shape: Shape
     stand_in: UnsentValue
     in_value: tuple[int, ...]
     of_record: tuple[tuple[int, Callable[[Any], Any]], ...]
     operation: int = -1
-    """Debezium: column of the operation."""
     inlined: int = -1
-    """CloudEvents: column of data that is written as text in base64."""
     mark: str = ""
-    """Name of a field that every value has; without it and all paths, a value is none of these."""
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether each object is one event at most."""
+        return all(layout.each is None and not layout.also for layout in self.layouts)
 
     def columns(self, records: Sequence[Any], of_values: Columns) -> Columns | None:
         """All columns of n records; None where one of them needs a look alone."""
-        columns: Columns = [[]] * len(self.layout.paths)
+        columns: Columns = [[None] * len(records)] * len(self.paths)
         for at, column in zip(self.in_value, of_values, strict=True):
             columns[at] = self.stand_in.without(column)
         for at, read in self.of_record:
@@ -75,14 +97,71 @@ class Form:
             return None
         return columns
 
+    @property
+    def has_also(self) -> bool:
+        """Whether several sources may take one object."""
+        return any(layout.also for layout in self.layouts)
+
+    def lengths(self, columns: Columns, count: int) -> Int64 | None:
+        """How many events each of `count` records may be by each layout, int64[count, L]; None if
+        a list is none."""
+        # A source without a list makes one event at most.
+        lengths = np.ones((count, len(self.layouts)), np.int64)
+        for at, layout in enumerate(self.layouts):
+            if layout.each is not None:
+                of_lists = layout.each.lengths(columns)
+                if of_lists is None:
+                    return None
+                lengths[:, at] = of_lists
+        return lengths
+
+    def events(
+        self, row: Sequence[Any], stamp_us: int, is_deleted: bool, most: int
+    ) -> list[WireEvent | BadEvent | None]:
+        """The events of one record, with an error for each that is refused, and None for none.
+
+        The first source that takes a record makes its events, and so do those after it that are
+        marked to. There are as many items as the sources could make events together, or the one of
+        most events if one source takes it alone.
+        Args: row: the values at the paths; stamp_us: the record's timestamp; is_deleted: whether it
+        tells that its row was deleted; most: the largest number of events.
+        Raises: BadEvent, if the record as a whole is none.
+        """
+        found: list[WireEvent | BadEvent | None] = []
+        is_taken = False
+        longest = 0
+        for layout in self.deleted if is_deleted else self.layouts:
+            # All sources count toward the numbers of events, whichever takes the record.
+            rows = layout.rows(row, most - len(found))
+            longest = max(longest, len(rows))
+            rules: list[Rule | None] = [None] * len(rows)
+            if layout.also or not is_taken:
+                rules = list(map(layout.rule_of, rows))
+            takes = any(rules)
+            is_taken = is_taken or takes
+            if takes or self.has_also:
+                found += layout.events(rules, rows, stamp_us)
+        return found if self.has_also else found + [None] * (longest - len(found))
+
     def check_mark(self, of_value: Sequence[Any], raw: bytes | msgspec.Raw) -> None:
         """Refuse a value that is not in this form; it would be skipped. Raises: BadEvent."""
         if self.mark and of_value.count(None) == len(of_value) and self.mark not in parsed(raw):
             raise BadEvent("missing_field", f"{self.mark} is missing: the source's envelope has it")
 
+    def name_text(self, bad: BadEvent, value: Any) -> BadEvent:
+        """An error of a value, which names the text that is in the way of a missing field.
+
+        value: as parsed JSON.
+        """
+        if bad.reason != "missing_field":
+            return bad
+        found = (text_above(value, self.paths[at]) for at in self.in_value)
+        text = next(filter(None, found), "")
+        return BadEvent(bad.reason, f"{bad}; {text} is text, and not JSON") if text else bad
+
     def row(self, record: Any, of_value: Sequence[Any]) -> list[Any]:
         """All values of one record."""
-        row = [None] * len(self.layout.paths)
+        row = [None] * len(self.paths)
         for at, value in zip(self.in_value, of_value, strict=True):
             row[at] = None if self.stand_in.is_one(value) else value
         for at, read in self.of_record:
@@ -90,165 +169,225 @@ class Form:
         return row
 
 
-def forms_of(source: SourceSettings, maker: "FormMaker", in_json: bool) -> dict[str, Form]:
-    """The forms of a source by name. in_json: whether its values are JSON."""
-    if source.envelope == "debezium":
+def forms_of(
+    sources: Sequence[SourceSettings], maker: "FormMaker", in_json: bool
+) -> dict[str, Form]:
+    """The forms of a topic's records by name. in_json: whether its values are JSON."""
+    envelope = sources[0].envelope
+    if envelope == "debezium":
         bare = {"bare": maker.debezium(())}
         return bare | ({"wrapped": maker.debezium(("payload",))} if in_json else {})
-    if source.envelope == "cloudevents":
+    if envelope == "cloudevents":
         return {"structured": maker.structured(), "binary": maker.binary()}
     # Other formats than JSON have their schema elsewhere, so there is nothing around the data.
-    wrapped = source.envelope == "connect" and in_json
+    wrapped = envelope == "connect" and in_json
     return {"plain": maker.plain(("payload",) if wrapped else ())}
 
 
+@dataclass(frozen=True, slots=True)
+class SourceRules:
+    """A source's rules for records of one form, and their list, if each element is an event."""
+
+    source: SourceSettings
+    rules: Sequence[Rule]
+    list: Steps = ()
+
+
 class FormMaker:
-    """Makes the forms of a source, which share its features and keys."""
+    """Makes the forms of a topic, which share features and keys.
+
+    sources: of the topic, in order. time_unit: of the times of a source that names none.
+    """
 
     def __init__(
-        self,
-        source: SourceSettings,
-        sets: FeatureSets,
-        keys: KeyTable,
-        schema: Schema,
-        max_feature: float,
-        time_form: str,
+        self, sources: Sequence[SourceSettings], rules: Rules, keys: KeyTable, time_unit: str
     ) -> None:
-        self._source = source
-        self._sets = sets
+        self._sources = sources
+        self._rules = rules
         self._keys = keys
-        self._schema = schema
-        self._max_feature = max_feature
-        self._stand_in = UnsentValue(source.unavailable_value)
-        self._times = None if time_form == "record" else Times(time_form)
+        self._time_unit = time_unit
+        self._stand_in = UnsentValue(sources[0].unavailable_value)
 
     def plain(self, base: Steps = ()) -> Form:
         """Records whose data lies at `base` of the value."""
         leaves = Leaves()
-        rules = plain_rules(self._source, RuleMaker(leaves, absolute(base, ())), self._sets)
-        return self._form(rules, _with_one_of_value(leaves), mark=base[0] if base else "")
+        made = self._of_sources(leaves, absolute(base, ()))
+        return self._form(made, _with_one_of_value(leaves), mark=base[0] if base else "")
 
     def debezium(self, base: Steps) -> Form:
         """Change events, whose operation lies in the object at `base`."""
         leaves = Leaves()
         operation = leaves.number((*base, "op"))
-        after = RuleMaker(leaves, absolute((*base, "after"), base))
-        before = RuleMaker(leaves, absolute((*base, "before"), base))
-        # The row of a label, or of a delete, was neither a node nor an edge.
-        no_rows = [rule for rule in (self._source.deletes, self._source.labels) if rule is not None]
-        of_nodes = self._source.nodes.where if self._source.nodes is not None else {}
-        deletes = [
-            *(
-                Rule(type="delete", conditions=before.conditions(r.where), skips=True)
-                for r in no_rows
-            ),
-            *self._row_deletes(before, of_nodes, self._source.where),
-        ]
-        rules = plain_rules(self._source, after, self._sets)
-        return self._form([*deletes, *rules], leaves, operation=operation, num_first=len(deletes))
+        before = absolute((*base, "before"), base)
+        deleted = []
+        for source in self._sources:
+            maker = RuleMaker(leaves, before, source.each)
+            # The row of a label, or of a delete, was neither a node nor an edge.
+            no_rows = [rule for rule in (source.deletes, source.labels) if rule is not None]
+            skipped = [
+                Rule(type="delete", conditions=maker.conditions(rule.where), skips=True)
+                for rule in no_rows
+            ]
+            of_nodes = source.nodes.where if source.nodes is not None else {}
+            rules = [*skipped, *_row_deletes(source, maker, of_nodes, source.where)]
+            deleted.append(SourceRules(source, rules, maker.list))
+        made = self._of_sources(leaves, absolute((*base, "after"), base))
+        return self._form(made, leaves, deleted, operation=operation)
 
     def structured(self) -> Form:
         """CloudEvents with data and attributes in the value."""
         leaves = Leaves()
         inlined = leaves.number(("data_base64",))
-        rules = plain_rules(self._source, RuleMaker(leaves, absolute(("data",), ())), self._sets)
-        return self._form(rules, leaves, inlined=inlined, mark="specversion")
+        made = self._of_sources(leaves, absolute(("data",), ()))
+        return self._form(made, leaves, inlined=inlined, mark="specversion")
 
     def binary(self) -> Form:
         """CloudEvents whose value is the data, with the attributes in headers."""
 
         def place(path: str) -> Steps:
             steps = steps_of(path)
-            if steps[0] == "$envelope":
-                return ("$headers", f"{ATTRIBUTE}{steps[1]}")
+            if steps[0] == ENVELOPE:
+                return (HEADERS, f"{ATTRIBUTE}{steps[1]}")
             return steps
 
         leaves = Leaves()
-        rules = plain_rules(self._source, RuleMaker(leaves, place), self._sets)
-        return self._form(rules, _with_one_of_value(leaves))
+        made = self._of_sources(leaves, place)
+        return self._form(made, _with_one_of_value(leaves))
 
     def tombstone(self) -> Form | None:
-        """Null values, whose fields are those of the record's key; None where nothing is deleted
+        """Null values, with the fields of the record's key; None where nothing is deleted
         by them."""
 
         def place(path: str) -> Steps:
             steps = steps_of(path)
-            return steps if steps[0] in ("$key", "$headers") else ("$key", *steps)
+            return steps if steps[0] in OF_RECORD else (KEY, *steps)
 
         leaves = Leaves()
         maker = RuleMaker(leaves, place)
-        rules: Sequence[Rule] = ()
-        if self._source.envelope == "debezium":
-            rules = self._row_deletes(maker, {}, {})
-            if len(rules) > 1:
-                rules = [Rule(type="delete", conditions=(), refuses=EITHER)]
-        elif self._source.deletes is not None:
-            rule = self._source.deletes
-            rules = [maker.deletes({}, rule.fields, deleted_set(self._source, rule))]
-        return self._form(rules[:1], leaves) if rules else None
+        made: list[SourceRules] = []
+        for source in self._sources:
+            rules: Sequence[Rule] = ()
+            if source.envelope == "debezium":
+                rules = _row_deletes(source, maker, {}, {})
+            elif source.deletes is not None:
+                of_set = deleted_set(source, source.deletes)
+                rules = [maker.deletes({}, source.deletes.fields, of_set)]
+            # Sources may delete alike; otherwise nothing tells which of them is meant.
+            found = [(source.time, rule) for rule in rules]
+            known = [(one.source.time, rule) for one in made for rule in one.rules]
+            if len(found) > 1 or (known and found and found != known):
+                return self._form([SourceRules(source, [EITHER])], leaves)
+            if rules and not known:
+                made.append(SourceRules(source, rules))
+        return self._form(made, leaves) if made else None
 
-    def _row_deletes(self, maker: RuleMaker, of_nodes: Where, of_edges: Where) -> list[Rule]:
-        """What the delete of a row deletes: the node, or the edge, that the row was.
+    def _of_sources(self, leaves: Leaves, place: Place) -> list[SourceRules]:
+        """The rules of all sources. place: where paths lie in records."""
+        made = []
+        for source in self._sources:
+            maker = RuleMaker(leaves, place, source.each)
+            rules = plain_rules(source, maker, self._features(source))
+            made.append(SourceRules(source, rules, maker.list))
+        return made
 
-        of_nodes, of_edges: which rows were one.
-        """
-        source = self._source
-        rules = []
-        if source.nodes is not None:
-            of_node = DeleteFields(node=source.nodes.fields.id)
-            rules.append(maker.deletes(of_nodes, of_node, source.nodes.node_set))
-        if source.fields is not None:
-            # Without a time of its own an edge cannot be told from others of its ends.
-            fields = source.fields
-            if fields.time is None:
-                return [*rules, Rule(type="delete", conditions=(), refuses=NO_TIME)]
-            of_edge = DeleteFields(src=fields.src, dst=fields.dst, time=fields.time)
-            rules.append(maker.deletes(of_edges, of_edge, source.edge_set))
-        return rules
+    def _features(self, source: SourceSettings) -> FeatureSets:
+        """The features of the sets that a source names."""
+        schema, declared = self._rules.schema, self._rules.features
+        of_nodes = source.nodes.node_set if source.nodes is not None else None
+        edge_set = schema.edge_set_names.index(source.edge_set) if source.edge_set else 0
+        node_set = schema.node_set_names.index(of_nodes) if of_nodes else 0
+        return FeatureSets(declared.of_edges[edge_set], declared.of_nodes[node_set])
+
+    def _layout(self, of: SourceRules, leaves: Leaves) -> Layout:
+        """The layout of a source, once the paths of all are numbered."""
+        source = of.source
+        # Sources of one list share the columns of its elements.
+        each = None
+        if of.list:
+            inner = tuple(
+                (n, follow(steps) if steps else None)
+                for (inside, steps), n in leaves.of.items()
+                if inside == of.list
+            )
+            each = Each(leaves.of[(), of.list], source.each or "", inner)
+        time = source.time or self._time_unit
+        return Layout(
+            of.rules,
+            each,
+            source.also,
+            self._keys,
+            None if time == "record" else Times(time),
+            self._rules.schema,
+            self._rules.max_feature,
+        )
 
     def _form(
         self,
-        rules: Sequence[Rule],
+        made: Sequence[SourceRules],
         leaves: Leaves,
+        deleted: Sequence[SourceRules] = (),
         operation: int = -1,
         inlined: int = -1,
-        num_first: int = 0,
         mark: str = "",
     ) -> Form:
-        layout = Layout(
-            rules, leaves, self._keys, self._times, self._schema, self._max_feature, num_first
-        )
-        in_value = [n for path, n in leaves.of.items() if path[0] not in ("$key", "$headers")]
+        """The form of these rules, whose paths are numbered in `leaves`."""
+        whole = {n: steps for (inside, steps), n in leaves.of.items() if not inside}
+        in_value = [n for n, steps in whole.items() if steps[0] not in OF_RECORD]
         return Form(
-            layout,
-            Shape([path for path in leaves.of if path[0] not in ("$key", "$headers")]),
-            self._stand_in,
-            tuple(in_value),
-            tuple(
-                (n, _reader(path))
-                for path, n in leaves.of.items()
-                if path[0] in ("$key", "$headers")
+            layouts=tuple(self._layout(one, leaves) for one in made),
+            deleted=tuple(self._layout(one, leaves) for one in deleted),
+            paths=tuple((*inside, *steps) for inside, steps in leaves.of),
+            shape=Shape([whole[n] for n in in_value]),
+            stand_in=self._stand_in,
+            in_value=tuple(in_value),
+            of_record=tuple(
+                (n, _reader(steps)) for n, steps in whole.items() if steps[0] in OF_RECORD
             ),
-            operation,
-            inlined,
-            mark,
+            operation=operation,
+            inlined=inlined,
+            mark=mark,
         )
 
 
-EITHER = "nothing tells whether a node or an edge was deleted"
+def _row_deletes(
+    source: SourceSettings, maker: RuleMaker, of_nodes: Where, of_edges: Where
+) -> list[Rule]:
+    """The deletes of a row: of the node, or of the edge, that the row was.
+
+    of_nodes, of_edges: which rows were one.
+    """
+    rules = []
+    if source.nodes is not None:
+        of_node = DeleteFields(node=source.nodes.fields.id)
+        rules.append(maker.deletes(of_nodes, of_node, source.nodes.node_set))
+    if source.fields is not None:
+        # Without a time of its own an edge is one of many between its ends.
+        fields = source.fields
+        if fields.time is None:
+            of_rows = maker.conditions(of_edges)
+            return [*rules, Rule(type="delete", conditions=of_rows, refuses=NO_TIME)]
+        of_edge = DeleteFields(src=fields.src, dst=fields.dst, time=fields.time)
+        rules.append(maker.deletes(of_edges, of_edge, source.edge_set))
+    return rules
+
+
+EITHER = Rule(
+    type="delete", conditions=(), refuses="nothing tells whether a node or an edge was deleted"
+)
+"""The rule of null values that could be a delete of several things."""
 NO_TIME = "time is record, so nothing tells which edge was deleted"
 
 
 def _with_one_of_value(leaves: Leaves) -> Leaves:
     """The leaves with one of the value among them, which tells how many objects it holds."""
-    if all(path[0] in ("$key", "$headers") for path in leaves.of):
+    if all(steps[0] in OF_RECORD for inside, steps in leaves.of if not inside):
         leaves.number(("type",))
     return leaves
 
 
 def _reader(path: Steps) -> Callable[[Any], Any]:
     """A function that reads a path into a record's key or headers; None where there is nothing."""
-    if path[0] == "$headers":
+    if path[0] == HEADERS:
         name = path[1]
 
         def header(record: Any) -> Any:

@@ -17,20 +17,24 @@ from streamd.errors import BadEvent
 Steps = tuple[str, ...]
 Columns = list[Sequence[Any]]
 """One sequence of values for each path of a shape; None where a record has no such field."""
+Walk = Callable[[Any], Any]
+"""A function from parsed JSON to a value inside it, None where there is none."""
 PLACE = re.compile("[0-9]{1,9}")
 """A step that is a place in a list, where there is one."""
-FAILURES = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+MAX_BLANKS = 64
+"""Text that holds JSON has a brace among so many characters."""
+FAILURES = (msgspec.MsgspecError, UnicodeError, RecursionError)
 _any = msgspec.json.Decoder()
 
 
 class Shape:
     """The fields at some paths of a record. Owner: a mapping; it has no state.
 
-    A field that is absent, null, or below a scalar reads as None.
+    A field that is absent, null, or below a scalar reads as None. Text that holds JSON is read as
+    that JSON if a path leads into it.
     """
 
     def __init__(self, paths: Sequence[Steps]) -> None:
-        self._walks = [follow(path) for path in paths]
         # A path ends as a type of its own where a place in a list or another path's end begins.
         ends = {path[:i] for path in paths for i in range(1, len(path)) if PLACE.fullmatch(path[i])}
         ends |= set(paths)
@@ -50,17 +54,17 @@ class Shape:
             return None
         try:
             rows = self._decoder.decode_lines(lines)
+            return self._columns(rows) if len(rows) == len(values) else None
         except FAILURES:
             return None
-        return self._columns(rows) if len(rows) == len(values) else None
 
     def of_array(self, value: bytes) -> Columns | None:
         """The columns of a JSON array of objects; None where it is anything else, or empty."""
         try:
             rows = self._list.decode(value)
+            return self._columns(rows) if rows else None
         except FAILURES:
             return None
-        return self._columns(rows) if rows else None
 
     def of_one(self, raw: bytes | msgspec.Raw) -> list[Any]:
         """The values of one object. Raises: BadEvent where it is none."""
@@ -72,13 +76,16 @@ class Shape:
 
     def of_row(self, row: Any) -> list[Any]:
         """The values of one object that is parsed already. Raises: BadEvent where it is none."""
+        row = open_text(row)
         if type(row) is not dict:
             raise BadEvent("wrong_type", f"an event is an object, not {kind_of(row)}")
-        return [walk(row) for walk in self._walks]
+        values = [None] * self._num_columns
+        self._root.read(row, values)
+        return values
 
     def of_rows(self, rows: Sequence[dict[str, Any]]) -> Columns:
         """The columns of objects that are parsed already."""
-        return [[walk(row) for row in rows] for walk in self._walks]
+        return list(zip(*map(self.of_row, rows), strict=True)) or [[]] * self._num_columns
 
     def _columns(self, rows: list[Any]) -> Columns:
         columns: Columns = [[]] * self._num_columns
@@ -91,15 +98,17 @@ class _Branch:
 
     def __init__(self) -> None:
         self._branches: dict[str, _Branch] = {}
-        self._leaves: dict[str, list[tuple[int, Steps]]] = {}
+        self._leaves: dict[str, list[tuple[int, Walk | None]]] = {}
         self.type: Any = None
         self._empty: Any = None
+        self._decoder: Any = None
         self._getters: list[Callable[[Any], Any]] = []
 
     def add(self, path: Steps, column: int, rest: Steps) -> None:
         """Add a column at a path. rest: what is walked from there on, in Python."""
         if len(path) == 1:
-            self._leaves.setdefault(path[0], []).append((column, rest))
+            walk = follow(rest) if rest else None
+            self._leaves.setdefault(path[0], []).append((column, walk))
         else:
             self._branches.setdefault(path[0], _Branch()).add(path[1:], column, rest)
 
@@ -110,7 +119,8 @@ class _Branch:
         kinds: list[Any] = []
         for branch in self._branches.values():
             branch.make()
-            kinds.append(branch.type | None)
+            # Text may hold the object as JSON.
+            kinds.append(branch.type | str | None)
         kinds += [Any] * len(self._leaves)
         self.type = msgspec.defstruct(
             "Fields",
@@ -120,29 +130,76 @@ class _Branch:
             eq=False,
         )
         self._empty = self.type()
+        self._decoder = msgspec.json.Decoder(self.type)
         self._getters = [operator.attrgetter(a) for a in attributes]
 
     def fill(self, rows: Sequence[Any], columns: Columns) -> None:
-        """Put the fields of rows of this type, or None for an absent one, into their columns."""
+        """Put the fields of rows into their columns.
+
+        rows: of this type, text, or None for an absent one. Raises: as msgspec, if text holds JSON
+        of another form.
+        """
         if None in rows:
             rows = [self._empty if row is None else row for row in rows]
         # Field by field: a tuple for each row would be one more object to collect.
+        try:
+            parts = [list(map(get, rows)) for get in self._getters]
+        except AttributeError:
+            # Text has no such attributes. Only topics with JSON as text pay for looking at it.
+            rows = [self._of_text(row) if type(row) is str else row for row in rows]
+            parts = [list(map(get, rows)) for get in self._getters]
         below: list[Any] = [*self._branches.values(), *self._leaves.values()]
-        for get, branch in zip(self._getters, below, strict=True):
-            part = list(map(get, rows))
+        for part, branch in zip(parts, below, strict=True):
             if isinstance(branch, _Branch):
                 branch.fill(part, columns)
                 continue
-            for column, rest in branch:
-                columns[column] = list(map(follow(rest), part)) if rest else part
+            for column, walk in branch:
+                columns[column] = part if walk is None else list(map(walk, part))
+
+    def _of_text(self, text: str) -> Any:
+        """The object that text holds as JSON, an empty one if it holds none. Raises: as msgspec, if
+        the object has another form."""
+        if text[:MAX_BLANKS].lstrip()[:1] != "{":
+            return self._empty
+        try:
+            return self._decoder.decode(text)
+        except msgspec.ValidationError:
+            raise
+        except FAILURES:
+            return self._empty
+
+    def read(self, value: Any, values: list[Any]) -> None:
+        """Put the fields of parsed JSON into `values`, by the numbers of their columns."""
+        # Below a scalar there is nothing: the columns keep None.
+        value = open_text(value)
+        if type(value) is not dict:
+            return
+        for name, branch in self._branches.items():
+            branch.read(value.get(name), values)
+        for name, leaves in self._leaves.items():
+            for column, walk in leaves:
+                at = value.get(name)
+                values[column] = at if walk is None else walk(at)
 
 
-def follow(steps: Steps) -> Callable[[Any], Any]:
-    """A function that follows steps through parsed JSON."""
+def open_text(value: Any) -> Any:
+    """The object or list that text holds as JSON; any other value as it is."""
+    if type(value) is not str or value[:MAX_BLANKS].lstrip()[:1] not in ("{", "["):
+        return value
+    try:
+        return _any.decode(value)
+    except FAILURES:
+        return value
+
+
+def follow(steps: Steps) -> Walk:
+    """A function that follows steps through parsed JSON, and into text that holds JSON."""
     places = [(step, int(step) if PLACE.fullmatch(step) else -1) for step in steps]
 
     def walk(value: Any) -> Any:
         for step, place in places:
+            if type(value) is str:
+                value = open_text(value)
             if type(value) is dict:
                 value = value.get(step)
             elif type(value) is list and 0 <= place < len(value):
@@ -152,6 +209,19 @@ def follow(steps: Steps) -> Callable[[Any], Any]:
         return value
 
     return walk
+
+
+def first_value(values: Sequence[Any]) -> Any:
+    """The first value that is neither null nor empty text; None if there is none."""
+    return next((value for value in values if value is not None and value != ""), None)
+
+
+def text_above(value: Any, steps: Steps) -> str:
+    """The path of the text in parsed JSON that ends the way along steps; empty if none does."""
+    for at in range(1, len(steps)):
+        if type(found := follow(steps[:at])(value)) is str and found == open_text(found):
+            return ".".join(steps[:at])
+    return ""
 
 
 def parsed(raw: bytes | msgspec.Raw) -> Any:

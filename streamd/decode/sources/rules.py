@@ -10,16 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamd.decode.block import Edges
-from streamd.decode.encoded_decimals import decimal_hint
-from streamd.decode.encoding import Feature, Times, as_key, key_hint
-from streamd.decode.node_ids import INT64_MAX, KeyTable
-from streamd.decode.rounding import EXACT, NOTHING, count_rounded
-from streamd.decode.sources.paths import Columns, Steps, follow, kind_of
-from streamd.decode.wire import EventType, WireEvent
+from streamd.decode.encoding import Feature, as_key, key_hint
+from streamd.decode.node_ids import INT64_MAX
+from streamd.decode.sources.paths import Columns, Steps, first_value, kind_of
+from streamd.decode.wire import EventType
 from streamd.errors import BadEvent
-from streamd.events import Bools, Int64, Schema
 from streamd.settings.sources import (
+    ENVELOPE,
     DeleteFields,
     DeleteRule,
     EdgeFields,
@@ -30,29 +27,33 @@ from streamd.settings.sources import (
     Scalar,
     SourceSettings,
     Where,
+    is_outside,
     steps_of,
 )
 
-MAX_KEPT_KEYS = 200_000
-"""Most keys whose numbers a field remembers beside the key table, about 30 MB."""
 Place = Callable[[str], Steps]
 """Where in a record a path of the settings lies."""
 
 
 class Leaves:
-    """Numbers the paths that a layout's rules read, each once."""
+    """Numbers the paths that the rules of a form read, each once.
+
+    of: numbers by list and steps. A path into the elements of a list has the list's steps and those
+    inside an element; any other has no list.
+    """
 
     def __init__(self) -> None:
-        self.of: dict[Steps, int] = {}
+        self.of: dict[tuple[Steps, Steps], int] = {}
 
-    def number(self, steps: Steps) -> int:
-        return self.of.setdefault(steps, len(self.of))
+    def number(self, steps: Steps, inside: Steps = ()) -> int:
+        return self.of.setdefault((inside, steps), len(self.of))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
     """A field of an event. leaf: number of its path, -1 for a constant. path: in the settings'
-    words, for errors. type: of keys; None keeps the type of each value."""
+    words, for errors. type: of keys; None keeps the type of each value. others: numbers of further
+    paths, of which the first that has a value counts if the path has none."""
 
     name: str
     path: str
@@ -61,10 +62,13 @@ class Source:
     prefix: str
     default: Any
     type: KeyType | None = None
+    others: tuple[int, ...] = ()
 
     def of(self, row: Sequence[Any]) -> Any:
         """The value in a record; None where there is none."""
         value = self.constant if self.leaf < 0 else row[self.leaf]
+        if self.others:
+            value = first_value([value, *(row[leaf] for leaf in self.others)])
         return self.default if value is None else value
 
     def column(self, columns: Columns, count: int) -> Sequence[Any]:
@@ -72,6 +76,9 @@ class Source:
         if self.leaf < 0:
             return [self.constant] * count
         values = columns[self.leaf]
+        if self.others:
+            several = zip(values, *(columns[leaf] for leaf in self.others), strict=True)
+            values = list(map(first_value, several))
         if self.default is not None and None in values:
             return [self.default if v is None else v for v in values]
         return values
@@ -95,54 +102,14 @@ class Source:
         return f"{self.prefix}{value}" if self.prefix else value
 
     @property
+    def leaves(self) -> tuple[int, ...]:
+        """The numbers of all its paths."""
+        return () if self.leaf < 0 else (self.leaf, *self.others)
+
+    @property
     def words(self) -> str:
         """Field and path, for errors."""
         return self.name if self.path == self.name else f"{self.name} ({self.path})"
-
-
-class KeyColumn:
-    """Numbers of the keys in one field. Owner: a mapping. It remembers those with a prefix."""
-
-    def __init__(self, source: Source, keys: KeyTable, node_set: int) -> None:
-        self._source = source
-        self._keys = keys
-        self._node_set = node_set
-        self._epoch = keys.epoch
-        self._known: dict[str | int, int] = {}
-
-    def numbers(self, columns: Columns, count: int) -> Int64 | None:
-        """int64[count] numbers in the key table; None where one key is not valid."""
-        values = self._source.column(columns, count)
-        kind = self._source.type
-        if kind is not None or float in set(map(type, values)):
-            values = [as_key(value, kind) for value in values]
-            if kind == "integer" and str in set(map(type, values)):
-                return None
-        # True and 1.0 equal 1, so the types are looked at first.
-        if not set(map(type, values)) <= {str, int}:
-            return None
-        prefix = self._source.prefix
-        if not prefix:
-            return self._keys.numbers(values, self._node_set)
-        if self._epoch != self._keys.epoch or len(self._known) > MAX_KEPT_KEYS:
-            self._known.clear()
-            self._epoch = self._keys.epoch
-
-        # The usual case in one pass: all keys are known.
-        get = self._known.get
-        try:
-            return np.fromiter(map(get, values), np.int64, count)
-        except TypeError:
-            pass
-        try:
-            for value in values:
-                if value not in self._known:
-                    if value == "" or (type(value) is int and abs(value) > INT64_MAX):
-                        return None
-                    self._known[value] = self._keys.number(f"{prefix}{value}", "", self._node_set)
-        except BadEvent:
-            return None
-        return np.fromiter(map(get, values), np.int64, count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,13 +130,13 @@ class Condition:
         return np.fromiter(map(self.values.__contains__, column), np.bool_, len(column))
 
 
-def meets(where: Where, row: Any) -> bool:
+def meets(where: Where, read: Callable[[str], Sequence[Any]]) -> bool:
     """Whether a record's data meets the conditions by path; ignores conditions on its key or
-    headers."""
+    headers. read: the values of the record at a path, several for the elements of a list."""
     return all(
-        _comparable(follow(steps_of(path))(row)) in map(_comparable, values)
+        not {*map(_comparable, read(path))}.isdisjoint(map(_comparable, values))
         for path, values in where.items()
-        if path[0] != "$"
+        if not is_outside(steps_of(path))
     )
 
 
@@ -203,166 +170,39 @@ class Rule:
     def holds(self, row: Sequence[Any]) -> bool:
         return all(c.holds(row) for c in self.conditions)
 
-
-class Layout:
-    """The rules of a source for records of one form. Owner: the source's decoder.
-
-    leaves: numbers of all paths that the rules read, in order.
-    """
-
-    def __init__(
-        self,
-        rules: Sequence[Rule],
-        leaves: Leaves,
-        keys: KeyTable,
-        times: Times | None,
-        schema: Schema,
-        max_feature: float,
-        num_of_deleted: int = 0,
-    ) -> None:
-        """times: reads times, None for those of the records. num_of_deleted: how many rules at the
-        beginning are for records that say of themselves that their row was deleted."""
-        self.of_deleted = tuple(rules[:num_of_deleted])
-        self.rules = tuple(rules[num_of_deleted:])
-        self.paths = tuple(leaves.of)
-        self._times = times
-        self._schema = schema
-        self._max_feature = max_feature
-        last = self.rules[-1] if self.rules else None
-        self._edges = last if last is not None and last.type == "edge" else None
-        self._edge_set = 0
-        if self._edges is not None and self._edges.set_name is not None:
-            self._edge_set = schema.edge_set_names.index(self._edges.set_name)
-        self._width = (
-            sum(feature.width for feature, _ in self._edges.features) if self._edges else 0
-        )
-        edge_keys = self._edges.keys.values() if self._edges is not None else ()
-        of_ends = zip(edge_keys, schema.ends_of(self._edge_set), strict=False)
-        self._ends = [KeyColumn(source, keys, node_set) for source, node_set in of_ends]
-
-    def split(self, columns: Columns, count: int) -> tuple[Bools, Bools]:
-        """Which of `count` records are edges, and which are other events: bool[count] each.
-
-        Those that are neither are to be skipped.
-        """
-        others = np.zeros(count, np.bool_)
-        edges = np.zeros(count, np.bool_)
-        for rule in self.rules:
-            met = np.ones(count, np.bool_)
-            for condition in rule.conditions:
-                met &= condition.column(columns)
-            # Edges have the last rule, so no other one is tried behind it.
-            if rule is self._edges:
-                edges = met & ~others
-            else:
-                others |= met
-        return edges, others
-
-    def edges(self, columns: Columns, stamp: Any, count: int) -> Edges | None:
-        """The columns of `count` records that are all edges; None where one is not valid.
-
-        stamp: timestamps of the records, microseconds, as in `Origin`.
-        """
-        rule = self._edges
-        assert rule is not None
-        if self._times is None:
-            stamp_E = np.broadcast_to(stamp, count)
-            time = stamp_E if (stamp_E >= 0).all() else None
-        else:
-            assert rule.time is not None
-            time = self._times.column(rule.time.column(columns, count))
-        of_src, of_dst = self._ends
-        src = None if time is None else of_src.numbers(columns, count)
-        dst = None if src is None else of_dst.numbers(columns, count)
-        if time is None or src is None or dst is None:
-            return None
-
-        # Features side by side; compared as float64, where float32 would be infinite.
-        values = np.empty((count, self._width), np.float32)
-        rounded = NOTHING
-        at = 0
-        for feature, source in rule.features:
-            missing = [None] * count
-            part = feature.column(missing if source is None else source.column(columns, count))
-            largest = np.nan if part is None else np.abs(part).max(initial=0)
-            if part is None or not largest <= self._max_feature:
-                return None
-            if largest > EXACT:
-                rounded += count_rounded(part, [feature.name] * feature.width)
-            values[:, at : at + feature.width] = part
-            at += feature.width
-        return Edges(time, src, dst, self._schema.edge_rows(self._edge_set, values), rounded)
-
-    def event(self, row: Sequence[Any], stamp_us: int, deleted: bool = False) -> WireEvent | None:
-        """The event of one record, with its time in microseconds; None where no rule holds.
-
-        Args: row: the values at the paths; stamp_us: the record's timestamp; deleted: whether it
-        says that its row was deleted.
-        Raises: BadEvent.
-        """
-        rules = self.of_deleted if deleted else self.rules
-        rule = next((r for r in rules if r.holds(row)), None)
-        return None if rule is None or rule.skips else self._event(rule, row, stamp_us)
-
-    def _event(self, rule: Rule, row: Sequence[Any], stamp_us: int) -> WireEvent:
-        """The event that a rule makes of a record. Raises: BadEvent."""
-        if rule.refuses:
-            raise BadEvent("unsupported", rule.refuses)
-        event = WireEvent(type=rule.type)
-        if rule.type == "edge" or "src" in rule.keys:
-            event.edge_set = rule.set_name
-        else:
-            event.node_set = rule.set_name
-        for name, source in rule.keys.items():
-            setattr(event, name, source.key(row))
-        if rule.type != "node" and "node" not in rule.keys or rule.type == "label":
-            event.time = self._time(rule, row, stamp_us)
-        if rule.features:
-            event.features = [
-                number
-                for feature, source in rule.features
-                for number in feature.one(
-                    None if source is None else source.of(row),
-                    "" if source is None else source.path,
-                )
-            ]
-        if rule.target:
-            event.target = [n for source in rule.target for n in _targets(source, row)]
-        return event
-
-    def _time(self, rule: Rule, row: Sequence[Any], stamp_us: int) -> int:
-        if rule.time is not None and self._times is not None:
-            return self._times.one(rule.time.of(row), rule.time.words)
-        if stamp_us < 0:
-            raise BadEvent("bad_time", "the record has no timestamp in ms")
-        return stamp_us
-
-
-def _targets(source: Source, row: Sequence[Any]) -> list[float]:
-    """The numbers of one target: a number, truth value or list of numbers. Raises: BadEvent."""
-    value = source.of(row)
-    numbers = value if isinstance(value, list) else [value]
-    if all(type(n) in (int, float, bool) for n in numbers):
-        try:
-            return [float(n) for n in numbers]
-        except OverflowError:
-            raise BadEvent("bad_features", f"{source.words} is out of range") from None
-    reason = "missing_field" if value is None else "wrong_type"
-    what = f"{kind_of(value)}, not a number{decimal_hint(value)}"
-    what = "missing" if value is None else what
-    raise BadEvent(reason, f"{source.words} is {what}")
+    @property
+    def leaves(self) -> frozenset[int]:
+        """The numbers of all paths that it reads."""
+        of_features = [source for _, source in self.features]
+        sources = (*self.keys.values(), self.time, *of_features, *self.target)
+        read = {leaf for source in sources if source is not None for leaf in source.leaves}
+        return frozenset(read | {condition.leaf for condition in self.conditions})
 
 
 class RuleMaker:
-    """Compiles a source's rules for one form of records. place: where their paths lie in it."""
+    """Compiles a source's rules for one form of records.
 
-    def __init__(self, leaves: Leaves, place: Place) -> None:
+    place: where their paths lie in it. each: path of the list of which each element is an event.
+    """
+
+    def __init__(self, leaves: Leaves, place: Place, each: str | None = None) -> None:
         self._leaves = leaves
         self._place = place
+        self.list: Steps = () if each is None else place(each)
+        """Steps of the list; none without `each`."""
+        if self.list:
+            leaves.number(self.list)
 
     def condition(self, path: str, values: Sequence[Scalar]) -> Condition:
-        leaf = self._leaves.number(self._place(path))
-        return Condition(leaf, frozenset(map(_comparable, values)))
+        return Condition(self._leaf(path), frozenset(map(_comparable, values)))
+
+    def _leaf(self, path: str) -> int:
+        """The number of a path. One that begins with the list leads into its elements."""
+        steps = self._place(path)
+        num = len(self.list)
+        if num and steps[:num] == self.list:
+            return self._leaves.number(steps[num:], self.list)
+        return self._leaves.number(steps)
 
     def conditions(self, where: Where) -> tuple[Condition, ...]:
         return tuple(self.condition(path, values) for path, values in where.items())
@@ -413,11 +253,12 @@ class RuleMaker:
         )
 
     def source(self, name: str, given: FieldSettings) -> Source:
-        leaf = -1 if given.path is None else self._leaves.number(self._place(given.path))
+        leaves = [self._leaf(path) for path in given.path] or [-1]
         return Source(
             name=name,
-            path=given.path or "constant",
-            leaf=leaf,
+            path=" or ".join(given.path) or "constant",
+            leaf=leaves[0],
+            others=tuple(leaves[1:]),
             constant=None if given.constant is None else given.constant,
             prefix=given.prefix,
             default=given.default,
@@ -443,10 +284,10 @@ def absolute(base: Steps, envelope: Steps) -> Place:
 
     def place(path: str) -> Steps:
         steps = steps_of(path)
-        if steps[0] == "$envelope":
+        if steps[0] == ENVELOPE:
             return (*envelope, *steps[1:])
         # The record's key and headers are not in its value.
-        return steps if steps[0].startswith("$") else (*base, *steps)
+        return steps if is_outside(steps) else (*base, *steps)
 
     return place
 

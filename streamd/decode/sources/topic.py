@@ -1,28 +1,25 @@
 """Topics in a shape of their own: a source's mapping applied to Kafka records."""
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import msgspec
-import numpy as np
 
-from streamd.decode.block import Block, EventRows, Origin, empty_block, joined, timestamp_us
+from streamd.decode.block import Block, Origin, Taken, timestamp_us
 from streamd.decode.checks import EventChecker, Rules
 from streamd.decode.encoding import Times
 from streamd.decode.error_texts import MAX_TEXT, foreign
 from streamd.decode.headers import content_header, content_of, media_type_of
 from streamd.decode.notices import Notices
 from streamd.decode.own_events import OwnEvents
-from streamd.decode.record_items import RecordItems
-from streamd.decode.rounding import NOTHING
+from streamd.decode.record_items import ItemEvents, RecordItems
 from streamd.decode.sources.cloudevents import STRUCTURED, as_structured, mode_of, with_data
+from streamd.decode.sources.column_events import column_events
 from streamd.decode.sources.drop_keys import DropKeys
 from streamd.decode.sources.envelopes import CHANGED, DELETED, TRUNCATED, Form, FormMaker, forms_of
 from streamd.decode.sources.formats import Format
 from streamd.decode.sources.paths import Columns, kind_of, parsed
-from streamd.decode.sources.rules import FeatureSets
 from streamd.decode.time_units import UNITS_NS
 from streamd.decode.wire import (
     OWN_EVENT,
@@ -50,23 +47,28 @@ WRAPPED = b'{"schema"'
 
 
 class MappedTopic:
-    """Reads records of one topic by its source's mapping. Owner: the decoder. See `TopicReader`.
+    """Reads records of one topic by its sources' mapping. Owner: the decoder. See `TopicReader`.
 
     It remembers the last record of each partition and the last one that deleted a row: a tombstone
     with the same key directly after that one is skipped.
     """
 
     def __init__(
-        self, source: SourceSettings, rules: Rules, own: OwnEvents, form: Format | None
+        self,
+        sources: Sequence[SourceSettings],
+        rules: Rules,
+        own: OwnEvents,
+        form: Format | None,
     ) -> None:
-        """own: reads our own events; the topic has the same keys and sets. form: of the values,
-        None for JSON."""
-        time = source.time or rules.time_unit
-        has_unit = time in UNITS_NS
+        """sources: of the topic, in order. own: reads our own events; the topic has the same keys
+        and sets. form: of the values, None for JSON."""
+        source = sources[0]
+        times = list(dict.fromkeys(one.time or rules.time_unit for one in sources))
+        has_unit = len(times) == 1 and times[0] in UNITS_NS
         # Times arrive at the checker in microseconds, whatever their unit is in the record.
         self._rules = replace(
             rules,
-            time_unit=time if has_unit else "us",
+            time_unit=times[0] if has_unit else "us",
             unit_setting=f"time in the source of {source.topic}" if has_unit else "",
         )
         self.notices = Notices(self._rules.time_unit, self._rules.unit_setting)
@@ -76,16 +78,11 @@ class MappedTopic:
         )
         self._own, self._own_in_us = own, own.checked_by(in_us)
         self._source = source
-        self._times = Times(time)
-        of_nodes = source.nodes.node_set if source.nodes is not None else None
-        names = rules.schema.edge_set_names, rules.schema.node_set_names
-        sets = FeatureSets(
-            rules.features.of_edges[names[0].index(source.edge_set) if source.edge_set else 0],
-            rules.features.of_nodes[names[1].index(of_nodes) if of_nodes else 0],
-        )
-        maker = FormMaker(source, sets, self.checker.keys, rules.schema, rules.max_feature, time)
-        self._drop_keys = DropKeys(source, own.checker.keys)
-        self._forms = forms_of(source, maker, form is None)
+        # Formats with times of their own are read alike by all sources.
+        self._times = Times(next((time for time in times if time != "record"), "record"))
+        maker = FormMaker(sources, rules, self.checker.keys, rules.time_unit)
+        self._drop_keys = DropKeys(sources, own.checker.keys)
+        self._forms = forms_of(sources, maker, form is None)
         self._tombstone = maker.tombstone()
         self._format = form
         self._newest: dict[int, int] = {}
@@ -179,7 +176,7 @@ class MappedTopic:
 
     def block(
         self, form: Form, records: Sequence[Any], partition: int, now_us: int
-    ) -> Block | None:
+    ) -> Taken | None:
         """The events of records of one object each, without those to be skipped; None if one has
         to be decoded alone."""
         of_values = self._columns_of_values(form, records)
@@ -205,53 +202,19 @@ class MappedTopic:
 
     def _block(
         self, form: Form, records: Sequence[Any], of_values: Columns, origin: Origin
-    ) -> Block | None:
-        """As `block`. records: of each event. of_values: the columns that are in the values."""
+    ) -> Taken | None:
+        """As `block`. records: of each object. of_values: the columns that are in the values."""
         columns = form.columns(records, of_values)
         if columns is None:
             return None
-        # Each event goes by the first rule whose conditions it meets.
-        is_edge, is_other = form.layout.split(columns, len(records))
-        at_edges, at_others = np.flatnonzero(is_edge), np.flatnonzero(is_other)
+        most = self._rules.max_record_events
+        taken = column_events(form, columns, origin, len(records), self.checker, most)
+        if taken is not None:
+            self.notices.rounded(taken.rounded)
+        return taken
 
-        # Edges as columns, events of other types from the same columns one by one.
-        rounded = NOTHING
-        made: list[Block] = []
-        if len(at_edges):
-            columns_E, origin_E = columns, origin
-            if len(at_edges) < len(records):
-                kept = is_edge.tolist()
-                columns_E = [list(itertools.compress(column, kept)) for column in columns]
-                origin_E = origin.take(is_edge)
-            edges = form.layout.edges(columns_E, origin_E.stamp, len(at_edges))
-            block = None if edges is None else self.checker.block(edges, origin_E)
-            if edges is None or block is None:
-                return None
-            rounded += edges.rounded
-            made.append(block)
-        if len(at_others):
-            rows = EventRows(origin.source, origin.now_us, self._rules.schema.edge_feature_dim)
-            try:
-                for i in at_others.tolist():
-                    offset, item, stamp_us = origin.of(i)
-                    event = form.layout.event([column[i] for column in columns], stamp_us)
-                    assert event is not None
-                    latest_us = self.checker.latest(stamp_us, origin.now_us)
-                    checked = self.checker.event(event, stamp_us, latest_us, 1)
-                    rounded += checked.rounded
-                    rows.add(checked, offset, item, stamp_us)
-            except BadEvent:
-                return None
-            made.append(rows.block())
-
-        # Together in the order in which the records hold them.
-        self.notices.rounded(rounded)
-        if len(made) == 2:
-            return joined(made).take(np.argsort(np.concatenate([at_edges, at_others])))
-        return made[0] if made else empty_block(self._rules.schema.edge_feature_dim)
-
-    def open(self, record: Any, partition: int, now_us: int) -> tuple[Block, int] | RecordItems:
-        """The events of a record of any kind and the number of its items, or the items.
+    def open(self, record: Any, partition: int, now_us: int) -> Taken | RecordItems:
+        """The events of a record of any kind, or its items.
 
         Raises: BadEvent, SchemaRegistryError.
         """
@@ -274,15 +237,15 @@ class MappedTopic:
             self._rules.check_count(count)
             if columns is not None:
                 origin = Origin.of_items(record, count, partition, now_us)
-                block = self._block(form, [record] * count, list(columns), origin)
-                if block is not None:
-                    return block, count
+                taken = self._block(form, [record] * count, list(columns), origin)
+                if taken is not None:
+                    return taken
             items = items or elements(value)
         return self._json_items(form, record, items, partition)
 
     def _open_rows(
         self, form: Form, record: Any, partition: int, now_us: int
-    ) -> tuple[Block, int] | RecordItems:
+    ) -> Taken | RecordItems:
         """As `open`, for a record of another format. Raises: BadEvent, SchemaRegistryError."""
         assert self._format is not None
         value = self._format.value_of(record)
@@ -290,9 +253,9 @@ class MappedTopic:
         self._rules.check_count(len(rows))
         if all(type(row) is dict for row in rows):
             origin = Origin.of_items(record, len(rows), partition, now_us)
-            block = self._block(form, [record] * len(rows), form.shape.of_rows(rows), origin)
-            if block is not None:
-                return block, len(rows)
+            taken = self._block(form, [record] * len(rows), form.shape.of_rows(rows), origin)
+            if taken is not None:
+                return taken
         # One row is sent again as it came, one of several as JSON, and so is one whose attributes
         # are in headers, which a letter does not hold.
         is_binary = form is self._forms.get("binary")
@@ -307,7 +270,9 @@ class MappedTopic:
         return RecordItems(
             record=record,
             items=rows,
-            read=lambda row: self._event(form, record, form.shape.of_row(row), partition),
+            read=lambda row: self._events(
+                form, record, form.shape.of_row(row), partition, lambda: row
+            ),
             raw=raw,
             scale=1,
             content_type=content_header(record) if as_it_came else OWN_ROW,
@@ -317,7 +282,7 @@ class MappedTopic:
         """The JSON objects of one record."""
         is_binary = form is self._forms.get("binary")
 
-        def read(item: bytes | msgspec.Raw) -> WireEvent | None:
+        def read(item: bytes | msgspec.Raw) -> ItemEvents:
             of_value = form.shape.of_one(item)
             form.check_mark(of_value, item)
             if form.inlined >= 0 and of_value[form.inlined] is not None:
@@ -329,7 +294,7 @@ class MappedTopic:
                     of_other = other.shape.of_one(item)
                     if of_other[other.operation] is not None:
                         chosen, of_value = other, of_other
-            return self._event(chosen, record, of_value, partition)
+            return self._events(chosen, record, of_value, partition, lambda: parsed(item))
 
         # A letter holds no headers, so attributes that were there go into the value.
         return RecordItems(
@@ -343,18 +308,23 @@ class MappedTopic:
             content_type=OWN_ROW if is_binary else "",
         )
 
-    def _event(
-        self, form: Form, record: Any, of_value: Sequence[Any], partition: int
-    ) -> WireEvent | None:
-        """The event of one object; None where it is to be skipped. Raises: BadEvent."""
+    def _events(
+        self,
+        form: Form,
+        record: Any,
+        of_value: Sequence[Any],
+        partition: int,
+        parse: Callable[[], Any],
+    ) -> ItemEvents:
+        """The events of one object. parse: returns the whole object. Raises: BadEvent."""
         row = form.row(record, of_value)
-        deleted = False
+        is_deleted = False
         if form.operation >= 0:
             operation = row[form.operation]
             if operation is None:
                 raise BadEvent("missing_field", "op is missing: this is no event of Debezium")
-            deleted = operation == DELETED
-            if deleted:
+            is_deleted = operation == DELETED
+            if is_deleted:
                 self._row_delete[partition] = record.offset, record.key
             elif type(operation) is not str:
                 what = f"op is {kind_of(operation)}: this is no event of Debezium"
@@ -362,13 +332,23 @@ class MappedTopic:
             elif operation not in CHANGED:
                 if operation == TRUNCATED:
                     self._note_truncate()
-                return None
-        try:
-            return form.layout.event(row, timestamp_us(record), deleted)
-        except BadEvent as bad:
-            if deleted and bad.reason == "missing_field":
-                raise BadEvent(bad.reason, f"{bad}: {WHOLE_ROWS}") from None
-            raise
+                return [None]
+        most = self._rules.max_record_events
+        found = form.events(row, timestamp_us(record), is_deleted, most)
+        return [
+            self._explained(form, event, is_deleted, parse)
+            if isinstance(event, BadEvent)
+            else event
+            for event in found
+        ]
+
+    def _explained(
+        self, form: Form, bad: BadEvent, is_deleted: bool, parse: Callable[[], Any]
+    ) -> BadEvent:
+        """An error of an object's event that also names its likely cause."""
+        if is_deleted and bad.reason == "missing_field":
+            return BadEvent(bad.reason, f"{bad}: {WHOLE_ROWS}")
+        return form.name_text(bad, parse())
 
     def _note_truncate(self) -> None:
         """Count a truncated table, whose rows were edges that stay, and warn of it."""
@@ -383,7 +363,7 @@ class MappedTopic:
         if record.key is None or before != self._row_delete.get(partition):
             event = self._delete_of_key(record)
         return RecordItems(
-            record=record, items=[event], read=lambda e: e, raw=lambda _: b"", scale=1
+            record=record, items=[event], read=lambda e: [e], raw=lambda _: b"", scale=1
         )
 
     def _delete_of_key(self, record: Any) -> WireEvent | None:
@@ -393,7 +373,7 @@ class MappedTopic:
         if form is None or record.key is None:
             lacks = "the key is null too" if record.key is None else "the source has no deletes"
             raise BadEvent("tombstone", f"the value is null, and {lacks}")
-        try:
-            return form.layout.event(form.row(record, ()), timestamp_us(record))
-        except BadEvent as bad:
-            raise BadEvent("tombstone", f"the value is null, and of its key: {bad}") from None
+        (event,) = form.events(form.row(record, ()), timestamp_us(record), False, 1)
+        if isinstance(event, BadEvent):
+            raise BadEvent("tombstone", f"the value is null, and of its key: {event}")
+        return event

@@ -1,0 +1,68 @@
+"""Paths of a topic's sources at which no record of a sample has a value."""
+
+from collections.abc import Collection, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from streamd.decode.sources.paths import follow, open_text
+from streamd.decode.sources.rules import meets
+from streamd.exchange.field_values import fields_of_rows, objects_of, unwrapped
+from streamd.settings.sets import nearest_of
+from streamd.settings.sources import SourceSettings, fields_of, is_outside, steps_of
+
+
+def absent_paths(sources: Sequence[SourceSettings], records: Sequence[Any]) -> list[str]:
+    """The paths of a topic's sources at which no record has a value, a sentence each.
+
+    A rule's fields are searched in the records that meet its conditions, and that no source before
+    it takes. Paths into the envelope, the record's key and its headers are not checked; records
+    that are not JSON are skipped.
+    """
+    _, rows = unwrapped(objects_of(records, [])[0], records, [])
+    seen = fields_of_rows(rows).scalars
+    sentences: dict[str, None] = {}
+    # Each source sees what those before it left, as in ingest.
+    left = rows
+    for source in sources:
+        among = rows if source.also else left
+        taken: set[int] = set()
+        for rule in source.rules:
+            if rule.fields is None:
+                continue
+            met = [row for row in among if meets(rule.where, partial(_read, source, row))]
+            taken |= {id(row) for row in met}
+            # A condition may test for null, which an absent field satisfies.
+            of_rule = [[path] for path, values in rule.where.items() if None not in values]
+            _find(source, of_rule, among, seen, sentences)
+            _find(source, (f.path for _, f in fields_of(rule.fields)), met, seen, sentences)
+        left = [row for row in left if id(row) not in taken]
+    return list(sentences)
+
+
+def _find(
+    source: SourceSettings,
+    fields: Iterable[Sequence[str]],
+    rows: Sequence[Any],
+    seen: Collection[str],
+    sentences: dict[str, None],
+) -> None:
+    """Name the fields that have no value in any row. fields: the paths of each."""
+    for paths in fields:
+        if not rows or not paths or any(is_outside(steps_of(path)) for path in paths):
+            continue
+        values = (v for path in paths for row in rows for v in _read(source, row, path))
+        if all(value is None for value in values):
+            near = nearest_of(paths[0], seen)
+            sentences[f"No record has a value at {' or '.join(paths)}{near}."] = None
+
+
+def _read(source: SourceSettings, row: Any, path: str) -> list[Any]:
+    """The values of a record at a path, one for each element of the source's list."""
+    steps = steps_of(path)
+    of_list = () if source.each is None else steps_of(source.each)
+    num = len(of_list)
+    if not num or steps[:num] != of_list:
+        return [follow(steps)(row)]
+    # A path into the list is read in each of its elements.
+    elements = open_text(follow(of_list)(row))
+    return list(map(follow(steps[num:]), elements)) if type(elements) is list else []
