@@ -42,7 +42,8 @@ def open_port(
     refresh: Callable[[], object] = lambda: None,
     also: Iterable[CollectorRegistry] = (),
 ) -> None:
-    """Answer `/metrics` and `/livez` of a role, from a thread of its own.
+    """Answer `/metrics` and `/livez` of a role, from a thread of its own. HEAD is answered as GET,
+    without a body.
 
     Args: port: 0 for none; host: the address that the server listens at too; allows: whether a key
     opens the metrics; refresh: brings metrics up to date that are only known when somebody asks;
@@ -72,14 +73,28 @@ def open_port(
             start(
                 "401 Unauthorized", [("content-type", "text/plain"), ("WWW-Authenticate", "Bearer")]
             )
-            return [b"an API key is needed"]
+            return [b"an API key is needed" if key is None else b"the API key is wrong"]
         refresh()
         page: Iterable[bytes] = measured(environ, start)
         return page
 
+    def answer_head(environ: "WSGIEnvironment", start: "StartResponse") -> Iterable[bytes]:
+        if environ["REQUEST_METHOD"] != "HEAD":
+            return answer(environ, start)
+        heads: list[tuple[str, list[tuple[str, str]]]] = []
+
+        def keep(status: str, headers: list[tuple[str, str]], *_: Any) -> Callable[[bytes], object]:
+            heads.append((status, headers))
+            return bytes
+
+        body = b"".join(answer({**environ, "REQUEST_METHOD": "GET"}, keep))
+        status, headers = heads[-1]
+        start(status, [*headers, ("content-length", str(len(body)))])
+        return []
+
     # Listen here, so that a port that is taken is an error of the caller's.
     try:
-        server = make_server(host, port, answer, _Server, _Quiet)
+        server = make_server(host, port, answer_head, _Server, _Quiet)
     except OSError as error:
         raise SettingsError(
             f"The {beat.role} role cannot listen on {host}:{port}: {error.strerror}.",
