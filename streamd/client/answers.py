@@ -14,7 +14,8 @@ Key = str | int
 
 
 class _Answer(Struct, frozen=True, kw_only=True):
-    """Fields that a newer server adds are passed over."""
+    """Fields that a newer server adds are passed over. hint: why an asked key may be the wrong one;
+    empty if every key is a node, or no node is written alike."""
 
 
 # What is sent
@@ -114,6 +115,7 @@ class ScoreResponse(_Answer, frozen=True):
     known: bool
     scores: list[Scored]
     as_of: AsOf
+    hint: str = ""
 
 
 class EmbeddingResponse(_Answer, frozen=True):
@@ -124,6 +126,7 @@ class EmbeddingResponse(_Answer, frozen=True):
     embedding: list[float]
     memory_edge: int
     as_of: AsOf
+    hint: str = ""
 
 
 class LabelsResponse(_Answer, frozen=True):
@@ -134,6 +137,7 @@ class LabelsResponse(_Answer, frozen=True):
     labels: list[float]
     memory_edge: int
     as_of: AsOf
+    hint: str = ""
 
 
 class ExplainedFact(_Answer, frozen=True):
@@ -182,6 +186,7 @@ class ExplainResponse(_Answer, frozen=True):
     neighbors: list[ExplainedNeighbor]
     weights: Literal["attention", "uniform", "none"]
     as_of: AsOf
+    hint: str = ""
 
 
 class CompletionResponse(_Answer, frozen=True):
