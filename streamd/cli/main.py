@@ -296,7 +296,7 @@ def top(
 
 def main() -> None:
     """Run the command line; an error raised on purpose is one line and exit status 2."""
-    # A terminal whose encoding lacks a character shows its escape, as in cron with LANG=C.
+    # Escape the characters that the terminal's encoding lacks, as in cron with LANG=C.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, HTTPException, Request
 
-from streamd.decode.decoder import make_decoder
+from streamd.decode.decoder import Decoder, make_decoder
 from streamd.events import Key
 from streamd.registry import Registry
 from streamd.roles import roles_of
@@ -90,11 +90,7 @@ class ServerState:
             key_prefixes=frozenset(p for s in settings.sources for p in s.prefixes()),
         )
         self.page = StatusPage(shown, engine, registry)
-        self.forwarder = Forwarder(
-            settings.kafka,
-            settings.sources,
-            lambda: make_decoder(self.settings, schema_of(self.settings)),
-        )
+        self.forwarder = Forwarder(settings.kafka, settings.sources, self._make_decoder)
         self.inferences = InferenceStatistics()
         self.may_listen: Callable[[], bool] = lambda: True
         """Whether the port may be opened: of several workers one that cannot answer yet stays away
@@ -110,6 +106,9 @@ class ServerState:
         """The readers of the names that requests use, for sets and for features."""
         return Sets(schema), Filters(schema, self.settings.server.max_candidates)
 
+    def _make_decoder(self) -> Decoder:
+        return make_decoder(self.settings, schema_of(self.settings))
+
     def _take_schema(self, schema: Schema) -> None:
         """Take over the sets and features of the log, which may have more than the settings that
         the server began with."""
@@ -121,6 +120,7 @@ class ServerState:
     def key_hint(self, node: Key, answer: Answer) -> str:
         """Why a key of a request may have the wrong type; empty if all its keys are nodes. node:
         the source, or the node that the request is about."""
+        # Most requests end here: nothing is looked up for nodes that are known.
         if answer.src_known and all(answer.known):
             return ""
         pairs = ((node, answer.src_known), *zip(answer.dst, answer.known, strict=True))

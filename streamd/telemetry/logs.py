@@ -10,7 +10,7 @@ from typing import TextIO, cast
 import structlog
 
 REPEAT_SECONDS = 60.0
-"""Time between two lines from one place in a library: without a broker, kafka-python writes eight
+"""Time between two lines from one line of a library: without a broker, kafka-python writes eight
 lines a second."""
 
 
@@ -48,7 +48,7 @@ class LossyOutput:
 
 class LibraryLines(logging.Handler):
     """Writes warnings and errors of libraries, from the standard library's loggers, as lines of
-    ours. Of each place in their code it writes one line every REPEAT_SECONDS.
+    ours. Each line of their code gets one every REPEAT_SECONDS.
 
     clock: seconds, for tests.
     """
@@ -62,18 +62,20 @@ class LibraryLines(logging.Handler):
         self._left_out: dict[tuple[str, int], int] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line, or count it for the next one from its place."""
-        place = record.pathname, record.lineno
+        """Write a line, or count it for the next one from the same line of code."""
+        origin = record.pathname, record.lineno
         now = self._clock()
-        if now - self._written.get(place, -REPEAT_SECONDS) < REPEAT_SECONDS:
-            self._left_out[place] = self._left_out.get(place, 0) + 1
+        if now - self._written.get(origin, -REPEAT_SECONDS) < REPEAT_SECONDS:
+            self._left_out[origin] = self._left_out.get(origin, 0) + 1
             return
-        self._written[place] = now
+
+        # A library's own mistake in a format must not fail the code that logs.
+        self._written[origin] = now
         try:
             message = record.getMessage()
         except (TypeError, ValueError, KeyError):
             message = str(record.msg)
-        left_out = self._left_out.pop(place, 0)
+        left_out = self._left_out.pop(origin, 0)
         is_error = record.levelno >= logging.ERROR
         structlog.get_logger().log(
             logging.ERROR if is_error else logging.WARNING,

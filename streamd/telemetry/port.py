@@ -15,7 +15,7 @@ from streamd.telemetry.api_keys import key_of
 from streamd.telemetry.heartbeat import Heartbeat
 
 if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -78,7 +78,21 @@ def open_port(
         page: Iterable[bytes] = measured(environ, start)
         return page
 
-    def answer_head(environ: "WSGIEnvironment", start: "StartResponse") -> Iterable[bytes]:
+    # Listen here, so that a port that is taken is an error of the caller's.
+    try:
+        server = make_server(host, port, _with_head(answer), _Server, _Quiet)
+    except OSError as error:
+        raise SettingsError(
+            f"The {beat.role} role cannot listen on {host}:{port}: {error.strerror}.",
+            f"free the port or set telemetry.{beat.role}_port.",
+        ) from None
+    threading.Thread(target=server.serve_forever, name="port", daemon=True).start()
+
+
+def _with_head(answer: "WSGIApplication") -> "WSGIApplication":
+    """The application, which also answers a HEAD: as a GET, without the body."""
+
+    def answer_any(environ: "WSGIEnvironment", start: "StartResponse") -> Iterable[bytes]:
         if environ["REQUEST_METHOD"] != "HEAD":
             return answer(environ, start)
         heads: list[tuple[str, list[tuple[str, str]]]] = []
@@ -87,17 +101,10 @@ def open_port(
             heads.append((status, headers))
             return bytes
 
+        # The length is that of the body that a GET would get.
         body = b"".join(answer({**environ, "REQUEST_METHOD": "GET"}, keep))
         status, headers = heads[-1]
         start(status, [*headers, ("content-length", str(len(body)))])
         return []
 
-    # Listen here, so that a port that is taken is an error of the caller's.
-    try:
-        server = make_server(host, port, answer_head, _Server, _Quiet)
-    except OSError as error:
-        raise SettingsError(
-            f"The {beat.role} role cannot listen on {host}:{port}: {error.strerror}.",
-            f"free the port or set telemetry.{beat.role}_port.",
-        ) from None
-    threading.Thread(target=server.serve_forever, name="port", daemon=True).start()
+    return answer_any

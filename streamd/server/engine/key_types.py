@@ -44,6 +44,7 @@ def hint_of(ids: Container[Key], asked: Iterable[Key]) -> str:
     """
     for key in asked:
         number, own = split_key(key)
+        # The node of a key that is known needs no hint, nor does a stranger in both types.
         twin = _twin(own)
         if twin is None or key in ids or in_set(number, twin) not in ids:
             continue

@@ -81,8 +81,7 @@ class Envelope:
         headers = Headers(scope=scope)
         begun = time.perf_counter()
         status = 500
-        given = headers.get("x-request-id", "")
-        request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        request_id = _request_id(headers)
         trace = trace_of(headers.getlist("traceparent"))
         span = None
         if (made := spans.active()) is not None and not scope["path"].startswith(QUIET):
@@ -198,6 +197,12 @@ class Envelope:
                 ms=round(1e3 * seconds, 2),
                 client=(scope.get("client") or ("",))[0],
             )
+
+
+def _request_id(headers: Headers) -> str:
+    """The caller's id of its request, or a new one."""
+    given = headers.get("x-request-id", "")
+    return given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
 
 def _end(span: spans.Started, scope: Scope, status: int) -> None:
