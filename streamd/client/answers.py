@@ -108,7 +108,7 @@ class Scored(_Answer, frozen=True, omit_defaults=True):
     reason: ShortReason | None = None
 
 
-class ScoreResponse(_Answer, frozen=True):
+class ScoreResponse(_Answer, frozen=True, omit_defaults=True):
     """Scores of a source's destinations: in the order asked, or best first."""
 
     src: Key
@@ -118,7 +118,7 @@ class ScoreResponse(_Answer, frozen=True):
     hint: str = ""
 
 
-class EmbeddingResponse(_Answer, frozen=True):
+class EmbeddingResponse(_Answer, frozen=True, omit_defaults=True):
     """The embedding of a node; empty where the model has no graph layers."""
 
     node: Key
@@ -129,7 +129,7 @@ class EmbeddingResponse(_Answer, frozen=True):
     hint: str = ""
 
 
-class LabelsResponse(_Answer, frozen=True):
+class LabelsResponse(_Answer, frozen=True, omit_defaults=True):
     """What the model predicts of a node's labels."""
 
     node: Key
@@ -170,7 +170,7 @@ class ExplainedNeighbor(_Answer, frozen=True):
     weight: float
 
 
-class ExplainResponse(_Answer, frozen=True):
+class ExplainResponse(_Answer, frozen=True, omit_defaults=True):
     """What a score is made of: the baseline and the groups' shares add up to it."""
 
     src: Key
