@@ -107,26 +107,33 @@ def _asked(question: str, offered: str) -> str:
     return str(typer.prompt(question, default=offered, err=True)).strip()
 
 
+def _new_answer(question: str, offered: str) -> str:
+    """The answer to a question, empty if it is the offered one."""
+    answer = _asked(question, offered)
+    return "" if answer == offered else answer
+
+
 def _guess_fields(topic: str, found: Found, now_us: int, chosen: "Chosen", asks: bool) -> "Guess":
     """Guess the mapping of records. asks: ask for its fields, until all answers exist; the first
     guess is what a question offers."""
-    from streamd.exchange.first_settings import listed
+    from streamd.exchange.first_settings import listed, path_text
     from streamd.exchange.guess import guess
 
-    # Without a terminal the first guess is final.
+    # Without a terminal the first guess is final, and so is that of several kinds of records.
     first = guess(topic, found.records, now_us, chosen=chosen)
-    if not asks:
+    if not asks or len(first.sources) > 1:
         return first
     out.print(f"{found.words} have: {listed(first.paths)}", markup=False, highlight=False)
     # Ask again after an answer that names no field.
     while True:
         fields = first.source["fields"]
         offered = ",".join(fields.get("features", {}).values()) or NONE
+        # The offered answer leaves a field to the guess.
         given = _chosen(
-            _asked("Who acts (source)", fields["src"]),
-            _asked("On what, which is predicted (destination)", fields["dst"]),
-            _asked("When", fields.get("time", NONE)),
-            _asked("What else an event says (features)", offered),
+            _new_answer("Who acts (source)", path_text(fields["src"])),
+            _new_answer("On what, which is predicted (destination)", fields["dst"]),
+            _new_answer("When", fields.get("time", NONE)),
+            _new_answer("What else an event says (features)", offered) or None,
         )
         try:
             return guess(topic, found.records, now_us, chosen=given)

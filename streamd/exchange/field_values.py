@@ -8,7 +8,7 @@ from typing import Any
 
 from streamd.decode.error_texts import foreign
 from streamd.decode.sources.cloudevents import ATTRIBUTE
-from streamd.decode.sources.paths import parsed
+from streamd.decode.sources.paths import open_text, parsed
 from streamd.decode.sources.registry_framing import ID_HEADER
 from streamd.decode.sources.unsent_values import UnsentValue
 from streamd.errors import BadEvent
@@ -146,7 +146,10 @@ def _scalars(
     elif value is not None and value != "" and not UNSENT.is_one(value):
         path = ".".join(steps)
         if type(value) is str and value[:1] in ("{", "[") and _is_json(value):
-            fields.texts[path] = None
+            if len(fields.texts) < MAX_PATHS:
+                fields.texts[path] = None
+            yield from _scalars(open_text(value), steps, depth + 1, fields)
+            return
         yield path, value
 
 
@@ -201,8 +204,7 @@ def unwrapped(
         if texts:
             doubts.append(
                 f"`after` is JSON as text in {len(texts)} of {len(changes)} records, as MongoDB's "
-                "connector writes it: fields inside it are read only where `streamd sources check` "
-                "shows events; else let the connector write objects (ExtractNewDocumentState)"
+                "connector writes it: fields inside it are read as those of an object"
             )
         return "debezium", [row for row in after if type(row) is dict] + texts
     if 2 * sum("payload" in o and "schema" in o for o in objects) > len(objects):

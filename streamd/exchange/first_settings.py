@@ -59,8 +59,6 @@ def pasted_records(text: str, now_ms: int) -> list[Any]:
 
 def settings_text(place: Place, guessed: Guess) -> str:
     """The settings file as YAML with comments."""
-    source = guessed.source
-    fields = source["fields"]
     parts = [
         f"# Settings of streamd, by `streamd init` from {_line(place.sample)}.\n\n",
         "# Where events come from. Passwords belong in variables or in kafka.client_file.\n",
@@ -73,11 +71,11 @@ def settings_text(place: Place, guessed: Guess) -> str:
             "\n# What else an event says.\n",
             to_yaml({"graph": guessed.tree["graph"]}),
         ]
-    parts += [
-        f"\n# What predicts what: of each {_line(fields['src'])}, which {_line(fields['dst'])} "
-        "comes next.\n",
-        to_yaml({"sources": [source]}),
-    ]
+    parts.append("\n")
+    for source in guessed.sources:
+        src, dst = (_line(path_text(source["fields"][end])) for end in ("src", "dst"))
+        parts.append(f"# What predicts what: of each {src}, which {dst} comes next.\n")
+    parts.append(to_yaml({"sources": guessed.sources}))
     if guessed.doubts:
         parts.append("\n# To look at:\n")
         parts += [_comment(doubt) for doubt in guessed.doubts]
@@ -93,6 +91,11 @@ def _comment(text: str) -> str:
 def _line(text: Any) -> str:
     """Text from outside as one line of printable characters, which cannot end a comment."""
     return "".join(c if c.isprintable() else "?" for c in str(text))
+
+
+def path_text(paths: str | list[str]) -> str:
+    """A path, or several of which the first with a value counts, as text."""
+    return paths if isinstance(paths, str) else " or ".join(paths)
 
 
 def listed(paths: Sequence[str]) -> str:

@@ -1,14 +1,14 @@
 """A mapping to start from, guessed of a topic's records, with what is doubtful about it."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
 from streamd.decode.encoded_decimals import WAY_OUT, doubt_of_decimals
-from streamd.decode.sources.paths import follow
+from streamd.decode.sources.paths import first_value, follow
 from streamd.errors import SettingsError
 from streamd.exchange.field_names import KINDS, head_of, is_technical, last_words
 from streamd.exchange.field_values import (
@@ -20,7 +20,7 @@ from streamd.exchange.field_values import (
     unwrapped,
 )
 from streamd.exchange.guess_changes import DeleteMark, delete_rule, find_delete_mark
-from streamd.exchange.guess_endpoints import doubts_of_endpoints, find_endpoints
+from streamd.exchange.guess_endpoints import doubts_of_endpoints, find_endpoints, source_paths
 from streamd.exchange.guess_times import FORMS, FoundTimes, find_time, form_of
 from streamd.schema import DEFAULT_SET
 from streamd.settings.sets import nearest_of
@@ -66,8 +66,13 @@ class Guess:
 
     @property
     def source(self) -> dict[str, Any]:
-        """The source among the settings."""
-        found: dict[str, Any] = self.tree["sources"][0]
+        """The first source among the settings."""
+        return self.sources[0]
+
+    @property
+    def sources(self) -> list[dict[str, Any]]:
+        """The sources among the settings: several for a topic of several kinds of records."""
+        found: list[dict[str, Any]] = self.tree["sources"]
         return found
 
     @property
@@ -107,48 +112,207 @@ def guess(
         declared = source | {"time": "record", "fields": absent}
         return Guess(tree=settings | {"sources": [declared]}, doubts=doubts, paths=[])
 
-    # Deletes first: they may lack fields that all others have.
     whole = fields_of_rows(rows)
     mark = None if envelope == "debezium" else find_delete_mark(whole)
-    fields = fields_of_rows(_without_deletes(rows, mark)) if mark is not None else whole
-    _check_chosen(chosen, fields)
-    mapping, features = _map_fields(fields, mark, chosen, now_us, doubts)
+    of_whole: list[str] = []
+    mapped = _map_rows(rows, mark, chosen, now_us, of_whole)
+    sources, features = [mapped.source], mapped.features
 
-    # Then the mark of deletes splits the records.
-    if mark is not None:
-        source |= {"time": mapping["time"], "where": {mark.path: list(mark.kept)}}
-        if (rule := delete_rule(mark, mapping["fields"], whole, doubts)) is not None:
-            source["deletes"] = rule
-    _doubt_kinds(fields, mark, doubts)
+    # Records of several kinds have a source each, if no mapping fits all.
+    kinds = None if chosen != Chosen() or mark is not None else _split_kinds(mapped, now_us)
+    if kinds is not None:
+        sources, features = kinds.sources, kinds.features
+        doubts += kinds.doubts
+    else:
+        doubts += of_whole
+        _doubt_kinds(mapped.fields, mark, doubts)
     if features:
         settings["graph"] = {"edge_sets": {edge_set: {"features": features}}}
         doubts.append("features are fixed for the life of a log: leave out those that tell nothing")
-    tree = settings | {"sources": [source | mapping]}
-    return Guess(tree=tree, doubts=doubts, paths=list(fields.scalars))
+    tree = settings | {"sources": [source | one for one in sources]}
+    return Guess(tree=tree, doubts=doubts, paths=list(mapped.fields.scalars))
 
 
-def _map_fields(
-    fields: Fields, mark: DeleteMark | None, chosen: Chosen, now_us: int, doubts: list[str]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The form of times and the fields of edges, and the declarations of their features."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mapped:
+    """A guess of rows. source: without topic and envelope. features: declarations by name. paths:
+    of src, dst and time as rows have them. is_sure: whether both ends are known by name."""
+
+    source: dict[str, Any]
+    features: dict[str, Any]
+    fields: Fields
+    paths: list[tuple[str, ...]]
+    is_sure: bool
+
+    def fits(self, rows: list[dict[str, Any]]) -> bool:
+        """Whether most of some rows have a value at each path."""
+        return all(
+            2 * sum(_has_value(row, paths) for row in rows) >= len(rows) for paths in self.paths
+        )
+
+
+def _has_value(row: dict[str, Any], paths: tuple[str, ...]) -> bool:
+    return first_value([follow(steps_of(path))(row) for path in paths]) is not None
+
+
+def _map_rows(
+    rows: list[dict[str, Any]],
+    mark: DeleteMark | None,
+    chosen: Chosen,
+    now_us: int,
+    doubts: list[str],
+) -> Mapped:
+    """The form of times, the fields of edges and their features, and the deletes."""
+    # Deletes first: they may lack fields that all others have.
+    whole = fields_of_rows(rows)
+    fields = fields_of_rows(_without_deletes(rows, mark)) if mark is not None else whole
+    _check_chosen(chosen, fields)
+
     # A time is neither a key nor a feature, nor is a mark of deletes.
     times = _time_of(fields, chosen, now_us, doubts, mark is not None)
     taken = times.all | ({mark.path} if mark is not None else frozenset())
     ends = find_endpoints(fields, frozenset(taken), (chosen.src, chosen.dst))
-    mapped: dict[str, Any] = {"src": ends.src, "dst": ends.dst}
+    src = (ends.src,) if chosen.src else source_paths(fields, ends.src, frozenset(taken))
+    paths = {"src": src, "dst": (ends.dst,)}
     if times.path:
-        mapped["time"] = times.path
-    doubts += doubts_of_endpoints(fields, ends, frozenset(taken))
+        paths["time"] = (times.path,)
+    doubts += doubts_of_endpoints(fields, ends, frozenset(taken | {*src}))
     doubts += _doubts_of_decimals(fields, (ends.src, ends.dst))
+    if len(src) > 1:
+        doubts.append(
+            f"src is the first of {', '.join(src)} that has a value: one person may be "
+            "several nodes"
+        )
 
-    # Everything else that often has a value may be a feature.
-    features = _features_of(fields, frozenset(taken | {ends.src, ends.dst}), chosen.features)
-    paths = {name: path for name, (path, _) in features.items()}
-    doubts += _doubts_of_lists(fields, [*mapped.values(), *paths.values()])
+    # Each element of the list with the destination, or the source, is an edge of its own.
+    found = fields.list_of(ends.dst) or fields.list_of(ends.src)
+    each = found[0] if found is not None else ""
+    of_ends = frozenset(taken | {*paths["src"], ends.dst})
+    features = _features_of(fields, of_ends, chosen.features, each)
+    doubts += _doubts_of_lists(fields, [p for some in paths.values() for p in some], each)
+    if each:
+        doubts[:] = [doubt.replace(f"{each}.0.", f"{each}.") for doubt in doubts]
+
+    mapped = _mapping(paths, {name: path for name, (path, _) in features.items()}, each)
+    source: dict[str, Any] = {"time": times.form}
+    if each:
+        source["each"] = each
+    if mark is not None:
+        source["where"] = {mark.path: list(mark.kept)}
+        # The paths of deletes are tried on rows, so they lead to the first element here.
+        of_row = {name: some[-1] for name, some in paths.items()}
+        if (rule := delete_rule(mark, of_row, whole, doubts)) is not None:
+            of_edge = {name: _inside(path, each) for name, path in rule["fields"].items()}
+            source["deletes"] = rule | {"fields": of_edge}
+    return Mapped(
+        source=source | {"fields": mapped},
+        features={name: kind for name, (_, kind) in features.items()},
+        fields=fields,
+        paths=list(paths.values()),
+        is_sure=not ends.unsure and {ends.src, ends.dst} <= fields.scalars.keys(),
+    )
+
+
+def _mapping(
+    paths: dict[str, tuple[str, ...]], features: dict[str, str], each: str
+) -> dict[str, Any]:
+    """The fields of edges, with paths into the list that have no index."""
+    mapped: dict[str, Any] = {}
+    for name, some in paths.items():
+        inside = [_inside(path, each) for path in some]
+        mapped[name] = inside if len(inside) > 1 else inside[0]
     if features:
-        mapped["features"] = paths
-    declared = {name: kind for name, (_, kind) in features.items()}
-    return {"time": times.form, "fields": mapped}, declared
+        mapped["features"] = {name: _inside(path, each) for name, path in features.items()}
+    return mapped
+
+
+def _inside(path: str, each: str) -> str:
+    """A path into the first element of a list as one into any element."""
+    first = f"{each}.0"
+    if not each or not (path == first or path.startswith(f"{first}.")):
+        return path
+    return each + path.removeprefix(first)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kinds:
+    """Sources for the kinds of a topic's records, with the features of all."""
+
+    sources: list[dict[str, Any]]
+    features: dict[str, Any]
+    doubts: list[str]
+
+
+def _split_kinds(whole: Mapped, now_us: int) -> Kinds | None:
+    """A source for each kind of records; None if one mapping fits all, or no kind has one."""
+    for path in _fields_of_kinds(whole.fields):
+        value = follow(steps_of(path))
+        groups: dict[str, list[dict[str, Any]]] = {}
+        for row in whole.fields.rows:
+            groups.setdefault(value(row), []).append(row)
+        if whole.is_sure and all(whole.fits(rows) for rows in groups.values()):
+            continue
+        if (kinds := _map_kinds(path, groups, now_us)) is not None:
+            return kinds
+    return None
+
+
+def _map_kinds(path: str, groups: dict[str, list[dict[str, Any]]], now_us: int) -> Kinds | None:
+    """Sources by the values of a field, None if no kind has both ends. groups: rows by value."""
+    doubts: list[str] = []
+    skipped: list[str] = []
+    sources: list[dict[str, Any]] = []
+    features: dict[str, Any] = {}
+    for kind, rows in groups.items():
+        of_kind: list[str] = []
+        mapped = _map_rows(rows, None, Chosen(), now_us, of_kind)
+        if not mapped.is_sure:
+            skipped.append(kind)
+            continue
+        doubts += [f"{path} {kind}: {doubt}" for doubt in of_kind]
+        # A feature that two kinds declare in different ways is left out of the second.
+        of_fields = mapped.source["fields"].get("features", {})
+        for name, declared in mapped.features.items():
+            if _without_missing(features.setdefault(name, declared)) != _without_missing(declared):
+                del of_fields[name]
+        if "features" in mapped.source["fields"] and not of_fields:
+            del mapped.source["fields"]["features"]
+        same = next((one for one in sources if _is_same(one, mapped.source)), None)
+        if same is not None:
+            same["where"][path].append(kind)
+        else:
+            sources.append({"where": {path: [kind]}} | mapped.source)
+    if not sources or (len(sources) == 1 and not skipped):
+        return None
+
+    # A feature of another source is missing in a source's edges.
+    for name, declared in features.items():
+        if not all(name in one["fields"].get("features", {}) for one in sources):
+            features[name] = declared | {"missing": declared.get("missing", _missing(declared))}
+    doubts.append(
+        f"{path} names the kind of a record: each kind has a source, and all make edges of one "
+        "set; declare edge sets if they mean different things"
+    )
+    if skipped:
+        doubts.append(
+            f"{path} {', '.join(map(_printable, skipped))}: no two keys, so such records are "
+            "skipped"
+        )
+    return Kinds(sources=sources, features=features, doubts=doubts)
+
+
+def _without_missing(declared: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in declared.items() if name != "missing"}
+
+
+def _is_same(source: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two sources differ in their conditions alone."""
+    return {k: v for k, v in source.items() if k != "where"} == other
+
+
+def _printable(value: str) -> str:
+    """Text of a record for a doubt."""
+    return value[:MAX_NAME] if value.isprintable() else "?"
 
 
 def _without_deletes(rows: list[dict[str, Any]], mark: DeleteMark) -> list[dict[str, Any]]:
@@ -195,35 +359,44 @@ def to_yaml(settings: dict[str, Any]) -> str:
 
 
 def _features_of(
-    fields: Fields, taken: frozenset[str], chosen: Sequence[str] | None
+    fields: Fields, taken: frozenset[str], chosen: Sequence[str] | None, each: str
 ) -> dict[str, tuple[str, Any]]:
-    """Features by name: path and declaration. chosen: their paths, None to guess them."""
+    """Features by name: path and declaration. chosen: their paths, None to guess them. each: the
+    list of which each element is an edge."""
     features: dict[str, tuple[str, Any]] = {}
     for path in fields.scalars if chosen is None else chosen:
         at = fields.scalars[path]
-        if chosen is None and not _may_be_feature(path, at, fields, taken, len(features)):
+        if chosen is None and not _may_be_feature(path, at, fields, taken, len(features), each):
             continue
         kind = _kind_of(at)
         if kind is None and chosen is not None:
             kind = _kind_of_few(at)
         if kind is None:
             continue
-        missing: Any = {"number": 0, "bool": False}.get(str(kind.get("type")), "")
-        if "vector" in kind:
-            missing = [0] * kind["vector"]
-        name = re.sub(r"[^A-Za-z0-9]+", "_", path).strip("_") or "feature"
+        name = re.sub(r"[^A-Za-z0-9]+", "_", _inside(path, each)).strip("_") or "feature"
         if name not in features:
-            whole = at.count == fields.count
-            features[name] = (path, kind if whole else kind | {"missing": missing})
+            # Elements after the first may lack the feature.
+            whole = at.count == fields.count and _inside(path, each) == path
+            features[name] = (path, kind if whole else kind | {"missing": _missing(kind)})
     return features
 
 
-def _may_be_feature(path: str, at: Seen, fields: Fields, taken: frozenset[str], have: int) -> bool:
+def _missing(kind: dict[str, Any]) -> Any:
+    """The value of a feature that is not there."""
+    if "vector" in kind:
+        return [0] * kind["vector"]
+    return {"number": 0, "bool": False}.get(str(kind.get("type")), "")
+
+
+def _may_be_feature(
+    path: str, at: Seen, fields: Fields, taken: frozenset[str], have: int, each: str
+) -> bool:
     """Whether an unchosen field may be a feature: it is often there, and names nothing."""
     if path in taken or 2 * at.count < fields.count or have == MAX_FEATURES:
         return False
     # The first element of a list says nothing about the others.
-    if is_technical(path) or fields.list_of(path) is not None:
+    found = fields.list_of(path)
+    if is_technical(path) or (found is not None and found[0] != each):
         return False
     return not last_words(path) or last_words(path)[-1] not in CODES
 
@@ -253,18 +426,23 @@ def _kind_of_few(at: Seen) -> dict[str, Any]:
     return {"hash": HASH_WIDTH}
 
 
-def _doubts_of_lists(fields: Fields, paths: Iterable[str]) -> list[str]:
-    """Lists of which a mapping reads the first element only, and text that holds JSON."""
+def _doubts_of_lists(fields: Fields, paths: Iterable[str], each: str) -> list[str]:
+    """Lists of which a mapping reads all elements or the first only, and text that holds JSON.
+
+    each: the list of which each element is an edge.
+    """
     doubts = {}
     for path in paths:
         if (found := fields.list_of(path)) is not None:
             name, of = found
-            doubts[name] = (
-                f"{name} has up to {of.longest} elements, only the first is read: "
-                f"{of.elements - of.count} of {of.elements} are lost; send an event for each"
+            doubts[name] = f"{name} has up to {of.longest} elements, " + (
+                f"each an edge of its own: {of.elements} edges of {of.count} records"
+                if name == each
+                else f"only the first is read: {of.elements - of.count} of {of.elements} are lost; "
+                "send an event for each"
             )
     for path in fields.texts:
-        doubts[path] = f"{path} holds JSON as text, so no path leads to the fields inside it"
+        doubts[path] = f"{path} holds JSON as text: fields inside it are read as those of an object"
     return list(doubts.values())
 
 
@@ -280,19 +458,25 @@ def _doubts_of_decimals(fields: Fields, paths: Sequence[str]) -> list[str]:
     return list(filter(None, doubts))
 
 
-def _doubt_kinds(fields: Fields, mark: DeleteMark | None, doubts: list[str]) -> None:
-    """Name the fields that may tell the kind of a record."""
+def _fields_of_kinds(fields: Fields) -> Iterator[str]:
+    """The fields that may be the kind of a record."""
     for path, at in fields.scalars.items():
         few = 1 < len(at.values) <= MAX_CATEGORIES and at.types.keys() == {"str"}
         noun = head_of(path)[0]
         is_kind = noun in KINDS or (not noun and last_words(path)[-1:] == ("name",))
+        if few and at.count == fields.count and is_kind:
+            yield path
+
+
+def _doubt_kinds(fields: Fields, mark: DeleteMark | None, doubts: list[str]) -> None:
+    """Name the fields that may be the kind of a record."""
+    for path in _fields_of_kinds(fields):
         if mark is not None and path == mark.path:
             continue
-        if few and at.count == fields.count and is_kind:
-            values = ", ".join(
-                sorted(v for v in at.values if len(v) <= MAX_NAME and v.isprintable())
-            )
-            doubts.append(
-                f"{path} is one of {values}: if not all are edges, name them in "
-                f"where: {{{path}: [..]}}"
-            )
+        values = sorted(
+            v for v in fields.scalars[path].values if len(v) <= MAX_NAME and v.isprintable()
+        )
+        doubts.append(
+            f"{path} is one of {', '.join(values)}: if not all are edges, name them in "
+            f"where: {{{path}: [..]}}"
+        )

@@ -19,6 +19,7 @@ from streamd.exchange.field_names import (
     rank_in,
 )
 from streamd.exchange.field_values import Fields, Seen
+from streamd.settings.sources import steps_of
 
 ENOUGH = 20
 """Records by which a key that never comes back, or is always the same, is noticed."""
@@ -28,6 +29,9 @@ LEAST = 3.0
 """Lowest rank of a field that is taken by its name."""
 WEAK = 6.0
 """Rank of the nouns that may name anything, as object."""
+KNOWN = frozenset(("user", "uid", "customer", "member", "login", "username"))
+ANONYMOUS = frozenset(("anonymous", "visitor", "device", "cookie", "guest", "anon", "pseudo"))
+"""Words for a person who is known, and for one who is not."""
 MAX_OTHERS = 3
 """Other fields that a doubt names."""
 
@@ -223,6 +227,35 @@ def is_counted(path: str, at: Seen) -> bool:
     # Ids may be numbers too, with a name that means an id.
     words = last_words(path)
     return at.is_number and not any(word in IDENTIFIERS or word == "ids" for word in words)
+
+
+def source_paths(fields: Fields, src: str, taken: frozenset[str]) -> tuple[str, ...]:
+    """The chosen source, or a known person's field before an anonymous one's if neither is always
+    the better: a person is known in some records only.
+
+    src: the chosen source. taken: paths of times.
+    """
+    words = frozenset(last_words(src)) if src in fields.scalars else frozenset()
+    is_anonymous = bool(ANONYMOUS & words)
+    if not is_anonymous and not (KNOWN & words and fields.missing(src)):
+        return (src,)
+    other = next(
+        (
+            path
+            for path, at in fields.scalars.items()
+            if path not in taken
+            and steps_of(path)[:-1] == steps_of(src)[:-1]
+            and at.types.keys() <= {"int", "str"}
+            and (KNOWN | ANONYMOUS | IDENTIFIERS).intersection(last_words(path)[-1:])
+            and bool(ANONYMOUS.intersection(last_words(path))) != is_anonymous
+            and (KNOWN | ANONYMOUS).intersection(last_words(path))
+            and not is_constant(at)
+        ),
+        None,
+    )
+    if other is None:
+        return (src,)
+    return (other, src) if is_anonymous else (src, other)
 
 
 def doubts_of_endpoints(fields: Fields, ends: Endpoints, times: frozenset[str]) -> list[str]:

@@ -204,3 +204,53 @@ def test_letters_of_a_deleted_key_are_found_without_its_prefix(tmp_path):
     list(letters.purge(["user:8"]))
     assert [json.loads(line)["offset"] for line in (tmp_path / "deadletter/current.jsonl").read_text().splitlines()] == [2]
     world.stop()
+
+
+BASKETS = {"sources": [
+    {"topic": "events", "time": "s", "each": "items", "where": {"kind": "buy"}, "fields": {"src": "u", "dst": "items.id", "time": "t"}},
+    {"topic": "events", "time": "s", "also": True, "where": {"kind": ["buy", "visit"]}, "fields": {"src": "u", "dst": {"constant": "shop"}, "time": "t"}}]}
+
+
+def test_records_of_several_events_are_taken_once_however_often_ingest_is_killed_within_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "MAX_COMMIT_EVENTS", 3)
+    world = World(tmp_path, **BASKETS)
+    now_s = world.clock.now_us() // 10**6
+    rows = [{"kind": ("buy", "visit", "none")[i % 3], "u": i, "t": now_s, "items": [{"id": f"{i}.{k}" if (i, k) != (9, 1) else None} for k in range(4)]} for i in range(14)]
+    world.send(0, *rows)
+    world.send(0, rows[0])
+    for _ in range(18):
+        world.step()
+        world.loop.commit(world.source)
+        world.kill().start()
+    world.run(2)
+    want = [(i, dst) for i in [*range(14), 0] if i % 3 < 2 and i != 9 for dst in ([*(f"{i}.{k}" for k in range(4)), "shop"] if i % 3 == 0 else ["shop"])]
+    assert [(src, dst) for src, dst, _ in world.events()] == want
+
+    # The record with a bad element is one letter, and makes all its events once it is mended.
+    letters = world.dead_letters()
+    letter = letters[0]
+    # Four elements and the edge to the shop, of each of the nine records before it.
+    assert {(x["offset"], x["index"], x["reason"]) for x in letters} == {(0, 45, "missing_field")} and letter["error"].startswith("dst (items.id) is missing, in items.1")
+    sent = json.loads(base64.b64decode(letter["value_base64"]))
+    sent["items"][1]["id"] = "9.1"
+    world.send(0, sent)
+    world.run(1).stop()
+    assert [(src, dst) for src, dst, _ in world.events()][len(want):] == [(9, "9.0"), (9, "9.1"), (9, "9.2"), (9, "9.3"), (9, "shop")]
+
+
+def test_a_mapping_that_changes_within_a_record_reads_its_other_events_by_their_index(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "MAX_COMMIT_EVENTS", 2)
+    world = World(tmp_path, **BASKETS)
+    row = {"kind": "buy", "u": 1, "t": world.clock.now_us() // 10**6, "items": [{"id": f"a{k}", "sku": f"b{k}"} for k in range(4)]}
+    world.send(0, row)
+    world.step()
+    world.loop.commit(world.source)
+    world.kill()
+    before = len(world.events())
+    assert 0 < before < 5
+    first, second = BASKETS["sources"]
+    world.settings = settings(tmp_path, sources=[first | {"fields": first["fields"] | {"dst": "items.sku"}}, second])
+    world.start()
+    world.send(0, row)
+    world.run(2).stop()
+    assert [dst for _, dst, _ in world.events()] == [*[f"a{k}" for k in range(4)][:before], *[f"b{k}" for k in range(4)][before:], "shop", "b0", "b1", "b2", "b3", "shop"]
