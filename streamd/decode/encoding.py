@@ -35,6 +35,8 @@ MAX_NUMBER_TEXT = 64
 MAX_TIME_TEXT = 64
 """Longest text that is read as a time."""
 MAX_US = 2**63 - 1
+WRAPPERS = frozenset(("$oid", "$numberLong", "$numberInt", "$numberDecimal", "$uuid"))
+"""Names in MongoDB's JSON that hold the value of a key."""
 MAX_EXACT_FLOAT = 2**53
 """Up to here a float holds every integer; larger ones may be another id than was written."""
 TRUTHS = {"true": 1.0, "t": 1.0, "1": 1.0, "false": 0.0, "f": 0.0, "0": 0.0}
@@ -334,6 +336,9 @@ def as_key(value: Any, kind: KeyType | None) -> Any:
 
 def key_hint(value: Any) -> str:
     """What to do about an object or a number as a key; empty for other values."""
+    # MongoDB's JSON puts the type of a value around it.
+    if type(value) is dict and len(value) == 1 and (wrapped := WRAPPERS & value.keys()):
+        return f"; MongoDB's value is inside it: add .{min(wrapped)} to the path"
     return "; write such ids as text" if type(value) is float else decimal_hint(value)
 
 
