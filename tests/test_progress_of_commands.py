@@ -22,8 +22,8 @@ from streamd.telemetry import progress
 from tests.builders import ManualClock, stream, write_log
 
 SCHEMA = Schema(2, 0, 0)
-OTHER = re.compile(r"\d{4}-\d\d-\d\d [\d:]+ \[|compiling kernels, |[\d,]+ of [\d,]+ edges are exact copies")
-"""How log lines begin, which go to stderr too, and lines about kernels that are not compiled yet and about copies."""
+OTHER = re.compile(r"\d{4}-\d\d-\d\d [\d:]+ \[|compiling kernels, |[\d,]+ of [\d,]+ edges are exact copies|waiting for .* does not run$")
+"""How log lines begin, which go to stderr too, and lines about kernels that are not compiled yet, about copies and about a wait."""
 LINE = re.compile(r"(.+): (\d+) %, [\d,]+ (?:of [\d,]+ )?\w+.*")
 
 
@@ -125,7 +125,7 @@ def test_compacting_here_says_segments(tmp_path, every, monkeypatch):
 
 def test_compacting_beside_an_ingest_says_whom_it_waits_for_and_how_far_ingest_is(tmp_path, every, monkeypatch):
     one_segment_a_step(monkeypatch)
-    monkeypatch.setattr("streamd.cli.maintenance.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("streamd.cli.compaction.POLL_SECONDS", 0.01)
     writer = deleted(tmp_path)
     write_hold(tmp_path, "train", Hold(150, 150))
     said = run("compact", "--data-dir", tmp_path, "--wait", "0.3")

@@ -115,15 +115,15 @@ def backtest(
     make_kernels_ready()
     with ProgressLine(err, "opening the log") as line:
         if grid:
-            told, found = backtest_grid(runs, file, columns, plan, line.of, asked)
+            shown, found = backtest_grid(runs, file, columns, plan, line.of, asked)
         else:
-            told, found = backtest_file(settings, file, columns, plan, line.of, asked)
+            shown, found = backtest_file(settings, file, columns, plan, line.of, asked)
 
     # Without a file the report itself is the answer.
     if form and report is None:
         out.file.write(report_text(found, form))
         return
-    for part in told:
+    for part in shown:
         # A sentence is not wrapped, so that it can be searched for.
         out.print(part, soft_wrap=isinstance(part, str), markup=False, highlight=False)
     if report is not None:

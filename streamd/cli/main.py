@@ -4,12 +4,12 @@ An error that streamd raises on purpose is printed as one line, with exit status
 what they need only when they run, so that `streamd --help` loads neither torch nor numba.
 """
 
-import io
 import json
 import os
 import sys
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +19,7 @@ from streamd import __version__
 from streamd.cli.backtest import GridCommand, backtest
 from streamd.cli.changelog import changelog_app
 from streamd.cli.deadletter import letters_app
+from streamd.cli.erase import erase
 from streamd.cli.import_ import import_
 from streamd.cli.init import init
 from streamd.cli.lead import lead
@@ -189,15 +190,16 @@ def compact(
 ) -> None:
     """Overwrite what deletes hid: keys, edges, features, in log, replay store, versions and local
     dead letters."""
-    from streamd.cli.maintenance import compact_log
+    from streamd.cli.compaction import compact_log
 
     settings = settings_of(config, data_dir)
     with ProgressLine(err, "compacting", "segments") as line:
-        done, text = compact_log(settings, wait, line)
+        done, text = compact_log(settings, monotonic() + wait, line)
     out.print(text, soft_wrap=True)
     raise typer.Exit(0 if done else 1)
 
 
+app.command()(erase)
 app.command()(verify)
 app.command()(lead)
 app.command()(backup)
@@ -284,22 +286,13 @@ def top(
     ] = False,
 ) -> None:
     # Warnings belong beside progress: what a command answers may be piped into another program.
-    import logging
-
     import structlog
 
-    from streamd.telemetry.logs import route_library_lines
-
     structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
-    route_library_lines(logging.WARNING)
 
 
 def main() -> None:
     """Run the command line; an error raised on purpose is one line and exit status 2."""
-    # Escape the characters that the terminal's encoding lacks, as in cron with LANG=C.
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except StreamdError as error:

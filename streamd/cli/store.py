@@ -1,6 +1,5 @@
 """The commands about a data directory and its copies: `streamd verify`, `backup` and `restore`."""
 
-from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -38,7 +37,7 @@ def verify(
     settings = settings_of(config, data_dir)
     if not (settings.data_dir / "published").exists():
         raise StreamdError(f"{settings.data_dir} holds no log.", "set --data-dir.")
-    raise typer.Exit(_verify_deleted(settings, deleted) if deleted else _verify_all(settings))
+    raise typer.Exit(_verify_deletes(settings, deleted) if deleted else _verify_all(settings))
 
 
 def _verify_all(settings: Settings) -> int:
@@ -61,41 +60,19 @@ def _verify_all(settings: Settings) -> int:
     return 1 if damage or other_damage else 0
 
 
-def _verify_deleted(settings: Settings, given: list[str]) -> int:
+def _verify_deletes(settings: Settings, given: list[str]) -> int:
     """Look for deleted keys. Returns: exit status, 1 where one was found."""
-    from streamd.store.changelog import changelog_topic, models_topic
-    from streamd.store.deleted_keys import DeletedSearch, KafkaTopic, read_keys
-    from streamd.store.objects import Store
+    from streamd.cli.proof import prove_erasure
+    from streamd.store.deleted_keys import read_keys
+    from streamd.store.erasure import candidates, schema_of_log
 
-    keys = read_keys(given)
-    log = settings.log
-    found = 0
-    with ProgressLine(err, "searching the data directory", "bytes") as line:
-        search = DeletedSearch(keys, line.of)
-        places = [search.in_files(settings.data_dir)]
-        if log.store:
-            places.append(search.in_store(Store(log.store)))
-        for topic in (changelog_topic, models_topic) if log.name else ():
-            places.append(search.in_topic(KafkaTopic(settings.kafka, topic(log.name))))
-        for place in chain.from_iterable(places):
-            found += 1
-            line.leave()
-            text = f"found: key {place.key + 1} in {place.where}, byte {place.at:,}"
-            err.print(text, markup=False, soft_wrap=True)
-
-    # A short key may be there by chance: who reads the places must know that.
-    if search.search.short:
-        err.print(
-            f"{len(search.search.short):,} of {len(keys):,} keys are so short that their bytes are "
-            "found by chance: look at the places.",
-            soft_wrap=True,
-        )
-    done = search.searched
-    out.print(
-        f"{len(keys):,} keys looked for in {done.files:,} files, {done.objects:,} objects and "
-        f"{done.records:,} records, {done.num_bytes:,} bytes: found {found:,} times",
-        soft_wrap=True,
-    )
+    # A text may stand for several keys, of which none may be there.
+    texts = read_keys(given)
+    schema = schema_of_log(settings.data_dir)
+    keys = [candidates(text, schema) for text in texts]
+    with ProgressLine(err, "looking keys up by type", "keys") as line:
+        found, summary = prove_erasure(settings, texts, keys, line)
+    out.print(summary, soft_wrap=True)
     return 1 if found else 0
 
 

@@ -14,8 +14,7 @@ Key = str | int
 
 
 class _Answer(Struct, frozen=True, kw_only=True):
-    """Fields that a newer server adds are passed over. hint: why an asked key may be the wrong one;
-    empty if every key is a node, or no node is written alike."""
+    """Fields that a newer server adds are passed over."""
 
 
 # What is sent
@@ -108,17 +107,16 @@ class Scored(_Answer, frozen=True, omit_defaults=True):
     reason: ShortReason | None = None
 
 
-class ScoreResponse(_Answer, frozen=True, omit_defaults=True):
+class ScoreResponse(_Answer, frozen=True):
     """Scores of a source's destinations: in the order asked, or best first."""
 
     src: Key
     known: bool
     scores: list[Scored]
     as_of: AsOf
-    hint: str = ""
 
 
-class EmbeddingResponse(_Answer, frozen=True, omit_defaults=True):
+class EmbeddingResponse(_Answer, frozen=True):
     """The embedding of a node; empty where the model has no graph layers."""
 
     node: Key
@@ -126,10 +124,9 @@ class EmbeddingResponse(_Answer, frozen=True, omit_defaults=True):
     embedding: list[float]
     memory_edge: int
     as_of: AsOf
-    hint: str = ""
 
 
-class LabelsResponse(_Answer, frozen=True, omit_defaults=True):
+class LabelsResponse(_Answer, frozen=True):
     """What the model predicts of a node's labels."""
 
     node: Key
@@ -137,7 +134,6 @@ class LabelsResponse(_Answer, frozen=True, omit_defaults=True):
     labels: list[float]
     memory_edge: int
     as_of: AsOf
-    hint: str = ""
 
 
 class ExplainedFact(_Answer, frozen=True):
@@ -170,7 +166,7 @@ class ExplainedNeighbor(_Answer, frozen=True):
     weight: float
 
 
-class ExplainResponse(_Answer, frozen=True, omit_defaults=True):
+class ExplainResponse(_Answer, frozen=True):
     """What a score is made of: the baseline and the groups' shares add up to it."""
 
     src: Key
@@ -186,7 +182,6 @@ class ExplainResponse(_Answer, frozen=True, omit_defaults=True):
     neighbors: list[ExplainedNeighbor]
     weights: Literal["attention", "uniform", "none"]
     as_of: AsOf
-    hint: str = ""
 
 
 class CompletionResponse(_Answer, frozen=True):

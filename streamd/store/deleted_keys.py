@@ -17,10 +17,9 @@ from streamd.store.search import CHUNK_BYTES, KeySearch
 POLL_MS = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A place where a key's bytes are. where: in words. at: byte in it. key: number of the key, as
-    it was given, from 0."""
+class Found(NamedTuple):
+    """A place that holds a key. where: in words. at: byte in it. key: number of the key, as it was
+    given, from 0."""
 
     where: str
     at: int
@@ -38,13 +37,14 @@ class Searched:
 
 
 class TopicRecord(NamedTuple):
-    """A record of a topic. beside: its key and headers. goes_on: whether its value is a further
-    part of what the record before it holds."""
+    """A record of a topic. texts: its key and headers, as bytes. goes_on: whether its value is a
+    further part of what the record before it holds. headers: as pairs."""
 
     offset: int
     value: bytes
-    beside: tuple[bytes, ...]
+    texts: tuple[bytes, ...]
     goes_on: bool
+    headers: tuple[tuple[str, bytes], ...] = ()
 
 
 class Topic(Protocol):
@@ -67,14 +67,14 @@ def read_keys(given: Iterable[str]) -> list[str]:
             keys.append(one)
             continue
         try:
-            keys += Path(one[1:]).read_text(encoding="utf-8").splitlines()
+            keys += Path(one[1:]).read_text().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise SettingsError(
                 f"{one[1:]} cannot be read as a file of keys: {error}.", "give a key a line."
             ) from None
     keys = list(dict.fromkeys(filter(None, keys)))
     if not keys:
-        raise SettingsError("--deleted names no key.", "give keys, or @FILE with one a line.")
+        raise SettingsError("No key is given.", "give keys, or @FILE with one a line.")
     return keys
 
 
@@ -154,7 +154,7 @@ class DeletedSearch:
         for number, record in enumerate(topic.records()):
             self._progress(f"searching {topic.name}", number, topic.num_records, "records")
             where = f"{topic.name} at offset {record.offset}"
-            for text in record.beside:
+            for text in record.texts:
                 yield from self._in(where, [text])
             data = (kept if record.goes_on else b"") + record.value
             yield from self._in(where, [data], skipped=len(data) - len(record.value))
@@ -238,7 +238,8 @@ class KafkaTopic:
 
 
 def _as_record(record: Any) -> TopicRecord:
-    headers = [text for name, value in record.headers for text in (name.encode(), value or b"")]
+    of_headers = [text for name, value in record.headers for text in (name.encode(), value or b"")]
     part = dict(record.headers).get("part") or b"0"
-    beside = (record.key or b"", *headers)
-    return TopicRecord(record.offset, record.value or b"", beside, part != b"0")
+    texts = (record.key or b"", *of_headers)
+    headers = tuple((name, value or b"") for name, value in record.headers)
+    return TopicRecord(record.offset, record.value or b"", texts, part != b"0", headers)

@@ -1,7 +1,6 @@
 """Searches streams of bytes for many keys at once, in bounded memory."""
 
 import json
-import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -23,33 +22,24 @@ one."""
 HASH_BITS = 20
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 """Of Fibonacci hashing: its upper bits depend on all bits of a window."""
-INTEGER = struct.Struct("<q")
 
 
 def forms_of(key: str) -> list[bytes]:
-    """The forms in which a key may be stored: UTF-8, as JSON escapes it, and of a decimal number
-    the eight bytes of `nodes.keys`."""
-    forms = {key.encode(), json.dumps(key)[1:-1].encode()}
-    try:
-        number = int(key)
-        if str(number) == key and -(2**63) <= number < 2**63:
-            forms.add(INTEGER.pack(number))
-    except ValueError:
-        pass
-    return sorted(forms)
+    """The forms in which the text of a key may be stored: UTF-8, and as JSON escapes it."""
+    return sorted({key.encode(), json.dumps(key)[1:-1].encode()})
+
+
+def is_found_by_chance(key: str) -> bool:
+    """Whether the bytes of a key are in other data by chance: those of a short text, and digits,
+    which are parts of times and sizes."""
+    return min(map(len, forms_of(key))) < SHORT_BYTES or key.lstrip("-").isdigit()
 
 
 class KeySearch:
-    """Finds keys in bytes. keys: as they were given, by number. short: numbers of keys with a form
-    so short that it is found by chance."""
+    """Finds keys in bytes. keys: as they were given, by number."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self.keys = list(keys)
-        self.short = [
-            number
-            for number, key in enumerate(self.keys)
-            if min(map(len, forms_of(key))) < SHORT_BYTES
-        ]
         self._forms: dict[bytes, int] = {}
         for number, key in enumerate(self.keys):
             for form in forms_of(key):

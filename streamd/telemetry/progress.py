@@ -158,6 +158,10 @@ class ProgressLine:
             self.begin(what, unit, done)
         self.at(done, total)
 
+    def note(self, text: str) -> None:
+        """Print a sentence above the line, for example the reason for a wait."""
+        self._console.print(text, soft_wrap=True, markup=False, highlight=False)
+
     def end(self) -> None:
         """Show the present part as done, if it was reported on at all."""
         if self._latest is not None:

@@ -146,3 +146,23 @@ def closed_chunks(
         out.append((at, cut))
         at = cut
     return out
+
+
+def ends_until_after(log: TimeIndex, event: int, width_us: int) -> list[int]:
+    """Ends, in microseconds, of the windows up to the first one that begins at or after an event:
+    the window of that event, and the next one if events before it share its window.
+
+    Events that have not come yet are taken to follow the watermark at once.
+    """
+    newest = log.watermark
+    if event < log.num_edges:
+        newest = int(log.time_of(np.array([event]))[0])
+    end = (newest // width_us + 1) * width_us
+    if log.lower_bound(end - width_us) >= event:
+        return [end]
+    # The next window is that of the next event, which a stretch without events may precede.
+    following = log.lower_bound(end)
+    start = end
+    if following < log.num_edges:
+        start = int(log.time_of(np.array([following]))[0]) // width_us * width_us
+    return [end, start + width_us]

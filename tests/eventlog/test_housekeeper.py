@@ -28,7 +28,7 @@ from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.roles import FACTS, HOLD, LOCK, MEMORY, folder_of
 from streamd.settings.loading import RetentionSettings
 from streamd.telemetry import metrics
-from tests.builders import SECOND, SETS, batch, sets_stream, write_sets_log
+from tests.builders import SECOND, SETS, batch, sets_stream, stream, write_log, write_sets_log
 
 SCHEMA = Schema(2, 0, 0)
 SEGMENT = 10
@@ -267,3 +267,40 @@ def test_compaction_does_not_wait_for_a_server_whose_lease_has_run_out(writer):
     assert asked_to_compact(writer.data_dir) == 45, "its memory may hold what was deleted"
     Housekeeper(writer, RetentionSettings(), lambda _: (), lease_seconds=60).compact()
     assert asked_to_compact(writer.data_dir) is None and not (gone / MEMORY).exists()
+
+
+def test_a_delete_at_the_place_of_one_that_was_compacted_is_compacted_too(tmp_path):
+    write_log(tmp_path, *stream(50), Schema())
+    with closing(LogWriter(tmp_path, Schema(), 100)) as writer:
+        keeper = Housekeeper(writer, RetentionSettings(), lambda _: ())
+        for node in (3, 4):
+            rows = np.zeros(1, DELETION)
+            rows["src"], rows["dst"], rows["time"] = node, -1, -1
+            writer.commit(dataclasses.replace(empty_batch(Schema()), deletions_X=rows), Progress(), writer.watermark)
+            ask_to_compact(tmp_path, 50)
+            keeper.compact()
+            assert asked_to_compact(tmp_path) is None
+            assert b"n:%d\x00" % node not in (tmp_path / "nodes.keys").read_bytes(), "the row of the next node follows"
+        assert LogReader.open(tmp_path).keys[3:6] == [None, None, "n:5"]
+
+
+def test_a_delete_that_comes_during_a_pass_is_compacted_before_the_request_is_done(tmp_path):
+    write_log(tmp_path, *stream(50), Schema())
+    with closing(LogWriter(tmp_path, Schema(), 100)) as writer:
+        def delete(node):
+            rows = np.zeros(1, DELETION)
+            rows["src"], rows["dst"], rows["time"] = node, -1, -1
+            writer.commit(dataclasses.replace(empty_batch(Schema()), deletions_X=rows), Progress(), writer.watermark)
+            ask_to_compact(tmp_path, 50)
+
+        def purge(keys):
+            if "n:3" in keys:
+                delete(4)
+            return ()
+
+        delete(3)
+        Housekeeper(writer, RetentionSettings(), purge).compact()
+        assert asked_to_compact(tmp_path) == 50, "n:4 waits"
+        Housekeeper(writer, RetentionSettings(), purge).compact()
+        assert asked_to_compact(tmp_path) is None
+        assert LogReader.open(tmp_path).keys[3:6] == [None, None, "n:5"]

@@ -3,12 +3,15 @@ that lie before them, and compaction overwrites what deletes hide."""
 
 import math
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import structlog
 
-from streamd.eventlog.journal.journal import SegmentState, journal_files
+from streamd.eventlog.journal.journal import NOTHING, SegmentState, journal_files
+from streamd.eventlog.layout import DELETIONS
 from streamd.eventlog.reader import DeletesReader
 from streamd.eventlog.segment_files import SegmentFiles
 from streamd.eventlog.upkeep.compact import Compaction, PurgeLetters, compaction
@@ -22,6 +25,7 @@ from streamd.eventlog.upkeep.holds import (
 from streamd.eventlog.upkeep.prune import Pruner
 from streamd.eventlog.upkeep.retries import Retries
 from streamd.eventlog.writer import LogWriter
+from streamd.events import DELETION
 from streamd.roles import COMPACT
 from streamd.settings.loading import RetentionSettings
 from streamd.storage import stored_bytes
@@ -73,7 +77,8 @@ class Housekeeper:
         self._purge_letters = purge_letters
         self._lease_seconds = lease_seconds
         self._steps: Iterator[Compaction] | None = None
-        self._pass: tuple[int, int] | None = None
+        self._pass: tuple[int, int, int] | None = None
+        """Request, oldest hold, and number of deletes of the newest pass."""
         self._progress = Compaction()
         self._beat = Heartbeat(writer.data_dir, COMPACT)
         self._counted = 0
@@ -162,9 +167,11 @@ class Housekeeper:
 
         request: event id before which deletes are to become physical.
         """
-        # Another pass can do more only where the request or the oldest hold has moved.
+        # Another pass can do more only if the request or the oldest hold has moved, or if deletes
+        # have come that the request covers: several may lie between two events.
         held = self._needs.edge
-        if self._steps is None and self._pass != (request, held):
+        wanted = request, held, self._num_deletes(request)
+        if self._steps is None and self._pass != wanted:
             # Files that an earlier pass could not unlink hold deleted data.
             if self._writer.files.is_untidy:
                 next(self._writer.tidying())
@@ -172,7 +179,7 @@ class Housekeeper:
             reader = DeletesReader.open(self._writer.data_dir, keep_keys=False)
             assert reader is not None, "its writer has made the log"
             self._steps = compaction(self._writer, reader, held, self._purge_letters)
-            self._pass = (request, held)
+            self._pass = wanted
             self._counted = 0
 
         # Continue until the time is up or the pass is done; a failed pass starts again.
@@ -195,10 +202,21 @@ class Housekeeper:
 
         # The request is fulfilled once the roles' own files are rid of the deletes too.
         is_through = self._steps is None
-        if is_through and not self._progress.waiting and self._needs.purged_before_event >= request:
+        is_done = is_through and not self._progress.waiting
+        has_all = self._pass == (request, held, self._num_deletes(request))
+        if is_done and has_all and self._needs.purged_before_event >= request:
             compact_done(self._writer.data_dir, self._writer.state.seq)
             logger.info("compaction_done", deletes_before_edge=request)
         return is_through
+
+    def _num_deletes(self, until_event: int) -> int:
+        """Number of the log's deletes at or before an event."""
+        num_bytes = self._writer.state.files.get(DELETIONS, NOTHING).num_bytes
+        if not num_bytes:
+            return 0
+        path = self._writer.data_dir / DELETIONS
+        rows_X = np.memmap(path, DELETION, "r", shape=(num_bytes // DELETION.itemsize,))
+        return bisect_right(range(len(rows_X)), until_event, key=lambda i: int(rows_X[i]["edge"]))
 
     def _take_steps(self) -> None:
         """Take steps of the current pass, if there is one."""

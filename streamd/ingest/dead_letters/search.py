@@ -4,6 +4,7 @@ import base64
 import json
 import re
 from collections.abc import Collection, Iterable
+from typing import Any
 
 import msgspec
 
@@ -16,6 +17,7 @@ INTEGER = re.compile(r"-?[0-9]{1,19}")
 class SoughtKeys:
     """The keys to search for in letters. Owner: the purge.
 
+    keys: with their types. texts: as text.
     The time to search a letter does not depend on the number of keys: its parts are looked up in
     the set of keys.
     """
@@ -23,8 +25,8 @@ class SoughtKeys:
     def __init__(self, prefixes: Collection[str] = (), keys: Iterable[Key] = ()) -> None:
         """prefixes: those that mappings add to keys; records do not have them."""
         self._prefixes = prefixes
-        self._keys: set[Key] = set()
-        self._texts: set[str] = set()
+        self.keys: set[Key] = set()
+        self.texts: set[str] = set()
         self._lengths: set[int] = set()
         """Distinct lengths of the texts: a search looks up one substring per length and start."""
         for key in keys:
@@ -47,8 +49,8 @@ class SoughtKeys:
 
     def _seek(self, key: Key) -> None:
         text = str(key)
-        self._keys.add(key)
-        self._texts.add(text)
+        self.keys.add(key)
+        self.texts.add(text)
         self._lengths.add(len(text))
 
     def are_in(self, line: bytes) -> bool:
@@ -85,14 +87,68 @@ class SoughtKeys:
             part = unseen.pop()
             if isinstance(part, list | tuple):
                 unseen.extend(part)
-            elif part in self._keys:
+            elif part in self.keys:
                 return True
         return False
 
     def _is_part_of(self, text: str) -> bool:
         """Whether a key is a substring of a text."""
         return any(
-            text[at : at + length] in self._texts
+            text[at : at + length] in self.texts
             for length in self._lengths
             for at in range(len(text) - length + 1)
         )
+
+
+class LetterProof:
+    """Looks for keys that are in stored letters for certain, where `SoughtKeys` also counts letters
+    that may have one. Owner: a search for erased keys."""
+
+    def __init__(self, keys: Iterable[Key], prefixes: Collection[str] = ()) -> None:
+        """prefixes: those that mappings add to keys; records do not have them."""
+        # Longer words first: a pattern takes the first that fits.
+        sought = SoughtKeys(prefixes, keys)
+        self._keys = sought.keys
+        words = sorted(map(re.escape, sought.texts), key=len, reverse=True)
+        self._words = re.compile(rf"(?<!\w)(?:{'|'.join(words)})(?!\w)")
+
+    def is_in(self, line: bytes) -> bool:
+        """Whether a stored letter has a key: as a value of its JSON, or as a whole word of the
+        record's key and of a value that is not JSON."""
+        try:
+            letter = msgspec.json.decode(line)
+            value = base64.b64decode(letter["value_base64"])
+            record_key = base64.b64decode(letter.get("key_base64") or "")
+        except (ValueError, KeyError, TypeError):
+            return False
+        # A record's key is text, of any form.
+        if self._words.search(record_key.decode(errors="replace")):
+            return True
+        # JSON has values of a type; any other value is text too.
+        try:
+            parts = parse_json(value)
+        except (ValueError, RecursionError):
+            return self._words.search(value.decode(errors="replace")) is not None
+        return holds_value(parts, self._keys)
+
+
+def parse_json(value: bytes) -> list[Any]:
+    """The JSON values in a letter, one a line, objects as lists of pairs, which keep duplicate
+    names. Raises: ValueError, RecursionError."""
+    try:
+        return [json.loads(value, object_pairs_hook=list)]
+    except ValueError:
+        lines = (line for line in value.splitlines() if line.strip())
+        return [json.loads(line, object_pairs_hook=list) for line in lines]
+
+
+def holds_value(parts: list[Any], keys: Collection[Key]) -> bool:
+    """Whether one of the values at any depth is a key, of its type."""
+    unseen = list(parts)
+    while unseen:
+        part = unseen.pop()
+        if isinstance(part, list | tuple):
+            unseen.extend(part)
+        elif isinstance(part, str | int) and not isinstance(part, bool) and part in keys:
+            return True
+    return False

@@ -11,7 +11,6 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from streamd.errors import KafkaError, VersionError
 from streamd.server.engine.conditions import BadCondition
-from streamd.server.http.methods import method_of
 from streamd.serving.requests import NotReached, NotReady, Overloaded, TooOld
 
 MEDIA_TYPE = "application/problem+json"
@@ -105,14 +104,9 @@ async def _no_version(request: Request, error: Exception) -> JSONResponse:
 
 async def _http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, StarletteHTTPException)
-    detail = str(error.detail)
-    headers = dict(error.headers or {})
-    if error.status_code == 405 and "Allow" in headers:
-        methods = [m.strip() for m in headers["Allow"].split(",")]
-        methods += ["HEAD"] if "GET" in methods and "HEAD" not in methods else []
-        headers["Allow"] = ", ".join(methods)
-        detail = f"{method_of(request.scope)} is not for this path; use {headers['Allow']}"
-    return problem(request.url.path, error.status_code, detail, headers)
+    return problem(
+        request.url.path, error.status_code, str(error.detail), dict(error.headers or {})
+    )
 
 
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
@@ -128,7 +122,7 @@ def _first_error(errors: Sequence[Any]) -> str:
     about being the other.
     """
     first = errors[0]
-    place, message = first["loc"], first["msg"].removeprefix("Value error, ")
+    place, message = first["loc"], first["msg"]
     if str(place[-1]).startswith(EITHER):
         place = place[:-1]
         own = [e for e in errors if e["loc"][:-1] == place and e["type"] not in OTHER_TYPE]

@@ -1,0 +1,143 @@
+"""Erasing nodes by a command: delete them, make the deletes physical, and prove it."""
+
+import time
+from collections.abc import Sequence
+
+from streamd.cli.compaction import compact_log
+from streamd.cli.proof import prove_erasure
+from streamd.errors import SettingsError, StreamdError
+from streamd.events import Key
+from streamd.ingest.delete_events import SentDelete, send_deletes, topic_for_deletes
+from streamd.schema import Schema
+from streamd.settings.loading import Settings
+from streamd.store.deleted_keys import read_keys
+from streamd.store.erasure import (
+    KEY_TYPES,
+    Erasure,
+    candidates,
+    chosen_key,
+    log_role_of,
+    schema_of_log,
+    shown_key,
+)
+from streamd.telemetry.heartbeat import read_beat
+from streamd.telemetry.progress import ProgressLine
+
+POLL_SECONDS = 0.1
+"""Pause between two looks for the deletes in the log."""
+
+
+def erase_nodes(
+    settings: Settings,
+    given: Sequence[str],
+    node_set: str | None,
+    key_type: str | None,
+    topic: str,
+    wait_seconds: float,
+    line: ProgressLine,
+) -> tuple[bool, str]:
+    """Erase nodes in three steps. A call after one that failed or waited continues.
+
+    Args: given: keys as text, or @FILE; node_set, key_type: narrow the keys that a text names;
+    topic: for the deletes, "" for the first of streamd's own events.
+    Returns: whether nothing is left, and a text for the user. Raises: StreamdError.
+    """
+    if key_type is not None and key_type not in KEY_TYPES:
+        raise SettingsError(f"--key-type is {key_type!r}.", f"use {' or '.join(KEY_TYPES)}.")
+    schema = schema_of_log(settings.data_dir)
+    texts = read_keys(given)
+    of_text = [candidates(text, schema, node_set, key_type) for text in texts]
+    deadline = time.monotonic() + wait_seconds
+
+    # 1. Delete. A node that is deleted already only waits for compaction.
+    erasure = Erasure(settings.data_dir, [key for some in of_text for key in some])
+    of_text = _resolve(texts, of_text, erasure, schema, line)
+    _delete(settings, erasure, schema, topic, deadline, line)
+
+    # 2. Make the deletes physical, also in store and changelog.
+    done, text = compact_log(settings, deadline, line)
+    if not done:
+        return False, f"{text}. Run the same command again to wait for it and prove it."
+
+    # 3. Prove it. This also finds a key that came back with new events.
+    found, summary = prove_erasure(settings, texts, of_text, line)
+    text = f"{text}; {summary}"
+    return not found, text if found else f"{text}. {_copies_elsewhere(settings)}"
+
+
+def _resolve(
+    texts: Sequence[str],
+    of_text: Sequence[Sequence[Key]],
+    erasure: Erasure,
+    schema: Schema,
+    line: ProgressLine,
+) -> list[list[Key]]:
+    """The key of each text, or all that it may stand for if the log holds none of them. Raises:
+    SettingsError if it holds several."""
+    resolved = []
+    for text, some in zip(texts, of_text, strict=True):
+        rows = [row for row in erasure.rows if row.key in set(some)]
+        key = chosen_key(text, rows, schema)
+        if key is None:
+            line.note(f"The log holds no key {text}: it never did, or the key is erased already.")
+        resolved.append(list(some) if key is None else [key])
+    return resolved
+
+
+def _delete(
+    settings: Settings,
+    erasure: Erasure,
+    schema: Schema,
+    topic: str,
+    deadline: float,
+    line: ProgressLine,
+) -> None:
+    """Send the deletes of nodes that the log has not deleted, and wait until it has.
+
+    deadline: monotonic seconds. Raises: SettingsError, KafkaError; StreamdError if the log has not
+    taken a delete in time, or refused it.
+    """
+    live = erasure.live()
+    if not live:
+        return
+    role = log_role_of(settings.log.member, settings.log.name)
+    target = topic_for_deletes(settings.kafka, settings.sources, topic)
+    beat = read_beat(settings.data_dir, role)
+    if beat is None or not beat.alive:
+        raise StreamdError(
+            f"No {role} runs on {settings.data_dir}, so a delete would not come into the log.",
+            "start `streamd run` on it, or set --data-dir; then run this command again.",
+        )
+    line.note(f"deletes go to topic {target.name}: {', '.join(shown_key(k, schema) for k in live)}")
+    sent = send_deletes(settings.kafka, target, live, schema.node_set_names)
+    _wait_for_deletes(erasure, sent, role, deadline, line)
+
+
+def _wait_for_deletes(
+    erasure: Erasure, sent: Sequence[SentDelete], role: str, deadline: float, line: ProgressLine
+) -> None:
+    """Wait until all deletes are in the log. Raises: StreamdError."""
+    while live := set(erasure.live()):
+        missing = [one for one in sent if one.key in live]
+        # Look again after the position: the delete may have come in between.
+        is_refused = any(map(erasure.is_read, missing)) and live == set(erasure.live())
+        if is_refused or time.monotonic() >= deadline:
+            raise StreamdError(
+                f"{len(live):,} of {len(sent):,} deletes are not in the log: "
+                f"{erasure.wait_reason(missing, role)}.",
+                "run this command again once that is mended; until then it would send a second "
+                "delete.",
+            )
+        line.of(f"waiting for the deletes in the log by {role}", len(sent) - len(live), len(sent))
+        time.sleep(POLL_SECONDS)
+
+
+def _copies_elsewhere(settings: Settings) -> str:
+    """The copies of events that are not streamd's, and so are left to the operator."""
+    others = settings.ingest.dead_letter_topic, settings.server.score_topic
+    topics = [*settings.kafka.topics, *filter(None, others)]
+    return (
+        f"Not searched: records in Kafka ({', '.join(topics)}), which go by their "
+        "retention; backups and snapshots elsewhere; other machines' directories, where the same "
+        "command looks for the keys."
+    )

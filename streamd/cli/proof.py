@@ -1,0 +1,86 @@
+"""The proof that nothing is left of erased keys: by type where keys are held, and by their bytes
+everywhere that streamd writes."""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+from streamd.cli.options import err
+from streamd.events import Key
+from streamd.settings.loading import Settings
+from streamd.store.changelog import changelog_topic, models_topic
+from streamd.store.deleted_keys import DeletedSearch, Found, KafkaTopic
+from streamd.store.objects import Store
+from streamd.store.search import is_found_by_chance
+from streamd.store.typed_search import TypedSearch
+from streamd.telemetry.progress import ProgressLine
+
+
+def prove_erasure(
+    settings: Settings, texts: Sequence[str], keys: Sequence[Sequence[Key]], line: ProgressLine
+) -> tuple[int, str]:
+    """Look for keys in the data directory, in `log.store`, and in the topics of `log.name`. Each
+    finding is printed.
+
+    Args: texts: of the keys, as they were given; keys: of each text, the typed keys that it may
+    name.
+    Returns: the number of findings, and a summary. Raises: StoreError, KafkaError.
+    """
+    numbers = {key: number for number, some in enumerate(keys) for key in some}
+    prefixes = frozenset(p for source in settings.sources for p in source.prefixes())
+    typed = TypedSearch(numbers, prefixes)
+    # Digits and short texts are found in any file by chance, so those are searched by type alone.
+    long = [number for number, text in enumerate(texts) if not is_found_by_chance(text)]
+    by_bytes = DeletedSearch([texts[number] for number in long], line.of)
+
+    found = set()
+    line.begin("looking keys up by type", "keys")
+    for one in _find_by_type(settings, typed, numbers):
+        found.add((one.where, one.key))
+        _print(one, line)
+    for one in _find_bytes(settings, by_bytes) if long else ():
+        place = (one.where, long[one.key])
+        if place not in found:
+            found.add(place)
+            _print(one._replace(key=place[1]), line)
+
+    done = by_bytes.searched
+    summary = (
+        f"{len(texts):,} keys looked up in {typed.nodes:,} rows of the key table, "
+        f"{typed.letters:,} dead letters and {typed.tables:,} key tables of the store"
+    )
+    if long:
+        summary += (
+            f", and the bytes of {len(long):,} in {done.files:,} files, {done.objects:,} objects "
+            f"and {done.records:,} records, {done.num_bytes:,} bytes"
+        )
+    return len(found), f"{summary}: found {len(found):,} times"
+
+
+def _find_by_type(
+    settings: Settings, search: TypedSearch, numbers: dict[Key, int]
+) -> Iterator[Found]:
+    yield from search.in_directory(settings.data_dir)
+    if settings.log.store:
+        yield from search.in_store(Store(settings.log.store))
+    if settings.log.name:
+        from streamd.replica.changelog.key_rows import find_in_changelog
+
+        topic = KafkaTopic(settings.kafka, changelog_topic(settings.log.name))
+        yield from find_in_changelog(topic.records(), topic.name, numbers)
+
+
+def _find_bytes(settings: Settings, search: DeletedSearch) -> Iterator[Found]:
+    log = settings.log
+    places = [search.in_files(settings.data_dir)]
+    if log.store:
+        places.append(search.in_store(Store(log.store)))
+    for name in (changelog_topic, models_topic) if log.name else ():
+        places.append(search.in_topic(KafkaTopic(settings.kafka, name(log.name))))
+    yield from chain.from_iterable(places)
+
+
+def _print(found: Found, line: ProgressLine) -> None:
+    """Print a finding without the key, which may not stay in a terminal's log."""
+    line.leave()
+    text = f"found: key {found.key + 1} in {found.where}, byte {found.at:,}"
+    err.print(text, markup=False, soft_wrap=True)

@@ -1,0 +1,97 @@
+"""Deletes of nodes sent to Kafka as streamd's own events, which a topic of any form may hold."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from streamd.decode.wire import OWN_EVENT
+from streamd.errors import SettingsError
+from streamd.events import Key, split_key
+from streamd.ingest.kafka.client import make_producer, send, settle
+from streamd.settings.loading import KafkaSettings
+from streamd.settings.sources import SourceSettings
+
+ACKNOWLEDGED_SECONDS = 20.0
+"""Longest wait for Kafka to acknowledge a delete."""
+
+
+class DeleteTopic(NamedTuple):
+    """A topic that deletes are sent to. mapped: whether its records have a form of their own."""
+
+    name: str
+    mapped: bool
+
+
+def topic_for_deletes(
+    kafka: KafkaSettings, sources: Sequence[SourceSettings], name: str = ""
+) -> DeleteTopic:
+    """The topic that deletes are sent to: the named one, or the first of streamd's own events.
+
+    Raises: SettingsError if no topic is named and all have a form of their own: other programs read
+    them too, so an operator must choose.
+    """
+    mapped = {source.topic for source in sources}
+    if name:
+        if name not in kafka.topics:
+            raise SettingsError(
+                f"Ingest does not read topic {name!r}.",
+                f"name one of kafka.topics: {', '.join(kafka.topics)}.",
+            )
+        return DeleteTopic(name, name in mapped)
+    # Streamd's own events need no header, and no other program reads them.
+    own = [topic for topic in kafka.topics if topic not in mapped]
+    if own:
+        return DeleteTopic(own[0], False)
+    raise SettingsError(
+        f"Each topic has a form of its own ({', '.join(kafka.topics)}), and a delete is one JSON "
+        f"record of streamd's own, with the header content-type: {OWN_EVENT}.",
+        f"name a topic whose other readers skip such a record (--topic {kafka.topics[0]}), or add "
+        "a topic for streamd's own events to kafka.topics. A source that has `deletes`, or "
+        "`envelope: debezium`, also takes a delete from the system that writes the topic.",
+    )
+
+
+class SentDelete(NamedTuple):
+    """A delete that Kafka has acknowledged."""
+
+    key: Key
+    topic: str
+    partition: int
+    offset: int
+
+
+def send_deletes(
+    kafka: KafkaSettings,
+    topic: DeleteTopic,
+    keys: Sequence[Key],
+    node_set_names: Sequence[str],
+) -> list[SentDelete]:
+    """Send a delete of each node, and wait until all are acknowledged.
+
+    node_set_names: by number. Raises: KafkaError if one is not acknowledged.
+    """
+    # A mapped topic has a form of its own, so the header marks the record as streamd's.
+    headers = [("content-type", OWN_EVENT.encode())] if topic.mapped else []
+    producer = make_producer(kafka, acks="all", max_block_ms=int(ACKNOWLEDGED_SECONDS * 1000))
+    try:
+        pending = []
+        for key in keys:
+            number, plain = split_key(key)
+            event: dict[str, str | int] = {"type": "delete", "node": plain}
+            if len(node_set_names) > 1:
+                event["node_set"] = node_set_names[number]
+            # Keyed as events are, so that a delete follows those of its node in their partition.
+            value = msgspec.json.encode(event)
+            record = {"key": str(plain).encode(), "value": value, "headers": headers}
+            pending.append(send(producer, topic.name, **record))
+        # `settle` clears the list that it is given.
+        futures = list(pending)
+        settle(producer, pending)
+        stored = [future.value for future in futures]
+        return [
+            SentDelete(key, topic.name, at.partition, at.offset)
+            for key, at in zip(keys, stored, strict=True)
+        ]
+    finally:
+        producer.close()

@@ -1,0 +1,103 @@
+"""What a compaction waits for, in the words of an operator: roles, windows, the store."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from streamd.eventlog.reader import DeletesReader
+from streamd.eventlog.upkeep.holds import read_compacted, read_holds
+from streamd.roles import ARCHIVE, COMPACT
+from streamd.settings.log import LogSettings
+from streamd.store.archive import read_forgotten
+from streamd.telemetry.heartbeat import read_beat
+from streamd.telemetry.progress import span
+from streamd.windows import ends_until_after
+
+REWRITING = "rewriting segments"
+"""The part of a compaction after all roles are past the deletes."""
+TRAIN = "train"
+
+
+def late_roles(data_dir: Path, request: int) -> dict[str, int]:
+    """The roles that a compaction waits for -> the event ids up to which each is rid of deletes.
+
+    request: event id before which deletes are to become physical.
+    """
+    at = {role: min(h.edge, h.purged_before_event) for role, h in read_holds(data_dir).items()}
+    return {role: event for role, event in at.items() if event < request}
+
+
+def wait_reason(data_dir: Path, request: int, width_us: int, now_us: int) -> str:
+    """What a compaction waits for now. width_us: of a window. now_us: wall clock.
+
+    Returns: for example "waiting for serve-2, which does not run; for train to learn 2 windows,
+    which close in 12 min and in 1 h 12 min".
+    """
+    late = late_roles(data_dir, request)
+    if not late:
+        beat = read_beat(data_dir, COMPACT)
+        error = "" if beat is None else beat.detail.get("error", "")
+        return f"{REWRITING} failed: {error}" if error else REWRITING
+    # A role that does not run keeps the log until its lease ends.
+    reasons = []
+    for role, event in late.items():
+        beat = read_beat(data_dir, role)
+        if beat is None or not beat.alive:
+            reasons.append(f"for {role}, which does not run")
+        elif role == TRAIN:
+            reasons.append(f"for {role}{_windows(data_dir, request, width_us, now_us)}")
+        else:
+            reasons.append(f"for {role} (at event {event:,} of {request:,})")
+    return f"waiting {'; '.join(reasons)}"
+
+
+def _windows(data_dir: Path, request: int, width_us: int, now_us: int) -> str:
+    """The windows that the trainer has to learn before a compaction, in words.
+
+    The newest version and the one before must have learned windows that begin after the deletes.
+    """
+    log = DeletesReader.open(data_dir, keep_keys=False)
+    beat = read_beat(data_dir, TRAIN)
+    trained = 0 if beat is None else int(beat.detail.get("edge", 0))
+    if log is None:
+        return ""
+    ends = ends_until_after(log, request, width_us)
+    open_ends = [end for end in ends if log.watermark < end]
+    if not open_ends:
+        is_done = log.lower_bound(ends[-1]) <= trained
+        return " to publish what it learned" if is_done else " to learn windows that have closed"
+    count = "a window" if len(open_ends) == 1 else f"{len(open_ends)} windows"
+    # A live stream keeps pace with the wall clock; that of a recording is its own.
+    if abs(now_us - log.watermark) < width_us:
+        closing = " and in ".join(span(max(0, end - now_us) / 1e6) for end in open_ends)
+        when = f"which close{'s' if len(open_ends) == 1 else ''} in {closing}"
+    else:
+        closing = " and of ".join(map(utc, open_ends))
+        verb = "ends" if len(open_ends) == 1 else "end"
+        when = f"which {verb} at event times of {closing}; the log is at {utc(log.watermark)}"
+    if log.num_edges <= request:
+        when += "; no event has come after the delete yet"
+    return f" to learn {count}, {when}"
+
+
+def utc(time_us: int) -> str:
+    """A time in microseconds since the epoch, as "2026-03-01 14:00 UTC"."""
+    return f"{datetime.fromtimestamp(time_us // 1_000_000, UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def has_store_to_clean(data_dir: Path, log: LogSettings) -> bool:
+    """Whether a store and a changelog may hold what a compaction here removed: on a machine that
+    leads a log which others follow. Raises: CorruptionError."""
+    has_store = bool(log.name and log.store) and log.member != "replica"
+    return has_store and read_compacted(data_dir) is not None
+
+
+def store_wait_reason(data_dir: Path) -> str:
+    """What store and changelog wait for after the newest compaction, "" if they are rid of what it
+    removed. Raises: CorruptionError."""
+    compacted = read_compacted(data_dir)
+    if compacted is None or read_forgotten(data_dir) >= compacted.seq:
+        return ""
+    beat = read_beat(data_dir, ARCHIVE)
+    if beat is None or not beat.alive:
+        return "the role archive, which does not run"
+    return str(beat.detail.get("error") or beat.detail.get("forgetting") or beat.state)
