@@ -53,9 +53,10 @@ slow: $(VENV)/.dev
 fences: $(VENV)/.dev
 	FENCE_SEEDS=$(SEEDS) $(BIN)/python -m pytest -m slow -s --timeout 3600 tests/replica/test_fences.py
 
-# Hostile records of topics in a shape of their own; each run draws others.
+# Hostile records of topics in a shape of their own, and rows of files and topics in every format; each run draws others.
 fuzz: $(VENV)/.dev
 	$(BIN)/python -m tests.decode.fuzz $(RECORDS)
+	$(BIN)/python -m tests.exchange.fuzz $(RECORDS)
 
 mutants: $(VENV)/.dev $(VENV)-mutants/bin/cosmic-ray
 	$(VENV)-mutants/bin/python tests/mutants.py $(BIN)/python

@@ -1,4 +1,5 @@
-"""Limits on the metadata of an Arrow IPC stream, checked before pyarrow reads it.
+"""Arrow IPC streams of unknown senders: limits on their metadata, checked before pyarrow reads it,
+and on the memory that their values need.
 
 A flatbuffer may point to the same table from many places, so a schema of some kilobytes can expand
 to millions of fields. A compressed body declares its own size after expansion. Numbers of fields
@@ -6,9 +7,13 @@ are those of Arrow's Schema.fbs and Message.fbs (format page, "Encapsulated mess
 """
 
 import struct
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from streamd.errors import BadEvent
+from streamd.events import Int64
 
 MAX_SCHEMA_BYTES = 65_536
 """Largest schema; pandas writes some kilobytes of metadata about its columns."""
@@ -20,9 +25,126 @@ MAX_LEVELS = 4
 MAX_NOTES = 32
 """Most entries of custom metadata of a message, a schema or a field; pandas writes one."""
 
+MAX_TEXT_BYTES = 64_000_000
+"""Most bytes of a record's text, if each row of a dictionary or of views had text of its own."""
+OBJECT = 64
+"""Bytes of a Python object without its text."""
+
+
+def read_batches(
+    value: bytes,
+    check_schema: Callable[[Any, Any], None],
+    check_count: Callable[[int], None],
+    is_nested: bool = False,
+) -> Iterator[Any]:
+    """Yield the batches of a stream, each validated.
+
+    Args: check_schema: refuses a schema, given pyarrow too; check_count: refuses a number of rows;
+    is_nested: as of `check_head`.
+    Raises: BadEvent.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.compute
+    except ImportError:
+        raise BadEvent(
+            "unknown_content_type", "Arrow needs pyarrow: pip install 'streamd[arrow]'"
+        ) from None
+    try:
+        # Check the schema before pyarrow reads a batch, and each batch before its values are used.
+        check_head(value, pa, is_nested)
+        reader = pa.ipc.open_stream(value)
+        check_schema(reader.schema, pa)
+        check_batches(value, pa)
+        count = size = text = 0
+        for batch in reader:
+            count += batch.num_rows
+            check_count(count)
+            batch.validate(full=True)
+            # Columns that share bytes could make much memory of few.
+            size += sum(_num_bytes(column, pa) for column in batch.columns)
+            if size > len(value):
+                raise BadEvent("bad_arrow", "its columns share their bytes")
+            text += sum(_num_text_bytes(column, pa) for column in batch.columns)
+            if text > MAX_TEXT_BYTES:
+                raise BadEvent(
+                    "bad_arrow",
+                    f"its dictionaries or views hold {text} bytes of text in all rows, at most "
+                    f"{MAX_TEXT_BYTES} are taken",
+                )
+            yield batch
+    except (pa.ArrowException, OSError, struct.error, IndexError, UnicodeDecodeError) as error:
+        raise BadEvent("bad_arrow", f"not a valid Arrow stream: {str(error)[:300]}") from None
+
+
+def _num_bytes(column: Any, pa: Any) -> int:
+    """The bytes of a column without its dictionaries, which several batches may share."""
+    if pa.types.is_struct(column.type):
+        return sum(_num_bytes(column.field(at), pa) for at in range(column.type.num_fields))
+    return int((column.indices if pa.types.is_dictionary(column.type) else column).nbytes)
+
+
+def _num_text_bytes(column: Any, pa: Any) -> int:
+    """The bytes of text in all rows of dictionaries and views; 0 for other types."""
+    types = pa.types
+    if types.is_struct(column.type):
+        return sum(_num_text_bytes(column.field(at), pa) for at in range(column.type.num_fields))
+    if types.is_dictionary(column.type):
+        # A dictionary of numbers takes memory too, once for each column that has it.
+        lengths = _text_lengths(column.dictionary, pa) + OBJECT
+        return int(lengths.sum() + lengths[column.indices.drop_null().to_numpy()].sum())
+    is_view = types.is_string_view(column.type) or types.is_binary_view(column.type)
+    return int(_text_lengths(column, pa).sum()) if is_view else 0
+
+
+def _text_lengths(column: Any, pa: Any) -> Int64:
+    """The length of each text of a column, int64[n] bytes, 0 for a null and for other values."""
+    types, kind = pa.types, column.type
+    if types.is_string_view(kind) or types.is_binary_view(kind):
+        # A view is 16 bytes, of which the first four are its length.
+        views = np.frombuffer(column.buffers()[1] or b"", np.int32).reshape(-1, 4)
+        lengths = views[column.offset : column.offset + len(column), 0].astype(np.int64)
+        return np.where(column.is_valid().to_numpy(zero_copy_only=False), lengths, 0)
+    if is_text(kind, pa) and not types.is_decimal(kind):
+        found = pa.compute.fill_null(pa.compute.binary_length(column), 0)
+        return np.asarray(found, np.int64)
+    return np.zeros(len(column), np.int64)
+
+
+def is_list(kind: Any, pa: Any) -> bool:
+    """Whether a type is a list that has bytes of its own for each row."""
+    types = pa.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def is_text(kind: Any, pa: Any) -> bool:
+    """Whether a type is text, bytes or decimals, each row of which has its bytes for itself."""
+    types = pa.types
+    return bool(
+        types.is_string(kind)
+        or types.is_large_string(kind)
+        or types.is_binary(kind)
+        or types.is_large_binary(kind)
+        or types.is_fixed_size_binary(kind)
+        or types.is_decimal(kind)
+    )
+
+
+def is_scalar(kind: Any, pa: Any) -> bool:
+    """Whether a type holds one text, number, time or truth value a row, or nothing: they take no
+    more memory than their bytes, but for those that `read_batches` counts."""
+    types = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        return bool(kind.extension_name == "arrow.uuid")
+    if types.is_dictionary(kind):
+        return not types.is_dictionary(kind.value_type) and is_scalar(kind.value_type, pa)
+    is_view = types.is_string_view(kind) or types.is_binary_view(kind)
+    is_plain = types.is_primitive(kind) and not types.is_interval(kind)
+    return bool(is_view or is_plain or types.is_null(kind) or is_text(kind, pa))
+
 
 def check_head(value: bytes, pa: Any, is_nested: bool = False) -> None:
-    """Refuse a stream whose schema is larger than an event needs.
+    """Refuse a stream with a larger schema than an event needs.
 
     is_nested: whether columns may lie inside others, as mapped records have them.
 
@@ -51,20 +173,23 @@ def check_head(value: bytes, pa: Any, is_nested: bool = False) -> None:
 
 
 def check_batches(value: bytes, pa: Any) -> None:
-    """Refuse messages after the schema other than uncompressed record batches.
+    """Refuse messages after the schema other than uncompressed record batches and dictionaries.
 
     Raises: as `check_head`.
     """
     for number, message in enumerate(pa.ipc.MessageReader.open_stream(value)):
         if not number:
             continue
-        if message.type != "record batch":
+        if message.type not in ("record batch", "dictionary"):
             raise BadEvent("bad_arrow", f"message {number} is a {message.type}, not a record batch")
         data = message.metadata.to_pybytes()
-        # RecordBatch: field 3 is the compression of its body.
+        # DictionaryBatch: field 1 is a RecordBatch; field 3 of that is the body's compression.
         top = follow(data, 0)
         _bound(data, top, 4, MAX_NOTES, "notes")
-        if field(data, follow(data, field(data, top, 2)), 3):
+        batch = follow(data, field(data, top, 2))
+        if message.type == "dictionary":
+            batch = follow(data, field(data, batch, 1))
+        if field(data, batch, 3):
             raise BadEvent(
                 "bad_arrow", "compressed buffers are not taken; let Kafka compress the record"
             )

@@ -4,12 +4,12 @@ Each kind of value is read in two ways that agree: a whole column at once, which
 all values are valid, and one value, which says what is wrong with it.
 """
 
+import base64
 import datetime
 import itertools
 import math
 import re
 from collections.abc import Sequence
-from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from streamd.clock import time_us
 from streamd.decode.encoded_decimals import decimal_hint
-from streamd.decode.sources.paths import kind_of
+from streamd.decode.plain_values import as_id, plain_scalar, plain_value
+from streamd.decode.sources.paths import BYTES, FLOAT, NO_TEXT, kind_of
 from streamd.decode.time_units import UNITS_NS
 from streamd.errors import BadEvent
 from streamd.events import Int64
@@ -37,8 +38,6 @@ MAX_TIME_TEXT = 64
 MAX_US = 2**63 - 1
 WRAPPERS = frozenset(("$oid", "$numberLong", "$numberInt", "$numberDecimal", "$uuid"))
 """Names in MongoDB's JSON that hold the value of a key."""
-MAX_EXACT_FLOAT = 2**53
-"""Up to here a float holds every integer; larger ones may be another id than was written."""
 TRUTHS = {"true": 1.0, "t": 1.0, "1": 1.0, "false": 0.0, "f": 0.0, "0": 0.0}
 """Text of a truth, in lower case, as Python, Excel and Postgres write it."""
 MAX_LIST_TEXT = 64
@@ -106,6 +105,7 @@ class Times:
 
         Raises: BadEvent.
         """
+        value = plain_scalar(value)
         if value is None:
             raise BadEvent("missing_field", f"{name} is missing")
         # Decoders of typed formats make dates themselves.
@@ -137,18 +137,24 @@ class Times:
         raise BadEvent("bad_time", f"{name} is {kind_of(value)} that is not ISO 8601{hint}")
 
     def as_json(self, row: Any) -> bytes:
-        """A row as JSON that reads as the row does: its times in this form, NaN as text."""
-        return msgspec.json.encode(self._plain(row), enc_hook=str)
+        """A row as JSON that reads as the row does: its times in this form. A value that JSON
+        lacks is an object, which no field takes."""
+        return msgspec.json.encode(self._for_json(plain_value(row)))
 
-    def _plain(self, value: Any) -> Any:
+    def _for_json(self, value: Any) -> Any:
         if isinstance(value, dict):
-            return {name: self._plain(inner) for name, inner in value.items()}
+            return {name: self._for_json(inner) for name, inner in value.items()}
         if isinstance(value, list):
-            return [self._plain(inner) for inner in value]
+            return [self._for_json(inner) for inner in value]
         if isinstance(value, datetime.datetime) and self._scale:
             whole, rest = divmod(time_us(value) * self._parts, self._scale)
             return whole + rest / self._scale if rest else whole
-        return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        # An object with one name, which `kind_of` knows.
+        if isinstance(value, bytes):
+            return {BYTES: base64.b64encode(value).decode()}
+        if isinstance(value, float) and not math.isfinite(value):
+            return {FLOAT: str(value)}
+        return value
 
 
 def _is_iso(value: Any) -> bool:
@@ -181,12 +187,9 @@ def _iso_column(values: Sequence[str]) -> Int64 | None:
 
 
 def number_of(value: Any) -> int | float | None:
-    """A value as a number: also text of one, but neither true nor false; None for others."""
+    """A plain value as a number: also text of one, but neither true nor false; None for others."""
     if type(value) is int or type(value) is float:
         return value
-    if isinstance(value, Decimal):
-        number: int | float = whole(value)
-        return number if type(number) is int else float(value)
     if type(value) is str and len(value) <= MAX_NUMBER_TEXT and NUMBER.fullmatch(value):
         return int(value) if INTEGER.fullmatch(value) else float(value)
     return None
@@ -238,9 +241,10 @@ class Feature:
             if not kinds <= ({bool} if declared.type == "bool" else {int, float}):
                 return self._rows(values)
             try:
-                return np.fromiter(values, np.float64, len(values)).reshape(-1, 1)
+                numbers = np.fromiter(values, np.float64, len(values)).reshape(-1, 1)
             except OverflowError:
                 return None
+            return self._without_nan(numbers) if float in kinds else numbers
 
         # Categories and hashes are the place of a one.
         if kinds != {str}:
@@ -253,6 +257,16 @@ class Feature:
         out = np.zeros((len(values), self.width))
         out[np.arange(len(values)), places] = 1
         return out
+
+    def _without_nan(self, numbers: Float64) -> Float64 | None:
+        """Numbers with that for a missing one instead of NaN; None if there is none."""
+        # No comparison holds for NaN, so it would be refused as out of range.
+        is_nan = np.isnan(numbers)
+        if is_nan.any():
+            if self._missing is None:
+                return None
+            numbers[is_nan] = self._missing
+        return numbers
 
     def _vectors(self, values: Sequence[Any], width: int) -> Float64 | None:
         if set(map(type, values)) != {list} or set(map(len, values)) != {width}:
@@ -273,6 +287,7 @@ class Feature:
 
     def one(self, value: Any, path: str) -> list[float]:
         """The numbers of one value. path: of the field, for the error. Raises: BadEvent."""
+        value = plain_scalar(value)
         if value is None or (self._empty_is_missing and type(value) is str and not value):
             value = self._missing
             if value is None:
@@ -285,11 +300,12 @@ class Feature:
         declared = self._declared
         if declared.vector is not None:
             found = _list_of(value, declared.vector)
-            numbers = [_float(v) for v in found] if type(found) is list else [None]
-            if len(numbers) == declared.vector and None not in numbers:
-                return [n for n in numbers if n is not None]
+            if type(found) is list and len(found) == declared.vector:
+                numbers = [float_of(plain_scalar(v)) for v in found]
+                if None not in numbers:
+                    return [n for n in numbers if n is not None]
         elif declared.type == "number":
-            number = _float(value)
+            number = float_of(value)
             if number is not None:
                 return [number]
         elif declared.type == "bool":
@@ -310,23 +326,11 @@ class Feature:
         raise BadEvent("bad_features", what + decimal_hint(value))
 
 
-def whole(value: Any) -> Any:
-    """A whole number as an integer, for ids and categories; others as they are.
-
-    Floats from `MAX_EXACT_FLOAT` on stay: they may be another integer than was written.
-    """
-    if type(value) is float and value.is_integer() and abs(value) < MAX_EXACT_FLOAT:
-        return int(value)
-    if isinstance(value, Decimal) and value.is_finite() and value == value.to_integral_value():
-        return int(value)
-    return value
-
-
 def as_key(value: Any, kind: KeyType | None) -> Any:
     """A value as a key: whole floats are integers, others stay. kind: text or integer; a value that
     cannot become that stays too."""
     # Whole floats come from languages without integers, and from columns with gaps.
-    value = whole(value)
+    value = as_id(plain_scalar(value))
     if kind == "text" and type(value) is int:
         return str(value)
     if kind == "integer" and type(value) is str and INTEGER.fullmatch(value):
@@ -339,12 +343,14 @@ def key_hint(value: Any) -> str:
     # MongoDB's JSON puts the type of a value around it.
     if type(value) is dict and len(value) == 1 and (wrapped := WRAPPERS & value.keys()):
         return f"; MongoDB's value is inside it: add .{min(wrapped)} to the path"
+    if kind_of(value) == NO_TEXT:
+        return "; write them as text, such as hexadecimal"
     return "; write such ids as text" if type(value) is float else decimal_hint(value)
 
 
 def _category(value: Any) -> str | None:
     """The text of a category; None if a value is none."""
-    value = whole(value)
+    value = as_id(value)
     if type(value) in (str, bool) or (type(value) is int and abs(value) <= MAX_US):
         return text_of(value)
     return None
@@ -356,7 +362,7 @@ def _truth(value: Any) -> float | None:
         return float(value)
     if type(value) is str:
         return TRUTHS.get(value.lower())
-    value = whole(value)
+    value = as_id(value)
     return float(value) if type(value) is int and value in (0, 1) else None
 
 
@@ -370,8 +376,8 @@ def _list_of(value: Any, width: int) -> Any:
     return value
 
 
-def _float(value: Any) -> float | None:
-    """A value as a float; None where it is no number, or larger than one holds."""
+def float_of(value: Any) -> float | None:
+    """A plain value as a float, as `number_of`; None also if it is larger than a float holds."""
     number = number_of(value)
     try:
         return None if number is None else float(number)

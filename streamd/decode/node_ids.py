@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from streamd.decode.plain_values import as_id
 from streamd.errors import BadEvent
 from streamd.events import Int64, Key, SetKey, split_key
 
@@ -49,13 +50,17 @@ class KeyTable:
             return None
         return np.fromiter(map(get, keys), np.int64, len(keys))
 
-    def number(self, key: str | int | None, name: str, node_set: int = 0) -> int:
-        """The number of one key of a node set. name: of its field.
+    def number(self, key: str | int | float | None, name: str, node_set: int = 0) -> int:
+        """The number of one key of a node set, which may be a whole float. name: of its field.
 
         Raises: BadEvent where it is missing, empty, too long or otherwise not valid.
         """
         if key is None:
             raise BadEvent("missing_field", f"{name} is missing")
+        if isinstance(key, float):
+            key = as_id(key)
+            if isinstance(key, float):
+                raise BadEvent("wrong_type", f"{name}: expected int or str, got float")
         of_set = self._numbers.setdefault(node_set, {})
         known = of_set.get(key)
         if known is not None:

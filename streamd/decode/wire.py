@@ -30,17 +30,17 @@ REFUSED_HEADER = "streamd-refused-batch"
 class WireEvent(msgspec.Struct, gc=False):
     """An event of any type (docs/how-it-works.md).
 
-    `time` may be a float here, so that the error can name the field. `features` are numbers, or
-    by name.
+    `time` may be a float here, so that the error can name the field. Keys may be whole floats.
+    `features` are numbers, or by name.
     """
 
     type: EventType = "edge"
-    src: int | str | None = None
-    dst: int | str | None = None
+    src: int | float | str | None = None
+    dst: int | float | str | None = None
     time: int | float | None = None
     features: list[float] | dict[str, Any] | None = None
-    id: int | str | None = None
-    node: int | str | None = None
+    id: int | float | str | None = None
+    node: int | float | str | None = None
     target: list[float] | None = None
     edge_set: str | None = None
     node_set: str | None = None
@@ -146,6 +146,7 @@ def misfit(error: msgspec.ValidationError) -> BadEvent:
     if where == "type":
         return BadEvent("unknown_type", f"type is none of {', '.join(TYPES)}")
     what = what.replace("`", "").replace(" | null", "").replace(" | ", " or ").lower()
+    what = what.replace("int or float or str", "int or str")
     return BadEvent("wrong_type", f"{where}: {what}" if where else f"an event: {what}")
 
 

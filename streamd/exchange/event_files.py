@@ -234,7 +234,9 @@ def _arrow_rows(path: Path, kind: str, wanted: Sequence[str]) -> Iterator[Row]:
 
 
 def _batch_rows(batch: Any) -> Iterator[Row]:
-    """The rows of one batch. Raises: OddCell."""
+    """The rows of one batch, of plain values. Raises: Misfit or ArrowException."""
+    # Buffers of a damaged file may point beyond its bytes.
+    batch.validate(full=True)
     names = batch.schema.names
     columns = [column_values(batch.column(at), name) for at, name in enumerate(names)]
     for values in zip(*columns, strict=True):

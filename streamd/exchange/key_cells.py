@@ -1,10 +1,11 @@
-"""Keys in the cells of CSV, which has only text: which of them are integers.
+"""Keys in the cells of CSV and the ids of TF-GNN's tables, which are only text: which of them are
+integers.
 
 7 and "7" are two nodes, so the keys of one column should all be integers or all be text.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from streamd.exchange.times import Misfit, shown_value
 from streamd.settings.sources import KeyType
@@ -13,6 +14,12 @@ INTEGER_KEY = re.compile(r"0|-?[1-9][0-9]{0,18}")
 """Text in a table that is an integer key: as Python writes it, so that 007 stays text."""
 DIGITS = re.compile(r"[+-]?[0-9]+")
 """Text that looks like an integer, and may have another form than `INTEGER_KEY`."""
+
+
+def has_two_kinds(texts: Iterable[str], has_integers: bool) -> bool:
+    """Whether `KeyCells` would read one of these texts as an integer, or would refuse one among
+    integers. has_integers: whether there are some."""
+    return any(is_integer_key(t) or (has_integers and DIGITS.fullmatch(t)) for t in texts)
 
 
 def is_integer_key(text: str) -> bool:
@@ -24,16 +31,22 @@ class KeyCells:
     """Reads the cells of one column of keys. Owner: the reader of a file.
 
     Args: column: its name; kind: text or integer if the settings name one; way_out: how to name
-    one; doubt: called with a sentence, once for each kind of doubt.
+    one; doubt: called with a sentence, once for each kind of doubt; strip: how to leave blanks out.
     """
 
     def __init__(
-        self, column: str, kind: KeyType | None, way_out: str, doubt: Callable[[str], None]
+        self,
+        column: str,
+        kind: KeyType | None,
+        way_out: str,
+        doubt: Callable[[str], None],
+        strip: str = "--strip leaves blanks out",
     ) -> None:
         self._column = column
         self._kind = kind
         self._way_out = way_out
         self._doubt = doubt
+        self._strip = strip
         self._integer = ""
         self._digits = ""
         self._text = ""
@@ -46,7 +59,7 @@ class KeyCells:
             self._has_blanks = True
             self._doubt(
                 f"column {self._column!r} has {shown_value(cell)}, which is another key than "
-                f"{shown_value(cell.strip())}: --strip leaves blanks out"
+                f"{shown_value(cell.strip())}: {self._strip}"
             )
         if self._kind == "text":
             return cell

@@ -11,6 +11,7 @@ from streamd.clock import Clock
 from streamd.decode.block import Block
 from streamd.decode.decoder import first_events, make_decoder
 from streamd.decode.encoding import Times
+from streamd.decode.plain_values import time_text
 from streamd.decode.sources.formats import JSON_FORMATS
 from streamd.decode.sources.paths import first_value, follow, parsed
 from streamd.decode.time_units import UNIT_WORDS
@@ -124,7 +125,7 @@ def _rows_as_json(
         # A timestamp that is no time of an event is text.
         for name, value in row.items():
             if type(value) is datetime.datetime and name not in time_columns:
-                row[name] = value.isoformat()
+                row[name] = time_text(value)
         yield number, times.as_json(row)
     if num_left_out and published is not None:
         doubt(f"{num_left_out:,} rows without {' or '.join(published.needs)} were left out")

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from streamd.decode.encoding import whole
+from streamd.decode.encoding import as_key, float_of, key_hint
+from streamd.decode.plain_values import as_id
+from streamd.decode.sources.paths import NO_TEXT
 from streamd.errors import SettingsError
 from streamd.exchange.event_files import CSV, EventFile
 from streamd.exchange.key_cells import KeyCells
@@ -28,7 +30,7 @@ OWN_TYPES_HINT = (
 KEYS_HINT = "add --keys text, and read all other files of these nodes so too."
 EDGE_SET = "edge_set"
 """The column that names the edge set of a row, unless another is named."""
-_json = json.JSONEncoder(separators=(",", ":"), default=str).encode
+_json = json.JSONEncoder(separators=(",", ":")).encode
 T = TypeVar("T")
 
 
@@ -277,7 +279,10 @@ def _feature(value: Any) -> Any:
     """The value of a feature by name, None for an empty cell. Raises: Misfit."""
     if isinstance(value, float) and not math.isfinite(value):
         raise Misfit(f"{shown_value(value)} is not finite")
-    return None if value == "" else value
+    if isinstance(value, bytes):
+        raise Misfit(f"{shown_value(value)} is {NO_TEXT}", "cast it to text.")
+    # A time that is a category is text.
+    return None if value == "" else as_id(value)
 
 
 def _number(value: Any) -> float | None:
@@ -287,10 +292,13 @@ def _number(value: Any) -> float | None:
 
 def _finite(value: Any) -> float:
     """A finite number. Raises: Misfit."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise Misfit(f"{shown_value(value)} is not a number") from None
+    number = float_of(value)
+    # Features without names are numbers only.
+    if number is None:
+        way_out = (
+            "declare the feature as bool." if type(value) is bool else "correct it in the file."
+        )
+        raise Misfit(f"{shown_value(value)} is not a number", way_out)
     if not math.isfinite(number):
         raise Misfit(f"{shown_value(value)} is not finite")
     return number
@@ -308,12 +316,13 @@ def _list_or_object(value: Any) -> Any:
 
 def _typed_key(value: Any) -> int | str:
     """A key as it is, text or integer; whole floats are integers. Raises: Misfit."""
-    value = whole(value)
+    value = as_key(value, None)
     if type(value) is int or type(value) is str:
         return value
     if value is None:
         raise Misfit("there is no value")
-    raise Misfit(f"{shown_value(value)} is not a key: keys are text or integers")
+    hint = key_hint(value)
+    raise Misfit(f"{shown_value(value)} is not a key: keys are text or integers{hint}")
 
 
 def _key_as_text(value: Any) -> str:

@@ -363,9 +363,9 @@ def test_the_letter_of_an_arrow_row_reads_as_the_row_did(tmp_path, form):
     topic = Topic(source(f"{{format: arrow, time: {form}, fields: {{src: u, dst: v, time: t, features: {{x: x}}}}}}",
                          graph={"edge_sets": {"default": {"features": features}}}), tmp_path)
     when = datetime.datetime(2026, 11, 22, 10, 0, 0, 123_457)
-    _, rejected = topic.decode(arrow([{"u": None, "v": 1, "t": when, "x": 1.0}, {"u": 1, "v": 2, "t": when, "x": float("nan")}]))
+    _, rejected = topic.decode(arrow([{"u": None, "v": 1, "t": when, "x": 1.0}, {"u": 1, "v": 2, "t": when, "x": float("inf")}]))
     assert [r.reason for r in rejected] == ["missing_field", "bad_features"]
-    # A mended one has its own time; NaN is not taken for a missing value.
+    # A mended one has its own time; infinity is not taken for text.
     headers = (("content-type", OWN_ROW.encode()),)
     assert topic.one(json.loads(rejected[0].raw) | {"u": 3}, headers=headers).time == TEN + 123_457
     assert topic.refused(rejected[1].raw, headers=headers)[0] == "bad_features"

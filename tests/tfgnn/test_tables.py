@@ -269,7 +269,9 @@ def test_nodes_that_edges_name_and_their_table_lacks_are_counted(papers, tmp_pat
     (papers / "writes.csv").write_text((papers / "writes.csv").read_text().replace("bea,p0", "bea,p9"))
     with structlog.testing.capture_logs() as logs:
         events_of(made, papers, first_us=0)
-    (log,) = logs
+    # Authors have the ids 7 and bea.
+    mixed, log = logs
+    assert (mixed["event"], mixed["node_set"]) == ("tfgnn_ids", "author") and "has the integer 7 and the text 'bea'" in mixed["meaning"]
     assert (log["event"], log["node_set"], log["nodes"], log["example"]) == ("tfgnn_nodes_without_row", "paper", 1, "'p9'")
 
 
@@ -372,7 +374,7 @@ def test_times_are_made_up_only_where_an_option_says_so(papers, tmp_path):
     ("cites-1.csv", ",10,", ",9999999999999999,", "cites-1.csv row 1: the time 9999999999999999 is .*ahead of the clock"),
     ("cites-1.csv", "p2,p1", "p\x072,p1", "cites-1.csv row 1: .*control character"),
     ("graph.pbtxt", 'key: "year"', 'key: "anno"', "the schema has no feature 'year', and no `missing`"),
-    ("graph.pbtxt", "DT_INT64", "DT_STRING", "feature 'year' is DT_STRING in the schema, the settings declare number"),
+    ("graph.pbtxt", "DT_INT64", "DT_BOOL", "feature 'year' is DT_BOOL in the schema, the settings declare number"),
     ("graph.pbtxt", 'source: "author" target: "paper"', 'source: "author" target: "author"', "goes from author to author, the settings declare author to paper"),
     ("graph.pbtxt", '"cites"', '"quotes"', "The settings declare no edge set 'quotes'"),
     ("graph.pbtxt", '"author"', '"writer"', "The settings declare no node set 'writer'"),
@@ -386,6 +388,15 @@ def test_what_does_not_fit_is_named_with_its_row(papers, tmp_path, file, old, ne
     (papers / file).write_text(text.replace(old, new))
     with pytest.raises(StreamdError, match=says):
         imported(made, papers, first_us=0)
+
+
+def test_text_of_numbers_is_read_and_other_text_is_named_with_its_row(papers, tmp_path):
+    made = settings_for(papers, tmp_path)
+    (papers / "graph.pbtxt").write_text(SCHEMA.replace("DT_INT64", "DT_STRING"))
+    assert {v[0] for v in nodes_of(imported(made, papers, first_us=0)).values() if v} == {2001, 1999, 1990, 0}
+    (papers / "paper.csv").write_text((papers / "paper.csv").read_text().replace("1999", "MCM"))
+    with pytest.raises(TFGNNError, match="paper.csv row 2: feature year is text, not number"):
+        events_of(made, papers, first_us=0)
 
 
 def test_values_are_placed_as_events_place_them(tmp_path):

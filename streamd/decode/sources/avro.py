@@ -6,6 +6,8 @@ values may take: an array of records without fields takes any amount with no byt
 
 import io
 import json
+import math
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -28,7 +30,10 @@ ROOT = "streamd_root"
 DECIMAL = "streamd-decimal"
 """Our own name of the logical type: fastavro's own reading takes minutes for a long one."""
 MAX_DECIMAL_BYTES = 32
-"""Longest decimal that is a number: 77 digits. A longer one stays bytes."""
+"""Longest decimal that is a number: 77 digits. A longer one is infinite, which no field takes."""
+UUID = "streamd-uuid"
+"""Our own name of the logical type of bytes: fastavro knows that of text only."""
+UUID_BYTES = 16
 PRIMITIVES = {
     # Name: least bytes, and the memory of such a value. Python keeps text of up to one character;
     # longer text takes less than the least rate for each of its bytes.
@@ -142,6 +147,8 @@ class _Copier:
         # Other logical types are what they are written as: a timestamp is a number.
         if schema.get("logicalType") == "decimal" and kind in ("bytes", "fixed"):
             copied |= {"logicalType": DECIMAL, "scale": _natural(schema.get("scale", 0))}
+        if schema.get("logicalType") == "uuid" and copied.get("size") == UUID_BYTES:
+            copied["logicalType"] = UUID
         return copied
 
 
@@ -227,13 +234,19 @@ class _Memory:
         return OBJECT + sum(fields) + FIELD * len(fields)
 
 
-def _decimal(data: bytes, writer: Mapping[str, Any], reader: Any = None) -> int | float | bytes:
-    """A decimal as a number, an integer where it has no places: databases number rows so."""
+def _decimal(data: bytes, writer: Mapping[str, Any], reader: Any = None) -> int | float:
+    """A decimal as a number, an integer where it is whole: databases number rows so."""
     if len(data) > MAX_DECIMAL_BYTES or writer["scale"] > 2 * MAX_DECIMAL_BYTES:
-        return data
+        return math.inf
     number: int = int.from_bytes(data, "big", signed=True)
-    return number / int(10 ** writer["scale"]) if writer["scale"] else number
+    whole, rest = divmod(number, 10 ** writer["scale"])
+    return number / int(10 ** writer["scale"]) if rest else whole
 
 
+def _uuid(data: bytes, writer: Mapping[str, Any], reader: Any = None) -> uuid.UUID:
+    return uuid.UUID(bytes=data)
+
+
+fastavro.read.LOGICAL_READERS[f"fixed-{UUID}"] = _uuid
 fastavro.read.LOGICAL_READERS[f"bytes-{DECIMAL}"] = _decimal
 fastavro.read.LOGICAL_READERS[f"fixed-{DECIMAL}"] = _decimal

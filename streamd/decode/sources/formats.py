@@ -4,12 +4,12 @@ JSON is read by `streamd.decode.sources.paths` without making objects of all of 
 format is a `Format`.
 """
 
-import struct
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from streamd.decode.arrow_metadata import check_batches, check_head
+from streamd.decode.arrow_metadata import is_list, is_scalar, is_text, read_batches
 from streamd.decode.notices import named
+from streamd.decode.plain_values import batch_rows
 from streamd.decode.sources.registry_framing import JSONValues, RegistryValues
 from streamd.errors import BadEvent
 from streamd.settings.loading import SchemaRegistrySettings
@@ -73,50 +73,24 @@ class ArrowRows:
 
     def decode(self, value: bytes) -> list[dict[str, Any]]:
         """The rows of a stream. Raises: BadEvent."""
-        try:
-            import pyarrow as pa
-            import pyarrow.compute
-        except ImportError:
-            raise BadEvent(
-                "unknown_content_type", "Arrow needs pyarrow: pip install 'streamd[arrow]'"
-            ) from None
         rows: list[dict[str, Any]] = []
-        try:
-            # Judge the schema before pyarrow reads a batch, and each batch before its values.
-            check_head(value, pa, is_nested=True)
-            reader = pa.ipc.open_stream(value)
-            _check_types(reader.schema, pa)
-            num_values = sum(_num_values(kind, pa) for kind in reader.schema.types)
-            check_batches(value, pa)
-            num_rows = 0
-            size = 0
-            for batch in reader:
-                num_rows += batch.num_rows
-                if num_rows > self._max_events:
-                    raise BadEvent(
-                        "too_many_events", f"{num_rows} rows, at most {self._max_events}"
-                    )
-                if num_rows * num_values > MAX_VALUES:
-                    raise BadEvent(
-                        "bad_arrow", f"{num_rows} rows of {num_values} values are too many"
-                    )
-                batch.validate(full=True)
-                # Columns that share bytes could make much memory of few.
-                size += batch.nbytes
-                if size > len(value):
-                    raise BadEvent("bad_arrow", "its columns share their bytes")
-                rows += _in_microseconds(batch, pa).to_pylist()
-        # Python has no dates beyond the year 9999.
-        except (
-            pa.ArrowException,
-            OSError,
-            struct.error,
-            IndexError,
-            ValueError,
-            OverflowError,
-        ) as error:
-            raise BadEvent("bad_arrow", f"not a valid Arrow stream: {str(error)[:300]}") from None
+        for batch in read_batches(value, _check_types, self._check_count, is_nested=True):
+            num_values = sum(map(_num_values, batch.schema.types))
+            if (len(rows) + batch.num_rows) * num_values > MAX_VALUES:
+                raise BadEvent(
+                    "bad_arrow", f"{batch.num_rows} rows of {num_values} values are too many"
+                )
+            # Python has no dates beyond the year 9999.
+            try:
+                rows += batch_rows(batch)
+            except (ValueError, OverflowError, NotImplementedError) as error:
+                what = f"not a valid Arrow stream: {str(error)[:300]}"
+                raise BadEvent("bad_arrow", what) from None
         return rows
+
+    def _check_count(self, count: int) -> None:
+        if count > self._max_events:
+            raise BadEvent("too_many_events", f"{count} rows, at most {self._max_events}")
 
 
 def _check_types(schema: Any, pa: Any) -> None:
@@ -134,49 +108,18 @@ def _check_types(schema: Any, pa: Any) -> None:
 
 def _is_plain(kind: Any, pa: Any) -> bool:
     """Whether a type is one of those that take no more memory than their bytes."""
-    types = pa.types
-    if isinstance(kind, pa.BaseExtensionType):
-        return False
-    if types.is_struct(kind):
+    if pa.types.is_struct(kind):
         inside = [kind.field(i).type for i in range(kind.num_fields)]
         return bool(inside) and all(_is_plain(inner, pa) for inner in inside)
     # A list of truth values or of structs would take far more memory than its bytes.
-    if types.is_list(kind) or types.is_large_list(kind):
-        return _is_flat(kind.value_type, pa)
-    return _is_flat(kind, pa) or types.is_timestamp(kind) or types.is_boolean(kind)
+    if is_list(kind, pa):
+        of = kind.value_type
+        return bool(is_text(of, pa) or pa.types.is_integer(of) or pa.types.is_floating(of))
+    return is_scalar(kind, pa)
 
 
-def _is_flat(kind: Any, pa: Any) -> bool:
-    types = pa.types
-    is_text = types.is_string(kind) or types.is_large_string(kind)
-    return bool(is_text or types.is_integer(kind) or types.is_floating(kind))
-
-
-def _num_values(kind: Any, pa: Any) -> int:
+def _num_values(kind: Any) -> int:
     """How many values a row has of a column of this type, a list counted as one."""
-    if not pa.types.is_struct(kind):
+    if hasattr(kind, "value_type"):
         return 1
-    return 1 + sum(_num_values(kind.field(i).type, pa) for i in range(kind.num_fields))
-
-
-def _in_microseconds(batch: Any, pa: Any) -> Any:
-    """A batch with its timestamps in microseconds and UTC: Python's dates have no finer ones.
-
-    Raises: ArrowInvalid where one does not fit.
-    """
-    for at, column in enumerate(batch.schema):
-        kind = _kind_in_microseconds(column.type, pa)
-        if kind != column.type:
-            options = pa.compute.CastOptions(target_type=kind, allow_time_truncate=True)
-            batch = batch.set_column(at, column.name, batch.column(at).cast(options=options))
-    return batch
-
-
-def _kind_in_microseconds(kind: Any, pa: Any) -> Any:
-    """A type with its timestamps, those inside structs too, in microseconds without a zone."""
-    if pa.types.is_timestamp(kind):
-        return pa.timestamp("us")
-    if not pa.types.is_struct(kind):
-        return kind
-    fields = [kind.field(i) for i in range(kind.num_fields)]
-    return pa.struct([f.with_type(_kind_in_microseconds(f.type, pa)) for f in fields])
+    return 1 + sum(_num_values(kind.field(at).type) for at in range(kind.num_fields))

@@ -10,6 +10,7 @@ from streamd.decode.block import Edges
 from streamd.decode.encoded_decimals import decimal_hint
 from streamd.decode.encoding import Times, as_key
 from streamd.decode.node_ids import INT64_MAX, KeyTable
+from streamd.decode.plain_values import plain_scalar
 from streamd.decode.rounding import EXACT, NOTHING, count_rounded
 from streamd.decode.sources.paths import Columns, Walk, kind_of, open_text
 from streamd.decode.sources.rules import Rule, Source
@@ -35,7 +36,7 @@ class KeyColumn:
         """int64[count] numbers in the key table; None where one key is not valid."""
         values = self._source.column(columns, count)
         kind = self._source.type
-        if kind is not None or float in set(map(type, values)):
+        if kind is not None or not set(map(type, values)) <= {str, int}:
             values = [as_key(value, kind) for value in values]
             if kind == "integer" and str in set(map(type, values)):
                 return None
@@ -290,7 +291,7 @@ class Layout:
 def _targets(source: Source, row: Sequence[Any]) -> list[float]:
     """The numbers of one target: a number, truth value or list of numbers. Raises: BadEvent."""
     value = source.of(row)
-    numbers = value if isinstance(value, list) else [value]
+    numbers = list(map(plain_scalar, value)) if isinstance(value, list) else [value]
     if all(type(n) in (int, float, bool) for n in numbers):
         try:
             return [float(n) for n in numbers]

@@ -4,6 +4,7 @@ A shape is made of paths. `msgspec` gets types made for them, so it passes over 
 without making objects of them.
 """
 
+import datetime
 import operator
 import re
 from collections.abc import Callable, Sequence
@@ -21,6 +22,9 @@ Walk = Callable[[Any], Any]
 """A function from parsed JSON to a value inside it, None where there is none."""
 PLACE = re.compile("[0-9]{1,9}")
 """A step that is a place in a list, where there is one."""
+BYTES, FLOAT = "base64", "float"
+"""The only name in an object that is, in JSON, bytes that are no text, or infinity."""
+NO_TEXT, NO_NUMBER = "bytes that are not UTF-8 text", "an infinite number"
 MAX_BLANKS = 64
 """Text that holds JSON has a brace among so many characters."""
 FAILURES = (msgspec.MsgspecError, UnicodeError, RecursionError)
@@ -212,8 +216,9 @@ def follow(steps: Steps) -> Walk:
 
 
 def first_value(values: Sequence[Any]) -> Any:
-    """The first value that is neither null nor empty text; None if there is none."""
-    return next((value for value in values if value is not None and value != ""), None)
+    """The first value that is neither null, NaN nor empty text; None if there is none."""
+    there = (value for value in values if value is not None and value == value)
+    return next((value for value in there if value != ""), None)
 
 
 def text_above(value: Any, steps: Steps) -> str:
@@ -241,7 +246,13 @@ def kind_of(value: Any) -> str:
     if isinstance(value, bool):
         return "true or false"
     if isinstance(value, int | float):
-        return "a number"
+        return "a number" if value - value == 0 else NO_NUMBER
+    if isinstance(value, bytes):
+        return NO_TEXT
+    if isinstance(value, datetime.datetime):
+        return "a time"
+    if isinstance(value, dict) and len(value) == 1:
+        return {BYTES: NO_TEXT, FLOAT: NO_NUMBER}.get(next(iter(value)), "an object")
     if isinstance(value, str):
         return "text"
     if isinstance(value, dict | list):

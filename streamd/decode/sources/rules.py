@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from streamd.decode.encoding import Feature, as_key, key_hint
 from streamd.decode.node_ids import INT64_MAX
+from streamd.decode.plain_values import as_id, plain_scalar
 from streamd.decode.sources.paths import Columns, Steps, first_value, kind_of
 from streamd.decode.wire import EventType
 from streamd.errors import BadEvent
@@ -66,9 +67,9 @@ class Source:
 
     def of(self, row: Sequence[Any]) -> Any:
         """The value in a record; None where there is none."""
-        value = self.constant if self.leaf < 0 else row[self.leaf]
+        value = self.constant if self.leaf < 0 else plain_scalar(row[self.leaf])
         if self.others:
-            value = first_value([value, *(row[leaf] for leaf in self.others)])
+            value = first_value([value, *(plain_scalar(row[leaf]) for leaf in self.others)])
         return self.default if value is None else value
 
     def column(self, columns: Columns, count: int) -> Sequence[Any]:
@@ -79,8 +80,8 @@ class Source:
         if self.others:
             several = zip(values, *(columns[leaf] for leaf in self.others), strict=True)
             values = list(map(first_value, several))
-        if self.default is not None and None in values:
-            return [self.default if v is None else v for v in values]
+        if self.default is not None and not {float, type(None)}.isdisjoint(map(type, values)):
+            return [self.default if v is None or v != v else v for v in values]
         return values
 
     def key(self, row: Sequence[Any]) -> str | int:
@@ -142,9 +143,12 @@ def meets(where: Where, read: Callable[[str], Sequence[Any]]) -> bool:
 
 def _comparable(value: Any) -> Any:
     """A value that is equal to one of a condition's only where it is of the same type."""
+    if type(value) is str or type(value) is int:
+        return value
     if type(value) is bool:
         return ("bool", value)
     # Objects and lists equal nothing, and cannot be looked up.
+    value = as_id(plain_scalar(value))
     return value if value is None or type(value) in (str, int, float) else ("other",)
 
 

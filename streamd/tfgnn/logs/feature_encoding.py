@@ -92,20 +92,28 @@ class Encoder:
         if value is None:
             return self._by_value(name, [None] * num, place)
         column = np.asarray(value).reshape(num, -1)
-        if declared.vector is not None or declared.type is not None:
+        if declared.vector is not None or (declared.type is not None and column.dtype != object):
+            # NaN is a missing value, as in every table.
+            if (
+                column.dtype.kind == "f"
+                and declared.vector is None
+                and declared.missing is not None
+            ):
+                column = np.where(np.isnan(column), column.dtype.type(declared.missing), column)
             numbers = _checked(name, declared, column, place)
             self.rounded += count_rounded(column, [name] * declared.width)
             return numbers
-        if declared.hash is not None and name in self._is_ours and column.dtype.kind == "i":
+        is_ours = name in self._is_ours and declared.type is None
+        if declared.hash is not None and is_ours and column.dtype.kind == "i":
             return _at_places(name, declared.hash, column[:, 0], place)
         plain: list[Any] = column[:, 0].tolist()
         if column.dtype == object:
             # An empty cell is a missing value, as in every table.
-            nothing = nothing_text(declared) if name in self._is_ours else ""
+            nothing = nothing_text(declared) if is_ours else ""
             known = {text_of(c) for c in declared.categories or ()}
             texts = [_text(name, value, row, place) for row, value in enumerate(plain)]
             plain = [None if t == nothing and t not in known else t for t in texts]
-        if name not in self._is_ours:
+        if not is_ours:
             return self._by_value(name, plain, place)
         # A table made of a log says so where there is no value at all.
         out = np.zeros((num, declared.width), np.float32)
@@ -129,15 +137,13 @@ class Encoder:
 
 def takes(declared: FeatureSettings, feature: peer.Feature) -> bool:
     """Whether a declared feature can be filled from one of a schema."""
-    shape, wire = shape_of(feature), dtype_of(feature).wire
-    is_scalar = shape in ((), (1,))
-    if declared.categories is not None or declared.hash is not None:
-        return is_scalar and wire != "float"
-    if wire == "bytes" or None in shape:
+    shape = shape_of(feature)
+    if declared.vector is None:
+        is_truth = dtype_of(feature).name == "DT_BOOL"
+        return shape in ((), (1,)) and not (is_truth and declared.type == "number")
+    if dtype_of(feature).wire == "bytes" or None in shape:
         return False
-    if declared.vector is not None:
-        return math.prod(size or 0 for size in shape) == declared.vector
-    return is_scalar and (declared.type == "number" or wire == "int64")
+    return math.prod(size or 0 for size in shape) == declared.vector
 
 
 def _is_same(a: FeatureSettings, b: FeatureSettings) -> bool:

@@ -7,8 +7,13 @@ text such as "8", the ids of the node set have another form, which its metadata 
 import json
 from collections.abc import Iterable
 
+import structlog
+
 from streamd.errors import TFGNNError
-from streamd.exchange.key_cells import is_integer_key
+from streamd.exchange.key_cells import DIGITS, KeyCells, has_two_kinds
+from streamd.tfgnn.logs.declared import ID, KEYS
+
+logger = structlog.get_logger()
 
 PLAIN, TEXT, JSON = "plain", "text", "json"
 """Forms of ids: as said above; all keys are texts; keys as JSON, so that "8" is not 8."""
@@ -17,13 +22,14 @@ FORMS = (PLAIN, TEXT, JSON)
 
 def form_of(keys: Iterable[str | int]) -> str:
     """The plainest form of ids that tells all keys of a node set apart."""
-    has_integers = has_lookalikes = False
+    texts = []
+    has_integers = False
     for key in keys:
         if isinstance(key, int):
             has_integers = True
-        elif not has_lookalikes:
-            has_lookalikes = is_integer_key(key)
-    if not has_lookalikes:
+        elif DIGITS.fullmatch(key):
+            texts.append(key)
+    if not has_two_kinds(texts, has_integers):
         return PLAIN
     return JSON if has_integers else TEXT
 
@@ -34,19 +40,30 @@ def id_of(key: str | int, form: str) -> bytes:
     return text.encode()
 
 
-def key_of(id: bytes, form: str) -> str | int:
-    """The key of an id. Raises: ValueError where it has none."""
+def key_of(id: bytes, form: str, cells: KeyCells) -> str | int:
+    """The key of an id. cells: reads those of the plain form. Raises: ValueError if it has none,
+    Misfit if its form is not that of the others."""
     text = id.decode()
     if form == JSON:
         key = json.loads(text)
         if type(key) not in (str, int):
             raise ValueError("it is neither a text nor an integer as JSON")
         return key  # type: ignore[no-any-return]
-    return int(text) if form == PLAIN and is_integer_key(text) else text
+    return cells.read(text) if form == PLAIN else text
+
+
+def reader_of_ids(node_set: str) -> KeyCells:
+    """A reader of the ids of a node set that have the plain form."""
+
+    def warn(doubt: str) -> None:
+        logger.warning("tfgnn_ids", node_set=node_set, meaning=doubt)
+
+    way_out = f'add extra {{ key: "{KEYS}" value: "text" }} to the metadata of node set {node_set}.'
+    return KeyCells(ID, None, way_out, warn, "take the blanks out of the table")
 
 
 def checked_form(form: str | None, node_set: str) -> str:
-    """The form that a schema names, the plain one where it names none. Raises: TFGNNError."""
+    """The form that a schema names, the plain one if it names none. Raises: TFGNNError."""
     if form is None:
         return PLAIN
     if form not in FORMS:

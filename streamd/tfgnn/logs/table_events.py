@@ -14,6 +14,7 @@ from streamd.decode.rounding import NOTHING
 from streamd.decode.time_units import UNIT_WORDS, OtherUnit
 from streamd.errors import TFGNNError
 from streamd.events import MICROSECONDS, Float32, Int64
+from streamd.exchange.key_cells import KeyCells
 from streamd.exchange.produce import Outgoing
 from streamd.exchange.times import Misfit, Times
 from streamd.settings.sets import nearest_of
@@ -28,7 +29,7 @@ from streamd.tfgnn.logs.declared import (
     note,
 )
 from streamd.tfgnn.logs.feature_encoding import Encoder
-from streamd.tfgnn.logs.node_keys import JSON, checked_form, key_of
+from streamd.tfgnn.logs.node_keys import JSON, checked_form, key_of, reader_of_ids
 from streamd.tfgnn.records.row_names import Place, TableRows
 from streamd.tfgnn.sampling.draws import Array
 from streamd.tfgnn.sampling.tables_graph import Progress, Read, read_tables
@@ -65,11 +66,13 @@ class TimeOptions:
 class _Nodes:
     """The nodes of a set, numbered as tables name them first. Owner: `TableEvents`.
 
-    number_of: by id. keys: by number. named: numbers that some edge names. row_number: of the rows
-    of the set's table. values_ND: their features. place: names the rows.
+    cells: reads ids of the plain form. number_of: by id. keys: by number. named: numbers that some
+    edge names. row_number: of the rows of the set's table. values_ND: their features. place: names
+    the rows.
     """
 
     form: str
+    cells: KeyCells
     number_of: dict[bytes, int] = field(default_factory=dict)
     keys: list[str | int] = field(default_factory=list)
     named: set[int] = field(default_factory=set)
@@ -85,10 +88,11 @@ class _Nodes:
             if number is None:
                 number = known[id] = len(self.keys)
                 try:
-                    self.keys.append(key_of(id, self.form))
+                    self.keys.append(key_of(id, self.form, self.cells))
                 except (ValueError, RecursionError) as error:
                     raise TFGNNError(
-                        f"{place(row)}: {column} is no key: {error}.", "correct it."
+                        f"{place(row)}: {column} is no key: {error}.",
+                        error.action if isinstance(error, Misfit) else "correct it.",
                     ) from None
             found[row] = number
         return found
@@ -149,7 +153,7 @@ class TableEvents:
         self.rounded = NOTHING
         names = self._check_sets()
         self._nodes = {
-            name: _Nodes(checked_form(note(one, KEYS), name))
+            name: _Nodes(checked_form(note(one, KEYS), name), reader_of_ids(name))
             for name, one in sorted(schema.node_sets.items())
         }
 
@@ -189,7 +193,7 @@ class TableEvents:
 
     @property
     def first_us(self) -> int | None:
-        """The time of the first edge, microseconds; None where there is none."""
+        """The time of the first edge, microseconds; None if there is none."""
         return int(self._time_E[0]) if self.num_edges else None
 
     @property

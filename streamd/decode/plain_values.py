@@ -1,0 +1,114 @@
+"""Values of typed formats as the values that JSON has. docs/types.md lists all types.
+
+Arrow, Parquet, Avro and Protobuf have types that JSON lacks. Every reader turns them into plain
+values here, so a type means the same in each format.
+"""
+
+import datetime
+import decimal
+import uuid
+from typing import Any
+
+MAX_EXACT_FLOAT = 2**53
+"""Up to here a float holds every integer; larger ones may be another id than was written."""
+
+
+def plain_scalar(value: Any) -> Any:
+    """A Python value as one that JSON has; times stay `datetime`, bytes that are no text stay too,
+    and so do lists and objects, whatever is in them.
+
+    NaN is None, as pandas means it. Decimals without a fraction are integers, UUIDs are text, bytes
+    the text that they hold. Times of day and durations become text, as ISO 8601 has them.
+    """
+    # The types that JSON has come first, since most values are of these.
+    kind = type(value)
+    if kind in (str, int, bool, list, dict):
+        return value
+    if kind is float:
+        return None if value != value else value
+    if kind is bytes:
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return value
+    if isinstance(value, decimal.Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, uuid.UUID | datetime.time | datetime.timedelta):
+        return str(value)
+    return value
+
+
+def plain_value(value: Any) -> Any:
+    """As `plain_scalar`, with the values in lists and objects too."""
+    if type(value) is dict:
+        return {name: plain_value(inner) for name, inner in value.items()}
+    if type(value) is list:
+        # A map of Arrow is a list of pairs.
+        if value and all(type(inner) is tuple for inner in value):
+            return {str(plain_value(key)): plain_value(inner) for key, inner in value}
+        return list(map(plain_value, value))
+    return plain_scalar(value)
+
+
+def as_id(value: Any) -> Any:
+    """A plain value as keys and categories have it: whole floats are integers, times are text.
+
+    Floats from `MAX_EXACT_FLOAT` on stay: they may be another integer than was written.
+    """
+    if type(value) is float and value.is_integer() and abs(value) < MAX_EXACT_FLOAT:
+        return int(value)
+    if isinstance(value, datetime.datetime):
+        return time_text(value)
+    return value
+
+
+def time_text(when: datetime.datetime) -> str:
+    """A time as text in ISO 8601, in UTC, which it does not name."""
+    if when.tzinfo is not None:
+        when = when.astimezone(datetime.UTC).replace(tzinfo=None)
+    return when.isoformat()
+
+
+def batch_rows(batch: Any) -> list[dict[str, Any]]:
+    """The rows of an Arrow batch. Raises: as `arrow_values`."""
+    names = batch.schema.names
+    columns = map(arrow_values, batch.columns)
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def arrow_values(column: Any) -> list[Any]:
+    """The Python values of an Arrow array: of a dictionary its values, of an extension its storage.
+
+    Times are in microseconds and UTC, since Python has no finer ones.
+    Raises: ArrowException, ValueError or OverflowError for a time that Python cannot hold.
+    """
+    import pyarrow as pa
+    import pyarrow.compute
+
+    kind = column.type
+    if isinstance(kind, pa.BaseExtensionType) and kind.extension_name != "arrow.uuid":
+        return arrow_values(column.storage)
+    if pa.types.is_dictionary(kind):
+        # Rows share the objects of the dictionary.
+        values = arrow_values(column.dictionary)
+        return [None if at is None else values[at] for at in column.indices.to_pylist()]
+    # Digits below a microsecond are cut.
+    wanted = _in_microseconds(kind, pa)
+    if wanted != kind:
+        options = pa.compute.CastOptions(target_type=wanted, allow_time_truncate=True)
+        column = column.cast(options=options)
+    found: list[Any] = column.to_pylist()
+    return found
+
+
+def _in_microseconds(kind: Any, pa: Any) -> Any:
+    """A type with its timestamps and dates in microseconds without a zone, also inside others."""
+    types = pa.types
+    if types.is_timestamp(kind) or types.is_date(kind):
+        return pa.timestamp("us")
+    if types.is_struct(kind):
+        fields = [kind.field(at) for at in range(kind.num_fields)]
+        return pa.struct([one.with_type(_in_microseconds(one.type, pa)) for one in fields])
+    if types.is_list(kind):
+        return pa.list_(_in_microseconds(kind.value_type, pa))
+    return kind
