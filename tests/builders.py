@@ -41,11 +41,12 @@ def batch(schema: Schema, src: Int64, dst: Int64, time: Int64, new_keys=(), seed
                                msg_ED=msg.reshape(len(src), schema.edge_feature_dim), new_keys=tuple(new_keys))
 
 
-def write_log(path: Path, src, dst, time, schema: Schema = Schema(), tails=(97,), watermark=None, segment_edges=100_000):
-    """A log of the given edges, committed in runs of the given lengths in turn; keys are "n:<id>"."""
+def write_log(path: Path, src, dst, time, schema: Schema = Schema(), tails=(97,), watermark=None, segment_edges=100_000,
+              key_of="n:{}".format):
+    """A log of the given edges, committed in runs of the given lengths in turn; keys are "n:<id>", or `key_of` an id."""
     writer = LogWriter(path, schema, segment_edges)
     at, turn = 0, 0
-    keys = [f"n:{i}" for i in range(int(max(src.max(), dst.max())) + 1)]
+    keys = [key_of(i) for i in range(int(max(src.max(), dst.max())) + 1)]
     while at < len(src):
         end = min(at + min(tails[turn % len(tails)], writer.remaining_rows()), len(src))
         new = keys if at == 0 else ()

@@ -218,7 +218,7 @@ def _loaded(text: str) -> Settings:
     """The settings that a file of this text gives. Raises: SettingsError."""
     with tempfile.TemporaryDirectory(prefix="streamd-init-") as folder:
         path = Path(folder) / "settings.yaml"
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
         return load_settings(path)[0]
 
 

@@ -4,6 +4,7 @@ An error that streamd raises on purpose is printed as one line, with exit status
 what they need only when they run, so that `streamd --help` loads neither torch nor numba.
 """
 
+import io
 import json
 import os
 import sys
@@ -286,13 +287,22 @@ def top(
     ] = False,
 ) -> None:
     # Warnings belong beside progress: what a command answers may be piped into another program.
+    import logging
+
     import structlog
 
+    from streamd.telemetry.logs import route_library_lines
+
     structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
+    route_library_lines(logging.WARNING)
 
 
 def main() -> None:
     """Run the command line; an error raised on purpose is one line and exit status 2."""
+    # Escape the characters that the terminal's encoding lacks, as in cron with LANG=C.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except StreamdError as error:

@@ -14,7 +14,8 @@ Key = str | int
 
 
 class _Answer(Struct, frozen=True, kw_only=True):
-    """Fields that a newer server adds are passed over."""
+    """Fields that a newer server adds are passed over. hint: why an asked key may be the wrong one;
+    empty if every key is a node, or no node is written alike."""
 
 
 # What is sent
@@ -107,16 +108,17 @@ class Scored(_Answer, frozen=True, omit_defaults=True):
     reason: ShortReason | None = None
 
 
-class ScoreResponse(_Answer, frozen=True):
+class ScoreResponse(_Answer, frozen=True, omit_defaults=True):
     """Scores of a source's destinations: in the order asked, or best first."""
 
     src: Key
     known: bool
     scores: list[Scored]
     as_of: AsOf
+    hint: str = ""
 
 
-class EmbeddingResponse(_Answer, frozen=True):
+class EmbeddingResponse(_Answer, frozen=True, omit_defaults=True):
     """The embedding of a node; empty where the model has no graph layers."""
 
     node: Key
@@ -124,9 +126,10 @@ class EmbeddingResponse(_Answer, frozen=True):
     embedding: list[float]
     memory_edge: int
     as_of: AsOf
+    hint: str = ""
 
 
-class LabelsResponse(_Answer, frozen=True):
+class LabelsResponse(_Answer, frozen=True, omit_defaults=True):
     """What the model predicts of a node's labels."""
 
     node: Key
@@ -134,6 +137,7 @@ class LabelsResponse(_Answer, frozen=True):
     labels: list[float]
     memory_edge: int
     as_of: AsOf
+    hint: str = ""
 
 
 class ExplainedFact(_Answer, frozen=True):
@@ -166,7 +170,7 @@ class ExplainedNeighbor(_Answer, frozen=True):
     weight: float
 
 
-class ExplainResponse(_Answer, frozen=True):
+class ExplainResponse(_Answer, frozen=True, omit_defaults=True):
     """What a score is made of: the baseline and the groups' shares add up to it."""
 
     src: Key
@@ -182,6 +186,7 @@ class ExplainResponse(_Answer, frozen=True):
     neighbors: list[ExplainedNeighbor]
     weights: Literal["attention", "uniform", "none"]
     as_of: AsOf
+    hint: str = ""
 
 
 class CompletionResponse(_Answer, frozen=True):

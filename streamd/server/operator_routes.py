@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from streamd.server.engine.recent_activity import MAX_STREAMS, Streams, follow
 from streamd.server.engine.set_names import in_set
+from streamd.server.http.methods import IS_HEAD
 from streamd.server.page.status import MAX_WINDOWS
 from streamd.server.state import State, require_key
 from streamd.server.v1.routes import NodePath, key_of_path
@@ -35,7 +36,13 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await super().__call__(scope, receive, send)
+            if IS_HEAD not in scope:
+                await super().__call__(scope, receive, send)
+                return
+            # The body would never end.
+            head = {"status": self.status_code, "headers": self.raw_headers}
+            await send({"type": "http.response.start", **head})
+            await send({"type": "http.response.body"})
         finally:
             self._streams.leave()
 

@@ -6,12 +6,14 @@ from typing import Annotated, Any
 
 from fastapi import Depends, HTTPException, Request
 
-from streamd.decode.decoder import make_decoder
+from streamd.decode.decoder import Decoder, make_decoder
+from streamd.events import Key
 from streamd.registry import Registry
 from streamd.roles import roles_of
 from streamd.schema import Schema
 from streamd.server.engine.conditions import Conditions, read_conditions
 from streamd.server.engine.engine import Engine
+from streamd.server.engine.key_types import KeyTypes, hint_of
 from streamd.server.engine.recent_activity import Streams
 from streamd.server.engine.set_names import Sets
 from streamd.server.http.event_forwarding import Forwarder
@@ -19,11 +21,19 @@ from streamd.server.moves import Moves
 from streamd.server.page.status import PageSettings, StatusPage
 from streamd.server.v1.filters import Filters
 from streamd.server.v2.statistics import InferenceStatistics
+from streamd.serving.requests import Answer
 from streamd.serving.serving_settings import ServingSettings
 from streamd.settings.loading import Settings, schema_of, with_schema
 from streamd.telemetry import metrics
 from streamd.telemetry.api_keys import ApiKeys, key_of
 from streamd.telemetry.heartbeat import STALLED_SECONDS, Heartbeat, held_times, refusals
+
+NO_KEY = "an API key is needed: Authorization: Bearer KEY, or X-API-Key: KEY", "Bearer"
+WRONG_KEY = (
+    "the API key is wrong: it is none of server.api_keys or server.admin_keys, nor in their files",
+    'Bearer error="invalid_token"',
+)
+"""Detail and challenge (RFC 6750) of a request without a key, and with one that opens nothing."""
 
 
 class ServerState:
@@ -80,11 +90,7 @@ class ServerState:
             key_prefixes=frozenset(p for s in settings.sources for p in s.prefixes()),
         )
         self.page = StatusPage(shown, engine, registry)
-        self.forwarder = Forwarder(
-            settings.kafka,
-            settings.sources,
-            lambda: make_decoder(self.settings, schema_of(self.settings)),
-        )
+        self.forwarder = Forwarder(settings.kafka, settings.sources, self._make_decoder)
         self.inferences = InferenceStatistics()
         self.may_listen: Callable[[], bool] = lambda: True
         """Whether the port may be opened: of several workers one that cannot answer yet stays away
@@ -93,11 +99,15 @@ class ServerState:
         self.draining = False
         """Whether the process was asked to stop. It still answers, but is not ready for more."""
         self.keys = ApiKeys(settings.server)
+        self.key_types = KeyTypes()
         self.sets, self.filters = self._names_in(schema)
 
     def _names_in(self, schema: Schema) -> tuple[Sets, Filters]:
         """The readers of the names that requests use, for sets and for features."""
         return Sets(schema), Filters(schema, self.settings.server.max_candidates)
+
+    def _make_decoder(self) -> Decoder:
+        return make_decoder(self.settings, schema_of(self.settings))
 
     def _take_schema(self, schema: Schema) -> None:
         """Take over the sets and features of the log, which may have more than the settings that
@@ -106,6 +116,16 @@ class ServerState:
             self.settings = with_schema(self.settings, schema)
             self.sets, self.filters = self._names_in(schema)
             self.forwarder.reset_decoder()
+
+    def key_hint(self, node: Key, answer: Answer) -> str:
+        """Why a key of a request may have the wrong type; empty if all its keys are nodes. node:
+        the source, or the node that the request is about."""
+        # Most requests end here: nothing is looked up for nodes that are known.
+        if answer.src_known and all(answer.known):
+            return ""
+        pairs = ((node, answer.src_known), *zip(answer.dst, answer.known, strict=True))
+        log = self.engine.log
+        return hint_of(log.ids if log else (), (key for key, is_known in pairs if not is_known))
 
     def alive(self) -> tuple[bool, str]:
         """Whether the engine's loop turns, idle or busy, and when it last did, in words."""
@@ -168,12 +188,10 @@ async def require_key(request: Request) -> None:
 
     It reads the headers itself, since FastAPI's classes for them take 0.2 ms.
     """
-    if not request.app.state.streamd.keys.allows(_key_of(request)):
-        raise HTTPException(
-            401,
-            "an API key is needed: Authorization: Bearer KEY, or X-API-Key: KEY",
-            {"WWW-Authenticate": "Bearer"},
-        )
+    given = _key_of(request)
+    if not request.app.state.streamd.keys.allows(given):
+        detail, challenge = NO_KEY if given is None else WRONG_KEY
+        raise HTTPException(401, detail, {"WWW-Authenticate": challenge})
 
 
 async def require_admin_key(request: Request) -> None:

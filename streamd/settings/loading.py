@@ -382,7 +382,7 @@ class _Loader(yaml.SafeLoader):
 def _read_yaml(path: Path) -> dict[str, Any]:
     """Read the mapping in a YAML file. Raises: SettingsError where it cannot be read or is none."""
     try:
-        content = yaml.load(path.read_text(), _Loader) or {}
+        content = yaml.load(path.read_text(encoding="utf-8"), _Loader) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise SettingsError(
             f"Settings file {path} cannot be read: {' '.join(str(error).split())}."

@@ -17,7 +17,7 @@ def line_of(path: Path, place: Sequence[str | int]) -> int | None:
     place: the key, step by step, such as ("sources", 0, "fields").
     """
     try:
-        node = yaml.compose(path.read_text(), yaml.SafeLoader)
+        node = yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return None
     line = None

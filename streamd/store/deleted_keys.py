@@ -67,7 +67,7 @@ def read_keys(given: Iterable[str]) -> list[str]:
             keys.append(one)
             continue
         try:
-            keys += Path(one[1:]).read_text().splitlines()
+            keys += Path(one[1:]).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise SettingsError(
                 f"{one[1:]} cannot be read as a file of keys: {error}.", "give a key a line."

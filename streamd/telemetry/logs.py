@@ -3,9 +3,15 @@ stdout stays for answers."""
 
 import logging
 import sys
+import time
+from collections.abc import Callable
 from typing import TextIO, cast
 
 import structlog
+
+REPEAT_SECONDS = 60.0
+"""Time between two lines from one line of a library: without a broker, kafka-python writes eight
+lines a second."""
 
 
 class LossyOutput:
@@ -40,6 +46,59 @@ class LossyOutput:
         """Do nothing: each line is flushed."""
 
 
+class LibraryLines(logging.Handler):
+    """Writes warnings and errors of libraries, from the standard library's loggers, as lines of
+    ours. Each line of their code gets one every REPEAT_SECONDS.
+
+    clock: seconds, for tests.
+    """
+
+    def __init__(self, level: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """level: least level that is written; never below warnings, as notices of libraries are
+        noise."""
+        super().__init__(max(level, logging.WARNING))
+        self._clock = clock
+        self._written: dict[tuple[str, int], float] = {}
+        self._left_out: dict[tuple[str, int], int] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line, or count it for the next one from the same line of code."""
+        origin = record.pathname, record.lineno
+        now = self._clock()
+        if now - self._written.get(origin, -REPEAT_SECONDS) < REPEAT_SECONDS:
+            self._left_out[origin] = self._left_out.get(origin, 0) + 1
+            return
+
+        # A library's own mistake in a format must not fail the code that logs.
+        self._written[origin] = now
+        try:
+            message = record.getMessage()
+        except (TypeError, ValueError, KeyError):
+            message = str(record.msg)
+        left_out = self._left_out.pop(origin, 0)
+        is_error = record.levelno >= logging.ERROR
+        structlog.get_logger().log(
+            logging.ERROR if is_error else logging.WARNING,
+            "library_error" if is_error else "library_warning",
+            library=record.name,
+            message=message,
+            **({"left_out": left_out} if left_out else {}),
+            **({"exc_info": record.exc_info} if record.exc_info else {}),
+        )
+
+
+def route_library_lines(level: int) -> None:
+    """Let libraries' lines of a level become lines of ours, unless another program's logging has
+    handlers already, as a test's."""
+    root = logging.getLogger()
+    ours = [handler for handler in root.handlers if isinstance(handler, LibraryLines)]
+    if len(root.handlers) > len(ours):
+        return
+    for handler in ours:
+        root.removeHandler(handler)
+    root.addHandler(LibraryLines(level))
+
+
 def configure_logs(level: str, fmt: str, role: str, rank: int | None = None) -> None:
     """Set up logging of this process.
 
@@ -71,10 +130,7 @@ def configure_logs(level: str, fmt: str, role: str, rank: int | None = None) -> 
         cache_logger_on_first_use=True,
     )
 
-    # Libraries use the standard library's; their notices are noise beside ours.
-    logging.basicConfig(
-        level=logging.WARNING, stream=sys.stderr, format="%(name)s %(levelname)s %(message)s"
-    )
+    route_library_lines(number)
 
 
 def _named(names: dict[str, str | int]) -> structlog.typing.Processor:

@@ -131,6 +131,13 @@ def test_inference_refuses_tensors_that_do_not_fit_with_the_protocols_error(worl
     assert said in infer(world, {"inputs": [src, dst]}, 400)["error"]
 
 
+@pytest.mark.parametrize("body", [{"src": "n:1", "dst": "n:20"}, [{"src": "n:1", "dst": "n:20"}], {"user": 1, "page": 2}, []])
+def test_events_that_are_not_wrapped_are_refused_with_the_body_that_they_should_have(world, body):
+    told = post(world, "/v1/events", body, 422)["detail"]
+    assert told.startswith('body: send events as {"events": [{"src": ..., "dst": ...}, ...]}, and records of a topic')
+    assert "send events, or records" in post(world, "/v1/events", {}, 422)["detail"]
+
+
 def test_a_version_is_promoted_and_rolled_back_by_rest_with_a_reason(tmp_path):
     write_log(tmp_path, *stream(400), SCHEMA, watermark=100 * HOUR)
     world = World(tmp_path, server__api_keys=["reader"], server__admin_keys=["admin"])
@@ -139,6 +146,10 @@ def test_a_version_is_promoted_and_rolled_back_by_rest_with_a_reason(tmp_path):
     older, why = world.registry.names()[0], {"why": "it was better"}
     path, admin = f"/v1/models/{older}/promote", {"X-API-Key": "admin"}
     assert world.client.post(path, json=why).status_code == 401
+    for key, says, challenge in ((None, "an API key is needed", "Bearer"), ("reade", "the API key is wrong", 'Bearer error="invalid_token"')):
+        refused = world.client.get("/v1/models", headers={} if key is None else {"X-API-Key": key})
+        assert refused.status_code == 401 and refused.json()["detail"].startswith(says) and refused.headers["www-authenticate"] == challenge
+    assert "wrong" in world.client.get("/metrics", headers={"Authorization": "Bearer x"}).json()["detail"]
     assert "admin_keys" in world.client.post(path, json=why, headers={"X-API-Key": "reader"}).json()["detail"]
     assert post(world, path, why, **admin)["champion"] == older == world.registry.champion()
     assert post(world, path, {}, 422, **admin)["detail"] == "body.why: Field required"

@@ -156,7 +156,7 @@ def test_compact_waits_for_the_store_and_says_for_what(tmp_path):
     ask_to_compact(tmp_path / "log", 1)
     compact_done(tmp_path / "log", last_state(tmp_path / "log", Schema()).seq)
     done = run()
-    assert done.exit_code == 1 and "the role archive does not run" in done.output
+    assert done.exit_code == 1 and "waiting for the role archive, which does not run" in done.output
     beat = Heartbeat(tmp_path / "log", "archive")
     archive = Archive(tmp_path / "log", Store(env["STREAMD_LOG__STORE"]), None, manifest_seconds=600, clock=ManualClock(), beat=beat)
     beat.touch("x", error="", forgetting="1 uploads to the store are under way")

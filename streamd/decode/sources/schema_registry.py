@@ -288,7 +288,7 @@ def _secret(settings: SchemaRegistrySettings) -> str:
     elif settings.secret_file is not None:
         name = f"secret_file {settings.secret_file}"
         try:
-            secret = settings.secret_file.read_text().strip()
+            secret = settings.secret_file.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or "it is not text"
             raise SettingsError(f"schema_registry.{name} cannot be read: {why}.") from None

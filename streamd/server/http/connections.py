@@ -210,6 +210,8 @@ class BoundedProtocol(HttpToolsProtocol):
             answer = self._refusal(path)
             if answer is not None:
                 self._is_refused = True
+                if self.parser.get_method() == b"HEAD":
+                    answer = answer[: answer.index(b"\r\n\r\n") + 4]
                 self.transport.write(answer)
                 self._close_after(LINGER_SECONDS)
                 return

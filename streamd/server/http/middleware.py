@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from streamd.server.http.connections import MAX_BODY_BYTES
+from streamd.server.http.methods import as_get, method_of
 from streamd.server.http.problems import problem
 from streamd.server.state import require_admin_key, require_key
 from streamd.settings.loading import LOOPBACK, ServerSettings, has_keys
@@ -72,16 +73,19 @@ class Envelope:
             await self._app(scope, receive, send)
             return
 
+        # A HEAD is answered as a GET without its body.
+        is_head = scope["method"] == "HEAD"
+        scope = as_get(scope) if is_head else scope
+
         # The request's id and trace, which go into the answer and into every line of the log.
         headers = Headers(scope=scope)
         begun = time.perf_counter()
         status = 500
-        given = headers.get("x-request-id", "")
-        request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        request_id = _request_id(headers)
         trace = trace_of(headers.getlist("traceparent"))
         span = None
         if (made := spans.active()) is not None and not scope["path"].startswith(QUIET):
-            span = made.request(scope["method"], trace)
+            span = made.request(method_of(scope), trace)
             trace = span.trace
             spans.current.set(span)
         added = {**SAFE_HEADERS, "X-Request-ID": request_id}
@@ -95,6 +99,8 @@ class Envelope:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 MutableHeaders(scope=message).update(added)
+            elif is_head:
+                message = {**message, "body": b""}
             await send(message)
 
         # Refuse it or hand it on; account for it either way.
@@ -185,12 +191,18 @@ class Envelope:
             logger.info(
                 "request",
                 id=request_id,
-                method=scope["method"],
+                method=method_of(scope),
                 route=route or "unknown",
                 status=status,
                 ms=round(1e3 * seconds, 2),
                 client=(scope.get("client") or ("",))[0],
             )
+
+
+def _request_id(headers: Headers) -> str:
+    """The caller's id of its request, or a new one."""
+    given = headers.get("x-request-id", "")
+    return given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
 
 def _end(span: spans.Started, scope: Scope, status: int) -> None:
@@ -205,7 +217,8 @@ def _end(span: spans.Started, scope: Scope, status: int) -> None:
         attributes["http.route"] = route
     if status >= 500:
         attributes["error.type"] = str(status)
-    name = scope["method"] if route is None else f"{scope['method']} {route}"
+    method = method_of(scope)
+    name = method if route is None else f"{method} {route}"
     span.end(name, attributes, failed=status >= 500)
 
 

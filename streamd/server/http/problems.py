@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from streamd.errors import KafkaError, VersionError
 from streamd.server.engine.conditions import BadCondition
+from streamd.server.http.methods import method_of
 from streamd.serving.requests import NotReached, NotReady, Overloaded, TooOld
 
 MEDIA_TYPE = "application/problem+json"
@@ -104,9 +105,14 @@ async def _no_version(request: Request, error: Exception) -> JSONResponse:
 
 async def _http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, StarletteHTTPException)
-    return problem(
-        request.url.path, error.status_code, str(error.detail), dict(error.headers or {})
-    )
+    detail = str(error.detail)
+    headers = dict(error.headers or {})
+    if error.status_code == 405 and "Allow" in headers:
+        methods = [m.strip() for m in headers["Allow"].split(",")]
+        methods += ["HEAD"] if "GET" in methods and "HEAD" not in methods else []
+        headers["Allow"] = ", ".join(methods)
+        detail = f"{method_of(request.scope)} is not for this path; use {headers['Allow']}"
+    return problem(request.url.path, error.status_code, detail, headers)
 
 
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
@@ -122,7 +128,7 @@ def _first_error(errors: Sequence[Any]) -> str:
     about being the other.
     """
     first = errors[0]
-    place, message = first["loc"], first["msg"]
+    place, message = first["loc"], first["msg"].removeprefix("Value error, ")
     if str(place[-1]).startswith(EITHER):
         place = place[:-1]
         own = [e for e in errors if e["loc"][:-1] == place and e["type"] not in OTHER_TYPE]

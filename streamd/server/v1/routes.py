@@ -62,34 +62,36 @@ NodePath = Annotated[str, Path(min_length=1, max_length=1024, examples=["user:74
 @direct.post("/score", tags=["answers"], response_model=ScoreResponse)
 async def score(body: ScoreRequest, state: State, asked: Asked) -> Response:
     """Score candidate destinations of a source with the model of this moment."""
-    answer = await state.engine.ask(_to_score(state, body), asked)
-    return _json(_scored(state, body.src, answer), answer)
+    request = _to_score(state, body)
+    answer = await state.engine.ask(request, asked)
+    return _json(_scored(state, request.src, answer), answer)
 
 
 @direct.post("/score/batch", tags=["answers"], response_model=list[ScoreResponse])
 async def score_batch(body: ScoreBatch, state: State, asked: Asked) -> Response:
     """Several of `/v1/score` at once, answered in their order; all of them, or an error."""
     _check_batch(state, len(body.requests))
-    answers = await state.engine.ask_all([_to_score(state, one) for one in body.requests], asked)
-    scored = [_scored(state, r.src, a) for r, a in zip(body.requests, answers, strict=True)]
+    requests = [_to_score(state, one) for one in body.requests]
+    answers = await state.engine.ask_all(requests, asked)
+    scored = [_scored(state, r.src, a) for r, a in zip(requests, answers, strict=True)]
     return _json(scored, answers[0])
 
 
 @direct.post("/recommend", tags=["answers"], response_model=ScoreResponse)
 async def recommend(body: RecommendRequest, state: State, asked: Asked) -> Response:
     """The k likeliest next destinations of a source, best first."""
-    answer = await state.engine.ask(_to_recommend(state, body), asked)
-    return _json(_scored(state, body.src, answer), answer)
+    request = _to_recommend(state, body)
+    answer = await state.engine.ask(request, asked)
+    return _json(_scored(state, request.src, answer), answer)
 
 
 @direct.post("/recommend/batch", tags=["answers"], response_model=list[ScoreResponse])
 async def recommend_batch(body: RecommendBatch, state: State, asked: Asked) -> Response:
     """Several of `/v1/recommend` at once, answered in their order; all of them, or an error."""
     _check_batch(state, len(body.requests))
-    answers = await state.engine.ask_all(
-        [_to_recommend(state, one) for one in body.requests], asked
-    )
-    scored = [_scored(state, r.src, a) for r, a in zip(body.requests, answers, strict=True)]
+    requests = [_to_recommend(state, one) for one in body.requests]
+    answers = await state.engine.ask_all(requests, asked)
+    scored = [_scored(state, r.src, a) for r, a in zip(requests, answers, strict=True)]
     return _json(scored, answers[0])
 
 
@@ -107,7 +109,7 @@ async def nodes(
     return CompletionResponse(nodes=found, complete=complete)
 
 
-@router.get("/embeddings/{node:path}", tags=["answers"])
+@router.get("/embeddings/{node:path}", tags=["answers"], response_model_exclude_unset=True)
 async def embedding(
     node: NodePath,
     state: State,
@@ -123,7 +125,7 @@ async def embedding(
     return _embedded(state, key, answer)
 
 
-@router.post("/embeddings", tags=["answers"])
+@router.post("/embeddings", tags=["answers"], response_model_exclude_unset=True)
 async def embeddings(
     body: NodesRequest, state: State, asked: Asked, response: Response
 ) -> list[EmbeddingResponse]:
@@ -135,7 +137,7 @@ async def embeddings(
     return [_embedded(state, key, answer) for key, answer in zip(keys, answers, strict=True)]
 
 
-@router.get("/labels/{node:path}", tags=["answers"])
+@router.get("/labels/{node:path}", tags=["answers"], response_model_exclude_unset=True)
 async def labels(
     node: NodePath,
     state: State,
@@ -151,7 +153,7 @@ async def labels(
     return _labelled(state, key, answer)
 
 
-@router.post("/labels", tags=["answers"])
+@router.post("/labels", tags=["answers"], response_model_exclude_unset=True)
 async def labels_of_many(
     body: NodesRequest, state: State, asked: Asked, response: Response
 ) -> list[LabelsResponse]:
@@ -168,7 +170,7 @@ async def explain(body: ExplainRequest, state: State, asked: Asked) -> Response:
     """What the score of one candidate is made of."""
     request = _to_explain(state, body)
     answer = await state.engine.ask(request, asked)
-    return _json(_explained(state, body, request.edge_set, answer), answer)
+    return _json(_explained(state, request, answer), answer)
 
 
 # Events
@@ -338,6 +340,7 @@ def _embedded(state: ServerState, key: Key, answer: Answer) -> EmbeddingResponse
         embedding=list(answer.embedding),
         memory_edge=answer.memory_edge,
         as_of=_as_of(state, answer),
+        **_hint(state, key, answer),
     )
 
 
@@ -353,19 +356,18 @@ def _labelled(state: ServerState, key: Key, answer: Answer) -> LabelsResponse:
         labels=list(answer.labels),
         memory_edge=answer.memory_edge,
         as_of=_as_of(state, answer),
+        **_hint(state, key, answer),
     )
 
 
-def _explained(
-    state: ServerState, body: ExplainRequest, edge_set: int, answer: Answer
-) -> dict[str, Any]:
+def _explained(state: ServerState, request: Explain, answer: Answer) -> dict[str, Any]:
     """The content of an `ExplainResponse`, as a dict for the reason that `_scored` gives."""
     explanation = answer.explanation
     assert explanation is not None
     return {
-        "src": body.src,
-        "dst": body.dst,
-        "edge_set": state.sets.edge_set_name(edge_set),
+        "src": plain(request.src),
+        "dst": plain(request.dst),
+        "edge_set": state.sets.edge_set_name(request.edge_set),
         "known": answer.src_known,
         "dst_known": answer.known[0],
         "score": explanation.score,
@@ -385,6 +387,7 @@ def _explained(
         ],
         "weights": explanation.weights,
         "as_of": _as_of(state, answer).model_dump(),
+        **_hint(state, request.src, answer),
     }
 
 
@@ -438,7 +441,13 @@ def _as_of(state: ServerState, answer: Answer) -> AsOf:
     )
 
 
-def _scored(state: ServerState, src: PlainKey, answer: Answer) -> dict[str, Any]:
+def _hint(state: ServerState, node: Key, answer: Answer) -> dict[str, str]:
+    """The field `hint` of an answer about a node, if a key in the request has the wrong type."""
+    hint = state.key_hint(node, answer)
+    return {"hint": hint} if hint else {}
+
+
+def _scored(state: ServerState, src: Key, answer: Answer) -> dict[str, Any]:
     """The content of a `ScoreResponse` as a dict: making and checking a hundred small pydantic
     models takes longer than scoring them."""
     rows = zip(answer.dst, answer.scores, answer.known, strict=True)
@@ -447,10 +456,11 @@ def _scored(state: ServerState, src: PlainKey, answer: Answer) -> dict[str, Any]
     for one, reason in zip(scores, answer.reasons, strict=False):
         one["reason"] = reason
     return {
-        "src": src,
+        "src": plain(src),
         "known": answer.src_known,
         "scores": scores,
         "as_of": _as_of(state, answer).model_dump(),
+        **_hint(state, src, answer),
     }
 
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, model_validator
 
 INT64 = 2**63 - 1
 """Largest absolute value of an integer key and of a time."""
@@ -162,6 +162,18 @@ class Event(RequestBody):
 class EventsRequest(RequestBody):
     """Events, sent in their order; or records of a topic that has a source, in its own shape."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _wrapped(cls, content: Any) -> Any:
+        """Refuse an event or a list of events as it is, with the body that it should have."""
+        is_bare = isinstance(content, dict) and content and not {"events", "records"} & {*content}
+        if is_bare or isinstance(content, list):
+            raise ValueError(
+                'send events as {"events": [{"src": ..., "dst": ...}, ...]}, and records of a '
+                'topic that has a source as {"records": [...]}'
+            )
+        return content
+
     events: list[Event] | None = Field(None, min_length=1, max_length=1000)
     records: list[dict[str, Any]] | None = Field(
         None,
@@ -296,11 +308,22 @@ class Scored(BaseModel):
     )
 
 
+Hint = Annotated[
+    str,
+    Field(
+        "",
+        description="only where a key is no node, and the key that is written alike is one: the "
+        'text "5" for the integer 5, or the other way round',
+    ),
+]
+
+
 class ScoreResponse(BaseModel):
     src: NodeKey
     known: bool = Field(description="false for a source never seen")
     scores: list[Scored]
     as_of: AsOf
+    hint: Hint
 
 
 class EmbeddingResponse(BaseModel):
@@ -309,6 +332,7 @@ class EmbeddingResponse(BaseModel):
     embedding: list[float] = Field(description="empty where the model has no graph layers")
     memory_edge: int = Field(description="embeddings know the edges below this id")
     as_of: AsOf
+    hint: Hint
 
 
 class LabelsResponse(BaseModel):
@@ -319,6 +343,7 @@ class LabelsResponse(BaseModel):
     )
     memory_edge: int = Field(description="they know the edges below this id")
     as_of: AsOf
+    hint: Hint
 
 
 class ExplainedFact(BaseModel):
@@ -375,6 +400,7 @@ class ExplainResponse(BaseModel):
         description="where the neighbours' weights are from; none where no neighbours are looked at"
     )
     as_of: AsOf
+    hint: Hint
 
 
 class ModelInfo(BaseModel):

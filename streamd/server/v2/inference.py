@@ -37,10 +37,15 @@ Name = Annotated[str, Path(max_length=64, examples=[MODEL])]
 Version = Annotated[str, Path(max_length=64, examples=["rule"])]
 
 
+class TensorParameters(BaseModel):
+    datatypes: list[str] = Field(description="all that keys of the log have, if several")
+
+
 class TensorInfo(BaseModel):
     name: str
     datatype: str
     shape: list[int] = Field(description="-1 for any size")
+    parameters: TensorParameters | None = None
 
 
 class ServerMetadata(BaseModel):
@@ -102,18 +107,23 @@ class OutputTensor(BaseModel):
     data: list[Any] | None = None
 
 
+class InferParameters(BaseModel):
+    hint: str = Field(
+        description="a key is no node, and the key that is written alike is one: the text "
+        '"5" for the integer 5, or the other way round'
+    )
+
+
 class InferResponse(BaseModel):
     model_name: str
     model_version: str
     id: str | None = None
+    parameters: InferParameters | None = None
     outputs: list[OutputTensor]
 
 
-INPUTS = [
-    TensorInfo(name="src", datatype="BYTES", shape=[-1]),
-    TensorInfo(name="dst", datatype="BYTES", shape=[-1, -1]),
-    TensorInfo(name="time", datatype="INT64", shape=[-1]),
-]
+TIME = TensorInfo(name="time", datatype="INT64", shape=[-1])
+KEY_DATATYPES = {str: "BYTES", int: "INT64"}
 EDGE_SET = TensorInfo(name="edge_set", datatype="BYTES", shape=[-1])
 """A further input where several edge sets are declared."""
 OUTPUTS = [
@@ -168,9 +178,21 @@ INFER: dict[str, Any] = {
 }
 
 
-def inputs_of(state: ServerState) -> list[TensorInfo]:
-    """The inputs of the model."""
-    return [*INPUTS, EDGE_SET] if state.sets.num_edge_sets > 1 else INPUTS
+async def inputs_of(state: ServerState) -> list[TensorInfo]:
+    """The inputs of the model. Keys have the types that the log's have; BYTES before there are
+    any, or of both."""
+    ends = [state.sets.ends(edge_set) for edge_set in range(state.sets.num_edge_sets)]
+    inputs = []
+    for name, shape, node_sets in zip(
+        ("src", "dst"), ([-1], [-1, -1]), zip(*ends, strict=True), strict=True
+    ):
+        types = await state.key_types.of(state.engine.keys, set(node_sets))
+        datatypes = [datatype for kind, datatype in KEY_DATATYPES.items() if kind in types]
+        tensor = TensorInfo(name=name, datatype=(datatypes or ["BYTES"])[0], shape=shape)
+        if len(datatypes) > 1:
+            tensor.parameters = TensorParameters(datatypes=datatypes)
+        inputs.append(tensor)
+    return [*inputs, TIME, *([EDGE_SET] if state.sets.num_edge_sets > 1 else [])]
 
 
 @router.get("")
@@ -193,16 +215,17 @@ async def server_ready(state: State) -> JSONResponse:
     return JSONResponse({"ready": well}, 200 if well else 503)
 
 
-@model.get("")
+@model.get("", response_model_exclude_unset=True)
 async def model_metadata(state: State, name: Name) -> ModelMetadata:
     """Inputs and outputs of the model, and the version that is loaded."""
     served = check(state, name)
+    inputs = await inputs_of(state)
     return ModelMetadata(
-        name=MODEL, versions=[served], platform=MODEL, inputs=inputs_of(state), outputs=OUTPUTS
+        name=MODEL, versions=[served], platform=MODEL, inputs=inputs, outputs=OUTPUTS
     )
 
 
-@model.get("/versions/{version}")
+@model.get("/versions/{version}", response_model_exclude_unset=True)
 async def version_metadata(state: State, name: Name, version: Version) -> ModelMetadata:
     """The same, where that version is loaded."""
     check(state, name, version)
@@ -246,11 +269,11 @@ async def _infer(
     begun = time.perf_counter_ns()
     num_answers = 0
     try:
-        answers, columns = await _answers(body, state, asked)
+        answers, columns, hint = await _answers(body, state, asked)
         # A swap may have come between the check and the answer.
         if version is not None and any(a.version != version for a in answers):
             raise HTTPException(404, f"version {version} is no longer served")
-        response = _response(body, answers, columns)
+        response = _response(body, answers, columns, hint)
         served = answers[0].version
         num_answers = len(answers)
         return response
@@ -265,8 +288,9 @@ async def _infer(
 
 async def _answers(
     body: InferRequest, state: ServerState, asked: Conditions
-) -> tuple[list[Answer], int]:
-    """Answer the N rows of a request. Returns: the answers, and C, the columns of dst."""
+) -> tuple[list[Answer], int, str]:
+    """Answer the N rows of a request. Returns: the answers, C, the columns of dst, and the first
+    hint about a key."""
     # Keys, whose shapes must agree.
     tensors = {t.name: t for t in body.inputs}
     src, dst = (_keys(tensors.get(n), n, dims) for n, dims in (("src", 1), ("dst", 2)))
@@ -300,10 +324,12 @@ async def _answers(
         candidates = tuple(in_set(target, d) for d in dst[i * columns : (i + 1) * columns])
         when = times[i] if times else None
         requests.append(Score(in_set(source, src[i]), candidates, when, edge_set))
-    return await state.engine.ask_all(requests, asked), columns
+    answers = await state.engine.ask_all(requests, asked)
+    hints = (state.key_hint(r.src, a) for r, a in zip(requests, answers, strict=True))
+    return answers, columns, next(filter(None, hints), "")
 
 
-def _response(body: InferRequest, answers: list[Answer], columns: int) -> Response:
+def _response(body: InferRequest, answers: list[Answer], columns: int, hint: str) -> Response:
     """Write the requested outputs in their order, each in the JSON or as bytes after it."""
     # Both outputs where none is named.
     all_binary = (body.parameters or {}).get("binary_data_output") is True
@@ -329,7 +355,13 @@ def _response(body: InferRequest, answers: list[Answer], columns: int) -> Respon
         outputs.append(output)
 
     # The JSON, then the bytes.
-    header = {"model_name": MODEL, "model_version": answers[0].version, "outputs": outputs}
+    header: dict[str, Any] = {
+        "model_name": MODEL,
+        "model_version": answers[0].version,
+        "outputs": outputs,
+    }
+    if hint:
+        header["parameters"] = {"hint": hint}
     if body.id is not None:
         header["id"] = body.id
     text = msgspec.json.encode(header)

@@ -145,7 +145,7 @@ async def model_config(state: State, name: Name) -> ModelConfig:
         platform=MODEL,
         backend=MODEL,
         max_batch_size=limits.max_batch,
-        input=[_tensor(i) for i in inputs_of(state)],
+        input=[_tensor(i) for i in await inputs_of(state)],
         output=[_tensor(o) for o in OUTPUTS],
         parameters={"max_candidates": ParameterConfig(string_value=str(limits.max_candidates))},
     )

@@ -1,0 +1,76 @@
+"""The types of the log's keys: the text "5" and the integer 5 are two nodes."""
+
+import asyncio
+from collections.abc import Container, Iterable, Sequence
+
+from streamd.events import Key, split_key
+from streamd.server.engine.set_names import PlainKey, in_set
+
+SLICE_KEYS = 20_000
+"""Keys looked at before requests have a turn: about 2 ms."""
+
+
+class KeyTypes:
+    """Finds whether the keys of each node set are texts, integers or both. Owner: the server's
+    state."""
+
+    def __init__(self) -> None:
+        self._keys: Sequence[Key | None] = ()
+        self._num_seen = 0
+        self._found: set[tuple[int, type]] = set()
+
+    async def of(self, keys: Sequence[Key | None], node_sets: set[int]) -> set[type]:
+        """The types of the keys of node sets: `str`, `int` or both; none without keys.
+
+        keys: of all nodes, by their ids, None for a deleted one. It looks at those that are new
+        since the last call.
+        """
+        if keys is not self._keys:
+            self._keys, self._num_seen, self._found = keys, 0, set()
+        end = len(keys)
+        while self._num_seen < end:
+            part = keys[self._num_seen : self._num_seen + SLICE_KEYS]
+            self._num_seen += len(part)
+            self._found |= {_type_of(key) for key in part if key is not None}
+            # Keys come in this thread: answers continue between two slices.
+            await asyncio.sleep(0)
+        return {kind for number, kind in self._found if number in node_sets}
+
+
+def hint_of(ids: Container[Key], asked: Iterable[Key]) -> str:
+    """Why an asked key is no node although a node looks like it; empty if there is none.
+
+    ids: keys of all nodes. asked: keys that a request names.
+    """
+    for key in asked:
+        number, own = split_key(key)
+        # The node of a key that is known needs no hint, nor does a stranger in both types.
+        twin = _twin(own)
+        if twin is None or key in ids or in_set(number, twin) not in ids:
+            continue
+        if isinstance(own, str):
+            return (
+                f'The text "{own}" is no node, but the integer {own} is. Send integer keys without '
+                "quotation marks (in a path with integer=true, on /v2 as INT64)."
+            )
+        return (
+            f'The integer {own} is no node, but the text "{own}" is. Send text keys in quotation '
+            "marks (in a path without integer=true, on /v2 as BYTES)."
+        )
+    return ""
+
+
+def _type_of(key: Key) -> tuple[int, type]:
+    number, own = split_key(key)
+    return number, type(own)
+
+
+def _twin(key: PlainKey) -> PlainKey | None:
+    """The key of the other type that is written alike; None for text that is no integer."""
+    if isinstance(key, int):
+        return str(key)
+    digits = key.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > 19:
+        return None
+    number = int(key)
+    return number if str(number) == key else None
