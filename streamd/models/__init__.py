@@ -10,7 +10,14 @@ with a message, D width of an embedding, T width of the time encoding.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from streamd.models.architectures import ARCHITECTURES, Architecture, architecture_of
+from streamd.models.architectures import (
+    ARCHITECTURES,
+    Architecture,
+    ModelPlugin,
+    architecture_of,
+    hops,
+    windows_of_time,
+)
 from streamd.models.memory.edge_rows import EdgeRows
 from streamd.models.memory.memory import Memory
 
@@ -25,10 +32,13 @@ __all__ = [
     "LinkInputs",
     "LinkModel",
     "Memory",
+    "ModelPlugin",
     "architecture_of",
     "build_model",
+    "hops",
     "link_loss",
     "sampled_inputs",
+    "windows_of_time",
 ]
 
 _IN_TORCH = {"LinkInputs": "inputs", "sampled_inputs": "inputs"} | dict.fromkeys(

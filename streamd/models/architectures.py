@@ -6,12 +6,15 @@ graph a file with its layer and a row in `streamd.models.layers.table`.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any, Literal
 
+from streamd.errors import SettingsError
 from streamd.graph.blocks.draws import Draw
 from streamd.graph.blocks.strategies import StrategyName
 from streamd.graph.neighborhood import SamplingPlan
-from streamd.settings.loading import ModelName, ModelSettings
+from streamd.settings.loading import MODEL_PLUGINS, ModelName, ModelSettings
 
 Plan = Callable[[ModelSettings], SamplingPlan]
 """How the neighbours that a model looks at are sampled."""
@@ -43,9 +46,54 @@ class Architecture:
     score: Literal["facts", "vectors"] = "vectors"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelPlugin:
+    """A model of another package, which names it in the entry points of the group
+    `streamd.models`.
+
+    architecture: its row. layer, number, encoder: as of `GraphLayers`; encoder None for the one
+    that architectures share. Raises: ValueError if it is to be answered in numpy or by facts alone.
+    """
+
+    architecture: Architecture
+    layer: Any
+    number: int = 1
+    encoder: Any = None
+
+    def __post_init__(self) -> None:
+        if self.architecture.in_numpy or self.architecture.score != "vectors":
+            raise ValueError("a plug-in has layers in torch, and scores by vectors")
+
+
 def architecture_of(settings: ModelSettings) -> Architecture:
-    """The row that settings name."""
-    return ARCHITECTURES[settings.name]
+    """The row that settings name. Raises: SettingsError as `plugin_of`."""
+    row = ARCHITECTURES.get(settings.name)
+    return plugin_of(settings.name).architecture if row is None else row
+
+
+@cache
+def plugin_of(name: str) -> ModelPlugin:
+    """The plug-in of a name. Raises: SettingsError if it is not installed or cannot be loaded."""
+    found = list(entry_points(group=MODEL_PLUGINS, name=name))
+    if len(found) != 1:
+        problem = "is installed by several packages" if found else "is not installed"
+        raise SettingsError(
+            f"The model plug-in {name!r} {problem}.",
+            f"install one package with an entry point {name!r} in the group {MODEL_PLUGINS!r}.",
+        )
+    try:
+        plugin = found[0].load()
+    except (ImportError, AttributeError) as error:
+        raise SettingsError(
+            f"The model plug-in {name!r} ({found[0].value}) cannot be loaded: {error}.",
+            "install what it imports, or correct its entry point.",
+        ) from None
+    if not isinstance(plugin, ModelPlugin):
+        raise SettingsError(
+            f"The model plug-in {name!r} ({found[0].value}) is a {type(plugin).__name__}.",
+            "its entry point must name a streamd.models.ModelPlugin.",
+        )
+    return plugin
 
 
 def unused_settings(settings: ModelSettings) -> list[str]:
@@ -59,8 +107,8 @@ def unused_settings(settings: ModelSettings) -> list[str]:
     ]
 
 
-def _hops(strategy: StrategyName, number: int) -> Plan:
-    """`model.neighbors` a root and hop."""
+def hops(strategy: StrategyName, number: int) -> Plan:
+    """A plan of so many hops, in each `model.neighbors` of every root."""
 
     def plan(settings: ModelSettings) -> SamplingPlan:
         # A seed for each hop: a node that is a root in two hops would get the same draws in both.
@@ -70,7 +118,7 @@ def _hops(strategy: StrategyName, number: int) -> Plan:
     return plan
 
 
-def _windows_of_time(settings: ModelSettings) -> SamplingPlan:
+def windows_of_time(settings: ModelSettings) -> SamplingPlan:
     """A hop for each window of time, the newest first, all of the same roots."""
     draw = Draw(direction=settings.direction, fanout=settings.neighbors)
     return SamplingPlan(
@@ -85,35 +133,35 @@ def _no_neighbors(settings: ModelSettings) -> SamplingPlan:
 
 ARCHITECTURES: Mapping[ModelName, Architecture] = {
     "tgn": Architecture(
-        plan=_hops("recent", 1),
+        plan=hops("recent", 1),
         settings=frozenset({"dim", "time_dim", "heads", "neighbors", "direction", "id_rows"}),
         has_memory=True,
         in_numpy=True,
     ),
     # Two layers look two hops far, and so do those of sage and gat.
     "tgat": Architecture(
-        plan=_hops("uniform", 2),
+        plan=hops("uniform", 2),
         settings=frozenset({"dim", "time_dim", "heads", "neighbors", "direction", "id_rows"}),
     ),
     "dysat": Architecture(
-        plan=_windows_of_time,
+        plan=windows_of_time,
         settings=frozenset(
             {"dim", "heads", "neighbors", "direction", "id_rows", "snapshots", "snapshot_seconds"}
         ),
     ),
     "sage": Architecture(
-        plan=_hops("recent", 2),
+        plan=hops("recent", 2),
         settings=frozenset({"dim", "neighbors", "direction", "id_rows"}),
         static=True,
     ),
     "gat": Architecture(
-        plan=_hops("recent", 2),
+        plan=hops("recent", 2),
         settings=frozenset({"dim", "heads", "neighbors", "direction", "id_rows"}),
         static=True,
     ),
     # The third hop only counts the degrees of what the second reached.
     "gcn": Architecture(
-        plan=_hops("recent", 3),
+        plan=hops("recent", 3),
         settings=frozenset({"dim", "neighbors", "direction", "id_rows"}),
         static=True,
     ),

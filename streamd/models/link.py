@@ -21,7 +21,7 @@ from streamd.models.inference.stored_weights import HISTORY_WEIGHT, with_all_fac
 from streamd.models.inputs import LinkInputs
 from streamd.models.labels import LabelHead, LabelHeads, LabelInputs
 from streamd.models.layers.dropout import half_dropout
-from streamd.models.layers.table import LAYERS
+from streamd.models.layers.table import layers_of
 from streamd.models.memory.edge_rows import EdgeRows
 from streamd.models.memory.memory import Memory
 from streamd.models.memory.updater import MemoryUpdater
@@ -53,7 +53,7 @@ class LinkModel(nn.Module):
         self.schema = schema
         self.architecture = architecture_of(settings)
         self.has_memory = self.architecture.has_memory
-        layers = LAYERS.get(settings.name)
+        layers = layers_of(settings.name)
         self.has_graph = layers is not None
         d = settings.dim
         t = settings.time_dim

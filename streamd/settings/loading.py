@@ -23,6 +23,7 @@ from streamd.settings.server import LOOPBACK, ServerSettings, TelemetrySettings,
 from streamd.settings.sets import Misplaced, check_sets, nearest_of
 from streamd.settings.sources import REGISTRY_FORMATS, check_sources
 from streamd.settings.tree import (
+    MODEL_PLUGINS,
     PREFIX,
     BootstrapSettings,
     GpuSettings,
@@ -58,6 +59,7 @@ __all__ = [
     "LOOPBACK",
     "LeaderSettings",
     "LogSettings",
+    "MODEL_PLUGINS",
     "ModelName",
     "ModelSettings",
     "RegistrySettings",

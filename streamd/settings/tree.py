@@ -5,11 +5,20 @@ description.
 """
 
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, cast
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, Field, SecretStr, field_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+)
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from streamd.events import Schema
@@ -246,16 +255,30 @@ class GpuSettings(Branch):
 
 ModelName = Literal["tgn", "tgat", "dysat", "sage", "gat", "gcn", "pair"]
 """Rows of the table in `streamd.models.architectures`."""
+MODEL_PLUGINS = "streamd.models"
+"""Group of the entry points by which other packages name models of their own."""
+
+
+def _or_plugin(value: Any, check: ValidatorFunctionWrapHandler) -> ModelName:
+    """A name of the table, or of an entry point that is installed."""
+    try:
+        found: ModelName = check(value)
+    except ValidationError:
+        # Looked for only here, since it takes a look at all packages.
+        if isinstance(value, str) and entry_points(group=MODEL_PLUGINS, name=value):
+            return cast(ModelName, value)
+        raise
+    return found
 
 
 class ModelSettings(Branch):
     """The architecture of the model; a version learned under other settings is not learned on."""
 
     # Which layers, features and labels.
-    name: ModelName = Field(
+    name: Annotated[ModelName, WrapValidator(_or_plugin)] = Field(
         "tgn",
         description="graph layers over the pair facts: tgn, tgat, dysat, sage (GraphSAGE), gat, "
-        "gcn; pair: none",
+        "gcn; pair: none; or a plug-in's name",
     )
     pair_facts: bool = Field(
         True, description="false: the graph layers alone, as their papers have them"

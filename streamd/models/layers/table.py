@@ -6,7 +6,9 @@ torch.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
+from streamd.models.architectures import ARCHITECTURES, plugin_of
 from streamd.models.layers.dysat import DySATEncoder
 from streamd.models.layers.encoder import Encoder, LayerKind
 from streamd.models.layers.gat import GATLayer
@@ -38,3 +40,11 @@ LAYERS: Mapping[ModelName, GraphLayers] = {
     "gcn": GraphLayers(layer=GCNLayer, number=2, encoder=GCNEncoder),
 }
 """Of the architectures that look at the graph; others have none."""
+
+
+def layers_of(name: str) -> GraphLayers | None:
+    """The layers of an architecture or of a plug-in, None if it has none. Raises: SettingsError."""
+    if name in ARCHITECTURES:
+        return LAYERS.get(cast(ModelName, name))
+    plugin = plugin_of(name)
+    return GraphLayers(layer=plugin.layer, number=plugin.number, encoder=plugin.encoder or Encoder)
