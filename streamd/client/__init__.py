@@ -22,6 +22,8 @@ from streamd.client.answers import (
     ScoreRequest,
     ScoreResponse,
     ShortReason,
+    SimilarNode,
+    SimilarResponse,
 )
 from streamd.client.clients import AsyncClient, Client
 from streamd.client.errors import (
@@ -72,6 +74,8 @@ __all__ = [
     "ScoreResponse",
     "Scored",
     "ShortReason",
+    "SimilarNode",
+    "SimilarResponse",
     "TooOld",
     "TryAgain",
 ]

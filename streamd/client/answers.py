@@ -118,6 +118,23 @@ class ScoreResponse(_Answer, frozen=True, omit_defaults=True):
     hint: str = ""
 
 
+class SimilarNode(_Answer, frozen=True):
+    """One node that is like the asked one. score: higher is more alike."""
+
+    node: Key
+    score: float
+
+
+class SimilarResponse(_Answer, frozen=True, omit_defaults=True):
+    """The nodes that are most like another, most similar first."""
+
+    node: Key
+    known: bool
+    similar: list[SimilarNode]
+    as_of: AsOf
+    hint: str = ""
+
+
 class EmbeddingResponse(_Answer, frozen=True, omit_defaults=True):
     """The embedding of a node; empty where the model has no graph layers."""
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -24,6 +24,7 @@ from streamd.client.answers import (
     SchemaResponse,
     ScoreRequest,
     ScoreResponse,
+    SimilarResponse,
 )
 
 T = TypeVar("T")
@@ -122,6 +123,28 @@ def recommend_batch(
     """Several of `recommend`, answered by one version, in their order."""
     body = {"requests": list(requests)}
     return _asked("/v1/recommend/batch", body, list[ScoreResponse], max_lag_seconds)
+
+
+def similar(
+    node: Key,
+    k: int = 10,
+    *,
+    by: Literal["embedding", "partners"] = "embedding",
+    kind: str | None = None,
+    only: Sequence[Key] | None = None,
+    exclude: Sequence[Key] = (),
+    where: Mapping[str, Any] | None = None,
+    edge_set: str | None = None,
+    max_lag_seconds: float | None = None,
+) -> Call[SimilarResponse]:
+    """The k destinations that are most like one of them, most similar first.
+
+    by: the model's embeddings, or the partners that they lately share. The others are as of
+    `recommend`.
+    """
+    body = {"node": node, "k": k, "by": by, "exclude": list(exclude), "where": dict(where or {})}
+    body |= _given(kind=kind, only=None if only is None else list(only), edge_set=edge_set)
+    return _asked("/v1/similar", body, SimilarResponse, max_lag_seconds)
 
 
 def explain(

@@ -10,7 +10,7 @@ from streamd.graph.live import LiveGraph
 from streamd.serving.feature_columns import FeatureColumns
 from streamd.serving.loaded_version import LoadedVersion
 from streamd.serving.node_filter import FeatureCondition, NodeFilter, ValueLimit, is_in
-from streamd.serving.requests import Recommend
+from streamd.serving.requests import Recommend, Similar
 
 POPULAR_SECONDS = 1.0
 """Time for which the most popular nodes of a kind are remembered: finding them takes a pass over
@@ -46,7 +46,7 @@ class Candidates:
         self._keys_sorted = 0
         self._popularity: dict[tuple[str | None, int], _Popularity] = {}
 
-    def of_request(self, request: Recommend) -> Int64:
+    def of_request(self, request: Recommend | Similar) -> Int64:
         """Ids of all nodes that an answer may name, ascending: of the kind asked for, or all
         destinations of the asked edge set's node set, as far as the request's filter allows."""
         node_set = self._live.log.state.schema.ends_of(request.edge_set)[1]
@@ -109,14 +109,57 @@ class Candidates:
         as_of_us: time just after the newest event, microseconds.
         """
         pool = self.of_request(request)
-        edge_set = request.edge_set
-        limit = self.limit
-        if len(pool) <= limit:
+        if len(pool) <= self.limit:
             return pool
+        near = self._live.facts.partners(source, request.edge_set)
+        close = np.concatenate([near, self._three_hops_away(near, request.edge_set)])
+        return self._likely_of(pool, close, request, source, as_of_us, served)
 
+    def alike(
+        self, request: Similar, node: int, as_of_us: int, served: LoadedVersion | None
+    ) -> Int64:
+        """At most `limit` nodes worth comparing with a node, ascending: all nodes of the request,
+        or those of `likely` with the nodes that share a partner instead of partners."""
+        pool = self.of_request(request)
+        pool = np.delete(pool, np.flatnonzero(pool == node))
+        if len(pool) <= self.limit:
+            return pool
+        close, _ = self.sharing_partners(node, request.edge_set)
+        return self._likely_of(pool, close, request, node, as_of_us, served)
+
+    def sharing_partners(self, node: int, edge_set: int) -> tuple[Int64, Float32]:
+        """The nodes that lately shared partners with a node, and how much: int64[N] and float32[N],
+        largest first, equal ones by id.
+
+        It is the index of Adamic and Adar (2003) over the last partners of nodes, at most 16 each:
+        the sum over shared partners of 1 / log(number of the partner's own last partners).
+        """
+        partners = self._live.facts.of_set(edge_set).partners
+        lists = [partners(int(p)) for p in partners(node)]
+        if not lists:
+            return np.zeros(0, np.int64), np.zeros(0, np.float32)
+
+        # A shared partner has two partners at least.
+        weights = [np.full(len(one), 1 / np.log(max(len(one), 2))) for one in lists]
+        nodes, index = np.unique(np.concatenate(lists), return_inverse=True)
+        sums = np.bincount(index, np.concatenate(weights), len(nodes)).astype(np.float32)
+        order = np.lexsort((nodes, -sums))
+        order = order[nodes[order] != node]
+        return nodes[order], sums[order]
+
+    def _likely_of(
+        self,
+        pool: Int64,
+        close: Int64,
+        request: Recommend | Similar,
+        source: int,
+        as_of_us: int,
+        served: LoadedVersion | None,
+    ) -> Int64:
+        """The likely nodes of a pool that is too large. close: nodes near the source, best
+        first."""
         # Near nodes get half of the limit at most; the rest are lists, best first.
-        near = self._live.facts.partners(source, edge_set)
-        close = np.concatenate([near, self._three_hops_away(near, edge_set)])
+        limit = self.limit
         close = close[is_in(close, pool)][: limit // 2]
         lists = self._popular(request, pool, as_of_us)
         if served is not None:
@@ -145,7 +188,7 @@ class Candidates:
         third, paths = np.unique(np.concatenate(ends), return_counts=True)
         return third[np.argsort(-paths, kind="stable")]
 
-    def _popular(self, request: Recommend, pool: Int64, as_of_us: int) -> list[Int64]:
+    def _popular(self, request: Recommend | Similar, pool: Int64, as_of_us: int) -> list[Int64]:
         """The most popular nodes of a pool at each half-life, most popular first.
 
         They may be as of POPULAR_SECONDS ago. Each list has at least `request.k` nodes, if the pool
@@ -165,7 +208,7 @@ class Candidates:
             best = self._most_popular(popularity, pool)
         return best
 
-    def _popularity_of(self, request: Recommend, as_of_us: int) -> _Popularity:
+    def _popularity_of(self, request: Recommend | Similar, as_of_us: int) -> _Popularity:
         """The popularity of all nodes of the request's kind."""
         kind, edge_set = request.filter.kind, request.edge_set
         found = self._popularity.get((kind, edge_set))

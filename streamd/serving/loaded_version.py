@@ -251,6 +251,15 @@ class LoadedVersion:
         z_D: Float32 = on_host(self._embeddings.of(0, np.array([node]))[0])
         return z_D
 
+    def likeness(self, node: int, nodes: Int64, live: LiveGraph) -> Float32:
+        """The cosine of the embeddings of a node and of each of several nodes: float32[N]."""
+        self.embed(np.append(nodes, node), live)
+        z_D = self._embeddings.of(0, np.array([node]))[0]
+        z_ND = self._embeddings.of(0, nodes)
+        norms_N = ((z_ND * z_ND).sum(1) ** 0.5) * ((z_D * z_D).sum() ** 0.5)
+        likeness_N: Float32 = on_host((z_ND @ z_D) / norms_N.clip(1e-9))
+        return likeness_N
+
     def nearest(self, node: int, pool: Int64, count: int, live: LiveGraph) -> Int64:
         """The nodes of a pool whose embedding is most similar to a node's by cosine.
 

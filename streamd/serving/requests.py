@@ -59,6 +59,20 @@ class Recommend:
     edge_set: int = 0
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Similar:
+    """A request for the `k` destinations of an edge set that are most like one of them, now.
+
+    by: "embedding" or "partners". filter: of the answer.
+    """
+
+    node: Key
+    k: int = 10
+    by: str = "embedding"
+    filter: NodeFilter = ALL_NODES
+    edge_set: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Embedding:
     """A request for a node's embedding, now."""
@@ -84,7 +98,7 @@ class Explain:
     edge_set: int = 0
 
 
-Request = Score | Recommend | Embedding | Label | Explain
+Request = Score | Recommend | Similar | Embedding | Label | Explain
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +197,10 @@ class Answer:
     edge: id of the first event not in the graph. memory_edge: event id up to which memory has seen.
     as_of_us: time of the query. newest_us: time of the newest event. seen: as in `Seen`.
     src_known: whether the source was seen.
-    dst, scores, known: of Score, Recommend and Explain. reasons: of Recommend, if it asks for them;
-    None for a node of which no group adds anything. explanation: of Explain.
-    embedding: of Embedding, empty without graph layers. labels: of Label, None without a label
-    head.
+    dst, scores, known: of Score, Recommend, Similar and Explain. reasons: of Recommend, if it asks
+    for them; None for a node of which no group adds anything. explanation: of Explain.
+    embedding: of Embedding and of Similar by it, empty without graph layers. labels: of Label, None
+    without a label head.
     """
 
     version: str

@@ -24,6 +24,7 @@ from tests.benchmarks import (
     overload,
     ranks,
     ranks_model,
+    recommend,
     replica,
     restart_sets,
     sampling,
@@ -40,7 +41,7 @@ from tests.benchmarks import (
 )
 
 ALL = {"files": files.run, "graph": graph.run, "ingest": ingest.run, "ingest-sets": ingest_sets.run, "training": training.run,
-       "serving": serving.run, "explain": explain.run, "traces": traces.run, "server-memory": server_memory.run, "inference": inference.run,
+       "serving": serving.run, "explain": explain.run, "recommend": recommend.run, "traces": traces.run, "server-memory": server_memory.run, "inference": inference.run,
        "cache": cache.run, "growth": growth.run, "tgb": tgb.run, "labels": labels.run, "tfgnn": tfgnn.run,
        "sampling": sampling.run, "sampling-hub": sampling_hub.run, "sampling-sets": sampling_sets.run, "restart-sets": restart_sets.run, **ranks.PARTS,
        "replica": replica.run, "failover": failover.run, "checkpoints": checkpoints.run, "store": store.run, "scores": scores.run,

@@ -57,6 +57,8 @@ ASKS = [
     ("recommend", ("u:3", 4), {"exclude_seen": True}),
     ("recommend", ("u:3",), {"kind": "i", "exact": True}),
     ("recommend", ("u:3",), {"only": ["i:1", "i:2"], "exclude": ["i:2"]}),
+    ("similar", ("i:3",), {"k": 4, "exclude": ["i:2"]}),
+    ("similar", ("i:3",), {"by": "partners", "only": ["i:1", "i:2"]}),
     ("recommend_batch", ([RecommendRequest("u:3", k=2), RecommendRequest("nobody", exact=True)],), {}),
     ("explain", ("u:3", "i:0"), {}),
     ("explain", ("nobody", 7), {"as_of": 2**60}),
@@ -217,7 +219,7 @@ def test_every_call_is_a_method_of_both_clients_with_its_words():
 def test_every_route_of_v1_has_a_call(world):
     routes = {(m.upper(), p) for p, item in world.client.get("/openapi.json").json()["paths"].items() if p.startswith("/v1/") for m in item}
     asked = {(c.method, c.path.partition("?")[0].replace("x-1", "{version}").replace("a-node", "{node}").replace("a-request", "{request}")) for c in (
-        calls.score(1, [2]), calls.score_batch([]), calls.recommend(1), calls.recommend_batch([]), calls.explain(1, 2), calls.embedding("a-node"),
+        calls.score(1, [2]), calls.score_batch([]), calls.recommend(1), calls.recommend_batch([]), calls.similar(1), calls.explain(1, 2), calls.embedding("a-node"),
         calls.embeddings([]), calls.labels("a-node"), calls.labels_of([]), calls.events([]), calls.schema(), calls.models(), calls.promote("x-1", ""),
         calls.rollback(""), calls.move_outcome("a-request"), calls.nodes())}
     assert asked == routes

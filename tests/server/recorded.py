@@ -134,6 +134,9 @@ def answers(later):
         yield "POST", "/v1/recommend", body
     yield "POST", "/v1/recommend/batch", {"requests": recommend[:3]}
     yield "POST", "/v1/recommend/batch", {"requests": [recommend[1], recommend[4], recommend[8]]}
+    for body in ({"node": "i:3", "k": 4}, {"node": "i:3", "by": "partners"}, {"node": "nobody", "by": "partners"},
+                 {"node": "i:3", "k": 50, "only": ["i:4", "u:6", "i:5"]}):
+        yield "POST", "/v1/similar", body
     for kind in ("embeddings", "labels"):
         for node in ("u:3", "i:4", "u:6", "nobody", "7", "7?integer=true", "x?integer=true", f"{2**70}?integer=true"):
             yield "GET", f"/v1/{kind}/{quote(node, safe='?=:')}", None

@@ -31,7 +31,7 @@ HOLD_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedBlock:
     """The events taken and refused. ahead_seconds: by how much each refused one is ahead."""
 
     taken: Block
@@ -68,17 +68,17 @@ class Suspects:
         """Offset and item of the first event that waits; None where none does."""
         return place_of(self._held[0].rows[0]) if self._held else None
 
-    def judge(self, events: Block, now: float) -> Judged:
+    def judge(self, events: Block, now: float) -> JudgedBlock:
         """Add the events of a poll and judge all that can be. now: monotonic seconds."""
         since = self._since[0][0] if self._held else -np.inf
         self._hold(events, np.full(len(events), now))
         # The first held event still has too few followers: nothing new can be judged.
         is_usual_known = len(self._leads) >= MIN_LEADS
         if is_usual_known and self._num_leads <= NUM_FOLLOWERS and now - since < HOLD_SECONDS:
-            return Judged(self._nothing, self._nothing)
+            return JudgedBlock(self._nothing, self._nothing)
         block = self.held
         if not len(block):
-            return Judged(block, block)
+            return JudgedBlock(block, block)
         came = self._since[0]
         index = _with_lead(block)
         lead = (block.rows["time"] - block.rows["stamp"])[index]
@@ -105,11 +105,13 @@ class Suspects:
 
         # Separate the refused events.
         if not len(refused):
-            return Judged(block.split(end)[0] if end < len(block) else block, self._nothing)
+            return JudgedBlock(block.split(end)[0] if end < len(block) else block, self._nothing)
         away = np.zeros(end, np.bool_)
         away[index[refused]] = True
         seconds = tuple(((lead[refused] - (usual or 0)) / 1e6).tolist())
-        return Judged(block.take(np.flatnonzero(~away)), block.take(np.flatnonzero(away)), seconds)
+        return JudgedBlock(
+            block.take(np.flatnonzero(~away)), block.take(np.flatnonzero(away)), seconds
+        )
 
     def _hold(self, events: Block, since: NDArray[np.float64]) -> None:
         """Add events to the waiting ones. since: arrival times, monotonic seconds, float64[n]."""

@@ -12,6 +12,7 @@ from streamd.models.rule import rule_scores
 from streamd.server.engine.explain import Pair, Pairs, explained, reasons_of
 from streamd.serving.following_graph import ServerGraph
 from streamd.serving.loaded_version import UNKNOWN, LoadedVersion
+from streamd.serving.node_filter import is_in
 from streamd.serving.requests import (
     Answer,
     Embedding,
@@ -23,6 +24,7 @@ from streamd.serving.requests import (
     Request,
     Score,
     Seen,
+    Similar,
 )
 
 
@@ -174,6 +176,8 @@ def _one_pass(requests: list[Request], moments: list[Moment]) -> list[Answer]:
                 answers.append(_scored(moment, request, source, targets[i], scores[i]))
             case Recommend():
                 answers.append(recommended(moment, request, source, targets[i], scores[i]))
+            case Similar():
+                answers.append(_similar(moment, request, source))
             case Embedding():
                 answers.append(_embedded(moment, source))
             case Label():
@@ -196,6 +200,39 @@ def _scored(moment: Moment, request: Score, source: int, targets: Int64, scores:
     known = moment.view.facts.is_known(targets)
     return moment.answer(
         source, dst=request.dst, scores=tuple(scores.tolist()), known=tuple(known.tolist())
+    )
+
+
+def _similar(moment: Moment, request: Similar, node: int) -> Answer:
+    """Make the answer about the nodes that are like another. Equal ones are ordered by node id."""
+    view = moment.view
+    served = moment.served
+    embedding: tuple[float, ...] = ()
+
+    # Partners need no model; without embeddings the answer has none, and no node.
+    if request.by == "partners":
+        nodes, scores = view.candidates.sharing_partners(node, request.edge_set)
+        is_allowed = is_in(nodes, view.candidates.of_request(request))
+        nodes, scores = nodes[is_allowed], scores[is_allowed]
+    elif served is None or not served.has_embeddings:
+        nodes, scores = np.zeros(0, np.int64), np.zeros(0, np.float32)
+    else:
+        embedding = tuple(served.embedding_of(node, view.live).tolist())
+        # A node never seen has the embedding of all such nodes, which is like nothing.
+        nodes = view.candidates.alike(request, node, view.newest_us + 1, served)
+        nodes = nodes if node != UNKNOWN else nodes[:0]
+        scores = served.likeness(node, nodes, view.live)
+
+    # The best of them.
+    if not (np.isfinite(scores).all() and np.isfinite(embedding).all()):
+        raise NotFinite("an embedding is not finite")
+    best = np.lexsort((nodes, -scores))[: request.k]
+    return moment.answer(
+        node,
+        dst=tuple(view.log.keys[one] for one in nodes[best]),
+        scores=tuple(scores[best].tolist()),
+        known=tuple(view.facts.is_known(nodes[best]).tolist()),
+        embedding=embedding,
     )
 
 

@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streamd.server.engine.pace import TURN_SECONDS
-from streamd.serving.requests import Answer, Done, Explain, Overloaded, Recommend, Request, Score
+from streamd.serving.requests import (
+    Answer,
+    Done,
+    Explain,
+    Overloaded,
+    Recommend,
+    Request,
+    Score,
+    Similar,
+)
 from streamd.settings.loading import ServerSettings
 from streamd.telemetry.spans import Started, current
 
@@ -79,6 +88,8 @@ class PendingBatch:
             if isinstance(r, Score)
             else max_candidates * (not r.exact) + REASON_PAIRS * r.k * r.reasons
             if isinstance(r, Recommend)
+            else max_candidates
+            if isinstance(r, Similar)
             else 0
             for r in self.requests
         )

@@ -7,7 +7,7 @@ touches memory that was never used. Nobody should wait for that.
 import numpy as np
 
 from streamd.serving.following_graph import ServerGraph
-from streamd.serving.requests import Embedding, Explain, Label, Recommend, Request, Score
+from streamd.serving.requests import Embedding, Explain, Label, Recommend, Request, Score, Similar
 
 NOBODY = "a node that nobody knows"
 """A key to ask for where the log has no event, or its newest one is of deleted nodes."""
@@ -32,6 +32,7 @@ def warm_up_requests(view: ServerGraph) -> list[Request]:
         Score(source, tuple(targets)),
         Score(source, tuple(targets), later_us),
         Recommend(src=source),
+        Similar(node=targets[-1]),
         Embedding(source),
         Label(source),
         Explain(source, targets[-1]),

@@ -12,7 +12,7 @@ from streamd.errors import BadEvent
 from streamd.events import Key
 from streamd.schema import Schema
 from streamd.server.engine.set_names import PlainKey, in_set
-from streamd.server.v1.schemas import Diversity, RecommendRequest
+from streamd.server.v1.schemas import Diversity, RecommendRequest, SimilarRequest
 from streamd.serving.node_filter import FeatureCondition, NodeFilter, ValueLimit
 from streamd.settings.sets import (
     MAX_FLOAT32,
@@ -56,7 +56,7 @@ class Filters:
                 at += one.width
             self._features.append(columns)
 
-    def read(self, body: RecommendRequest, node_set: int) -> NodeFilter:
+    def read(self, body: RecommendRequest | SimilarRequest, node_set: int) -> NodeFilter:
         """The filter of a request. node_set: number of the set that its nodes are of. Raises:
         HTTPException."""
         only = None if body.only is None else self._keys("only", body.only, node_set)
@@ -66,6 +66,7 @@ class Filters:
 
     def diversity(self, body: Diversity | None, node_set: int) -> ValueLimit | None:
         """The diversity that a request asks for. Raises: HTTPException."""
+        # Without a rule any node may follow another.
         if body is None:
             return None
         column = self._column("diversity", body.feature, node_set)
@@ -143,6 +144,8 @@ def _range(path: str, bounds: Mapping[str, Any]) -> tuple[float, float]:
     if unknown or not bounds:
         what = f"has no {unknown[0]!r}" if unknown else "needs a bound"
         raise HTTPException(422, f"{path}: a range {what}; there are {', '.join(BOUNDS)}")
+
+    # The narrowest of all bounds, in the numbers of the log.
     low, high = -np.inf, np.inf
     for name, value in bounds.items():
         if type(value) not in (int, float):

@@ -18,6 +18,7 @@ from streamd.server.http.completion import completed
 from streamd.server.http.fast_routes import DirectRoute
 from streamd.server.page.status import passed_over
 from streamd.server.state import Asked, ServerState, State, require_admin_key, require_key
+from streamd.server.v1.bodies import nodes_of, to_explain, to_recommend, to_score, to_similar
 from streamd.server.v1.schema_response import schema_response
 from streamd.server.v1.schemas import (
     AsOf,
@@ -42,11 +43,16 @@ from streamd.server.v1.schemas import (
     ScoreBatch,
     ScoreRequest,
     ScoreResponse,
+    SimilarRequest,
+    SimilarResponse,
 )
-from streamd.serving.requests import Answer, Embedding, Explain, Label, Recommend, Score
+from streamd.serving.requests import (
+    Answer,
+    Embedding,
+    Explain,
+    Label,
+)
 
-MAX_REASONS = 100
-"""Most nodes of an answer with reasons: each takes as many scores as there are groups of facts."""
 router = APIRouter(prefix="/v1", dependencies=[Depends(require_key)])
 direct = APIRouter(prefix="/v1", dependencies=[Depends(require_key)], route_class=DirectRoute)
 NodeSetQuery = Annotated[
@@ -62,7 +68,7 @@ NodePath = Annotated[str, Path(min_length=1, max_length=1024, examples=["user:74
 @direct.post("/score", tags=["answers"], response_model=ScoreResponse)
 async def score(body: ScoreRequest, state: State, asked: Asked) -> Response:
     """Score candidate destinations of a source with the model of this moment."""
-    request = _to_score(state, body)
+    request = to_score(state, body)
     answer = await state.engine.ask(request, asked)
     return _json(_scored(state, request.src, answer), answer)
 
@@ -71,7 +77,7 @@ async def score(body: ScoreRequest, state: State, asked: Asked) -> Response:
 async def score_batch(body: ScoreBatch, state: State, asked: Asked) -> Response:
     """Several of `/v1/score` at once, answered in their order; all of them, or an error."""
     _check_batch(state, len(body.requests))
-    requests = [_to_score(state, one) for one in body.requests]
+    requests = [to_score(state, one) for one in body.requests]
     answers = await state.engine.ask_all(requests, asked)
     scored = [_scored(state, r.src, a) for r, a in zip(requests, answers, strict=True)]
     return _json(scored, answers[0])
@@ -80,7 +86,7 @@ async def score_batch(body: ScoreBatch, state: State, asked: Asked) -> Response:
 @direct.post("/recommend", tags=["answers"], response_model=ScoreResponse)
 async def recommend(body: RecommendRequest, state: State, asked: Asked) -> Response:
     """The k likeliest next destinations of a source, best first."""
-    request = _to_recommend(state, body)
+    request = to_recommend(state, body)
     answer = await state.engine.ask(request, asked)
     return _json(_scored(state, request.src, answer), answer)
 
@@ -89,10 +95,33 @@ async def recommend(body: RecommendRequest, state: State, asked: Asked) -> Respo
 async def recommend_batch(body: RecommendBatch, state: State, asked: Asked) -> Response:
     """Several of `/v1/recommend` at once, answered in their order; all of them, or an error."""
     _check_batch(state, len(body.requests))
-    requests = [_to_recommend(state, one) for one in body.requests]
+    requests = [to_recommend(state, one) for one in body.requests]
     answers = await state.engine.ask_all(requests, asked)
     scored = [_scored(state, r.src, a) for r, a in zip(requests, answers, strict=True)]
     return _json(scored, answers[0])
+
+
+@direct.post("/similar", tags=["answers"], response_model=SimilarResponse)
+async def similar(body: SimilarRequest, state: State, asked: Asked) -> Response:
+    """The k destinations most like one of them: by the model's embeddings, or by the partners that
+    they lately share."""
+    request = to_similar(state, body)
+    answer = await state.engine.ask(request, asked)
+    if body.by == "embedding" and not answer.embedding:
+        raise HTTPException(
+            404, f"version {answer.version} makes no embeddings; ask by partners instead"
+        )
+
+    # Most similar first, as the engine orders them.
+    found = zip(answer.dst, answer.scores, strict=True)
+    content = {
+        "node": body.node,
+        "known": answer.src_known,
+        "similar": [{"node": plain(key), "score": score} for key, score in found],
+        "as_of": _as_of(state, answer).model_dump(),
+        **_hint(state, request.node, answer),
+    }
+    return _json(content, answer)
 
 
 @router.get("/nodes", tags=["answers"])
@@ -131,7 +160,7 @@ async def embeddings(
 ) -> list[EmbeddingResponse]:
     """Embeddings of several nodes, in their order."""
     _check_batch(state, len(body.nodes))
-    keys = _nodes(state, body)
+    keys = nodes_of(state, body)
     answers = await state.engine.ask_all([Embedding(key) for key in keys], asked)
     response.headers.update(headers_of(answers[0].seen))
     return [_embedded(state, key, answer) for key, answer in zip(keys, answers, strict=True)]
@@ -159,7 +188,7 @@ async def labels_of_many(
 ) -> list[LabelsResponse]:
     """What the model predicts of several nodes' labels, in their order."""
     _check_batch(state, len(body.nodes))
-    keys = _nodes(state, body)
+    keys = nodes_of(state, body)
     answers = await state.engine.ask_all([Label(key) for key in keys], asked)
     response.headers.update(headers_of(answers[0].seen))
     return [_labelled(state, key, answer) for key, answer in zip(keys, answers, strict=True)]
@@ -168,7 +197,7 @@ async def labels_of_many(
 @direct.post("/explain", tags=["answers"], response_model=ExplainResponse)
 async def explain(body: ExplainRequest, state: State, asked: Asked) -> Response:
     """What the score of one candidate is made of."""
-    request = _to_explain(state, body)
+    request = to_explain(state, body)
     answer = await state.engine.ask(request, asked)
     return _json(_explained(state, request, answer), answer)
 
@@ -284,52 +313,6 @@ def models(state: State) -> ModelsResponse:
     )
 
 
-# From a body to a request for the engine
-
-
-def _to_score(state: ServerState, body: ScoreRequest) -> Score:
-    limit = state.settings.server.max_candidates
-    if len(body.dst) > limit:
-        raise HTTPException(
-            422, f"{len(body.dst)} candidates, at most {limit} (server.max_candidates)"
-        )
-    edge_set = state.sets.edge_set(body.edge_set)
-    source, target = state.sets.ends(edge_set)
-    dst = tuple(in_set(target, key) for key in body.dst) if target else tuple(body.dst)
-    return Score(in_set(source, body.src), dst, _time_us(state, body.time), edge_set)
-
-
-def _to_recommend(state: ServerState, body: RecommendRequest) -> Recommend:
-    edge_set = state.sets.edge_set(body.edge_set)
-    state.sets.check_kind(body.kind)
-    source, target = state.sets.ends(edge_set)
-    if body.reasons and body.k > MAX_REASONS:
-        raise HTTPException(422, f"k: {body.k} nodes with reasons, at most {MAX_REASONS}")
-    return Recommend(
-        src=in_set(source, body.src),
-        k=body.k,
-        filter=state.filters.read(body, target),
-        exclude_seen=body.exclude_seen,
-        exact=body.exact,
-        diversity=state.filters.diversity(body.diversity, target),
-        reasons=body.reasons,
-        time_us=_time_us(state, body.time),
-        edge_set=edge_set,
-    )
-
-
-def _to_explain(state: ServerState, body: ExplainRequest) -> Explain:
-    edge_set = state.sets.edge_set(body.edge_set)
-    source, target = state.sets.ends(edge_set)
-    src, dst = in_set(source, body.src), in_set(target, body.dst)
-    return Explain(src, dst, _time_us(state, body.time), edge_set)
-
-
-def _nodes(state: ServerState, body: NodesRequest) -> list[Key]:
-    node_set = state.sets.node_set(body.node_set)
-    return [in_set(node_set, key) for key in body.nodes]
-
-
 # From an answer of the engine to a body
 
 
@@ -422,10 +405,6 @@ def key_of_path(node: str, integer: bool) -> PlainKey:
 
 def _scale(state: ServerState) -> int:
     return MICROSECONDS[state.settings.stream.time_unit]
-
-
-def _time_us(state: ServerState, time: int | None) -> int | None:
-    return None if time is None else min(time * _scale(state), 2**62)
 
 
 def _as_of(state: ServerState, answer: Answer) -> AsOf:

@@ -108,6 +108,21 @@ class RecommendRequest(RequestBody):
     reasons: bool = Field(False, description="give the reason of each score; k is at most 100 then")
 
 
+class SimilarRequest(RequestBody):
+    """A destination of an edge set to which others are compared."""
+
+    node: NodeKey = Field(description="the node", examples=["page:1"])
+    k: int = Field(10, ge=1, le=1000, description="how many")
+    by: Literal["embedding", "partners"] = Field(
+        "embedding", description="the model's embeddings, or the partners that they lately share"
+    )
+    edge_set: EdgeSetName = None
+    kind: KindFilter = None
+    only: OnlyFilter = None
+    exclude: ExcludeFilter = []
+    where: WhereFilter = {}
+
+
 class ExplainRequest(RequestBody):
     """A candidate whose score for a source is to be explained."""
 
@@ -322,6 +337,22 @@ class ScoreResponse(BaseModel):
     src: NodeKey
     known: bool = Field(description="false for a source never seen")
     scores: list[Scored]
+    as_of: AsOf
+    hint: Hint
+
+
+class SimilarNode(BaseModel):
+    """One node that is like the asked one. score: the cosine of both embeddings, or the index of
+    Adamic and Adar over the last partners of both."""
+
+    node: NodeKey
+    score: float
+
+
+class SimilarResponse(BaseModel):
+    node: NodeKey
+    known: bool = Field(description="false for a node never seen")
+    similar: list[SimilarNode] = Field(description="most similar first, without the node itself")
     as_of: AsOf
     hint: Hint
 

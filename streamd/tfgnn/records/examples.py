@@ -13,7 +13,7 @@ from streamd.tfgnn.records.kernels import least_and_most
 from streamd.tfgnn.records.lists import example, int64_list, shaped, typed, values_list
 from streamd.tfgnn.records.records import read_records, write_records
 from streamd.tfgnn.records.tensor import Edges, GraphTensor, Nodes, Ragged, Value
-from streamd.tfgnn.schema.layout import FeatureKeys, Layout, SetKeys
+from streamd.tfgnn.schema.layout import FeatureKeys, FeatureLayout, SetKeys
 from streamd.tfgnn.schema.messages import GraphSchema
 from streamd.tfgnn.schema.schema import ragged_dims
 
@@ -27,12 +27,12 @@ MAX_ABSENT_ROWS = 2**20
 class Codec:
     """Decodes and encodes the graphs of one schema. Immutable, so threads may share it.
 
-    prefix: a text in front of every key of a record. Raises: TFGNNError as `Layout`.
+    prefix: a text in front of every key of a record. Raises: TFGNNError as `FeatureLayout`.
     """
 
     def __init__(self, schema: GraphSchema, prefix: str = "") -> None:
         self.schema = schema
-        self._layout = Layout(schema, prefix)
+        self._layout = FeatureLayout(schema, prefix)
         self._reader = ColumnReader(self._layout.keys)
         self._kinds = dict(self._layout.keys)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from streamd.tfgnn.schema.layout import Layout, SetKeys
+from streamd.tfgnn.schema.layout import FeatureLayout, SetKeys
 from streamd.tfgnn.schema.messages import GraphSchema
 from streamd.tfgnn.schema.schema import TYPES, DataType
 
@@ -62,7 +62,7 @@ class KeySpec:
 
 def graph_spec(schema: GraphSchema) -> GraphSpec:
     """The arrays of the graphs of a schema. Raises: TFGNNError where it contradicts itself."""
-    layout = Layout(schema)
+    layout = FeatureLayout(schema)
     return GraphSpec(
         context=_arrays(layout.context),
         node_sets={one.name: _arrays(one) for one in layout.node_sets},
@@ -85,7 +85,7 @@ def example_spec(schema: GraphSchema, prefix: str = "") -> dict[str, KeySpec]:
     """The keys of the records of a schema. prefix: a text in front of each. Raises: TFGNNError."""
     number = KeySpec(kind="int64", dtype=TYPES["DT_INT64"])
     found: dict[str, KeySpec] = {}
-    for one in Layout(schema, prefix).all_sets:
+    for one in FeatureLayout(schema, prefix).all_sets:
         found |= {key: number for key in (one.size, one.source, one.target) if key}
         for keys in one.features:
             found[keys.values] = KeySpec(

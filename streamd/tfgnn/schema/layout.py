@@ -46,7 +46,7 @@ class SetKeys:
         return f"{self.kind} {self.name!r}" if self.name else self.kind
 
 
-class Layout:
+class FeatureLayout:
     """The keys of all sets of a schema. Immutable.
 
     prefix: a text in front of every key. Raises: TFGNNError where the schema contradicts itself, or

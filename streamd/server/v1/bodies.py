@@ -1,0 +1,84 @@
+"""Bodies of `/v1` become requests to the engine."""
+
+from fastapi import HTTPException
+
+from streamd.events import MICROSECONDS, Key
+from streamd.server.engine.set_names import in_set
+from streamd.server.state import ServerState
+from streamd.server.v1.schemas import (
+    ExplainRequest,
+    NodesRequest,
+    RecommendRequest,
+    ScoreRequest,
+    SimilarRequest,
+)
+from streamd.serving.requests import Explain, Recommend, Score, Similar
+
+MAX_REASONS = 100
+"""Most nodes of an answer with reasons: each takes as many scores as there are groups of facts."""
+
+
+def to_score(state: ServerState, body: ScoreRequest) -> Score:
+    """The request that a body asks for. Raises: HTTPException, as do the others here."""
+    limit = state.settings.server.max_candidates
+    if len(body.dst) > limit:
+        raise HTTPException(
+            422, f"{len(body.dst)} candidates, at most {limit} (server.max_candidates)"
+        )
+    edge_set = state.sets.edge_set(body.edge_set)
+    source, target = state.sets.ends(edge_set)
+    dst = tuple(in_set(target, key) for key in body.dst) if target else tuple(body.dst)
+    return Score(in_set(source, body.src), dst, _time_us(state, body.time), edge_set)
+
+
+def to_recommend(state: ServerState, body: RecommendRequest) -> Recommend:
+    """The same of a recommendation."""
+    edge_set = state.sets.edge_set(body.edge_set)
+    state.sets.check_kind(body.kind)
+    source, target = state.sets.ends(edge_set)
+    if body.reasons and body.k > MAX_REASONS:
+        raise HTTPException(422, f"k: {body.k} nodes with reasons, at most {MAX_REASONS}")
+    return Recommend(
+        src=in_set(source, body.src),
+        k=body.k,
+        filter=state.filters.read(body, target),
+        exclude_seen=body.exclude_seen,
+        exact=body.exact,
+        diversity=state.filters.diversity(body.diversity, target),
+        reasons=body.reasons,
+        time_us=_time_us(state, body.time),
+        edge_set=edge_set,
+    )
+
+
+def to_similar(state: ServerState, body: SimilarRequest) -> Similar:
+    """The same of similar nodes."""
+    edge_set = state.sets.edge_set(body.edge_set)
+    state.sets.check_kind(body.kind)
+    target = state.sets.ends(edge_set)[1]
+    return Similar(
+        node=in_set(target, body.node),
+        k=body.k,
+        by=body.by,
+        filter=state.filters.read(body, target),
+        edge_set=edge_set,
+    )
+
+
+def to_explain(state: ServerState, body: ExplainRequest) -> Explain:
+    """The same of an explanation."""
+    edge_set = state.sets.edge_set(body.edge_set)
+    source, target = state.sets.ends(edge_set)
+    src, dst = in_set(source, body.src), in_set(target, body.dst)
+    return Explain(src, dst, _time_us(state, body.time), edge_set)
+
+
+def nodes_of(state: ServerState, body: NodesRequest) -> list[Key]:
+    """The keys of the nodes that a body names."""
+    node_set = state.sets.node_set(body.node_set)
+    return [in_set(node_set, key) for key in body.nodes]
+
+
+def _time_us(state: ServerState, time: int | None) -> int | None:
+    scale = MICROSECONDS[state.settings.stream.time_unit]
+    return None if time is None else min(time * scale, 2**62)
