@@ -435,6 +435,7 @@ def test_operations_have_short_names_that_do_not_change_and_paths_whole_paramete
         "server_live",
         "server_metadata",
         "server_ready",
+        "similar",
         "statistics",
         "status_json",
         "version_config",
