@@ -11,6 +11,7 @@ import streamd
 from streamd.demo import player
 from streamd.errors import KafkaError
 from streamd.exchange.produce import Outgoing, send_events
+from streamd.ingest import delete_events
 from streamd.ingest.dead_letters.sinks import make_dead_letters
 from streamd.ingest.kafka import client
 from streamd.replica.changelog import kafka as kafka_changelog
@@ -53,6 +54,7 @@ PRODUCERS = {
     "replica/models/topic.py": (models, False),
     "server/http/event_forwarding.py": (lambda s: Forwarder(s.kafka, s.sources, print).open_producer(), False),
     "exchange/produce.py": (produce, False),
+    "ingest/delete_events.py": (lambda s: delete_events.send_deletes(s.kafka, delete_events.DeleteTopic("typo", False), ["u"], ["default"]), False),
     "ingest/dead_letters/replay.py": (lambda s: client.make_producer(s.kafka), False),
     "demo/player.py": (lambda s: player.make_producer(s.kafka), False),
     "scoring/topic.py": (lambda s: KafkaSink(s.kafka, "scores"), True),
