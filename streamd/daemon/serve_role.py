@@ -42,6 +42,7 @@ def run_serve(
     # Set up the process. torch is not part of it: a version that needs it loads it.
     device = choose_device(settings.server.device)
     metrics.gpu_in_use.set(device == "cuda")
+    metrics.score_slo.set(settings.telemetry.score_slo_seconds)
     registry = Registry.of(settings)
     failed = threading.Event()
 

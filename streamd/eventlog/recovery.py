@@ -3,6 +3,8 @@ stray files, under the lock that admits one writer at a time."""
 
 import fcntl
 import os
+import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +19,8 @@ from streamd.storage import DISK, SCRATCH, Disk
 logger = structlog.get_logger()
 REPLACEMENT = ".replacement-"
 """Part of a file's name until the commit that puts it in the place of another is durable."""
+MAX_OWNER_BYTES = 200
+"""Of a lock file that are read: the process that holds it, as it is named to others."""
 
 
 def last_state(data_dir: Path, schema: Schema) -> LogState:
@@ -170,7 +174,7 @@ def lock_directory(path: Path, action: str = "stop that process or set another d
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        owner = os.pread(fd, 64, 0).decode(errors="replace").strip()
+        owner = os.pread(fd, MAX_OWNER_BYTES, 0).decode(errors="replace").strip()
         os.close(fd)
         raise LockedError(f"{path.parent} is being written by process {owner}.", action) from None
     except OSError as error:
@@ -179,7 +183,9 @@ def lock_directory(path: Path, action: str = "stop that process or set another d
             f"{path.parent} lies on a volume that gives no locks (flock): {error}.",
             "set a data_dir on a local or block volume.",
         ) from error
-    # Who is refused reads the owner's process id here.
+    # In containers every process id is 1: host and command name the owner to those refused.
+    command = " ".join(sys.argv[1:])
+    owner = f"{os.getpid()} on {socket.gethostname()} ({command})"
     os.ftruncate(fd, 0)
-    DISK.write(fd, str(os.getpid()).encode(), 0)
+    DISK.write(fd, owner.encode()[:MAX_OWNER_BYTES], 0)
     return fd

@@ -99,6 +99,12 @@ class TelemetrySettings(Branch):
         description="metrics port of the first of several server.workers, which the others follow; "
         "0 for none",
     )
+    score_slo_seconds: float = Field(
+        0.06,
+        gt=0,
+        lt=5,
+        description="p99 of /v1/score above which StreamdAnswersSlow fires",
+    )
 
 
 def has_keys(server: ServerSettings) -> bool:

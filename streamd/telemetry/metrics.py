@@ -259,6 +259,11 @@ requests = Counter(
 request_seconds = Histogram(
     "streamd_request_seconds", "Seconds to an answer", ["route"], buckets=FAST, registry=SERVE
 )
+score_slo = Gauge(
+    "streamd_score_slo_seconds",
+    "Longest p99 of /v1/score that is well: telemetry.score_slo_seconds",
+    registry=SERVE,
+)
 recommend_recall = Histogram(
     "streamd_recommend_recall",
     "Share of the best k of all nodes that a recommendation found",

@@ -1,7 +1,7 @@
 """Each alert fires and is silent where it should, and each panel has data, on what the roles export.
 
 The series are those of a real run (`scrapes/`, made by `python -m tests.deploy.running`); a case
-changes some of them, and can change no other.
+changes some of them, and can change no other. Three deployments share each Prometheus of the tests.
 """
 
 import json
@@ -17,9 +17,11 @@ from streamd.telemetry import metrics
 from tests.deploy.running import SCRAPES, scraped
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
+SICK, WELL, OTHER = ("shop", "streamd"), ("shop", "streamd-2"), ("bank", "streamd")
+"""Namespace and job of three deployments."""
 RULES = {r["alert"]: r for r in yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"][0]["rules"]}
-PANELS = [(p["title"], t["expr"]) for p in json.loads((DEPLOY / "grafana/streamd.json").read_text())["panels"]
-          for t in p["targets"]]
+BOARD = json.loads((DEPLOY / "grafana/streamd.json").read_text())
+PANELS = [(p["title"], t["expr"].replace("$namespace", SICK[0]).replace("$job", SICK[1])) for p in BOARD["panels"] for t in p["targets"]]
 EVENTS = 'ingest streamd_events_total{kind="edge"}'
 OK = 'serve streamd_requests_total{route="/v1/score",status="200"}'
 FAST = 'serve streamd_request_seconds_bucket{le="0.06",route="/v1/score"}'
@@ -30,15 +32,15 @@ LAG = 'ingest streamd_lag_records{partition="0",topic="events"}'
 COMMIT = "ingest streamd_last_commit_timestamp_seconds"
 MARK, UNTIL = "ingest streamd_watermark_timestamp_seconds", "train streamd_trained_until_timestamp_seconds"
 LIVE, RULE = 'train streamd_window_mrr{model="live"}', 'train streamd_window_mrr{model="edgebank"}'
-TRAIN = {"job": "streamd", "role": "train", "instance": "train"}
-INGEST = {"job": "streamd", "role": "ingest", "instance": "ingest"}
+TRAIN = {"role": "train", "instance": "train"}
+INGEST = {"role": "ingest", "instance": "ingest"}
 FAILED = 'archive streamd_archive_rounds_total{outcome="failed"}'
 COUNTS = ("_total", "_bucket", "_sum", "_count")
 EMPTY_WHERE_WELL = {
-    "streamd_gate_mrr_difference": "nothing is compared until windows come after a verdict"}
-"""Expressions of the dashboard that a healthy run may have no data for, and why."""
+    "Champions less the last proven version (MRR)": "nothing is compared until windows come after a verdict"}
+"""Panels of the dashboard that a healthy run may have no data for, and why."""
 CASES = {
-    # alert: interval, (minute, series that fire), series that do not, labels it then has, [what it says]
+    # alert: interval, minute, series that fire, series that do not, further labels it then has, [what it says]
     "StreamdRoleDown": ("1m", 5, {"train up": "1 1 0x9"}, {"train up": "1 0 0 1x9"}, TRAIN,
                         "The train role cannot be scraped."),
     "StreamdRoleRefused": ("1m", 1, {'serve streamd_role_refused{refused="ingest"}': "1x9"}, {}, {"refused": "ingest"},
@@ -83,7 +85,7 @@ CASES = {
                               {OK: "0+1000x20", OK.replace("200", "503"): "0+5x20"}, {}),
     "StreamdOverloaded": ("1m", 15, {OK.replace("200", "429"): "0+1x20"}, {OK.replace("200", "422"): "0+1x20"}, {}),
     "StreamdAnswersSlow": ("1m", 20, {ALL: "0+100x20", FAST: "0+98x20"} | dict.fromkeys(SLOW, "0+100x20"),
-                           {ALL: "0+1000x20", FAST: "0+995x20"} | dict.fromkeys(SLOW, "0+1000x20"), {},
+                           {ALL: "0+100x20", FAST: "0+98x20", "serve streamd_score_slo_seconds": "0.1x20"} | dict.fromkeys(SLOW, "0+100x20"), {},
                            "One in a hundred scores takes longer than 92.5ms."),
     "StreamdAnswersOld": ("1m", 12, {"serve streamd_complete_until_timestamp_seconds": "1x20"},
                           {"serve streamd_complete_until_timestamp_seconds": "0+60x20"}, {},
@@ -148,25 +150,26 @@ def stored_name(series):
     return series.partition(" ")[2].partition("{")[0]
 
 
-def as_stored(series):
+def as_stored(series, deployment):
     """As Prometheus stores it: with the labels of its target, which rename those of the same name."""
+    namespace, job = deployment
     role, _, rest = series.partition(" ")
     name, _, labels = rest.partition("{")
-    target = f'job="streamd",role="{role}",instance="{role}"'
+    target = f'namespace="{namespace}",job="{job}",role="{role}",instance="{role}"'
     labels = labels.replace("role=", "exported_role=")
     return f"{name}{{{target}{',' if labels else '}'}{labels}"
 
 
-def series_of(changed, steps):
-    """Input series of promtool: of all metrics that alerts ask for what each role exports, as it
-    stands still or was changed."""
+def series_of(changed, steps, deployment):
+    """Input series of promtool: of all metrics that alerts ask for what each role exports, constant
+    or as changed."""
     for series in changed:
         assert series in EXPORTED or series.partition("{")[0] in NAMES, f"no role exports {series}"
     rows = {s: f"{value}x{steps}" for s, value in EXPORTED.items()} | changed
     out = []
     for series, values in rows.items():
         if stored_name(series) in ASKED:
-            out.append({"series": as_stored(series), "values": values})
+            out.append({"series": as_stored(series, deployment), "values": values})
     return out
 
 
@@ -186,16 +189,18 @@ needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="pr
 
 
 @needs_promtool
-def test_every_alert_fires_where_it_should_and_is_silent_where_it_should(tmp_path):
+def test_every_alert_names_the_one_sick_deployment_of_three(tmp_path):
+    """The second one has the case's well series, in the same namespace under another job; the third
+    one is the real run, in another namespace under the same job."""
     assert set(CASES) == set(RULES)
     tests = {"1m": [], "5m": [], "1h": []}
     for name, (interval, step, sick, well, labels, *says) in CASES.items():
         rule = RULES[name]
-        fires = {"exp_labels": {"severity": rule["labels"]["severity"], **labels},
+        fires = {"exp_labels": {"severity": rule["labels"]["severity"], "namespace": SICK[0], "job": SICK[1], **labels},
                  "exp_annotations": {"summary": says[0] if says else rule["annotations"]["summary"]}}
-        for changed, expected in ((sick, [fires]), (well, [])):
-            tests[interval].append({"interval": interval, "input_series": series_of(changed, step + 5), "alert_rule_test": [
-                {"eval_time": minutes(interval, step), "alertname": name, "exp_alerts": expected}]})
+        series = [s for changed, deployment in ((sick, SICK), (well, WELL), ({}, OTHER)) for s in series_of(changed, step + 5, deployment)]
+        tests[interval].append({"interval": interval, "input_series": series, "alert_rule_test": [
+            {"eval_time": minutes(interval, step), "alertname": name, "exp_alerts": [fires]}]})
     for every, some in tests.items():
         check(tmp_path, some, every)
 
@@ -203,7 +208,7 @@ def test_every_alert_fires_where_it_should_and_is_silent_where_it_should(tmp_pat
 @needs_promtool
 def test_no_alert_fires_on_a_healthy_run_nor_before_anything_is_known(tmp_path):
     still = [{"eval_time": f"{m}m", "alertname": name, "exp_alerts": []} for name in RULES for m in (10, 130, 400)]
-    series = series_of({}, 90)
+    series = series_of({}, 90, SICK)
     started = [s for s in series if s["series"].startswith("up")]
     check(tmp_path, [{"interval": "5m", "input_series": some, "alert_rule_test": still} for some in (series, started)], "5m")
 
@@ -211,13 +216,13 @@ def test_no_alert_fires_on_a_healthy_run_nor_before_anything_is_known(tmp_path):
 @needs_promtool
 def test_every_panel_of_the_dashboard_has_data_of_a_healthy_run(tmp_path):
     """Counters stand at 0 for two minutes, then at what the run came to."""
-    series = [{"series": as_stored(s), "values": f"0x8 {v}x12" if stored_name(s).endswith(COUNTS) else f"{v}x20"}
+    series = [{"series": as_stored(s, SICK), "values": f"0x8 {v}x12" if stored_name(s).endswith(COUNTS) else f"{v}x20"}
               for s, v in EXPORTED.items()]
-    wanted = [f"count(({expr}) == ({expr})) > bool 0" for _, expr in PANELS if expr not in EMPTY_WHERE_WELL]
+    wanted = [f"count(({expr}) == ({expr})) > bool 0" for title, expr in PANELS if title not in EMPTY_WHERE_WELL]
     has = {"exp_samples": [{"labels": "{}", "value": 1}], "eval_time": "150s"}
     check(tmp_path, [{"interval": "15s", "input_series": series, "promql_expr_test": [
         {"expr": expr} | has for expr in wanted]}], "15s")
-    assert set(EMPTY_WHERE_WELL) <= {expr for _, expr in PANELS}
+    assert set(EMPTY_WHERE_WELL) <= {title for title, _ in PANELS}
 
 
 def test_the_series_are_those_that_the_roles_export_now():

@@ -227,8 +227,27 @@ def test_alerts_and_dashboard_ask_for_series_that_exist_and_the_guide_has_every_
     expressions = [t["expr"] for p in board["panels"] for t in p["targets"]]
     assert len(expressions) > 20 and all(used(e) and used(e) <= have for e in expressions)
     assert len({p["id"] for p in board["panels"]}) == len(board["panels"])
+
+
+def test_the_dashboard_works_with_any_data_source_and_explains_each_panel():
+    board = json.loads((DEPLOY / "grafana/streamd.json").read_text())
+    variables = {v["name"]: v for v in board["templating"]["list"]}
     source, = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/prometheus.yaml").read_text())["datasources"]
-    assert {p["datasource"]["uid"] for p in board["panels"]} == {source["uid"]}
+    assert variables["datasource"]["type"] == "datasource" and variables["datasource"]["query"] == source["type"]
+    asking = [*board["panels"], variables["namespace"], variables["job"]]
+    assert {(a["datasource"]["type"], a["datasource"]["uid"]) for a in asking} == {(source["type"], "${datasource}")}
+    for panel in board["panels"]:
+        assert panel["description"].endswith("."), panel["title"]
+        well, limit = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+        assert well["value"] is None and limit["value"] is not None and {well["color"], limit["color"]} == {"green", "red"}
+        # Every series is one of the deployment that was chosen.
+        for target in panel["targets"]:
+            assert len(used(target["expr"])) and target["expr"].count('namespace=~"$namespace", job="$job"') == len(
+                re.findall(r"\b(?:streamd|process)_\w+\{", target["expr"])), target["expr"]
+    # The alerts that a panel names are alerts.
+    alerts = {r["alert"] for r in yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"][0]["rules"]}
+    named = set(re.findall(r"Streamd[A-Z]\w+", " ".join(p["description"] for p in board["panels"])))
+    assert len(named) >= 8 and named <= alerts
 
 
 def test_compose_names_files_that_exist_and_settings_that_are_known():

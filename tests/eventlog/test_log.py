@@ -2,6 +2,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -111,9 +112,10 @@ def test_a_commit_larger_than_recovery_would_clear_is_not_begun(tmp_path):
     writer.close()
 
 
-def test_a_second_writer_is_refused_and_told_who_owns_the_log(tmp_path):
+def test_a_second_writer_is_refused_and_names_the_one_that_owns_the_log(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["streamd", "run", "--role", "ingest"])
     writer = LogWriter(tmp_path, SCHEMA)
-    with pytest.raises(LockedError, match=str(os.getpid())):
+    with pytest.raises(LockedError, match=rf"process {os.getpid()} on {socket.gethostname()} \(run --role ingest\)\."):
         LogWriter(tmp_path, SCHEMA)
     writer.close()
     files = len(list(Path("/proc/self/fd").iterdir()))
