@@ -1,12 +1,16 @@
 """The deletes of a log, each resolved to node ids or event ids once, and the rows they hide."""
 
+from bisect import bisect_right
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from streamd.eventlog.journal.journal import NOTHING, LogState
+from streamd.eventlog.layout import DELETIONS
 from streamd.eventlog.tguf.growing import GrowingArray, SortedRuns
-from streamd.events import Bools, Int64, NodeDeletes
+from streamd.events import DELETION, Bools, Int64, NodeDeletes
 
 FindEdges = Callable[[Int64, Int64, Int64, Int64, Int64], Int64]
 """(src, dst, time, before event, edge set), int64 of one length each -> event ids of the edges of
@@ -97,3 +101,15 @@ class Deletions:
         hidden = self.is_gone(src_E) | self.is_gone(dst_E)
         hidden[self._edges.between(first_edge, first_edge + len(src_E)) - first_edge] = True
         return hidden
+
+
+def deletes_until(data_dir: Path, state: LogState, event: int) -> tuple[int, int]:
+    """The number of a log's deletes at or before an event, and the commit of the newest of them; 0
+    and 0 if there is none. It reads some pages of their file."""
+    num_bytes = state.files.get(DELETIONS, NOTHING).num_bytes
+    if not num_bytes:
+        return 0, 0
+    shape = (num_bytes // DELETION.itemsize,)
+    rows_X = np.memmap(data_dir / DELETIONS, DELETION, "r", shape=shape)
+    count = bisect_right(range(len(rows_X)), event, key=lambda i: int(rows_X[i]["edge"]))
+    return count, int(rows_X[count - 1]["seq"]) if count else 0

@@ -10,7 +10,9 @@ from pathlib import Path
 import structlog
 
 from streamd.errors import CorruptionError
-from streamd.eventlog.journal.tail import events_shown
+from streamd.eventlog.deletions import deletes_until
+from streamd.eventlog.journal.journal import LogState
+from streamd.eventlog.journal.tail import JournalTail
 from streamd.eventlog.upkeep.holds import (
     Hold,
     ask_to_compact,
@@ -22,6 +24,7 @@ from streamd.eventlog.upkeep.holds import (
 from streamd.replica.models import records
 from streamd.replica.models.state import ModelsState
 from streamd.roles import FOLLOW, HANDOVER, make_folder
+from streamd.schema import Schema
 from streamd.storage import write_durably
 
 logger = structlog.get_logger()
@@ -80,11 +83,13 @@ class Member:
         """Let the roles store newer state as far as any request needs it, end the holds that stand
         in the way and are over, and answer."""
         waiting = [r for r in state.compactions() if r.id not in state.released]
-        if waiting:
-            # The trainer refuses one that names an event beyond the log's end.
-            num_events = events_shown(self._data_dir)
-            waiting = [r for r in waiting if r.event <= num_events]
+        tail = JournalTail.open(self._data_dir) if waiting else None
+        # A log here that has not come to the deletes yet waits. The trainer refuses a request that
+        # names an event beyond the log's end.
+        shown = LogState(Schema()) if tail is None else tail.state
+        waiting = [r for r in waiting if r.event <= shown.num_edges and r.seq <= shown.seq]
         needed = max([state.purged_event, *(r.event for r in waiting)])
+        seq = deletes_until(self._data_dir, shown, needed)[1]
         try:
             # For the checkpoint in the store there are no files here.
             holds = {n: h for n, h in read_holds(self._data_dir).items() if n != HANDOVER}
@@ -93,11 +98,13 @@ class Member:
             return
         for name, hold in list(holds.items()):
             # What others have let go of already must not come back with a role that starts again.
-            lease = -math.inf if _at(hold) < state.purged_event else self._lease_seconds
-            if _at(hold) < needed and end_lease(self._data_dir, name, lease, self._now()):
+            at = _at(hold, needed, seq)
+            is_over = min(hold.edge, hold.purged_before_event) < state.purged_event
+            lease = -math.inf if is_over else self._lease_seconds
+            if at < needed and end_lease(self._data_dir, name, lease, self._now()):
                 del holds[name]
                 logger.warning("lease_run_out", child=name, held_at_edge=hold.edge)
-        at = min(map(_at, holds.values()), default=needed)
+        at = min((_at(hold, needed, seq) for hold in holds.values()), default=needed)
 
         # Servers look for the file, and store newer facts and memory while it is there.
         asked = asked_to_compact(self._data_dir)
@@ -112,6 +119,11 @@ class Member:
                 )
 
 
-def _at(hold: Hold) -> int:
-    """The event before which a role's files hold nothing that was deleted and replays nothing."""
-    return min(hold.edge, hold.purged_before_event)
+def _at(hold: Hold, needed: int, seq: int) -> int:
+    """The event before which a role's files hold nothing that was deleted and replays nothing.
+
+    needed: that a compaction waits for. seq: commit of the newest delete before it.
+    """
+    at = min(hold.edge, hold.purged_before_event)
+    # Its files lack a delete that came without an event after it.
+    return min(at, needed - 1) if at >= needed and not hold.has_purged(needed, seq) else at

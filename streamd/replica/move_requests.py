@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Literal
 
 from streamd.errors import StreamdError, VersionError
-from streamd.eventlog.journal.tail import events_shown
+from streamd.eventlog.deletions import deletes_until
+from streamd.eventlog.journal.tail import JournalTail
 from streamd.registry import Registry
 from streamd.registry.journal import Move
 from streamd.registry.outcome import Refusal, Waiting, outcome_of
@@ -81,34 +82,52 @@ def compact_everywhere(
     Returns: whether it is done, and what to tell the user. Raises: KafkaError; StreamdError where
     the event is beyond the log's end.
     """
-    num_events = events_shown(settings.data_dir)
-    if event > num_events:
+    request = ask_everywhere(settings, event, topic)
+    state = ModelsState()
+    deadline = time.monotonic() + wait_seconds
+    while True:
+        state.take(topic.read(POLL_SECONDS))
+        if request in state.refused:
+            return False, f"the trainer refused it: {state.refused[request]}"
+        waiting = compaction_wait(state, request)
+        if not waiting:
+            return True, (
+                "compacted: what was deleted is gone from the leader's log and versions, and from "
+                "what each member answered for; the others start anew"
+            )
+        tell(waiting)
+        if time.monotonic() >= deadline:
+            return False, f"not all is gone yet: {waiting}; the request stays"
+
+
+def ask_everywhere(settings: Settings, event: int, topic: ModelsTopic) -> str:
+    """Ask for compaction on all machines. event: deletes before it are to become physical.
+
+    Returns: id of the request. Raises: KafkaError; StreamdError if the event is beyond the log's
+    end.
+    """
+    tail = JournalTail.open(settings.data_dir)
+    num_events = 0 if tail is None else tail.state.num_edges
+    if tail is None or event > num_events:
         raise StreamdError(
             f"Compaction was asked for before event {event:,}, and the log here ends at "
             f"{num_events:,}.",
             "name an event that the log has.",
         )
-    request = _request(_member(settings), "compact", "operator", "by hand", event=event)
+    seq = deletes_until(settings.data_dir, tail.state, event)[1]
+    request = _request(_member(settings), "compact", "operator", "by hand", event=event, seq=seq)
     topic.append(encode(request))
-    state = ModelsState()
-    deadline = time.monotonic() + wait_seconds
-    while True:
-        state.take(topic.read(POLL_SECONDS))
-        if request.id in state.refused:
-            return False, f"the trainer refused it: {state.refused[request.id]}"
-        if state.is_done(request.id):
-            return True, (
-                "compacted: what was deleted is gone from the leader's log and versions, and from "
-                "what each member answered for; the others start anew"
-            )
-        if request.id in state.released:
-            waiting = "waiting for the leader"
-        else:
-            late = sorted(state.members.keys() - state.answers.get(request.id, set()))
-            waiting = f"waiting for {', '.join(late)}" if late else "waiting for the trainer"
-        tell(waiting)
-        if time.monotonic() >= deadline:
-            return False, f"not all is gone yet: {waiting}; the request stays"
+    return request.id
+
+
+def compaction_wait(state: ModelsState, request: str) -> str:
+    """Which machine a compaction waits for, in words; "" if it is done. request: its id."""
+    if state.is_done(request):
+        return ""
+    if request in state.released:
+        return "waiting for the leader"
+    late = sorted(state.members.keys() - state.answers.get(request, set()))
+    return f"waiting for {', '.join(late)}" if late else "waiting for the trainer"
 
 
 def moves_by_request(settings: Settings, registry: Registry, wait_seconds: float) -> RequestedMoves:
@@ -132,6 +151,7 @@ def _request(
     why: str,
     version: str = "",
     event: int = 0,
+    seq: int = 0,
 ) -> Request:
     return Request(
         term=0,
@@ -143,4 +163,5 @@ def _request(
         at=time.time(),
         version=version,
         event=event,
+        seq=seq,
     )

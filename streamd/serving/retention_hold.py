@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import structlog
 
+from streamd.eventlog.deletions import deletes_until
 from streamd.graph.live import LiveGraph
 from streamd.graph.restart_point import RestartPoint
 from streamd.models import Memory
@@ -36,6 +37,8 @@ class ServingHold:
         """The memory that was stored last, with the name of its version."""
         stored = self.memory.stored()
         self._memory_stored = ("", -1) if stored is None else (stored.version, stored.edge)
+        self._memory_seq = self._restart.facts_seq
+        """Commit up to which the stored memory took deletes in; None if that is not known."""
         self._storing: threading.Thread | None = None
 
     def keep(self, served: LoadedVersion | None) -> None:
@@ -59,20 +62,37 @@ class ServingHold:
             return
 
         # Memory that may hold what was deleted goes; else it is stored if due.
-        compaction_request = self._restart.compaction_request()
-        if compaction_request is not None and self._memory_stored[1] < compaction_request:
+        log = self._live.log
+        if self._memory_is_stale(edge):
             self.memory.forget()
             self._memory_stored = ("", -1)
         elif served is not None and self._memory_is_due(served):
             name = served.manifest.name
             memory = served.memory.copy()
-            memory.forget(self._live.log.deletions.of_nodes)
+            memory.forget(log.deletions.of_nodes)
             self._storing = threading.Thread(
-                target=self.store_memory, args=(name, memory), name="memory", daemon=True
+                target=self.store_memory,
+                args=(name, memory, log.state.seq),
+                name="memory",
+                daemon=True,
             )
             self._storing.start()
 
-        self._restart.hold(edge, edge)
+        # A role without stored memory has purged all of it.
+        is_stored = bool(self._memory_stored[0])
+        self._restart.hold(edge, edge, self._memory_seq if is_stored else log.state.seq)
+
+    def _memory_is_stale(self, edge: int) -> bool:
+        """Whether the stored memory may hold what a compaction at or before event `edge` waits
+        for."""
+        request = self._restart.compaction_request()
+        version, stored_edge = self._memory_stored
+        if request is None or not version:
+            return False
+        log = self._live.log
+        newest = deletes_until(log.data_dir, log.state, min(request, edge))[1]
+        is_behind = self._memory_seq is not None and self._memory_seq < newest
+        return stored_edge < request or is_behind
 
     def memory_edge(self, manifest: Manifest) -> int:
         """Event id of a version's newest stored memory: the version's own, or stored here since."""
@@ -82,8 +102,9 @@ class ServingHold:
     def _memory_is_due(self, served: LoadedVersion) -> bool:
         return served.memory.edge - self.memory_edge(served.manifest) >= MEMORY_EVERY
 
-    def store_memory(self, version: str, memory: Memory) -> None:
-        """Store a copy of a version's memory. A failure is logged."""
+    def store_memory(self, version: str, memory: Memory, seq: int) -> None:
+        """Store a copy of a version's memory. seq: commit up to which it took deletes in. A failure
+        is logged."""
         try:
             self.memory.store(version, memory)
         except OSError as error:
@@ -93,6 +114,7 @@ class ServingHold:
                 meaning="a restart replays more; tried again in a second",
             )
         else:
+            self._memory_seq = seq
             self._memory_stored = (version, memory.edge)
 
     def store_facts(self, store: Callable[[], None]) -> None:

@@ -3,6 +3,8 @@
 from datetime import UTC, datetime
 from pathlib import Path
 
+from streamd.eventlog.deletions import deletes_until
+from streamd.eventlog.journal.tail import JournalTail
 from streamd.eventlog.reader import DeletesReader
 from streamd.eventlog.upkeep.holds import read_compacted, read_holds
 from streamd.roles import ARCHIVE, COMPACT
@@ -22,8 +24,14 @@ def late_roles(data_dir: Path, request: int) -> dict[str, int]:
 
     request: event id before which deletes are to become physical.
     """
-    at = {role: min(h.edge, h.purged_before_event) for role, h in read_holds(data_dir).items()}
-    return {role: event for role, event in at.items() if event < request}
+    holds = read_holds(data_dir)
+    tail = JournalTail.open(data_dir)
+    seq = 0 if tail is None else deletes_until(data_dir, tail.state, request)[1]
+    return {
+        role: min(hold.edge, hold.purged_before_event)
+        for role, hold in holds.items()
+        if hold.edge < request or not hold.has_purged(request, seq)
+    }
 
 
 def wait_reason(data_dir: Path, request: int, width_us: int, now_us: int) -> str:

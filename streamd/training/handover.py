@@ -13,11 +13,11 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from streamd.eventlog.upkeep.holds import Hold
+from streamd.eventlog.upkeep.holds import Hold, read_hold
 from streamd.registry.journal import Move, decoded_moves
 from streamd.registry.registry import FOLDER as MODELS
 from streamd.registry.registry import NAME as VERSION_NAME
-from streamd.roles import FACTS, HOLD, folder_of
+from streamd.roles import FACTS, folder_of
 from streamd.storage import DISK, link_or_copy
 from streamd.store.checkpoints import HISTORY, MOVES, LocalCheckpoint
 from streamd.training.initial_training import FILE as RANGE
@@ -146,11 +146,7 @@ class Handovers:
 
     def _hold(self) -> Hold:
         """The trainer's hold, which says what a restart needs of the log and what is purged."""
-        try:
-            data = (folder_of(self._data_dir, ROLE) / HOLD).read_bytes()
-            return msgspec.json.decode(data, type=Hold)
-        except (FileNotFoundError, msgspec.DecodeError):
-            return Hold(0, 0)
+        return read_hold(self._data_dir, ROLE) or Hold(0, 0)
 
     def _linked(self, checkpoint: Path, folder: Path) -> Handover:
         """Link to all that belongs to a checkpoint. Raises: OSError."""

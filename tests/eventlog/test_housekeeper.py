@@ -27,6 +27,7 @@ from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.roles import FACTS, HOLD, LOCK, MEMORY, folder_of
 from streamd.settings.loading import RetentionSettings
+from streamd.store.compaction_waits import late_roles
 from streamd.telemetry import metrics
 from tests.builders import SECOND, SETS, batch, sets_stream, stream, write_log, write_sets_log
 
@@ -282,6 +283,32 @@ def test_a_delete_at_the_place_of_one_that_was_compacted_is_compacted_too(tmp_pa
             assert asked_to_compact(tmp_path) is None
             assert b"n:%d\x00" % node not in (tmp_path / "nodes.keys").read_bytes(), "the row of the next node follows"
         assert LogReader.open(tmp_path).keys[3:6] == [None, None, "n:5"]
+
+
+def test_a_role_that_was_past_the_event_is_waited_for_until_it_knows_the_second_delete(tmp_path):
+    write_log(tmp_path, *stream(50), Schema())
+    with closing(LogWriter(tmp_path, Schema(), 100)) as writer:
+        keeper = Housekeeper(writer, RetentionSettings(), lambda _: (), lease_seconds=200)
+        for node in (3, 4):
+            rows = np.zeros(1, DELETION)
+            rows["src"], rows["dst"], rows["time"] = node, -1, -1
+            writer.commit(dataclasses.replace(empty_batch(Schema()), deletions_X=rows), Progress(), writer.watermark)
+            ask_to_compact(tmp_path, 50)
+            keeper.compact()
+            if node == 4:
+                assert asked_to_compact(tmp_path) == 50 and late_roles(tmp_path, 50) == {"serve": 50}, "its files may hold n:4"
+            write_hold(tmp_path, "serve", Hold(50, 50, writer.state.seq))
+            assert late_roles(tmp_path, 50) == {}
+            keeper.compact()
+            assert asked_to_compact(tmp_path) is None
+
+        # One that is gone is not waited for after its lease.
+        aged(writer, "serve", Hold(50, 50, 1))
+        ask_to_compact(tmp_path, 50)
+        keeper.compact()
+        assert asked_to_compact(tmp_path) == 50
+        Housekeeper(writer, RetentionSettings(), lambda _: (), lease_seconds=60).compact()
+        assert asked_to_compact(tmp_path) is None
 
 
 def test_a_delete_that_comes_during_a_pass_is_compacted_before_the_request_is_done(tmp_path):

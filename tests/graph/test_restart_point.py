@@ -1,14 +1,17 @@
 """Facts are durable before the hold that relies on them moves on."""
 
+import dataclasses
 import os
 import time
+from contextlib import closing
 
 import numpy as np
 import pytest
 
 from streamd.eventlog.reader import LogReader
 from streamd.eventlog.upkeep.holds import Hold, ask_to_compact, read_holds
-from streamd.events import DELETION
+from streamd.eventlog.writer import LogWriter
+from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.graph import BlockGraph
 from streamd.graph import restart_point as restart
 from streamd.graph.live import LiveGraph
@@ -43,7 +46,7 @@ def test_the_hold_stays_behind_facts_until_they_are_stored(tmp_path, live):
     point.store(live.facts)
     assert not point.is_due(200)
     point.hold(200, 150)
-    assert read_holds(tmp_path)["train"] == Hold(200, 150)
+    assert read_holds(tmp_path)["train"] == Hold(200, 150, live.log.state.seq)
     point.hold(120, 150)
     assert read_holds(tmp_path)["train"].edge == 120, "what else the role replays from counts too"
 
@@ -70,6 +73,50 @@ def test_a_request_to_compact_makes_facts_due_before_a_segment_is_behind(tmp_pat
     assert not point.is_due(50)
     ask_to_compact(tmp_path, 40)
     assert point.is_due(50) and point.compaction_request() == 40
+
+
+def delete(tmp_path, node):
+    """Commit a delete of a node behind the newest event."""
+    with closing(LogWriter(tmp_path, Schema(), 64)) as writer:
+        rows = np.zeros(1, DELETION)
+        rows["src"], rows["dst"], rows["time"] = node, -1, -1
+        writer.commit(dataclasses.replace(empty_batch(Schema()), deletions_X=rows), Progress(), writer.watermark)
+
+
+@pytest.mark.parametrize("aside", [True, False])
+def test_facts_are_stored_again_for_a_second_delete_without_an_event_between_them(tmp_path, live, aside):
+    """The hold of before the delete does not count, also not after a restart; nor do facts that have not taken it in."""
+    point = point_of(tmp_path, live)
+    live.step(300, 1000)
+    node = live.log.gather("src", np.array([299]))[0]
+    for number, gone in enumerate((3, node)):
+        delete(tmp_path, gone)
+        ask_to_compact(tmp_path, 300)
+        live.log.refresh()
+        seq = live.log.state.seq
+        assert point.is_due(300) is (number == 0), "these facts still have the node"
+        if number:
+            point.store(live.facts)
+            point.hold(300, 300)
+            assert not read_holds(tmp_path)["train"].has_purged(300, seq)
+        live.step(300, 1000)
+        assert point.is_due(300)
+        if aside:
+            point.prepare_store(300)()
+        else:
+            point.store(live.facts)
+        assert not point.is_due(300)
+        point.hold(300, 300)
+        assert read_holds(tmp_path)["train"] == Hold(300, 300, seq)
+        point = point_of(tmp_path, live)
+        point.hold(300, 300)
+        assert read_holds(tmp_path)["train"].purged_until_seq == seq
+    again = LiveGraph(live.log, BlockGraph(), settings(tmp_path).model)
+    again.restore_facts(tmp_path / "roles/train/facts", 300)
+    assert again.edge == 300 and not {3, node} & set(again.facts.all.destinations().tolist())
+    of_gone = again.facts.all.compute(np.array([node]), np.array([10**13]), np.arange(35)[None])
+    of_new = again.facts.all.compute(np.array([999]), np.array([10**13]), np.arange(35)[None])
+    np.testing.assert_array_equal(of_gone, of_new)
 
 
 def test_a_restart_goes_on_with_the_facts_that_were_stored(tmp_path, live):

@@ -1,11 +1,16 @@
 """A member answers a compaction once no role of its machine holds what was deleted, and not before."""
 
+import dataclasses
 import os
+from contextlib import closing
 
+import numpy as np
 import pytest
 
 from streamd.eventlog.recovery import lock_directory
 from streamd.eventlog.upkeep.holds import Hold, asked_to_compact, write_hold
+from streamd.eventlog.writer import LogWriter
+from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.replica.members import Member
 from streamd.replica.models import records
 from streamd.replica.models.state import ModelsState
@@ -41,6 +46,33 @@ def test_a_member_whose_role_still_holds_events_does_not_answer(tmp_path, told, 
     assert told() == told() == [] and asked_to_compact(tmp_path) == EVENT, "its roles are asked to store newer state"
     write_hold(tmp_path, role, Hold(EVENT, EVENT))
     assert told() == told() == [EVENT] and asked_to_compact(tmp_path) is None, "it answers once"
+
+
+def test_a_second_delete_without_an_event_between_waits_for_the_log_and_for_the_roles_here(tmp_path):
+    write_log(tmp_path, *stream(600))
+    state, sent = ModelsState(), []
+
+    def append(record):
+        sent.append(record)
+        state.take([records.encode(record)])
+    member = Member(tmp_path, 3600.0, append)
+    for number in range(2):
+        with closing(LogWriter(tmp_path, Schema(), 600)) as writer:
+            seq = writer.state.seq + 1
+            asked = records.Request(term=0, id=str(number) * 32, action="compact", who="operator", why="", member="m", at=1.0, event=600, seq=seq)
+            state.take([records.encode(asked)])
+            member.step(state)
+            assert len(sent) == 1 + number, "the log here lacks the delete"
+            rows = np.zeros(1, DELETION)
+            rows["src"], rows["dst"], rows["time"] = 3 + number, -1, -1
+            writer.commit(dataclasses.replace(empty_batch(Schema()), deletions_X=rows), Progress(), writer.watermark)
+        if number:
+            member.step(state)
+            assert len(sent) == 2 and asked_to_compact(tmp_path) == 600, "the server here is past the event, and knows one delete"
+        write_hold(tmp_path, "serve", Hold(600, 600, seq))
+        member.step(state)
+        assert isinstance(sent[-1], records.Answer) and sent[-1].event == 600 and asked_to_compact(tmp_path) is None
+        state.take([records.encode(records.Released(term=1, number=2 * number + 1, request=asked.id, event=600, left=[]))])
 
 
 def test_a_role_that_runs_is_waited_for_whatever_its_lease_says(tmp_path, told):

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +14,7 @@ from streamd.clock import SystemClock
 from streamd.errors import DeviceMemoryError
 from streamd.eventlog.reader import LogReader
 from streamd.eventlog.writer import LogWriter
-from streamd.events import Progress
+from streamd.events import DELETION, Progress, empty_batch
 from streamd.graph.negatives import SCORED
 from streamd.models.architectures import ARCHITECTURES
 from streamd.models.loading import load_model
@@ -355,6 +356,32 @@ def test_a_restarted_server_goes_on_from_its_own_memory_and_answers_the_same(wor
     again.stop()
     (folder / MEMORY / INDEX).write_bytes(b"damaged")
     assert MemoryStore(folder).stored() is None, "said, and replayed from the version instead"
+
+
+def test_stored_memory_goes_for_a_second_delete_without_an_event_between_them(world, monkeypatch):
+    """Compaction waits for the server, whose memory is as of the newest event and lacks the delete."""
+    from streamd.eventlog.upkeep.holds import ask_to_compact
+    from streamd.roles import MEMORY, folder_of
+    from streamd.serving import retention_hold
+    from streamd.serving.memory_store import INDEX
+    from streamd.store.compaction_waits import late_roles
+
+    world.train(2)
+    world.start()
+    index = folder_of(world.path, "serve") / MEMORY / INDEX
+    wait(lambda: world.engine.status.version == world.registry.champion())
+    event = world.engine.log.num_edges
+    for node in (3, 4):
+        monkeypatch.setattr(retention_hold, "MEMORY_EVERY", 0)
+        wait(index.exists)
+        monkeypatch.setattr(retention_hold, "MEMORY_EVERY", 10**9)
+        with closing(LogWriter(world.path, SCHEMA, 1000)) as writer:
+            rows = np.zeros(1, DELETION)
+            rows["src"], rows["dst"], rows["time"] = node, -1, -1
+            writer.commit(dataclasses.replace(empty_batch(SCHEMA), deletions_X=rows), Progress(), writer.watermark)
+        ask_to_compact(world.path, event)
+        wait(lambda: "serve" not in late_roles(world.path, event))
+        assert not index.exists(), "it may hold the node"
 
 
 def test_health_says_why(tmp_path):

@@ -40,11 +40,19 @@ class Hold(msgspec.Struct, frozen=True):
 
     edge: the oldest event id that the role replays from after a restart. purged_before_event:
     data deleted by deletes before this event id (`clean_edge` in the file) is in none of the role's
-    files any more.
+    files any more. purged_until_seq: newest commit whose deletes are meant, as several deletes may
+    come between two events; None if all before the event id are.
     """
 
     edge: int
     purged_before_event: int = msgspec.field(name="clean_edge")
+    purged_until_seq: int | None = None
+
+    def has_purged(self, event: int, seq: int) -> bool:
+        """Whether the role's files are rid of the deletes before an event. seq: commit of the
+        newest of these deletes."""
+        of_commit = self.purged_until_seq
+        return self.purged_before_event >= event and (of_commit is None or of_commit >= seq)
 
 
 def write_hold(data_dir: Path, name: str, hold: Hold) -> None:
@@ -56,6 +64,14 @@ def begin_hold(data_dir: Path, name: str, edge: int) -> None:
     """Hold the log from an event id on for a role that is about to read it for the first time."""
     if not (folder_of(data_dir, name) / HOLD).exists():
         write_hold(data_dir, name, Hold(edge, edge))
+
+
+def read_hold(data_dir: Path, name: str) -> Hold | None:
+    """Read a role's own hold; None if there is none, or it is damaged."""
+    try:
+        return msgspec.json.decode((folder_of(data_dir, name) / HOLD).read_bytes(), type=Hold)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
 
 
 def renew_hold(data_dir: Path, name: str) -> None:

@@ -3,15 +3,13 @@ that lie before them, and compaction overwrites what deletes hide."""
 
 import math
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import structlog
 
-from streamd.eventlog.journal.journal import NOTHING, SegmentState, journal_files
-from streamd.eventlog.layout import DELETIONS
+from streamd.eventlog.deletions import deletes_until
+from streamd.eventlog.journal.journal import SegmentState, journal_files
 from streamd.eventlog.reader import DeletesReader
 from streamd.eventlog.segment_files import SegmentFiles
 from streamd.eventlog.upkeep.compact import Compaction, PurgeLetters, compaction
@@ -25,7 +23,6 @@ from streamd.eventlog.upkeep.holds import (
 from streamd.eventlog.upkeep.prune import Pruner
 from streamd.eventlog.upkeep.retries import Retries
 from streamd.eventlog.writer import LogWriter
-from streamd.events import DELETION
 from streamd.roles import COMPACT
 from streamd.settings.loading import RetentionSettings
 from streamd.storage import stored_bytes
@@ -50,13 +47,13 @@ purge of dead letters."""
 class Needs:
     """The limits and the request that housekeeping works by.
 
-    request: event id before which deletes are to become physical, None for no request. edge,
-    purged_before_event: the least of all holds.
+    request: event id before which deletes are to become physical, None for no request. edge: the
+    least of all holds. are_purged: whether the files of all roles are rid of these deletes.
     """
 
     request: int | None = None
     edge: int = 0
-    purged_before_event: int = 0
+    are_purged: bool = False
 
 
 class Housekeeper:
@@ -120,10 +117,11 @@ class Housekeeper:
         unreadable hold, ValueError for an unreadable request."""
         holds = read_holds(self._writer.data_dir)
         request = asked_to_compact(self._writer.data_dir)
-        self._end_leases(holds, request or 0)
+        seq = 0 if request is None else self._deletes(request)[1]
+        self._end_leases(holds, request or 0, seq)
         edge = min((h.edge for h in holds.values()), default=self._writer.num_edges)
-        purged = min((h.purged_before_event for h in holds.values()), default=request or 0)
-        self._needs = Needs(request, edge, purged)
+        are_purged = all(h.has_purged(request or 0, seq) for h in holds.values())
+        self._needs = Needs(request, edge, are_purged)
         return True
 
     def _look(self) -> bool:
@@ -134,17 +132,16 @@ class Housekeeper:
         self._pruner.step(STEP_SECONDS)
         return not self._pruner.is_busy
 
-    def _end_leases(self, holds: dict[str, Hold], request: int) -> None:
+    def _end_leases(self, holds: dict[str, Hold], request: int, seq: int) -> None:
         """End the holds that stand in the way and whose lease has run out, and take them out of
         `holds`.
 
-        request: event id before which deletes are to become physical, 0 for none.
+        request: event id before which deletes are to become physical, 0 for none. seq: commit of
+        the newest of these deletes.
         """
         for name, hold in list(holds.items()):
-            in_the_way = (
-                hold.edge < max(self._blocked_until, request) or hold.purged_before_event < request
-            )
-            if not in_the_way:
+            needed = max(self._blocked_until, request)
+            if hold.edge >= needed and hold.has_purged(request, seq):
                 continue
             try:
                 ended = end_lease(self._writer.data_dir, name, self._lease_seconds, time.time())
@@ -170,7 +167,7 @@ class Housekeeper:
         # Another pass can do more only if the request or the oldest hold has moved, or if deletes
         # have come that the request covers: several may lie between two events.
         held = self._needs.edge
-        wanted = request, held, self._num_deletes(request)
+        wanted = request, held, self._deletes(request)[0]
         if self._steps is None and self._pass != wanted:
             # Files that an earlier pass could not unlink hold deleted data.
             if self._writer.files.is_untidy:
@@ -203,20 +200,15 @@ class Housekeeper:
         # The request is fulfilled once the roles' own files are rid of the deletes too.
         is_through = self._steps is None
         is_done = is_through and not self._progress.waiting
-        has_all = self._pass == (request, held, self._num_deletes(request))
-        if is_done and has_all and self._needs.purged_before_event >= request:
+        has_all = self._pass == (request, held, self._deletes(request)[0])
+        if is_done and has_all and self._needs.are_purged:
             compact_done(self._writer.data_dir, self._writer.state.seq)
             logger.info("compaction_done", deletes_before_edge=request)
         return is_through
 
-    def _num_deletes(self, until_event: int) -> int:
-        """Number of the log's deletes at or before an event."""
-        num_bytes = self._writer.state.files.get(DELETIONS, NOTHING).num_bytes
-        if not num_bytes:
-            return 0
-        path = self._writer.data_dir / DELETIONS
-        rows_X = np.memmap(path, DELETION, "r", shape=(num_bytes // DELETION.itemsize,))
-        return bisect_right(range(len(rows_X)), until_event, key=lambda i: int(rows_X[i]["edge"]))
+    def _deletes(self, until_event: int) -> tuple[int, int]:
+        """Number of the log's deletes at or before an event, and commit of the newest of them."""
+        return deletes_until(self._writer.data_dir, self._writer.state, until_event)
 
     def _take_steps(self) -> None:
         """Take steps of the current pass, if there is one."""

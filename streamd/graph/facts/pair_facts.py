@@ -54,7 +54,7 @@ class PairFacts:
         self.half_lives_seconds = half_lives_seconds
         self.max_pairs = max_pairs
         self.edge = edge
-        self._forgotten = 0
+        self.num_forgotten = 0
 
         # Decay of a pair's weight by its age in events, looked up rather than computed.
         power = np.array([[r**age for age in range(POWERS)] for r in RATES], np.float32)
@@ -241,7 +241,7 @@ class PairFacts:
         self.edge = edge
 
         # Deletes are taken in from the first on; forgetting a node twice changes nothing.
-        self._forgotten = 0
+        self.num_forgotten = 0
         self._grow_slots(self.num_pairs)
         return True
 
@@ -282,9 +282,9 @@ class PairFacts:
 
         # Deletes that lie among these events, at their places relative to the first one.
         due = deletes.until(self.edge + len(src))
-        gone = due.node[self._forgotten :]
-        gone_at = due.edge[self._forgotten :] - self.edge
-        self._forgotten = len(due.node)
+        gone = due.node[self.num_forgotten :]
+        gone_at = due.edge[self.num_forgotten :] - self.edge
+        self.num_forgotten = len(due.node)
         advance(self._f, src, dst, time, row_of, candidates, out, self.max_pairs, gone, gone_at)
         self.edge += len(src)
         return out

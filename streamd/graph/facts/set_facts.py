@@ -100,6 +100,11 @@ class SetFacts:
         return self.all.edge
 
     @property
+    def num_forgotten(self) -> int:
+        """Deletes of nodes taken in."""
+        return self.all.num_forgotten
+
+    @property
     def num_pairs(self) -> int:
         """Pairs held, those of all sets together and those of each."""
         return self.all.num_pairs + sum(one.num_pairs for one in self.per_set)

@@ -117,7 +117,7 @@ class Request(Record, frozen=True, kw_only=True, tag="request"):
     """What a member asks of the trainer.
 
     id: chosen by the member, 32 hex digits. version: to promote. event: deletes before it are to
-    become physical. at: wall time in seconds.
+    become physical. seq: the newest commit with one of them. at: wall time in seconds.
     """
 
     id: str
@@ -128,6 +128,7 @@ class Request(Record, frozen=True, kw_only=True, tag="request"):
     at: float
     version: str = ""
     event: int = 0
+    seq: int = 0
 
 
 class Joined(Record, frozen=True, kw_only=True, tag="joined"):
