@@ -163,7 +163,7 @@ TARGET ?= cpu
 TORCH_INDEX ?=
 EXTRAS ?= arrow
 SOURCE ?=
-VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' streamd/__init__.py)
 REVISION := $(shell git rev-parse HEAD 2>/dev/null)
 TAG = $(VERSION)$(if $(filter cuda,$(TARGET)),-cuda)
 IMAGE = -f deploy/Dockerfile --target $(TARGET) --build-arg TORCH_INDEX="$(TORCH_INDEX)" \

@@ -1,3 +1,3 @@
 """streamd keeps a temporal graph model up to date with a live event stream."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"

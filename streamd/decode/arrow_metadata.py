@@ -48,7 +48,7 @@ def read_batches(
         import pyarrow.compute
     except ImportError:
         raise BadEvent(
-            "unknown_content_type", "Arrow needs pyarrow: pip install 'streamd[arrow]'"
+            "unknown_content_type", "Arrow needs pyarrow: pip install 'streamd-gnn[arrow]'"
         ) from None
     try:
         # Check the schema before pyarrow reads a batch, and each batch before its values are used.

@@ -25,7 +25,7 @@ class StandIn:
         except ImportError:
             raise DemoError(
                 "There is no broker: KAFKA_HOME is not set and confluent-kafka is not installed.",
-                "pip install 'streamd[demo]', or name one with --bootstrap-servers.",
+                "pip install 'streamd-gnn[demo]', or name one with --bootstrap-servers.",
             ) from None
         # The mock cluster comes with a client, whose own address is then not used.
         self._cluster = Producer(

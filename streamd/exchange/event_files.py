@@ -32,7 +32,7 @@ KINDS = {
 TEXT_KINDS = (CSV, NDJSON)
 MAGIC = {b"PAR1": PARQUET, b"ARRO": ARROW}
 """First bytes of files that are not text."""
-NO_PYARROW = "pip install 'streamd[arrow]'."
+NO_PYARROW = "pip install 'streamd-gnn[arrow]'."
 
 
 class EventFile:

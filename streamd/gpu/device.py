@@ -77,7 +77,7 @@ def choose_device(setting: str) -> str:
     if find_spec("cupy") is None:
         raise DeviceError(
             "device is cuda, but cupy, which loads the sampling kernels, is not installed.",
-            "pip install 'streamd[gpu]', or set device: cpu.",
+            "pip install 'streamd-gnn[gpu]', or set device: cpu.",
         )
     logger.warning(
         "gpu_unproven",

@@ -59,7 +59,7 @@ class Store:
             raise StoreError(
                 f"No store can be opened at {self.shown}: {self._clean(error)}.",
                 "name a URL such as file:///backups or s3://bucket/folder, and install what it "
-                "needs: pip install 'streamd[s3]', [gs] or [azure].",
+                "needs: pip install 'streamd-gnn[s3]', [gs] or [azure].",
             ) from None
         # Calls of a file system that runs on an event loop may hang; fsspec bounds them itself.
         bound = min(timeout_seconds, CALL_SECONDS)

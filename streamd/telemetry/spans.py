@@ -1,6 +1,6 @@
 """Spans for OpenTelemetry: what a request waited for, what a commit holds, what a window took.
 
-They are sent where the standard variables OTEL_* say so and `streamd[otel]` is installed. Until
+They are sent where the standard variables OTEL_* say so and `streamd-gnn[otel]` is installed. Until
 `begin_spans` has found both, nothing of OpenTelemetry is imported, and nobody makes a span.
 
 Attributes are named as https://opentelemetry.io/docs/specs/semconv/ has them, or begin with
@@ -168,7 +168,9 @@ def begin_spans(role: str, name: str) -> None:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        logger.warning("spans_not_sent", reason=str(error), action="pip install 'streamd[otel]'")
+        logger.warning(
+            "spans_not_sent", reason=str(error), action="pip install 'streamd-gnn[otel]'"
+        )
         return
 
     # All else that can be set, the exporter and the SDK read from OTEL_* themselves. The provider

@@ -11,6 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from streamd import __version__
 from streamd.settings.loading import load_settings
 from tests.deploy.test_deploy import built, needs, one
 
@@ -130,8 +131,15 @@ def test_the_charts_settings_are_those_of_the_base_and_known():
 def test_the_charts_alerts_and_version_are_ours():
     assert (CHART / "alerts.yaml").read_text() == (ROOT / "deploy/alerts.yaml").read_text()
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    version, = re.findall(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.M)
-    assert chart["version"] == chart["appVersion"] == version
+    assert chart["appVersion"] == __version__ and chart["version"].replace("-", ".") == __version__
+
+
+def test_every_file_that_names_an_image_names_that_of_this_version():
+    """The version is set in `streamd/__init__.py`; a release changes these texts too."""
+    for name in ("k8s/base/kustomization.yaml", "k8s/overlays/ha/kustomization.yaml", "k8s/overlays/ranks/kustomization.yaml",
+                 "k8s/overlays/gpu/kustomization.yaml", "deploy/compose.yaml", "deploy/compose.replicas.yaml", "deploy/Dockerfile", "docs/operations.md"):
+        found = re.findall(r"(?:newTag: |image: streamd:|`streamd:|VERSION=)([0-9][\w.]*)(?:-cuda)?", (ROOT / name).read_text())
+        assert found and set(found) == {__version__}, name
 
 
 def test_every_value_is_documented():

@@ -38,7 +38,7 @@ def test_cuda_without_a_gpu_or_without_cupy_says_what_is_missing(monkeypatch):
     with pytest.raises(DeviceError, match=r"torch .* (is built without CUDA|sees no GPU).*set device: cpu"):
         choose_device("cuda")
     gpu(monkeypatch, cupy=None)
-    with pytest.raises(DeviceError, match=r"cupy.*is not installed.*pip install 'streamd\[gpu\]'"):
+    with pytest.raises(DeviceError, match=r"cupy.*is not installed.*pip install 'streamd-gnn\[gpu\]'"):
         choose_device("cuda")
 
 

@@ -147,7 +147,7 @@ def test_msk_signs_with_the_credentials_and_the_region_of_the_environment(tmp_pa
 
 def test_msk_without_its_package_says_which(tmp_path, monkeypatch):
     monkeypatch.setattr("streamd.ingest.kafka.client.find_spec", lambda name: None)
-    with pytest.raises(SettingsError, match=r"botocore.*streamd\[msk\]"):
+    with pytest.raises(SettingsError, match=r"botocore.*streamd-gnn\[msk\]"):
         read_options(given(tmp_path, MSK))
 
 

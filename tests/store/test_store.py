@@ -402,7 +402,7 @@ def test_credentials_are_never_shown():
     assert without_secrets("s3://key:secret@host:9000/bucket/a?token=x#y") == "s3://host:9000/bucket/a"
     with pytest.raises(StoreError) as caught:
         Store("nothing-like-it://key:secret@host/bucket?token=hidden")
-    assert "secret" not in str(caught.value) and "hidden" not in str(caught.value) and "streamd[s3]" in str(caught.value)
+    assert "secret" not in str(caught.value) and "hidden" not in str(caught.value) and "streamd-gnn[s3]" in str(caught.value)
 
 
 def test_the_commands_back_up_and_restore(tmp_path):

@@ -357,7 +357,7 @@ def test_without_the_extra_or_its_variables_nothing_of_it_is_imported():
     done = subprocess.run([sys.executable, "-c", WITHOUT], env=environment, capture_output=True, text=True, check=True)
     lines = done.stdout.strip().splitlines()
     assert [x for x in lines if x.startswith("[]")] == ["[] None", "[] None"], done.stdout
-    assert "pip install 'streamd[otel]'" in done.stdout + done.stderr
+    assert "pip install 'streamd-gnn[otel]'" in done.stdout + done.stderr
 
 
 def test_it_is_imported_in_one_file_and_there_in_functions_only():

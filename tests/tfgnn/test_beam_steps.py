@@ -52,7 +52,7 @@ def test_a_runner_that_loses_branches_is_refused_by_name(world, tmp_path, runner
 
 @pytest.mark.skipif(importlib.util.find_spec("apache_beam") is not None, reason="Apache Beam is there")
 def test_without_beam_the_error_says_what_to_install(world, tmp_path):
-    with pytest.raises(TFGNNError, match=r"streamd\[beam\]"):
+    with pytest.raises(TFGNNError, match=r"streamd-gnn\[beam\]"):
         sample_with_beam(planned(world, tmp_path), "DirectRunner", [])
 
 

@@ -160,7 +160,7 @@ def test_without_protobuf_the_error_names_the_extra():
     code = ("import sys\nsys.modules['google.protobuf'] = None\nfrom streamd.errors import TFGNNError\n"
             "try:\n    import streamd.tfgnn.schema.schema\nexcept TFGNNError as error:\n    print(error)")
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert "need protobuf" in done.stdout and "streamd[tfgnn]" in done.stdout
+    assert "need protobuf" in done.stdout and "streamd-gnn[tfgnn]" in done.stdout
 
 
 def test_messages_survive_pickling():

@@ -170,7 +170,8 @@ def _compiler(format: str) -> tuple[Callable[[str, dict[str, str]], Read], str, 
         return compile_protobuf, "PROTOBUF", "serialized"
     except ImportError as error:
         raise SettingsError(
-            f"A source of format {format} needs {error.name}.", "pip install 'streamd[registry]'."
+            f"A source of format {format} needs {error.name}.",
+            "pip install 'streamd-gnn[registry]'.",
         ) from None
 
 

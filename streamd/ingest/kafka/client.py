@@ -200,7 +200,8 @@ def _check_security(options: Mapping[str, Any]) -> None:
         raise SettingsError("sasl_mechanism AWS_MSK_IAM needs security_protocol SASL_SSL.")
     if mechanism == "AWS_MSK_IAM" and find_spec("botocore") is None:
         raise SettingsError(
-            "sasl_mechanism AWS_MSK_IAM needs the package botocore.", "pip install 'streamd[msk]'."
+            "sasl_mechanism AWS_MSK_IAM needs the package botocore.",
+            "pip install 'streamd-gnn[msk]'.",
         )
 
 

@@ -62,7 +62,8 @@ def sample_with_beam(run: TableRun, runner: str, options: list[str]) -> int:
         import apache_beam  # noqa: F401
     except ImportError:
         raise TFGNNError(
-            "Apache Beam is not installed.", "pip install 'streamd[beam]', or leave --runner out."
+            "Apache Beam is not installed.",
+            "pip install 'streamd-gnn[beam]', or leave --runner out.",
         ) from None
 
     marker = Marker(run.output, run.state())

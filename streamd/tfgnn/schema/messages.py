@@ -19,7 +19,9 @@ try:
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
     from google.protobuf.message import DecodeError
 except ImportError:
-    raise TFGNNError("TF-GNN's schemas need protobuf.", "pip install 'streamd[tfgnn]'.") from None
+    raise TFGNNError(
+        "TF-GNN's schemas need protobuf.", "pip install 'streamd-gnn[tfgnn]'."
+    ) from None
 
 MAX_SCHEMA_BYTES = 16 << 20
 """Most bytes of a schema or spec: the text format is parsed by Python, at about 1 MB/s."""
