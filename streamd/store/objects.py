@@ -52,9 +52,9 @@ class Store:
         self._timeout = timeout_seconds
         self.sleep = sleep
         self.before_try: Callable[[], None] = lambda: None
+        self._url = url
         try:
-            # Another process may write here too, so that what is listed is never remembered.
-            self._fs, self._root = fsspec.core.url_to_fs(url, use_listings_cache=False)
+            self._fs, self._root = self._open()
         except (ImportError, ValueError) as error:
             raise StoreError(
                 f"No store can be opened at {self.shown}: {self._clean(error)}.",
@@ -64,6 +64,12 @@ class Store:
         # Calls of a file system that runs on an event loop may hang; fsspec bounds them itself.
         bound = min(timeout_seconds, CALL_SECONDS)
         self._bound = {"timeout": bound} if isinstance(self._fs, AsyncFileSystem) else {}
+
+    def _open(self, **options: bool) -> tuple[fsspec.AbstractFileSystem, str]:
+        """The file system of the URL, and the root in it. Raises: ImportError, ValueError."""
+        # Another process may write here too, so that what is listed is never remembered.
+        fs, root = fsspec.core.url_to_fs(self._url, use_listings_cache=False, **options)
+        return fs, root
 
     def put(self, name: str, data: bytes) -> None:
         """Write an object, whole or not at all, and check the size that arrived. Raises:
@@ -138,6 +144,7 @@ class Store:
         StoreError."""
         begun = time.monotonic()
         pause = FIRST_PAUSE_SECONDS
+        has_renewed = False
         while True:
             self.before_try()
             try:
@@ -145,6 +152,11 @@ class Store:
             except StoreError:
                 raise
             except Exception as error:  # noqa: BLE001 - each file system has errors of its own
+                # Libraries read credentials once: a file with others counts from here on.
+                if isinstance(error, PermissionError) and not has_renewed:
+                    has_renewed = True
+                    self._fs, self._root = self._open(skip_instance_cache=True)
+                    continue
                 late = time.monotonic() - begun + pause > self._timeout
                 if late or isinstance(error, SURE):
                     # The cause is not chained: its text may hold credentials.

@@ -8,10 +8,14 @@ import sys
 
 import pytest
 from kafka import KafkaConsumer
+from kafka.errors import SaslAuthenticationFailedError, UnknownBrokerIdError
 from kafka.net.sasl import SASL_MECHANISMS
+from kafka.net.selector import NetworkSelector
+from structlog.testing import capture_logs
 
 from streamd.errors import SettingsError
 from streamd.ingest.kafka.client import MECHANISMS, client_settings, read_options
+from streamd.ingest.kafka.fresh_secrets import FreshSecrets
 from streamd.settings.loading import KafkaSettings, as_environment, effective, load_settings
 from tests.ingest.secured import PASSWORD, make_certificates
 
@@ -184,3 +188,22 @@ def test_client_settings_are_passed_through_and_a_token_provider_is_made_by_name
 def test_secrets_of_the_client_are_not_shown():
     s, _ = load_settings(None, {"kafka.client": {"sasl_plain_password": "hush", "security_protocol": "SASL_SSL"}}, environ={})
     assert "hush" not in str(effective(s)) and "SASL_SSL" in str(effective(s))
+
+
+def test_a_client_reads_its_secrets_again_for_a_new_connection(tmp_path):
+    kafka = given(tmp_path, SCRAM)
+    made = FreshSecrets(NetworkSelector(), kafka.client_file, lambda: read_options(kafka), **SCRAM)
+
+    def connect():
+        with pytest.raises(UnknownBrokerIdError):
+            made.get_connection(7)
+        return made.config["sasl_plain_password"]
+
+    assert connect() == PASSWORD
+    kafka.client_file.write_text(json.dumps(SCRAM | {"sasl_plain_password": "another"}))
+    made._auth_failures[7] = SaslAuthenticationFailedError("refused")
+    assert connect() == "another", "and a node that refused is asked again"
+    kafka.client_file.write_text("{")
+    with capture_logs() as said:
+        assert connect() == "another"
+    assert [s["event"] for s in said] == ["kafka_secrets_not_read"] and "another" not in str(said)

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,20 @@ def test_the_doctor_gets_in_and_prints_no_password(secured, tmp_path):
     done = subprocess.run([sys.executable, "-m", "streamd", "doctor"], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "partitions {'events': 1}" in done.stdout
     assert "hush" not in done.stdout + done.stderr
+
+
+def test_a_client_that_lives_connects_with_the_password_that_the_file_has_by_then(secured, tmp_path):
+    kafka = settings_for(secured, tmp_path, file_of_guide("SCRAM over TLS"))
+    producer = make_producer(kafka, connections_max_idle_ms=3000)
+    producer.send("events", b"before").get(30)
+    admin = KafkaAdminClient(bootstrap_servers=secured.bootstrap_servers)
+    for password in ("another", PASSWORD):
+        admin.alter_user_scram_credentials(
+            [UserScramCredentialUpsertion(USER, ScramMechanism.SCRAM_SHA_512, password.encode(), iterations=4096)])
+        options = json.loads(kafka.client_file.read_text())
+        kafka.client_file.write_text(json.dumps(options | {"sasl_plain_password": password}))
+        # The connection of before is closed because it is idle.
+        time.sleep(8)
+        producer.send("events", b"after").get(30)
+    admin.close()
+    producer.close()

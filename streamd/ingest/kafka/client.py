@@ -5,6 +5,7 @@ import importlib
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka.errors import KafkaError as ClientError
 
 from streamd.errors import KafkaError, SettingsError
+from streamd.ingest.kafka.fresh_secrets import client_of
 from streamd.ingest.kafka.safe_records import make_reading_safe
 from streamd.settings.loading import KafkaSettings
 
@@ -86,7 +88,7 @@ def client_settings(kafka: KafkaSettings, known: Mapping[str, Any]) -> dict[str,
 def read_options(kafka: KafkaSettings) -> dict[str, Any]:
     """The options in `kafka.client` and in the file `kafka.client_file`.
 
-    The file is read again for each client, so that a changed password is used.
+    Clients read the file again for each connection, so that a changed password is used.
 
     Raises: SettingsError, which names the option and the file, never the value.
     """
@@ -320,6 +322,8 @@ def _made(
     try:
         # The user's options win over ours; those that must not are in FIXED_OPTIONS.
         chosen = {**settings, **options, **fixed}
+        if (file := kafka.client_file) is not None:
+            chosen["kafka_client"] = partial(client_of, file, partial(read_options, kafka))
         client = kind(**chosen)
     except ClientError as error:
         raise KafkaError(

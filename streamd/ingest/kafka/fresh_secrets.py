@@ -1,0 +1,69 @@
+"""Connections to brokers with the passwords of `kafka.client_file` at the time of each one."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import structlog
+from kafka.net.compat import KafkaNetClient
+from kafka.net.manager import KafkaConnectionManager
+from kafka.net.selector import NetworkSelector
+
+from streamd.errors import SettingsError
+
+logger = structlog.get_logger()
+SECRETS = ("sasl_plain_username", "sasl_plain_password", "ssl_password")
+"""Options that a client reads again; of certificates and keys it reads the files at each
+connection anyway."""
+
+
+class FreshSecrets(KafkaConnectionManager):  # type: ignore[misc]
+    """Makes the connections of one client. Owner: that client."""
+
+    def __init__(
+        self, net: Any, file: Path, read: Callable[[], Mapping[str, Any]], **options: Any
+    ) -> None:
+        """read: reads the options again. Raises nothing of it: while the file cannot be read, the
+        options stay."""
+        self._file = file
+        self._read = read
+        self._stamp = _stamp_of(file)
+        super().__init__(net, **options)
+
+    def get_connection(self, node_id: Any, *args: Any, **options: Any) -> Any:
+        """As of the base class; a new connection gets the newest secrets."""
+        if node_id not in self._conns:
+            self._renew()
+        return super().get_connection(node_id, *args, **options)
+
+    def _renew(self) -> None:
+        stamp = _stamp_of(self._file)
+        if stamp == self._stamp or stamp is None:
+            return
+        self._stamp = stamp
+        try:
+            options = self._read()
+        except SettingsError as error:
+            logger.error("kafka_secrets_not_read", error=str(error), meaning="the old ones stay")
+            return
+        self.config.update({key: options[key] for key in SECRETS if key in options})
+        # A broker that refused the old ones is asked again.
+        self._auth_failures.clear()
+        logger.info("kafka_secrets_read_again", file=str(self._file))
+
+
+def client_of(file: Path, read: Callable[[], Mapping[str, Any]], **options: Any) -> Any:
+    """Make kafka-python's inner client with such connections, as its option `kafka_client` does.
+    read: as of `FreshSecrets`."""
+    net = NetworkSelector(**options)
+    return KafkaNetClient(net, FreshSecrets(net, file, read, **options), **options)
+
+
+def _stamp_of(file: Path) -> tuple[int, int] | None:
+    """Time and inode of a file, of which a change or a rename changes one. None: there is no
+    file."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino
