@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import structlog
 
@@ -99,6 +100,17 @@ def file_limit() -> int:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     # A number takes the place of "no limit", so that callers can subtract from it.
     return 2**31 if limit == resource.RLIM_INFINITY else limit
+
+
+def num_cpus(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """The CPUs that this process may use: those of its affinity, and no more than its container's
+    quota, rounded up. quota: file of the control group, version 2."""
+    cpus = len(os.sched_getaffinity(0))
+    try:
+        most, period = quota.read_text().split()
+    except (OSError, ValueError):
+        return cpus
+    return cpus if most == "max" else min(cpus, max(1, -(-int(most) // int(period))))
 
 
 def collect_garbage_rarely() -> None:

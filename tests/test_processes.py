@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from streamd.processes import PYTHON
+from streamd.processes import PYTHON, num_cpus
 
 PROGRAM = """
 import os, signal, threading
@@ -30,3 +30,9 @@ print("goes on" if stop.is_set() else "was not told")
 def test_a_signal_ends_a_process_that_waits_for_others_and_is_seen_by_its_own_handler_afterwards(told, status, said):
     done = subprocess.run([*PYTHON, "-c", PROGRAM.format(told=told)], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (status, said), done.stderr
+
+
+@pytest.mark.parametrize(("text", "most"), [("max 100000", 10**6), ("150000 100000", 2), ("20000 100000", 1), ("", 10**6)])
+def test_a_containers_quota_bounds_the_cpus(tmp_path, text, most):
+    (tmp_path / "cpu.max").write_text(text)
+    assert num_cpus(tmp_path / "cpu.max") == min(most, num_cpus(tmp_path / "none"))

@@ -157,8 +157,8 @@ def test_rows_of_a_file_are_counted_before_they_are_read(tmp_path, name, text, r
 
 def test_kernels_that_are_compiled_first_are_said_once(tmp_path, monkeypatch):
     monkeypatch.setattr(jit, "CACHE", tmp_path)
-    monkeypatch.setattr(warm_up, "warm_graph", lambda: None)
-    monkeypatch.setattr(warm_up, "warm_facts", lambda: None)
+    monkeypatch.setattr(warm_up, "warm_graph", lambda _: True)
+    monkeypatch.setattr(warm_up, "warm_facts", lambda _: True)
     monkeypatch.setattr(warm_up.subprocess, "Popen", lambda *_, **__: warm_up.subprocess.run(["true"], check=True))
     assert jit.compile_notice() == "compiling kernels, once per machine and version: about 12 s on two cores"
     (tmp_path / "kernels.insert-1.nbi").touch()
@@ -180,7 +180,7 @@ def test_backtest_and_roles_say_that_they_compile_only_where_they_do(tmp_path, m
 
     warmed = []
     monkeypatch.setattr(jit, "compile_notice", lambda: "compiling kernels" if cold else None)
-    monkeypatch.setattr(warm_up, "warm_up", lambda: warmed.append(True) or 0.0)
+    monkeypatch.setattr(warm_up, "warm_up", lambda _=None: warmed.append(True) or 0.0)
     with capture_logs() as said:
         make_kernels_ready()
     assert [s["event"] for s in said] == ["compiling_kernels"] * cold + ["kernels_ready"]

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from streamd.errors import StreamdError
-from streamd.processes import place_of
+from streamd.processes import num_cpus, place_of
 from streamd.roles import ARCHIVE, FOLLOW, RANK, SCORE, roles_of
 from streamd.schema_change import check_extends
-from streamd.settings.loading import Settings, schema_of
+from streamd.settings.loading import Settings, check_access, has_keys, schema_of
 from streamd.settings.sources import REGISTRY_FORMATS
 from streamd.telemetry.heartbeat import held_times, read_beats
 
@@ -271,6 +271,16 @@ def _newest(settings: Settings) -> tuple[int, str]:
     return int(reader.time_of(np.array([reader.num_edges - 1]))[0]), "the log's newest event"
 
 
+def _access(settings: Settings) -> str:
+    """Check that the API asks for keys, if others than this machine reach it, and that the files of
+    keys have some."""
+    from streamd.telemetry.api_keys import ApiKeys
+
+    check_access(settings.server)
+    ApiKeys(settings.server)
+    return "keys are asked for" if has_keys(settings.server) else "open to this machine alone"
+
+
 def _ports(settings: Settings) -> str:
     """Check that each role can listen at its port, or does so already."""
     host = settings.server.host
@@ -390,7 +400,7 @@ def _ranks(settings: Settings) -> str:
 
         unit, have = "GPUs", torch.cuda.device_count()
     else:
-        unit, have = "threads on cores", len(os.sched_getaffinity(0)) // training.threads
+        unit, have = "threads on cores", num_cpus() // training.threads
     seen = f"{training.ranks} on this machine, {have} {unit} for them"
     if training.ranks > max(have, 1):
         raise StreamdError(f"{seen}: they wait for one another.", "lower training.ranks.")
@@ -399,10 +409,12 @@ def _ranks(settings: Settings) -> str:
 
 def _kernels(_: Settings) -> str:
     """Compile or load the kernels."""
+    from streamd.graph.jit import cache_problem
     from streamd.graph.warm_up import warm_up
 
     seconds = warm_up()
-    return f"compiled or loaded in {seconds:.1f} s"
+    problem = cache_problem()
+    return f"compiled or loaded in {seconds:.1f} s" + (f"; {problem}" if problem else "")
 
 
 def _roles(settings: Settings) -> str:
@@ -432,6 +444,7 @@ CHECKS: dict[str, Callable[[Settings], str]] = {
     "keys": _keys,
     "first times": _first_times,
     "clock": _clock,
+    "access": _access,
     "ports": _ports,
     "file limit": _file_limit,
     "crc32c": _crc32c,

@@ -41,7 +41,7 @@ from streamd.cli.store import backup, restore, verify
 from streamd.cli.tfgnn import tfgnn_app
 from streamd.cli.tguf import tguf_app
 from streamd.errors import SettingsError, StreamdError
-from streamd.settings.loading import effective, load_settings
+from streamd.settings.loading import check_access, effective, load_settings
 from streamd.telemetry.progress import ProgressLine
 
 app = typer.Typer(
@@ -74,13 +74,14 @@ def run(
 ) -> None:
     """Run the daemon: ingest, train and serve, and of a log that other machines follow the archive,
     until a signal."""
-    from streamd.daemon.run_role import run_role
+    from streamd.daemon.run_role import BEGIN_AGAIN, run_role
     from streamd.daemon.supervisor import Supervisor
-    from streamd.processes import place_of
+    from streamd.processes import PYTHON, place_of
     from streamd.roles import ALL_ROLES, check_name
     from streamd.telemetry.logs import configure_logs
 
     settings = settings_of(config, data_dir)
+    check_access(settings.server)
     place = place_of(os.environ)
     if place is not None and role != "train":
         raise SettingsError(
@@ -89,11 +90,11 @@ def run(
         )
 
     # Without a role this process is the supervisor of all three.
+    read = partial(settings_of, config, data_dir)
     if role is None:
         if name is not None:
             raise SettingsError("--name is of a server alone.", "give --role serve too.")
         configure_logs(settings.telemetry.log_level, settings.telemetry.log_format, "supervisor")
-        read = partial(settings_of, config, data_dir)
         raise typer.Exit(Supervisor(settings, read=read).run())
 
     # With a role this process runs it, alone or as the supervisor's child.
@@ -107,7 +108,11 @@ def run(
         from streamd.daemon.torchrun import run_ranks
 
         raise typer.Exit(run_ranks(settings))
-    raise typer.Exit(run_role(settings, role, name or ""))
+    status = run_role(settings, role, name or "", read)
+    if status == BEGIN_AGAIN:
+        # The same process, so that no service manager counts a failure; its locks end here.
+        os.execv(PYTHON[0], sys.orig_argv)
+    raise typer.Exit(status)
 
 
 @app.command()

@@ -1,18 +1,25 @@
 """The kernels of a role are compiled before its first event."""
 
+from collections.abc import Callable
+
 import structlog
 
 logger = structlog.get_logger()
 
 
-def make_kernels_ready(device: str = "cpu") -> None:
-    """Compile or load the kernels before the first event needs them. device: of the graph."""
-    from streamd.graph.jit import compile_notice
+def make_kernels_ready(
+    device: str = "cpu", should_stop: Callable[[], bool] = lambda: False
+) -> None:
+    """Compile or load the kernels before the first event needs them. device: of the graph.
+    should_stop: called meanwhile, a few times a second; True ends the work."""
+    from streamd.graph.jit import cache_problem, compile_notice
     from streamd.graph.warm_up import warm_up
 
     # What is warmed up is what is imported.
     if device == "cuda":
         import streamd.gpu.changes  # noqa: F401
+    if problem := cache_problem():
+        logger.warning("kernels_not_kept", why=problem)
     if notice := compile_notice():
         logger.info("compiling_kernels", meaning=notice)
-    logger.info("kernels_ready", seconds=round(warm_up(), 1))
+    logger.info("kernels_ready", seconds=round(warm_up(should_stop), 1))

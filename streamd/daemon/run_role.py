@@ -17,6 +17,7 @@ import structlog
 from streamd.clock import SystemClock
 from streamd.daemon.kernels_ready import make_kernels_ready
 from streamd.daemon.log_roles import run_archive, run_follow, run_ingest
+from streamd.daemon.reload import reload_at_hangup
 from streamd.daemon.role_lock import lock_name, once_unlocked
 from streamd.daemon.supervisor import REFUSED, ROLE_REFUSED, make_data_dir
 from streamd.errors import (
@@ -59,16 +60,22 @@ if TYPE_CHECKING:
 logger = structlog.get_logger()
 FULL_OR_BROKEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 """Errors of a disk that takes no bytes."""
+BEGIN_AGAIN = -1
+"""Not an exit status: the process is to run the role again, from its start. If it ended, a service
+manager would wait longer each time before it starts it again."""
 TRIED_AGAIN = (LockedError, DiskError, KafkaError, DeviceMemoryError, RanksError)
 """Errors that may be over the next time."""
 
 
-def run_role(settings: Settings, role: str, name: str = "") -> int:
+def run_role(
+    settings: Settings, role: str, name: str = "", read: Callable[[], Settings] | None = None
+) -> int:
     """Run one role in this process until a signal; the train role, where torchrun started this
     process, as one of its ranks.
 
-    name: under which the role writes its files, the role's own where empty. Returns: exit status.
-    Raises: SettingsError where torchrun's variables contradict one another.
+    name: under which the role writes its files, the role's own where empty. read: reads the
+    settings again at SIGHUP; without it the signal ends the process. Returns: exit status,
+    or BEGIN_AGAIN. Raises: SettingsError where torchrun's variables contradict one another.
     """
     # Set up the process: its end, its files, its logs. A rank has nothing to put in order without
     # torchrun, and one that hangs would not see a signal that can be caught.
@@ -87,6 +94,9 @@ def run_role(settings: Settings, role: str, name: str = "") -> int:
         begin_spans(role, name)
 
     stop, at_once = _set_by_signals()
+    begins_again = threading.Event()
+    if read is not None and place is None:
+        begins_again = reload_at_hangup(settings, role, read, stop)
     rank = place or Place(0, 1, 0)
     try:
         if SUPERVISED_BY not in os.environ:
@@ -105,7 +115,7 @@ def run_role(settings: Settings, role: str, name: str = "") -> int:
         return 1
     finally:
         end_spans()
-    return 0
+    return BEGIN_AGAIN if begins_again.is_set() else 0
 
 
 def _set_by_signals() -> tuple[threading.Event, threading.Event]:
@@ -162,9 +172,13 @@ def _status_after(
     logger.error("refused", error=str(error), kind=type(error).__name__)
     if isinstance(error, SettingsError):
         return REFUSED
-    # A standby's process starts again as a follower, or as a trainer that waits.
+    # A standby's process begins again as a follower, or as a trainer that waits; a rank, together
+    # with the others. Until then it must not count as the leader.
     if isinstance(error, FencedError) and settings.log.member != "leader":
-        return 1
+        if stop.is_set() or place.size > 1:
+            return int(place.size > 1)
+        Heartbeat(Paths.of(settings, name).learned, role, name).touch("follows again")
+        return BEGIN_AGAIN
     if isinstance(error, TRIED_AGAIN) and not isinstance(error, DataLossError):
         return 1
     if place.rank == 0:
@@ -219,16 +233,16 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
         )
     if place.size > 1 and settings.device == "cuda":
         take_gpu(place.local_rank)
+    paths = Paths.of(settings, rank_names(place.size)[place.rank])
+    beat = Heartbeat(paths.learned, "train", paths.role)
     with ended_by_signals(stop) if place.size > 1 else contextlib.nullcontext():
-        make_kernels_ready()
+        make_kernels_ready(should_stop=beat.until(stop, "preparing"))
     device = choose_device(settings.device)
     metrics.gpu_in_use.set(device == "cuda")
 
     # One trainer for each data directory. Of its ranks the first alone can be asked; the others
     # write nothing but a heartbeat.
     is_first = place.rank == 0
-    paths = Paths.of(settings, rank_names(place.size)[place.rank])
-    beat = Heartbeat(paths.learned, "train", paths.role)
     lock = None
     if is_first:
         lock = once_unlocked(lambda: lock_trainer(paths.learned), beat, stop)

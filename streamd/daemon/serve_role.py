@@ -64,7 +64,7 @@ def run_serve(
         from streamd.replica.move_requests import moves_by_request
 
         moves = moves_by_request(settings, registry, settings.server.deadline_seconds)
-    prepare = partial(make_kernels_ready, device)
+    prepare = partial(make_kernels_ready, device, stop.is_set)
     state = ServerState(settings, registry, beat, moves, end_process, prepare)
     if is_shared:
         _share_port(settings, state, beat, workers)
@@ -130,10 +130,11 @@ def _share_port(
 def _end_after_drain(
     server: _Server, seconds: float, stop: threading.Event, at_once: threading.Event
 ) -> None:
-    """Wait for `stop`, drain, and end the server. seconds: longest drain, which `at_once` ends."""
+    """Wait for `stop`, drain, and end the server. seconds: longest drain, which `at_once` ends. A
+    server that is not ready yet has nothing to drain."""
     stop.wait()
     # A stop makes the server unready first, so that a balancer sends requests elsewhere.
     server.state.draining = True
     logger.info("draining", seconds=seconds)
-    at_once.wait(seconds)
+    at_once.wait(seconds if server.state.engine.status.ready else 0)
     server.should_exit = True

@@ -14,12 +14,11 @@ from types import FrameType
 
 import structlog
 
-from streamd.errors import SettingsError, StreamdError
-from streamd.eventlog.journal.tail import JournalTail
+from streamd.daemon.reload import RELOADED, is_terminal, read_again
+from streamd.errors import SettingsError
 from streamd.processes import PYTHON, SUPERVISED_BY
 from streamd.roles import ALL_ROLES, roles_of, server_names
-from streamd.schema_change import check_extends
-from streamd.settings.loading import Settings, as_environment, changed, schema_of
+from streamd.settings.loading import Settings, as_environment
 from streamd.telemetry.heartbeat import read_beat
 
 logger = structlog.get_logger()
@@ -36,15 +35,6 @@ REFUSED = 2
 ROLE_REFUSED = 3
 """Exit status of a role that refuses its data, as after a loss in Kafka: it is not started again,
 the others go on."""
-RELOADED = (
-    "graph.node_sets",
-    "graph.edge_sets",
-    "sources",
-    "kafka.topics",
-    "stream.edge_feature_dim",
-    "stream.node_feature_dim",
-)
-"""Settings that a running daemon takes over: further sets and features, and their sources."""
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -141,22 +131,7 @@ class Supervisor:
 
         Settings that a running daemon does not take over are refused, and nothing changes.
         """
-        try:
-            settings = self._read()
-            differ = changed(self._settings, settings)
-            if others := [key for key in differ if key not in RELOADED]:
-                raise SettingsError(
-                    f"Only a restart takes over {', '.join(others)}.",
-                    f"set them back, or restart the daemon; taken over are {', '.join(RELOADED)}.",
-                )
-            if log := JournalTail.open(self._settings.data_dir):
-                check_extends(log.state.schema, schema_of(settings))
-        except StreamdError as error:
-            logger.error(
-                "reload_refused", error=str(error), meaning="the settings stay as they are"
-            )
-            return
-        logger.info("settings_read_again", changed=differ)
+        settings, differ = read_again(self._settings, self._read, RELOADED)
         self._settings = settings
         child = self._children.get("ingest")
         if differ and child is not None:
@@ -258,11 +233,6 @@ class Supervisor:
                 logger.error("role_killed", child=role, after_seconds=patience)
                 child.kill()
                 child.wait()
-
-
-def is_terminal() -> bool:
-    """Whether the standard input is a terminal that is still there."""
-    return os.isatty(0)
 
 
 def make_data_dir(path: Path) -> None:

@@ -10,6 +10,7 @@ another one compiles.
 
 import hashlib
 import os
+import shutil
 import stat
 import tempfile
 import threading
@@ -19,11 +20,26 @@ from typing import Any
 
 import numba
 import numpy as np
+from llvmlite.binding import get_host_cpu_features
 from numba import njit, types
 from numba.np.numpy_support import as_dtype
 
 ROOMS = ("graph", "gpu", "tfgnn")
 """Folders whose files hold kernels."""
+SHIPPED = "SHIPPED_KERNELS"
+"""Variable that names a folder with compiled kernels, as an image has them."""
+CPU_LEVELS = {"x86-64-v3": ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")}
+"""Levels of CPUs for which an image ships kernels (NUMBA_CPU_NAME) -> features that they use."""
+
+
+def compile_for_this_cpu() -> None:
+    """Let numba compile for the CPU of this machine, if NUMBA_CPU_NAME names a level that it lacks:
+    it would end at the first instruction that it does not know."""
+    # Without NUMBA_CPU_NAME numba compiles for this machine anyway.
+    needed = CPU_LEVELS.get(numba.config.CPU_NAME or "", ())
+    have = get_host_cpu_features()
+    if not all(have.get(feature) for feature in needed):
+        numba.config.CPU_NAME = numba.config.CPU_FEATURES = None
 
 
 def sources_hash(package: Path) -> str:
@@ -37,6 +53,10 @@ def sources_hash(package: Path) -> str:
     return found.hexdigest()[:16]
 
 
+TEMPORARY = Path(tempfile.gettempdir()) / f"streamd-{os.getuid()}"
+"""Folder that keeps kernels if no other can."""
+
+
 def cache_folder() -> Path | None:
     """Where compiled kernels are kept: below NUMBA_CACHE_DIR, the user's cache folder, or a private
     temporary one.
@@ -45,7 +65,7 @@ def cache_folder() -> Path | None:
     """
     given = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME")
     home = Path(given) if given else Path.home() / ".cache"
-    for base in (home / "streamd", Path(tempfile.gettempdir()) / f"streamd-{os.getuid()}"):
+    for base in (home / "streamd", TEMPORARY):
         folder = base / f"kernels-{sources_hash(Path(__file__).parents[1])}"
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -60,6 +80,7 @@ def cache_folder() -> Path | None:
     return None
 
 
+compile_for_this_cpu()
 CACHE = cache_folder()
 COMPILED = "compiled"
 """A file next to the kernels once all of them are there."""
@@ -138,9 +159,43 @@ def compile_notice() -> str | None:
     """The notice to show before kernels are compiled; None where all are kept already."""
     if CACHE is None:
         return f"compiling kernels, at every start as no folder can keep them: {COMPILE_TIME}"
-    if (CACHE / COMPILED).exists():
+    if (CACHE / COMPILED).exists() or image_kernels() is not None:
         return None
     return f"compiling kernels, once per machine and version: {COMPILE_TIME}"
+
+
+def cache_problem() -> str:
+    """Why compiled kernels do not last beyond this container or the next boot, with the operator's
+    action; empty if they do."""
+    if CACHE is not None and CACHE.parent != TEMPORARY:
+        return ""
+    given = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return (
+        f"user {os.getuid()} cannot keep files in {given}, so kernels are kept in "
+        f"{CACHE or 'no folder'}; give that user rights to it, or set NUMBA_CACHE_DIR to another"
+    )
+
+
+def image_kernels() -> Path | None:
+    """The folder of shipped kernels that are of these sources and for this CPU, if there is one."""
+    shipped = os.environ.get(SHIPPED)
+    if not shipped or CACHE is None or not numba.config.CPU_NAME:
+        return None
+    folder = Path(shipped) / "streamd" / CACHE.name
+    return folder if (folder / COMPILED).exists() else None
+
+
+def copy_image_kernels() -> None:
+    """Copy shipped kernels into the cache, unless it has its own. numba reads no folder that it
+    cannot write to."""
+    folder = image_kernels()
+    if folder is None or CACHE is None or (CACHE / COMPILED).exists():
+        return
+    # An index (.nbi) and code (.nbc) for each kernel.
+    for path in folder.rglob("*.nb?"):
+        copy = CACHE / path.relative_to(folder)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, copy)
 
 
 def note_compiled() -> None:

@@ -4,7 +4,7 @@ import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from filelock import FileLock, Timeout
 
@@ -19,17 +19,28 @@ KERNELS_SECONDS = 300.0
 process that takes longer is most likely stopped."""
 FACTS_KERNELS = (facts_kernels.advance, facts_kernels.fill_many, pair_table.place_all)
 """About half of all that is to compile."""
+LOOK_SECONDS = 0.1
+"""Pause between two looks at the processes that compile, or at the lock."""
 
 
-def warm_up() -> float:
+def never() -> bool:
+    """Do not stop."""
+    return False
+
+
+def warm_up(should_stop: Callable[[], bool] = never) -> float:
     """Compile all kernels that were imported, each for its one signature, or load them where that
     was done before, in one process of this installation at a time.
 
-    Returns: the seconds it took. Raises: LockedError where another process took too long.
+    should_stop: called a few times a second while others compile, and before each kernel; True ends
+    the work. Returns: the seconds it took. Raises: LockedError where another process took too long.
     """
     # The roles start together: the first compiles, the others wait and load.
     begun = time.perf_counter()
-    with _kernels_locked():
+    with _kernels_locked(should_stop) as locked:
+        if not locked:
+            return time.perf_counter() - begun
+        jit.copy_image_kernels()
         if jit.CACHE is not None and not list(jit.CACHE.rglob("facts*/kernels.advance*")):
             # numba compiles on one core at a time, so each of two processes does half of it. Not
             # this one: what a compiler takes of memory is never given back. They end with this one,
@@ -45,44 +56,56 @@ def warm_up() -> float:
                 )
                 for half in (warm_graph.__name__, warm_facts.__name__)
             ]
-            for process in halves:
-                process.wait()
-        warm_graph()
-        warm_facts()
-        jit.note_compiled()
+            while any(process.poll() is None for process in halves):
+                if should_stop():
+                    for process in halves:
+                        process.kill()
+                time.sleep(LOOK_SECONDS)
+        if warm_graph(should_stop) and warm_facts(should_stop):
+            jit.note_compiled()
     return time.perf_counter() - begun
 
 
 @contextlib.contextmanager
-def _kernels_locked() -> Iterator[None]:
+def _kernels_locked(should_stop: Callable[[], bool]) -> Iterator[bool]:
     """Keep other processes of this installation from the kernels meanwhile: numba would mix up what
-    two of them compile. Raises: LockedError."""
+    two of them compile. Yields: False if it was to stop before that. Raises: LockedError."""
     # Where no folder keeps what is compiled, there is nothing to mix up.
     if jit.CACHE is None:
-        yield
+        yield True
         return
     lock = FileLock(jit.CACHE / jit.LOCK)
+    until = time.monotonic() + KERNELS_SECONDS
+    while not should_stop():
+        try:
+            lock.acquire(timeout=LOOK_SECONDS)
+            break
+        except Timeout:
+            if time.monotonic() < until:
+                continue
+            raise LockedError(
+                f"Another process has compiled or loaded kernels for {KERNELS_SECONDS:g} s.",
+                f"look for a process that is stopped, which has {lock.lock_file} open, and end it.",
+            ) from None
     try:
-        lock.acquire(timeout=KERNELS_SECONDS)
-    except Timeout:
-        raise LockedError(
-            f"Another process has compiled or loaded kernels for {KERNELS_SECONDS:g} s.",
-            f"look for a process that is stopped, which has {lock.lock_file} open, and end it.",
-        ) from None
-    try:
-        yield
+        yield lock.is_locked
     finally:
         lock.release()
 
 
-def warm_graph() -> None:
-    """Compile or load the kernels that are not of the pair facts."""
-    for kernel in jit.KERNELS:
-        if kernel not in FACTS_KERNELS:
-            kernel.compile()
+def warm_graph(should_stop: Callable[[], bool] = never) -> bool:
+    """Compile or load the kernels that are not of the pair facts. Returns: False if it stopped."""
+    return _compile((k for k in jit.KERNELS if k not in FACTS_KERNELS), should_stop)
 
 
-def warm_facts() -> None:
-    """Compile or load the kernels of the pair facts."""
-    for kernel in FACTS_KERNELS:
+def warm_facts(should_stop: Callable[[], bool] = never) -> bool:
+    """Compile or load the kernels of the pair facts. Returns: False if it stopped."""
+    return _compile(FACTS_KERNELS, should_stop)
+
+
+def _compile(kernels: Iterable[jit.Kernel], should_stop: Callable[[], bool]) -> bool:
+    for kernel in kernels:
+        if should_stop():
+            return False
         kernel.compile()
+    return True

@@ -40,13 +40,14 @@ def check_topic(settings: Settings) -> None:
 
 def run_score(
     settings: Settings,
-    prepare: Callable[[], None],
+    prepare: Callable[[Callable[[], bool]], None],
     leads: Callable[[], bool],
     stop: threading.Event,
 ) -> None:
     """Score until `stop`.
 
-    prepare: makes the kernels ready. leads: whether this machine's role is the one that scores.
+    prepare: makes the kernels ready, as of `make_kernels_ready`. leads: whether this machine's role
+    is the one that scores.
     Raises: SettingsError where there is no topic, or its port is taken.
     """
     check_topic(settings)
@@ -57,8 +58,7 @@ def run_score(
     open_port(
         settings.telemetry.score_port, settings.server.host, beat, ApiKeys(settings.server).allows
     )
-    beat.touch("preparing")
-    prepare()
+    prepare(beat.until(stop, "preparing"))
     beat.end_when_stalled()
     topic = settings.server.score_topic
     loop = ScoreLoop(

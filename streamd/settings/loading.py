@@ -73,6 +73,7 @@ __all__ = [
     "WindowSettings",
     "as_environment",
     "changed",
+    "check_access",
     "edge_sets",
     "effective",
     "has_keys",
@@ -140,7 +141,7 @@ def load_settings(
     except Misplaced as error:
         raise SettingsError(f"Setting {_where(error.place, origin, path)}: {error}.") from None
     _check_together(settings)
-    return settings, origin
+    return _with_earlier_directory(settings, origin), origin
 
 
 def _where(place: Sequence[str | int], origin: Mapping[str, str], path: Path | None) -> str:
@@ -278,15 +279,34 @@ def _plain(declaration: Any) -> Any:
     return dumped if isinstance(declaration, dict) else list(dumped.values())
 
 
-def _check_together(s: Settings) -> None:
-    """Check what no setting alone can tell. Raises: SettingsError."""
-    # The server: who can reach it, and how.
-    if s.server.host not in LOOPBACK and not has_keys(s.server):
+def check_access(server: ServerSettings) -> None:
+    """Check that what others can reach asks for keys; for those who listen. Raises:
+    SettingsError."""
+    if server.host not in LOOPBACK and not has_keys(server):
         raise SettingsError(
-            f"server.host is {s.server.host}, which others can reach, "
-            "but server.api_keys is empty.",
+            f"server.host is {server.host}, which others can reach, but server.api_keys is empty.",
             "set STREAMD_SERVER__API_KEYS='[\"...\"]' or bind 127.0.0.1.",
         )
+
+
+def _with_earlier_directory(s: Settings, origin: Mapping[str, str]) -> Settings:
+    """The settings with the folder above `data_dir`, if that holds a log and `data_dir` does not
+    exist: the image of 0.1.0 kept the log in the root of its volume, this one keeps it in a folder
+    there."""
+    data_dir, above = s.data_dir, s.data_dir.parent
+    if origin["data_dir"] != "environment" or data_dir.exists():
+        return s
+    if not (above / "published").exists():
+        return s
+    training = s.training
+    if training.checkpoint_dir == data_dir:
+        training = training.model_copy(update={"checkpoint_dir": above})
+    return s.model_copy(update={"data_dir": above, "training": training})
+
+
+def _check_together(s: Settings) -> None:
+    """Check what no setting alone can tell. Raises: SettingsError."""
+    # The server: how it is reached.
     if (s.server.tls_cert_file is None) != (s.server.tls_key_file is None):
         raise SettingsError(
             "server.tls_cert_file and server.tls_key_file belong together.", "set both, or neither."

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,16 @@ class Heartbeat:
             threading.Thread(
                 target=_keep_writing, args=(weakref.ref(self), self._interval), daemon=True
             ).start()
+
+    def until(self, stop: threading.Event, state: str) -> Callable[[], bool]:
+        """A function for long work to call at each turn: it touches the heartbeat, and returns
+        whether `stop` is set. state: of the heartbeat."""
+
+        def is_stopped() -> bool:
+            self.touch(state)
+            return stop.is_set()
+
+        return is_stopped
 
     def note(self, **detail: Any) -> None:
         """Say details that every later touch carries."""

@@ -46,6 +46,35 @@ class LossyOutput:
         """Do nothing: each line is flushed."""
 
 
+class LeastLevel:
+    """A processor that drops lines below a level. The level may change at any time."""
+
+    def __init__(self, level: str) -> None:
+        self.level = level
+
+    def __call__(
+        self, _: object, method: str, fields: structlog.typing.EventDict
+    ) -> structlog.typing.EventDict:
+        # The bound logger passes all levels, since its own cannot change.
+        if number_of(method) < number_of(self.level):
+            raise structlog.DropEvent
+        return fields
+
+
+def number_of(level: str) -> int:
+    """The number of a level in the standard library. level: also the name of a logger's method."""
+    return logging.ERROR if level == "exception" else int(getattr(logging, level.upper()))
+
+
+def set_log_level(level: str) -> None:
+    """Change the least level of lines in this process."""
+    # Our lines, then those of libraries.
+    for processor in structlog.get_config()["processors"]:
+        if isinstance(processor, LeastLevel):
+            processor.level = level
+    route_library_lines(number_of(level))
+
+
 class LibraryLines(logging.Handler):
     """Writes warnings and errors of libraries, from the standard library's loggers, as lines of
     ours. Each line of their code gets one every REPEAT_SECONDS.
@@ -106,7 +135,6 @@ def configure_logs(level: str, fmt: str, role: str, rank: int | None = None) -> 
     rank where the process is one of several.
     """
     # JSON carries a traceback as a field, the console prints it below the line.
-    number = getattr(logging, level.upper())
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer()
         if fmt == "json"
@@ -118,6 +146,7 @@ def configure_logs(level: str, fmt: str, role: str, rank: int | None = None) -> 
     # Our own lines go through structlog.
     structlog.configure(
         processors=[
+            LeastLevel(level),
             structlog.contextvars.merge_contextvars,
             _named({"role": role} if rank is None else {"role": role, "rank": rank}),
             structlog.processors.add_log_level,
@@ -125,12 +154,12 @@ def configure_logs(level: str, fmt: str, role: str, rank: int | None = None) -> 
             structlog.processors.format_exc_info if fmt == "json" else _keep,
             renderer,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(number),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
         logger_factory=structlog.PrintLoggerFactory(cast(TextIO, LossyOutput(sys.stderr))),
         cache_logger_on_first_use=True,
     )
 
-    route_library_lines(number)
+    route_library_lines(number_of(level))
 
 
 def _named(names: dict[str, str | int]) -> structlog.typing.Processor:

@@ -25,7 +25,11 @@ changelog_bytes = Counter("streamd_changelog_bytes", "Bytes sent to the changelo
 leader_term = Gauge(
     "streamd_leader_term", "Term of the newest leader that this member knows of", registry=MEMBER
 )
-leads = Gauge("streamd_leads", "1 while this member leads, 0 while it follows", registry=MEMBER)
+leads = Gauge(
+    "streamd_leads",
+    "1 while this member leads; 0 while it follows, or brokers acknowledge none of its heartbeats",
+    registry=MEMBER,
+)
 follow_seq = Gauge("streamd_follow_seq", "Newest commit shown here", registry=FOLLOW)
 follow_lag_records = Gauge(
     "streamd_follow_lag_records", "Records of the changelog not applied yet", registry=FOLLOW

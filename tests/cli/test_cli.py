@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from streamd.cli.main import app, main
+from streamd.errors import SettingsError, StreamdError
 from streamd.events import Schema
 from streamd.ingest.dead_letters.sinks import DeadLetter, LocalDeadLetters
 from tests.builders import stream, write_log
@@ -117,3 +118,15 @@ def test_an_error_that_quotes_a_file_is_shown_without_what_a_terminal_would_obey
         main()
     said = capsys.readouterr().err
     assert "\x1b" not in said and "\\x1b[31mred" in said
+
+
+OPEN = {"STREAMD_SERVER__HOST": "0.0.0.0"}
+
+
+def test_only_a_run_asks_for_keys(tmp_path):
+    done = CliRunner().invoke(app, ["run", "--role", "serve", "--data-dir", str(tmp_path)], env=OPEN)
+    assert isinstance(done.exception, SettingsError) and "server.api_keys is empty" in str(done.exception)
+    assert CliRunner().invoke(app, ["config"], env=OPEN).exit_code == 0
+    for command in (["backup", f"file://{tmp_path}/store"], ["verify"], ["restore", f"file://{tmp_path}/store"]):
+        done = CliRunner().invoke(app, [*command, "--data-dir", str(tmp_path / "data")], env=OPEN)
+        assert isinstance(done.exception, StreamdError) and "api_keys" not in str(done.exception)

@@ -28,7 +28,7 @@ def test_sources_override_one_another_and_are_named(tmp_path):
 @pytest.mark.parametrize(("yaml", "environ", "says"), [
     ("trainin: {}", {}, "trainin"), ("training: {epoch: 1}", {}, "did you mean 'training.epochs'"),
     ("training: 5", {}, "Setting training .*mapping"), ("training: {epochs: 0}", {}, r"Setting training\.epochs .*greater than 0"), ("[1]", {}, "mapping"),
-    ("a: b: c", {}, "cannot be read"), ("server: {host: 0.0.0.0}", {}, r"server\.api_keys"), ("model: {dim: 7}", {}, r"model\.dim 7 .*model\.heads"),
+    ("a: b: c", {}, "cannot be read"), ("model: {dim: 7}", {}, r"model\.dim 7 .*model\.heads"),
     ("", {"STREAMD_SERVER__PROT": "1"}, "STREAMD_SERVER__PORT"), ("", {"STREAMD_KAFKA__TOPICS": "x"}, "STREAMD_KAFKA__TOPICS.*JSON"),
     ("", {"STREAMD_SERVER__PORT": "http"}, "server.port"), ("kafka: {client: {group_id: x}}", {}, "group_id")])
 def test_a_wrong_setting_is_one_line_that_names_it(tmp_path, yaml, environ, says):
@@ -219,3 +219,19 @@ def test_a_leader_is_heard_three_times_within_the_timeout(timeout, heartbeat):
     for wrong in (1.9, 601):
         with pytest.raises(SettingsError, match="leader.timeout_seconds"):
             load_settings(None, {"leader.timeout_seconds": wrong}, environ={})
+
+
+def test_a_log_in_the_root_of_a_volume_is_used_until_the_folder_in_it_exists(tmp_path):
+    environ = {"STREAMD_DATA_DIR": str(tmp_path / "log"), "STREAMD_TRAINING__CHECKPOINT_DIR": str(tmp_path / "log")}
+
+    def found(overrides=None):
+        s, _ = load_settings(None, overrides, environ)
+        assert s.training.checkpoint_dir == s.data_dir or overrides
+        return s.data_dir
+
+    assert found() == tmp_path / "log", "a new volume"
+    (tmp_path / "published").touch()
+    assert found() == tmp_path
+    assert found({"data_dir": tmp_path / "log"}) == tmp_path / "log", "a restore names the folder"
+    (tmp_path / "log").mkdir()
+    assert found() == tmp_path / "log"

@@ -33,6 +33,9 @@ WAIT_SECONDS = 0.05
 """Longest wait for an acknowledgement before the heartbeat is touched."""
 HEARTBEAT_SECONDS = 1.0
 """Longest silence of a leader that has nothing to say."""
+UNHEARD_HEARTBEATS = 3
+"""A leader without an acknowledgement for so many heartbeats may be cut off from the brokers, and
+another member may lead."""
 
 
 class _Part(NamedTuple):
@@ -86,7 +89,7 @@ class ChangelogPublisher:
         self._heartbeat_seconds = heartbeat_seconds
         self._now = now
         self._sent: deque[_Sent] = deque()
-        self._sent_at = now()
+        self._sent_at = self._heard_at = now()
 
     @property
     def term(self) -> int:
@@ -140,6 +143,8 @@ class ChangelogPublisher:
         """The newest commit up to which all are acknowledged, and the offset up to which all is
         known. Raises: KafkaError; FencedError where another member leads, ChangelogError where the
         changelog lost what it had acknowledged."""
+        unheard = self._now() - self._heard_at > UNHEARD_HEARTBEATS * self._heartbeat_seconds
+        replica_metrics.leads.set(not (self._sent and unheard))
         while self._sent:
             seq, parts = self._sent[0]
             while parts:
@@ -149,6 +154,7 @@ class ChangelogPublisher:
                 if offset != self._next_offset:
                     offset = self._look_at_gap(parts[0].entry, offset)
                 parts.popleft()
+                self._heard_at = self._now()
                 self._next_offset = offset + 1
 
             # Only whole commits count: whoever reads on from here would miss their first parts.

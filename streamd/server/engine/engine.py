@@ -11,6 +11,7 @@ import gc
 import math
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import structlog
 
@@ -39,6 +40,7 @@ from streamd.telemetry import metrics, spans
 from streamd.telemetry.heartbeat import Heartbeat
 
 logger = structlog.get_logger()
+T = TypeVar("T")
 POLL_SECONDS = 0.01
 """Pause while no request waits and commits give no notice: so stale may an answer be after a
 commit."""
@@ -214,19 +216,23 @@ class Engine:
                 await self._queue.rest(0.0 if is_busy or self._answerer else pause)
 
     async def _wait_for(self, prepare: Callable[[], None]) -> None:
-        """Call a function in another thread, and turn the loop meanwhile."""
+        """Call what makes the kernels ready."""
         self.status.why = compile_notice() or "loading kernels"
         self._beat.touch("preparing")
-        work = asyncio.create_task(asyncio.to_thread(prepare))
-        while not (await asyncio.wait([work], timeout=LOOK_SECONDS))[0]:
+        await self._in_thread(prepare)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """Call a function in another thread, and turn the loop meanwhile."""
+        task = asyncio.create_task(asyncio.to_thread(work))
+        while not (await asyncio.wait([task], timeout=LOOK_SECONDS))[0]:
             self.status.beat = time.monotonic()
             self._beat.touch("preparing")
-        await work
+        return await task
 
     async def _wait_for_log(self) -> LogFollower | None:
         """Wait until ingest has made a log, and open it. Returns: None if `stop` came first."""
         while not self._stopping:
-            self._follower = await asyncio.to_thread(self._open)
+            self._follower = await self._in_thread(self._open)
             if self._follower is not None:
                 self._on_schema(self._follower.view.log.state.schema)
                 return self._follower
@@ -234,9 +240,8 @@ class Engine:
         return None
 
     def _open(self) -> LogFollower | None:
-        """Open the log and its stored facts, in another thread since it can take seconds. Returns:
+        """Open the log and its stored facts, in another thread since it can take minutes. Returns:
         None before there is a log."""
-        self.status.beat = time.monotonic()
         reader = LogReader.open(self._settings.paths.log)
         if reader is None:
             self.status.why = "waiting for ingest to make the log"
