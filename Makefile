@@ -11,7 +11,7 @@ SEEDS ?= 200
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo demos test screenshots contract tgb slow fences fuzz mutants lint bench docs helm wheel proto clean keys image image-release pin-base
+.PHONY: demo demos test screenshots contract tgb slow fences fuzz mutants lint bench docs helm wheel proto clean keys image image-release pin-base containers
 
 demo: $(VENV)/.demo
 	$(BIN)/streamd demo $(DEMO_ARGS)
@@ -158,7 +158,8 @@ keys:
 	  cat deploy/secrets/metrics_key >> deploy/secrets/api_keys; chmod 644 deploy/secrets/*
 	@echo "deploy/secrets: api_keys (the first for callers, the second for Prometheus), admin_keys, metrics_key, grafana_password"
 
-# The image. TORCH_INDEX: a package index of torch for the CPU; SOURCE: address of the repository, for its label.
+# The image, by DOCKER, which may be podman: its own format of images has no health check. TORCH_INDEX: a package index of torch for the CPU; SOURCE: address of the repository, for its label.
+DOCKER ?= docker
 TARGET ?= cpu
 TORCH_INDEX ?=
 EXTRAS ?= arrow
@@ -170,7 +171,11 @@ IMAGE = -f deploy/Dockerfile --target $(TARGET) --build-arg TORCH_INDEX="$(TORCH
   --build-arg EXTRAS="$(EXTRAS)" --build-arg VERSION="$(VERSION)" --build-arg REVISION="$(REVISION)" \
   --build-arg SOURCE="$(SOURCE)"
 image:
-	docker build $(IMAGE) -t streamd:$(TAG) .
+	$(DOCKER) build $(if $(findstring podman,$(DOCKER)),--format docker) $(IMAGE) -t streamd:$(TAG) .
+
+# The image in containers, by docker or podman, whichever answers, with compose: below 15 minutes. SHORT=1 before each release.
+containers: $(VENV)/.dev
+	CONTAINERS=1 SHORT=$(SHORT) IMAGE=$(IMAGE_TESTED) $(BIN)/python -m pytest -s tests/deploy/test_containers.py
 
 # The image with an SBOM and its provenance beside it, built by buildx with the container driver and pushed to REGISTRY. Nobody
 # has run this one yet.

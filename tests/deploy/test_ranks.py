@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import kubernetes_validate
 import pytest
@@ -18,6 +19,7 @@ from streamd.registry import Registry
 from streamd.settings.loading import as_environment, load_settings
 from streamd.windows.history import HistoryReader
 from tests.deploy.test_deploy import built, config_map, needs, one
+from tests.deploy.test_volumes import image_environment
 from tests.processes import children, is_alive, soon
 from tests.ranks.test_kills import SMALL
 from tests.ranks.test_trainer import check_alike
@@ -71,7 +73,7 @@ def test_agents_meet_at_the_first_pod_and_all_pods_share_one_volume(documents):
 
     s, _ = load_settings(None, None, config_map(documents)["data"])
     mounts = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
-    assert str(s.training.checkpoint_dir) == mounts["data"]
+    assert s.training.checkpoint_dir == Path(mounts["data"]) / "log" == Path(image_environment()["STREAMD_DATA_DIR"])
     claims = [v["persistentVolumeClaim"]["claimName"] for p in (pod, one(documents, "StatefulSet")["spec"]["template"]["spec"])
               for v in p["volumes"] if v["name"] == "data"]
     assert claims == ["streamd-data"] * 2
