@@ -17,6 +17,7 @@ import prometheus_client
 import pytest
 import yaml
 
+from streamd import __version__
 from streamd.cli.health import ANSWER_SECONDS
 from streamd.cli.main import app as cli
 from streamd.settings.loading import Settings, effective, load_settings
@@ -294,13 +295,13 @@ def test_the_image_says_what_it_is():
     text = (DEPLOY / "Dockerfile").read_text()
     labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="([^"]*)"', text))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert (labels["title"], labels["licenses"]) == (project["name"], project["license"])
-    assert f"ARG VERSION={project['version']}\n" in text
+    assert (labels["title"], labels["licenses"]) == ("streamd", project["license"])
+    assert f"ARG VERSION={__version__}\n" in text
     said = subprocess.run(["make", "-n", "image", "TORCH_INDEX=the-index", "SOURCE=the-source"], cwd=ROOT,
                           capture_output=True, text=True, check=True).stdout
     given = dict(re.findall(r'--build-arg (\w+)="([^"]*)"', said))
-    assert given["VERSION"] == project["version"] and (given["SOURCE"], given["TORCH_INDEX"]) == ("the-source", "the-index")
-    assert f"-t streamd:{project['version']} ." in said
+    assert given["VERSION"] == __version__ and (given["SOURCE"], given["TORCH_INDEX"]) == ("the-source", "the-index")
+    assert f"-t streamd:{__version__} ." in said
     asked = {label: re.fullmatch(r"\$(\w+)", labels[label])[1] for label in ("version", "revision", "source")}
     assert set(asked.values()) <= set(given) and set(given) == set(re.findall(r"^ARG (?!BASE)(\w+)=", text, re.M))
 
