@@ -109,7 +109,7 @@ $(VENV)-contract-%/.made: tests/contracts/clients/%.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip --python $(@D)/bin/python $(INSTALL) --no-deps -r $<
 	touch $@
 
-# The Helm chart: rendered by Helm's own engine, checked against Kubernetes' schemas, compared with the kustomize base.
+# The Helm chart: rendered by Helm's own engine, checked against Kubernetes' schemas, compared with kustomize's overlays.
 helm: $(VENV)/.dev $(VENV)-helm/.made
 	HELM_PYTHON=$(abspath $(VENV)-helm)/bin/python $(BIN)/python -m pytest tests/deploy/test_helm.py
 

@@ -14,7 +14,7 @@ from typer.main import get_command
 from streamd.cli.main import app
 from streamd.roles import ALL_ROLES
 from streamd.settings.loading import load_settings
-from tests.deploy.test_deploy import DEPLOY, built, config_map, needs, one
+from tests.deploy.test_deploy import DEPLOY, K8S, built, config_map, exported, needs, one, used
 
 
 @pytest.fixture(scope="module")
@@ -108,13 +108,15 @@ def test_callers_reach_replicas_alone_and_prometheus_every_role(documents):
         listened = {"ingest": s.telemetry.ingest_port, "train": s.telemetry.train_port, "archive": s.telemetry.archive_port,
                     "follow": s.telemetry.ingest_port, "http": s.server.port}
         assert ports == {name: listened[name] for name in ports}
-        scraped = {e["port"] for e in one(documents, "ServiceMonitor", name)["spec"]["endpoints"]}
-        assert scraped == set(ports)
+        monitor, = (d["spec"] for d in documents if d["kind"] in ("ServiceMonitor", "PodMonitor") and d["metadata"]["name"] == name)
+        endpoints = monitor.get("endpoints") or monitor["podMetricsEndpoints"]
+        assert {e["port"] for e in endpoints} == set(ports) and monitor["jobLabel"] == "app.kubernetes.io/name"
         opened = {p["port"] for rule in one(documents, "NetworkPolicy", policy)["spec"]["ingress"] for p in rule["ports"]}
         assert opened == set(ports.values())
-        services = [s for s in documents if s["kind"] == "Service" and s["metadata"]["labels"]["app.kubernetes.io/component"]
-                    == one(documents, "ServiceMonitor", name)["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"]]
-        assert {p["name"] for s in services for p in s["spec"]["ports"]} == set(ports)
+        # Of the members a Service names the ports; of the replicas it has the callers' alone, and Prometheus asks the pods.
+        component = monitor["selector"]["matchLabels"]["app.kubernetes.io/component"]
+        service, = (d["spec"] for d in documents if d["kind"] == "Service" and d["metadata"]["labels"]["app.kubernetes.io/component"] == component)
+        assert {p["name"] for p in service["ports"]} == ({"http"} if component == "replica" else set(ports))
         out = {p["port"] for rule in one(documents, "NetworkPolicy", policy)["spec"]["egress"] for p in rule["ports"]}
         assert out == {53, 443, 9092}
 
@@ -127,6 +129,20 @@ def test_the_autoscaler_waits_for_as_long_as_a_replica_takes_to_start(documents)
     assert spec["minReplicas"] >= 2 and spec["behavior"]["scaleUp"]["stabilizationWindowSeconds"] >= 60
     assert {m["type"] for m in spec["metrics"]} == {"ContainerResource", "Pods"}
     assert one(documents, "PodDisruptionBudget", "streamd-replica")["spec"]["maxUnavailable"] == 1
+
+
+@needs["kubectl"]
+def test_the_example_for_keda_scales_as_the_autoscaler_does(documents):
+    spec = yaml.safe_load((K8S / "examples/keda.yaml").read_text())["spec"]
+    scaler = one(documents, "HorizontalPodAutoscaler", "streamd-replica")["spec"]
+    assert spec["scaleTargetRef"]["name"] == scaler["scaleTargetRef"]["name"]
+    assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (scaler["minReplicas"], scaler["maxReplicas"])
+    assert spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"] == scaler["behavior"]
+    cpu, requests = (t["metadata"] for t in spec["triggers"])
+    resource, pods = (m.get("containerResource") or m["pods"] for m in scaler["metrics"])
+    assert (cpu["containerName"], cpu["value"]) == (resource["container"], str(resource["target"]["averageUtilization"]))
+    assert f"sum({pods['metric']['name']}{{" in requests["query"] and requests["threshold"] == pods["target"]["averageValue"]
+    assert used(requests["query"]) <= exported()
 
 
 def test_compose_runs_two_replicas_of_its_streamd_behind_a_proxy():

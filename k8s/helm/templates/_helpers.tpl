@@ -1,7 +1,8 @@
+{{- /* Labels that pods of a component are selected by. Given: root, component. */}}
 {{- define "streamd.selector" -}}
 app.kubernetes.io/name: streamd
-app.kubernetes.io/instance: {{ .Release.Name }}
-app.kubernetes.io/component: daemon
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
 {{- define "streamd.labels" -}}
@@ -16,44 +17,42 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{ .Values.keys.existingSecret | default (printf "%s-keys" .Release.Name) }}
 {{- end }}
 
-{{/* A role's container. Given: root, role, port (its name) and number. Only serve has a readiness probe. */}}
-{{- define "streamd.container" -}}
-name: {{ .role }}
-image: "{{ .root.Values.image.repository }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}"
-{{- with .root.Values.image.pullPolicy }}
-imagePullPolicy: {{ . }}
+{{- define "streamd.image" -}}
+{{- with .Values.image -}}
+{{- $tag := .tag | default (printf "%s%s" $.Chart.AppVersion ($.Values.gpu.enabled | ternary "-cuda" "")) -}}
+{{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ $tag }}{{ end }}
 {{- end }}
-args: [run, --role, {{ .role }}]
-envFrom: [{configMapRef: {name: {{ .root.Release.Name }}}}]
-ports: [{name: {{ .port }}, containerPort: {{ .number }}}]
-startupProbe:
-  httpGet: {path: /livez, port: {{ .number }}}
-  periodSeconds: 10
-  timeoutSeconds: 5
-  failureThreshold: {{ .root.Values.startupFailureThreshold }}
-livenessProbe:
-  httpGet: {path: /livez, port: {{ .number }}}
-  periodSeconds: 15
-  timeoutSeconds: 5
-  failureThreshold: 4
-{{- if eq .role "serve" }}
-readinessProbe:
-  httpGet: {path: /readyz, port: {{ .number }}}
-  periodSeconds: 2
-  timeoutSeconds: 2
-  failureThreshold: 2
 {{- end }}
-resources: {{ index .root.Values.resources .role | toJson }}
-securityContext:
-  allowPrivilegeEscalation: false
-  readOnlyRootFilesystem: true
-  capabilities: {drop: [ALL]}
-volumeMounts:
-  - {name: data, mountPath: /data}
-  - {name: cache, mountPath: /cache}
-  - {name: tmp, mountPath: /tmp}
-  - {name: keys, mountPath: /etc/streamd/keys, readOnly: true}
-  {{- if ne .role "train" }}
-  - {name: kafka, mountPath: /etc/streamd/kafka, readOnly: true}
-  {{- end }}
+
+{{- /* The settings of a mode, and those of `config` above them, as JSON. */}}
+{{- define "streamd.config" -}}
+{{- $mode := dict }}
+{{- if eq .Values.mode "ha" }}
+{{- $_ := required "mode ha needs config.STREAMD_LOG__STORE, the URL of a store" .Values.config.STREAMD_LOG__STORE }}
+{{- $member := gt (int .Values.members.count) 1 | ternary "standby" "leader" }}
+{{- $mode = dict "STREAMD_LOG__NAME" .Release.Name "STREAMD_LOG__MEMBER" $member }}
+{{- else if eq .Values.mode "ranks" }}
+{{- $mode = dict "STREAMD_TRAINING__CHECKPOINT_DIR" "/data" }}
+{{- end }}
+{{- if .Values.gpu.enabled }}
+{{- $_ := set $mode "STREAMD_DEVICE" "cuda" }}
+{{- end }}
+{{- if .Values.score.enabled }}
+{{- $_ := required "score needs config.STREAMD_SERVER__SCORE_TOPIC, the topic of the scores" .Values.config.STREAMD_SERVER__SCORE_TOPIC }}
+{{- end }}
+{{- merge (deepCopy .Values.config) $mode | toJson }}
+{{- end }}
+
+{{- /* Whether callers reach replicas, instead of the pod of the log. */}}
+{{- define "streamd.answering" -}}
+{{ eq .Values.mode "ha" | ternary "replica" "daemon" }}
+{{- end }}
+
+{{- /* A port that Prometheus scrapes. Given: root, port, role. */}}
+{{- define "streamd.endpoint" -}}
+port: {{ .port }}
+path: /metrics
+interval: {{ .root.Values.monitoring.interval }}
+authorization: {type: Bearer, credentials: {name: {{ include "streamd.keys" .root }}, key: metrics_key}}
+relabelings: [{targetLabel: role, replacement: {{ .role }}}]
 {{- end }}
