@@ -147,7 +147,7 @@ def test_values_reach_each_pod_and_container_that_they_name(values):
                 assert c["readinessProbe"]["periodSeconds"] == 9
                 assert c["resources"]["limits"]["memory"] == "9Gi"
             store = [e for e in c["envFrom"] if e.get("secretRef", {}).get("name") == "bucket"]
-            assert bool(store) == (values == "all-ha" and c["name"] != "serve")
+            assert bool(store) == (values == "all-ha")
     for document in made:
         if document["kind"] in ("StatefulSet", "Deployment"):
             assert document["spec"]["template"]["metadata"]["annotations"]["a"] == "b"

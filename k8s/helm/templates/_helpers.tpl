@@ -32,7 +32,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- $member := gt (int .Values.members.count) 1 | ternary "standby" "leader" }}
 {{- $mode = dict "STREAMD_LOG__NAME" .Release.Name "STREAMD_LOG__MEMBER" $member }}
 {{- else if eq .Values.mode "ranks" }}
-{{- $mode = dict "STREAMD_TRAINING__CHECKPOINT_DIR" "/data" }}
+{{- $mode = dict "STREAMD_TRAINING__CHECKPOINT_DIR" "/data/log" }}
 {{- end }}
 {{- if .Values.gpu.enabled }}
 {{- $_ := set $mode "STREAMD_DEVICE" "cuda" }}

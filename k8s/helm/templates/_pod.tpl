@@ -22,7 +22,7 @@ command: {{ toJson . }}
 args: {{ .args | default (list "run" "--role" .role) | toJson }}
 envFrom:
   - configMapRef: {name: {{ .root.Release.Name }}}
-  {{- if and $ha .store }}
+  {{- if $ha }}
   - secretRef: {name: {{ $values.storeSecret | default (printf "%s-store" .root.Release.Name) }}, optional: true}
   {{- end }}
   {{- with $values.extraEnvFrom }}
