@@ -311,7 +311,7 @@ def main() -> None:
     try:
         app()
     except StreamdError as error:
-        err.print(
-            f"streamd: {printable(str(error))}", markup=False, highlight=False, soft_wrap=True
-        )
+        # Settings may have several errors, a line each.
+        text = (printable_lines if isinstance(error, SettingsError) else printable)(str(error))
+        err.print(f"streamd: {text}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)

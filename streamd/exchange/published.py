@@ -14,9 +14,10 @@ from streamd.decode.encoding import Times
 from streamd.errors import SettingsError
 from streamd.events import MICROSECONDS
 from streamd.exchange.text_files import BLANKS, Row, TextForm
+from streamd.settings.contradictions import check_sources
 from streamd.settings.loading import Settings, edge_sets, schema_of
-from streamd.settings.sets import Misplaced, nearest_of
-from streamd.settings.sources import SourceSettings, check_sources
+from streamd.settings.sets import nearest_of
+from streamd.settings.sources import SourceSettings
 
 FEATURES_HINT = "declare features of these names in graph.edge_sets to take them"
 GDELT_ACTOR = (
@@ -263,9 +264,7 @@ def add_published_source(settings: Settings, name: str, edge_set: str) -> Settin
     )
     # A source of the settings that has this name by chance counts no more here.
     graph = settings.graph
-    try:
-        check_sources((source,), graph.node_sets, declared, schema)
-    except Misplaced as misplaced:
-        raise SettingsError(f"--as {name}: {misplaced}.", f"{FEATURES_HINT}.") from None
+    for misplaced in check_sources((source,), graph.node_sets, declared, schema):
+        raise SettingsError(f"--as {name}: {misplaced.what}.", f"{FEATURES_HINT}.")
     others = tuple(one for one in settings.sources if one.topic != name)
     return settings.model_copy(update={"sources": (*others, source)})

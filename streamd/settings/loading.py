@@ -8,20 +8,25 @@ exported here too; each component gets its own branch of it.
 import difflib
 import json
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic_settings import EnvSettingsSource
 
 from streamd.errors import SettingsError
 from streamd.settings.branch import Branch
+from streamd.settings.contradictions import (
+    check_branches,
+    check_sources,
+    check_topics,
+    check_widths,
+)
 from streamd.settings.log import LeaderSettings, LogSettings, without_secrets
+from streamd.settings.mistakes import SECRET_WORDS, Mistakes
 from streamd.settings.server import LOOPBACK, ServerSettings, TelemetrySettings, has_keys
-from streamd.settings.sets import Misplaced, check_sets, nearest_of
-from streamd.settings.sources import REGISTRY_FORMATS, check_sources
+from streamd.settings.sets import Misplaced, check_sets
 from streamd.settings.tree import (
     MODEL_PLUGINS,
     PREFIX,
@@ -46,7 +51,7 @@ from streamd.settings.tree import (
     schema_of,
     with_schema,
 )
-from streamd.settings.yaml_lines import line_of, nearest_name
+from streamd.settings.yaml_lines import SettingsFile
 
 __all__ = [
     "BootstrapSettings",
@@ -84,16 +89,19 @@ __all__ = [
     "with_schema",
 ]
 
-SECRET_WORDS = ("password", "secret", "token", "key", "proxy")
-"""Parts of names whose values are never shown; a proxy's address may hold a password."""
 KEYS = ("api_keys", "admin_keys")
 """Settings that are lists of secrets."""
 DECLARATIONS = (("sources",), ("graph", "node_sets"), ("graph", "edge_sets"))
 """Settings whose values are trees of their own."""
 STORE_URL = ("log", "store")
 """Setting that is a URL, in which user, password and query may be credentials."""
-MAX_SHOWN = 80
-"""Most characters of a wrong value that an error shows."""
+DECLARING = {".".join(path) for path in DECLARATIONS} | {
+    "stream.edge_feature_dim",
+    "stream.node_feature_dim",
+    "stream.label_dim",
+    "kafka.topics",
+}
+"""Settings by which sources and declared sets are checked."""
 
 
 def load_settings(
@@ -107,91 +115,84 @@ def load_settings(
     to `os.environ`.
     Returns: the settings, and where each value comes from: dotted key -> "default", "file",
     "environment" or "command line".
-    Raises: SettingsError naming the key, its source and the nearest known key.
+    Raises: SettingsError with all that is wrong: each key, its source with file and line, and the
+    nearest known key.
     """
     environ = os.environ if environ is None else environ
     known = {".".join(p) for p in leaves()}
-    branches = {p[0] for p in leaves() if len(p) > 1}
     origin = dict.fromkeys(known, "default")
-    merged: dict[str, Any] = {}
+    file = SettingsFile(path) if path else None
+    mistakes = Mistakes(origin, file)
+    given: dict[str, Any] = {}
 
-    # Later sources are stronger; each value goes into the tree where its key says.
+    # Later sources are stronger.
     for source, values in (
-        ("file", _flatten(_read_yaml(path), str(path), branches) if path else {}),
-        ("environment", _read_environment(environ)),
+        ("file", _flatten(file.content, mistakes) if file else {}),
+        ("environment", _read_environment(environ, mistakes)),
         ("command line", dict(overrides or {})),
     ):
         for key, value in values.items():
-            if key not in known:
-                raise SettingsError(f"Unknown setting {key!r} ({source}){_nearest(key, known)}.")
-            origin[key] = source
-            *branch, leaf = key.split(".")
-            node = merged
-            for name in branch:
-                node = node.setdefault(name, {})
-            node[leaf] = value
+            if key in known:
+                origin[key] = source
+                given[key] = value
+            else:
+                mistakes.add_unknown(key, source)
 
-    # Check values one by one, then together; a secret is not shown in the error either.
+    # Check values one by one, then those that can be used together.
     try:
-        settings = Settings(**merged)
+        settings = Settings(**_tree_of(given))
     except ValidationError as error:
-        raise _misfit(error, origin, path) from None
-    try:
-        settings = _completed(settings, origin)
-    except Misplaced as error:
-        raise SettingsError(f"Setting {_where(error.place, origin, path)}: {error}.") from None
-    _check_together(settings)
+        mistakes.add_misfits(error, _tree_of(given))
+        used = {key: value for key, value in given.items() if key not in mistakes.doubtful}
+        try:
+            settings = Settings(**_tree_of(used))
+        except ValidationError:
+            mistakes.raise_any()
+            raise
+    settings = _checked_together(settings, origin, mistakes)
+    mistakes.raise_any()
     return _with_earlier_directory(settings, origin), origin
 
 
-def _where(place: Sequence[str | int], origin: Mapping[str, str], path: Path | None) -> str:
-    """A setting's key with its source; inside a declaration of a file, also with the line."""
-    # The longest beginning that is a setting; what follows is inside its value.
-    for end in range(len(place), 0, -1):
-        source = origin.get(".".join(map(str, place[:end])))
-        if source is not None:
-            break
-    else:
-        end, source = len(place), "input"
-    line = line_of(path, place) if path is not None and source == "file" else None
-    named = f"{source} {path} line {line}" if line is not None else source
-    return f"{'.'.join(map(str, place))} ({named})"
+def _checked_together(s: Settings, origin: Mapping[str, str], mistakes: Mistakes) -> Settings:
+    """Check settings against one another, and complete them by what their declarations imply."""
+    # A check is left out if it names a setting whose value is not the one that was meant.
+    doubtful = frozenset(mistakes.doubtful)
+
+    def add_all(found: Iterable[Misplaced]) -> bool:
+        certain = [m for m in found if not any(key in _named_in(m) for key in doubtful)]
+        return mistakes.add_all(certain)
+
+    # Without sets there is no schema to compare with.
+    if not doubtful & DECLARING and not add_all(check_sets(s.graph.node_sets, s.graph.edge_sets)):
+        add_all(check_widths(s, origin))
+        s = _completed(s, origin)
+        add_all(check_topics(s))
+        add_all(check_sources(s.sources, node_sets(s), edge_sets(s), schema_of(s)))
+    add_all(check_branches(s))
+    return s
 
 
-def _misfit(error: ValidationError, origin: Mapping[str, str], path: Path | None) -> SettingsError:
-    """The first of pydantic's errors as one line; a secret is not shown in it."""
-    # A misspelt key is a missing one too: the one that is there says more.
-    first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
-    place = first["loc"]
-    says = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
-        return SettingsError(
-            f"Setting {_where(place, origin, path)} is unknown{nearest_name(Settings, place)}."
-        )
-    key = ".".join(str(x) for x in place)
-    shown = repr(first["input"])
-    secret = any(w in key for w in SECRET_WORDS)
-    got = "" if secret or len(shown) > MAX_SHOWN else f", got {shown}"
-    return SettingsError(f"Setting {_where(place, origin, path)}: {says}{got}.")
+def _named_in(misplaced: Misplaced) -> str:
+    """The text of a contradiction with its key, which name all settings that are compared."""
+    return f"{'.'.join(map(str, misplaced.place))} {misplaced.what}"
+
+
+def _tree_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by dotted key as the tree that pydantic reads."""
+    tree: dict[str, Any] = {}
+    for key, value in values.items():
+        *branch, leaf = key.split(".")
+        node = tree
+        for name in branch:
+            node = node.setdefault(name, {})
+        node[leaf] = value
+    return tree
 
 
 def _completed(s: Settings, origin: Mapping[str, str]) -> Settings:
-    """The settings with the widths and topics that their declarations imply.
-
-    Raises: Misplaced where a declaration contradicts another setting.
-    """
-    # A width that is set must be the declared one.
-    check_sets(s.graph.node_sets, s.graph.edge_sets)
+    """The settings with the widths and topics that their declarations imply."""
     schema = schema_of(s)
-    for kind in ("edge", "node"):
-        name = f"{kind}_feature_dim"
-        given, follows = getattr(s.stream, name), getattr(schema, name)
-        if origin[f"stream.{name}"] != "default" and given != follows:
-            raise Misplaced(
-                ("stream", name),
-                f"it is {given}, but what graph.{kind}_sets declares is {follows} wide; "
-                "leave it out",
-            )
     widths = {
         "edge_feature_dim": schema.edge_feature_dim,
         "node_feature_dim": schema.node_feature_dim,
@@ -199,16 +200,10 @@ def _completed(s: Settings, origin: Mapping[str, str]) -> Settings:
     stream = s.stream.model_copy(update=widths)
 
     # Topics of sources are read without being named twice.
-    topics = tuple(source.topic for source in s.sources)
+    topics = tuple(dict.fromkeys(source.topic for source in s.sources))
     kafka = s.kafka
     if origin["kafka.topics"] == "default" and topics:
-        kafka = s.kafka.model_copy(update={"topics": tuple(dict.fromkeys(topics))})
-    for i, topic in enumerate(topics):
-        if topic not in kafka.topics:
-            near = nearest_of(topic, kafka.topics)
-            raise Misplaced(("sources", i, "topic"), f"{topic} is not in kafka.topics{near}")
-
-    check_sources(s.sources, node_sets(s), edge_sets(s), schema)
+        kafka = s.kafka.model_copy(update={"topics": topics})
     return s.model_copy(update={"stream": stream, "kafka": kafka})
 
 
@@ -304,145 +299,24 @@ def _with_earlier_directory(s: Settings, origin: Mapping[str, str]) -> Settings:
     return s.model_copy(update={"data_dir": above, "training": training})
 
 
-def _check_together(s: Settings) -> None:
-    """Check what no setting alone can tell. Raises: SettingsError."""
-    # The server: how it is reached.
-    if (s.server.tls_cert_file is None) != (s.server.tls_key_file is None):
-        raise SettingsError(
-            "server.tls_cert_file and server.tls_key_file belong together.", "set both, or neither."
-        )
-
-    if s.server.workers > 1 and not s.server.port:
-        raise SettingsError(
-            "server.workers share one port, and server.port is 0.", "set server.port to a number."
-        )
-
-    # Who leads next must find what the one before had.
-    if s.log.member == "standby" and not (s.log.name and s.log.store):
-        raise SettingsError(
-            "log.member is standby, which needs log.name and log.store.",
-            "set both, or log.member: leader on a machine that is alone.",
-        )
-
-    # Model and graph: sizes that must fit one another.
-    if s.model.dim % s.model.heads:
-        raise SettingsError(
-            f"model.dim {s.model.dim} is not a multiple of model.heads {s.model.heads}."
-        )
-    if s.graph.max_block_entries & (s.graph.max_block_entries - 1):
-        raise SettingsError(
-            f"graph.max_block_entries is {s.graph.max_block_entries}; it must be a power of two."
-        )
-    if any(h <= 0 for h in s.model.half_lives_seconds):
-        raise SettingsError("model.half_lives_seconds must all be above 0.")
-
-    _check_schema_registry(s)
-
-    # Kafka: settings that have a key of their own, and parts of the partitions.
-    for name in ("group_id", "bootstrap_servers"):
-        if name in s.kafka.client:
-            raise SettingsError(f"kafka.client.{name} is set by kafka.{name}.")
-    if s.ingest.shard is not None:
-        index, count = (int(x) for x in s.ingest.shard.split("/"))
-        if index > count:
-            raise SettingsError(
-                f"ingest.shard {s.ingest.shard} does not exist: "
-                f"shards are 1/{count} to {count}/{count}."
-            )
-
-
-def _check_schema_registry(s: Settings) -> None:
-    """Check how the schema registry is reached, and that it is where it is needed.
-
-    Raises: SettingsError.
-    """
-    r = s.schema_registry
-    for source in s.sources:
-        if source.format in REGISTRY_FORMATS and r.url is None:
-            raise SettingsError(
-                f"The source of {source.topic} is {source.format}, "
-                "but schema_registry.url is not set.",
-                "set it to the registry's address.",
-            )
-    if r.secret is not None and r.secret_file is not None:
-        raise SettingsError(
-            "schema_registry.secret and schema_registry.secret_file are both set.", "keep one."
-        )
-    if r.user is not None and r.secret is None and r.secret_file is None:
-        raise SettingsError("schema_registry.user needs schema_registry.secret.")
-    if r.key_file is not None and r.cert_file is None:
-        raise SettingsError("schema_registry.key_file needs schema_registry.cert_file.")
-    is_https = r.url is not None and r.url.startswith("https")
-    for name in ("ca_file", "cert_file"):
-        if getattr(r, name) is not None and not is_https:
-            raise SettingsError(
-                f"schema_registry.{name} means nothing unless schema_registry.url is https."
-            )
-
-
-def _nearest(key: str, known: set[str]) -> str:
-    """Complete an error message by the known key that is nearest to an unknown one."""
-    # Half of the letters must agree; a wilder guess would mislead.
-    close = difflib.get_close_matches(key, sorted(known), 1, 0.5)
-    return f"; did you mean {close[0]!r}?" if close else "; `streamd config` lists all settings"
-
-
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that is there twice; YAML's own loader takes the last in silence."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        known = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in known:
-                raise yaml.constructor.ConstructorError(
-                    problem=f"{key.value!r} is there twice", problem_mark=key.start_mark
-                )
-            known.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
-        return super().construct_mapping(node, deep)
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    """Read the mapping in a YAML file. Raises: SettingsError where it cannot be read or is none."""
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _Loader) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise SettingsError(
-            f"Settings file {path} cannot be read: {' '.join(str(error).split())}."
-        ) from None
-    if not isinstance(content, dict):
-        raise SettingsError(
-            f"Settings file {path} must hold a mapping, not a {type(content).__name__}."
-        )
-    return content
-
-
-def _flatten(
-    tree: Mapping[str, Any], where: str, branches: Collection[str], at: str = ""
-) -> dict[str, Any]:
-    """Turn a file's nested mapping into values by dotted key.
-
-    Args: where: the file's name, for errors; branches: names of the branches at the top of the
-    settings tree; at: prefix of the keys, with its dot. Raises: SettingsError where a branch is not
-    a mapping.
-    """
+def _flatten(tree: Mapping[Any, Any], mistakes: Mistakes) -> dict[str, Any]:
+    """Turn a file's nested mapping into values by dotted key. mistakes: gets each branch that is
+    no mapping."""
+    branches = {p[0] for p in leaves() if len(p) > 1}
     out: dict[str, Any] = {}
-    for key, value in tree.items():
-        name = f"{at}{key}"
-        if not at and name in branches:
-            if not isinstance(value, Mapping):
-                raise SettingsError(f"Setting {name} ({where}) must be a mapping of its settings.")
-            out |= _flatten(value, where, branches, f"{name}.")
+    for name, value in tree.items():
+        if name not in branches:
+            out[str(name)] = value
+        elif isinstance(value, Mapping):
+            out |= {f"{name}.{key}": inner for key, inner in value.items()}
         else:
-            out[name] = value
+            mistakes.add((name,), "it must be a mapping of its settings", source="file")
     return out
 
 
-def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Read the `STREAMD_...` variables as values by dotted key.
-
-    Raises: SettingsError where a variable is unknown, or is not JSON though its setting is a list
-    or mapping.
-    """
+def _read_environment(environ: Mapping[str, str], mistakes: Mistakes) -> dict[str, Any]:
+    """Read the `STREAMD_...` variables as values by dotted key. mistakes: gets each variable that
+    is unknown, or is not JSON though its setting is a list or mapping."""
     names = {PREFIX + "__".join(p).upper(): p for p in leaves()}
     values: dict[str, Any] = {}
     source = EnvSettingsSource(Settings, env_prefix=PREFIX, env_nested_delimiter="__")
@@ -451,9 +325,11 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
             continue
         if name not in names:
             close = difflib.get_close_matches(name, sorted(names), 1, 0.5)
-            raise SettingsError(
-                f"Unknown variable {name}" + (f"; did you mean {close[0]}?" if close else ".")
+            near = f"; did you mean {close[0]}?" if close else "."
+            mistakes.add_variable(
+                f"Unknown variable {name}{near}", ".".join(names[close[0]]) if close else None
             )
+            continue
 
         # Find the setting's field in the tree.
         path = names[name]
@@ -470,8 +346,9 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
             try:
                 value = json.loads(text)
             except ValueError:
-                raise SettingsError(
-                    f"Variable {name} must be JSON, for example '[\"a\"]'."
-                ) from None
+                mistakes.add_variable(
+                    f"Variable {name} must be JSON, for example '[\"a\"]'.", ".".join(path)
+                )
+                continue
         values[".".join(path)] = value
     return values

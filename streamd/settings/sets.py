@@ -2,8 +2,8 @@
 
 import difflib
 import re
-from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic import GetJsonSchemaHandler as Handler
@@ -149,12 +149,16 @@ def text_of(value: str | int | bool) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-class Misplaced(ValueError):
-    """When parts of the settings contradict one another. place: the key, step by step."""
+class Misplaced(NamedTuple):
+    """Parts of the settings contradict one another.
 
-    def __init__(self, place: tuple[str | int, ...], what: str) -> None:
-        super().__init__(what)
-        self.place = place
+    place: the key, step by step. what: the contradiction, without the key. action: for the
+    operator.
+    """
+
+    place: tuple[str | int, ...]
+    what: str
+    action: str = ""
 
 
 NodeSets = Mapping[str, SetSettings]
@@ -222,21 +226,21 @@ def _width(sets: Mapping[str, SetSettings], name: str, width: int) -> int:
     return width if is_undeclared else sets[name].width
 
 
-def check_sets(node_sets: NodeSets, edge_sets: EdgeSets) -> None:
-    """Check the names of sets, and that the ends of edge sets are node sets. Raises: Misplaced."""
+def check_sets(node_sets: NodeSets, edge_sets: EdgeSets) -> Iterator[Misplaced]:
+    """Check the names of sets, and that the ends of edge sets are node sets."""
     for key, sets in (("node_sets", node_sets), ("edge_sets", edge_sets)):
         for name in sets:
             if not SET_NAME.fullmatch(name):
-                raise Misplaced(
+                yield Misplaced(
                     ("graph", key, name),
                     "the name of a set is a letter and up to 62 letters, digits, _ and -",
                 )
         if len(sets) > MAX_SETS:
-            raise Misplaced(("graph", key), f"{len(sets)} sets, at most {MAX_SETS} are taken")
+            yield Misplaced(("graph", key), f"{len(sets)} sets, at most {MAX_SETS} are taken")
 
     # An end may be left out where there is one node set.
     if len(node_sets) > 1 and not edge_sets:
-        raise Misplaced(
+        yield Misplaced(
             ("graph", "node_sets"),
             "several node sets need graph.edge_sets that say which of them edges join",
         )
@@ -244,12 +248,12 @@ def check_sets(node_sets: NodeSets, edge_sets: EdgeSets) -> None:
     for name, one in edge_sets.items():
         for word, end in (("source", one.source), ("target", one.target)):
             if end is None and len(ends) > 1:
-                raise Misplaced(
+                yield Misplaced(
                     ("graph", "edge_sets", name),
                     f"it needs a {word}: one of {shown(ends)}",
                 )
             if end is not None and end not in ends:
-                raise Misplaced(
+                yield Misplaced(
                     ("graph", "edge_sets", name, word),
                     f"{end} is not in graph.node_sets{nearest_of(end, ends)}",
                 )

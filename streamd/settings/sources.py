@@ -6,15 +6,14 @@ where in a topic's records they are (docs/sources.md).
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, field_validator, model_validator
 from pydantic import GetJsonSchemaHandler as Handler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from streamd.schema import Schema
-from streamd.settings.sets import Misplaced, Part, SetSettings, as_tuple, nearest_of, shown
+from streamd.settings.sets import Part, as_tuple
 
 NO_NAME = re.compile(r'["\\\x00-\x1f\ud800-\udfff]')
 """What no step of a path holds: msgspec reads no fields with such names."""
@@ -351,139 +350,3 @@ def fields_of(part: BaseModel) -> Iterator[tuple[tuple[str | int, ...], FieldSet
             yield from (((name, key), field) for key, field in value.items())
         elif isinstance(value, tuple):
             yield from (((name, i), field) for i, field in enumerate(value))
-
-
-def check_sources(
-    sources: tuple[SourceSettings, ...],
-    node_sets: Mapping[str, SetSettings],
-    edge_sets: Mapping[str, SetSettings],
-    schema: Schema,
-) -> None:
-    """Check sources against the declared sets and their features.
-
-    schema: of the log under these declarations. Raises: Misplaced.
-    """
-    for i, source in enumerate(sources):
-        here = ("sources", i)
-        _check_topic(source, [one for one in sources[:i] if one.topic == source.topic], here)
-        if source.labels is not None and not schema.label_dim:
-            raise Misplaced((*here, "labels"), "labels have no place while stream.label_dim is 0")
-
-        # Each rule is of a declared set; edges and node features have that set's features.
-        of_edges = source.deletes is not None and source.deletes.fields.node is None
-        if source.edge_set is not None and source.fields is None and not of_edges:
-            raise Misplaced((*here, "edge_set"), "the source makes no edges and deletes none")
-        if source.fields is not None:
-            name = _chosen(source.edge_set, edge_sets, (*here, "edge_set"))
-            columns = schema.edge_columns(list(edge_sets).index(name))
-            declared = _Declared(f"graph.edge_sets.{name}.features", edge_sets[name], columns)
-            _check_fields(source.fields, (*here, "fields"))
-            _check_features(source.fields.features, declared, (*here, "fields"))
-        if source.nodes is not None:
-            name = _chosen(source.nodes.node_set, node_sets, (*here, "nodes", "node_set"))
-            columns = schema.node_columns(list(node_sets).index(name))
-            declared = _Declared(f"graph.node_sets.{name}.features", node_sets[name], columns)
-            of_nodes = (*here, "nodes", "fields")
-            _check_fields(source.nodes.fields, of_nodes)
-            _check_features(source.nodes.fields.features, declared, of_nodes)
-        if source.labels is not None:
-            _chosen(source.labels.node_set, node_sets, (*here, "labels", "node_set"))
-            _check_fields(source.labels.fields, (*here, "labels", "fields"))
-        if source.deletes is not None:
-            _check_deletes(source, source.deletes, node_sets, edge_sets, (*here, "deletes"))
-
-
-def _check_topic(
-    source: SourceSettings, before: Sequence[SourceSettings], at: tuple[str | int, ...]
-) -> None:
-    """Compare a source with those before it of the same topic. Raises: Misplaced."""
-    for one in before:
-        # These belong to the topic, not to one kind of its records.
-        for name in ("format", "envelope", "unavailable_value"):
-            if getattr(one, name) != getattr(source, name):
-                what = f"it is {getattr(one, name) or 'none'} in a source before this one"
-                raise Misplaced((*at, name), f"a topic has one {name}, and {what}")
-        # Formats with times of their own write them again as one source reads them.
-        timed = {one.time, source.time} - {"record"}
-        if len(timed) > 1 and source.format not in ("json", "ndjson"):
-            what = f"it is {one.time or 'stream.time_unit'} in a source before this one"
-            raise Misplaced((*at, "time"), f"a topic of {source.format} has one form, and {what}")
-        # An order of sources in which one never gets a record is a mistake.
-        if one.takes_all and not source.also:
-            raise Misplaced(
-                at,
-                "nothing is left for it, since a source before it has no where and takes all "
-                "records; give that one a where, or this one also: true",
-            )
-
-
-def _check_deletes(
-    source: SourceSettings,
-    rule: DeleteRule,
-    node_sets: Mapping[str, SetSettings],
-    edge_sets: Mapping[str, SetSettings],
-    at: tuple[str | int, ...],
-) -> None:
-    """Check that deletes are of a declared set. Raises: Misplaced."""
-    _check_fields(rule.fields, (*at, "fields"))
-    if rule.fields.node is None:
-        if rule.node_set is not None:
-            raise Misplaced((*at, "node_set"), "they delete edges, which have an edge_set")
-        _chosen(rule.edge_set or source.edge_set, edge_sets, (*at, "edge_set"))
-    else:
-        if rule.edge_set is not None:
-            raise Misplaced((*at, "edge_set"), "they delete nodes, which have a node_set")
-        _chosen(rule.node_set, node_sets, (*at, "node_set"))
-
-
-def _chosen(name: str | None, sets: Mapping[str, SetSettings], at: tuple[str | int, ...]) -> str:
-    """The set that a rule names, the only one where it names none. Raises: Misplaced."""
-    if name is None and len(sets) > 1:
-        raise Misplaced(at, f"it is not set, and there are several: {shown(list(sets))}")
-    if name is not None and name not in sets:
-        raise Misplaced(at, f"{name} is not in graph.{at[-1]}s{nearest_of(name, list(sets))}")
-    return name or next(iter(sets))
-
-
-class _Declared(NamedTuple):
-    """A declared set. key: where its features are declared. columns: where they lie in rows."""
-
-    key: str
-    settings: SetSettings
-    columns: slice
-
-
-def _check_fields(fields: BaseModel, at: tuple[str | int, ...]) -> None:
-    """Refuse what only keys have on other fields. Raises: Misplaced."""
-    for place, field in fields_of(fields):
-        is_key = place[0] in ("src", "dst", "node", "id")
-        if field.prefix and not is_key:
-            raise Misplaced((*at, *place), "only keys have a prefix")
-        if field.type and not is_key:
-            raise Misplaced((*at, *place), "only keys have a type")
-        for word, value in (("default", field.default), ("constant", field.constant)):
-            is_wrong = type(value) not in (str, int) or value == ""
-            if is_key and value is not None and is_wrong:
-                raise Misplaced((*at, *place, word), "a key is text or an integer, and not empty")
-        if field.constant is not None and place[0] in ("time", "target"):
-            raise Misplaced((*at, *place), f"{place[0]} cannot be a constant")
-
-
-def _check_features(given: Fields, declared: _Declared, at: tuple[str | int, ...]) -> None:
-    """Compare a source's features with the declared ones. Raises: Misplaced."""
-    key, features = declared.key, declared.settings.features
-    for name, field in given.items():
-        if name not in features:
-            near = nearest_of(name, features)
-            raise Misplaced((*at, "features", name), f"{name} is not declared in {key}{near}")
-        feature = features[name]
-        for word, value in (("default", field.default), ("constant", field.constant)):
-            if value is not None and not feature.takes(value):
-                raise Misplaced((*at, "features", name), f"{word} is no value of {feature.words}")
-    for name, feature in features.items():
-        if name not in given and feature.missing is None:
-            raise Misplaced(at, f"{name} of {key} has no path here, and no `missing` stands for it")
-    width = declared.columns.stop - declared.columns.start
-    if width and not features:
-        kind = key.split(".")[1].removesuffix("_sets")
-        raise Misplaced(at, f"{kind} features are {width} wide; declare them in {key}")

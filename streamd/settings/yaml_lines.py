@@ -1,4 +1,4 @@
-"""Where in a settings file a key stands, and which keys may stand there, for errors."""
+"""Reads a settings file, and knows the line of each key."""
 
 import difflib
 from collections.abc import Iterator, Sequence
@@ -8,33 +8,76 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel
 
+from streamd.errors import SettingsError
 from streamd.settings.sets import Part
 
 
-def line_of(path: Path, place: Sequence[str | int]) -> int | None:
-    """The line, from 1, of a key in a YAML file, or of the nearest key above it; None without one.
+class _Loader(yaml.SafeLoader):
+    """Notes the keys that a mapping has twice; of such keys YAML's own loader takes the last one
+    in silence. repeated: (key, line from 1)."""
 
-    place: the key, step by step, such as ("sources", 0, "fields").
-    """
-    try:
-        node = yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return None
-    line = None
-    for step in place:
-        # A mapping's node holds pairs of nodes, a sequence's the nodes of its items.
-        below = None
-        if isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
-                if key.value == str(step):
-                    below, line = value, key.start_mark.line + 1
-        elif isinstance(node, yaml.SequenceNode) and isinstance(step, int):
-            below = node.value[step] if step < len(node.value) else None
-            line = line if below is None else below.start_mark.line + 1
-        if below is None:
-            break
-        node = below
-    return line
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.repeated: list[tuple[str, int]] = []
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        known = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in known:
+                self.repeated.append((key.value, key.start_mark.line + 1))
+            known.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
+        return super().construct_mapping(node, deep)
+
+
+class SettingsFile:
+    """A YAML file of settings. content: its mapping. repeated: as of the loader."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises: SettingsError if the file cannot be read, or is no mapping."""
+        self.path = path
+        try:
+            loader = _Loader(path.read_text(encoding="utf-8"))
+            self._root = loader.get_single_node()
+            content = {} if self._root is None else loader.construct_document(self._root) or {}
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise SettingsError(
+                f"Settings file {path} cannot be read: {' '.join(str(error).split())}."
+            ) from None
+        if not isinstance(content, dict):
+            raise SettingsError(
+                f"Settings file {path} must hold a mapping, not a {type(content).__name__}."
+            )
+        self.content: dict[Any, Any] = content
+        self.repeated = loader.repeated
+
+    def line_of(self, place: Sequence[str | int]) -> int | None:
+        """The line, from 1, of a key, or of the nearest key above it; None without one.
+
+        place: the key, step by step, such as ("sources", 0, "fields").
+        """
+        node, line, step = self._root, None, 0
+        while step < len(place):
+            below, num_steps = None, 1
+            # A mapping's node holds pairs of nodes, a sequence's the nodes of its items.
+            if isinstance(node, yaml.MappingNode):
+                # A key may be several steps at once, as training.epochs.
+                names = {
+                    ".".join(map(str, place[step:n])): n for n in range(step + 1, len(place) + 1)
+                }
+                for key, value in node.value:
+                    if isinstance(key, yaml.ScalarNode) and key.value in names:
+                        below, line = value, key.start_mark.line + 1
+                        num_steps = names[key.value] - step
+            elif isinstance(node, yaml.SequenceNode):
+                index = place[step]
+                if isinstance(index, int) and index < len(node.value):
+                    below = node.value[index]
+                    line = below.start_mark.line + 1
+            if below is None:
+                break
+            node = below
+            step += num_steps
+        return line
 
 
 def nearest_name(model: type[BaseModel], place: Sequence[str | int]) -> str:

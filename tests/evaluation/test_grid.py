@@ -72,7 +72,7 @@ def test_values_are_written_as_in_the_settings_file():
     [
         (["model.nam=pair"], "model.nam.*did you mean 'model.name'"),
         (["model.name=pair,nope"], "model.name .*got 'nope'"),
-        (["model.dim=63"], "model.dim 63 is not a multiple"),
+        (["model.dim=63"], r"model.dim \(command line\): 63 is not a multiple"),
         (["model.name"], "'model.name', not a setting and its values"),
         (["model.name="], "'model.name=', not a setting and its values"),
         (["training.epochs=[1"], "not a setting and its values"),

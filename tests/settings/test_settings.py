@@ -1,4 +1,5 @@
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -25,10 +26,18 @@ def test_sources_override_one_another_and_are_named(tmp_path):
         "environment", "file", "command line", "default"]
 
 
+def each_is_a_line(text):
+    """Whether one error is one line, and several are a line each after a head that counts them."""
+    head, *lines = text.split("\n")
+    if not lines:
+        return head.startswith(("Setting", "Unknown variable", "Variable"))
+    return head == f"The settings have {len(lines)} errors:" and len(lines) > 1 and all(line.startswith("- Setting") for line in lines)
+
+
 @pytest.mark.parametrize(("yaml", "environ", "says"), [
     ("trainin: {}", {}, "trainin"), ("training: {epoch: 1}", {}, "did you mean 'training.epochs'"),
     ("training: 5", {}, "Setting training .*mapping"), ("training: {epochs: 0}", {}, r"Setting training\.epochs .*greater than 0"), ("[1]", {}, "mapping"),
-    ("a: b: c", {}, "cannot be read"), ("model: {dim: 7}", {}, r"model\.dim 7 .*model\.heads"),
+    ("a: b: c", {}, "cannot be read"), ("model: {dim: 7}", {}, r"model\.dim \(file .* line 1\): 7 .*model\.heads"),
     ("", {"STREAMD_SERVER__PROT": "1"}, "STREAMD_SERVER__PORT"), ("", {"STREAMD_KAFKA__TOPICS": "x"}, "STREAMD_KAFKA__TOPICS.*JSON"),
     ("", {"STREAMD_SERVER__PORT": "http"}, "server.port"), ("kafka: {client: {group_id: x}}", {}, "group_id")])
 def test_a_wrong_setting_is_one_line_that_names_it(tmp_path, yaml, environ, says):
@@ -36,7 +45,69 @@ def test_a_wrong_setting_is_one_line_that_names_it(tmp_path, yaml, environ, says
     file.write_text(yaml)
     with pytest.raises(SettingsError, match=says) as caught:
         load_settings(file, {}, environ)
-    assert "\n" not in str(caught.value)
+    assert each_is_a_line(str(caught.value))
+
+
+WRONG = """
+server: {tls_cert_file: a.pem, prot: 1}
+training:
+  epochs: 0
+  epochs: many
+model.dim: 7
+trainin: {}
+graph:
+  edge_sets: {buys: {sorce: user, target: item}, views: {}}
+sources:
+  - topic: clicks
+    fields: {dts: v, time: t}
+  - topic: views
+    format: csv
+    fields: {src: u, dst: v, time: t}
+windows: 5
+"""
+
+
+def test_all_that_is_wrong_is_told_at_once_by_file_and_line(tmp_path):
+    file = tmp_path / "s.yaml"
+    file.write_text(WRONG)
+    environ = {"STREAMD_SERVER__PROT": "1", "STREAMD_KAFKA__TOPICS": "x", "STREAMD_TRAINING__SEED": "soon"}
+    with pytest.raises(SettingsError) as caught:
+        load_settings(file, {"ingest.max_nodes": 0}, environ)
+    head, *lines = str(caught.value).split("\n")
+    found = [line.removeprefix("- ").replace(str(file), "F") for line in lines]
+    assert head == f"The settings have {len(lines)} errors:"
+    expected = [
+        r"Setting server\.prot \(file F line 2\) is unknown; did you mean 'server\.port'\?", r"Setting server\.tls_cert_file \(file F line 2\): .*belong together.*action: set",
+        r"Settings file F line 5: 'epochs' is there twice\.", r"Setting training\.epochs \(file F line 5\): .*integer.*got 'many'\.", r"Setting model\.dim \(file F line 6\): 7 is not",
+        r"Setting trainin \(file F line 7\) is unknown; did you mean 'training'\?", r"Setting graph\.edge_sets\.buys\.sorce \(file F line 9\) is unknown; did you mean 'source'\?",
+        r"Setting sources\.0\.fields\.src \(file F line 12\): Field required\.", r"Setting sources\.0\.fields\.dts \(file F line 12\) is unknown; did you mean 'dst'\?",
+        r"Setting sources\.1\.format \(file F line 14\): ", r"Setting windows \(file F line 16\): it must be a mapping",
+        r"Unknown variable STREAMD_SERVER__PROT; did you mean STREAMD_SERVER__PORT\?", r"Variable STREAMD_KAFKA__TOPICS must be JSON",
+        r"Setting training\.seed \(environment STREAMD_TRAINING__SEED\): .*got 'soon'", r"Setting ingest\.max_nodes \(command line\): .*got 0"]
+    assert len(found) == len(expected) and all(any(re.match(one, text) for text in found) for one in expected), "\n".join(found)
+    positions = [int(n) for n in re.findall(r"line (\d+)", "\n".join(found))]
+    assert positions == sorted(positions) and "command line" in found[-1], "in the order of the file, then variables, then options"
+
+
+def test_what_follows_from_a_value_that_was_not_meant_is_no_error(tmp_path):
+    """heads is the default while its own value is wrong, and sources are not known while one of them is."""
+    file = tmp_path / "s.yaml"
+    file.write_text("model: {dim: 130, heads: two}\nschema_registry: {user: me, secert: hush}\n"
+                    "graph: {edge_sets: {a: {features: {x: numbr}}}}\nsources: [{topic: t, time: record, fields: {src: a, dst: b, features: {x: x}}}]\n")
+    with pytest.raises(SettingsError) as caught:
+        load_settings(file, {}, {})
+    text = str(caught.value)
+    assert "have 3 errors" in text and "hush" not in text
+    assert all(name in text for name in ("model.heads (file", "schema_registry.secert (file", "x.type (file"))
+
+
+def test_declarations_that_contradict_one_another_are_told_together(tmp_path):
+    text = SOURCES.replace("src: u", "src: {constant: ''}").replace("seconds: s", "secs: {path: s, prefix: x}").replace("number", "number, more: number")
+    text = text.replace("graph:", "schema_registry: {user: me}\nstream: {edge_feature_dim: 3}\ngraph:")
+    with pytest.raises(SettingsError, match="have 6 errors") as caught:
+        of_sources(tmp_path, text)
+    for says in ("it is 3, but", "secs is not declared", "only keys have a prefix", "more of .* has no path", r"src\.constant .*a key is", "needs schema_registry.secret"):
+        assert re.search(says, str(caught.value)), says
 
 
 def test_settings_are_frozen():
@@ -96,7 +167,7 @@ def test_widths_and_topics_follow_from_what_is_declared(tmp_path):
 @pytest.mark.parametrize(("old", "new", "says"), [
     ("dst: v, ", "", r"sources\.0\.fields\.dst \(file .*s\.yaml line 8\): Field required"), ("dst: v", "dts: v", r"fields\.dts .*line 8\) is unknown; did you mean 'dst'"),
     ("topic: clicks", "topic: clicks\n    format: csv", r"sources\.0\.format .*line 8\): Input should be 'json'"), ("src: u", "src: a..b", r"fields\.src .*a path is"),
-    ("topic: clicks", "where: {kind: [view]}\n    topic: clicks", r"'where' is there twice .*line 10"), ("src: u", "src: 'a\"b.c'", r"fields\.src .*no quotation mark"), ("src: u", r"src: 'a\b'", r"backslash"), ("src: u", "src: $kee.x", r"a path begins with"), ("src: u", "src: $envelope.x", r"needs an envelope"), ("src: u", "src: {}", r"a field is a path"),
+    ("topic: clicks", "where: {kind: [view]}\n    topic: clicks", r"line 10: 'where' is there twice"), ("src: u", "src: 'a\"b.c'", r"fields\.src .*no quotation mark"), ("src: u", r"src: 'a\b'", r"backslash"), ("src: u", "src: $kee.x", r"a path begins with"), ("src: u", "src: $envelope.x", r"needs an envelope"), ("src: u", "src: {}", r"a field is a path"),
     ("src: u", "src: {constant: a, prefix: b}", r"neither prefix nor default"), ("time: t", "time: {path: t, prefix: x}", r"fields\.time .*line 8\): only keys have a prefix"),
     ("time: t, ", "", r"sources\.0 .*fields needs a time"), ("topic: clicks", "topic: clicks\n    time: record", r"time is record"),
     ("seconds: s", "secs: s", r"features\.secs .*line 8\): secs is not declared"), ("seconds: s, ", "", r"line 8\): seconds of .* has no path here, and no `missing`"),
@@ -114,7 +185,7 @@ def test_a_wrong_source_is_one_line_that_names_key_and_line(tmp_path, old, new, 
     assert old in SOURCES
     with pytest.raises(SettingsError, match=says) as caught:
         of_sources(tmp_path, SOURCES.replace(old, new, 1))
-    assert "\n" not in str(caught.value)
+    assert each_is_a_line(str(caught.value))
 
 
 def test_features_that_are_wide_but_not_declared_are_refused(tmp_path):
@@ -191,7 +262,7 @@ def test_a_wrong_set_is_one_line_that_names_key_and_line(tmp_path, old, new, say
     assert old in SETS
     with pytest.raises(SettingsError, match=says) as caught:
         of_sources(tmp_path, SETS.replace(old, new, 1))
-    assert "\n" not in str(caught.value)
+    assert each_is_a_line(str(caught.value))
 
 
 @pytest.mark.parametrize(("graph", "says"), [

@@ -1,0 +1,272 @@
+"""Checks what no setting alone can tell: settings that contradict one another."""
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from pydantic import BaseModel
+
+from streamd.schema import Schema
+from streamd.settings.sets import Misplaced, SetSettings, nearest_of, shown
+from streamd.settings.sources import (
+    REGISTRY_FORMATS,
+    DeleteRule,
+    Fields,
+    SourceSettings,
+    fields_of,
+)
+from streamd.settings.tree import Settings, schema_of
+
+Place = tuple[str | int, ...]
+"""A key, step by step, such as ("sources", 0, "fields")."""
+
+
+def check_widths(s: Settings, origin: Mapping[str, str]) -> Iterator[Misplaced]:
+    """Check that widths that are set are those of the declared features. origin: dotted key ->
+    source of its value."""
+    schema = schema_of(s)
+    for kind in ("edge", "node"):
+        name = f"{kind}_feature_dim"
+        given, follows = getattr(s.stream, name), getattr(schema, name)
+        if origin[f"stream.{name}"] != "default" and given != follows:
+            yield Misplaced(
+                ("stream", name),
+                f"it is {given}, but what graph.{kind}_sets declares is {follows} wide; "
+                "leave it out",
+            )
+
+
+def check_topics(s: Settings) -> Iterator[Misplaced]:
+    """Check that the topics of sources are read."""
+    for i, source in enumerate(s.sources):
+        if source.topic not in s.kafka.topics:
+            near = nearest_of(source.topic, s.kafka.topics)
+            yield Misplaced(("sources", i, "topic"), f"{source.topic} is not in kafka.topics{near}")
+
+
+def check_branches(s: Settings) -> Iterator[Misplaced]:
+    """Check settings of different branches, and those that are pairs, against one another."""
+    # The server: how it is reached.
+    if (s.server.tls_cert_file is None) != (s.server.tls_key_file is None):
+        yield Misplaced(
+            ("server", "tls_key_file" if s.server.tls_cert_file is None else "tls_cert_file"),
+            "server.tls_cert_file and server.tls_key_file belong together",
+            "set both, or neither.",
+        )
+    if s.server.workers > 1 and not s.server.port:
+        yield Misplaced(
+            ("server", "workers"),
+            "the workers share one port, and server.port is 0",
+            "set server.port to a number.",
+        )
+
+    # The next leader must find the log of the one before.
+    if s.log.member == "standby" and not (s.log.name and s.log.store):
+        yield Misplaced(
+            ("log", "member"),
+            "it is standby, which needs log.name and log.store",
+            "set both, or log.member: leader on a machine that is alone.",
+        )
+
+    # Model and graph: sizes that must fit one another.
+    if s.model.dim % s.model.heads:
+        yield Misplaced(
+            ("model", "dim"), f"{s.model.dim} is not a multiple of model.heads, {s.model.heads}"
+        )
+    if s.graph.max_block_entries & (s.graph.max_block_entries - 1):
+        yield Misplaced(
+            ("graph", "max_block_entries"),
+            f"it is {s.graph.max_block_entries}, which is no power of two",
+        )
+    if any(h <= 0 for h in s.model.half_lives_seconds):
+        yield Misplaced(("model", "half_lives_seconds"), "all of them must be above 0")
+
+    # Kafka: settings that have a key of their own, and parts of the partitions.
+    for name in ("group_id", "bootstrap_servers"):
+        if name in s.kafka.client:
+            yield Misplaced(("kafka", "client", name), f"it is set by kafka.{name}")
+    if s.ingest.shard is not None:
+        index, count = (int(x) for x in s.ingest.shard.split("/"))
+        if index > count:
+            yield Misplaced(
+                ("ingest", "shard"),
+                f"{s.ingest.shard} does not exist: shards are 1/{count} to {count}/{count}",
+            )
+    yield from _check_schema_registry(s)
+
+
+def _check_schema_registry(s: Settings) -> Iterator[Misplaced]:
+    """Check how the schema registry is reached, and that it is set if a source needs it."""
+    r = s.schema_registry
+    for i, source in enumerate(s.sources):
+        if source.format in REGISTRY_FORMATS and r.url is None:
+            yield Misplaced(
+                ("sources", i, "format"),
+                f"{source.topic} is {source.format}, but schema_registry.url is not set",
+                "set it to the registry's address.",
+            )
+    if r.secret is not None and r.secret_file is not None:
+        yield Misplaced(
+            ("schema_registry", "secret"), "schema_registry.secret_file is set too", "keep one."
+        )
+    if r.user is not None and r.secret is None and r.secret_file is None:
+        yield Misplaced(("schema_registry", "user"), "it needs schema_registry.secret")
+    if r.key_file is not None and r.cert_file is None:
+        yield Misplaced(("schema_registry", "key_file"), "it needs schema_registry.cert_file")
+    is_https = r.url is not None and r.url.startswith("https")
+    for name in ("ca_file", "cert_file"):
+        if getattr(r, name) is not None and not is_https:
+            yield Misplaced(
+                ("schema_registry", name), "it means nothing unless schema_registry.url is https"
+            )
+
+
+def check_sources(
+    sources: tuple[SourceSettings, ...],
+    node_sets: Mapping[str, SetSettings],
+    edge_sets: Mapping[str, SetSettings],
+    schema: Schema,
+) -> Iterator[Misplaced]:
+    """Check sources against the declared sets and their features.
+
+    schema: of the log under these declarations.
+    """
+    for i, source in enumerate(sources):
+        here = ("sources", i)
+        yield from _check_topic(source, [s for s in sources[:i] if s.topic == source.topic], here)
+        if source.labels is not None and not schema.label_dim:
+            yield Misplaced((*here, "labels"), "there are no labels while stream.label_dim is 0")
+
+        # Each rule is of a declared set; edges and node features have that set's features.
+        of_edges = source.deletes is not None and source.deletes.fields.node is None
+        if source.edge_set is not None and source.fields is None and not of_edges:
+            yield Misplaced((*here, "edge_set"), "the source makes no edges and deletes none")
+        if source.fields is not None:
+            of_edges_at = (*here, "fields")
+            yield from _check_fields(source.fields, of_edges_at)
+            yield from _check_set(source.edge_set, edge_sets, (*here, "edge_set"))
+            if (name := _chosen(source.edge_set, edge_sets)) is not None:
+                columns = schema.edge_columns(list(edge_sets).index(name))
+                declared = _Declared(f"graph.edge_sets.{name}.features", edge_sets[name], columns)
+                yield from _check_features(source.fields.features, declared, of_edges_at)
+        if source.nodes is not None:
+            of_nodes_at = (*here, "nodes", "fields")
+            yield from _check_fields(source.nodes.fields, of_nodes_at)
+            yield from _check_set(source.nodes.node_set, node_sets, (*here, "nodes", "node_set"))
+            if (name := _chosen(source.nodes.node_set, node_sets)) is not None:
+                columns = schema.node_columns(list(node_sets).index(name))
+                declared = _Declared(f"graph.node_sets.{name}.features", node_sets[name], columns)
+                yield from _check_features(source.nodes.fields.features, declared, of_nodes_at)
+        if source.labels is not None:
+            yield from _check_set(source.labels.node_set, node_sets, (*here, "labels", "node_set"))
+            yield from _check_fields(source.labels.fields, (*here, "labels", "fields"))
+        if source.deletes is not None:
+            at = (*here, "deletes")
+            yield from _check_deletes(source, source.deletes, node_sets, edge_sets, at)
+
+
+def _check_topic(
+    source: SourceSettings, before: Sequence[SourceSettings], at: Place
+) -> Iterator[Misplaced]:
+    """Compare a source with those before it of the same topic."""
+    for one in before:
+        # These belong to the topic, not to one kind of its records.
+        for name in ("format", "envelope", "unavailable_value"):
+            if getattr(one, name) != getattr(source, name):
+                what = f"it is {getattr(one, name) or 'none'} in a source before this one"
+                yield Misplaced((*at, name), f"a topic has one {name}, and {what}")
+        # Formats with times of their own write them again as one source reads them.
+        timed = {one.time, source.time} - {"record"}
+        if len(timed) > 1 and source.format not in ("json", "ndjson"):
+            what = f"it is {one.time or 'stream.time_unit'} in a source before this one"
+            yield Misplaced((*at, "time"), f"a topic of {source.format} has one form, and {what}")
+        # An order of sources in which one never gets a record is a mistake.
+        if one.takes_all and not source.also:
+            yield Misplaced(
+                at,
+                "nothing is left for it, since a source before it has no where and takes all "
+                "records; give that one a where, or this one also: true",
+            )
+
+
+def _check_deletes(
+    source: SourceSettings,
+    rule: DeleteRule,
+    node_sets: Mapping[str, SetSettings],
+    edge_sets: Mapping[str, SetSettings],
+    at: Place,
+) -> Iterator[Misplaced]:
+    """Check that deletes are of a declared set."""
+    yield from _check_fields(rule.fields, (*at, "fields"))
+    if rule.fields.node is None:
+        if rule.node_set is not None:
+            yield Misplaced((*at, "node_set"), "they delete edges, which have an edge_set")
+        # A set that only the source names was checked there.
+        if rule.edge_set is not None or source.fields is None:
+            yield from _check_set(rule.edge_set or source.edge_set, edge_sets, (*at, "edge_set"))
+    else:
+        if rule.edge_set is not None:
+            yield Misplaced((*at, "edge_set"), "they delete nodes, which have a node_set")
+        yield from _check_set(rule.node_set, node_sets, (*at, "node_set"))
+
+
+def _check_set(name: str | None, sets: Mapping[str, SetSettings], at: Place) -> Iterator[Misplaced]:
+    """Check that the set that a rule names is declared, and that it names one of several."""
+    if name is None and len(sets) > 1:
+        yield Misplaced(at, f"it is not set, and there are several: {shown(list(sets))}")
+    if name is not None and name not in sets:
+        yield Misplaced(at, f"{name} is not in graph.{at[-1]}s{nearest_of(name, list(sets))}")
+
+
+def _chosen(name: str | None, sets: Mapping[str, SetSettings]) -> str | None:
+    """The set of a rule: the one that it names, or the only one; None if there is none such."""
+    name = next(iter(sets)) if name is None and len(sets) == 1 else name
+    return name if name in sets else None
+
+
+class _Declared(NamedTuple):
+    """A declared set. key: where its features are declared. columns: where they lie in rows."""
+
+    key: str
+    settings: SetSettings
+    columns: slice
+
+
+def _check_fields(fields: BaseModel, at: Place) -> Iterator[Misplaced]:
+    """Refuse what only keys have on other fields."""
+    for place, field in fields_of(fields):
+        is_key = place[0] in ("src", "dst", "node", "id")
+        if field.prefix and not is_key:
+            yield Misplaced((*at, *place), "only keys have a prefix")
+        if field.type and not is_key:
+            yield Misplaced((*at, *place), "only keys have a type")
+        for word, value in (("default", field.default), ("constant", field.constant)):
+            is_wrong = type(value) not in (str, int) or value == ""
+            if is_key and value is not None and is_wrong:
+                yield Misplaced((*at, *place, word), "a key is text or an integer, and not empty")
+        if field.constant is not None and place[0] in ("time", "target"):
+            yield Misplaced((*at, *place), f"{place[0]} cannot be a constant")
+
+
+def _check_features(given: Fields, declared: _Declared, at: Place) -> Iterator[Misplaced]:
+    """Compare a source's features with the declared ones."""
+    key, features = declared.key, declared.settings.features
+    for name, field in given.items():
+        if name not in features:
+            near = nearest_of(name, features)
+            yield Misplaced((*at, "features", name), f"{name} is not declared in {key}{near}")
+            continue
+        feature = features[name]
+        for word, value in (("default", field.default), ("constant", field.constant)):
+            if value is not None and not feature.takes(value):
+                yield Misplaced((*at, "features", name), f"{word} is no value of {feature.words}")
+    # A misspelt name is a missing one too: the one that is there says more.
+    unknown = [name for name in given if name not in features]
+    for name, feature in features.items():
+        is_misspelt = bool(difflib.get_close_matches(name, unknown, 1, 0.5))
+        if name not in given and feature.missing is None and not is_misspelt:
+            yield Misplaced(at, f"{name} of {key} has no path here, and no `missing` stands for it")
+    width = declared.columns.stop - declared.columns.start
+    if width and not features:
+        kind = key.split(".")[1].removesuffix("_sets")
+        yield Misplaced(at, f"{kind} features are {width} wide; declare them in {key}")

@@ -1,0 +1,161 @@
+"""All that is wrong with settings, collected for one error."""
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from streamd.errors import SettingsError
+from streamd.settings.sets import Misplaced
+from streamd.settings.tree import PREFIX, Settings
+from streamd.settings.yaml_lines import SettingsFile, nearest_name
+
+SECRET_WORDS = ("password", "secret", "token", "key", "proxy")
+"""Parts of names whose values are never shown; a proxy's address may hold a password."""
+MAX_SHOWN = 80
+"""Most characters of a wrong value that an error shows."""
+ORDER = ("file", "environment", "command line", "default")
+"""The sources of settings, in the order in which errors are listed."""
+Place = Sequence[str | int]
+"""A key, step by step, such as ("sources", 0, "fields")."""
+
+
+class Mistakes:
+    """The errors found so far. Owner: the one call that reads the settings.
+
+    doubtful: settings, by dotted key, whose values are not those that were meant.
+    """
+
+    def __init__(self, origin: Mapping[str, str], file: SettingsFile | None) -> None:
+        """origin: dotted key of each setting -> source, which may change until `add` is called."""
+        self._origin = origin
+        self._file = file
+        self._found: list[tuple[int, int, str]] = []
+        self.doubtful: set[str] = set()
+
+        # A key that is there twice has one meaning too many.
+        if file is not None:
+            for key, line in file.repeated:
+                where = f"Settings file {file.path} line {line}"
+                self._note("file", line, f"{where}: {key!r} is there twice.")
+
+    def add(self, place: Place, what: str, action: str = "", source: str = "") -> None:
+        """Add what is wrong with a setting, or inside its value. source: of a value that counts
+        nowhere yet."""
+        self.doubtful |= self._settings_at(place)
+        self._add(place, source or self._source_of(place), f": {what}", action)
+
+    def add_all(self, misplaced: Iterable[Misplaced]) -> bool:
+        """Add contradictions. Returns: whether there were any."""
+        found = list(misplaced)
+        for one in found:
+            self.add(one.place, one.what, one.action)
+        return bool(found)
+
+    def add_unknown(self, key: str, source: str) -> None:
+        """Add a key that no setting has. key: dotted."""
+        # Of a key without a dot, a branch may be meant. Half of the letters must agree: a wilder
+        # guess would mislead.
+        count = key.count(".") + 1
+        known = {".".join(one.split(".")[:count]) for one in self._origin} | self._origin.keys()
+        close = difflib.get_close_matches(key, sorted(known), 1, 0.5)
+        near = f"did you mean {close[0]!r}?" if close else "`streamd config` lists all settings"
+        self.doubtful |= self._settings_at(close[0].split(".")) if close else set()
+        self._add(key.split("."), source, f" is unknown; {near}")
+
+    def add_variable(self, text: str, key: str | None) -> None:
+        """Add what is wrong with a variable, as a sentence. key: of the setting that it names, None
+        for one that names none."""
+        self.doubtful |= self._origin.keys() if key is None else {key}
+        self._note("environment", 0, text)
+
+    def add_misfits(self, error: ValidationError, tree: Mapping[str, Any]) -> None:
+        """Add the errors of pydantic. tree: the values that it was given."""
+        found = error.errors()
+        misspelt = [e["loc"] for e in found if e["type"] == "extra_forbidden"]
+        known: set[Place] = set()
+        for e in found:
+            place = e["loc"]
+            if e["type"] == "extra_forbidden":
+                self.doubtful |= self._settings_at(place)
+                near = nearest_name(Settings, place)
+                self._add(place, self._source_of(place), f" is unknown{near}")
+                continue
+            # A misspelt key is a missing one too: the one that is there says more.
+            if e["type"] == "missing":
+                if not any(_may_be_meant(place, other) for other in misspelt):
+                    self.add(place, e["msg"])
+                continue
+            # Of one value each type that it might have had is an error.
+            value_at = _existing(tree, place)
+            if value_at not in known:
+                known.add(value_at)
+                self.add(place, e["msg"].removeprefix("Value error, ") + _got(place, e["input"]))
+
+    def raise_any(self) -> None:
+        """Raise SettingsError with all that was added, if there is any."""
+        texts = [text for _, _, text in sorted(self._found, key=lambda one: one[:2])]
+        if len(texts) == 1:
+            raise SettingsError(texts[0])
+        if texts:
+            listed = "\n".join(f"- {text}" for text in texts)
+            raise SettingsError(f"The settings have {len(texts)} errors:\n{listed}")
+
+    def _add(self, place: Place, source: str, says: str, action: str = "") -> None:
+        line = self._file.line_of(place) if self._file is not None and source == "file" else None
+        name = ".".join(map(str, place))
+        named = source
+        if line is not None and self._file is not None:
+            named = f"file {self._file.path} line {line}"
+        elif source == "environment":
+            setting = min(self._settings_at(place), default=name)
+            named = f"environment {PREFIX}{setting.replace('.', '__').upper()}"
+        end = "" if says.endswith("?") else "."
+        # Errors have the action after these words of theirs.
+        text = str(SettingsError(f"Setting {name} ({named}){says}{end}", action))
+        self._note(source, line or 0, text)
+
+    def _note(self, source: str, line: int, text: str) -> None:
+        self._found.append((ORDER.index(source), line, text))
+
+    def _settings_at(self, place: Place) -> set[str]:
+        """The settings that a key is, is inside of, or has below it."""
+        for end in range(len(place), 0, -1):
+            name = ".".join(map(str, place[:end]))
+            found = {key for key in self._origin if key == name or key.startswith(f"{name}.")}
+            if found:
+                return found
+        return set()
+
+    def _source_of(self, place: Place) -> str:
+        """The source of a setting's value; of a whole branch, the first of them that is no
+        default."""
+        sources = {self._origin[key] for key in self._settings_at(place)}
+        return min(sources, key=ORDER.index, default="default")
+
+
+def _may_be_meant(missing: Place, misspelt: Place) -> bool:
+    """Whether a misspelt key may be the missing one."""
+    return missing[:-1] == misspelt[:-1] and bool(
+        difflib.get_close_matches(str(misspelt[-1]), [str(missing[-1])], 1, 0.5)
+    )
+
+
+def _existing(tree: Any, place: Place) -> Place:
+    """The part of a key that is in the tree of values; pydantic adds the names of types."""
+    node = tree
+    for number, step in enumerate(place):
+        try:
+            node = node[step]
+        except (TypeError, LookupError):
+            return place[:number]
+    return place
+
+
+def _got(place: Place, value: Any) -> str:
+    """A wrong value for an error; nothing of a secret or of a long one."""
+    key = ".".join(map(str, place))
+    shown = repr(value)
+    is_secret = any(word in key for word in SECRET_WORDS)
+    return "" if is_secret or len(shown) > MAX_SHOWN else f", got {shown}"
