@@ -126,14 +126,16 @@ class IngestLoop:
     def _connect(self, stop: threading.Event) -> KafkaSource | None:
         """Wait for the broker and all topics; None where `stop` is set before."""
         source = None
+        why: dict[str, str] = {}
         while not stop.is_set():
-            self._beat.touch("connecting")
+            self._beat.touch("connecting", **why)
             try:
                 source = source or KafkaSource(self._settings.kafka, self._settings.ingest)
                 if self._has_topics(source):
                     return source
+                why = {}
             except KafkaError as error:
-                self._warn_seldom("broker_unavailable", str(error))
+                why = self._warn_of_broker(error)
             self._offsets.wait(stop, CONNECT_SECONDS)
         if source is not None:
             source.close()
@@ -149,9 +151,10 @@ class IngestLoop:
             try:
                 if self._has_topics(source):
                     return
+                why = {}
             except KafkaError as error:
-                self._warn_seldom("broker_unavailable", str(error))
-            self._beat.touch("connecting")
+                why = self._warn_of_broker(error)
+            self._beat.touch("connecting", **why)
             self._offsets.wait(stop, CONNECT_SECONDS)
 
     def _has_topics(self, source: KafkaSource) -> bool:
@@ -170,6 +173,11 @@ class IngestLoop:
         if self._failures.is_due(event + about):
             logger.warning(event, error=error)
 
+    def _warn_of_broker(self, error: KafkaError) -> dict[str, str]:
+        """Log why the broker cannot be used. Returns: the same for the heartbeat."""
+        self._warn_seldom("broker_unavailable", str(error))
+        return {"why": str(error)}
+
     def begin(self, source: KafkaSource) -> bool:
         """Seek to the stored positions and make the state of this assignment of partitions.
 
@@ -180,7 +188,7 @@ class IngestLoop:
         except DataLossError:
             raise
         except KafkaError as error:
-            self._warn_seldom("broker_unavailable", str(error))
+            self._warn_of_broker(error)
             return False
         self._failures.over()
 
@@ -241,7 +249,7 @@ class IngestLoop:
             return False
         except KafkaError as error:
             logger.warning("broker_unavailable", error=str(error))
-            self._pause("broker unavailable", RETRY_SECONDS)
+            self._pause("broker unavailable", RETRY_SECONDS, why=str(error))
             return True
 
         # Decode and buffer; partitions with full buffers are not polled next time.
@@ -251,8 +259,7 @@ class IngestLoop:
             for number in range(len(source.partitions)):
                 self._take(source, number, polled.get(number, ()), now)
         except KafkaError as error:
-            self._warn_seldom("broker_unavailable", str(error))
-            self._pause("broker unavailable", RETRY_SECONDS)
+            self._pause("broker unavailable", RETRY_SECONDS, **self._warn_of_broker(error))
             return not source.changed
         except SchemaRegistryError as error:
             metrics.schema_registry_away.set(1)
@@ -296,10 +303,12 @@ class IngestLoop:
             self._pause(HELD_STATE, POLL_SECONDS)
         return self._first_times.is_held
 
-    def _pause(self, why: str, seconds: float) -> None:
-        """Wait before a further attempt; a time in which nothing could come is not quiet."""
+    def _pause(self, state: str, seconds: float, **detail: str) -> None:
+        """Wait before a further attempt; a time in which nothing could come is not quiet. detail:
+        of the heartbeat."""
         self._current.last_event = self._clock.monotonic()
-        self._beat.touch(why, edges=self._log.num_edges, watermark=self._log.watermark)
+        position = {"edges": self._log.num_edges, "watermark": self._log.watermark}
+        self._beat.touch(state, **position, **detail)
         self._log.show_acknowledged()
         self._clock.sleep(seconds)
 

@@ -1,4 +1,4 @@
-"""Apache Kafka that asks for credentials: SASL over TLS on one listener, client certificates on another."""
+"""Apache Kafka that asks for credentials: SASL with TLS and without on two listeners, client certificates on a third."""
 
 import subprocess
 
@@ -28,12 +28,12 @@ def make_certificates(folder):
 
 
 class SecuredKafka(ApacheKafka):
-    """One node. Its plain listener is for the test alone; `sasl` and `mutual` are host:port of the others."""
+    """One node. Its plain listener is for the test alone; `sasl`, `bare` and `mutual` are host:port of the others."""
 
     def __init__(self, home, folder):
         self.certificates = folder / "certificates"
         make_certificates(self.certificates)
-        self.sasl, self.mutual = (f"localhost:{free_port()}" for _ in range(2))
+        self.sasl, self.mutual, self.bare = (f"localhost:{free_port()}" for _ in range(3))
         super().__init__(home, folder)
 
     def configure(self, node):
@@ -41,13 +41,13 @@ class SecuredKafka(ApacheKafka):
         port, controller = self._ports[node]
         login = "org.apache.kafka.common.security"
         quoted = PASSWORD.replace("'", "\\'")
+        plain = f'{login}.plain.PlainLoginModule required user_{USER}="{quoted}";'
         added = {
             "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller},"
-                         f"SASL://{self.sasl},MUTUAL://{self.mutual}",
-            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SASL:SASL_SSL,MUTUAL:SSL",
-            "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-512",
-            "listener.name.sasl.plain.sasl.jaas.config":
-                f'{login}.plain.PlainLoginModule required user_{USER}="{quoted}";',
+                         f"SASL://{self.sasl},MUTUAL://{self.mutual},BARE://{self.bare}",
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SASL:SASL_SSL,MUTUAL:SSL,BARE:SASL_PLAINTEXT",
+            "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-512", "listener.name.bare.sasl.enabled.mechanisms": "PLAIN",
+            **{f"listener.name.{name}.plain.sasl.jaas.config": plain for name in ("sasl", "bare")},
             "listener.name.sasl.scram-sha-512.sasl.jaas.config": f"{login}.scram.ScramLoginModule required;",
             "listener.name.mutual.ssl.client.auth": "required",
             "ssl.keystore.type": "PEM", "ssl.keystore.location": self.certificates / "server-both.pem",

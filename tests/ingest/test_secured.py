@@ -16,6 +16,7 @@ from kafka.admin import ScramMechanism, UserScramCredentialUpsertion
 from streamd.errors import KafkaError
 from streamd.ingest.kafka.client import make_admin, make_consumer, make_producer
 from streamd.settings.loading import KafkaSettings
+from streamd.telemetry.heartbeat import read_beat
 from tests.ingest.secured import PASSWORD, USER, SecuredKafka
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
@@ -68,26 +69,77 @@ def test_a_file_of_the_guide_lets_every_client_in(secured, tmp_path, title):
     admin.close()
 
 
-@pytest.mark.parametrize(("title", "wrong"), [
-    ("SCRAM over TLS", {"sasl_plain_password": "hush-wrong"}), ("PLAIN over TLS", {"sasl_plain_password": "hush-wrong"}),
-    ("SCRAM over TLS", {"ssl_cafile": None}), ("a client certificate", {"ssl_certfile": None, "ssl_keyfile": None, "ssl_password": None})])
-def test_who_is_not_let_in_gets_an_error_without_the_password(secured, tmp_path, caplog, title, wrong):
+LOGIN = {"sasl_plain_username": USER, "sasl_plain_password": PASSWORD}
+PLAIN = {"sasl_mechanism": "PLAIN"} | LOGIN
+
+
+@pytest.mark.parametrize(("title", "wrong", "says"), [
+    ("SCRAM over TLS", {"sasl_plain_password": "hush-wrong"}, "refuses the login by SASL SCRAM-SHA-512: .*check sasl_plain_username and sasl_plain_password in kafka.client"),
+    ("PLAIN over TLS", {"sasl_plain_password": "hush-wrong"}, "refuses the login by SASL PLAIN: .*check sasl_plain_username"),
+    ("SCRAM over TLS", {"ssl_cafile": None}, "The certificate of the broker at localhost:.* is not accepted: .*check ssl_cafile"),
+    ("a client certificate", {"ssl_certfile": None, "ssl_keyfile": None, "ssl_password": None}, "asks for a client certificate that it trusts.*ssl_certfile")])
+def test_who_is_not_let_in_gets_an_error_without_the_password(secured, tmp_path, caplog, title, wrong, says):
     kafka = settings_for(secured, tmp_path, file_of_guide(title), bootstrap_timeout_ms=1500)
     options = json.loads(kafka.client_file.read_text()) | wrong
     kafka.client_file.write_text(json.dumps({key: value for key, value in options.items() if value is not None}))
     caplog.set_level("WARNING")  # as in a role, whatever telemetry.log_level says
-    with pytest.raises(KafkaError, match=r"No broker answers .*kafka\.client_file") as caught:
+    with pytest.raises(KafkaError, match=rf"{says}.*kafka\.client_file") as caught:
         make_admin(kafka)
-    assert "hush" not in str(caught.value) + caplog.text
+    assert "hush" not in str(caught.value) + caplog.text and "No broker answers" not in str(caught.value)
 
 
-def test_the_doctor_gets_in_and_prints_no_password(secured, tmp_path):
-    kafka = settings_for(secured, tmp_path, file_of_guide("SCRAM over TLS"))
+@pytest.mark.parametrize(("listener", "options", "says"), [
+    ("bare", {}, r"asks for SASL \(PLAIN\), and security_protocol is not set, which is PLAINTEXT\..*set security_protocol: SASL_PLAINTEXT, sasl_mechanism and"),
+    ("sasl", {}, r"speaks TLS and asks for SASL \(.*SCRAM-SHA-512.*\), and .*set security_protocol: SASL_SSL, sasl_mechanism and"),
+    ("sasl", {"security_protocol": "SSL"}, r"asks for SASL \(.*\), and security_protocol is SSL\..*SASL_SSL"),
+    ("sasl", {"security_protocol": "SASL_PLAINTEXT"} | PLAIN, r"speaks TLS, and security_protocol is SASL_PLAINTEXT\..*set security_protocol: SASL_SSL in"),
+    ("bare", {"security_protocol": "SASL_SSL"} | PLAIN, r"speaks no TLS, and security_protocol is SASL_SSL\..*SASL_PLAINTEXT in"),
+    ("bare", {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "SCRAM-SHA-512"} | LOGIN, r"takes the SASL mechanisms PLAIN, not SCRAM-SHA-512.*set sasl_mechanism to one of PLAIN"),
+    ("open", {"security_protocol": "SASL_PLAINTEXT"} | PLAIN, r"takes no SASL, and security_protocol is SASL_PLAINTEXT\..*set security_protocol: PLAINTEXT in"),
+    ("open", {"security_protocol": "SSL"}, r"speaks no TLS, and security_protocol is SSL\..*PLAINTEXT in"),
+    ("mutual", {}, r"asks for a client certificate that it trusts")])
+@pytest.mark.parametrize("make", [make_admin, make_consumer, make_producer])
+def test_a_client_that_speaks_otherwise_than_the_listener_hears_how(secured, listener, options, says, make):
+    server = {"open": secured.bootstrap_servers, "bare": secured.bare, "sasl": secured.sasl, "mutual": secured.mutual}[listener]
+    if "SSL" in options.get("security_protocol", ""):
+        options = options | {"ssl_cafile": str(secured.certificates / "ca.pem")}
+    with pytest.raises(KafkaError, match=says) as caught:
+        make(KafkaSettings(bootstrap_servers=server, client=options | {"bootstrap_timeout_ms": 500}))
+    assert server in str(caught.value) and PASSWORD not in str(caught.value)
+
+
+def test_ingest_tells_in_its_heartbeat_why_it_is_not_let_in(secured, tmp_path):
+    options = {"security_protocol": "SASL_PLAINTEXT", "sasl_plain_password": "hush-wrong"}
+    env = environment(secured.bare, tmp_path / "d") | {"STREAMD_KAFKA__CLIENT": json.dumps(PLAIN | options)}
+    with (tmp_path / "log").open("wb") as log:
+        role = subprocess.Popen([sys.executable, "-m", "streamd", "run", "--role", "ingest"], env=env, stdout=log, stderr=log)
+    try:
+        until = time.monotonic() + 60
+        why = ""
+        while "refuses the login by SASL" not in why:
+            assert role.poll() is None and time.monotonic() < until, (tmp_path / "log").read_text()
+            time.sleep(0.1)
+            beat = read_beat(tmp_path / "d", "ingest")
+            why = beat.detail.get("why", "") if beat is not None else ""
+        assert beat.state == "connecting" and "hush" not in why
+    finally:
+        role.terminate()
+        role.wait(30)
+    assert "hush" not in (tmp_path / "log").read_text()
+
+
+def environment(servers, data_dir):
     clean = {k: v for k, v in os.environ.items() if not k.startswith("STREAMD_")}
-    env = clean | {"STREAMD_KAFKA__CLIENT_FILE": str(kafka.client_file), "COLUMNS": "200",
-                   "STREAMD_KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers, "STREAMD_DATA_DIR": str(tmp_path / "d")}
+    return clean | {"COLUMNS": "200", "STREAMD_KAFKA__BOOTSTRAP_SERVERS": servers, "STREAMD_DATA_DIR": str(data_dir)}
+
+
+@pytest.mark.parametrize(("password", "says", "status"), [(PASSWORD, "partitions {'events': 1}", 0), ("hush-wrong", "refuses the login by SASL", 1)])
+def test_the_doctor_says_who_gets_in_and_prints_no_password(secured, tmp_path, password, says, status):
+    kafka = settings_for(secured, tmp_path, file_of_guide("SCRAM over TLS"))
+    kafka.client_file.write_text(json.dumps(json.loads(kafka.client_file.read_text()) | {"sasl_plain_password": password}))
+    env = environment(kafka.bootstrap_servers, tmp_path / "d") | {"STREAMD_KAFKA__CLIENT_FILE": str(kafka.client_file)}
     done = subprocess.run([sys.executable, "-m", "streamd", "doctor"], env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "partitions {'events': 1}" in done.stdout
+    assert (done.returncode != 0) == status and says in done.stdout
     assert "hush" not in done.stdout + done.stderr
 
 

@@ -13,9 +13,11 @@ from typing import Any
 import yaml
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka.errors import KafkaError as ClientError
+from kafka.errors import SaslAuthenticationFailedError
 
 from streamd.errors import KafkaError, SettingsError
 from streamd.ingest.kafka.fresh_secrets import client_of
+from streamd.ingest.kafka.listener import find_rejection, refused_login
 from streamd.ingest.kafka.safe_records import make_reading_safe
 from streamd.settings.loading import KafkaSettings
 
@@ -317,7 +319,7 @@ def _made(
     settings: dict[str, Any],
     fixed: Mapping[str, Any] = NO_OPTIONS,
 ) -> Any:
-    """Make a client of a kind. Raises: KafkaError where no broker answers, SettingsError."""
+    """Make a client of a kind. Raises: KafkaError if no broker takes it, SettingsError."""
     options = client_settings(kafka, kind.DEFAULT_CONFIG)
     try:
         # The user's options win over ours; those that must not are in FIXED_OPTIONS.
@@ -326,6 +328,11 @@ def _made(
             chosen["kafka_client"] = partial(client_of, file, partial(read_options, kafka))
         client = kind(**chosen)
     except ClientError as error:
+        rejection = find_rejection(kafka.bootstrap_servers, options)
+        if rejection is None and isinstance(error, SaslAuthenticationFailedError):
+            rejection = refused_login(kafka.bootstrap_servers, options, str(error))
+        if rejection is not None:
+            raise KafkaError(f"{rejection.why}.", rejection.action) from None
         raise KafkaError(
             f"No broker answers at {kafka.bootstrap_servers}: {error}.",
             "check kafka.bootstrap_servers, kafka.client and kafka.client_file.",
