@@ -84,7 +84,10 @@ def import_file(
     # Append, and tell how far an error came.
     position = None if file is not None else table.position
     find_unit = None if topic else times.find_other_unit
-    with open_loader(settings, clock, str(path), topic, edge_set, position, find_unit) as loader:
+    column = "" if topic or file is not None else columns.time
+    with open_loader(
+        settings, clock, str(path), topic, edge_set, position, find_unit, column
+    ) as loader:
         if file is None:
             total = table.count_rows()
             loader.rows(events, lambda done: progress(done, total))

@@ -4,7 +4,7 @@ Events are decoded, checked and built into columns as live ones are, but the fir
 ends the import.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -67,11 +67,12 @@ def open_loader(
     edge_set: int = 0,
     place_of: Callable[[int], str] | None = None,
     find_other_unit: Callable[[], OtherUnit | None] | None = None,
+    time_column: str = "",
 ) -> Iterator["Loader"]:
     """A `Loader` of the log in `data_dir`, which is made if it is not there.
 
     find_other_unit: the other unit that all times look like so far; without it, that of the rows'
-    source.
+    source. time_column: the column of times, for errors.
 
     Times of streamd's own events are in microseconds, whatever `stream.time_unit` is. An error in
     the block gets the number of events that were appended before. Raises: LockedError while ingest
@@ -93,7 +94,16 @@ def open_loader(
         find = find_other_unit or (lambda: decoder.other_unit)
         other_unit = (lambda: None) if s.accept_first_times else find
         loader = Loader(
-            writer, decoder, s.max_nodes, clock, name, topic, edge_set, place_of, other_unit
+            writer,
+            decoder,
+            s.max_nodes,
+            clock,
+            name,
+            topic,
+            edge_set,
+            place_of,
+            other_unit,
+            time_column,
         )
         # Parts that were committed before an error stay in the log.
         try:
@@ -112,6 +122,7 @@ class Loader:
     reads the rows, empty for streamd's own events. edge_set: number of the set of edges that come
     as columns. place_of: names an event by its number, the row of the file otherwise. other_unit:
     the other unit that all times look like so far: then they are not taken as the first of a log.
+    time_column: of the rows, for errors; empty if there is no one column.
     """
 
     def __init__(
@@ -125,6 +136,7 @@ class Loader:
         edge_set: int = 0,
         place_of: Callable[[int], str] | None = None,
         other_unit: Callable[[], OtherUnit | None] = lambda: None,
+        time_column: str = "",
     ) -> None:
         # The log, and the rows that go into it.
         self._topic = topic
@@ -134,6 +146,7 @@ class Loader:
         self._clock = clock
         self._name = name
         self._other_unit = other_unit
+        self._time_column = time_column
         self._place_of = place_of or (lambda number: f"{name} row {number}")
         # Late events are refused, not moved to the watermark: an import must keep its times.
         self._builder = BatchBuilder(log.schema, log.keys, max_nodes, "dead_letter", log.has_edges)
@@ -188,14 +201,24 @@ class Loader:
         _fill_times(block, self._log.watermark)
         self.append(block)
 
-    def _check_first_times(self) -> None:
-        """Refuse times of another unit as the first of the log. Raises: StreamdError."""
+    def _check_first_times(self, blocks: Sequence[Block]) -> None:
+        """Refuse times of another unit as the first of the log. Raises: StreamdError naming the
+        first row that has a time."""
         found = self._other_unit() if has_no_times(self._log) else None
-        if found is not None:
-            raise StreamdError(
-                f"{self._name}: {found.words}.",
-                f"{found.action}, or set {ACCEPT_SETTING}: true.",
-            )
+        if found is None:
+            return
+        # Deletes and node features without a time have got that of the log.
+        timed = [block.rows[np.isin(block.rows["kind"], (EDGE, LABEL))] for block in blocks]
+        first = next((rows[0] for rows in timed if len(rows)), None)
+        position = self._name
+        if first is not None:
+            position = self._place_of(int(first["offset"]))
+            found = replace(found, example_us=int(first["time"]))
+        column = f", column {self._time_column!r}" if self._time_column else ""
+        raise StreamdError(
+            f"{position}{column}: {found.words}.",
+            f"{found.action}, or set {ACCEPT_SETTING}: true.",
+        )
 
     def edges(self, src_E: Int64, dst_E: Int64, time_E: Int64, values_ED: Float32) -> Block:
         """Make a block of edges between nodes with integer keys."""
@@ -267,7 +290,7 @@ class Loader:
         Raises: StreamdError naming a row that does not fit, or the unit that the first times of the
         log look like.
         """
-        self._check_first_times()
+        self._check_first_times(blocks)
         block = joined([b for b in blocks if len(b)]) if any(len(b) for b in blocks) else None
         if block is None:
             return

@@ -209,7 +209,7 @@ def test_times_of_a_file_that_all_look_like_another_unit_are_found(path, unit, c
 def test_an_import_into_an_empty_log_refuses_times_of_another_unit(path):
     write(path, [("src", "dst", "time"), ("u", "p", "1600000000"), ("u", "q", "1600000001")])
     own = load_settings(None, {"data_dir": path.parent / "log"}, {})[0]
-    with pytest.raises(StreamdError, match=r"t\.\w+: all times look like seconds, not milliseconds: 1600000000 was read as 1970-01-19T12:26:40Z\. "
+    with pytest.raises(StreamdError, match=r"t\.\w+ (row|line) 1, column 'time': all times look like seconds, not milliseconds: 1600000000 was read as 1970-01-19T12:26:40Z\. "
                                            r"Operator action: set --time-unit to s, or set ingest\.accept_first_times: true\. 0 events went in before"):
         import_file(own, path, Columns(), lambda *_: None)
     assert LogReader.open(own.data_dir).num_edges == 0

@@ -322,7 +322,7 @@ def test_tables_whose_times_look_like_another_unit_are_refused(papers, tmp_path)
     for name, head, row in (("cites-0", "#weight", "p1,p0,1,"), ("cites-1", "#weight", "p2,p1,1,"), ("writes", "position", "7,p0,1,")):
         (papers / f"{name}.csv").write_text(f"source,target,{head},time\n{row}1600000000\n")
     made = settings_for(papers, tmp_path)
-    with pytest.raises(StreamdError, match="The tables: all times look like seconds, not milliseconds.*set --time-unit to s, or set ingest.accept_first_times: true"):
+    with pytest.raises(StreamdError, match=r"\.csv row 1: all times look like seconds, not milliseconds.*set --time-unit to s, or set ingest.accept_first_times: true"):
         append_tables(made, events_of(made, papers, unit="ms"), SystemClock())
     append_tables(made, events_of(made, papers, unit="s"), SystemClock())
     assert LogReader.open(made.data_dir).num_edges == 3
