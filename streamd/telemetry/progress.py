@@ -19,6 +19,8 @@ RATE_SECONDS = 60.0
 """Time over which a rate is measured, so that work whose later part is slower shows it soon."""
 SURE_SECONDS = 1.0
 """Least time over which a rate is measured: a shorter one tells nothing of the rest."""
+SURE_SHARE = 0.05
+"""Least share of the work after which a time left is given: the first parts differ too much."""
 LINE_SECONDS = 10.0
 """Time between two lines of a log, so that work of an hour leaves a few hundred."""
 TERMINAL_SECONDS = 0.1
@@ -29,8 +31,8 @@ TERMINAL_SECONDS = 0.1
 class Reading:
     """How far some work is.
 
-    done, total: in units of the work. share: from 0 to 1, it never falls. rate: units a second;
-    rate and seconds_left are None until a rate was measured.
+    done, total: in units of the work. share: from 0 to 1, it never falls. rate: units a second,
+    None until one was measured. seconds_left: None until then, and before SURE_SHARE of the work.
     """
 
     done: int
@@ -64,13 +66,22 @@ def span(seconds: float) -> str:
 
 class Meter:
     """Measures the share, rate and time left of one piece of work, by its last minute. Owner: the
-    loop that does it."""
+    loop that does it.
+
+    The time up to the first unit of work is left out: kernels are compiled and models made in it.
+    """
 
     def __init__(self, done: int = 0, monotonic: Callable[[], float] = time.monotonic) -> None:
         """done: what was done before the meter began, which tells nothing of the rate."""
         self._monotonic = monotonic
-        self._measured = deque([(monotonic(), done)])
+        self._first = done
+        self._measured: deque[tuple[float, int]] = deque()
         self._share = 0.0
+
+    def note(self, done: int) -> None:
+        """Begin to measure if this is the first unit of work that is done."""
+        if not self._measured and done > self._first:
+            self._measured.append((self._monotonic(), done))
 
     def at(self, done: int, total: int) -> Reading:
         """Take a reading. total may grow while the work goes on; 0 of 0 is all of it."""
@@ -78,18 +89,20 @@ class Meter:
         now = self._monotonic()
         while len(self._measured) > 1 and self._measured[1][0] <= now - RATE_SECONDS:
             self._measured.popleft()
+        self.note(done)
 
         # The rate is that of the points which are left.
-        since, before = self._measured[0]
+        since, before = self._measured[0] if self._measured else (now, done)
         took = now - since
         did = done - before
         rate = did / took if took >= SURE_SECONDS and did > 0 else None
-        if now - self._measured[-1][0] >= SURE_SECONDS:
+        if self._measured and now - self._measured[-1][0] >= SURE_SECONDS:
             self._measured.append((now, done))
 
         # A share that falls, as where the total grew, would look like lost work.
         self._share = max(self._share, min(1.0, done / total) if total > 0 else 1.0)
-        left = 0.0 if done >= total else (total - done) / rate if rate else None
+        is_sure = done - self._first >= SURE_SHARE * (total - self._first)
+        left = 0.0 if done >= total else (total - done) / rate if rate and is_sure else None
         return Reading(done=done, total=total, share=self._share, rate=rate, seconds_left=left)
 
 
@@ -147,6 +160,7 @@ class ProgressLine:
     def at(self, done: int, total: int) -> None:
         """Report how far the part is; call it as often as you like."""
         self._latest = done, total
+        self._meter.note(done)
         now = self._monotonic()
         if now - self._shown >= (TERMINAL_SECONDS if self._is_live else LINE_SECONDS):
             self._shown = now

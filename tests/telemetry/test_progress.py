@@ -28,13 +28,24 @@ class Screen(io.StringIO):
 def test_rate_and_time_left_are_those_that_were_measured(clock):
     meter = Meter(0, clock.monotonic)
     assert meter.at(0, 1000).text("events") == "0 %, 0 of 1,000 events", "nothing is measured yet"
+    clock.advance(50)
+    assert meter.at(50, 1000).text("events") == "5 %, 50 of 1,000 events"
     clock.advance(10)
-    now = meter.at(250, 1000)
-    assert (now.share, now.rate, now.seconds_left) == (0.25, 25.0, 30.0)
-    assert now.text("events") == "25 %, 250 of 1,000 events, 25/s, 30 s left"
-    assert now.fields() == {"share": 0.25, "seconds_left": 30}
-    clock.advance(30)
+    now = meter.at(300, 1000)
+    assert (now.share, now.rate, now.seconds_left) == (0.3, 25.0, 28.0), "what was compiled in the first 50 s does not count"
+    assert now.text("events") == "30 %, 300 of 1,000 events, 25/s, 28 s left"
+    assert now.fields() == {"share": 0.3, "seconds_left": 28}
+    clock.advance(28)
     assert meter.at(1000, 1000).text("events") == "100 %, 1,000 of 1,000 events, 25/s, 0 s left"
+
+
+@pytest.mark.parametrize(("before", "done", "left"), [(0, 49, None), (0, 50, 190.0), (600, 619, None), (600, 620, 76.0)])
+def test_a_time_left_is_told_after_a_twentieth_of_the_work(clock, before, done, left):
+    meter = Meter(before, clock.monotonic)
+    meter.at(before + 10, 1000)
+    clock.advance((done - before - 10) / 5)
+    now = meter.at(done, 1000)
+    assert (now.rate, now.seconds_left) == (pytest.approx(5.0), left and pytest.approx(left))
 
 
 def test_a_part_that_is_slower_is_told_within_a_minute(clock):
@@ -48,7 +59,8 @@ def test_a_part_that_is_slower_is_told_within_a_minute(clock):
 
 def test_what_was_done_before_counts_for_the_share_but_not_for_the_rate(clock):
     meter = Meter(600, clock.monotonic)
-    clock.advance(10)
+    meter.at(650, 1000)
+    clock.advance(5)
     now = meter.at(700, 1000)
     assert (now.share, now.rate, now.seconds_left) == (0.7, 10.0, 30.0)
 
@@ -107,10 +119,11 @@ def test_each_part_ends_whole_and_begins_from_nothing(clock):
 def test_a_work_that_fails_or_is_left_does_not_say_it_is_done(clock):
     out = io.StringIO()
     with pytest.raises(OSError), ProgressLine(Console(file=out), "reading", monotonic=clock.monotonic) as line:
+        line.at(1, 10)
         clock.advance(2)
         line.at(3, 10)
         raise OSError
-    assert out.getvalue().splitlines() == ["reading: 30 %, 3 of 10 events, 1.5/s, 5 s left"]
+    assert out.getvalue().splitlines() == ["reading: 30 %, 3 of 10 events, 1/s, 7 s left"]
     with ProgressLine(Console(file=out), "waiting", monotonic=clock.monotonic) as line:
         line.at(3, 10)
         line.leave()
@@ -155,4 +168,4 @@ def test_a_role_says_in_its_log_now_and_then_where_it_is_and_always_in_its_metri
             assert registry.get_sample_value("ratio", {"role": "train"}) == reading.share
     assert [s["share"] for s in said] == [0.39, 0.79] and reading.share == 1
     assert said[0] == {"event": "rebuilding", "step": "record", "done": 390, "total": 1000, "share": 0.39,
-                       "seconds_left": 16, "a_second": 39.0, "log_level": "info"}
+                       "seconds_left": 15, "a_second": 40.0, "log_level": "info"}
