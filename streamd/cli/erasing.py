@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from streamd.cli.compaction import compact_log
-from streamd.cli.proof import prove_erasure
+from streamd.cli.proof import print_finding, prove_erasure
 from streamd.errors import SettingsError, StreamdError
 from streamd.events import Key
 from streamd.ingest.delete_events import SentDelete, send_deletes, topic_for_deletes
@@ -50,7 +51,7 @@ def erase_nodes(
     deadline = time.monotonic() + wait_seconds
 
     # 1. Delete. A node that is deleted already only waits for compaction.
-    erasure = Erasure(settings.data_dir, [key for some in of_text for key in some])
+    erasure = Erasure.open(settings.data_dir, [key for some in of_text for key in some])
     of_text = _resolve(texts, of_text, erasure, schema, line)
     _delete(settings, erasure, schema, topic, deadline, line)
 
@@ -60,9 +61,9 @@ def erase_nodes(
         return False, f"{text}. Run the same command again to wait for it and prove it."
 
     # 3. Prove it. This also finds a key that came back with new events.
-    found, summary = prove_erasure(settings, texts, of_text, line)
+    found, summary = prove_erasure(settings, texts, of_text, line, partial(print_finding, line))
     text = f"{text}; {summary}"
-    return not found, text if found else f"{text}. {_copies_elsewhere(settings)}"
+    return not found, text if found else f"{text}. {copies_elsewhere(settings)}"
 
 
 def _resolve(
@@ -132,7 +133,7 @@ def _wait_for_deletes(
         time.sleep(POLL_SECONDS)
 
 
-def _copies_elsewhere(settings: Settings) -> str:
+def copies_elsewhere(settings: Settings) -> str:
     """The copies of events that are not streamd's, and so are left to the operator."""
     others = settings.ingest.dead_letter_topic, settings.server.score_topic
     topics = [*settings.kafka.topics, *filter(None, others)]

@@ -75,7 +75,7 @@ def init(
     The broker need not be there: give a file of records, or paste one.
     """
     from streamd.clock import SystemClock
-    from streamd.exchange.first_settings import Place, settings_text
+    from streamd.exchange.first_settings import SampledTopic, settings_text
 
     _refuse_existing(file)
     asks = sys.stdin.isatty() if ask is None else ask
@@ -94,7 +94,7 @@ def init(
         err.print(printable(NO_TIME.format(file=found.file)), markup=False, soft_wrap=True)
 
     # Nothing is written that does not load, and what it makes of the sample is said.
-    text = settings_text(Place(broker=broker, topic=name, sample=found.words), guessed)
+    text = settings_text(SampledTopic(broker=broker, topic=name, sample=found.words), guessed)
     settings = _loaded(text)
     refused = _judge(settings, name, found.records)
     _write_new(file, text)

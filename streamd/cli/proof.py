@@ -1,7 +1,7 @@
 """The proof that nothing is left of erased keys: by type where keys are held, and by their bytes
 everywhere that streamd writes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
 from streamd.cli.options import err
@@ -16,13 +16,18 @@ from streamd.telemetry.progress import ProgressLine
 
 
 def prove_erasure(
-    settings: Settings, texts: Sequence[str], keys: Sequence[Sequence[Key]], line: ProgressLine
+    settings: Settings,
+    texts: Sequence[str],
+    keys: Sequence[Sequence[Key]],
+    line: ProgressLine,
+    on_found: Callable[[Found], None],
+    skip: str = "",
 ) -> tuple[int, str]:
-    """Look for keys in the data directory, in `log.store`, and in the topics of `log.name`. Each
-    finding is printed.
+    """Look for keys in the data directory, in `log.store`, and in the topics of `log.name`.
 
     Args: texts: of the keys, as they were given; keys: of each text, the typed keys that it may
-    name.
+    name; on_found: called with each finding once; skip: a folder of the data directory that is not
+    searched.
     Returns: the number of findings, and a summary. Raises: StoreError, KafkaError.
     """
     numbers = {key: number for number, some in enumerate(keys) for key in some}
@@ -36,12 +41,12 @@ def prove_erasure(
     line.begin("looking keys up by type", "keys")
     for one in _find_by_type(settings, typed, numbers):
         found.add((one.where, one.key))
-        _print(one, line)
-    for one in _find_bytes(settings, by_bytes) if long else ():
+        on_found(one)
+    for one in _find_bytes(settings, by_bytes, skip) if long else ():
         place = (one.where, long[one.key])
         if place not in found:
             found.add(place)
-            _print(one._replace(key=place[1]), line)
+            on_found(one._replace(key=place[1]))
 
     done = by_bytes.searched
     summary = (
@@ -69,9 +74,9 @@ def _find_by_type(
         yield from find_in_changelog(topic.records(), topic.name, numbers)
 
 
-def _find_bytes(settings: Settings, search: DeletedSearch) -> Iterator[Found]:
+def _find_bytes(settings: Settings, search: DeletedSearch, skip: str) -> Iterator[Found]:
     log = settings.log
-    places = [search.in_files(settings.data_dir)]
+    places = [search.in_files(settings.data_dir, skip)]
     if log.store:
         places.append(search.in_store(Store(log.store)))
     for name in (changelog_topic, models_topic) if log.name else ():
@@ -79,7 +84,7 @@ def _find_bytes(settings: Settings, search: DeletedSearch) -> Iterator[Found]:
     yield from chain.from_iterable(places)
 
 
-def _print(found: Found, line: ProgressLine) -> None:
+def print_finding(line: ProgressLine, found: Found) -> None:
     """Print a finding without the key, which may not stay in a terminal's log."""
     line.leave()
     text = f"found: key {found.key + 1} in {found.where}, byte {found.at:,}"

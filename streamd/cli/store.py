@@ -1,5 +1,6 @@
 """The commands about a data directory and its copies: `streamd verify`, `backup` and `restore`."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -62,7 +63,7 @@ def _verify_all(settings: Settings) -> int:
 
 def _verify_deletes(settings: Settings, given: list[str]) -> int:
     """Look for deleted keys. Returns: exit status, 1 where one was found."""
-    from streamd.cli.proof import prove_erasure
+    from streamd.cli.proof import print_finding, prove_erasure
     from streamd.store.deleted_keys import read_keys
     from streamd.store.erasure import candidates, schema_of_log
 
@@ -71,7 +72,7 @@ def _verify_deletes(settings: Settings, given: list[str]) -> int:
     schema = schema_of_log(settings.data_dir)
     keys = [candidates(text, schema) for text in texts]
     with ProgressLine(err, "looking keys up by type", "keys") as line:
-        found, summary = prove_erasure(settings, texts, keys, line)
+        found, summary = prove_erasure(settings, texts, keys, line, partial(print_finding, line))
     out.print(summary, soft_wrap=True)
     return 1 if found else 0
 

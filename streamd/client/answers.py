@@ -308,3 +308,29 @@ class RequestOutcome(_Answer, frozen=True):
     state: Literal["waiting", "done", "refused"]
     reason: str = ""
     moved: Moved | None = None
+
+
+class FoundKey(_Answer, frozen=True):
+    """A location that still holds a key. node: number of the node in the request, from 1."""
+
+    node: int
+    where: str
+
+
+class ErasureResponse(_Answer, frozen=True):
+    """How far a request to erase nodes is.
+
+    waits_for: why it is not further, or why it failed. unknown: nodes that the log did not hold,
+    None until they were looked up. asked_at, ended_at: wall time in seconds. found: locations that
+    still hold a key. proof: what was searched, and what was not.
+    """
+
+    request: str
+    state: Literal["deleting", "compacting", "proving", "done", "found", "failed"]
+    waits_for: str
+    nodes: int
+    unknown: int | None
+    asked_at: float
+    ended_at: float | None
+    found: list[FoundKey]
+    proof: str

@@ -11,6 +11,7 @@ from streamd.client.answers import (
     CompletionResponse,
     Diversity,
     EmbeddingResponse,
+    ErasureResponse,
     Event,
     EventsResponse,
     ExplainResponse,
@@ -251,6 +252,26 @@ def move_outcome(request: str) -> Call[RequestOutcome]:
     """What became of a `MoveRequested`."""
     path = f"/v1/models/requests/{quote(request, safe='')}"
     return Call(method="GET", path=path, answer=RequestOutcome)
+
+
+def erase(
+    nodes: Sequence[Key], *, node_set: str | None = None, topic: str | None = None
+) -> Call[ErasureResponse]:
+    """Erase nodes, at most 1,000; needs an admin key. `erasure` returns its progress."""
+    body = {"nodes": list(nodes)} | _given(node_set=node_set, topic=topic)
+    return Call(
+        method="POST",
+        path="/v1/erase",
+        answer=ErasureResponse,
+        accepted=ErasureResponse,
+        content=msgspec.json.encode(body),
+        idempotent=False,
+    )
+
+
+def erasure(request: str) -> Call[ErasureResponse]:
+    """The progress of an erasure: its wait, and at last its proof."""
+    return Call(method="GET", path=f"/v1/erase/{quote(request, safe='')}", answer=ErasureResponse)
 
 
 # How they are made

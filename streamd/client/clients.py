@@ -173,6 +173,8 @@ class Client(_Core[httpx2.Client]):
     promote = _blocking(calls.promote)
     rollback = _blocking(calls.rollback)
     move_outcome = _blocking(calls.move_outcome)
+    erase = _blocking(calls.erase)
+    erasure = _blocking(calls.erasure)
 
 
 class AsyncClient(_Core[httpx2.AsyncClient]):
@@ -244,3 +246,5 @@ class AsyncClient(_Core[httpx2.AsyncClient]):
     promote = _awaited(calls.promote)
     rollback = _awaited(calls.rollback)
     move_outcome = _awaited(calls.move_outcome)
+    erase = _awaited(calls.erase)
+    erasure = _awaited(calls.erasure)

@@ -15,6 +15,7 @@ from functools import partial
 import structlog
 import uvicorn
 
+from streamd.daemon.erasures import keep_erasing
 from streamd.daemon.kernels_ready import make_kernels_ready
 from streamd.daemon.role_lock import lock_name
 from streamd.gpu import choose_device
@@ -73,11 +74,17 @@ def run_serve(
     server = _Server(state)
     drain = partial(_end_after_drain, server, settings.server.drain_seconds, stop, at_once)
     threading.Thread(target=drain, daemon=True).start()
+    erasing = threading.Thread(target=keep_erasing, args=(settings, stop), name="erasing")
+    erasing.start()
     scheme = "https" if settings.server.tls_cert_file else "http"
     logger.info(
         "server_listening", address=f"{scheme}://{settings.server.host}:{settings.server.port}"
     )
-    server.run(sockets=[listening])
+    try:
+        server.run(sockets=[listening])
+    finally:
+        stop.set()
+        erasing.join()
     if failed.is_set():
         sys.exit(1)
 

@@ -25,8 +25,8 @@ DEFAULTS = """\
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
-    """Where events come from. broker: host:port, or several. sample: what the guess is made of, in
+class SampledTopic:
+    """The topic that a guess was made of. broker: host:port, or several. sample: the records, in
     words, as "100 records of shop.clicks"."""
 
     broker: str
@@ -57,12 +57,12 @@ def pasted_records(text: str, now_ms: int) -> list[Any]:
     ]
 
 
-def settings_text(place: Place, guessed: Guess) -> str:
+def settings_text(topic: SampledTopic, guessed: Guess) -> str:
     """The settings file as YAML with comments."""
     parts = [
-        f"# Settings of streamd, by `streamd init` from {_line(place.sample)}.\n\n",
+        f"# Settings of streamd, by `streamd init` from {_line(topic.sample)}.\n\n",
         "# Where events come from. Passwords belong in variables or in kafka.client_file.\n",
-        to_yaml({"kafka": {"bootstrap_servers": place.broker}}),
+        to_yaml({"kafka": {"bootstrap_servers": topic.broker}}),
     ]
 
     # Features come before the source that fills them.

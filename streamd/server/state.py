@@ -195,9 +195,11 @@ async def require_key(request: Request) -> None:
 
 
 async def require_admin_key(request: Request) -> None:
-    """Refuse a request to move the champion without one of `server.admin_keys`."""
-    if not request.app.state.streamd.keys.may_move(_key_of(request)):
-        raise HTTPException(403, "promoting and rolling back needs one of server.admin_keys")
+    """Refuse a request to move the champion or to erase without one of `server.admin_keys`."""
+    if not request.app.state.streamd.keys.may_administer(_key_of(request)):
+        raise HTTPException(
+            403, "promoting, rolling back and erasing need one of server.admin_keys"
+        )
 
 
 def _key_of(request: Request) -> str | None:

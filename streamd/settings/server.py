@@ -32,7 +32,7 @@ class ServerSettings(Branch):
         None, description="more of them, one a line; read again when it changes"
     )
     admin_keys: tuple[SecretStr, ...] = Field(
-        (), description="keys that also promote and roll back"
+        (), description="keys that also promote, roll back and erase"
     )
     admin_keys_file: Path | None = Field(
         None, description="more of them, one a line; read again when it changes"

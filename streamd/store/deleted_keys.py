@@ -96,14 +96,16 @@ class DeletedSearch:
         self._begun_at = self._total = 0
         self._progress = progress
 
-    def in_files(self, folder: Path) -> Iterator[Found]:
-        """Search every file under a folder, hidden ones too."""
+    def in_files(self, folder: Path, skip: str = "") -> Iterator[Found]:
+        """Search every file under a folder, hidden ones too. skip: a folder in it to leave out, ""
+        for none."""
         total = 0
-        for path in _files(folder):
+        skipped = folder / skip if skip else None
+        for path in _files(folder, skipped):
             with suppress(FileNotFoundError):
                 total += path.stat().st_size
         self._begin(f"searching {folder}", total)
-        for path in _files(folder):
+        for path in _files(folder, skipped):
             # Files that the daemon removed meanwhile hold nothing any more.
             with suppress(FileNotFoundError):
                 with path.open("rb") as file:
@@ -182,9 +184,11 @@ class DeletedSearch:
             yield Found(where, max(0, at - skipped), key)
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    """The files under a folder, in order of their names."""
+def _files(folder: Path, skipped: Path | None) -> Iterator[Path]:
+    """The files under a folder, in order of their names, but for those under another folder."""
     for path in sorted(folder.rglob("*")):
+        if skipped is not None and path.is_relative_to(skipped):
+            continue
         if path.is_file() and not path.is_symlink():
             yield path
 

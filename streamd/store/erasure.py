@@ -10,7 +10,7 @@ from streamd.eventlog.journal.journal import NOTHING
 from streamd.eventlog.journal.tail import JournalTail
 from streamd.eventlog.key_search import KeyRow, find_keys
 from streamd.eventlog.layout import KEYS
-from streamd.eventlog.reader import DeletesReader
+from streamd.eventlog.reader import DeletesReader, LogReader
 from streamd.events import Key, SetKey, split_key
 from streamd.ingest.delete_events import SentDelete
 from streamd.schema import Schema
@@ -25,26 +25,29 @@ class Erasure:
     rows: the rows of the key table that hold one of them, as of the start.
     """
 
-    def __init__(self, data_dir: Path, keys: Collection[Key]) -> None:
-        """Raises: StreamdError if there is no log, CorruptionError."""
+    def __init__(self, log: LogReader, rows: Sequence[KeyRow]) -> None:
+        self._log = log
+        self.rows = rows
+
+    @classmethod
+    def open(cls, data_dir: Path, keys: Collection[Key]) -> "Erasure":
+        """Open the log and look the keys up. Raises: StreamdError if there is no log,
+        CorruptionError."""
         log = DeletesReader.open(data_dir, keep_keys=False)
         if log is None:
             raise StreamdError(f"{data_dir} holds no log.", "set --data-dir.")
-        self._log = log
-        self.rows = find_keys(data_dir, log.state.files.get(KEYS, NOTHING).num_bytes, keys)
+        return cls(log, rows_of(log, keys))
 
-    def live(self) -> list[Key]:
-        """The keys whose nodes the log has not deleted yet; reads new commits first."""
+    def live_rows(self) -> list[KeyRow]:
+        """The rows whose nodes the log has not deleted yet; reads new commits first."""
         self._log.refresh()
         node_K = np.array([row.node for row in self.rows], np.int64)
         gone_K = self._log.deletions.is_gone(node_K)
-        return [row.key for row, gone in zip(self.rows, gone_K.tolist(), strict=True) if not gone]
+        return [row for row, gone in zip(self.rows, gone_K.tolist(), strict=True) if not gone]
 
-    @property
-    def newest_delete(self) -> int:
-        """The position of the log's newest delete, before which a compaction makes deletes
-        physical; -1 before there is one."""
-        return self._log.deletions.newest_place
+    def live(self) -> list[Key]:
+        """The keys of `live_rows`."""
+        return [row.key for row in self.live_rows()]
 
     def is_read(self, sent: SentDelete) -> bool:
         """Whether ingest has read a delete: it is in the log, or was refused."""
@@ -65,6 +68,11 @@ class Erasure:
         if beat is None or not beat.alive:
             return f"the deletes are in Kafka, and {log_role} does not run here"
         return f"the deletes are in Kafka, and {log_role} has not read them ({beat.state})"
+
+
+def rows_of(log: LogReader, keys: Collection[Key]) -> list[KeyRow]:
+    """The rows of a log's key table that hold one of some keys. Raises: CorruptionError."""
+    return find_keys(log.data_dir, log.state.files.get(KEYS, NOTHING).num_bytes, keys)
 
 
 def schema_of_log(data_dir: Path) -> Schema:

@@ -92,6 +92,6 @@ class ApiKeys:
         """Whether a key may ask for answers and metrics."""
         return self._open or self._keys.holds(key) or self._admin.holds(key)
 
-    def may_move(self, key: str | None) -> bool:
-        """Whether a key may promote a version and roll back."""
+    def may_administer(self, key: str | None) -> bool:
+        """Whether a key may promote a version, roll back, and erase nodes."""
         return self._open or self._admin.holds(key)

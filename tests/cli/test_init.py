@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from streamd.cli.main import app
 from streamd.demo.standin import StandIn
 from streamd.errors import KafkaError, SettingsError
-from streamd.exchange.first_settings import Place, pasted_records, settings_text
+from streamd.exchange.first_settings import SampledTopic, pasted_records, settings_text
 from streamd.exchange.guess import guess
 from streamd.settings.loading import load_settings
 
@@ -176,6 +176,6 @@ def test_no_record_breaks_the_file_that_is_written(record):
     """Names and values from outside end neither a comment nor a string of the YAML."""
     records = pasted_records(json.dumps([record, record]), 1)
     guessed = guess("t", records, NOW_US)
-    text = settings_text(Place(broker="b:1", topic="t", sample="x\ny"), guessed)
+    text = settings_text(SampledTopic(broker="b:1", topic="t", sample="x\ny"), guessed)
     loaded = yaml.safe_load(text)
     assert set(loaded) == {"kafka", "sources"} | ({"graph"} & set(guessed.tree)) and loaded["sources"] == guessed.tree["sources"]

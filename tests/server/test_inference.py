@@ -408,6 +408,8 @@ def test_operations_have_short_names_that_do_not_change_and_paths_whole_paramete
     assert sorted(names) == [
         "embedding",
         "embeddings",
+        "erase",
+        "erasure",
         "events",
         "explain",
         "infer",

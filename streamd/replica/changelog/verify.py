@@ -17,7 +17,7 @@ READ_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class LogDifference:
     """The first place where a directory is not what the changelog says.
 
     seq: of the commit. path: of the file, in the data directory. offset: of the first byte that
@@ -40,7 +40,7 @@ class LogComparison:
     commits: int = 0
     num_bytes: int = 0
     behind: int = 0
-    difference: Difference | None = None
+    difference: LogDifference | None = None
 
 
 def compare(
@@ -85,7 +85,7 @@ def compare(
                 continue
             mine = own.crc(record.seq)
             if mine is not None and mine != record.line:
-                found.difference = Difference(record.seq, "journal", None)
+                found.difference = LogDifference(record.seq, "journal", None)
                 return found
             found.difference = _compare_bytes(data_dir, tail.state, record, found)
             if found.difference is not None:
@@ -114,7 +114,7 @@ def _term_at(begin: int, end: int, reader: ChangelogReader, data_dir: Path) -> i
 
 def _compare_bytes(
     data_dir: Path, state: LogState, record: Record, found: LogComparison
-) -> Difference | None:
+) -> LogDifference | None:
     """Compare the pieces of a record with the files. Returns: the first difference."""
     head, data = decode_value(record)
     revisions = {path: file.revision for path, file in state.files.items()}
@@ -137,5 +137,5 @@ def _compare_bytes(
             first = next(
                 (i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), len(mine)
             )
-            return Difference(record.seq, path, offset + first)
+            return LogDifference(record.seq, path, offset + first)
     return None

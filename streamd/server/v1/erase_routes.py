@@ -1,0 +1,96 @@
+"""The `/v1/erase` routes: they keep requests to erase nodes, which another process works on."""
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends, HTTPException, Path
+from pydantic import BaseModel, Field
+
+from streamd.server.state import State, require_admin_key, require_key
+from streamd.server.v1.bodies import nodes_of
+from streamd.server.v1.schemas import NodesRequest
+from streamd.store.erasure_requests import MAX_OPEN, ErasureRequest, ErasureRequests
+
+MAX_NODES = 1000
+"""Most nodes of one request."""
+MAX_FOUND = 100
+"""Most findings in an answer."""
+router = APIRouter(prefix="/v1", dependencies=[Depends(require_key)])
+
+
+class EraseRequest(NodesRequest):
+    """Nodes to erase, at most 1,000."""
+
+    topic: str = Field(
+        "",
+        max_length=249,
+        description="topic for the deletes; the first of kafka.topics without a source otherwise",
+    )
+
+
+class FoundKey(BaseModel):
+    """A location that still holds a key."""
+
+    node: int = Field(description="number of the node in the request, from 1")
+    where: str = Field(description="file, object or record", examples=["nodes.keys"])
+
+
+class ErasureResponse(BaseModel):
+    """How far a request to erase nodes is. It does not repeat their keys."""
+
+    request: str = Field(description="GET /v1/erase/{request} gives this answer again")
+    state: Literal["deleting", "compacting", "proving", "done", "found", "failed"] = Field(
+        description="done: it is proven; found: a key is left; failed: waits_for has the reason"
+    )
+    waits_for: str = Field(description="why it is not further, or why it failed")
+    nodes: int = Field(description="number of nodes in the request")
+    unknown: int | None = Field(
+        description="nodes that the log did not hold; null until they were looked up"
+    )
+    asked_at: float = Field(description="wall time in seconds")
+    ended_at: float | None = Field(description="likewise; null until it has ended")
+    found: list[FoundKey] = Field(description="at most 100")
+    proof: str = Field(description="what was searched, and what was not")
+
+
+@router.post(
+    "/erase", tags=["operating"], status_code=202, dependencies=[Depends(require_admin_key)]
+)
+def erase(body: EraseRequest, state: State) -> ErasureResponse:
+    """Erase nodes: delete them, make the deletes physical, and prove it. The request outlives
+    restarts."""
+    settings = state.settings
+    keys = list(dict.fromkeys(nodes_of(state, body)))
+    if len(keys) > MAX_NODES:
+        raise HTTPException(422, f"{len(keys):,} nodes in one request, at most {MAX_NODES:,}")
+    if body.topic and body.topic not in settings.kafka.topics:
+        names = ", ".join(settings.kafka.topics)
+        raise HTTPException(422, f"ingest does not read topic {body.topic!r}; it reads {names}")
+    requests = ErasureRequests(settings.data_dir)
+    if requests.num_open >= MAX_OPEN:
+        raise HTTPException(429, f"{MAX_OPEN:,} requests to erase are open", {"Retry-After": "60"})
+    return _answer(requests.add(keys, body.topic))
+
+
+@router.get("/erase/{request}", tags=["operating"])
+def erasure(
+    request: Annotated[str, Path(min_length=1, max_length=64, pattern="^[0-9a-f]+$")], state: State
+) -> ErasureResponse:
+    """How far a request to erase nodes is: what it waits for, and at last its proof."""
+    found = ErasureRequests(state.settings.data_dir).read(request)
+    if found is None:
+        raise HTTPException(404, "no such request was made on this machine, or it is too old")
+    return _answer(found)
+
+
+def _answer(one: ErasureRequest) -> ErasureResponse:
+    return ErasureResponse(
+        request=one.id,
+        state=one.state,
+        waits_for=one.waits_for,
+        nodes=one.num_keys,
+        unknown=one.num_unknown,
+        asked_at=one.asked_at,
+        ended_at=one.ended_at or None,
+        found=[FoundKey(node=number, where=where) for number, where in one.found[:MAX_FOUND]],
+        proof=one.proof,
+    )

@@ -1,0 +1,152 @@
+"""Requests to erase nodes, which outlive the process that took them: a file for each.
+
+`DATA/erasures/open/<id>` has the keys, which the proof needs. A request that has ended moves to
+`DATA/erasures/ended/<id>` without them.
+"""
+
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from streamd.errors import CorruptionError
+from streamd.events import Key, SetKey, split_key
+from streamd.storage import DISK, remove_scratch, write_durably
+
+FOLDER = "erasures"
+OPEN = "open"
+ENDED = "ended"
+MAX_OPEN = 1000
+"""Most requests that may be open: each of them is looked at once a second."""
+KEPT_ENDED = 1000
+"""Newest ended requests that are kept, some hundred bytes each."""
+
+State = Literal["deleting", "compacting", "proving", "done", "found", "failed"]
+ENDS = ("done", "found", "failed")
+"""The states of a request that has ended; the others follow one another."""
+
+
+class SentNode(msgspec.Struct, frozen=True):
+    """The delete of a node that Kafka has acknowledged."""
+
+    node: int
+    topic: str
+    partition: int
+    offset: int
+
+
+class ErasureRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One request to erase nodes.
+
+    keys: (node set, key) of each node, empty once it has ended. num_keys: of them, for good. topic:
+    for the deletes, "" for the first of streamd's own events. rows: (index of its key, node id) of
+    the nodes that the log holds, None until they were looked up. num_unknown: keys without a row.
+    sent: their deletes. event, seq:
+    position and commit of the newest delete when all were in the log. compaction: id of the request
+    in the models topic. waits_for: why it is not further, in words. found: (index of a key from 1,
+    location). proof: what was searched. asked_at, compacted_at, ended_at: wall time in seconds, 0
+    until then.
+    """
+
+    id: str
+    asked_at: float
+    num_keys: int
+    keys: list[tuple[int, str | int]]
+    topic: str = ""
+    state: State = "deleting"
+    waits_for: str = ""
+    rows: list[tuple[int, int]] | None = None
+    num_unknown: int | None = None
+    sent: list[SentNode] = []
+    event: int = -1
+    seq: int = 0
+    compaction: str = ""
+    compacted_at: float = 0
+    found: list[tuple[int, str]] = []
+    proof: str = ""
+    ended_at: float = 0
+
+    @property
+    def typed_keys(self) -> list[Key]:
+        """The keys as the log has them."""
+        return [SetKey(number, key) if number else key for number, key in self.keys]
+
+
+class ErasureRequests:
+    """Reads and writes the requests of a data directory. Safe to use from several processes: a
+    server adds them, and one process works on them."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.folder = data_dir / FOLDER
+
+    def add(self, keys: Sequence[Key], topic: str) -> ErasureRequest:
+        """Add a request durably."""
+        made = ErasureRequest(
+            id=uuid.uuid4().hex,
+            asked_at=time.time(),
+            num_keys=len(keys),
+            keys=[split_key(key) for key in keys],
+            topic=topic,
+        )
+        self.write(made)
+        return made
+
+    def write(self, request: ErasureRequest) -> None:
+        """Write a request durably; one that has ended without its keys."""
+        has_ended = request.state in ENDS
+        if has_ended:
+            request = msgspec.structs.replace(request, keys=[], rows=[], sent=[])
+        path = self.folder / (ENDED if has_ended else OPEN) / request.id
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_durably(path, msgspec.json.encode(request))
+        if has_ended:
+            DISK.unlink(self.folder / OPEN / request.id)
+            DISK.sync_folder(self.folder)
+            self._drop_old()
+
+    def read(self, request: str) -> ErasureRequest | None:
+        """Read a request by its id; None if there is none here. Raises: CorruptionError."""
+        # Ended last: it moves there while this reads.
+        for part in (OPEN, ENDED):
+            if (found := _read(self.folder / part / request)) is not None:
+                return found
+        return None
+
+    @property
+    def num_open(self) -> int:
+        """Number of open requests."""
+        return len(self._ids())
+
+    def open(self) -> list[ErasureRequest]:
+        """Read the open requests, oldest first. Raises: CorruptionError."""
+        found = (_read(self.folder / OPEN / name) for name in self._ids())
+        return sorted((one for one in found if one is not None), key=lambda one: one.asked_at)
+
+    def _ids(self) -> list[str]:
+        folder = self.folder / OPEN
+        # Files that are still being written begin with a dot.
+        return [p.name for p in folder.glob("[0-9a-f]*")] if folder.exists() else []
+
+    def sweep(self) -> None:
+        """Remove what a kill left of a write: it may hold keys."""
+        if (self.folder / OPEN).exists():
+            remove_scratch(self.folder / OPEN)
+
+    def _drop_old(self) -> None:
+        ended = [(path.stat().st_mtime, path) for path in (self.folder / ENDED).glob("[0-9a-f]*")]
+        for _, path in sorted(ended)[:-KEPT_ENDED]:
+            path.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> ErasureRequest | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=ErasureRequest)
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        raise CorruptionError(
+            f"{path} is damaged: {error}.", "remove it, and ask again to erase these nodes."
+        ) from None
