@@ -114,11 +114,11 @@ class LinkModel(nn.Module):
         """Take over stored weights and statistics. Those of a release that knew fewer facts are
         filled up, so that what they say stays the same. Raises: VersionError where they are of
         another model."""
-        own = self.state_dict()
+        own, num_sets = self.state_dict(), self.schema.num_edge_sets
         full = {n: torch.zeros_like(t) for n, t in own.items() if n == HISTORY_WEIGHT}
         for name, weight in weights.items():
             shape = own[name].shape if name in own else ()
-            full[name] = with_all_facts(as_tensor(weight), shape, name)
+            full[name] = with_all_facts(as_tensor(weight), shape, num_sets, name)
 
         # torch would take over those that fit before it refuses the others.
         odd = [

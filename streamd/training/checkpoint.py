@@ -270,7 +270,7 @@ def load_checkpoint(folder: Path, cursor: Cursor, learner: Learner, log: LogStat
     model = build_model(learner.model.settings, made_on, 0, learner.model.device).eval()
     model.restore(parts["model"])
     optimizer = model.optimizer(learner.learning_rate)
-    _restore_optimizer(optimizer, parts.get("optimizer", {}))
+    _restore_optimizer(optimizer, parts.get("optimizer", {}), made_on.num_edge_sets)
     files = [
         ImmutableFile(path / MEMORY.format(i), checksum) for i, checksum in enumerate(cursor.memory)
     ]
@@ -350,12 +350,14 @@ def _check_extends(path: Path, made_on: Schema, schema: Schema) -> None:
         ) from None
 
 
-def _restore_optimizer(optimizer: torch.optim.AdamW, tensors: dict[str, Tensor]) -> None:
+def _restore_optimizer(
+    optimizer: torch.optim.AdamW, tensors: dict[str, Tensor], num_edge_sets: int
+) -> None:
     """Take over an optimizer's stored tensors, which are named by the number of the parameter."""
     state = optimizer.state_dict()
     shapes = [p.shape for group in optimizer.param_groups for p in group["params"]]
     for name, tensor in tensors.items():
         number, key = name.split(".")
-        full = with_all_facts(tensor, shapes[int(number)])
+        full = with_all_facts(tensor, shapes[int(number)], num_edge_sets)
         state["state"].setdefault(int(number), {})[key] = full
     optimizer.load_state_dict(state)

@@ -1,7 +1,7 @@
 """Accuracy under the protocol of the peers' `baselines.py`, on the streams beside it: same windows, batches, negatives.
 
 `python -m tests.benchmarks.accuracy STREAM [--name tgn] [--stale 200] [--seeds 0,1,2] [--set model.dim=100 ...]` prints one
-line of JSON per seed. Facts are `--stale` events old (0: as of each event); initial part 30%, 10 epochs; 2 epochs a window.
+line of JSON per seed; STREAM may be `new-pairs`, a generated one in which no pair repeats. `--first 60000` takes so many events. Facts are `--stale` events old (0: as of each event); initial part 30%, 10 epochs; 2 epochs a window.
 `--without met,gap` hides the facts whose names hold one of these words. `--sets` makes each type of mathoverflow's events an edge
 set of its own, where else the type is a feature; either way its scores are told by type too.
 """
@@ -33,7 +33,8 @@ from tests.builders import learning
 
 DAY = 86_400
 MATHOVERFLOW = ("answers", "comments_on_questions", "comments_on_answers")
-WIDTH = {"wikipedia": DAY, "collegemsg": 7 * DAY, "mathoverflow": 60 * DAY, "nyc-green-taxi": DAY}
+NEW_PAIRS = "new-pairs"
+WIDTH = {"wikipedia": DAY, "collegemsg": 7 * DAY, "mathoverflow": 60 * DAY, "nyc-green-taxi": DAY, NEW_PAIRS: DAY}
 STALE_TARGET = {"wikipedia": (0.865, 0.988), "collegemsg": (0.648, 0.948), "nyc-green-taxi": (0.446, 0.929), "mathoverflow": (0.760, 0.973)}
 FRESH_TARGET = {"wikipedia": (0.907, 0.992), "collegemsg": (0.799, 0.972), "nyc-green-taxi": (0.447, 0.930), "mathoverflow": (0.875, 0.988)}
 """MRR and AP of the peer's pair network (200 events old: the line to reach)."""
@@ -41,6 +42,8 @@ FRESH_TARGET = {"wikipedia": (0.907, 0.992), "collegemsg": (0.799, 0.972), "nyc-
 
 def read(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """src, dst, time in seconds, features float32[E, D] of a stream, as the protocol has them."""
+    if name == NEW_PAIRS:
+        return new_pairs()
     with gzip.open(SHARED.parent / "data" / name / "edges.csv.gz", "rt") as file:
         rows = list(csv.reader(file))
     head, body = rows[0], rows[1:]
@@ -54,9 +57,31 @@ def read(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     return src, dst, when, features
 
 
-def protocol(name: str, stale: int, regimes=("live",), sets: bool = False, **values) -> tuple[list[RegimeWindow], int, int, float]:
+def new_pairs(events=40_000, sources=3_000, destinations=1_500, tastes=30, days=30) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """A stream in which no pair repeats: each source has two of many tastes, each taste its own popular destinations; one event in five
+    goes anywhere."""
+    rng = np.random.default_rng(0)
+    own = rng.integers(0, tastes, (sources, 2))
+    taste_of = rng.integers(0, tastes, destinations)
+    weight = 1 / np.arange(1, destinations + 1) ** 0.8
+    rng.shuffle(weight)
+    shares = [weight * (taste_of == t) for t in range(tastes)]
+    had, src, dst = [set() for _ in range(sources)], [], []
+    while len(src) < events:
+        u = int(rng.integers(sources))
+        share = weight if rng.random() < 0.2 else shares[own[u, rng.integers(2)]]
+        v = int(rng.choice(destinations, p=share / share.sum()))
+        if v not in had[u]:
+            had[u].add(v)
+            src.append(u)
+            dst.append(sources + v)
+    when = np.sort(rng.integers(0, days * DAY, events))
+    return np.array(src), np.array(dst), when, np.zeros((events, 0), np.float32)
+
+
+def protocol(name: str, stale: int, regimes=("live",), sets: bool = False, first: int | None = None, **values) -> tuple[list[RegimeWindow], int, int, float]:
     """Windows of one run, first edge behind the initial part, edges in all, seconds."""
-    src, dst, when, features = read(name)
+    src, dst, when, features = (column[:first] for column in read(name))
     width = WIDTH[name]
     cut_time = int(when[int(0.3 * len(src))])
     cut = int(np.searchsorted(when, cut_time))
@@ -159,18 +184,19 @@ def main() -> None:
     parser.add_argument("--without", default="")
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--sets", action="store_true")
+    parser.add_argument("--first", type=int)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     without = hide_facts(asked.without.split(",")) if asked.without else []
     values = {k: json.loads(v) for k, v in (s.split("=", 1) for s in asked.set)}
     for seed in map(int, asked.seeds.split(",")):
         windows, cut, total, seconds = protocol(
-            asked.stream, asked.stale, asked.regimes.split(","), asked.sets, **{"model.name": asked.name, "training.seed": seed} | values)
+            asked.stream, asked.stale, asked.regimes.split(","), asked.sets, asked.first, **{"model.name": asked.name, "training.seed": seed} | values)
         got = all_means(windows)
         half = best_half_life(windows, int(0.2 * total), cut)
-        target = (STALE_TARGET if asked.stale else FRESH_TARGET)[asked.stream]
+        target = (STALE_TARGET if asked.stale else FRESH_TARGET).get(asked.stream)
         per_window = {r: round(float(np.mean([w.seconds[r] for w in windows])), 3) for r in windows[0].seconds}
-        print(json.dumps({"stream": asked.stream, "model": asked.name, **values, "stale": asked.stale, "seed": seed, "without": without, "sets": asked.sets,
+        print(json.dumps({"stream": asked.stream, "model": asked.name, **values, "stale": asked.stale, "seed": seed, "first": asked.first, "without": without, "sets": asked.sets,
                           "target": target, "seconds": round(seconds), "per_window": per_window,
                           **{k: (v["mrr"], v["ap"], v["mrr_known"]) for k, v in got.items() if not k.startswith("popularity")},
                           "types": means_of_types(windows),

@@ -12,9 +12,11 @@ from fastapi.routing import APIRoute
 
 import streamd.errors
 from streamd.cli.main import app
-from streamd.graph.facts.columns import FACT_NAMES, FactColumn
+from streamd.graph.facts.columns import FACT_NAMES, NUM_FACTS, FactColumn
+from streamd.graph.facts.groups import GROUPS
 from streamd.ingest.dead_letters.sinks import REASONS
 from streamd.models.architectures import ARCHITECTURES, COMMON
+from streamd.models.inference.stored_weights import OLD_NUM_FACTS
 from streamd.settings.loading import ModelSettings, leaves, load_settings
 from streamd.telemetry import metrics, replica_metrics
 
@@ -25,6 +27,8 @@ CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
 PAGES = {"README.md": README, "CONTRIBUTING.md": CONTRIBUTING, "CHANGELOG.md": CHANGELOG,
          **{f"docs/{name}": text for name, text in DOCS.items()}}
+NUMBERS = {"seven": 7, "eight": 8, "nine": 9, "ten": 10}
+ORDINALS = {"eighth": 8, "ninth": 9, "tenth": 10, "eleventh": 11}
 each_page = pytest.mark.parametrize("page", PAGES)
 
 
@@ -68,6 +72,19 @@ def test_every_fact_is_documented_in_its_place():
     section = DOCS["how-it-works.md"].split("### Facts\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| (.+) \|$", section, re.M)
     assert rows == [(name, column.words) for name, column in zip(FACT_NAMES, FactColumn, strict=True)]
+
+
+def test_texts_that_count_facts_and_their_groups_count_those_there_are():
+    """Figures of older releases may have as many as those knew."""
+    counted = {page: re.findall(r"\b(\d+) (?:of the (\d+) )?(?:pair )?\[?facts\b", text)
+               for page, text in PAGES.items() if page != "CHANGELOG.md"}
+    found = [(page, int(some), int(every or NUM_FACTS)) for page, numbers in counted.items() for some, every in numbers]
+    assert {page for page, *_ in found} >= {"README.md", "docs/accuracy.md"}
+    assert [one for one in found if one[1] not in (*OLD_NUM_FACTS, NUM_FACTS) or one[2] != NUM_FACTS] == []
+    groups, last = re.search(r"are in (\w+) groups; a (\w+), `graph`", DOCS["api.md"]).groups()
+    assert (NUMBERS[groups], ORDINALS[last]) == (len(GROUPS), len(GROUPS) + 1)
+    scores = re.findall(r"Shapley shares take (\d+)|over all (\d+) sets of groups", DOCS["api.md"])
+    assert {int(a or b) for a, b in scores} == {2 ** (len(GROUPS) + 1)}
 
 
 def test_every_metric_is_documented_under_the_roles_that_export_it():

@@ -8,7 +8,8 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from streamd.graph.facts.columns import CANDIDATE_WEIGHTS, LOG_SHARES, PAIR_WEIGHTS, FactColumn
-from streamd.graph.facts.fact_arrays import HOURS, PARTNERS, RATES, TRANSITIONS
+from streamd.graph.facts.covisits import COVISIT_SCALE
+from streamd.graph.facts.fact_arrays import COVISITS, HOURS, PARTNERS, RATES, TRANSITIONS, VISITED
 from streamd.graph.facts.hour_table import ANYONE, HOUR_US, NODE_BITS
 from streamd.graph.facts.kernels import (
     FLOOR_LOG_SHARE,
@@ -47,6 +48,11 @@ class ReferenceFacts:
         """By place in the table: from, to, how often, and events of the first at the last time."""
         self.hours: dict[int, tuple[int, int, int, int]] = {}
         """By place in the table: source or ANYONE, destination, hour of the day, events."""
+        self.visited: dict[int, list[int]] = {}
+        """Distinct destinations of each source, in order of its last event to them."""
+        self.num_sources: dict[int, int] = {}
+        self.covisits: dict[int, tuple[int, int, int]] = {}
+        """By place in the table: smaller destination, larger, sources that went to both."""
 
     def popularity(self, i: int, c: int, t: int) -> tuple[float, float]:
         """The weights at time t (microseconds) of all events, and of those to candidate c. i: which
@@ -143,6 +149,18 @@ class ReferenceFacts:
             self._around(ANYONE, c, t), self.seen.get(c, 0)
         )
 
+        # Who went to the source's last destinations and to the candidate.
+        shares = [0.0]
+        for x in self.visited.get(u, [])[-VISITED:]:
+            ends = (min(x, c), max(x, c))
+            if x == c or c not in self.num_sources:
+                continue
+            *named, count = self.covisits.get(self._covisit_place(*ends), (-1, -1, 0))
+            if tuple(named) == ends:
+                shares.append(count / math.sqrt(self.num_sources[x] * self.num_sources[c]))
+        out[FactColumn.LOG_COVISITS] = math.log1p(COVISIT_SCALE * math.fsum(shares))
+        out[FactColumn.LOG_GREATEST_COVISITS] = math.log1p(COVISIT_SCALE * max(shares))
+
         # Whom both met.
         common = sum(a == b for a in self._ring(u, PARTNERS) for b in self._ring(c, PARTNERS))
         paths = sum(
@@ -197,6 +215,20 @@ class ReferenceFacts:
             met.append(self.seen[a])
             self.last[a] = t
             self.partners.setdefault(a, []).append(b)
+
+        # Of a pair's first event, the destination and those that the source went to before.
+        visited = self.visited.setdefault(u, [])
+        if u not in pair["sent"]:
+            for x in visited[-VISITED:]:
+                ends = (min(x, v), max(x, v))
+                if x == v:
+                    continue
+                *named, count = self.covisits.get(self._covisit_place(*ends), (-1, -1, 0))
+                count = count + 1 if tuple(named) == ends else 1
+                self.covisits[self._covisit_place(*ends)] = (*ends, count)
+            self.num_sources[v] = self.num_sources.get(v, 0) + 1
+        self.visited[u] = [x for x in visited if x != v] + [v]
+
         pair["sent"][u] = t
         self.last_dst[v] = t
         if v not in self.sighted:
@@ -208,7 +240,8 @@ class ReferenceFacts:
         # The events stay: they still count towards the total of all destinations.
         self.events = [(u, None if v in gone else v, t) for u, v, t in self.events]
         tables = (self.seen, self.last, self.last_dst, self.partners)
-        for table in (*tables, self.repeats, self.pairs_begun, self.gap):
+        counts = (self.repeats, self.pairs_begun, self.gap, self.visited, self.num_sources)
+        for table in (*tables, *counts):
             for node in gone:
                 table.pop(node, None)
         for place, (start, end, _, _) in list(self.transitions.items()):
@@ -217,6 +250,11 @@ class ReferenceFacts:
         for place, (start, end, _, _) in list(self.hours.items()):
             if start in gone or end in gone:
                 del self.hours[place]
+        for place, (start, end, _) in list(self.covisits.items()):
+            if start in gone or end in gone:
+                del self.covisits[place]
+        for node, visited in self.visited.items():
+            self.visited[node] = [x for x in visited[-VISITED:] if x not in gone]
         # Only the last partners are remembered, so older ones do not take the places of deleted
         # ones.
         for node, partners in self.partners.items():
@@ -229,6 +267,11 @@ class ReferenceFacts:
         """A transition's place in the table."""
         key = np.array([(a << 32 | (v & (2**32 - 1))) + 1], np.uint64)
         return int(mix(key)[0]) % TRANSITIONS
+
+    @staticmethod
+    def _covisit_place(x: int, v: int) -> int:
+        with np.errstate(over="ignore"):
+            return int(mix(np.array([x, v], np.uint64)).sum()) % COVISITS
 
     @staticmethod
     def _hour_place(a: int, v: int, hour: int) -> int:

@@ -8,6 +8,7 @@ from streamd.tensors import write_arrays
 from tests.graph.reference_facts import ReferenceFacts
 
 HALF_LIVES = (1, 5, 20, 60, 200)
+COVISITS = {"covisits", "visited", "num_sources"}
 
 
 def tied_stream(seed, n=250, nodes=12, second=1_000_000):
@@ -128,7 +129,7 @@ def test_facts_stored_by_a_release_that_knew_fewer_are_taken_over_and_the_new_on
     src, dst, time, candidates = tied_stream(8)
     facts = PairFacts(HALF_LIVES, 1000)
     facts.advance(src[:200], dst[:200], time[:200])
-    newer = {"log_gap", "repeats", "num_partners", "step_key", "step_count", "step_at", "num_met", "hours"}
+    newer = {"log_gap", "repeats", "num_partners", "step_key", "step_count", "step_at", "num_met", "hours"} | COVISITS
     write_arrays(tmp_path / "old", {name: t for name, t in facts.tensors().items() if name not in newer})
     taken = PairFacts(HALF_LIVES, 1000)
     assert taken.restore(tmp_path / "old") and taken.edge == 200
@@ -141,6 +142,48 @@ def test_facts_stored_by_a_release_that_knew_fewer_are_taken_over_and_the_new_on
     share, rare = got[..., FactColumn.LOG_PAIR_SHARE], want[..., FactColumn.MET] == 0
     np.testing.assert_allclose(share, want[..., FactColumn.LOG_PAIR_SHARE], atol=0.2)
     np.testing.assert_array_equal(share[rare], want[..., FactColumn.LOG_PAIR_SHARE][rare])
+
+
+def test_facts_of_a_release_without_covisits_count_them_from_there_on(tmp_path):
+    src, dst, time, candidates = tied_stream(8)
+    whole, later = PairFacts(HALF_LIVES, 1000), ReferenceFacts(HALF_LIVES, 1000)
+    whole.advance(src[:150], dst[:150], time[:150])
+    write_arrays(tmp_path / "old", {name: t for name, t in whole.tensors().items() if name not in COVISITS})
+    taken = PairFacts(HALF_LIVES, 1000)
+    assert taken.restore(tmp_path / "old")
+    np.testing.assert_array_equal(taken.tensors()["num_sources"], whole.tensors()["num_sources"])
+
+    # The reference forgets its co-visits and last destinations there.
+    for i in range(len(src)):
+        if i == 150:
+            later.covisits.clear()
+            later.visited.clear()
+        later.update(int(src[i]), int(dst[i]), int(time[i]))
+    taken.advance(src[150:], dst[150:], time[150:])
+    now = int(time[-1]) + 1
+    want = [[later.row(u, int(c), now) for c in candidates[u]] for u in range(12)]
+    got = taken.compute(np.arange(12), np.full(12, now), candidates[:12])
+    np.testing.assert_allclose(got, want, atol=2e-4)
+    assert got[..., FactColumn.LOG_GREATEST_COVISITS].any()
+
+
+def test_covisits_say_who_went_to_both():
+    facts = PairFacts(HALF_LIVES, 1000)
+    # Sources 0, 1 and 2 go to 10 and then to 11, the last of them twice; source 3 has been to 10 alone.
+    src, dst = np.array([0, 1, 2, 0, 1, 2, 2, 3]), np.array([10, 10, 10, 11, 11, 11, 11, 10])
+    facts.advance(src, dst, np.arange(8) * 1_000_000)
+    asked = np.array([[10, 11, 12, 3, 99]])
+    total, greatest = (facts.compute(np.array([3]), np.array([9_000_000]), asked)[0, :, column]
+                       for column in (FactColumn.LOG_COVISITS, FactColumn.LOG_GREATEST_COVISITS))
+    assert np.expm1(greatest) / 100 == pytest.approx([0, 3 / np.sqrt(4 * 3), 0, 0, 0])
+    np.testing.assert_array_equal(total, greatest)
+
+    # Of two last destinations that others went to with 11, both count.
+    facts.advance(np.array([4, 4, 3]), np.array([13, 11, 13]), np.array([10, 11, 12]) * 1_000_000)
+    row = facts.compute(np.array([3]), np.array([13_000_000]), np.array([[11]]))[0, 0]
+    shares = 3 / np.sqrt(4 * 4), 1 / np.sqrt(2 * 4)
+    assert np.expm1(row[FactColumn.LOG_COVISITS]) / 100 == pytest.approx(sum(shares), rel=1e-5)
+    assert np.expm1(row[FactColumn.LOG_GREATEST_COVISITS]) / 100 == pytest.approx(max(shares), rel=1e-5)
 
 
 def test_habits_and_transitions_say_what_they_are_called():
@@ -194,7 +237,8 @@ def test_stored_facts_go_on_as_if_they_had_never_stopped(tmp_path):
 
 @pytest.mark.parametrize("change", [
     lambda a: a.pop("ring"), lambda a: a.update(seen=a["seen"].astype(np.int32)), lambda a: a.update(sent=a["sent"][:, 0]),
-    lambda a: a.update(hours=a["hours"][:1000]), lambda a: a.pop("step_at")])
+    lambda a: a.update(hours=a["hours"][:1000]), lambda a: a.pop("step_at"), lambda a: a.update(covisits=a["covisits"][:1000]),
+    lambda a: a.pop("visited")])
 def test_a_file_with_other_arrays_than_facts_have_is_refused(tmp_path, change):
     src, dst, time, _ = tied_stream(6)
     facts = PairFacts(HALF_LIVES, 25)

@@ -7,6 +7,7 @@ from streamd.events import Schema
 from streamd.graph import NUM_FACTS
 from streamd.models.inference.stored_weights import OLD_NUM_FACTS
 from streamd.models.link import build_model, link_loss
+from streamd.schema import EdgeSet
 from streamd.settings.loading import ModelSettings
 
 
@@ -39,10 +40,32 @@ def test_a_version_that_knows_fewer_facts_answers_as_before_whatever_the_new_one
     assert new.fact_stats.var[-1] == 1 and new.fact_stats.mean[-1] == 0
 
 
+def test_a_version_of_several_sets_that_knows_fewer_facts_answers_as_before():
+    """A row has the facts of the asked set, those of all and the set itself: new ones come into the middle."""
+    schema = Schema.declared((), [EdgeSet("views"), EdgeSet("buys"), EdgeSet("likes")])
+    settings, known = ModelSettings(name="pair"), OLD_NUM_FACTS[-1]
+    old, new = (build_model(settings, schema, seed) for seed in (0, 1))
+    facts = torch.randn(50, 4, old.num_facts)
+    old.fact_stats.update(3 * facts + 1)
+    kept = np.r_[0:known, NUM_FACTS : NUM_FACTS + known, 2 * NUM_FACTS : 2 * NUM_FACTS + 3]
+    weights = old.state_dict()
+    fewer = {name: t[..., kept] if t.shape[-1:] == (old.num_facts,) else t for name, t in weights.items()}
+    new.restore(fewer)
+    dropped = np.setdiff1d(np.arange(old.num_facts), kept)
+    weights["pair.0.weight"][:, dropped] = 0
+    old.restore(weights)
+    torch.testing.assert_close(new.pair_logits(facts), old.pair_logits(facts))
+    changed = facts.clone()
+    changed[..., dropped] = torch.randn(50, 4, len(dropped))
+    torch.testing.assert_close(new.pair_logits(changed), new.pair_logits(facts))
+    assert (new.fact_stats.var[dropped] == 1).all() and (new.fact_stats.mean[dropped] == 0).all()
+    torch.testing.assert_close(new.fact_stats.mean[kept], old.fact_stats.mean[kept])
+
+
 def test_weights_of_another_width_are_refused():
     model = build_model(ModelSettings(name="pair"), Schema(), 0)
     weights = model.state_dict()
-    weights["pair.0.weight"] = weights["pair.0.weight"][:, :-5]
+    weights["pair.0.weight"] = weights["pair.0.weight"][:, :-4]
     with pytest.raises(VersionError, match=r"pair\.0\.weight"):
         model.restore(weights)
 

@@ -68,10 +68,10 @@ def test_two_runs_give_the_same_bits(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "losses"), [
-    ("tgn", [2.40334, 1.82767, 2.05506, 1.65892, 1.48487]), ("pair", [2.40458, 1.82954, 2.05785, 1.66256, 1.48780]),
-    ("tgat", [2.40353, 1.82715, 2.05510, 1.66040, 1.48621])])
+    ("tgn", [2.54043, 1.97520, 2.06746, 1.69228, 1.50356]), ("pair", [2.54208, 1.97951, 2.07341, 1.69669, 1.50714]),
+    ("tgat", [2.54124, 1.97782, 2.07144, 1.69498, 1.50662])])
 def test_a_change_meant_to_change_no_number_changes_none(tmp_path, name, losses):
-    """Losses of a fixed seed as they were on 2026-11-23: a refactoring keeps them, a better model replaces them."""
+    """Losses of a fixed seed as they were on 2026-11-26: a refactoring keeps them, a better model replaces them."""
     s, log = world(tmp_path, model__name=name)
     torch.set_num_threads(1)
     np.testing.assert_allclose(run(s, log)[2][1:], losses, atol=2e-4)

@@ -96,6 +96,12 @@ class FactColumn(IntEnum):
         "log share, among the candidate's events, of those that it received within an hour of this "
         "hour of the day",
     )
+    LOG_COVISITS = (
+        35,
+        "log(1 + 100 x), x the sum, over the source's last 10 destinations, of the sources that "
+        "went to it and to the candidate over the root of both numbers of sources",
+    )
+    LOG_GREATEST_COVISITS = 36, "the same with the greatest of them instead of the sum"
 
 
 NUM_FACTS = len(FactColumn)

@@ -23,6 +23,10 @@ TRANSITIONS = 1 << 17
 the newer one takes it."""
 HOURS = 1 << 18
 """Places of the table of hours of the day: 4.2 MB. As above."""
+COVISITS = 1 << 20
+"""Length of the table of co-visits: 16.8 MB. As above; a new pair adds up to 10."""
+VISITED = 10
+"""Last distinct destinations remembered of a source."""
 
 
 class FactArrays(NamedTuple):
@@ -31,7 +35,9 @@ class FactArrays(NamedTuple):
     Nodes: seen, last, last_dst int64[N]; log_pop float64[N, 5] as of pop_at int64[N]; repeats,
     log_gap float32[N]; num_partners int32[N]; ring int32[N, 16], newest at (ring_count - 1) % 16;
     mark int32[N] scratch; rank int32[N], one more than a node's place among all destinations by
-    first sight, 0 for none; order int32[N], the other way round, first sighted first.
+    first sight, 0 for none; order int32[N], the other way round, first sighted first; visited
+    int32[N, 10], one more than each of its last distinct destinations, newest first, 0 for none;
+    num_sources int32[N], the sources that went to it.
 
     Pairs (key = smaller id << 32 | larger): weight float32[P, 2, 4], met_at int64[P, 2] (events of
     that side when they last met, -1 never), sent int64[P, 2]; num_met int32[P], their events;
@@ -43,6 +49,9 @@ class FactArrays(NamedTuple):
 
     Hours of the day, each at the place of its hash (`streamd.graph.facts.hour_table`): hours
     uint64[H, 2], its key (0 none) beside its events, so that both come from one line of the cache.
+
+    Co-visits, each at the index of its hash (`streamd.graph.facts.covisits`): covisits
+    uint64[V, 2], one more than smaller destination << 32 | larger (0 none) with their count.
 
     totals float64[5] as of total_at; power float32[4, 2048]; decay float64[5] per microsecond;
     size: pairs, oldest, newest, total_at, destinations.
@@ -61,6 +70,8 @@ class FactArrays(NamedTuple):
     mark: NDArray[Any]
     rank: NDArray[Any]
     order: NDArray[Any]
+    visited: NDArray[Any]
+    num_sources: NDArray[Any]
     key: NDArray[Any]
     weight: NDArray[Any]
     met_at: NDArray[Any]
@@ -73,6 +84,7 @@ class FactArrays(NamedTuple):
     step_count: NDArray[Any]
     step_at: NDArray[Any]
     hours: NDArray[Any]
+    covisits: NDArray[Any]
     totals: NDArray[Any]
     power: NDArray[Any]
     decay: NDArray[Any]
@@ -93,6 +105,8 @@ NODE_ARRAYS: dict[str, tuple[Any, ...]] = {
     "mark": (np.int32,),
     "rank": (np.int32,),
     "order": (np.int32,),
+    "visited": (np.int32, VISITED),
+    "num_sources": (np.int32,),
 }
 """Type of each array of `FactArrays` over nodes, and length of a row."""
 PAIR_ARRAYS: dict[str, tuple[Any, ...]] = {
@@ -110,8 +124,10 @@ HASHED_ARRAYS: dict[str, tuple[Any, ...]] = {
     "step_count": (np.float32, TRANSITIONS),
     "step_at": (np.int64, TRANSITIONS),
     "hours": (np.uint64, HOURS, 2),
+    "covisits": (np.uint64, COVISITS, 2),
 }
-"""The same over transitions and hours of the day, with their lengths, which do not grow."""
+"""The same over transitions, hours of the day and co-visits, with their lengths, which do not
+grow."""
 OTHER_ARRAYS: dict[str, tuple[Any, int]] = {
     "slots": (np.int32, 1),
     "totals": (np.float64, 1),

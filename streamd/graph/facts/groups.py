@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from streamd.events import Float32
 from streamd.graph.facts.columns import FactColumn
+from streamd.graph.facts.covisits import COVISIT_SCALE
 from streamd.graph.facts.fact_arrays import RATES
 from streamd.graph.facts.kernels import (
     FLOOR_LOG_SHARE,
@@ -92,8 +93,13 @@ GROUPS = (
     ),
     FactGroup(
         "paths",
-        "partners that the two have in common",
-        (C.LOG_COMMON_PARTNERS, C.LOG_THREE_HOP_PATHS),
+        "partners in common, and destinations that others went to as well",
+        (
+            C.LOG_COMMON_PARTNERS,
+            C.LOG_THREE_HOP_PATHS,
+            C.LOG_COVISITS,
+            C.LOG_GREATEST_COVISITS,
+        ),
     ),
     FactGroup(
         "sequence",
@@ -246,6 +252,20 @@ def _candidate_hours(value: float, row_F: Float32) -> str:
     return f"about {_share(value)} of the candidate's events came at this hour of the day"
 
 
+def _covisits(value: float, _: Float32) -> str:
+    if value < EDGE:
+        return "no source went to the candidate and to one of the source's last destinations"
+    share = math.expm1(value) / COVISIT_SCALE
+    return f"co-visits of the candidate with the source's last destinations add up to {share:.2g}"
+
+
+def _greatest_covisits(value: float, row_F: Float32) -> str:
+    if value < EDGE:
+        return _covisits(value, row_F)
+    share = _share(math.log(math.expm1(value) / COVISIT_SCALE))
+    return f"one of the source's last destinations shares {share} of its sources with the candidate"
+
+
 WORDS: Mapping[FactColumn, Say] = {
     **{
         column: _weight(end, rate)
@@ -288,6 +308,8 @@ WORDS: Mapping[FactColumn, Say] = {
     C.LOG_THREE_HOP_PATHS: lambda value, _: (
         f"{_count(value, 'path')} of three hops between the two"
     ),
+    C.LOG_COVISITS: _covisits,
+    C.LOG_GREATEST_COVISITS: _greatest_covisits,
     C.LOG_TRANSITION_SHARE: _transitions,
     C.LOG_EVENTS_SINCE_TRANSITION: _since_transition,
     C.LOG_PAIR_HOUR_SHARE: _pair_hours,
@@ -311,6 +333,12 @@ def _recency(row_F: Float32) -> str:
     return f"they met last {duration(math.exp(min(sent, received)))} ago"
 
 
+def _paths(row_F: Float32) -> str:
+    # In a stream between two kinds of nodes no partner is one of both.
+    common = row_F[C.LOG_COMMON_PARTNERS] >= EDGE or row_F[C.LOG_COVISITS] < EDGE
+    return fact_words(C.LOG_COMMON_PARTNERS if common else C.LOG_GREATEST_COVISITS, row_F)
+
+
 def _said(column: FactColumn) -> Callable[[Float32], str]:
     return lambda row_F: fact_words(column, row_F)
 
@@ -321,7 +349,7 @@ SUMMARIES: Mapping[str, Callable[[Float32], str]] = {
     "popularity": _said(C.LOG_SHARE_3),
     "source": _said(C.LOG_SECONDS_SINCE_SOURCE),
     "candidate": _said(C.LOG_CANDIDATE_EVENTS),
-    "paths": _said(C.LOG_COMMON_PARTNERS),
+    "paths": _paths,
     "sequence": _said(C.LOG_TRANSITION_SHARE),
     "hour": _said(C.LOG_PAIR_HOUR_SHARE),
 }

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamd.graph.facts.columns import NUM_HALF_LIVES, FactColumn
+from streamd.graph.facts.covisits import count_visit, fill_covisits, forget_visits
 from streamd.graph.facts.fact_arrays import (
     FACTS,
     HOURS,
@@ -80,6 +81,8 @@ SINCE_TRANSITION = int(FactColumn.LOG_EVENTS_SINCE_TRANSITION)
 PAIR_SHARE = int(FactColumn.LOG_PAIR_SHARE)
 PAIR_HOUR_SHARE = int(FactColumn.LOG_PAIR_HOUR_SHARE)
 CANDIDATE_HOUR_SHARE = int(FactColumn.LOG_CANDIDATE_HOUR_SHARE)
+COVISITS = int(FactColumn.LOG_COVISITS)
+GREATEST_COVISITS = int(FactColumn.LOG_GREATEST_COVISITS)
 
 
 @inner
@@ -116,6 +119,9 @@ def forget(f: FactArrays, nodes: NDArray[Any]) -> None:
     for place in range(HOURS):
         if f.hours[place, 0] != 0 and key_names(f.hours[place, 0], gone):
             f.hours[place, 0] = 0
+
+    # Co-visits with them.
+    forget_visits(f, gone)
 
     # Their own rows, and their places among the partners of others.
     kept = np.empty(PARTNERS, np.int32)
@@ -207,6 +213,7 @@ def update(f: FactArrays, u: int, v: int, time: int, max_pairs: int) -> None:
     _meet(f, entry, side, u, v, time)
     if u != v:
         _meet(f, entry, 1 - side, v, u, time)
+    count_visit(f, u, v, f.sent[entry, side] == NEVER)
     f.sent[entry, side] = time
     f.num_met[entry] += 1
     f.last_dst[v] = time
@@ -385,6 +392,10 @@ def fill_rows(
         out[c, SINCE_SOURCE] = since_source
         out[c, SOURCE_EVENTS] = log_seen
         out[c, CANDIDATE_EVENTS] = log_candidate_seen
+
+    # Who went to the source's last destinations and to each candidate.
+    if known:
+        fill_covisits(f, u, candidates, out[:, COVISITS], out[:, GREATEST_COVISITS])
 
     # Clear the marks for the next source.
     if known:

@@ -30,7 +30,7 @@ from streamd.graph.facts.pair_table import place_all
 from streamd.tensors import map_arrays, unpack, write_arrays
 
 MAX_NODES = 2**28
-"""The node table reserves 42 GB of address space, of which only rows in use take memory."""
+"""The node table reserves 53 GB of address space, of which only rows in use take memory."""
 NODE_STEP = 16_384
 """Nodes that the table grows by: 384 KB are written for them."""
 NEVER_ARRAYS = ("last", "last_dst", "pop_at")
@@ -209,15 +209,10 @@ class PairFacts:
             return False
 
         # Older releases stored no order of destinations, and fewer facts.
-        if "rank" not in tensors:
-            tensors |= _with_order(tensors, arenas)
-            missing -= {"rank", "order"}
-        if "log_gap" not in tensors:
-            tensors |= _with_newer_facts(tensors, arenas)
-            missing -= {"log_gap", "repeats", "num_partners"}
-        if "num_met" not in tensors:
-            tensors |= _with_hours(tensors, arenas)
-            missing -= {"num_met"}
+        for names, fill in OLDER_FACTS.items():
+            if names[0] not in tensors:
+                tensors |= fill(tensors, arenas)
+                missing -= set(names)
         missing |= {
             name
             for name, (kind, *shape) in HASHED_ARRAYS.items()
@@ -364,6 +359,30 @@ def _with_hours(
     slowest = tensors["weight"][:, :, -1].max(axis=1)
     arenas["num_met"][: len(slowest)] = np.ceil(slowest)
     return {"hours": _empty("hours")}
+
+
+def _with_covisits(
+    tensors: dict[str, NDArray[Any]], arenas: dict[str, NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
+    """Facts stored by a release that knew no co-visits: they start empty. The sources of a node
+    are counted by the pairs that are kept."""
+    key = tensors["key"]
+    ends = key >> np.uint64(32), key & np.uint64(2**32 - 1)
+    for side in range(2):
+        # Side 0 is that of the smaller id, whose events go to the larger.
+        sent = tensors["sent"][:, side] != NEVER
+        np.add.at(arenas["num_sources"], ends[1 - side][sent].astype(np.int64), 1)
+    return {"covisits": _empty("covisits")}
+
+
+OLDER_FACTS = {
+    ("rank", "order"): _with_order,
+    ("log_gap", "repeats", "num_partners"): _with_newer_facts,
+    ("num_met",): _with_hours,
+    ("num_sources", "visited"): _with_covisits,
+}
+"""Arrays over nodes and pairs that older releases lacked -> the function that fills them in the
+arenas, and returns the other arrays that came with them."""
 
 
 def _empty(name: str) -> NDArray[Any]:

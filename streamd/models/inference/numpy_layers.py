@@ -21,15 +21,16 @@ Float64 = NDArray[np.float64]
 class StoredWeights:
     """The weights of a version, taken name by name, each with the shape that a model wants."""
 
-    def __init__(self, weights: Mapping[str, NDArray[Any]]) -> None:
+    def __init__(self, weights: Mapping[str, NDArray[Any]], num_edge_sets: int) -> None:
         self._left = dict(weights)
+        self._num_edge_sets = num_edge_sets
 
     def take(self, name: str, *shape: int) -> NDArray[Any]:
         """Raises: VersionError where there is no such weight of the shape."""
         stored = self._left.pop(name, None)
         if stored is None:
             raise unfit(f"{name} is missing")
-        array: NDArray[Any] = with_all_facts(stored, shape, name)
+        array: NDArray[Any] = with_all_facts(stored, shape, self._num_edge_sets, name)
         if array.shape != shape:
             raise unfit(f"{name} has the shape {array.shape}, the model wants {shape}")
         return array

@@ -53,7 +53,7 @@ class NumpyModel:
         assert architecture_of(settings).in_numpy
         self.settings = settings
         self.schema = schema
-        stored = StoredWeights(weights)
+        stored = StoredWeights(weights, schema.num_edge_sets)
         d, facts = settings.dim, num_facts(schema)
 
         # What every model has: statistics of its inputs, and the network over pair facts.

@@ -1,0 +1,121 @@
+"""Co-visits: how many sources went to two destinations, one soon after the other.
+
+Kernels, compiled by numba. The table is bounded: a hash gives each count its index, and a newer
+count replaces an older one there.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamd.graph.facts.fact_arrays import COVISITS, VISITED, FactArrays
+from streamd.graph.facts.pair_table import pair_key
+from streamd.graph.hashing import mixed
+from streamd.graph.jit import inner
+
+COVISIT_SCALE = 100.0
+"""What shares of co-visits are multiplied by before their log: one in a hundred is little."""
+
+
+@inner
+def count_visit(f: FactArrays, u: int, v: int, is_first: bool) -> None:
+    """Take in an event u -> v. is_first: whether the pair had none in this direction before."""
+    if is_first:
+        for i in range(VISITED):
+            x = np.int64(f.visited[u, i]) - 1
+            if x < 0:
+                break
+            if x != v:
+                _count(f, x, v)
+        f.num_sources[v] += 1
+
+    # The newest destination moves to the front.
+    held = f.visited[u, 0]
+    f.visited[u, 0] = v + 1
+    for i in range(1, VISITED):
+        if held == 0 or held == v + 1:
+            break
+        f.visited[u, i], held = held, f.visited[u, i]
+
+
+@inner
+def _key(x: int, v: int) -> Any:
+    # From 1 on: 0 is an empty entry.
+    return pair_key(x, v) + np.uint64(1)
+
+
+@inner
+def _count(f: FactArrays, x: int, v: int) -> None:
+    # Sums of hashes: a query hashes each end once, whatever pairs it asks for.
+    key = _key(x, v)
+    at = (mixed(np.uint64(x)) + mixed(np.uint64(v))) & np.uint64(COVISITS - 1)
+    if f.covisits[at, 0] != key:
+        f.covisits[at, 0] = key
+        f.covisits[at, 1] = 0
+    f.covisits[at, 1] += np.uint64(1)
+
+
+@inner
+def fill_covisits(
+    f: FactArrays, u: int, candidates: NDArray[Any], out_total: NDArray[Any], out_greatest: Any
+) -> None:
+    """Co-visits of each candidate with the last destinations of u, which is known: their sum and
+    the greatest, float32[C] each, as the columns LOG_COVISITS and LOG_GREATEST_COVISITS."""
+
+    # Hash and weigh the source's destinations once.
+    count = 0
+    node = np.empty(VISITED, np.int64)
+    hashed = np.empty(VISITED, np.uint64)
+    root = np.empty(VISITED)
+    for i in range(VISITED):
+        x = np.int64(f.visited[u, i]) - 1
+        if x < 0:
+            break
+        node[i], hashed[i], root[i] = x, mixed(np.uint64(x)), np.sqrt(f.num_sources[x])
+        count += 1
+
+    for c in range(len(candidates)):
+        v = candidates[c]
+        out_total[c] = out_greatest[c] = 0.0
+        if not (count and 0 <= v < len(f.seen) and f.num_sources[v] > 0):
+            continue
+        total = greatest = 0.0
+        own = mixed(np.uint64(v))
+        for i in range(count):
+            # Few pairs have a count: look at the key alone first.
+            at = (hashed[i] + own) & np.uint64(COVISITS - 1)
+            if f.covisits[at, 0] == _key(node[i], v):
+                share = np.float64(f.covisits[at, 1]) / root[i]
+                total += share
+                greatest = max(greatest, share)
+        if total > 0.0:
+            scale = COVISIT_SCALE / np.sqrt(f.num_sources[v])
+            out_total[c] = np.log1p(scale * total)
+            out_greatest[c] = np.log1p(scale * greatest)
+
+
+@inner
+def forget_visits(f: FactArrays, gone: Any) -> None:
+    """Delete nodes, bool[N]: their co-visits, and their entries among the last destinations of
+    others."""
+    for at in range(COVISITS):
+        if f.covisits[at, 0] != 0:
+            key = f.covisits[at, 0] - np.uint64(1)
+            if gone[key >> np.uint64(32)] or gone[key & np.uint64(0xFFFFFFFF)]:
+                f.covisits[at, 0] = 0
+    for node in range(len(gone)):
+        if gone[node]:
+            f.num_sources[node] = 0
+
+        # Those that stay keep their order.
+        count = 0
+        for i in range(VISITED):
+            x = f.visited[node, i]
+            if x == 0:
+                break
+            if not (gone[node] or gone[x - 1]):
+                f.visited[node, count] = x
+                count += 1
+            if count <= i:
+                f.visited[node, i] = 0
