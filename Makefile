@@ -11,7 +11,7 @@ SEEDS ?= 200
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo demos test screenshots contract tgb slow fences fuzz mutants lint bench docs helm wheel proto clean keys image image-release pin-base containers
+.PHONY: demo demos test screenshots contract tgb slow fences fuzz mutants lint bench docs helm wheel proto clean keys image image-release sign pin-base wheels-arm64 containers
 
 demo: $(VENV)/.demo
 	$(BIN)/streamd demo $(DEMO_ARGS)
@@ -141,13 +141,18 @@ $(VENV)-release/.made: deploy/release.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip --python $(@D)/bin/python $(INSTALL) --no-deps -r $<
 	touch $@
 
+$(VENV)-resolver/.made: deploy/resolver.txt | $(VENV)/bin/python
+	$(PYTHON) -m venv --without-pip $(@D)
+	$(BIN)/python -m pip --python $(@D)/bin/python $(INSTALL) --no-deps -r $<
+	touch $@
+
 $(VENV)-tgb/.made: tests/benchmarks/peers/tgb.txt | $(VENV)/bin/python
 	$(PYTHON) -m venv --without-pip $(@D)
 	$(BIN)/python -m pip --python $(@D)/bin/python $(INSTALL) --no-deps -r $<
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-mutants $(VENV)-contract-* $(VENV)-tgb $(VENV)-docs $(VENV)-helm $(VENV)-release $(VENV)-wheel dist build *.egg-info
+	rm -rf $(VENV) $(VENV)-mutants $(VENV)-contract-* $(VENV)-tgb $(VENV)-docs $(VENV)-helm $(VENV)-release $(VENV)-resolver $(VENV)-wheel dist build *.egg-info
 
 # Keys for deploy/compose.yaml, new ones each time it is asked for and there are none.
 keys:
@@ -158,18 +163,21 @@ keys:
 	  cat deploy/secrets/metrics_key >> deploy/secrets/api_keys; chmod 644 deploy/secrets/*
 	@echo "deploy/secrets: api_keys (the first for callers, the second for Prometheus), admin_keys, metrics_key, grafana_password"
 
-# The image, by DOCKER, which may be podman: its own format of images has no health check. TORCH_INDEX: a package index of torch for the CPU; SOURCE: address of the repository, for its label.
+# The image, by DOCKER, which may be podman: its own format of images has no health check. TORCH_INDEX: a package index of torch for the CPU;
+# SOURCE: address of the repository, for its label; PLATFORM: as linux/arm64, with CPU=generic; CPU: for which kernels are compiled in it.
 DOCKER ?= docker
 TARGET ?= cpu
 TORCH_INDEX ?=
 EXTRAS ?= arrow
 SOURCE ?=
+PLATFORM ?=
+CPU ?= x86-64-v3
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' streamd/__init__.py)
 REVISION := $(shell git rev-parse HEAD 2>/dev/null)
 TAG = $(VERSION)$(if $(filter cuda,$(TARGET)),-cuda)
 IMAGE = -f deploy/Dockerfile --target $(TARGET) --build-arg TORCH_INDEX="$(TORCH_INDEX)" \
   --build-arg EXTRAS="$(EXTRAS)" --build-arg VERSION="$(VERSION)" --build-arg REVISION="$(REVISION)" \
-  --build-arg SOURCE="$(SOURCE)"
+  --build-arg SOURCE="$(SOURCE)" --build-arg CPU="$(CPU)" $(if $(PLATFORM),--platform $(PLATFORM))
 image:
 	$(DOCKER) build $(if $(findstring podman,$(DOCKER)),--format docker) $(IMAGE) -t streamd:$(TAG) .
 
@@ -177,13 +185,31 @@ image:
 containers: $(VENV)/.dev
 	CONTAINERS=1 SHORT=$(SHORT) IMAGE=$(IMAGE_TESTED) $(BIN)/python -m pytest -s tests/deploy/test_containers.py
 
-# The image with an SBOM and its provenance beside it, built by buildx with the container driver and pushed to REGISTRY. Nobody
-# has run this one yet.
+# The image with an SBOM and its provenance, built by buildx with the container driver and pushed to REGISTRY; build/image.json has its
+# digest. Nobody has run this one or the next yet.
 REGISTRY ?=
 image-release:
 	@test -n "$(REGISTRY)" || { echo "set REGISTRY, as registry.example/team"; exit 1; }
-	docker buildx build $(IMAGE) --sbom=true --provenance=mode=max --push -t $(REGISTRY)/streamd:$(TAG) .
+	mkdir -p build
+	docker buildx build $(IMAGE) --sbom=true --provenance=mode=max --push --metadata-file build/image.json -t $(REGISTRY)/streamd:$(TAG) .
+
+# Signatures of that image, by its digest, and of the files in dist/, without a key: cosign gets a certificate for the identity of the
+# one who runs this, or of the CI job (OIDC), and enters it into the public log of sigstore.
+DIGEST = $(shell sed -n 's/.*"containerimage.digest": "\(sha256:[0-9a-f]*\)".*/\1/p' build/image.json 2>/dev/null)
+sign:
+	@test -n "$(REGISTRY)" || { echo "set REGISTRY, as registry.example/team"; exit 1; }
+	@test -n "$(DIGEST)" || { echo "build/image.json has no digest; make image-release writes it"; exit 1; }
+	cosign sign --yes --recursive $(REGISTRY)/streamd@$(DIGEST)
+	set -e; for file in dist/*.whl dist/*.tar.gz dist/*.cdx.json; do cosign sign-blob --yes --bundle $$file.sigstore.json $$file; done
 
 # The base image by its digest, as the registry has it now; commit what it writes.
 pin-base:
 	$(PYTHON) deploy/pin_base.py
+
+# Whether all that an image has is there as wheels for arm64, for each extra; only descriptions of packages are fetched.
+ARM64 ?= arrow azure client gpu gs msk otel registry s3 tfgnn
+wheels-arm64: $(VENV)-resolver/.made
+	@status=0; for extra in $(ARM64); do \
+	  if $(VENV)-resolver/bin/uv pip compile --quiet --no-header --no-annotate --python-version 3.11 --python-platform aarch64-manylinux_2_28 \
+	    --only-binary :all: -c constraints.txt --extra $$extra pyproject.toml > /dev/null; \
+	  then echo "$$extra: all wheels are there"; else echo "$$extra: not all"; status=1; fi; done; exit $$status
