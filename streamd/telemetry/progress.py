@@ -68,20 +68,32 @@ class Meter:
     """Measures the share, rate and time left of one piece of work, by its last minute. Owner: the
     loop that does it.
 
-    The time up to the first unit of work is left out: kernels are compiled and models made in it.
+    The time up to the first unit of work is left out once there is a second one: kernels are
+    compiled and models made in it.
     """
 
     def __init__(self, done: int = 0, monotonic: Callable[[], float] = time.monotonic) -> None:
         """done: what was done before the meter began, which tells nothing of the rate."""
         self._monotonic = monotonic
         self._first = done
-        self._measured: deque[tuple[float, int]] = deque()
+        self._measured = deque([(monotonic(), done)])
+        self._begun: tuple[float, int] | None = None
+        """When the first units were done, and how many; None before."""
+        self._is_warm = False
         self._share = 0.0
 
     def note(self, done: int) -> None:
-        """Begin to measure if this is the first unit of work that is done."""
-        if not self._measured and done > self._first:
-            self._measured.append((self._monotonic(), done))
+        """Take note of the first units of work."""
+        if self._is_warm or done <= self._first:
+            return
+        if self._begun is None:
+            self._begun = self._monotonic(), done
+        elif done > self._begun[1]:
+            # Measure from the first unit on.
+            self._is_warm = True
+            while self._measured and self._measured[0][0] < self._begun[0]:
+                self._measured.popleft()
+            self._measured.appendleft(self._begun)
 
     def at(self, done: int, total: int) -> Reading:
         """Take a reading. total may grow while the work goes on; 0 of 0 is all of it."""
@@ -92,11 +104,11 @@ class Meter:
         self.note(done)
 
         # The rate is that of the points which are left.
-        since, before = self._measured[0] if self._measured else (now, done)
+        since, before = self._measured[0]
         took = now - since
         did = done - before
         rate = did / took if took >= SURE_SECONDS and did > 0 else None
-        if self._measured and now - self._measured[-1][0] >= SURE_SECONDS:
+        if now - self._measured[-1][0] >= SURE_SECONDS:
             self._measured.append((now, done))
 
         # A share that falls, as where the total grew, would look like lost work.

@@ -29,14 +29,15 @@ def test_rate_and_time_left_are_those_that_were_measured(clock):
     meter = Meter(0, clock.monotonic)
     assert meter.at(0, 1000).text("events") == "0 %, 0 of 1,000 events", "nothing is measured yet"
     clock.advance(50)
-    assert meter.at(50, 1000).text("events") == "5 %, 50 of 1,000 events"
+    assert meter.at(40, 1000).text("events") == "4 %, 40 of 1,000 events, 0.8/s"
+    assert meter.at(50, 1000).text("events") == "5 %, 50 of 1,000 events", "what was compiled in the first 50 s does not count"
     clock.advance(10)
     now = meter.at(300, 1000)
-    assert (now.share, now.rate, now.seconds_left) == (0.3, 25.0, 28.0), "what was compiled in the first 50 s does not count"
-    assert now.text("events") == "30 %, 300 of 1,000 events, 25/s, 28 s left"
-    assert now.fields() == {"share": 0.3, "seconds_left": 28}
-    clock.advance(28)
-    assert meter.at(1000, 1000).text("events") == "100 %, 1,000 of 1,000 events, 25/s, 0 s left"
+    assert (now.share, now.rate, now.seconds_left) == (0.3, 26.0, 700 / 26)
+    assert now.text("events") == "30 %, 300 of 1,000 events, 26/s, 27 s left"
+    assert now.fields() == {"share": 0.3, "seconds_left": 27}
+    clock.advance(38)
+    assert meter.at(1000, 1000).text("events") == "100 %, 1,000 of 1,000 events, 20/s, 0 s left"
 
 
 @pytest.mark.parametrize(("before", "done", "left"), [(0, 49, None), (0, 50, 190.0), (600, 619, None), (600, 620, 76.0)])
