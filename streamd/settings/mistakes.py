@@ -95,12 +95,9 @@ class Mistakes:
 
     def raise_any(self) -> None:
         """Raise SettingsError with all that was added, if there is any."""
-        texts = [text for _, _, text in sorted(self._found, key=lambda one: one[:2])]
-        if len(texts) == 1:
-            raise SettingsError(texts[0])
-        if texts:
-            listed = "\n".join(f"- {text}" for text in texts)
-            raise SettingsError(f"The settings have {len(texts)} errors:\n{listed}")
+        if self._found:
+            ordered = sorted(self._found, key=lambda one: one[:2])
+            raise joined([text for _, _, text in ordered])
 
     def _add(self, place: Place, source: str, says: str, action: str = "") -> None:
         line = self._file.line_of(place) if self._file is not None and source == "file" else None
@@ -133,6 +130,14 @@ class Mistakes:
         default."""
         sources = {self._origin[key] for key in self._settings_at(place)}
         return min(sources, key=ORDER.index, default="default")
+
+
+def joined(texts: Sequence[str]) -> SettingsError:
+    """One error of at least one text; several are a line each."""
+    if len(texts) == 1:
+        return SettingsError(texts[0])
+    listed = "\n".join(f"- {text}" for text in texts)
+    return SettingsError(f"The settings have {len(texts)} errors:\n{listed}")
 
 
 def _may_be_meant(missing: Place, misspelt: Place) -> bool:

@@ -162,6 +162,15 @@ def test_debug_logs_are_ours_alone_as_kafka_python_logs_its_password_there():
     assert done.stdout.strip() == "False"
 
 
+def test_options_that_cannot_be_are_named_together(tmp_path):
+    kafka = given(tmp_path, {"sasl_plain_pasword": HUSH, "acks": 1, "ssl_check_hostname": "no"}, group_id="x", acks=1)
+    with pytest.raises(SettingsError, match="have 4 errors") as caught:
+        read_options(kafka)
+    assert HUSH not in str(caught.value)
+    for says in ("group_id is decided", "did you mean 'sasl_plain_password'", "ssl_check_hostname is of type str", "acks is set in kafka.client and in"):
+        assert says in str(caught.value)
+
+
 @pytest.mark.parametrize(("key", "says"), [("sasl_mecanism", "sasl_mechanism"), ("auto_offset_reset", "decided by streamd"),
                                            ("value_deserializer", "decided by streamd")])
 def test_client_settings_that_cannot_be_are_refused_with_the_nearest_name(key, says):

@@ -20,6 +20,7 @@ from streamd.ingest.kafka.fresh_secrets import client_of
 from streamd.ingest.kafka.listener import find_rejection, refused_login
 from streamd.ingest.kafka.safe_records import make_reading_safe
 from streamd.settings.loading import KafkaSettings
+from streamd.settings.mistakes import joined
 
 RECONNECT_MS = 2_000
 """Longest pause between attempts to reach a broker. The client's default of 30 s is longer than
@@ -95,18 +96,21 @@ def read_options(kafka: KafkaSettings) -> dict[str, Any]:
     Raises: SettingsError, which names the option and the file, never the value.
     """
     in_file = {} if kafka.client_file is None else _read_file(kafka.client_file)
-    _check_each(kafka.client, "kafka.client")
-    _check_each(in_file, f"kafka.client_file {kafka.client_file}")
-
+    errors = [
+        *_check_each(kafka.client, "kafka.client"),
+        *_check_each(in_file, f"kafka.client_file {kafka.client_file}"),
+    ]
     # With a key in both places nobody could tell which value counts.
     for key in in_file:
         if key in kafka.client:
-            raise SettingsError(
-                f"{key} is set in kafka.client and in {kafka.client_file}.", "keep one of them."
-            )
-    options = {**kafka.client, **in_file}
+            where = f"kafka.client and in {kafka.client_file}"
+            errors.append(SettingsError(f"{key} is set in {where}.", "keep one of them."))
+
+    if errors:
+        raise joined([str(error) for error in errors])
 
     # These look at several options at once, which may come from both places.
+    options = {**kafka.client, **in_file}
     _check_security(options)
     _check_certificates(options)
     return options
@@ -134,7 +138,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     return content
 
 
-def _check_each(options: Mapping[str, Any], where: str) -> None:
+def _check_each(options: Mapping[str, Any], where: str) -> Iterator[SettingsError]:
     """Refuse options that streamd sets, that kafka-python does not know, or of a wrong type."""
     known = {
         *KafkaConsumer.DEFAULT_CONFIG,
@@ -144,19 +148,21 @@ def _check_each(options: Mapping[str, Any], where: str) -> None:
     # A mistyped name would be ignored in silence, so the nearest known one is named.
     for key, value in options.items():
         if key in FIXED_OPTIONS:
-            raise SettingsError(
+            yield SettingsError(
                 f"{where}: {key} is decided by streamd and cannot be set.", "remove it."
             )
+            continue
         if key not in known:
             close = difflib.get_close_matches(str(key), sorted(known), 1, 0.5)
-            raise SettingsError(
+            yield SettingsError(
                 f"{where} has {key!r}, which kafka-python does not know"
                 + (f"; did you mean {close[0]!r}?" if close else ".")
             )
+            continue
         kind = _kind(key)
         if kind is not None and not isinstance(value, kind):
             actual = type(value).__name__
-            raise SettingsError(
+            yield SettingsError(
                 f"{where}: {key} is of type {actual}, not {kind.__name__}.",
                 "put text in quotes, but not true and false.",
             )
