@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import subprocess
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -145,7 +146,7 @@ def test_the_example_for_keda_scales_as_the_autoscaler_does(documents):
     assert used(requests["query"]) <= exported()
 
 
-def test_compose_runs_two_replicas_of_its_streamd_behind_a_proxy():
+def test_compose_runs_two_replicas_of_its_streamd_behind_a_proxy(tmp_path):
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
     more = yaml.safe_load((DEPLOY / "compose.replicas.yaml").read_text())
     image = dict(re.findall(r"(STREAMD_\w+)=(\S+)", (DEPLOY / "Dockerfile").read_text()))
@@ -168,6 +169,12 @@ def test_compose_runs_two_replicas_of_its_streamd_behind_a_proxy():
                     for role, port in ports.items()}
     proxy = (DEPLOY / "proxy.conf").read_text()
     assert set(re.findall(r"server (\S+):8000 resolve ", proxy)) == {"replica-1", "replica-2"}, "a replica that starts again has another address"
-    assert more["services"]["proxy"]["environment"] == {"NGINX_ENTRYPOINT_LOCAL_RESOLVERS": "1"} and "resolver ${NGINX_LOCAL_RESOLVERS} " in proxy
-    assert more["services"]["proxy"]["volumes"] == ["./proxy.conf:/etc/nginx/templates/default.conf.template:ro"]
+    assert more["services"]["proxy"]["volumes"] == ["./proxy.conf:/etc/nginx/proxy.conf:ro"]
+    start = more["services"]["proxy"]["entrypoint"][2].replace("$$", "$")
+    (tmp_path / "resolv.conf").write_text("search dns.podman\nnameserver 10.89.0.1\nnameserver 192.0.2.53\n")
+    start = start.replace("/etc/resolv.conf", f"{tmp_path}/resolv.conf").replace("/etc/nginx/proxy.conf", str(DEPLOY / "proxy.conf"))
+    start = start.replace("/etc/nginx/conf.d/default.conf", f"{tmp_path}/made.conf").partition("&& exec nginx")[0]
+    subprocess.run(["sh", "-c", start], check=True)
+    made = (tmp_path / "made.conf").read_text()
+    assert made == proxy.replace("resolver NAME_SERVER ", "resolver 10.89.0.1 ").replace("NAME_SERVER", "10.89.0.1") != proxy
     assert not re.search(r"events", re.search(r"location ~ (\S+) ", proxy)[1]), "events are sent once"
