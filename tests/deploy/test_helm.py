@@ -51,12 +51,12 @@ ALL = {"defaults": {}, "all": FULL, "all-ha": FULL | {"mode": "ha", "config": FU
        "all-ranks": FULL | {"mode": "ranks", "gpu": {"enabled": True}, "storage": {"existingClaim": "shared"}}}
 
 
-def render(values):
-    return subprocess.run([PYTHON, ROOT / "tests/deploy/render_chart.py", CHART], input=json.dumps(values), capture_output=True, text=True)
+def render(values, release="streamd"):
+    return subprocess.run([PYTHON, ROOT / "tests/deploy/render_chart.py", CHART, release], input=json.dumps(values), capture_output=True, text=True)
 
 
-def documents(values):
-    done = render(values)
+def documents(values, release="streamd"):
+    done = render(values, release)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["lint"] == []
@@ -232,10 +232,22 @@ def test_values_that_cannot_be_are_refused_with_what_to_set(values, says):
 
 
 @rendered
-def test_the_alert_of_a_role_that_is_down_looks_at_the_job_of_the_release():
-    made = documents({})
-    down, = (r for r in one(made, "PrometheusRule")["spec"]["groups"][0]["rules"] if r["alert"] == "StreamdRoleDown")
-    assert down["expr"] == 'up{job="streamd"} == 0' and one(made, "ServiceMonitor")["spec"]["jobLabel"] == "app.kubernetes.io/instance"
+@pytest.mark.parametrize("mode", MODES)
+def test_two_releases_in_one_namespace_share_no_object_no_pod_and_no_job(mode):
+    values = MODES[mode] | {"dashboard": {"enabled": True}}
+    ours, others = (documents(values, release) for release in ("streamd", "graph"))
+    assert not {(d["kind"], d["metadata"]["name"]) for d in ours} & {(d["kind"], d["metadata"]["name"]) for d in others}
+    for document in others:
+        spec = document.get("spec", {})
+        for selector in (spec.get("selector"), spec.get("podSelector")):
+            if selector:
+                assert selector.get("matchLabels", selector)["app.kubernetes.io/instance"] == "graph", document["kind"]
+        # What an object names is of its own release.
+        names = re.findall(r'"(?:secretName|claimName|serviceName|serviceAccountName)": "([^"]*)"', json.dumps(document))
+        assert all(name.startswith("graph") for name in names), names
+        assert spec.get("jobLabel", "app.kubernetes.io/instance") == "app.kubernetes.io/instance"
+    rules = one(others, "PrometheusRule", "graph")["spec"]["groups"][0]["rules"]
+    assert 'up{job="graph"} == 0' in [r["expr"] for r in rules if r["alert"] == "StreamdRoleDown"]
 
 
 @rendered
