@@ -117,7 +117,8 @@ def backtest_file(
         shown.append(_table(labels[0], labels[1:], None, caption))
     if sets := result.label_set_table(SHORT_LABEL_TITLES):
         shown.append(_table(sets[0], sets[1:], None, "the same labels"))
-    return [*shown, result.verdict()], report_of(result, title, asked or Asked())
+    report = report_of(result, title, asked or Asked())
+    return [*shown, report.verdict], report
 
 
 def backtest_grid(

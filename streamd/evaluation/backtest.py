@@ -8,7 +8,6 @@ import numpy as np
 from streamd.evaluation.intervals import Difference, difference
 from streamd.evaluation.label_scores import AVERAGE, MEAN
 from streamd.evaluation.regimes import DAY_US, LEARNED, Regimes, RegimeWindow, best_half_life
-from streamd.evaluation.verdict import verdict
 from streamd.eventlog.reader import LogReader
 from streamd.graph.label_history import LAST_LABELS
 from streamd.training.learning_settings import LearningSettings
@@ -197,19 +196,6 @@ class Result:
             return ""
         return f"{counted(self.num_left_out, 'window')} left out: most of their events came late."
 
-    def verdict(self) -> str:
-        """What keeping state and weights up to date brings, in one sentence."""
-        nightly = self.difference("live", "nightly") if "nightly" in self.names() else None
-        daily = nightly is not None and nightly.is_sure
-        rule = max(RULES, key=lambda name: self.mean(name)["mrr"])
-        return verdict(
-            nightly=nightly if daily else None,
-            frozen=self.difference("live", "frozen"),
-            state=self.difference("nightly_live", "nightly") if daily else None,
-            rule=TITLES[rule],
-            over_rule=self.difference("live", rule),
-        )
-
     def names(self) -> list[str]:
         """Regimes and rules of the run, in the order of TITLES."""
         absent = self._absent()
@@ -350,9 +336,7 @@ def backtest(
             older = _run(f"facts {age_text(age)} old", regimes, parts, progress)
             stale[age] = means(_reported(older, cut), "live")
 
-    # The half-life of popularity is chosen on the last third before the cut.
-    first = log.first_edge
-    half_life = best_half_life(windows, first + (cut - first) * 2 // 3, cut)
+    half_life = _half_life(log, windows, cut)
     late = [w for w in parts if w.first_edge >= cut and is_mostly_late(log, w)]
     return Result(reported, half_life, stale, len(late))
 
@@ -363,11 +347,19 @@ def run_live(
     plan: Plan,
     title: str,
     progress: Callable[[str, int, int, str], None],
-) -> list[RegimeWindow]:
-    """Run the live regime alone, with fresh facts. Returns: the windows that are reported on."""
+) -> Result | None:
+    """Run the live regime alone, with fresh facts. Returns: as `backtest`."""
     cut, parts = _windows(settings, log, plan)
     regimes = Regimes(settings, log, ("live",), cut, plan.initial_epochs)
-    return _reported(_run(title, regimes, parts, progress), cut)
+    windows = _run(title, regimes, parts, progress)
+    reported = _reported(windows, cut)
+    return Result(reported, _half_life(log, windows, cut), {}) if reported else None
+
+
+def _half_life(log: LogReader, windows: Sequence[RegimeWindow], cut: int) -> int:
+    """Number of the popularity half-life that was the best in the last third before the cut."""
+    first = log.first_edge
+    return best_half_life(windows, first + (cut - first) * 2 // 3, cut)
 
 
 def _windows(settings: LearningSettings, log: LogReader, plan: Plan) -> tuple[int, list[Window]]:

@@ -10,9 +10,17 @@ import torch
 import yaml
 
 from streamd.errors import SettingsError
-from streamd.evaluation.backtest import Plan, mean_seconds, means, mrr_difference, run_live
+from streamd.evaluation.backtest import Plan, Result, mrr_difference, run_live
 from streamd.evaluation.intervals import MIN_WINDOWS, Difference, score_text
 from streamd.evaluation.regimes import RegimeWindow
+from streamd.evaluation.verdict import (
+    GIVE_MORE,
+    comparison,
+    effects,
+    over_best_rule,
+    too_few,
+    verdict,
+)
 from streamd.eventlog.reader import LogReader
 from streamd.gpu import choose_device
 from streamd.settings.loading import Settings, effective, leaves
@@ -40,20 +48,25 @@ class Combination:
 
 @dataclass(frozen=True)
 class Run:
-    """A combination that was run. windows: of the live regime, those that are reported on."""
+    """A combination that was run. result: of the live regime and the rules."""
 
     name: str
-    windows: list[RegimeWindow]
+    result: Result
+
+    @property
+    def windows(self) -> list[RegimeWindow]:
+        """The windows that are reported on."""
+        return self.result.windows
 
     @property
     def mean(self) -> Measures:
         """Event-weighted means over the windows."""
-        return means(self.windows, "live")
+        return self.result.mean("live")
 
     @property
     def seconds(self) -> float:
         """Mean wall time in seconds to score and learn a window."""
-        return mean_seconds(self.windows, "live") or 0.0
+        return self.result.seconds("live") or 0.0
 
     def better_than(self, other: "Run") -> Difference:
         """By how much its MRR is above another run's."""
@@ -81,31 +94,44 @@ class GridResult:
         ]
 
     def advice(self) -> str:
-        """Which settings to take, in one sentence: the cheapest of those level with the best."""
+        """Which settings to take, the cheapest of those level with the best, and the verdict on
+        live under them."""
         best = max(self.runs, key=lambda run: run.mean["mrr"])
         count = len(best.windows)
         if count < MIN_WINDOWS:
-            windows = "1 window is" if count == 1 else f"{count} windows are"
-            return (
-                f"{windows} too few to choose by: it takes {MIN_WINDOWS}, so give more events or a "
-                "smaller windows.width_seconds."
-            )
-        level = [run for run in self.runs if run is best or best.better_than(run).is_level]
+            return f"{too_few(count)} to choose by: {GIVE_MORE}."
+        others = [run for run in self.runs if run is not best]
+        level = [best, *(run for run in others if best.better_than(run).is_level)]
 
         # Of those that cost the same, the first: what is in force changes only for a reason.
         cheapest = min(run.seconds for run in level)
-        take = next(run for run in level if run.seconds <= SAME_COST * cheapest)
-        mrr = f"MRR {score_text(take.mean['mrr'])} at {take.seconds:.3f} s a window"
-        if take is best and len(level) == 1:
-            return f"Take {take.name}: {mrr}, and no other comes near."
-        if take is best:
-            return (
-                f"Take {take.name}: {mrr} is the best, and none that is level with it is cheaper."
-            )
-        return (
-            f"Take {take.name}: {mrr} is level with the best, {best.name} "
-            f"(better by {best.better_than(take)} MRR, at {best.seconds:.3f} s a window)."
+        in_order = [run for run in self.runs if run in level]
+        take = next(run for run in in_order if run.seconds <= SAME_COST * cheapest)
+        text = (
+            f"Take {take.name}: MRR {score_text(take.mean['mrr'])} at {take.seconds:.3f} s a window"
         )
+        # Nothing is cheaper and as good as what is taken.
+        if take is not best:
+            by = comparison(f"the best ({best.name})", take.better_than(best))
+            text += f"; it {by}, and cheaper than its {best.seconds:.3f} s"
+        elif len(level) > 1:
+            text += "; it is the best, and none that is level with it is cheaper"
+        elif others:
+            next_best = max(others, key=lambda run: run.mean["mrr"])
+            text += (
+                f"; it {comparison(f'the next ({next_best.name})', best.better_than(next_best))}"
+            )
+        return f"{text}. {self._verdict(take)}"
+
+    def _verdict(self, run: Run) -> str:
+        """The verdict on live under the settings of a run."""
+        first = self.runs[0]
+        causes = "these settings are in force"
+        if run is not first:
+            by = effects({"the change of settings": run.better_than(first)})
+            causes = f"{by} over those in force"
+        nightly = "a grid runs live alone"
+        return verdict("With it live", *over_best_rule(run.result), nightly, causes)
 
 
 def combinations(
@@ -181,8 +207,8 @@ def run_grid(
         torch.set_num_threads(one.settings.training.threads)
         # A grid may vary the device too.
         learning = LearningSettings.of(one.settings, choose_device(one.settings.device))
-        windows = run_live(learning, log, plan, title, progress)
-        if not windows:
+        result = run_live(learning, log, plan, title, progress)
+        if result is None:
             return None
-        runs.append(Run(one.name, windows))
+        runs.append(Run(one.name, result))
     return GridResult(runs)

@@ -1,86 +1,105 @@
-"""The verdict of a backtest: what keeping state and weights up to date brings, in one sentence."""
+"""The verdict of a backtest, in one sentence of three clauses: live against the best rule, against
+nightly, and what its lead comes from."""
 
+from collections.abc import Mapping
+
+from streamd.evaluation.backtest import RULES, TITLES, Result, counted
 from streamd.evaluation.intervals import MIN_WINDOWS, Difference
 
+GIVE_MORE = f"it takes {MIN_WINDOWS}, so give more events or a smaller windows.width_seconds"
+"""The number of windows that is enough, and how to get it."""
+LEARNING = "learning each window"
+"""Name of a cause, against weights that learn each night or no more."""
 LITTLE = 0.005
 """MRR below which a sure difference is called little: another seed moves MRR by up to .002, another
 graph layer by .001 to .005."""
 
-BOTH = {
-    "makes no clear difference": "neither state nor learning makes a clear difference",
-    "does harm": "state and learning do harm",
-    "matters little": "state and learning matter little",
-    "matters": "state and learning matter",
-}
-"""What is said where state and learning have the same effect."""
+
+def verdict_of(result: Result) -> str:
+    """The verdict on live. With too few windows a sentence that says so."""
+    why = why_no_nightly(result)
+    nightly = None if why else result.difference("live", "nightly")
+    # Without nightly weights to begin from, all of learning counts.
+    if nightly is None:
+        learning = {LEARNING: result.difference("live", "frozen")}
+        causes = f"{effects(learning)} over frozen weights"
+    else:
+        # These two add up to the difference to nightly.
+        state = result.difference("nightly_live", "nightly")
+        learning = {LEARNING: result.difference("live", "nightly_live")}
+        causes = effects({"state": state} | learning, nightly)
+    return verdict("Live", *over_best_rule(result), why or nightly or "", causes)
+
+
+def over_best_rule(result: Result) -> tuple[str, Difference]:
+    """The best rule by its MRR, and live's difference to it."""
+    rule = max(RULES, key=lambda name: result.mean(name)["mrr"])
+    return TITLES[rule], result.difference("live", rule)
+
+
+def why_no_nightly(result: Result) -> str:
+    """Why live is not compared with nightly, as a clause; empty if it is."""
+    if "nightly" not in result.windows[0].scores:
+        return "windows are a day or longer"
+    if not result.nightly_windows:
+        return "no midnight (UTC) is before any of the windows"
+    count = len(result.nightly_windows)
+    if count < MIN_WINDOWS:
+        return f"only {counted(count, 'window')} came after a midnight (UTC), of {MIN_WINDOWS}"
+    return ""
 
 
 def verdict(
-    *,
-    nightly: Difference | None,
-    frozen: Difference,
-    state: Difference | None,
-    rule: str,
-    over_rule: Difference,
+    subject: str, rule: str, over_rule: Difference, nightly: Difference | str, causes: str
 ) -> str:
-    """Say whom live beats, whether state and learning matter, and whether a rule does as well.
+    """The three clauses.
 
-    Args, differences in MRR: nightly, frozen: live's over these regimes; state: of nightly weights
-    with live state over nightly, as both learn alike; nightly and state are None where windows are
-    a day or longer, or too few of them lie behind a midnight; rule: the name of the best rule;
-    over_rule: live's over it.
+    Args: subject: what is judged. rule: name of the best rule. over_rule: the subject's difference
+    to it, in MRR. nightly: that to nightly, or why there is none. causes: what the lead comes from,
+    as a clause.
     """
-    if not frozen.is_sure:
-        count = "1 window is" if frozen.num_windows == 1 else f"{frozen.num_windows} windows are"
-        return (
-            f"{count} too few to tell live from the others: it takes "
-            f"{MIN_WINDOWS}, so give more events or a smaller windows.width_seconds."
-        )
-
-    # Whom live beats; the verb is said once where it is the same.
-    first = "" if nightly is None else _comparison("nightly", nightly)
-    second = _comparison("frozen weights", frozen)
-    if nightly is not None and _beats(nightly) and _beats(frozen):
-        found = f"{first}, frozen weights by {frozen}"
-    else:
-        found = f"{first} and {second}" if first else second
-
-    # What that comes from.
-    by_state = None if state is None else _effect(state)
-    by_learning = _effect(frozen)
-    if by_state is None:
-        causes = f"learning {by_learning} here"
-    elif (by_state, by_learning) == ("matters", "matters little"):
-        causes = "state matters here, learning little"
-    elif by_state == by_learning:
-        causes = f"{BOTH[by_state]} here"
-    else:
-        causes = f"state {by_state}, learning {by_learning} here"
-    text = f"Live {found}: {causes}"
-
+    if not over_rule.is_sure:
+        return f"{too_few(over_rule.num_windows)} to tell live from the others: {GIVE_MORE}."
     # A rule is cheaper than any model.
-    if over_rule.is_level or over_rule.mean < 0:
-        text += f"; but live {_comparison(rule, over_rule)}, a rule that learns nothing"
-    return f"{text}."
+    is_ahead = not over_rule.is_level and over_rule.mean > 0
+    best = f"the best rule ({rule}{'' if is_ahead else ', which needs no training'})"
+    against_nightly = (
+        f"is not compared with nightly, since {nightly}"
+        if isinstance(nightly, str)
+        else comparison("nightly", nightly)
+    )
+    return f"{subject} {comparison(best, over_rule)}; it {against_nightly}; {causes}."
 
 
-def _beats(by: Difference) -> bool:
-    return not by.is_level and by.mean > 0
+def too_few(num_windows: int) -> str:
+    """The begin of a sentence about fewer windows than `MIN_WINDOWS`."""
+    return f"{num_windows} {'window is' if num_windows == 1 else 'windows are'} too few"
 
 
-def _comparison(other: str, by: Difference) -> str:
-    """What live does to another, as "beats nightly by .110 ± .010 MRR"."""
+def comparison(other: str, by: Difference) -> str:
+    """A difference to another as a verb, such as "beats nightly by .110 ± .010 MRR"."""
     if by.is_level:
-        return f"is level with {other} ({by} MRR)"
+        return f"is level with {other}, {by} MRR"
     if by.mean < 0:
         return f"loses to {other} by {by.reversed()} MRR"
     return f"beats {other} by {by} MRR"
 
 
-def _effect(of: Difference) -> str:
-    """What something does, by its difference to doing without."""
-    if of.is_level:
-        return "makes no clear difference"
-    if of.mean < 0:
-        return "does harm"
-    return "matters little" if of.mean < LITTLE else "matters"
+def effects(causes: Mapping[str, Difference], whole: Difference | None = None) -> str:
+    """What causes bring, as a clause. causes: name -> difference that it makes, in MRR. whole:
+    their sum."""
+    if whole is not None and all(by.is_level for by in causes.values()):
+        # Parts that are each too small to show may be enough together.
+        if whole.is_level:
+            return f"neither {' nor '.join(causes)} brings anything that shows"
+        verb = "bring" if whole.mean > 0 else "cost"
+        return f"{' and '.join(causes)} {verb} that together, each alone is too little to show"
+    return ", ".join(f"{name} {_effect(by)}" for name, by in causes.items())
+
+
+def _effect(by: Difference) -> str:
+    if by.is_level:
+        return f"brings nothing that shows ({by})"
+    if by.mean < 0:
+        return f"costs {by.reversed()}"
+    return f"brings little ({by})" if by.mean < LITTLE else f"brings {by}"

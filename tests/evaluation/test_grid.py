@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from streamd.cli.main import app
 from streamd.errors import SettingsError
-from streamd.evaluation.backtest import Plan, backtest
+from streamd.evaluation.backtest import Plan, Result, backtest
 from streamd.evaluation.grid import MAX_COMBINATIONS, GridResult, Run, combinations, run_grid
 from streamd.evaluation.intervals import MIN_WINDOWS
 from streamd.evaluation.regimes import RegimeWindow
@@ -34,19 +34,18 @@ def table(path):
 
 def run_of(name, mrr, seconds, wobble=0.0, count=16):
     """A run whose windows differ from `mrr` by `wobble`, four up and four down in turn."""
-    return Run(
-        name,
-        [
-            RegimeWindow(
-                window=Window(i, i + 1, i, i + 1),
-                num_scored=10,
-                num_known=10,
-                scores={"live": {"mrr": mrr + (-wobble if i // 4 % 2 else wobble), "ap": 0.5}},
-                seconds={"live": seconds},
-            )
-            for i in range(count)
-        ],
-    )
+    rules = {rule: {"mrr": score} for rule, score in (("rule", 0.4), ("edgebank", 0.2), ("popularity_2", 0.1))}
+    windows = [
+        RegimeWindow(
+            window=Window(i, i + 1, i, i + 1),
+            num_scored=10,
+            num_known=10,
+            scores={"live": {"mrr": mrr + (-wobble if i // 4 % 2 else wobble), "ap": 0.5}, **rules},
+            seconds={"live": seconds},
+        )
+        for i in range(count)
+    ]
+    return Run(name, Result(windows, 2, {}))
 
 
 def test_a_grid_is_every_combination_after_the_settings_in_force():
@@ -109,14 +108,26 @@ def test_a_run_of_a_grid_scores_as_a_backtest_of_its_settings_does(tmp_path):
 def test_the_cheapest_that_is_level_with_the_best_is_taken():
     runs = [run_of("now", 0.5, 1.0), run_of("best", 0.6, 3.0, 0.05), run_of("level", 0.59, 2.0), run_of("cheap", 0.3, 0.1)]
     assert GridResult(runs).advice() == (
-        "Take level: MRR .590 at 2.000 s a window is level with the best, best (better by .010 ± .035 MRR, at 3.000 s a window)."
+        "Take level: MRR .590 at 2.000 s a window; it is level with the best (best), -.010 ± .035 MRR, and cheaper than its 3.000 s. "
+        "With it live beats the best rule (partners + popularity) by .190 ± .000 MRR; it is not compared with nightly, since a grid "
+        "runs live alone; the change of settings brings .090 ± .000 over those in force."
     )
-    assert GridResult(runs[:2]).advice() == "Take best: MRR .600 at 3.000 s a window, and no other comes near."
+    assert GridResult(runs[:2]).advice().startswith("Take best: MRR .600 at 3.000 s a window; it beats the next (now) by .100 ± .035 MRR. With it live beats")
 
 
 def test_the_best_is_taken_where_none_that_is_level_costs_less():
     runs = [run_of("now", 0.59, 2.0), run_of("best", 0.6, 1.0, 0.05)]
-    assert GridResult(runs).advice() == "Take best: MRR .600 at 1.000 s a window is the best, and none that is level with it is cheaper."
+    assert GridResult(runs).advice().startswith("Take best: MRR .600 at 1.000 s a window; it is the best, and none that is level with it is cheaper. ")
+
+
+def test_settings_in_force_that_are_best_leave_nothing_to_change():
+    runs = [run_of("now", 0.35, 1.0), run_of("other", 0.3, 1.0)]
+    assert GridResult(runs).advice() == (
+        "Take now: MRR .350 at 1.000 s a window; it beats the next (other) by .050 ± .000 MRR. With it live loses to the best rule "
+        "(partners + popularity, which needs no training) by .050 ± .000 MRR; it is not compared with nightly, since a grid runs live "
+        "alone; these settings are in force."
+    )
+    assert GridResult(runs[:1]).advice().startswith("Take now: MRR .350 at 1.000 s a window. With it live loses")
 
 
 def test_settings_in_force_stay_where_another_costs_the_same():
@@ -141,7 +152,7 @@ def test_a_grid_says_side_by_side_which_settings_to_take(tmp_path, written):
     rows = re.findall(r"model\.name=pair training\.epochs=(\d) +(0\.\d{4}) +(0\.\d{4}) +(-?\.\d{4} ± \.\d{4})? +(\d\.\d{3})", done.stdout)
     assert [(epochs, bool(by)) for epochs, _, _, by, _ in rows] == [("2", False), ("1", True)]
     said = re.search(r"^Take model.name=pair training.epochs=\d: MRR \.\d{3} at .*\.$", done.stdout, re.M)
-    assert said and said[0] in (tmp_path / "grid.html").read_text().replace("&nbsp;", " ")
+    assert said and said[0] in (tmp_path / "grid.html").read_text().replace("&nbsp;", " ").replace("\xa0", " ")
 
 
 def test_options_after_a_grid_are_not_taken_for_settings(tmp_path):

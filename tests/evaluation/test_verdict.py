@@ -1,71 +1,80 @@
+import itertools
+
 import pytest
 
 from streamd.evaluation.intervals import MIN_WINDOWS, Difference
-from streamd.evaluation.verdict import LITTLE, verdict
+from streamd.evaluation.verdict import LITTLE, comparison, effects, verdict
 
 CLEAR = Difference(0.2, 0.01, 21)
-
-
-def said(*, nightly=CLEAR, frozen=CLEAR, state=CLEAR, rule="EdgeBank", over_rule=CLEAR):
-    return verdict(nightly=nightly, frozen=frozen, state=state, rule=rule, over_rule=over_rule)
 
 
 def of(mean, radius=0.001, num_windows=21):
     return Difference(mean, radius, num_windows)
 
 
-def test_a_verdict_is_one_sentence_with_its_intervals():
-    assert said(nightly=of(0.11, 0.01), frozen=of(0.002)) == (
-        "Live beats nightly by .110 ± .010 MRR, frozen weights by .002 ± .001: state matters here, learning little."
+def said(*, over_rule=CLEAR, nightly=CLEAR, causes=None):
+    return verdict("Live", "EdgeBank", over_rule, nightly, effects(causes or {"state": CLEAR, "learning": CLEAR}, nightly))
+
+
+def test_a_verdict_is_one_sentence_of_three_clauses_with_their_intervals():
+    assert said(nightly=of(0.11, 0.01), causes={"state": of(0.1), "learning": of(0.01)}) == (
+        "Live beats the best rule (EdgeBank) by .200 ± .010 MRR; it beats nightly by .110 ± .010 MRR; "
+        "state brings .100 ± .001, learning brings .010 ± .001."
     )
 
 
-def test_windows_of_a_day_have_no_nightly_model_to_compare_with():
-    assert said(nightly=None, state=None) == "Live beats frozen weights by .200 ± .010 MRR: learning matters here."
+def test_a_live_model_that_is_not_compared_with_nightly_says_why():
+    text = verdict("Live", "EdgeBank", CLEAR, "windows are a day or longer", f"{effects({'learning': of(0.1)})} over frozen weights")
+    assert text == ("Live beats the best rule (EdgeBank) by .200 ± .010 MRR; it is not compared with nightly, since windows are a day "
+                    "or longer; learning brings .100 ± .001 over frozen weights.")
 
 
 @pytest.mark.parametrize(
     ("mean", "radius", "words", "effect"),
     [
-        (LITTLE, 0.001, "beats frozen weights by .005 ± .001 MRR", "learning matters here"),
-        (LITTLE - 1e-9, 0.001, "beats frozen weights by .005 ± .001 MRR", "learning matters little here"),
-        (0.02, 0.02, "is level with frozen weights (.020 ± .020 MRR)", "learning makes no clear difference here"),
-        (0.02, 0.02 - 1e-9, "beats frozen weights by .020 ± .020 MRR", "learning matters here"),
-        (-0.02, 0.02, "is level with frozen weights (-.020 ± .020 MRR)", "learning makes no clear difference here"),
-        (-0.02, 0.01, "loses to frozen weights by .020 ± .010 MRR", "learning does harm here"),
-        (0, 0, "is level with frozen weights (.000 ± .000 MRR)", "learning makes no clear difference here"),
+        (LITTLE, 0.001, "beats it by .005 ± .001 MRR", "brings .005 ± .001"),
+        (LITTLE - 1e-9, 0.001, "beats it by .005 ± .001 MRR", "brings little (.005 ± .001)"),
+        (0.02, 0.02, "is level with it, .020 ± .020 MRR", "brings nothing that shows (.020 ± .020)"),
+        (0.02, 0.02 - 1e-9, "beats it by .020 ± .020 MRR", "brings .020 ± .020"),
+        (-0.02, 0.02, "is level with it, -.020 ± .020 MRR", "brings nothing that shows (-.020 ± .020)"),
+        (-0.02, 0.01, "loses to it by .020 ± .010 MRR", "costs .020 ± .010"),
+        (0, 0, "is level with it, .000 ± .000 MRR", "brings nothing that shows (.000 ± .000)"),
     ],
 )
 def test_the_words_follow_from_the_interval_and_from_the_size(mean, radius, words, effect):
-    assert said(nightly=None, state=None, frozen=of(mean, radius)) == f"Live {words}: {effect}."
+    assert comparison("it", of(mean, radius)) == words and effects({"learning": of(mean, radius)}) == f"learning {effect}"
 
 
-def test_state_is_told_from_nightly_weights_that_see_it_and_not_from_live():
-    assert "state makes no clear difference, learning matters here" in said(nightly=of(0.1), state=of(0.001, 0.002))
-    assert "state does harm" in said(state=of(-0.01))
-
-
-@pytest.mark.parametrize(("effect", "words"), [
-    (of(0.01), "state and learning matter here."), (of(0.002), "state and learning matter little here."),
-    (of(0.001, 0.001), "neither state nor learning makes a clear difference here."), (of(-0.01), "state and learning do harm here.")])
-def test_the_same_effect_of_both_is_said_once(effect, words):
-    assert said(frozen=effect, state=effect).endswith(words)
+def test_a_lead_never_comes_from_nothing():
+    """Parts that are too small to show each may add up to a difference that shows."""
+    none = {"state": of(0.01, 0.02), "learning": of(0.02, 0.03)}
+    assert effects(none, of(0.03, 0.01)) == "state and learning bring that together, each alone is too little to show"
+    assert effects(none, of(-0.03, 0.01)) == "state and learning cost that together, each alone is too little to show"
+    assert effects(none, of(0.03, 0.04)) == "neither state nor learning brings anything that shows"
+    parts = [of(mean, 0.01) for mean in (-0.1, 0.0, 0.1)]
+    for state, learning, nightly in itertools.product(parts, repeat=3):
+        text = said(nightly=nightly, causes={"state": state, "learning": learning})
+        _, against, causes = text.split("; ")
+        assert "no clear difference" not in text
+        if state.is_level and learning.is_level:
+            assert ("together" in causes) == (not nightly.is_level)
+        assert against.startswith("it beats") == (nightly.mean > 0)
 
 
 @pytest.mark.parametrize(
     ("by", "words"),
     [
-        (of(-0.03), "; but live loses to EdgeBank by .030 ± .001 MRR, a rule that learns nothing."),
-        (of(0.001, 0.001), "; but live is level with EdgeBank (.001 ± .001 MRR), a rule that learns nothing."),
-        (of(0.0011), " here."),
+        (of(-0.03), "loses to the best rule (EdgeBank, which needs no training) by .030 ± .001 MRR"),
+        (of(0.001, 0.001), "is level with the best rule (EdgeBank, which needs no training), .001 ± .001 MRR"),
+        (of(0.0011), "beats the best rule (EdgeBank) by .001 ± .001 MRR"),
     ],
 )
-def test_a_rule_that_does_as_well_is_named(by, words):
-    assert said(over_rule=by).endswith(words)
+def test_a_rule_that_does_as_well_is_cheaper(by, words):
+    assert said(over_rule=by).startswith(f"Live {words}; it beats nightly")
 
 
 def test_too_few_windows_tell_nothing():
     few = of(0.2, 0.01, MIN_WINDOWS - 1)
-    assert said(frozen=few).startswith(f"{MIN_WINDOWS - 1} windows are too few to tell") and "beats" not in said(frozen=few)
-    assert "beats" in said(frozen=of(0.2, 0.01, MIN_WINDOWS))
-    assert said(frozen=of(0.2, 0.01, 1)).startswith("1 window is too few to tell")
+    assert said(over_rule=few).startswith(f"{MIN_WINDOWS - 1} windows are too few to tell") and "beats" not in said(over_rule=few)
+    assert "beats" in said(over_rule=of(0.2, 0.01, MIN_WINDOWS))
+    assert said(over_rule=of(0.2, 0.01, 1)).startswith("1 window is too few to tell")

@@ -14,6 +14,7 @@ from streamd.evaluation.backtest import COLUMNS, MEASURES, TITLES, Result, age_t
 from streamd.evaluation.grid import COLUMNS as GRID_COLUMNS
 from streamd.evaluation.grid import GridResult
 from streamd.evaluation.intervals import Difference
+from streamd.evaluation.verdict import verdict_of
 
 MAX_POINTS = 120
 """Most points of a curve: neighbouring windows share one where there are more."""
@@ -130,7 +131,7 @@ def report_of(result: Result, title: str, asked: Asked) -> Report:
         about += f" {note}"
     return Report(
         title=title,
-        verdict=result.verdict(),
+        verdict=verdict_of(result),
         about=about,
         tables=tables,
         plots=plots,
