@@ -6,7 +6,9 @@ from contextlib import contextmanager
 import numpy as np
 from torch import Tensor
 
-from streamd.events import Float32, Int64
+from streamd.events import Bools, Float32, Int64
+from streamd.graph.facts.columns import NUM_FACTS, FactColumn
+from streamd.graph.facts.kernels import NEVER_LOG_SECONDS
 from streamd.graph.live import LiveGraph
 from streamd.graph.negatives import Pools
 from streamd.models import EdgeRows, LinkModel, Memory
@@ -50,6 +52,9 @@ class StaleSight:
                 self._live.advance(part.src_E[a:b], part.dst_E[a:b], part.time_E[a:b])
         return np.concatenate(out)
 
+    def know(self, facts_AF: Float32) -> Bools:
+        return destinations_in(facts_AF)
+
     def leave(self, rows: EdgeRows) -> None:
         if self._every is None:
             self._live.advance(rows.src_E, rows.dst_E, rows.time_E)
@@ -76,8 +81,24 @@ class NightlySight:
     def facts(self, part: EdgeRows, until: int, asked: Int64, candidates: Int64) -> Float32:
         return part.facts_now(self._live, asked, candidates)
 
+    def know(self, facts_AF: Float32) -> Bools:
+        return destinations_in(facts_AF)
+
     def leave(self, rows: EdgeRows) -> None:
         pass
+
+
+def destinations_in(facts_AF: Float32) -> Bools:
+    """Whether each node was a destination by its row of facts, bool[A].
+
+    A model that learned events of other destinations would find new ones by being new: most
+    negatives of such an event are in the facts.
+    """
+    # Of several edge sets the facts of all of them come second.
+    all_sets = NUM_FACTS if facts_AF.shape[-1] > NUM_FACTS else 0
+    column = all_sets + FactColumn.LOG_SECONDS_SINCE_DESTINATION
+    known: Bools = facts_AF[:, column] < NEVER_LOG_SECONDS
+    return known
 
 
 @contextmanager

@@ -57,7 +57,8 @@ class Chunk:
     learn: the same events with the candidates that they are learned with.
     known_E: bool[E], whether each event's destination was a destination before. Other events have
     weight 0 in learning: all negatives were seen before, so a destination never seen would be true
-    by construction, and the model would rank unknown nodes first.
+    by construction, and the model would rank unknown nodes first. In a backtest with older facts
+    the same holds for destinations that these facts have not seen.
     labels: labels whose time is after the previous chunk's last event and not after this chunk's
     last event, with inputs as of the chunk's start; they come with the last slice.
     num_events, num_labels: in all; of several ranks each has its even share of both, in order.
@@ -126,6 +127,12 @@ class Sight(Protocol):
         candidates: int64[A, C] node ids.
         """
 
+    def know(self, facts_AF: Float32) -> Bools:
+        """Whether the facts have seen each true destination, bool[A]; older facts may lack it.
+
+        facts_AF: facts of the true destinations.
+        """
+
     def leave(self, rows: EdgeRows) -> None:
         """Called after the window was recorded. rows: all of the window's."""
 
@@ -165,6 +172,9 @@ class FreshSight:
         at = asked[passed:]
         same = part.facts_now(self._live, at, candidates[passed:])
         return np.concatenate([before, same])
+
+    def know(self, facts_AF: Float32) -> Bools:
+        return np.ones(len(facts_AF), np.bool_)
 
     def leave(self, rows: EdgeRows) -> None:
         pass
@@ -348,7 +358,8 @@ class Recorder:
             query_us = self._time_before(before_event)
             src = part.src_E[asked]
             score, learn = self._inputs(event, facts, src, candidates, before_event, query_us)
-            learn = learn.weighted(torch.from_numpy(is_known).float())
+            is_learned = is_known & self.sight.know(facts[:, 0])
+            learn = learn.weighted(torch.from_numpy(is_learned).float())
         return Chunk(
             first_edge=part.first_edge + first,
             edges=part if last else part.cut(0, 0),

@@ -111,6 +111,7 @@ class AllPages:
         self.asked: Int64 = np.zeros(0, np.int64)
         self.facts_EPF: Float32 = np.zeros((0, 0, 0), np.float32)
         self.pool_of, self.enter, self.edge_before, self.leave = sight.pool_of, sight.enter, sight.edge_before, sight.leave
+        self.know = sight.know
 
     def facts(self, part, until: int, asked: Int64, candidates: Int64) -> Float32:
         whole = np.concatenate([candidates, np.tile(self._pages, (len(asked), 1))], 1)

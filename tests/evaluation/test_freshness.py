@@ -1,8 +1,12 @@
 import numpy as np
+import pytest
 
-from streamd.evaluation.freshness import NightlySight
-from streamd.training.recorder import Recorder
-from tests.builders import learning
+from streamd.evaluation.freshness import NightlySight, StaleSight
+from streamd.evaluation.regimes import Regimes
+from streamd.eventlog.reader import LogReader
+from streamd.training.recorder import FreshSight, Recorder
+from streamd.windows import recorded_windows
+from tests.builders import HOUR, learning, settings, stream, write_log, write_sets_log
 from tests.training.test_learner import windows, world
 
 
@@ -26,3 +30,52 @@ def test_a_standing_record_knows_nothing_of_the_day(tmp_path):
     fresh = [c.score for c in moving.chunks(third) if c.score is not None]
     assert all(np.array_equal(a.event_E, c.score.event_E) for a, c in zip(fresh, recorded(third), strict=True))
     assert not all(np.array_equal(a.facts_ECF, b) for a, b in zip(fresh, first, strict=True))
+
+
+@pytest.mark.parametrize("several_sets", [False, True])
+@pytest.mark.parametrize("age", ["night", 5, None])
+def test_events_whose_destination_old_facts_do_not_know_are_not_learned(tmp_path, age, several_sets):
+    rng = np.random.default_rng(0)
+    src, _, time = stream(900)
+    dst = 20 + rng.integers(0, 10 + np.arange(900) // 10)
+    if several_sets:
+        write_sets_log(tmp_path / "log", src, dst, time, rng.integers(0, 2, 900))
+    else:
+        write_log(tmp_path / "log", src, dst, time)
+    log, s = LogReader.open(tmp_path / "log"), settings(tmp_path / "log")
+    first, second = list(recorded_windows(log, HOUR))[:2]
+    recorder = Recorder(learning(s), log)
+    recorder.rebuild(first.end_edge)
+    fresh = FreshSight(recorder.live)
+    pool = fresh.pool_of(second)
+    recorder.sight = NightlySight(recorder.live, pool) if age == "night" else StaleSight(fresh, recorder.live, age)
+    known_then = set(log.edges(log.first_edge, first.end_edge)[1].tolist())
+    chunks = [c for c in recorder.chunks(second) if c.learn is not None]
+    event, weight, known = (np.concatenate(x) for x in zip(*(
+        (c.learn.event_E.numpy(), c.learn.weight_E.numpy(), c.known_E) for c in chunks), strict=True))
+    then = np.array([int(v) in known_then for v in log.gather("dst", event)])
+    assert (weight[then] == 1).all()
+    if age == 5:
+        assert not weight[~known].any()
+    else:
+        np.testing.assert_array_equal(weight, then)
+        assert (known & ~then).any(), "some came between midnight and the event"
+
+
+def test_nightly_does_not_find_new_destinations_by_their_being_new(tmp_path):
+    """Each day has destinations of its own; a model that knows nothing of them cannot rank them first."""
+    rng = np.random.default_rng(0)
+    days, a_day = 4, 300
+    day = np.repeat(np.arange(days), a_day)
+    src = rng.integers(0, 30, days * a_day)
+    # Half of a day's events go to ten destinations that no day before had.
+    own = rng.random(len(day)) < 0.5
+    dst = 30 + np.where(own, 40 + 10 * day + rng.integers(0, 10, len(day)), rng.integers(0, 40, len(day)))
+    time = np.sort(day * 24 * HOUR + rng.integers(0, 24 * HOUR, len(day)))
+    write_log(tmp_path / "log", src, dst, time, watermark=days * 24 * HOUR)
+    s = settings(tmp_path / "log", model__name="pair", training__learning_rate=0.01, training__epochs=4)
+    log = LogReader.open(tmp_path / "log")
+    run = Regimes(learning(s), log, ("live", "nightly"), 0)
+    last = [w for w in map(run.window, recorded_windows(log, HOUR)) if w is not None][-20:]
+    mean = {name: np.average([w.scores[name]["mrr_known"] for w in last], weights=[w.num_known for w in last]) for name in ("live", "nightly")}
+    assert mean["nightly"] < 0.6 * mean["live"]
