@@ -41,8 +41,11 @@ MAX_LOOKED_AT = 20_000
 
 def other_unit(time_us: int, now_us: int, unit: str) -> str | None:
     """The other unit in which a time of this unit would be near the wall clock, if any."""
+    # A time far ahead of the clock is wrong in any case, so it may be of 1998 or later.
+    least = FIRST_SHARE if time_us > now_us * (1 + NEAR) else 1 - NEAR
     for name, ns in UNITS_NS.items():
-        if name != unit and abs(time_us * ns // UNITS_NS[unit] - now_us) < NEAR * now_us:
+        other_us = time_us * ns // UNITS_NS[unit]
+        if name != unit and least * now_us < other_us < (1 + NEAR) * now_us:
             return name
     number = number_in(time_us, unit)
     if number is not None and are_dates(np.array([number if number < 10**15 else 0]), now_us):

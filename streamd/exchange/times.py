@@ -136,7 +136,8 @@ class Times:
         else:
             return
         unit = UNIT_WORDS[self._unit]
-        action = f"correct it, or its unit; numbers are read as {unit}."
+        named = f" by {self._option}" if self._option else ""
+        action = f"correct it, or its unit{named}; numbers are read as {unit}."
         # Timestamps have no unit to correct.
         if isinstance(value, datetime.datetime):
             action = "correct it in the file."

@@ -51,6 +51,13 @@ def test_the_unit_in_which_all_times_were_sent_is_found(sent, read, years_ago):
         assert other_unit(int(as_read(times[:1], sent, read)[0]), NOW, read) == sent
 
 
+@pytest.mark.parametrize(("sent", "read"), [(sent, read) for at, sent in enumerate(UNITS) for read in UNITS[:at]])
+@pytest.mark.parametrize("years_ago", [0, 5, 20])
+def test_the_unit_of_a_time_far_ahead_of_the_clock_is_found(sent, read, years_ago):
+    number = (NOW - int(years_ago * YEAR)) * 1_000 // UNITS_NS[sent]
+    assert other_unit(number * UNITS_NS[read] // 1_000, NOW, read) == sent
+
+
 @pytest.mark.parametrize(("unit", "numbers"), [
     ("s", [20_150_218]), ("s", [20_150_218, 20_151_231, 20_261_121]), ("ms", [20_150_218]), ("ms", [20_150_218] * 3), ("us", [20_150_218]),
     ("us", [20_150_218_123_000, 19_800_101_000_000]), ("us", [19_700_101])])
