@@ -11,7 +11,7 @@ SEEDS ?= 200
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo demos test screenshots contract tgb slow fences fuzz mutants lint bench docs helm wheel proto clean keys image image-release sign pin-base wheels-arm64 containers
+.PHONY: demo demos test screenshots contract mlflow tgb slow fences fuzz mutants lint bench docs helm wheel proto clean keys image image-release sign pin-base wheels-arm64 containers
 
 demo: $(VENV)/.demo
 	$(BIN)/streamd demo $(DEMO_ARGS)
@@ -36,6 +36,15 @@ demos test contract slow fences: export JDK_JAVA_OPTIONS ?= -XX:TieredStopAtLeve
 contract: $(VENV)/.dev $(CLIENTS:%=$(VENV)-contract-%/.made)
 	$(BIN)/python -m pytest -m contract tests/contracts/test_clients.py tests/contracts/test_from_your_app.py tests/contracts/test_producers.py \
 	  tests/contracts/test_beam.py tests/contracts/test_store.py -k "$(TESTS)"
+
+# MLflow's client, some 90 MB, writes to a folder, and to a server in an environment of its own.
+mlflow: $(VENV)/.dev $(VENV)-mlflow/bin/mlflow
+	$(BIN)/python -m pip $(INSTALL) -c constraints.txt -e '.[mlflow]'
+	MLFLOW_SERVER=$(VENV)-mlflow/bin/mlflow $(BIN)/python -m pytest -rs tests/evaluation/test_mlflow.py
+
+$(VENV)-mlflow/bin/mlflow:
+	$(PYTHON) -m venv $(VENV)-mlflow
+	$(VENV)-mlflow/bin/python -m pip $(INSTALL) 'mlflow>=3.5,<4'
 
 # The default model on tgbl-wiki, its scores ranked by the Temporal Graph Benchmark's own Evaluator.
 tgb: $(VENV)/.bench $(VENV)-tgb/.made

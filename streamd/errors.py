@@ -28,6 +28,7 @@
     |-- DeviceError            the device asked for cannot be used
     |   `-- DeviceMemoryError  it has no memory left
     |-- RanksError             the ranks that learn together lost one of them, or differ
+    |-- TrackingError          MLflow's client is missing, or its server or folder fails
     `-- DemoError              the demo did not reach its end as promised
 
 Each message says what, where, and after "Operator action:" what to do. `docs/errors.md` lists them.
@@ -181,6 +182,11 @@ class DeviceMemoryError(DeviceError):
 class RanksError(StreamdError):
     """When a rank that learns with others is gone, does not answer in time, or holds something else
     than they do. All ranks end, and are started again."""
+
+
+class TrackingError(StreamdError):
+    """When MLflow's client is not installed, or its server or folder fails. The operator installs
+    it, or checks `mlflow.tracking_uri`; learning does not wait for it."""
 
 
 class DemoError(StreamdError):

@@ -3,10 +3,13 @@
 import re
 import shlex
 import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.table import Table
 from typer.core import TyperCommand
 
 from streamd.cli.file_options import FileOptions, with_file_options
@@ -19,10 +22,13 @@ from streamd.cli.options import (
     out,
     settings_of,
 )
-from streamd.errors import SettingsError
-from streamd.settings.loading import effective
+from streamd.errors import SettingsError, TrackingError
+from streamd.settings.loading import Settings, effective
 from streamd.storage import write_durably
 from streamd.telemetry.progress import ProgressLine
+
+if TYPE_CHECKING:
+    from streamd.evaluation.report.content import Report
 
 NO_FILE = "name the file, or leave them out to play the log of data_dir."
 
@@ -62,6 +68,15 @@ StaleOption = Annotated[
 FromCutOption = Annotated[
     bool, typer.Option(help="Begin a window with the first event reported on.")
 ]
+ListOption = Annotated[
+    bool, typer.Option("--list", help="Compare past backtests instead, and run none.")
+]
+RunsOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of past backtests, a file each; that of data_dir otherwise, if it exists."
+    ),
+]
 GridOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -82,6 +97,8 @@ def backtest(
     stale: StaleOption = "",
     from_cut: FromCutOption = False,
     grid: GridOption = None,
+    runs: RunsOption = None,
+    list_: ListOption = False,
     table: FileOptions = FileOptions(),
     config: ConfigOption = None,
     data_dir: DataOption = None,
@@ -92,13 +109,16 @@ def backtest(
     from streamd.evaluation.backtest import Plan
     from streamd.evaluation.grid import combinations
     from streamd.evaluation.report.content import Asked
-    from streamd.evaluation.report.forms import form_of, report_text
+    from streamd.evaluation.report.forms import form_of
 
+    if list_:
+        _print_past(runs or settings_of(config, data_dir).data_dir / "backtests")
+        return
     form = form_of(form, report)
     if file is None and table != FileOptions():
         raise SettingsError("Options of a table need a file, and none is given.", NO_FILE)
     settings, origin = loaded_settings(config, data_dir)
-    runs = combinations(grid or [], lambda values: settings_of(config, data_dir, values))
+    combined = combinations(grid or [], lambda values: settings_of(config, data_dir, values))
     if grid and stale:
         raise SettingsError("--grid runs live with fresh facts alone.", "leave out --stale.")
     columns = table.columns()
@@ -115,17 +135,68 @@ def backtest(
     make_kernels_ready()
     with ProgressLine(err, "opening the log") as line:
         if grid:
-            shown, found = backtest_grid(runs, file, columns, plan, line.of, asked)
+            shown, found = backtest_grid(combined, file, columns, plan, line.of, asked)
         else:
             shown, found = backtest_file(settings, file, columns, plan, line.of, asked)
 
+    _keep(settings, found, runs, [one.settings for one in combined] if grid else [])
+
+    _print_results(shown, found, form, report)
+
+
+def _print_results(
+    shown: Sequence[Table | str], found: "Report", form: str, file: Path | None
+) -> None:
+    """Print what was found, and write the report. form: "" for no report. file: None prints it."""
+    from streamd.evaluation.report.forms import report_text
+
     # Without a file the report itself is the answer.
-    if form and report is None:
+    if form and file is None:
         out.file.write(report_text(found, form))
         return
     for part in shown:
         # A sentence is not wrapped, so that it can be searched for.
         out.print(part, soft_wrap=isinstance(part, str), markup=False, highlight=False)
-    if report is not None:
-        write_durably(report, report_text(found, form).encode())
-        out.print(f"report: {report}", soft_wrap=True)
+    if file is not None:
+        write_durably(file, report_text(found, form).encode())
+        out.print(f"report: {file}", soft_wrap=True)
+
+
+def _keep(
+    settings: Settings, report: "Report", runs: Path | None, grid: Sequence[Settings]
+) -> None:
+    """Keep a report among past ones, and log it to MLflow if the settings ask for it. A failure is
+    printed: hours of work may be in the report.
+
+    runs: folder of past backtests. grid: settings of each combination.
+    """
+    from streamd.evaluation.mlflow.backtest_run import log_backtest
+    from streamd.evaluation.report.past import FOLDER, keep_report
+
+    if runs is not None or settings.data_dir.exists():
+        folder = runs or settings.data_dir / FOLDER
+        try:
+            keep_report(folder, report, datetime.now(UTC))
+        except OSError as error:
+            err.print(f"not kept in {folder}: {error}", markup=False, soft_wrap=True)
+    if settings.mlflow.tracking_uri:
+        try:
+            log_backtest(settings, report, grid)
+        except TrackingError as error:
+            err.print(f"not logged: {error}", markup=False, soft_wrap=True)
+
+
+def _print_past(folder: Path) -> None:
+    """Print a table of past backtests. Raises: SettingsError if there is none."""
+    from streamd.evaluation.report.past import COLUMNS, comparison, past_runs
+
+    # Times, names and settings wrap; numbers do not.
+    table = Table(caption=f"past backtests in {folder}", box=None)
+    wrapped = (COLUMNS[0], COLUMNS[1], COLUMNS[-1])
+    for name in COLUMNS:
+        is_number = name not in wrapped
+        justify: Literal["left", "right"] = "right" if is_number else "left"
+        table.add_column(name, justify=justify, no_wrap=is_number, overflow="fold")
+    for row in comparison(past_runs(folder)):
+        table.add_row(*row)
+    out.print(table, markup=False, highlight=False)

@@ -433,6 +433,17 @@ def _roles(settings: Settings) -> str:
     return "; ".join(lines) or "none has run here"
 
 
+def _mlflow(settings: Settings) -> str:
+    """Check that MLflow answers, if it is used; the experiment is made if it is missing."""
+    from streamd.evaluation.mlflow.experiment import Runs
+
+    uri = settings.mlflow.tracking_uri
+    if not uri:
+        return "not used"
+    number = Runs(settings.mlflow).experiment()
+    return f"{uri}: experiment {settings.mlflow.experiment} ({number})"
+
+
 CHECKS: dict[str, Callable[[Settings], str]] = {
     "broker": _broker,
     "changelog": _changelog,
@@ -452,6 +463,7 @@ CHECKS: dict[str, Callable[[Settings], str]] = {
     "device": _device,
     "ranks": _ranks,
     "kernels": _kernels,
+    "mlflow": _mlflow,
     "roles": _roles,
 }
 """Each check by its name, in the order in which they run: it returns what it saw, or raises what is

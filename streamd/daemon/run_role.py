@@ -258,6 +258,8 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
             )
         if not stop.is_set():
             with contextlib.ExitStack() as stack:
+                if is_first:
+                    stack.enter_context(_logging_to_mlflow(settings, paths))
                 on_step = None
                 if is_first and settings.log.name:
                     from streamd.replica.parts import training_in_term
@@ -271,6 +273,27 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
     finally:
         if lock is not None:
             os.close(lock)
+
+
+@contextlib.contextmanager
+def _logging_to_mlflow(settings: Settings, paths: Paths) -> Iterator[None]:
+    """Log windows to MLflow in a thread of its own, if the settings ask for it."""
+    if not settings.mlflow.tracking_uri:
+        yield
+        return
+    from streamd.evaluation.mlflow.experiment import INSTALL, is_installed
+    from streamd.evaluation.mlflow.live_run import LiveRun
+    from streamd.replica.worker_thread import StepThread
+
+    if not is_installed():
+        logger.error("mlflow_not_installed", action=INSTALL)
+        yield
+        return
+    thread = StepThread("mlflow", lambda: LiveRun.of(settings, paths))
+    try:
+        yield
+    finally:
+        thread.close()
 
 
 def _join(settings: Settings, place: Place, device: str, stop: threading.Event) -> "Ranks":

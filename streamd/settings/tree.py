@@ -25,6 +25,7 @@ from streamd.events import Schema
 from streamd.schema import DEFAULT_SET
 from streamd.settings.branch import Branch, Natural, Positive, Seconds
 from streamd.settings.log import LeaderSettings, LogSettings
+from streamd.settings.mlflow import MlflowSettings
 from streamd.settings.server import ServerSettings, TelemetrySettings
 from streamd.settings.sets import (
     EdgeSetSettings,
@@ -410,6 +411,7 @@ class Settings(BaseSettings):
     registry: RegistrySettings = RegistrySettings()
     server: ServerSettings = ServerSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
+    mlflow: MlflowSettings = MlflowSettings()
 
     @classmethod
     def settings_customise_sources(

@@ -168,6 +168,9 @@ window_seconds = Histogram(
 window_mrr = Gauge(
     "streamd_window_mrr", "Prequential MRR of the newest window", ["model"], registry=TRAIN
 )
+mlflow_waiting = Gauge(
+    "streamd_mlflow_waiting_windows", "Windows that MLflow has not got yet", registry=TRAIN
+)
 edge_set_mrr = Gauge(
     "streamd_edge_set_mrr",
     "Prequential MRR of an edge set's events in the newest window that has any, of several sets",

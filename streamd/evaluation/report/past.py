@@ -1,0 +1,125 @@
+"""Past backtests: a file for each in a folder, and a table that compares them."""
+
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import structlog
+
+from streamd.errors import SettingsError
+from streamd.evaluation.backtest import RULES
+from streamd.evaluation.intervals import score_text
+from streamd.evaluation.report.content import Report
+from streamd.evaluation.report.text import as_json
+from streamd.storage import write_durably
+
+logger = structlog.get_logger()
+FOLDER = "backtests"
+"""Folder in the data directory."""
+LEFT_OUT = ("data_dir",)
+"""Settings that change no score."""
+COLUMNS = (
+    "at, UTC",
+    "of",
+    "windows",
+    "MRR",
+    "best rule,\nMRR",
+    "better than\nnightly, MRR",
+    "settings that differ",
+)
+"""Head of `comparison`."""
+
+
+def keep_report(folder: Path, report: Report, now: datetime) -> Path:
+    """Write what a backtest found and ran under to a new file in a folder. Returns: its path.
+    Raises: OSError."""
+    content = json.loads(as_json(report))
+    # The scores of each window are most of it, and are not compared.
+    content.pop("by_window", None)
+    content["at"] = now.isoformat(timespec="seconds")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{now:%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}.json"
+    write_durably(path, json.dumps(content, indent=1).encode())
+    return path
+
+
+class PastRun(NamedTuple):
+    """One run of the live regime. means: of regimes and rules. better: than nightly, by MRR, None
+    without nightly. grid: the values that a grid gave it, "" without one."""
+
+    at: str
+    title: str
+    windows: int
+    means: Mapping[str, Mapping[str, float]]
+    better: Mapping[str, float] | None
+    settings: Mapping[str, str]
+    grid: str
+
+
+def past_runs(folder: Path) -> list[PastRun]:
+    """Read the files of a folder, oldest first; of a grid each run. A file that is no report is
+    logged and skipped. Raises: SettingsError if there is none."""
+    runs: list[PastRun] = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            runs += _runs_of(json.loads(path.read_bytes()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            logger.warning("backtest_skipped", file=str(path), error=repr(error))
+    if not runs:
+        raise SettingsError(
+            f"{folder} holds no past backtest.", "run `streamd backtest`, or set --runs."
+        )
+    return runs
+
+
+def _runs_of(content: dict[str, Any]) -> list[PastRun]:
+    # The JSON report has each setting with its origin.
+    settings = {key: one["value"] for key, one in content["settings"].items()}
+    common = content["at"][:16], content["title"].removeprefix("streamd backtest of ")
+    if "runs" in content:
+        windows = content["windows"]
+        return [
+            PastRun(*common, windows, {"live": one["means"]}, None, settings, one["settings"])
+            for one in content["runs"]
+        ]
+    better = content["live_better_by_mrr"].get("nightly")
+    return [PastRun(*common, content["windows"], content["means"], better, settings, "")]
+
+
+def comparison(runs: Sequence[PastRun]) -> list[list[str]]:
+    """A row a run, as text, with the settings that are not the same in all runs."""
+    # Settings that all runs share say nothing about their scores.
+    keys = sorted({key for run in runs for key in run.settings} - {*LEFT_OUT})
+    differ = [key for key in keys if len({run.settings.get(key) for run in runs}) > 1]
+    rows = []
+    for run in runs:
+        rules = [run.means[name]["mrr"] for name in RULES if name in run.means]
+        rules += [
+            means["mrr"] for name, means in run.means.items() if name.startswith("popularity_")
+        ]
+        own = [f"{key}={run.settings.get(key, 'absent')}" for key in differ]
+        better = run.better
+        rows.append(
+            [
+                run.at.replace("T", " "),
+                run.title,
+                f"{run.windows:,}",
+                _figure(run.means["live"]["mrr"]),
+                _figure(max(rules)) if rules else "",
+                "" if better is None else _with_radius(better),
+                " ".join([*own, *filter(None, [run.grid])]),
+            ]
+        )
+    return rows
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else score_text(value, 4)
+
+
+def _with_radius(better: Mapping[str, float | None]) -> str:
+    radius = better["radius"]
+    return _figure(better["mean"]) + ("" if radius is None else f" ± {_figure(radius)}")

@@ -1,0 +1,63 @@
+"""Past backtests are kept, a file each, and compared with the settings that differ."""
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+from structlog.testing import capture_logs
+from typer.testing import CliRunner
+
+from streamd.cli.main import app
+from streamd.errors import SettingsError
+from streamd.evaluation.report.content import Asked, report_of
+from streamd.evaluation.report.past import COLUMNS, comparison, keep_report, past_runs
+from streamd.settings.loading import as_environment
+from tests.builders import settings, stream, write_log
+from tests.evaluation.test_report import result
+
+DAY = datetime(2026, 11, 26, 19, 30, tzinfo=UTC)
+
+
+def report(**values):
+    given = [("model.name", "tgn", "default"), ("training.epochs", "2", "default"), ("data_dir", "x", "default")]
+    return report_of(result(), "streamd backtest of shop.csv", Asked(settings=[(k, values.get(k, v), by) for k, v, by in given]))
+
+
+def test_runs_are_compared_by_their_scores_and_the_settings_that_differ(tmp_path):
+    first = keep_report(tmp_path / "runs", report(), DAY)
+    keep_report(tmp_path / "runs", report(**{"model.name": "pair", "data_dir": "y"}), DAY.replace(hour=20))
+    content = json.loads(first.read_bytes())
+    assert "by_window" not in content and content["settings"]["training.epochs"]["value"] == "2"
+    rows = comparison(past_runs(tmp_path / "runs"))
+    assert [row[-1] for row in rows] == ["model.name=tgn", "model.name=pair"], "neither equal settings nor the directory"
+    assert rows[0][:4] == ["2026-11-26 19:30", "shop.csv", "40", f"{content['means']['live']['mrr']:.4f}"[1:]]
+    best = max(content["means"][name]["mrr"] for name in ("rule", "edgebank", "popularity"))
+    assert float(rows[0][4]) == pytest.approx(best, abs=1e-4) and "±" in rows[0][5] and len(COLUMNS) == len(rows[0])
+
+    # What is no report is skipped, and said.
+    (tmp_path / "runs/a.json").write_text('{"settings": {}}')
+    (tmp_path / "runs/b.json").write_text("{")
+    with capture_logs() as said:
+        assert comparison(past_runs(tmp_path / "runs")) == rows
+    assert [one["event"] for one in said] == ["backtest_skipped"] * 2
+    with pytest.raises(SettingsError, match="no past backtest"):
+        past_runs(tmp_path / "none")
+
+
+def test_the_command_keeps_each_run_of_a_grid_too_and_lists_them(tmp_path):
+    path = tmp_path / "log"
+    write_log(path, *stream(400, hours=9))
+    s = settings(path, model__name="pair", training__epochs=1)
+
+    def run(*options):
+        done = CliRunner().invoke(app, ["backtest", *options], env=as_environment(s) | {"COLUMNS": "300"})
+        assert done.exit_code == 0, (done.output, done.exception)
+        return "".join(done.stdout.split())
+
+    run()
+    run("--grid", "training.epochs=1,2")
+    run("--runs", str(tmp_path / "other"))
+    assert len(list((path / "backtests").iterdir())) == 2 and len(list((tmp_path / "other").iterdir())) == 1
+    shown = run("--list")
+    assert len(past_runs(path / "backtests")) == 3 and shown.count("training.epochs=") == 2 and f"pastbacktestsin{path}" in shown
+    assert "training.epochs" not in run("--list", "--runs", str(tmp_path / "other"))
