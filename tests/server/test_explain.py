@@ -159,10 +159,13 @@ def test_so_they_do_in_each_of_several_edge_sets(several, src, dst, time_us, edg
     assert {fact.all_sets for group in found.groups for fact in group.facts} == {False, True}
 
 
+OF_THE_RULE = {"frequency", "popularity", "source", "paths"}
+"""The groups of facts that the rule looks at."""
+
+
 def test_a_group_that_a_model_does_not_weigh_has_no_share(made):
     if made.served is None:
-        # The rule looks at two groups.
-        assert {g.name for g in made.explain("n:3", "n:24").groups if g.share} <= {"frequency", "popularity"}
+        assert {g.name for g in made.explain("n:3", "n:24").groups if g.share} <= OF_THE_RULE
         return
     hour = [group for group in GROUPS if group.name == "hour"][0].columns
     saved, made.served = made.served, made.loaded(hour)
@@ -236,7 +239,7 @@ def world(tmp_path_factory):
 def test_the_rule_is_explained_before_there_is_a_version(world):
     told = world.by_rule
     assert told["version"] == told["as_of"]["version"] == "rule" and told["neighbors"] == [] and told["weights"] == "none"
-    assert told["baseline"] == 0 and {g["name"] for g in told["groups"] if g["share"]} <= {"frequency", "popularity"}
+    assert told["baseline"] == 0 and {g["name"] for g in told["groups"] if g["share"]} <= OF_THE_RULE
     assert told["baseline"] + sum(g["share"] for g in told["groups"]) == pytest.approx(told["score"], abs=TOLERANCE)
 
 
