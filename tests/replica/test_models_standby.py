@@ -1,6 +1,8 @@
 """Trainers that claim, what the store keeps for the next one, and what a directory keeps of an earlier one."""
 
 import json
+import os
+import threading
 
 import pytest
 
@@ -13,11 +15,14 @@ from streamd.replica.models.mark import MARK, Stored, read_mark, write_mark
 from streamd.replica.models.state import ModelsState
 from streamd.store.checkpoints import stored_checkpoints
 from streamd.store.objects import Store
+from streamd.telemetry.heartbeat import Heartbeat
+from tests.builders import settings
 from tests.replica.models_world import (
     Killed,
     MemoryTopic,
     ReplicaSide,
     TrainerSide,
+    beginning_of,
     content,
 )
 
@@ -219,3 +224,27 @@ def test_one_process_at_a_time_writes_versions(trainer):
     with pytest.raises(LockedError):
         lock_writer(Registry.of(trainer.settings).folder)
     assert lock >= 0
+
+
+def test_a_trainer_that_loses_the_lead_before_it_begins_lets_the_follower_write(trainer, tmp_path, log, url):
+    trainer.learn(1)
+    trainer.settle()
+    # Another machine leads for a moment; its log lacks what the checkpoint has.
+    other = settings(tmp_path / "other", log__name="t", log__store=url, log__member="standby")
+    ingest, stop, seen = Heartbeat(other.data_dir, "ingest"), threading.Event(), []
+    ingest.note(leading=True)
+    ingest.touch("leading")
+
+    class Watched(Heartbeat):
+        def touch(self, state, **detail):
+            if state == "waiting for log":
+                ingest.note(leading=False)
+                ingest.touch("following")
+            if state == "standby" and not stop.is_set():
+                seen.append(state)
+                if len(seen) == 2:
+                    os.close(lock_writer(Registry.of(other).folder))
+                    stop.set()
+
+    assert beginning_of(other, lambda: MemoryTopic(log), Watched(None, "train"), stop).begin() is None
+    assert seen == ["standby", "standby"] and "claimed" in kinds(log)[-1]

@@ -129,6 +129,10 @@ class Beginning:
                         if self._take(reign, topic, state):
                             begun, lock = self._begun(reign, lock), -1
                             return begun
+                    elif lock >= 0:
+                        # The lead was lost before anything was begun: the follower writes here.
+                        os.close(lock)
+                        lock = -1
                 except Stopped:
                     break
                 except LockedError as error:
