@@ -88,7 +88,7 @@ class Small(Served):
         for i in range(3):
             letters.add(DeadLetter("events", 0, i, -1, "bad_time", f"{HOSTILE} is no time", 1_700_000_000_000_000, HOSTILE.encode()))
         letters.flush()
-        world = World(path, server__api_keys=["reader"], server__admin_keys=["admin"], registry__gate_events=300)
+        world = World(path, server__api_keys=["reader"], server__admin_keys=["admin"], registry__gate_events=500)
         world.train()
         self.writer = LogWriter(path, SCHEMA, 100_000)
         super().__init__(world)
