@@ -65,7 +65,8 @@ REST = {
     "server.max_connections": 9, "server.max_connections_per_address": 5, "server.idle_seconds": 9, "server.drain_seconds": 1,
     "server.score_topic": "scores", "server.score_max_age_seconds": 9, "telemetry.log_level": "debug", "telemetry.log_format": "json",
     "telemetry.access_log": True, "telemetry.ingest_port": 0, "telemetry.train_port": 0, "telemetry.archive_port": 0,
-    "telemetry.score_port": 0, "telemetry.serve_port": 0, "telemetry.score_slo_seconds": 1}
+    "telemetry.score_port": 0, "telemetry.serve_port": 0, "telemetry.score_slo_seconds": 1,
+    "mlflow.tracking_uri": "file:///tmp/runs", "mlflow.experiment": "e"}
 """Settings that say how other roles work, or how brokers are reached: one life with all of them. None: another one excludes it."""
 
 
