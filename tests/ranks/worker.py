@@ -85,7 +85,7 @@ def main(part):
         return run_ranks(settings(), [*COMMAND, "rank"])
     sys.modules["streamd.training.trainer"] = types.SimpleNamespace(Trainer=Trainer)
     from streamd.daemon import run_role as daemon
-    daemon.make_kernels_ready = lambda: None
+    daemon.make_kernels_ready = lambda **_: None
     return daemon.run_role(settings(), "train")
 
 
