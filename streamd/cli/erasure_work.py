@@ -34,8 +34,8 @@ from streamd.store.erasure_requests import (
     FOLDER,
     ErasureRequest,
     ErasureRequests,
+    ErasureState,
     SentNode,
-    State,
 )
 from streamd.telemetry.heartbeat import read_beat
 from streamd.telemetry.progress import ProgressLine
@@ -109,7 +109,7 @@ class ErasureWork:
         if one.waits_for != reason:
             self._requests.write(changed(one, waits_for=reason))
 
-    def _end(self, one: ErasureRequest, state: State, reason: str = "") -> None:
+    def _end(self, one: ErasureRequest, state: ErasureState, reason: str = "") -> None:
         """End a request, and log it without its keys."""
         assert state in ENDS
         ended = changed(one, state=state, waits_for=reason, ended_at=time.time())

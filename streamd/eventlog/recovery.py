@@ -184,8 +184,13 @@ def lock_directory(path: Path, action: str = "stop that process or set another d
             "set a data_dir on a local or block volume.",
         ) from error
     # In containers every process id is 1: host and command name the owner to those refused.
-    command = " ".join(sys.argv[1:])
-    owner = f"{os.getpid()} on {socket.gethostname()} ({command})"
+    owner = f"{os.getpid()} on {socket.gethostname()} ({_command(sys.argv[1:])})"
     os.ftruncate(fd, 0)
     DISK.write(fd, owner.encode()[:MAX_OWNER_BYTES], 0)
     return fd
+
+
+def _command(words: list[str]) -> str:
+    """The subcommand, of `run` with its role, but no argument of a user: the file of the lock
+    stays, and arguments may be keys to erase, paths or passwords."""
+    return " ".join(words[:3] if words[:2] == ["run", "--role"] else words[:1])

@@ -24,7 +24,7 @@ MAX_OPEN = 1000
 KEPT_ENDED = 1000
 """Newest ended requests that are kept, some hundred bytes each."""
 
-State = Literal["deleting", "compacting", "proving", "done", "found", "failed"]
+ErasureState = Literal["deleting", "compacting", "proving", "done", "found", "failed"]
 ENDS = ("done", "found", "failed")
 """The states of a request that has ended; the others follow one another."""
 
@@ -44,11 +44,10 @@ class ErasureRequest(msgspec.Struct, frozen=True, kw_only=True):
     keys: (node set, key) of each node, empty once it has ended. num_keys: of them, for good. topic:
     for the deletes, "" for the first of streamd's own events. rows: (index of its key, node id) of
     the nodes that the log holds, None until they were looked up. num_unknown: keys without a row.
-    sent: their deletes. event, seq:
-    position and commit of the newest delete when all were in the log. compaction: id of the request
-    in the models topic. waits_for: why it is not further, in words. found: (index of a key from 1,
-    location). proof: what was searched. asked_at, compacted_at, ended_at: wall time in seconds, 0
-    until then.
+    sent: their deletes. event, seq: event id and commit of the newest delete, once the log has all.
+    compaction: id of the request in the models topic. waits_for: the reason why it is not further.
+    found: (number of a key from 1, location). proof: the files, objects and topics searched.
+    asked_at, compacted_at, ended_at: wall time in seconds, 0 until then.
     """
 
     id: str
@@ -56,7 +55,7 @@ class ErasureRequest(msgspec.Struct, frozen=True, kw_only=True):
     num_keys: int
     keys: list[tuple[int, str | int]]
     topic: str = ""
-    state: State = "deleting"
+    state: ErasureState = "deleting"
     waits_for: str = ""
     rows: list[tuple[int, int]] | None = None
     num_unknown: int | None = None

@@ -275,9 +275,7 @@ def test_a_delete_at_the_place_of_one_that_was_compacted_is_compacted_too(tmp_pa
     with closing(LogWriter(tmp_path, Schema(), 100)) as writer:
         keeper = Housekeeper(writer, RetentionSettings(), lambda _: ())
         for node in (3, 4):
-            rows = np.zeros(1, DELETION)
-            rows["src"], rows["dst"], rows["time"] = node, -1, -1
-            writer.commit(dataclasses.replace(empty_batch(Schema()), deletions_X=rows), Progress(), writer.watermark)
+            delete_node(writer, node)
             ask_to_compact(tmp_path, 50)
             keeper.compact()
             assert asked_to_compact(tmp_path) is None
@@ -290,9 +288,7 @@ def test_a_role_that_was_past_the_event_is_waited_for_until_it_knows_the_second_
     with closing(LogWriter(tmp_path, Schema(), 100)) as writer:
         keeper = Housekeeper(writer, RetentionSettings(), lambda _: (), lease_seconds=200)
         for node in (3, 4):
-            rows = np.zeros(1, DELETION)
-            rows["src"], rows["dst"], rows["time"] = node, -1, -1
-            writer.commit(dataclasses.replace(empty_batch(Schema()), deletions_X=rows), Progress(), writer.watermark)
+            delete_node(writer, node)
             ask_to_compact(tmp_path, 50)
             keeper.compact()
             if node == 4:
@@ -315,9 +311,7 @@ def test_a_delete_that_comes_during_a_pass_is_compacted_before_the_request_is_do
     write_log(tmp_path, *stream(50), Schema())
     with closing(LogWriter(tmp_path, Schema(), 100)) as writer:
         def delete(node):
-            rows = np.zeros(1, DELETION)
-            rows["src"], rows["dst"], rows["time"] = node, -1, -1
-            writer.commit(dataclasses.replace(empty_batch(Schema()), deletions_X=rows), Progress(), writer.watermark)
+            delete_node(writer, node)
             ask_to_compact(tmp_path, 50)
 
         def purge(keys):

@@ -112,6 +112,13 @@ def test_a_commit_larger_than_recovery_would_clear_is_not_begun(tmp_path):
     writer.close()
 
 
+def test_the_lock_keeps_no_key_that_its_owner_was_told_to_erase(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["streamd", "erase", "user:8"])
+    LogWriter(tmp_path, SCHEMA).close()
+    kept = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert any(b"(erase)" in content for content in kept) and not any(b"user:8" in content for content in kept)
+
+
 def test_a_second_writer_is_refused_and_names_the_one_that_owns_the_log(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["streamd", "run", "--role", "ingest"])
     writer = LogWriter(tmp_path, SCHEMA)

@@ -1,6 +1,6 @@
 """The `/v1/erase` routes: they keep requests to erase nodes, which another process works on."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, HTTPException, Path
 from pydantic import BaseModel, Field
@@ -8,7 +8,12 @@ from pydantic import BaseModel, Field
 from streamd.server.state import State, require_admin_key, require_key
 from streamd.server.v1.bodies import nodes_of
 from streamd.server.v1.schemas import NodesRequest
-from streamd.store.erasure_requests import MAX_OPEN, ErasureRequest, ErasureRequests
+from streamd.store.erasure_requests import (
+    MAX_OPEN,
+    ErasureRequest,
+    ErasureRequests,
+    ErasureState,
+)
 
 MAX_NODES = 1000
 """Most nodes of one request."""
@@ -38,7 +43,7 @@ class ErasureResponse(BaseModel):
     """How far a request to erase nodes is. It does not repeat their keys."""
 
     request: str = Field(description="GET /v1/erase/{request} gives this answer again")
-    state: Literal["deleting", "compacting", "proving", "done", "found", "failed"] = Field(
+    state: ErasureState = Field(
         description="done: it is proven; found: a key is left; failed: waits_for has the reason"
     )
     waits_for: str = Field(description="why it is not further, or why it failed")
