@@ -60,7 +60,9 @@ def test_a_user_is_erased_on_a_replica_while_its_server_is_killed(members, produ
     wait(lambda: leader.seen() == 800, "the leader has seen all", 120)
     replica.start()
     wait(lambda: replica.seen() == 800 and replica.get("/v1/models")["champion"], "the replica has seen all, and serves a version", 120)
-    assert files_with(tmp_path / "store", SECRET.encode()) and "nodes.keys" in files_with(replica.path, SECRET.encode())
+    # Roles store their memory in a thread, and the archiver copies in rounds of its own.
+    wait(lambda: files_with(tmp_path / "store", SECRET.encode()), "the store has the key", 120)
+    assert "nodes.keys" in files_with(replica.path, SECRET.encode())
 
     # The request outlives a kill of the server, and of the process that works on it.
     with replica.client() as client:
