@@ -6,10 +6,12 @@ import io
 import json
 import re
 import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from kafka import TopicPartition
 from rich.console import Console
 
 from streamd.clock import SystemClock
@@ -27,8 +29,10 @@ from streamd.eventlog.writer import LogWriter
 from streamd.events import Schema
 from streamd.graph.facts.columns import NUM_HALF_LIVES
 from streamd.ingest.dead_letters.sinks import make_dead_letters
+from streamd.ingest.kafka.client import make_consumer, make_producer
 from streamd.ingest.loop import IngestLoop
 from streamd.settings.loading import load_settings, schema_of
+from streamd.settings.tree import KafkaSettings
 from streamd.telemetry import progress
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.windows import Window
@@ -71,6 +75,34 @@ def broker(request):
         return
     broker = StandIn()
     yield broker
+    broker.close()
+
+
+def seconds_until_read(broker, client):
+    """How long five records take to a consumer whose fetch waits already when each is sent."""
+    kafka = KafkaSettings(bootstrap_servers=broker.bootstrap_servers, client=client, topics=("waited",))
+    producer, consumer, waited = make_producer(kafka), make_consumer(kafka), 0.0
+    consumer.assign([TopicPartition("waited", 0)])
+    consumer.seek_to_end()
+    consumer.poll(timeout_ms=600)
+    for _ in range(5):
+        # A fetch that begins now waits when the record is sent.
+        consumer.poll(timeout_ms=50)
+        sent = time.monotonic()
+        producer.send("waited", b"{}", partition=0).get(timeout=30)
+        while not consumer.poll(timeout_ms=1000):
+            pass
+        waited += time.monotonic() - sent
+    producer.close()
+    consumer.close(autocommit=False)
+    return waited
+
+
+def test_a_record_is_read_soon_though_a_fetch_waits_at_the_stand_in():
+    broker = StandIn()
+    broker.create_topic("waited", 4)
+    asleep = seconds_until_read(broker, {"api_version": broker.client["api_version"]})
+    assert asleep > 1 and seconds_until_read(broker, broker.client) < asleep / 2
     broker.close()
 
 
@@ -126,7 +158,6 @@ def test_twins_score_every_window_the_live_model_scores_and_frozen_equals_live_u
     records = process_all(trainer)
     twins = Twins(tmp_path, learning(settings(tmp_path, stream__edge_feature_dim=2)), 900)
     twins.start()
-    import time
     while len(twins.windows) < len(records) and twins.error is None:
         time.sleep(0.05)
     twins.stop()
