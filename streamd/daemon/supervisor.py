@@ -1,4 +1,5 @@
-"""The supervisor starts the roles as its children, restarts one that dies, and stops them together.
+"""The supervisor starts the roles as its children, restarts one that dies, kills one that gives no
+sign of life, and stops them together.
 
 It imports neither torch nor numba.
 """
@@ -14,18 +15,23 @@ from types import FrameType
 
 import structlog
 
+from streamd.daemon.life_signs import LifeSigns
 from streamd.daemon.reload import RELOADED, is_terminal, read_again
 from streamd.errors import SettingsError
 from streamd.processes import PYTHON, SUPERVISED_BY
 from streamd.roles import ALL_ROLES, roles_of, server_names
 from streamd.settings.loading import Settings, as_environment
-from streamd.telemetry.heartbeat import read_beat
+from streamd.settings.paths import Paths
+from streamd.telemetry.heartbeat import STALLED_SECONDS
 
 logger = structlog.get_logger()
 STOP_SECONDS = 30.0
 """How long a role may take to stop before it is killed: a trainer may be writing a checkpoint."""
 MAX_BACKOFF_SECONDS = 30.0
 """Longest pause before a role is started again: a broker that is back is noticed soon."""
+SILENT_SECONDS = STALLED_SECONDS
+"""A role that has given no sign of life for so long cannot watch itself: it is killed. Its own
+watchdog waits as long for a loop that stalls."""
 STEADY_SECONDS = 60.0
 """A role that ran so long begins again with the shortest pause."""
 MAX_FIRST_FAILURES = 3
@@ -57,7 +63,8 @@ def role_environment(settings: Settings, role: str, environ: Mapping[str, str]) 
 
 
 class Supervisor:
-    """Starts the roles, restarts one that dies after growing pauses, and stops them together."""
+    """Starts the roles, restarts one that dies after growing pauses, kills one that gives no sign
+    of life, and stops them together."""
 
     def __init__(
         self,
@@ -86,6 +93,7 @@ class Supervisor:
         self._due: dict[str, float] = {}
         self._failures = dict.fromkeys(self._roles, 0)
         self._refused: set[str] = set()
+        self._signs = LifeSigns(lambda name: Paths.of(settings, name).learned)
         self._beaten: set[str] = set()
         """Roles that wrote a heartbeat once: they are started again however often they die."""
         self._stop = threading.Event()
@@ -142,6 +150,7 @@ class Supervisor:
         """Start the process of a role, or of a further server, by its name."""
         role = name if name in ALL_ROLES else "serve"
         named = () if name == role else ("--name", name)
+        self._signs.begin(name, time.monotonic())
         env = role_environment(self._settings, role, os.environ) | {SUPERVISED_BY: str(os.getpid())}
         self._children[name] = subprocess.Popen(
             [*PYTHON, "-m", "streamd", "run", "--role", role, *named], env=env
@@ -165,19 +174,39 @@ class Supervisor:
                     self._start(role)
             elif (status := child.poll()) is not None:
                 # A start that replaces this one must not be given up because it was slow to beat.
-                self._note_heartbeat(role, now)
+                self._note_heartbeat(role)
                 if role in self._replaced:
                     self._replaced.remove(role)
                     self._start(role)
                 elif self._is_over(role, status, now):
                     return REFUSED
+            else:
+                self._kill_where_silent(role, child, now)
         return None
 
-    def _note_heartbeat(self, role: str, now: float) -> None:
+    def _note_heartbeat(self, role: str) -> None:
         """Note that a role which ended wrote a heartbeat, itself or as the first of its ranks."""
-        beat = read_beat(self._settings.data_dir, role)
-        if beat is not None and beat.age_seconds < now - self._started[role]:
+        if self._signs.has_begun(role):
             self._beaten.add(role)
+
+    def _kill_where_silent(self, role: str, child: subprocess.Popen[bytes], now: float) -> None:
+        """Kill a role that is stopped, or so stuck that its own watchdog does not run."""
+        # Before its first sign a role counts as never silent: imports take what they take.
+        silent = self._signs.silent_seconds(role, now)
+        if silent < SILENT_SECONDS:
+            return
+        logger.error(
+            "role_silent",
+            child=role,
+            pid=child.pid,
+            seconds=round(silent),
+            meaning="it is stopped or stuck: it gave no sign of life",
+            action="it is killed and started again",
+        )
+        # A process that is stopped ends by no other signal. One that waits for a disk ends later.
+        child.kill()
+        self._beaten.add(role)
+        self._signs.begin(role, now)
 
     def _is_over(self, role: str, status: int, now: float) -> bool:
         """Take in that a role ended by itself: plan its next start, if another one can help.

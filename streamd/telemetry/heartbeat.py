@@ -1,6 +1,11 @@
 """The heartbeat of a role: a small file that says when its loop last turned, and what it was
-doing."""
+doing.
 
+A thread of the role renews the file's time of change each second, also while the loop compiles or
+reads for long: if that time does not change, the process is stopped, stuck or gone.
+"""
+
+import contextlib
 import json
 import os
 import socket
@@ -22,8 +27,23 @@ STALLED_SECONDS = 60.0
 that."""
 WATCHDOG_SECONDS = 1.0
 """Pause between two looks at the loop, short beside STALLED_SECONDS."""
-HOST = socket.gethostname()
-"""Machine or container of this process: another one's processes cannot be looked for."""
+SIGN_SECONDS = 1.0
+"""Pause between two signs of life, by which processes that cannot be looked for are judged."""
+UNSEEN_SECONDS = 10.0
+"""A process of another container is taken for gone after so long without a sign: ten were due, and
+one that works hard skips some."""
+
+
+def _host() -> str:
+    """Machine or container of this process: another one's processes cannot be looked for."""
+    # Containers of one pod share the name of the host, and count processes each for itself.
+    namespace = ""
+    with contextlib.suppress(OSError):
+        namespace = str(Path("/proc/self/ns/pid").readlink())
+    return f"{socket.gethostname()} {namespace}".strip()
+
+
+HOST = _host()
 REFUSED_STATE = "refused"
 """State of a role that ended because of its data, and is not started again."""
 
@@ -35,8 +55,9 @@ HELD_STATE = "first times held"
 class Beat:
     """A role's last heartbeat, as it was read.
 
-    name: under which the role writes. age_seconds: since it was written. alive: whether it was
-    written lately, by a process that exists, as far as can be told. detail: what the role added.
+    name: under which the role writes. age_seconds: since the loop turned. exists: whether its
+    process does, as far as can be told. alive: whether it exists and the loop turned lately.
+    sign_ns: time of the last sign of life. detail: what the role added.
     """
 
     name: str
@@ -44,7 +65,9 @@ class Beat:
     state: str
     pid: int
     age_seconds: float
+    exists: bool
     alive: bool
+    sign_ns: int
     detail: dict[str, Any]
 
 
@@ -90,7 +113,7 @@ class Heartbeat:
         if state != self._state:
             self._state = state
             self._write()
-        elif self._path is not None and not self._begun:
+        if self._path is not None and not self._begun:
             self._begun = True
             threading.Thread(
                 target=_keep_writing, args=(weakref.ref(self), self._interval), daemon=True
@@ -128,6 +151,12 @@ class Heartbeat:
                 self._written = latest
                 self._failing = False
 
+    def _show_life(self) -> None:
+        """Renew the time of the file, which also works where a full disk takes no heartbeat."""
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                os.utime(self._path)
+
     def end_when_stalled(self) -> None:
         """Watch the loop from a thread of its own, and end the process where the loop stalls.
 
@@ -147,13 +176,18 @@ class Heartbeat:
 
 
 def _keep_writing(beat: "weakref.ref[Heartbeat]", interval: float) -> None:
-    """Write a heartbeat every `interval` seconds, until it or its directory is gone."""
+    """Write a heartbeat every `interval` seconds, and a sign of life every SIGN_SECONDS, until it
+    or its directory is gone."""
+    shown = time.monotonic()
     while True:
         time.sleep(interval)
         heartbeat = beat()
         if heartbeat is None or heartbeat._path is None or not heartbeat._path.parent.exists():
             return
         heartbeat._write()
+        if time.monotonic() - shown >= SIGN_SECONDS:
+            shown = time.monotonic()
+            heartbeat._show_life()
         # While this thread sleeps it must not keep the heartbeat alive.
         del heartbeat
 
@@ -174,22 +208,17 @@ def _end_when_stalled(beat: "weakref.ref[Heartbeat]") -> None:
 
 def read_beat(data_dir: Path, name: str) -> Beat | None:
     """Read the last heartbeat under a name; None where no role of that name has run here."""
+    path = folder_of(data_dir, name) / HEARTBEAT
     try:
-        content = json.loads((folder_of(data_dir, name) / HEARTBEAT).read_text())
+        content = json.loads(path.read_text())
+        sign_ns = path.stat().st_mtime_ns
     except (OSError, ValueError):
         return None
     age = max(0.0, time.time() - content["time"])
-
-    # Signal 0 only asks whether the process exists; one of another user's may not be asked, and one
-    # of another machine, which writes to the same volume, cannot be.
-    try:
-        if content.get("host", HOST) == HOST:
-            os.kill(content["pid"], 0)
-        exists = True
-    except ProcessLookupError:
-        exists = False
-    except PermissionError:
-        exists = True
+    if content.get("host") == HOST:
+        exists = _is_process(content["pid"])
+    else:
+        exists = time.time() - sign_ns / 1e9 < UNSEEN_SECONDS
 
     return Beat(
         name=name,
@@ -197,9 +226,23 @@ def read_beat(data_dir: Path, name: str) -> Beat | None:
         state=content["state"],
         pid=content["pid"],
         age_seconds=age,
+        exists=exists,
         alive=exists and age < STALLED_SECONDS,
+        sign_ns=sign_ns,
         detail=content["detail"],
     )
+
+
+def _is_process(pid: int) -> bool:
+    """Whether a process of this machine or container exists."""
+    # Signal 0 only asks; a process of another user's may not be asked, and exists.
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def read_beats(data_dir: Path, role: str | None = None) -> list[Beat]:

@@ -14,8 +14,8 @@ import pytest
 from structlog.testing import capture_logs
 
 import streamd
+from streamd.daemon import life_signs, supervisor
 from streamd.daemon import run_role as daemon
-from streamd.daemon import supervisor
 from streamd.daemon.role_lock import lock_name
 from streamd.daemon.run_role import run_role
 from streamd.daemon.supervisor import REFUSED, ROLE_REFUSED, Supervisor, make_data_dir
@@ -24,6 +24,7 @@ from streamd.eventlog.writer import LogWriter
 from streamd.processes import PYTHON
 from streamd.roles import ROLES, make_folder
 from streamd.settings.loading import schema_of
+from streamd.telemetry.heartbeat import read_beat
 from tests.builders import settings
 
 BEAT = """
@@ -242,3 +243,50 @@ def test_a_hangup_because_the_terminal_was_closed_ends_the_daemon(tmp_path, monk
     assert roles.watched(Supervisor(settings(tmp_path)), until, 20) == 0 and time.monotonic() - begun < 15
     assert closed and roles.started == list(ROLES)
     os.close(terminal)
+
+
+LIVING = """
+import sys, time
+from pathlib import Path
+from streamd.telemetry import heartbeat
+heartbeat.SIGN_SECONDS = 0.1
+beat = heartbeat.Heartbeat(Path(sys.argv[1]), "train")
+beat.touch("compiling")
+time.sleep(600)
+"""
+
+
+def test_a_role_that_is_stopped_is_killed_and_started_again_and_one_that_works_for_long_is_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervisor, "SILENT_SECONDS", 2.0)
+    monkeypatch.setattr(life_signs, "SIGN_SECONDS", 0.1)
+    popen = subprocess.Popen
+    roles = Roles(monkeypatch)
+    start = supervisor.subprocess.Popen
+    children = []
+
+    def begin(command, env):
+        if command[-1] != "train":
+            return start(command, env)
+        roles.started.append("train")
+        children.append(popen([sys.executable, "-c", LIVING, str(tmp_path)]))
+        return children[-1]
+
+    monkeypatch.setattr(supervisor.subprocess, "Popen", begin)
+    begun = time.monotonic()
+    stopped = []
+
+    def until():
+        beat = read_beat(tmp_path, "train")
+        if not stopped and beat and beat.pid == children[0].pid and time.monotonic() - begun > 4:
+            assert children[0].poll() is None and beat.age_seconds > 2.0, "its loop does not turn, but it lives"
+            stopped.append(children[0].send_signal(signal.SIGSTOP))
+        return len(children) == 2
+
+    with capture_logs() as said:
+        assert roles.watched(Supervisor(settings(tmp_path)), until, 30) == 0
+    assert children[0].returncode == -signal.SIGKILL and roles.started.count("train") == 2
+    silent = [x for x in said if x["event"] == "role_silent"]
+    assert [(x["child"], x["pid"]) for x in silent] == [("train", children[0].pid)]
+    assert roles.started.count("ingest") == 1, "a role that has given no sign yet may take its time"
+    died = next(x for x in said if x["event"] == "role_died")
+    assert died["child"] == "train" and died["restart_seconds"] < 1

@@ -1,11 +1,19 @@
 """What a role says of itself, and what ends it where it can say nothing any more."""
 
+import errno
 import json
+import os
 import signal
+import socket
 import subprocess
 import sys
+import time
+from pathlib import Path
+
+from structlog.testing import capture_logs
 
 from streamd.roles import folder_of
+from streamd.telemetry import heartbeat
 from streamd.telemetry.heartbeat import Heartbeat, read_beat, refusals
 
 STALLING = """
@@ -47,12 +55,48 @@ def test_a_refusal_is_told_until_the_role_runs_again(tmp_path):
     assert refusals(tmp_path, ("ingest", "train")) == {} and read_beat(tmp_path, "ingest").state == "running"
 
 
-def test_a_process_of_this_machine_must_exist_one_of_another_machine_cannot_be_looked_for(tmp_path):
+def test_a_process_of_this_machine_must_exist_one_of_another_machine_must_have_given_a_sign(tmp_path):
     Heartbeat(tmp_path, "train").touch("learning")
     path = folder_of(tmp_path, "train") / "heartbeat.json"
     content = json.loads(path.read_text())
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    for more, alive in (({}, False), ({"host": "another-pod"}, True), ({"host": "another-pod", "time": content["time"] - 100}, False)):
+    other = {"host": "another-pod"}
+    now = time.time()
+    for more, signed, alive in (({}, now, False), (other, now, True), (other | {"time": now - 100}, now, False), (other, now - 11, False),
+                                (other | {"time": now - 30}, now, True)):
         path.write_text(json.dumps(content | {"pid": gone.pid} | more))
+        os.utime(path, (signed, signed))
         assert read_beat(tmp_path, "train").alive is alive
+
+
+def test_containers_that_share_a_hosts_name_are_told_apart(tmp_path):
+    """Each container of a pod counts its processes for itself: a pid of one says nothing in another."""
+    assert str(Path("/proc/self/ns/pid").readlink()) in heartbeat.HOST and socket.gethostname() in heartbeat.HOST
+
+
+def test_a_role_gives_signs_of_life_while_its_loop_works_for_long_and_where_the_disk_is_full(tmp_path, monkeypatch):
+    monkeypatch.setattr(heartbeat, "SIGN_SECONDS", 0.05)
+    beat = Heartbeat(tmp_path, "train", interval_seconds=0.02)
+    beat.touch("compiling")
+    first = read_beat(tmp_path, "train")
+    assert wait_for(lambda: read_beat(tmp_path, "train").sign_ns > first.sign_ns)
+    assert read_beat(tmp_path, "train").age_seconds >= first.age_seconds, "its loop did not turn"
+
+    def full(path, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with capture_logs() as said:
+        beat.touch("learning")
+        signed = read_beat(tmp_path, "train").sign_ns
+        assert wait_for(lambda: read_beat(tmp_path, "train").sign_ns > signed)
+    assert [x["event"] for x in said] == ["heartbeat_not_written"]
+    assert read_beat(tmp_path, "train").state == "compiling", "nothing of it was written"
+
+
+def wait_for(condition, seconds=10):
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
