@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from streamd.decode.block import NO_STAMP, ROW, Block, joined
 from streamd.events import DELETE, EDGE, NODE
 from streamd.ingest.order import suspects
+from streamd.ingest.order.replay_pace import LEVEL_EVENTS, usual_step
 from streamd.ingest.order.suspects import HOLD_SECONDS, NUM_FOLLOWERS, Suspects
 
 SECOND, HOUR, DAY = 10**6, 3600 * 10**6, 24 * 3600 * 10**6
@@ -22,9 +23,9 @@ def block(times, stamps, first_offset=0, kind=EDGE):
 
 
 class Partition:
-    """Events judged in polls of so many, in 10 ms of time each; then a quiet time."""
+    """Events judged in polls of so many, in 10 ms of time each, or `every` seconds; then a quiet time."""
 
-    def __init__(self, times, stamps, poll=500, max_ahead=60 * SECOND):
+    def __init__(self, times, stamps, poll=500, max_ahead=60 * SECOND, every=0.01):
         self.suspects, now = Suspects(max_ahead, 0), 0.0
         self.taken, self.refused, self.waited, came = [], [], 0.0, []
         whole = block(times, stamps)
@@ -36,7 +37,7 @@ class Partition:
             self.refused += judged.refused.rows["offset"].tolist()
             for offset in [*judged.taken.rows["offset"].tolist(), *judged.refused.rows["offset"].tolist()]:
                 self.waited = max(self.waited, now - came[offset])
-            now += 0.01
+            now += every
         assert sorted(self.taken + self.refused) == list(range(len(times))) and self.taken == sorted(self.taken)
 
 
@@ -69,6 +70,92 @@ def test_single_events_of_an_import_that_are_days_ahead_are_refused(poll):
 def test_an_import_of_a_year_is_taken_whole(poll):
     read = Partition(*imported(8000, 365 * DAY // 8000), poll)
     assert read.refused == [] and read.waited <= HOLD_SECONDS + 0.02
+
+
+def replayed(hours, each, disorder=0, seed=0):
+    """History at an hour a second: `each` events an hour, at random times of it, of which some come out of order."""
+    rng = np.random.default_rng(seed)
+    of_hour = np.repeat(np.arange(hours), each)
+    time = TODAY // 2 + of_hour * HOUR + np.sort(rng.integers(0, HOUR, (hours, each))).ravel()
+    return time + rng.integers(-disorder, disorder + 1, len(time)), TODAY + of_hour * SECOND + np.tile(np.arange(each) * 20, hours)
+
+
+@pytest.mark.parametrize("disorder", [0, 60 * SECOND])
+@pytest.mark.parametrize("each", [1, 5, 20, 53, 99])
+def test_history_at_an_hour_a_second_never_waits(each, disorder):
+    """Fewer than 100 events follow an event for a second, and each hour leads by an hour further than the last."""
+    read = Partition(*replayed(max(40, 2500 // each), each, disorder), each, every=1.0)
+    assert read.refused == [] and read.waited == 0
+
+
+def test_history_whose_events_are_minutes_out_of_order_is_taken_once_its_pace_is_known():
+    read = Partition(*replayed(200, 50, 10 * 60 * SECOND), 50, every=1.0)
+    assert not [offset for offset in read.refused if offset > 200]
+
+
+@pytest.mark.parametrize("each", [1, 5, 20, 53])
+@pytest.mark.parametrize("ahead", [3 * DAY, 365 * DAY])
+def test_single_events_of_a_replay_that_are_far_ahead_wait_and_are_refused(each, ahead):
+    time, stamp = replayed(2_400 // each, each)
+    wrong = [300, 1503, 1504, 2222]
+    time[wrong] += ahead
+    read = Partition(time, stamp, each, every=0.2 if each == 1 else 0.6)
+    assert read.refused == wrong and HOLD_SECONDS <= read.waited <= HOLD_SECONDS + 0.6
+
+
+@pytest.mark.parametrize("num_wrong", [1, 40])
+def test_a_replay_that_begins_behind_events_of_a_wrong_clock_waits_for_none_and_refuses_what_is_far_ahead_of_it(num_wrong):
+    """The wrong clock's events are the last for a while, so they are taken; they say nothing of the replay's pace."""
+    live_time, live_stamp = live(400)
+    ahead = live_time[-1] + 30 * DAY + np.arange(num_wrong)
+    time, stamp = replayed(60, 53)
+    stamp += HOUR
+    time[[1500, 2500]] += 3 * DAY
+    suspects, now, refused = Suspects(60 * SECOND, 0), 0.0, []
+    suspects.judge(block(live_time, live_stamp), now)
+    assert not len(suspects.judge(block(ahead, live_stamp[-1] + ahead * 0, 400), 2.0).taken)
+    assert len(suspects.judge(EMPTY, 3.1).taken) == num_wrong
+
+    whole, waits = block(time, stamp, 10_000), []
+    for first in range(0, len(time), 53):
+        now = 100.0 + first
+        judged = suspects.judge(whole.take(np.arange(first, first + 53)), now)
+        if len(judged.taken) < 53:
+            waits.append(first)
+            later = suspects.judge(EMPTY, now + HOLD_SECONDS)
+            assert len(judged.taken) + len(later.taken) == 52
+            refused += later.refused.rows["offset"].tolist()
+    assert refused == [11_500, 12_500] and waits == [1484, 2491], "only the hours with a wrong time wait"
+
+
+def test_a_clock_that_is_wrong_again_and_again_makes_no_pace():
+    """Bursts of one to thirty events that lead a day further, each over before the next."""
+    rng = np.random.default_rng(3)
+    for length in (1, 3, 5, 8, 30):
+        lead = rng.integers(-SECOND, SECOND, 1000)
+        for first in range(40, 960, 60):
+            lead[first : first + length] += DAY
+        assert usual_step(lead) < 2 * SECOND
+
+
+def test_a_pace_is_known_after_six_steps_and_is_that_of_the_sixth_greatest():
+    steps = np.array([0, 9, 7, 8, 2, 5, 6, 7, 1]) * HOUR
+    lead = np.repeat(np.cumsum(steps), LEVEL_EVENTS)
+    assert usual_step(lead) == 5 * HOUR, "9, 8, 7, 7, 6, 5; the last level confirms nothing yet of the step to it"
+    assert usual_step(lead[: 7 * LEVEL_EVENTS]) == 0 and usual_step(lead[: 8 * LEVEL_EVENTS]) == 2 * HOUR
+    assert usual_step(np.append(lead, [0] * LEVEL_EVENTS)) == 0, "all was undone"
+    assert usual_step(lead[::-1]) == 0 and usual_step(lead[:0]) == 0
+
+
+def test_an_event_may_lead_by_two_steps_of_the_pace_and_no_more():
+    time, stamp = replayed(40, 10)
+    for more, waits in ((2, False), (3, True)):
+        suspects = Suspects(60 * SECOND, 0)
+        suspects.judge(block(time, stamp), 0.0)
+        suspects.judge(EMPTY, 2.0)
+        lead = time - stamp
+        last = int(np.median(lead[-LEVEL_EVENTS:])) + stamp[-1] + more * usual_step(lead)
+        assert len(suspects.judge(block([last], [stamp[-1]], 400), 3.0).taken) == (not waits)
 
 
 def test_eight_hours_of_silence_are_no_reason_to_refuse_anything():

@@ -2,7 +2,9 @@
 
 One event from a clock that runs ahead would move the log's time forward, and the events of all
 other producers would be late. An event's *lead* is its time minus its record's Kafka timestamp. A
-large lead tells a wrong clock from a stream that was quiet for hours.
+large lead tells a wrong clock from a stream that was quiet for hours. In a replay of history the
+lead grows all the time, at a pace (`streamd.ingest.order.replay_pace`), and events that keep it
+never wait.
 
 The judgement is pure: it is given events and a reading of a clock.
 """
@@ -14,6 +16,7 @@ from numpy.typing import NDArray
 
 from streamd.decode.block import NO_STAMP, Block, empty_block, has_time, joined
 from streamd.events import Bools, Int64
+from streamd.ingest.order.replay_pace import advances, usual_step
 from streamd.ingest.order.runs import place_of
 
 NUM_LEADS = 1_000
@@ -26,6 +29,8 @@ sends in batches: their first events wait for the last ones, so leads vary by mi
 NUM_FOLLOWERS = 100
 """Events after a suspicious one that decide about it. Where most of them lead as far, the stream
 itself has moved on, as after a gap or in an import of history."""
+PACE = 2
+"""Usual steps by which an event of a replay may lead those before it, since gaps differ."""
 HOLD_SECONDS = 1.0
 """Longest wait for followers. An event without any is taken, since no other event is late by it."""
 
@@ -83,10 +88,13 @@ class Suspects:
         index = _with_lead(block)
         lead = (block.rows["time"] - block.rows["stamp"])[index]
 
-        # Judge those that lead further than usual; with too few followers they wait.
+        # Judge those that lead further than usual; with too few followers they wait, or are taken
+        # where the stream moves on at its pace.
         usual = self._usual(lead)
         unusual = self._unusual(lead, usual)
         undecided = len(lead)
+        has_few = unusual + NUM_FOLLOWERS >= len(lead)
+        unusual = unusual[~(has_few & self._keeps_pace(lead, unusual))]
         early = unusual[unusual + NUM_FOLLOWERS >= len(lead)]
         early = early[now - came[index[early]] < HOLD_SECONDS]
         if len(early):
@@ -143,6 +151,16 @@ class Suspects:
         confirmed = least_behind >= lead - self._max_ahead_us
         confirmed[max(0, len(lead) - NUM_FOLLOWERS) :] = False
         return np.flatnonzero(far & ~confirmed)
+
+    def _keeps_pace(self, lead: Int64, number: Int64) -> Bools:
+        """Whether each of these events, and all before it among them, leads the events before it by
+        at most PACE usual steps: bool[n]."""
+        longest = PACE * usual_step(self._leads)
+        if not len(number) or not longest:
+            return np.zeros(len(number), np.bool_)
+        # Behind an event that keeps no pace, the level may be that of a wrong clock.
+        in_pace = advances(self._leads, lead, number) <= longest
+        return np.logical_and.accumulate(in_pace)
 
     def _is_alone(self, lead: Int64, number: Int64) -> Bools:
         """Whether most followers of each of these events lead less than it: bool[n]."""

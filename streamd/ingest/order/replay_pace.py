@@ -1,0 +1,48 @@
+"""The pace of a replay: by how much its events usually move its lead forward.
+
+A replay of history sends an hour of events in a second, say, so that the lead of its events over
+their records' timestamps grows for as long as it runs. The *level* of some neighbouring events is
+the median of their leads; a single wrong clock, or two, do not move it.
+"""
+
+import numpy as np
+
+from streamd.events import Int64
+
+LEVEL_EVENTS = 5
+"""Events whose median lead is a level: two with a wrong clock among them do not move it."""
+USUAL_STEPS = 6
+"""Steps of a size or larger that make this size usual. One burst of a wrong clock makes one."""
+
+
+def usual_step(lead: Int64) -> int:
+    """By how much the level moves forward as a rule, microseconds; 0 where it does not.
+
+    It is the least of the greatest USUAL_STEPS steps from one level to the next. A step counts
+    once another level follows it, and if no later one falls back by more than half of it: a clock
+    that was wrong for a while makes none.
+
+    Args: lead: of the last events of a partition, in order of offset.
+    """
+    num = len(lead) // LEVEL_EVENTS
+    if num < USUAL_STEPS + 2:
+        return 0
+    level = np.median(lead[len(lead) - num * LEVEL_EVENTS :].reshape(num, LEVEL_EVENTS), axis=1)
+    step = np.diff(level)[:-1]
+    lowest_after = np.minimum.accumulate(level[::-1])[::-1][2:]
+    lasting = step[(step > 0) & (lowest_after >= level[1:-1] - step / 2)]
+    if len(lasting) < USUAL_STEPS:
+        return 0
+    return int(np.sort(lasting)[-USUAL_STEPS])
+
+
+def advances(before: Int64, lead: Int64, index: Int64) -> Int64:
+    """By how much some events lead the level of the events before each, int64[n] microseconds.
+
+    Args: before: leads of at least LEVEL_EVENTS events before the first of lead; index: of the
+    events, in lead.
+    """
+    known = np.concatenate([before[-LEVEL_EVENTS:], lead])
+    window = index[:, None] + np.arange(LEVEL_EVENTS)
+    level: Int64 = np.median(known[window], axis=1).astype(np.int64)
+    return lead[index] - level
