@@ -7,7 +7,8 @@ import numpy as np
 
 from streamd.events import Bools, Float32, Int64
 from streamd.graph.facts.columns import FactColumn
-from streamd.models.rule import edgebank_scores
+from streamd.models.rule import NAME as RULE
+from streamd.models.rule import edgebank_scores, rule_scores
 from streamd.ranks import Ranks
 from streamd.schema import Schema
 from streamd.training.measures import (
@@ -55,19 +56,17 @@ class Tally:
         self._events: list[Int64] = []
         self._known: list[Bools] = []
 
-    def add(self, chunk: Chunk, live_EC: Float32, shadow_EC: Float32 | None) -> None:
+    def add(self, chunk: Chunk, live_EC: Float32 | None, shadow_EC: Float32 | None) -> None:
         """Add the scores of a chunk, and those of the baselines.
 
-        live_EC: of the version that serves, float32[E, 101]. shadow_EC: of the shadow, None where
-        there is none to compare.
+        live_EC: of the version that serves, float32[E, 101]; None where the rule serves, as there
+        is no version yet. shadow_EC: of the shadow, None where there is none to compare.
         """
         assert chunk.score is not None
+        baselines = baseline_scores(chunk.scored_facts)
         shadow = {} if shadow_EC is None else {"shadow": shadow_EC}
-        for name, scores in {
-            **shadow,
-            "live": live_EC,
-            **baseline_scores(chunk.scored_facts),
-        }.items():
+        live = {"live": baselines[RULE] if live_EC is None else live_EC}
+        for name, scores in (shadow | live | baselines).items():
             self._scores.setdefault(name, []).append(scores)
         self._events.append(chunk.score.event_E.numpy())
         self._known.append(chunk.known_E)
@@ -165,10 +164,14 @@ class Tally:
 
 
 def baseline_scores(facts_ECF: Float32) -> dict[str, Float32]:
-    """Scores by two baselines that need facts only, float32[E, C] each.
+    """Scores by the three rules of `windows.history.RULES`, which need facts only: float32[E, C]
+    each.
 
-    EdgeBank scores pairs seen before. Popularity decays by the fourth of
-    `model.half_lives_seconds`, 12 h by default.
+    The rule is the one that answers until there is a version. EdgeBank scores pairs seen before.
+    Popularity decays by the fourth of `model.half_lives_seconds`, 12 h by default.
     """
-    popularity = facts_ECF[..., FactColumn.LOG_SHARE_4]
-    return {"edgebank": edgebank_scores(facts_ECF), "popularity": popularity}
+    return {
+        RULE: rule_scores(facts_ECF),
+        "edgebank": edgebank_scores(facts_ECF),
+        "popularity": facts_ECF[..., FactColumn.LOG_SHARE_4],
+    }

@@ -14,7 +14,6 @@ from streamd.errors import RanksError
 from streamd.eventlog.reader import LogReader
 from streamd.graph.facts.columns import FACT_NAMES
 from streamd.models.rule import NAME as RULE
-from streamd.models.rule import rule_scores
 from streamd.ranks import ALONE, Ranks
 from streamd.registry import Registry
 from streamd.registry.candidate import Candidate, PublishResult, TrainResult
@@ -254,8 +253,7 @@ class Trainer:
             self.nightly.note(chunk)
             shadow_EC = self.contest.score(chunk)
             if chunk.score is not None:
-                live_EC = logits_EC if step.version else rule_scores(chunk.scored_facts)
-                tally.add(chunk, live_EC, shadow_EC)
+                tally.add(chunk, logits_EC if step.version else None, shadow_EC)
 
         # The events of all ranks, and the shadow over them.
         tally = tally.gathered(self._ranks)

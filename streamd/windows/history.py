@@ -14,6 +14,9 @@ from streamd.windows.window import MOSTLY
 logger = structlog.get_logger()
 FILE = "train/windows.jsonl"
 """Path in the data directory."""
+RULES = ("rule", "edgebank", "popularity")
+"""Rules that each window is scored by, beside the models. Records of older releases lack the first,
+which answers until there is a version."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

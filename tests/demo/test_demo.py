@@ -165,7 +165,8 @@ def test_twins_score_every_window_the_live_model_scores_and_frozen_equals_live_u
     for record, twin in zip(records, twins.windows, strict=True):
         assert twin.num_scored == record.num_scored
         if record.num_scored:
-            assert twin.scores["edgebank"] == record.scores["edgebank"], "the same negatives"
+            for rule in ("rule", "edgebank"):
+                assert twin.scores[rule] == record.scores[rule], "the same negatives"
             if record.end_edge <= twins.cut:
                 assert twin.scores["frozen"] == record.scores["live"], "the same learning, bit for bit"
     table = rows(records, twins.windows, twins.cut, 900)

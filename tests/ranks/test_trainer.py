@@ -21,7 +21,7 @@ from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.ledger import Ledger
 from streamd.training.trainer import Trainer
 from streamd.training.versions import contest
-from streamd.windows.history import HistoryReader
+from streamd.windows.history import RULES, HistoryReader
 from tests.builders import SETS
 from tests.ranks.threads import run
 from tests.ranks.worlds import World, one_at_a_time
@@ -52,7 +52,7 @@ def check_alike(path, other):
         (r.start_us, r.num_scored, r.num_known, r.first_edge) for r in theirs]
     for one, two in zip(ours, theirs, strict=True):
         assert one.scores.keys() == two.scores.keys() and one.edge_sets.keys() == two.edge_sets.keys()
-        for name in ("edgebank", "popularity"):
+        for name in RULES:
             if name in one.scores:
                 assert one.scores[name] == pytest.approx(two.scores[name], abs=1e-12), "facts do not depend on ranks"
         for name, values in two.scores.items():

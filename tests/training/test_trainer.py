@@ -128,8 +128,8 @@ def test_every_window_is_scored_by_the_version_before_it_and_promoted(tmp_path):
     assert records[0].num_known < records[0].num_scored and records[-1].num_known == records[-1].num_scored
     assert records[0].scored_by == "rule" and records[1].scored_by == records[0].version
     assert all(r.promoted for r in records) and registry.champion() == records[-1].version
-    assert set(records[1].scores) == {"live", "edgebank", "popularity"}, "the first version is the shadow itself"
-    assert set(records[2].scores) == {"live", "shadow", "edgebank", "popularity"}
+    assert set(records[1].scores) == {"live", "rule", "edgebank", "popularity"}, "the first version is the shadow itself"
+    assert set(records[2].scores) == {"live", "shadow", "rule", "edgebank", "popularity"}
     assert records[-1].scores["live"]["mrr_known"] == records[-1].scores["live"]["mrr"]
     manifest = registry.manifest(records[-1].version)
     assert manifest.parent == records[-2].version and manifest.edge == log.num_edges
