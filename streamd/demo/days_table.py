@@ -16,6 +16,7 @@ COLUMNS = {
     "nightly": "nightly",
     "nightly_live": "nightly weights,\nlive state",
     "frozen": "frozen weights,\nlive state",
+    "rule": "partners +\npopularity",
     "edgebank": "EdgeBank",
     "popularity": "popularity",
 }

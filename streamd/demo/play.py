@@ -28,6 +28,7 @@ from streamd.demo.player import Player
 from streamd.demo.streams import DemoStream, stream_named
 from streamd.demo.twins import Twins
 from streamd.errors import DemoError
+from streamd.evaluation.backtest import TITLES
 from streamd.eventlog.layout import LATE
 from streamd.gpu import choose_device
 from streamd.graph.jit import compile_notice
@@ -394,8 +395,8 @@ def _finish(
     console.print(stream.remark)
     for one in edge_sets(records):
         console.print(
-            f"{one['name']}: {one['scored']:,} events, MRR {one['mrr']:.3f}, EdgeBank's "
-            f"{one['edgebank']:.3f}",
+            f"{one['name']}: {one['scored']:,} events, MRR {one['mrr']:.3f}, the best rule's "
+            f"({TITLES[one['rule_name']]}) {one['rule']:.3f}",
             highlight=False,
         )
 

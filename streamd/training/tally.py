@@ -59,8 +59,8 @@ class Tally:
     def add(self, chunk: Chunk, live_EC: Float32 | None, shadow_EC: Float32 | None) -> None:
         """Add the scores of a chunk, and those of the baselines.
 
-        live_EC: of the version that serves, float32[E, 101]; None where the rule serves, as there
-        is no version yet. shadow_EC: of the shadow, None where there is none to compare.
+        live_EC: of the version that serves, float32[E, 101]; None before there is one: then the
+        rule serves. shadow_EC: of the shadow, None if there is none to compare.
         """
         assert chunk.score is not None
         baselines = baseline_scores(chunk.scored_facts)

@@ -15,7 +15,7 @@ logger = structlog.get_logger()
 FILE = "train/windows.jsonl"
 """Path in the data directory."""
 RULES = ("rule", "edgebank", "popularity")
-"""Rules that each window is scored by, beside the models. Records of older releases lack the first,
+"""Rules that each window is scored by, as by the models. Records of older releases lack the first,
 which answers until there is a version."""
 
 

@@ -149,7 +149,8 @@ def test_the_page_tells_the_story_in_one_sentence_three_numbers_and_a_curve(brow
     page = opened(browser, served)
     head = served.world.state.page.content()["headline"]
     sentence = page.inner_text("#sentence")
-    assert f"{head['live_beside'] - head['nightly']:.3f}" in sentence and f"{head['live'] - head['rule']:.3f}" in sentence
+    assert f"{head['live'] - head['rule']:.3f}" in sentence and "midnight" not in sentence, "the copy has facts of its midnight"
+    assert page.get_attribute("#sentence", "class") == "good"
     assert page.locator("#numbers dd.big").all_inner_texts() == [f"{head[k]:.3f}" for k in ("live", "nightly", "rule")]
     labels = page.locator("#curve text").all_text_contents()
     assert {"live model", "copy of last midnight"} <= set(labels) and any("best rule" in x for x in labels)
@@ -345,6 +346,25 @@ def test_a_model_below_a_rule_has_a_banner(browser, served, monkeypatch):
     page = opened(browser, served)
     page.wait_for_selector("#notice")
     assert "ranks below" in page.inner_text("#notice") and "worse" in page.inner_text("#sentence")
+    assert page.get_attribute("#sentence", "class") == "bad"
+    close(page, served)
+
+
+@pytest.mark.parametrize(("live", "rule", "says"), [
+    (0.08, 0.3, "fell below a simple rule: over its last 3 windows it has MRR 0.080, partners + popularity 0.300."),
+    (0.2, 0.1, "The live model fell: MRR 0.200 over its last 3 windows")])
+def test_newest_windows_that_fell_are_said_though_the_day_was_good(browser, served, monkeypatch, live, rule, says):
+    def scored(record, live, rule):
+        by_name = {"live": live, "rule": rule, "edgebank": 0.05, "popularity": 0.05}
+        return replace(record, num_scored=50, scores={name: record.scores["live"] | {"mrr": mrr} for name, mrr in by_name.items()})
+
+    real = served.world.state.page._history.refresh()
+    fallen = [scored(r, 0.7, 0.3) for r in real[:-3]] + [scored(r, live, rule) for r in real[-3:]]
+    monkeypatch.setattr(served.world.state.page._history, "refresh", lambda: fallen)
+    page = opened(browser, served)
+    page.wait_for_selector("#notice")
+    assert says in page.inner_text("#sentence") and page.get_attribute("#sentence", "class") == "bad"
+    assert "its newest count" in page.inner_text("#notice")
     close(page, served)
 
 
@@ -381,14 +401,15 @@ def test_while_it_starts_the_page_says_what_it_does_and_for_how_long(browser, se
 
 
 def test_a_log_of_several_edge_sets_has_a_row_for_each(browser, served, monkeypatch):
-    scores = {"live": {"mrr": 0.5}, "edgebank": {"mrr": 0.25}}
+    scores = {"live": {"mrr": 0.5}, "rule": {"mrr": 0.55}, "edgebank": {"mrr": 0.25}}
     records = [replace(r, edge_sets={"views": SetScores(num_scored=30, scores=scores), "b<i>uys": SetScores(num_scored=10, scores=scores)})
                for r in served.world.state.page._history.refresh()]
     monkeypatch.setattr(served.world.state.page._history, "refresh", lambda: records)
     page = opened(browser, served)
     page.wait_for_selector("#sets td")
     rows = page.locator("#sets tr").all_inner_texts()
-    assert rows[1].split("\t") == ["views", f"{30 * len(records)}", "75.0 %", "0.500", "0.250", "0.500"] and "b<i>uys" in rows[2]
+    assert rows[1].split("\t") == ["views", f"{30 * len(records)}", "75.0 %", "0.500", "0.550 partners + popularity", "0.500"] and "b<i>uys" in rows[2]
+    assert page.locator("#sets td.bad").count() == 4, "below the rule in both sets, and in their newest windows"
     close(page, served)
 
 

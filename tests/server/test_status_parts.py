@@ -1,5 +1,7 @@
 """The parts of the status page's content: headline, dead letters, pulse."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry, Histogram
@@ -8,8 +10,10 @@ from streamd.ingest.dead_letters.sinks import DeadLetter, LocalDeadLetters
 from streamd.server.page.headline import headline_of
 from streamd.server.page.letters import Letters
 from streamd.server.page.pulse import NUM_SAMPLES, Pulse, buckets_of, less, quantile
+from streamd.server.page.window_rows import edge_sets
 from streamd.telemetry import metrics
-from streamd.windows.history import WindowRecord
+from streamd.windows.history import SetScores, WindowRecord
+from streamd.windows.means import rules_of
 
 
 def record(start, num_scored, **scores):
@@ -30,6 +34,55 @@ def test_the_headline_weighs_windows_by_their_events_and_compares_over_the_same_
     assert head.rule_name == "edgebank" and head.rule == pytest.approx((10 + 150 + 10) / 500) and not head.is_below_rule
     assert head.nightly == pytest.approx((0.4 * 50 + 0.2 * 150) / 200) and head.live_beside == pytest.approx((0.6 * 50 + 0.2 * 150) / 200)
     assert headline_of([record(0, 5, live=of(0.1), edgebank=of(0.2), popularity=of(0.1))]).is_below_rule
+
+
+def rules(rule, edgebank=0.0, popularity=0.0):
+    return {"rule": of(rule), "edgebank": of(edgebank), "popularity": of(popularity)}
+
+
+def test_the_best_rule_is_the_one_with_the_highest_mean_and_windows_of_older_releases_do_not_count_beside_it():
+    old = [record(0, 900, live=of(0.9), edgebank=of(0.1), popularity=of(0.3))]
+    new = [record(i, 100, live=of(0.6), **rules(0.53, edgebank=0.11)) for i in range(1, 6)]
+    head = headline_of(old * 3)
+    assert (head.rule_name, head.rule, head.num_windows) == ("popularity", pytest.approx(0.3), 3), "the rule is unknown: the best of the others"
+    head = headline_of(old + new)
+    assert (head.rule_name, head.num_windows, head.num_events) == ("rule", 5, 500), "model and rule over the same events"
+    assert head.rule == pytest.approx(0.53) and head.live == pytest.approx(0.6) and not head.is_below_rule
+    assert headline_of([record(0, 10, live=of(0.2), **rules(0.3, edgebank=0.1))]).content()["below_rule"], "though it is above EdgeBank"
+    assert rules_of(old[0].scores) == ["edgebank", "popularity"] and rules_of({}) == []
+
+
+@pytest.mark.parametrize(("newest", "rule", "below", "fell"), [
+    ([0.6, 0.6, 0.6], 0.3, False, False), ([0.08, 0.08, 0.08], 0.3, True, True), ([0.25, 0.25, 0.25], 0.2, False, True),
+    ([0.5, 0.5, 0.5], 0.55, True, False), ([0.6, 0.6, 0.01], 0.3, False, False)])
+def test_a_fall_of_the_newest_three_windows_is_said_though_the_mean_of_all_is_high(newest, rule, below, fell):
+    before = [record(i, 100, live=of(0.6), **rules(0.3)) for i in range(20)]
+    few = [record(20 + i, 100, live=of(mrr), **rules(0.0, popularity=rule)) for i, mrr in enumerate(newest)]
+    head = headline_of([*before, *few, record(30, 0)])
+    assert head.newest.num_windows == 3 and head.newest.live == pytest.approx(np.mean(newest))
+    assert head.newest.rule_name == "popularity" and head.newest.rule == pytest.approx(rule)
+    assert not head.is_below_rule and (head.is_newest_below_rule, head.has_fallen) == (below, fell)
+    content = head.content()
+    assert (content["newest_below_rule"], content["fell"], content["newest"]["live"]) == (below, fell, head.newest.live)
+
+
+def test_three_windows_are_no_others_than_the_newest_three():
+    head = headline_of([record(i, 100, live=of(0.1), **rules(0.3)) for i in range(3)])
+    assert head.newest is None and head.is_below_rule and not head.is_newest_below_rule and not head.has_fallen
+
+
+def test_an_edge_set_has_the_best_of_its_own_rules():
+    def parts(**of_set):
+        return {name: SetScores(num_scored=n, scores={"live": of(live), **by_rule}) for name, (n, live, by_rule) in of_set.items()}
+
+    lone = {"edgebank": of(0.9), "popularity": of(0.1)}
+    records = [replace(record(i, 40), edge_sets=sets) for i, sets in enumerate([
+        parts(views=(30, 0.9, lone)), parts(views=(30, 0.5, rules(0.4)), buys=(10, 0.2, rules(0.1, popularity=0.5))),
+        parts(views=(10, 0.1, rules(0.3, edgebank=0.2)))])]
+    views, buys = edge_sets(records)
+    assert views == {"name": "views", "scored": 40, "mrr": pytest.approx(0.4), "rule_name": "rule", "rule": pytest.approx(0.375),
+                     "newest_mrr": 0.1, "newest_rule": 0.3}
+    assert (buys["rule_name"], buys["rule"], buys["mrr"]) == ("popularity", 0.5, 0.2)
 
 
 def test_without_a_scored_window_there_is_no_headline_and_without_a_twin_no_night():

@@ -2,14 +2,36 @@
 and the nightly twin."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from streamd.windows.history import WindowRecord
+from streamd.windows.means import best_rule, mean_mrr, rules_of, with_rules_of_newest
 
 NUM_WINDOWS = 24
 """Newest scored windows that the numbers are over: a day of hours."""
-RULES = ("edgebank", "popularity")
-"""Rules that each window is scored by."""
+NUM_NEWEST = 3
+"""Newest of these that are judged alone too: a day's mean hides for hours that a model fell, and a
+single window may be chance."""
+FALLEN_SHARE = 0.5
+"""Share of its mean over all of them below which a model fell."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lately:
+    """Mean MRR over the newest windows, each weighing its scored events.
+
+    live: of what served. rule_name, rule: the best rule over them.
+    """
+
+    num_windows: int
+    live: float
+    rule_name: str
+    rule: float
+
+    @property
+    def is_below_rule(self) -> bool:
+        return self.live < self.rule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,7 +40,8 @@ class Headline:
 
     num_windows, num_events: that it is over. live: of what served. rule_name, rule: the best rule
     over all of them. nightly: of the twin, and live_beside: of what served over the events that
-    the twin scored; None where it scored none of these windows.
+    the twin scored; None where it scored none of these windows. newest: the last `NUM_NEWEST` of
+    them alone; None where there are no others.
     """
 
     num_windows: int
@@ -28,23 +51,39 @@ class Headline:
     rule: float
     nightly: float | None
     live_beside: float | None
+    newest: Lately | None
 
     @property
     def is_below_rule(self) -> bool:
         return self.live < self.rule
 
+    @property
+    def is_newest_below_rule(self) -> bool:
+        """Whether the newest windows alone rank below the best rule over them."""
+        return self.newest is not None and self.newest.is_below_rule
+
+    @property
+    def has_fallen(self) -> bool:
+        """Whether the newest windows rank below half of the mean over all."""
+        return self.newest is not None and self.newest.live < FALLEN_SHARE * self.live
+
+    def content(self) -> dict[str, Any]:
+        """It as the page's JSON."""
+        return {
+            **asdict(self),
+            "below_rule": self.is_below_rule,
+            "newest_below_rule": self.is_newest_below_rule,
+            "fell": self.has_fallen,
+        }
+
 
 def headline_of(records: Sequence[WindowRecord]) -> Headline | None:
     """Sum up the newest windows. Returns: None before one was scored."""
-    scored = [r for r in records if r.num_scored and "mrr" in r.scores.get("live", {})]
-    scored = scored[-NUM_WINDOWS:]
+    # Windows of mostly late events were scored by nothing.
+    scored = [r for r in records if r.num_scored and "live" in r.scores and rules_of(r.scores)]
+    scored = with_rules_of_newest(scored[-NUM_WINDOWS:])
     if not scored:
         return None
-    num_events = sum(r.num_scored for r in scored)
-
-    def mean(model: str) -> float:
-        of_window = (r.scores.get(model, {}).get("mrr", 0.0) * r.num_scored for r in scored)
-        return sum(of_window) / num_events
 
     # The twin scores some events of a window, so it is compared over those alone.
     beside = [r.scores["nightly"] for r in scored if "mrr_live" in r.scores.get("nightly", {})]
@@ -53,13 +92,25 @@ def headline_of(records: Sequence[WindowRecord]) -> Headline | None:
     if num_beside:
         nightly = sum(s["mrr"] * s["events"] for s in beside) / num_beside
         live_beside = sum(s["mrr_live"] * s["events"] for s in beside) / num_beside
-    rule_name = max(RULES, key=mean)
+
+    # The best rule over all of them, and over the newest, where it may be another one.
+    rule_name, rule = best_rule(scored)
+    newest = scored[-NUM_NEWEST:]
+    newest_name, newest_rule = best_rule(newest)
     return Headline(
         num_windows=len(scored),
-        num_events=num_events,
-        live=mean("live"),
+        num_events=sum(r.num_scored for r in scored),
+        live=mean_mrr(scored, "live"),
         rule_name=rule_name,
-        rule=mean(rule_name),
+        rule=rule,
         nightly=nightly,
         live_beside=live_beside,
+        newest=Lately(
+            num_windows=len(newest),
+            live=mean_mrr(newest, "live"),
+            rule_name=newest_name,
+            rule=newest_rule,
+        )
+        if len(scored) > len(newest)
+        else None,
     )

@@ -1,7 +1,7 @@
 """The content of the status page as JSON: roles, throughput, windows, versions and moves."""
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from streamd.server.page.window_rows import edge_sets, window_row
 from streamd.settings.loading import LogSettings
 from streamd.telemetry.heartbeat import Beat, read_beats
 from streamd.windows.history import HistoryReader
+from streamd.windows.means import rules_of
 
 MAX_WINDOWS = 1000
 """Newest windows that the page shows: it bounds the size of an answer, which is asked for often."""
@@ -136,7 +137,7 @@ class StatusPage:
         headline = headline_of(records[-MAX_WINDOWS:])
         return {
             "num_windows": len(records),
-            "headline": headline and {**asdict(headline), "below_rule": headline.is_below_rule},
+            "headline": headline and headline.content(),
             "windows": [window_row(record) for record in shown],
             # Only of several edge sets.
             **({"edge_sets": sets} if sets else {}),
@@ -166,13 +167,17 @@ class StatusPage:
         }
 
     def _version(self, m: Manifest) -> dict[str, Any]:
+        # The best rule over the version's own window.
+        by_rule = {name: m.scores[name]["mrr"] for name in rules_of(m.scores)}
+        rule_name = max(by_rule, key=lambda name: by_rule[name], default=None)
         return {
             "name": m.name,
             "window_start_us": m.window_start_us,
             "trained_until_us": m.window_end_us,
             "servable": self._registry.is_servable(m),
             "mrr": _mrr(m, "live"),
-            "edgebank": _mrr(m, "edgebank"),
+            "rule_name": rule_name,
+            "rule": by_rule.get(rule_name) if rule_name else None,
             "nightly": _mrr(m, "nightly"),
             "hits10": m.scores.get("live", {}).get("hits10"),
             "parent": m.parent,

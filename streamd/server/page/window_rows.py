@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from streamd.windows.history import SetScores, WindowRecord
+from streamd.windows.history import WindowRecord
+from streamd.windows.means import best_rule, mean_mrr, with_rules_of_newest
 
 
 def window_row(r: WindowRecord) -> dict[str, Any]:
@@ -35,18 +36,25 @@ def window_row(r: WindowRecord) -> dict[str, Any]:
 
 
 def edge_sets(records: Sequence[WindowRecord]) -> list[dict[str, Any]]:
-    """The scores of each edge set over all windows: its scored events, and MRR over them by the
-    version that served and by EdgeBank. Empty if the log has one edge set."""
+    """The scores of each edge set over all windows that the rules of its newest one scored: its
+    scored events, and MRR over them by the version that served and by the best rule; of the newest
+    window too. Empty if the log has one edge set."""
     names = dict.fromkeys(name for record in records for name in record.edge_sets)
     out = []
     for name in names:
-        own = [r.edge_sets[name] for r in records if name in r.edge_sets]
-        scored = sum(s.num_scored for s in own)
-
-        def mean(model: str, own: list[SetScores] = own, scored: int = scored) -> float:
-            return sum(s.scores[model]["mrr"] * s.num_scored for s in own) / scored
-
-        newest = own[-1].scores["live"]["mrr"]
-        row = {"name": name, "scored": scored, "mrr": mean("live"), "edgebank": mean("edgebank")}
-        out.append(row | {"newest_mrr": newest})
+        own = with_rules_of_newest([r.edge_sets[name] for r in records if name in r.edge_sets])
+        # A set may have another best rule than the log, and than in its newest window.
+        rule_name, rule = best_rule(own)
+        _, newest_rule = best_rule(own[-1:])
+        out.append(
+            {
+                "name": name,
+                "scored": sum(part.num_scored for part in own),
+                "mrr": mean_mrr(own, "live"),
+                "rule_name": rule_name,
+                "rule": rule,
+                "newest_mrr": own[-1].scores["live"]["mrr"],
+                "newest_rule": newest_rule,
+            }
+        )
     return out
