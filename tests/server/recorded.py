@@ -96,7 +96,7 @@ def publish(path, values, edge, beside=None):
     for first, end in closed_chunks(times, int(times[-1]), width, size):
         model.advance(memory, EdgeRows.of(log, first, end))
     window = Window(int(times[-1]) // HOUR * HOUR, (int(times[-1]) // HOUR + 1) * HOUR, 0, memory.edge)
-    scores = {"live": {"mrr": 0.5, "mrr_known": 0.5, "ap": 0.25}, "edgebank": {"mrr": 0.25, "mrr_known": 0.25, "ap": 0.125}}
+    scores = {name: {"mrr": mrr, "mrr_known": mrr, "ap": mrr / 2} for name, mrr in (("live", 0.5), ("rule", 0.375), ("edgebank", 0.25))}
     return Registry.of(chosen).publish(Candidate(
         window=window, edge=memory.edge, seq=3, weights=model.arrays(), memory=lambda: MemoryFiles(path / "made").store(memory),
         memory_us=memory.now_us, parent="", scores=scores, facts=FACT_NAMES, schema=log.state.schema,
