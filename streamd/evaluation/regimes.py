@@ -26,6 +26,7 @@ from streamd.evaluation.label_scores import LabelRules
 from streamd.eventlog.reader import LogReader
 from streamd.events import Bools, Float32, Int64
 from streamd.graph.facts.columns import LOG_SHARES, NUM_HALF_LIVES
+from streamd.graph.ranking import among_candidates
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import edgebank_scores, rule_scores
 from streamd.training.learner import Learner
@@ -219,7 +220,8 @@ class Regimes:
                 known.append(chunk.known_E)
                 sets.append(chunk.edge_set_E)
                 for name, scores in _rules(chunk.scored_facts).items():
-                    parts.setdefault(name, []).append(scores)
+                    ranked = among_candidates(scores, chunk.is_candidate_EC)
+                    parts.setdefault(name, []).append(ranked)
 
         # The nightly model, from its own recorder.
         if self._nightly_is_stale and self._nightly_recorder is not None:
@@ -278,7 +280,8 @@ class Regimes:
         self._seconds[name] += time.perf_counter() - begun
         if chunk.score is not None:
             scores = logits if learner.num_learned else rule_scores(chunk.scored_facts)
-            parts.setdefault(name, []).append(scores)
+            ranked = among_candidates(scores, chunk.is_candidate_EC)
+            parts.setdefault(name, []).append(ranked)
 
 
 def _with_training(settings: LearningSettings, **changed: int | str) -> LearningSettings:

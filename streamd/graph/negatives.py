@@ -1,6 +1,7 @@
 """Negative destinations are a hash of seed, event id and number.
 
-So they are the same for every model, regime and restart.
+So they are the same for every model, regime and restart. An event with fewer other destinations
+than it should have negatives gets each of them once: two destinations are two candidates, not 101.
 """
 
 from collections.abc import Iterator
@@ -85,11 +86,13 @@ class Pool:
         return self._alive(known_E) - self.holds(dst_E, known_E) > 0
 
     def draw(self, event_E: Int64, dst_E: Int64, known_E: Int64, count: int, seed: int) -> Int64:
-        """Draw `count` negatives per event, int64[E, count], with replacement.
+        """Draw `count` negatives per event, int64[E, count].
 
-        They are uniform over the first `known_E` destinations without the deleted and the true one.
-        `has_others` must hold for each event. The hash is SplitMix64 of the seed and
-        (100 * event + j + 1), the protocol of the accuracy baselines.
+        They are of the first `known_E` destinations without the deleted and the true one. Of more
+        than `count` they are drawn uniformly, with replacement. Of `count` or fewer each comes
+        once, in an order drawn by the hash, and the true destination fills the columns that are
+        left (`streamd.graph.ranking.is_candidate`). `has_others` must hold for each event. The hash
+        is SplitMix64 of the seed and (100 * event + j + 1), the protocol of the accuracy baselines.
 
         event_E: int64 event ids. dst_E: int64 true destinations.
         """
@@ -104,13 +107,19 @@ class Pool:
         in_pool = self.holds(dst_E, known_E)
         left_E = (self._alive(known_E) - in_pool).astype(np.uint64)
         i: Int64 = (h % left_E[:, None]).astype(np.int64)
+        few = np.flatnonzero(left_E <= count)
+        if len(few):
+            i[few], is_drawn = _each_once(h[few], left_E[few])
 
         # Back to positions: step over the true destination, then over the deleted ones.
         true_E = self._alive(np.maximum(self._positions(dst_E), 0))
         i += in_pool[:, None] & (i >= true_E[:, None])
-        return self._nodes(
+        drawn = self._nodes(
             i + np.searchsorted(self.gone_G - np.arange(len(self.gone_G)), i, side="right")
         )
+        if len(few):
+            drawn[few] = np.where(is_drawn, drawn[few], dst_E[few, None])
+        return drawn
 
     def _alive(self, position: Int64) -> Int64:
         """How many nodes before each position are not deleted."""
@@ -141,6 +150,18 @@ class Pool:
         out[before] = self.facts.sighted[position[before]]
         out[~before] = self.new_N[position[~before] - self.num_before]
         return out
+
+
+def _each_once(hash_EC: UInt64, left_E: UInt64) -> tuple[Int64, Bools]:
+    """Order the numbers below `left_E` by the hashes of the first `left_E` columns.
+
+    Returns: int64[E, C] with the numbers in the first `left_E` columns of each row and 0 in the
+    others; bool[E, C], whether a column has a number. left_E: at least 1 and at most C.
+    """
+    is_drawn = np.arange(hash_EC.shape[1], dtype=np.uint64) < left_E[:, None]
+    last = np.iinfo(np.uint64).max
+    order = np.where(is_drawn, hash_EC, last).argsort(1, kind="stable")
+    return np.where(is_drawn, order, 0), is_drawn
 
 
 class Pools:

@@ -2,18 +2,39 @@
 
 import numpy as np
 
-from streamd.events import Float32
+from streamd.events import Bools, Float32, Int64
+
+
+def is_candidate(candidate_EC: Int64) -> Bools:
+    """Whether each column is a candidate of its event, bool[E, C]: all but later ones that repeat
+    the true destination, because the event has fewer others than there are columns.
+
+    candidate_EC: int64 nodes, or their places, the true destination first.
+    """
+    out: Bools = candidate_EC != candidate_EC[:, :1]
+    out[:, 0] = True
+    return out
+
+
+def among_candidates(score_EC: Float32, is_candidate_EC: Bools) -> Float32:
+    """The scores, with -inf in columns that are no candidate: there `ranks` passes them over."""
+    if is_candidate_EC.all():
+        return score_EC
+    return np.where(is_candidate_EC, score_EC, np.float32(-np.inf))
 
 
 def ranks(score_EC: Float32) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Rank of the first candidate among all, float64[E]: 1 + greater + half of the equal ones.
 
     So a constant scorer ranks at chance. A score that is NaN ranks last: every candidate counts
-    that is not known to be smaller.
+    that is not known to be smaller. A score of -inf is no candidate's; should the true one have it,
+    it ranks after all columns.
     """
     true = score_EC[:, :1]
-    smaller = (score_EC[:, 1:] < true).sum(1)
-    equal = (score_EC[:, 1:] == true).sum(1)
-    num_others = score_EC.shape[1] - 1
+    others = score_EC[:, 1:]
+    counts = ~np.isneginf(others) | np.isneginf(true)
+    smaller = (counts & (others < true)).sum(1)
+    equal = ((others == true) & ~np.isneginf(true)).sum(1)
+    num_others = counts.sum(1)
     out: np.ndarray[tuple[int], np.dtype[np.float64]] = 1.0 + num_others - smaller - 0.5 * equal
     return out

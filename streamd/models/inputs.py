@@ -43,7 +43,8 @@ class LinkInputs:
     nodes among them.
 
     event_E: int64 edge ids. facts_ECF: float32. src_E, candidate_EC: int64 places among the U roots
-    of the first hop. weight_E: float32, 0 leaves an event out of the loss. The rest is
+    of the first hop. An event with fewer candidates repeats the true destination after them.
+    weight_E: float32, 0 leaves an event out of the loss. The rest is
     `streamd.graph.neighborhood.Neighborhood` as tensors.
     """
 
@@ -59,6 +60,13 @@ class LinkInputs:
     @property
     def num_events(self) -> int:
         return len(self.src_E)
+
+    @property
+    def is_candidate_EC(self) -> Tensor:
+        """Whether each column is a candidate, as `streamd.graph.ranking.is_candidate`: bool."""
+        out = self.candidate_EC != self.candidate_EC[:, :1]
+        out[:, 0] = True
+        return out
 
     @property
     def no_state_MD(self) -> Tensor:

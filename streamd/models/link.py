@@ -143,7 +143,10 @@ class LinkModel(nn.Module):
     def observe(self, inputs: LinkInputs, edges: EdgeRows, ranks: Ranks = ALONE) -> None:
         """Update the running statistics from what a window recorded; the median gap is set once, by
         the first. ranks: each of which recorded a share of the inputs."""
-        self.fact_stats.update(inputs.facts_ECF, ranks)
+        is_candidate_EC = inputs.is_candidate_EC
+        all_count = bool(is_candidate_EC.all())
+        facts = inputs.facts_ECF if all_count else inputs.facts_ECF[is_candidate_EC]
+        self.fact_stats.update(facts, ranks)
         self.edge_stats.update(torch.from_numpy(edges.features_ED))
         node_MD = inputs.node_MD
         if ranks.size > 1 and node_MD.shape[1]:
@@ -297,19 +300,24 @@ def build_model(
     return LinkModel(settings, schema).to(device)
 
 
-def link_loss(logits_EC: Tensor, weight_E: Tensor) -> Tensor:
+def link_loss(logits_EC: Tensor, weight_E: Tensor, is_candidate_EC: Tensor | None = None) -> Tensor:
     """Sum over events of softmax over the candidates (the first is true) plus binary cross-entropy,
     weighted.
 
     The latter makes scores of different sources comparable, which average precision asks for.
+    is_candidate_EC: columns that count, bool. None counts all, and so does True in each, to the
+    same bits.
     """
-    # Which candidate is the true one.
-    softmax = -logits_EC.log_softmax(1)[:, 0]
+    if is_candidate_EC is None:
+        is_candidate_EC = torch.ones_like(logits_EC, dtype=torch.bool)
 
-    # Whether each candidate is true, by itself.
+    # Which candidate is the true one.
+    softmax = -logits_EC.masked_fill(~is_candidate_EC, -torch.inf).log_softmax(1)[:, 0]
+
+    # Whether each candidate is true, by itself: the mean over the columns that count.
     target = torch.zeros_like(logits_EC)
     target[:, 0] = 1.0
-    binary = nn.functional.binary_cross_entropy_with_logits(
-        logits_EC, target, reduction="none"
-    ).mean(1)
+    binary_EC = nn.functional.binary_cross_entropy_with_logits(logits_EC, target, reduction="none")
+    share_E = is_candidate_EC.sum(1) / logits_EC.shape[1]
+    binary = binary_EC.masked_fill(~is_candidate_EC, 0.0).mean(1) / share_E
     return ((softmax + binary) * weight_E).sum()

@@ -8,13 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 import structlog
-from numpy.typing import NDArray
 
 from streamd.eventlog.log_changes import LogSubscriber
 from streamd.eventlog.reader import LogReader
 from streamd.events import Bools, Float32, Int64, split_key
 from streamd.graph.negatives import NUM_SCORED, SCORED_SEED, Pools
-from streamd.graph.ranking import ranks
+from streamd.graph.ranking import among_candidates, is_candidate, ranks
 from streamd.registry import Registry
 from streamd.scoring.record import ScoreRecord
 from streamd.scoring.scoring_graph import ScoringGraph
@@ -48,8 +47,8 @@ class Batch(NamedTuple):
     """The events [first, end) before they are scored.
 
     asked_A: ids of those that are scored, int64[A]. src_A: int64[A]. candidates_AC: int64[A, 101],
-    the true destination first. known_A: whether that was a destination before. facts_ACF:
-    float32[A, 101, F].
+    the true destination first, and again after the others if those are fewer. known_A: whether that
+    was a destination before. facts_ACF: float32[A, 101, F].
     """
 
     first: int
@@ -269,8 +268,15 @@ class Scorer:
         if not fine.all():
             self._say_not_finite(batch.asked_A[~fine])
         self._count("not_finite", ~fine)
-        rank_A = ranks(score_AC)
-        return [self._record(batch, int(i), score_AC, rank_A) for i in np.flatnonzero(fine)]
+        is_candidate_AC = is_candidate(batch.candidates_AC)
+        rank_A = ranks(among_candidates(score_AC, is_candidate_AC))
+        num_others_A = is_candidate_AC.sum(1) - 1
+        return [
+            self._record(
+                batch, int(i), float(score_AC[i, 0]), float(rank_A[i]), int(num_others_A[i])
+            )
+            for i in np.flatnonzero(fine)
+        ]
 
     def _scores(self, served: LoadedVersion, batch: Batch) -> Float32:
         """float32[A, 101] logits."""
@@ -299,13 +305,7 @@ class Scorer:
             meaning="such events get no score, the others do; said once for each version",
         )
 
-    def _record(
-        self,
-        batch: Batch,
-        i: int,
-        score_AC: Float32,
-        rank_A: NDArray[np.float64],
-    ) -> Scored:
+    def _record(self, batch: Batch, i: int, score: float, rank: float, num_others: int) -> Scored:
         log = self.view.log
         served = self._served
         assert served is not None
@@ -323,9 +323,9 @@ class Scorer:
             version=served.manifest.name,
             memory_event=served.memory.edge,
             known=bool(batch.known_A[i]),
-            score=float(score_AC[i, 0]),
-            rank=float(rank_A[i]),
-            candidates=NUM_SCORED,
+            score=score,
+            rank=rank,
+            candidates=num_others,
             scored_at=time.time(),
         )
         return Scored(record, src, dst)

@@ -21,7 +21,7 @@ from streamd.eventlog.reader import LogReader
 from streamd.events import Float32
 from streamd.gpu import memory_for, run_freeing_memory
 from streamd.graph.negatives import LEARNED, SCORED
-from streamd.graph.ranking import ranks
+from streamd.graph.ranking import among_candidates, ranks
 from streamd.models import EdgeRows, LinkModel, Memory, build_model, link_loss
 from streamd.models.layers.dropout import dropout_key
 from streamd.ranks import ALONE, Ranks
@@ -94,7 +94,7 @@ class Learner:
         Others only read it."""
         self.logits: list[Float32] = []
         """For each chunk in `seen` that is not None: logits of the candidates that are learned,
-        float32[E, 11], before any of it was. Others only read them."""
+        float32[E, 11], before any of it was, -inf where there is none. Others only read them."""
         self._labels: list[RecordedLabels | None] = []
         self.label_scores: list[LabelScores] = []
         """For each chunk with labels."""
@@ -123,7 +123,7 @@ class Learner:
     def score(self, chunk: Chunk) -> Float32:
         """Score a chunk's candidates before its events are known, then move memory over it.
 
-        Returns: logits of the chunk's events here, float32[E, 101], the true destination first.
+        Returns: float32[E, 101], logits of the events here, true ones first, -inf for no candidate.
         """
         with self._over(self.memory, chunk.edges) as updated_PD:
             logits_EC, seen = self._score_events(chunk, updated_PD)
@@ -139,6 +139,7 @@ class Learner:
         if chunk.score is None or chunk.learn is None:
             return np.zeros((0, 0), np.float32), None
         logits_EC = self.transfer.logits(self.model, self.memory, chunk.score, updated_PD)
+        logits_EC = among_candidates(logits_EC, chunk.score.is_candidate_EC.numpy())
         state_MD = self.memory.gather(self.transfer.send(chunk.learn.node_M), updated_PD).cpu()
         self.logits.append(logits_EC[:, LEARNED])
         seen = ReplayChunk(chunk.first_edge, chunk.learn, state_MD, chunk.num_events)
@@ -263,7 +264,7 @@ class Learner:
         chunks = sorted(
             self.replay.chunks, key=lambda c: zlib.crc32(c.first_edge.to_bytes(8, "little"))
         )[:RECALLED_CHUNKS]
-        logits_EC = self._of_all_ranks([self._logits_of(c) for c in chunks])
+        logits_EC = self._of_all_ranks([self._logits_of(c)[0] for c in chunks])
         return measures(logits_EC) if len(logits_EC) else None
 
     def apply(self, changes: Changes) -> None:
@@ -345,7 +346,8 @@ class Learner:
                         states.append(memory.gather(step.own_node_M, updated_PD))
                     with self.transfer.autocast():
                         logits_EC = self.model(step.inputs, torch.cat(states), dropout)
-                    loss = link_loss(logits_EC.float(), step.inputs.weight_E)
+                    asked = step.inputs
+                    loss = link_loss(logits_EC.float(), asked.weight_E, asked.is_candidate_EC)
                     losses.append(loss / step.events)
                     total += loss.detach()
                     count += step.events
@@ -383,29 +385,32 @@ class Learner:
 
     @torch.no_grad()
     def _check_tail(self, weights: list[Tensor]) -> tuple[float, float, int, bool]:
-        """Returns: MRR of the held-out events before and after learning, their number, and whether
-        all logits are finite."""
+        """Returns: MRR of the held-out events before and after learning, their number over all
+        ranks, and whether all logits here are finite."""
         held = [
             ((1 - w) * s.inputs.weight_E > 0).numpy()
             for s, w in zip(self.seen, weights, strict=True)
             if s is not None
         ]
         before_EC = self._of_all_ranks([x[h] for x, h in zip(self.logits, held, strict=True)])
-        after_EC = self._of_all_ranks([self._logits_of(t) for t in self.tail])
+        after = [self._logits_of(t) for t in self.tail]
+        after_EC = self._of_all_ranks([logits for logits, _ in after])
         if not len(before_EC):
             return math.nan, math.nan, 0, True
         return (
             float((1 / ranks(before_EC)).mean()),
             float((1 / ranks(after_EC)).mean()),
             len(before_EC),
-            bool(np.isfinite(after_EC).all()),
+            all(is_finite for _, is_finite in after),
         )
 
-    def _logits_of(self, chunk: ReplayChunk) -> Float32:
-        """Logits of a recorded chunk's events whose weight is not 0, float32[E, 11]."""
+    def _logits_of(self, chunk: ReplayChunk) -> tuple[Float32, bool]:
+        """Returns: logits of events with weight above 0, float32[E, 11]; whether all are finite."""
         inputs, state_MD = self.transfer.inputs(chunk.inputs), self.transfer.send(chunk.state_MD)
         logits_EC: Float32 = self.model(inputs, state_MD).cpu().numpy()
-        return logits_EC[chunk.inputs.weight_E.numpy() > 0]
+        own_E = chunk.inputs.weight_E.numpy() > 0
+        ranked_EC = among_candidates(logits_EC, chunk.inputs.is_candidate_EC.numpy())
+        return ranked_EC[own_E], bool(np.isfinite(logits_EC[own_E]).all())
 
     def _advance_all(self) -> None:
         """Move memory from the window's start to its end, and over the deletes before that, under

@@ -53,7 +53,8 @@ class Chunk:
     edges: the rows of all events of the canonical chunk, over which memory moves after it; none for
     a slice that is not its chunk's last.
     score: events with all their candidates: the true one, 100 to be scored against and 10 to be
-    learned with (`SCORED` and `LEARNED` are their columns); None where no event is scored.
+    learned with (`SCORED` and `LEARNED` are their columns), fewer in a log of few destinations
+    (`LinkInputs.is_candidate_EC`); None where no event is scored.
     learn: the same events with the candidates that they are learned with.
     known_E: bool[E], whether each event's destination was a destination before. Other events have
     weight 0 in learning: all negatives were seen before, so a destination never seen would be true
@@ -81,6 +82,13 @@ class Chunk:
             return np.zeros(len(self.scored_facts), np.int64)
         sets: Int64 = self.scored_facts[:, 0, -num_sets:].argmax(1)
         return sets
+
+    @property
+    def is_candidate_EC(self) -> Bools:
+        """Which columns events are scored with are candidates, bool[E, 101]. The chunk must be
+        scored."""
+        assert self.score is not None
+        return self.score.is_candidate_EC.numpy()[:, SCORED]
 
     @property
     def scored_facts(self) -> Float32:

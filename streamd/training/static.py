@@ -25,6 +25,7 @@ from streamd.graph.blocks.draws import Draw
 from streamd.graph.live import LiveGraph, read_back
 from streamd.graph.negatives import LEARNED_SEED, NUM_LEARNED, NUM_SCORED, SCORED_SEED, Pools
 from streamd.graph.neighborhood import Neighborhood, sample_neighborhood
+from streamd.graph.ranking import among_candidates, is_candidate
 from streamd.models import (
     ARCHITECTURES,
     LinkInputs,
@@ -191,7 +192,7 @@ class StaticTraining:
         for done, inputs in enumerate(self._transfer.ahead(numbered, self.prepared), 1):
             with self._transfer.autocast():
                 logits_EC = self.model(inputs, inputs.no_state_MD)
-            loss = link_loss(logits_EC.float(), inputs.weight_E)
+            loss = link_loss(logits_EC.float(), inputs.weight_E, inputs.is_candidate_EC)
             self._optimizer.zero_grad()
             (loss / inputs.num_events).backward()  # type: ignore[no-untyped-call]
             self._optimizer.step()
@@ -273,6 +274,7 @@ class StaticTraining:
                 src_E1D = src_E1D + self.model.asked_set(sets.to(src_E1D.device))
             logits = self.model.residual_of(src_E1D, heads[1][dst_at])
             score_EC[rows] = logits.cpu().numpy()
+        score_EC = among_candidates(score_EC, is_candidate(candidate_EC))
         return measures(score_EC, self._pool.holds(dst, known))
 
     def _heads(self, nodes: Int64, part: str) -> Tensor:

@@ -7,6 +7,7 @@ import numpy as np
 
 from streamd.events import Bools, Float32, Int64
 from streamd.graph.facts.columns import FactColumn
+from streamd.graph.ranking import among_candidates
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import edgebank_scores, rule_scores
 from streamd.ranks import Ranks
@@ -67,7 +68,9 @@ class Tally:
         shadow = {} if shadow_EC is None else {"shadow": shadow_EC}
         live = {"live": baselines[RULE] if live_EC is None else live_EC}
         for name, scores in (shadow | live | baselines).items():
-            self._scores.setdefault(name, []).append(scores)
+            # The rules score every column, a candidate or not.
+            ranked = among_candidates(scores, chunk.is_candidate_EC)
+            self._scores.setdefault(name, []).append(ranked)
         self._events.append(chunk.score.event_E.numpy())
         self._known.append(chunk.known_E)
         self._set_of.append(chunk.edge_set_E)

@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from streamd.graph import PairFacts
 from streamd.graph.negatives import Pool
+from streamd.graph.ranking import is_candidate
 
 
 def plain_negatives(pool, event, dst, seed, count):
@@ -15,13 +16,14 @@ def plain_negatives(pool, event, dst, seed, count):
         x = (x ^ (x >> 27)) * 0x94D049BB133111EB % two
         return x ^ (x >> 31)
 
-    out = []
-    for j in range(count):
-        h = mix((mix((seed + g) % two) + (100 * event + j + 1) * g) % two)
-        at = pool.index(dst) if dst in pool else len(pool)
-        i = h % (len(pool) - (dst in pool))
-        out.append(pool[i + (i >= at)])
-    return out
+    def hash_of(j):
+        return mix((mix((seed + g) % two) + (100 * event + j + 1) * g) % two)
+
+    others = [node for node in pool if node != dst]
+    if len(others) <= count:
+        order = sorted(range(len(others)), key=hash_of)
+        return [others[i] for i in order] + [dst] * (count - len(others))
+    return [others[hash_of(j) % len(others)] for j in range(count)]
 
 
 def random_window(rng):
@@ -52,12 +54,28 @@ def test_negatives_are_the_protocols_over_the_destinations_known_before_each_eve
     event, true = 10**9 + before + asked, dst[before:][asked]
     got = pool.draw(event, true, known_E[asked], 100, 3)
     learned = pool.draw(event, true, np.full(len(asked), pool.size), 10, 1)
+    candidates = np.concatenate([true[:, None], got], 1)
     for i, at in enumerate(asked.tolist()):
         now = int(time[before + at])
         allowed = [d for d in sighted if first[d] < now]
+        others = set(allowed) - {int(true[i])}
         assert got[i].tolist() == plain_negatives(allowed, int(event[i]), int(true[i]), 3, 100)
+        assert sorted(got[i, is_candidate(candidates[i: i + 1])[0, 1:]].tolist()) == sorted(others), "each once"
         assert learned[i].tolist() == plain_negatives(sighted, int(event[i]), int(true[i]), 1, 10)
         assert bool(pool.holds(true[i: i + 1], known_E[asked][i: i + 1])[0]) == (true[i] in allowed)
     for at in set(range(len(time) - before)) - set(asked.tolist()):
         d, now = int(dst[before + at]), int(time[before + at])
         assert d in deleted or not [x for x in sighted if first[x] < now and x != d], "all that can be asked is asked"
+
+
+def test_the_first_negative_is_any_of_few_others_equally_often():
+    # AP and AUC compare the true destination with the first negative alone.
+    facts = PairFacts((1, 2, 3, 4, 5), 1000)
+    nodes = np.arange(5)
+    facts.advance(nodes + 10, nodes, nodes)
+    pool = Pool.of(facts, nodes[:0], nodes[:0], nodes[:0])
+    event = np.arange(4000)
+    drawn = pool.draw(event, np.full(4000, 2), np.full(4000, 5), 100, 0)
+    times = np.bincount(drawn[:, 0], minlength=5)
+    assert times[2] == 0 and (abs(times[[0, 1, 3, 4]] - 1000) < 150).all(), times
+    assert (np.sort(drawn[:, :4], 1) == [0, 1, 3, 4]).all() and (drawn[:, 4:] == 2).all()

@@ -19,6 +19,24 @@ def test_the_loss_is_softmax_and_binary_cross_entropy():
     assert abs(float(link_loss(logits, torch.tensor([1.0, 0.0]))) - want) < 1e-6
 
 
+def test_the_loss_of_fewer_candidates_is_that_of_those_alone_and_of_all_the_same_bits():
+    torch.manual_seed(0)
+    logits = torch.randn(40, 11).requires_grad_()
+    weight = torch.rand(40)
+    all_count = torch.ones(40, 11, dtype=torch.bool)
+    whole, same = link_loss(logits, weight), link_loss(logits, weight, all_count)
+    assert whole.item() == same.item()
+    assert torch.equal(*(torch.autograd.grad(loss, logits)[0] for loss in (whole, same)))
+
+    few = torch.arange(11) < torch.randint(2, 12, (40, 1))
+    loss = link_loss(logits, weight, few)
+    alone = sum(link_loss(logits[i: i + 1, few[i]], weight[i: i + 1]) for i in range(40))
+    torch.testing.assert_close(loss, alone)
+    (grad,) = torch.autograd.grad(loss, logits, retain_graph=True)
+    torch.testing.assert_close(grad, torch.autograd.grad(alone, logits)[0])
+    assert (grad[~few] == 0).all()
+
+
 @pytest.mark.parametrize("label_dim", [0, 2])
 @pytest.mark.parametrize("known", OLD_NUM_FACTS)
 def test_a_version_that_knows_fewer_facts_answers_as_before_whatever_the_new_ones_are(known, label_dim):

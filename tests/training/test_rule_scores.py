@@ -51,7 +51,7 @@ def test_a_tally_without_a_version_counts_the_rule_as_live():
     facts = np.random.default_rng(0).random((7, 101, 200)).astype(np.float32)
     event_E = SimpleNamespace(numpy=lambda: np.arange(7))
     chunk = SimpleNamespace(score=SimpleNamespace(event_E=event_E), scored_facts=facts, known_E=np.ones(7, bool),
-                            edge_set_E=np.zeros(7, np.int64))
+                            edge_set_E=np.zeros(7, np.int64), is_candidate_EC=np.ones((7, 101), bool))
     tally = Tally(Schema())
     tally.add(chunk, None, None)
     scored = tally.measured(None, None, [], "none")

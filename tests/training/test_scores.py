@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, ndcg_score, roc_auc_score
 
-from streamd.graph.ranking import ranks
+from streamd.graph.ranking import among_candidates, is_candidate, ranks
 from streamd.training.measures import average_precision, label_measures, measures, ndcg
 
 
@@ -13,6 +13,20 @@ def test_a_constant_scorer_scores_chance():
 
 def test_rank_counts_greater_and_half_of_equal():
     assert ranks(np.array([[3, 5, 3, 1], [9, 1, 1, 1]], np.float32)).tolist() == [2.5, 1.0]
+
+
+def test_an_event_with_few_candidates_ranks_among_those():
+    score = np.array([[1, 2, 1, 0], [1, 2, 1, 0], [1, 1, 1, 0], [0, 5, 5, 5]], np.float32)
+    few = is_candidate(np.array([[7, 3, 7, 7], [7, 3, 4, 7], [7, 3, 3, 4], [7, 1, 2, 7]]))
+    assert few.tolist() == [[True, True, False, False], [True, True, True, False], [True] * 4, [True, True, True, False]]
+    assert ranks(among_candidates(score, few)).tolist() == [2, 2.5, 2, 3]
+    assert among_candidates(score, few >= 0) is score, "all are candidates"
+
+
+def test_a_true_score_of_minus_infinity_ranks_last():
+    inf = np.inf
+    score = np.array([[-inf, 1, -inf, -inf], [-inf] * 4, [np.nan, 1, -inf, -inf], [inf, 1, inf, -inf]], np.float32)
+    assert ranks(score).tolist() == [4, 4, 2, 1.5]
 
 
 def test_ap_and_auc_equal_scikit_learns_with_ties():

@@ -28,6 +28,7 @@ from streamd.events import Float32, Int64
 from streamd.gpu import memory_for
 from streamd.graph.facts.set_facts import SetFacts, beside
 from streamd.graph.negatives import SCORED
+from streamd.graph.ranking import among_candidates, is_candidate
 from streamd.models import LinkModel, Memory
 from streamd.models.memory.files import read_memory
 from streamd.registry.manifest import MEMORY
@@ -190,7 +191,8 @@ class Nightly:
             parts.append(self._logits(event_E[row_N[own]], candidate_NC[own]))
             on_chunk()
         self._seconds += time.perf_counter() - begun
-        return NightlyScores(row_N, np.concatenate(parts))
+        score_NC = among_candidates(np.concatenate(parts), is_candidate(candidate_NC))
+        return NightlyScores(row_N, score_NC)
 
     def take_seconds(self) -> float:
         """Wall time of `enter` and `score` since the last call."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from streamd.events import Float32
 from streamd.graph.negatives import SCORED
+from streamd.graph.ranking import among_candidates
 from streamd.models import LinkModel, Memory
 from streamd.training.device_transfer import DeviceTransfer
 from streamd.training.learner import Learner
@@ -49,12 +50,14 @@ class Shadow:
     def score(self, chunk: Chunk) -> Float32 | None:
         """Score a chunk's candidates, then move memory over the chunk.
 
-        Returns: logits, float32[E, 101]; None where no event is scored.
+        Returns: logits, float32[E, 101], as `Learner.score` gives them; None where no event is
+        scored.
         """
         with self.model.over(self.memory, chunk.edges) as updated_PD:
             if chunk.score is None:
                 return None
-            return self.transfer.logits(self.model, self.memory, chunk.score, updated_PD)[:, SCORED]
+            logits_EC = self.transfer.logits(self.model, self.memory, chunk.score, updated_PD)
+            return among_candidates(logits_EC[:, SCORED], chunk.is_candidate_EC)
 
 
 @dataclass(frozen=True)
