@@ -111,6 +111,7 @@ def main():
              "champions are compared with the last proven version", 240)
         wait(lambda: "recommend_recall_count 0.0" not in scrape(daemon, "serve"), "recall was measured", 60)
         wait(lambda: "\nstreamd_changelog_records" in scrape(daemon, "archive"), "a manifest is in the store")
+        wait(lambda: "\nstreamd_models_waiting 0.0" in scrape(daemon, "train"), "the models topic has all versions", 60)
         with following(daemon.path.parent, broker) as follower:
             for role in OWNED:
                 keep(role, scrape(follower if role == "follow" else daemon, role))
