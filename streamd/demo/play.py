@@ -15,7 +15,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -23,15 +23,11 @@ from rich.table import Table
 from rich.text import Text
 
 from streamd.demo.broker import Broker, find_broker, free_port
-from streamd.demo.days_table import render, rows
 from streamd.demo.player import Player
 from streamd.demo.streams import DemoStream, stream_named
-from streamd.demo.twins import Twins
 from streamd.errors import DemoError
 from streamd.evaluation.backtest import TITLES
 from streamd.eventlog.layout import LATE
-from streamd.gpu import choose_device
-from streamd.graph.jit import compile_notice
 from streamd.processes import PYTHON, end_with_parent
 from streamd.registry.journal import ModelJournal
 from streamd.server.page.window_rows import edge_sets
@@ -40,6 +36,9 @@ from streamd.telemetry.heartbeat import read_beat
 from streamd.telemetry.progress import LINE_SECONDS, Meter, ProgressLine
 from streamd.training.learning_settings import LearningSettings
 from streamd.windows.history import HistoryReader
+
+if TYPE_CHECKING:
+    from streamd.demo.twins import Twins
 
 TOPIC = "demo"
 PARTITIONS = 4
@@ -98,9 +97,8 @@ def play(
         for own in stream.topics(topic):
             broker.create_topic(own, PARTITIONS)
         settings = _settings(stream, broker, topic, data_dir, _usable_port(port, console))
-        if notice := compile_notice():
-            console.print(notice)
         daemon = stack.enter_context(_daemon(settings, data_dir))
+        _say_if_kernels_are_compiled(console)
 
         # Play; an error shows the end of the daemon's log.
         try:
@@ -112,6 +110,15 @@ def play(
             tail = (data_dir / "daemon.log").read_text(errors="replace")[-3000:]
             console.print(f"The end of daemon.log:\n{tail}", markup=False, highlight=False)
             raise
+
+
+def _say_if_kernels_are_compiled(console: Console) -> None:
+    """Print how long the daemon compiles kernels, if it does. Imported while the daemon starts, as
+    that takes a second."""
+    from streamd.graph.jit import compile_notice
+
+    if notice := compile_notice():
+        console.print(notice)
 
 
 def _rate(speed: str) -> float:
@@ -250,10 +257,9 @@ def _run(
             while not player.status.done.wait(POLL_SECONDS) or not _all_learned(watch, player):
                 show(watch, player, begun)
                 _check_running(daemon, player, twins)
-                if end and twins is None and player.status.total:
-                    learning = LearningSettings.of(settings, choose_device(settings.device))
-                    twins = Twins(settings.data_dir, learning, player.status.total, cold)
-                    twins.start()
+                # The comparisons leave the cores to the daemon until it learns.
+                if end and twins is None and watch.windows_done():
+                    twins = _start_twins(settings, player.status.total, cold)
                 _check_settles(player, settings.data_dir)
             learned = time.monotonic()
             show(watch, player, begun)
@@ -265,7 +271,8 @@ def _run(
                 return 1
 
         # Wait for the comparisons, then print the table and check the end.
-        assert twins is not None
+        _check_running(daemon, player, twins)
+        twins = twins or _start_twins(settings, player.status.total, cold)
         check = partial(_check_running, daemon, player, twins)
         await_twins(twins, watch.windows_done(), player.status.total, console, check)
         return _finish(stream, settings.data_dir, watch, player, twins, learned - begun, console)
@@ -275,8 +282,19 @@ def _run(
             twins.stop()
 
 
+def _start_twins(settings: Settings, num_events: int, cold: bool) -> "Twins":
+    """Start the comparisons, whose imports take seconds."""
+    from streamd.demo.twins import Twins
+    from streamd.gpu import choose_device
+
+    learning = LearningSettings.of(settings, choose_device(settings.device))
+    twins = Twins(settings.data_dir, learning, num_events, cold)
+    twins.start()
+    return twins
+
+
 def await_twins(
-    twins: Twins, num_windows: int, num_events: int, console: Console, check: Callable[[], None]
+    twins: "Twins", num_windows: int, num_events: int, console: Console, check: Callable[[], None]
 ) -> None:
     """Wait until the twins have scored all windows. check: raises where that cannot happen."""
     with ProgressLine(console, "") as line:
@@ -306,7 +324,7 @@ def _check_settles(player: Player, data_dir: Path) -> None:
         )
 
 
-def _check_running(daemon: subprocess.Popen[bytes], player: Player, twins: Twins | None) -> None:
+def _check_running(daemon: subprocess.Popen[bytes], player: Player, twins: "Twins | None") -> None:
     """Check that daemon, player and twins are running. Raises: DemoError."""
     if daemon.poll() is not None:
         raise DemoError(
@@ -381,11 +399,13 @@ def _finish(
     data_dir: Path,
     watch: _RoleReader,
     player: Player,
-    twins: Twins,
+    twins: "Twins",
     seconds: float,
     console: Console,
 ) -> int:
     """Print the table, the speed and an example, and check the end. Returns: the exit status."""
+    from streamd.demo.days_table import render, rows
+
     # Scores of the live model and of its twins.
     records = watch.history.refresh()
     table_rows = rows(records, twins.windows, twins.cut, player.status.total)

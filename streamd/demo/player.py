@@ -1,9 +1,10 @@
-"""The demo's producer, which sends a window of events once the one before is in the log."""
+"""The demo's producer, which sends window after window, a few of them ahead of the log."""
 
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +17,10 @@ from streamd.settings.tree import KafkaSettings
 
 MAX_WINDOWS_BEHIND = 24
 """Most windows sent but not learned: few, so that the display shows a live system."""
+MAX_WINDOWS_IN_FLIGHT = 4
+"""Most windows sent but not in the log. Its last events wait for the other partitions, by
+`ingest.merge_wait_seconds`, unless the next window follows: one by one the windows would wait for
+this, not for the trainer."""
 PATIENCE_SECONDS = 120.0
 """Longest wait for ingest, which may be slow to start on a busy machine."""
 T = TypeVar("T")
@@ -97,6 +102,7 @@ class Player:
             # Each window waits for its moment, and for the trainer where that is behind.
             begun = time.monotonic()
             hours = self._stream.window_seconds / HOUR
+            ends = [0, *accumulate(map(len, windows))]
             for number, batch in enumerate(windows):
                 if self._rate:
                     moment = begun + number * hours / self._rate
@@ -107,13 +113,10 @@ class Player:
                     self._stop.wait(0.02)
                 if self._stop.is_set():
                     return
+                self._wait_for_edges(log, ends[max(0, number - MAX_WINDOWS_IN_FLIGHT + 1)])
                 self._send(producer, batch)
                 self.status.sent += len(batch)
-                self._wait_for(
-                    log,
-                    f"{self.status.sent} events are in the log",
-                    lambda: log.num_edges >= self.status.sent,
-                )
+            self._wait_for_edges(log, self.status.sent)
         finally:
             producer.close()
 
@@ -126,6 +129,11 @@ class Player:
         producer.flush()
         for future in sent:
             future.get(timeout=60)
+
+    def _wait_for_edges(self, log: LogReader, num_edges: int) -> None:
+        """Wait until the log holds so many edges. Raises: DemoError."""
+        what = f"{num_edges} events are in the log"
+        self._wait_for(log, what, lambda: log.num_edges >= num_edges)
 
     def _wait_for(self, log: LogReader, what: str, reached: Callable[[], bool]) -> None:
         """Refresh the log until `reached` is true. Raises: DemoError."""

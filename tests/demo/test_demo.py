@@ -18,7 +18,7 @@ from streamd.clock import SystemClock
 from streamd.decode.decoder import make_decoder
 from streamd.demo import play
 from streamd.demo.days_table import render, rows
-from streamd.demo.player import Player
+from streamd.demo.player import MAX_WINDOWS_IN_FLIGHT, Player
 from streamd.demo.standin import StandIn
 from streamd.demo.streams import DATA, STREAMS, stream_named
 from streamd.demo.twins import Twins
@@ -137,6 +137,24 @@ def test_three_topics_make_a_log_of_the_files_events_each_in_its_edge_set(broker
     assert sorted(zip(time_us, [log.keys[u] for u in src], [log.keys[v] for v in dst], sets, strict=True)) == want
     assert (np.diff(time_us) >= 0).all() and set(sets) == {0, 1, 2} and log.num_edges == player.status.sent
     assert [one.name for one in schema_of(read).edge_sets] == ["answers", "question_comments", "answer_comments"]
+
+
+def test_the_player_is_a_few_windows_ahead_of_the_log_and_no_more(tmp_path):
+    broker, s = StandIn(), stream_named("mathoverflow")
+    for topic in s.topics("ahead"):
+        broker.create_topic(topic, 4)
+    LogWriter(tmp_path, Schema(0, 0, 0), 4096).close()
+    kafka = KafkaSettings(bootstrap_servers=broker.bootstrap_servers, client=broker.client, topics=s.topics("ahead"))
+    player = Player(s, tmp_path, kafka, 0.0, 3, lambda: 0)
+    player.start()
+    ahead = sum(map(len, [*s.windows(3)][:MAX_WINDOWS_IN_FLIGHT]))
+    until = time.monotonic() + 60
+    while player.status.sent < ahead and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not player.status.done.wait(1) and player.status.sent == ahead < player.status.total
+    player.stop()
+    assert player.status.error is None
+    broker.close()
 
 
 def test_the_taxi_stream_leaves_out_what_gives_away_the_label_and_has_its_zones():
