@@ -24,7 +24,7 @@ from rich.text import Text
 
 from streamd.demo.broker import Broker, find_broker, free_port
 from streamd.demo.player import Player
-from streamd.demo.streams import DemoStream, stream_named
+from streamd.demo.streams import DAY, DemoStream, stream_named
 from streamd.errors import DemoError
 from streamd.evaluation.backtest import TITLES
 from streamd.eventlog.layout import LATE
@@ -243,7 +243,9 @@ def _run(
     watch = _RoleReader(settings.data_dir, settings.server.port)
     counter = HistoryReader(settings.data_dir)
     log, kafka = settings.data_dir, settings.kafka
-    player = Player(stream, log, kafka, rate, days, lambda: len(counter.refresh()))
+    # The month ends last midnight: the page shows dates of now, and none ahead of the clock.
+    midnight = int(time.time()) // DAY * DAY
+    player = Player(stream, log, kafka, rate, days, lambda: len(counter.refresh()), midnight)
     twins: Twins | None = None
     begun = time.monotonic()
     player.start()

@@ -48,15 +48,18 @@ class Player:
         hours_per_second: float,
         days: int | None,
         windows_done: Callable[[], int],
+        ends_at: int | None = None,
     ) -> None:
         """log_folder: of the event log, which need not exist yet. hours_per_second: 0 for as fast
-        as the log takes events. windows_done: returns the number of learned windows."""
+        as the log takes events. windows_done: returns the number of learned windows. ends_at: as of
+        `DemoStream.windows`."""
         self._stream = stream
         self._log_folder = log_folder
         self._kafka = kafka
         self._rate = hours_per_second
         self._days = days
         self._windows_done = windows_done
+        self._ends_at = ends_at
         self._stop = threading.Event()
         self.status = PlayerStatus()
         self._thread = threading.Thread(target=self._run, name="player", daemon=True)
@@ -81,7 +84,7 @@ class Player:
 
     def _play(self) -> None:
         """Send node features, then window after window at the chosen speed. Raises: DemoError."""
-        windows = list(self._stream.windows(self._days))
+        windows = list(self._stream.windows(self._days, self._ends_at))
         self.status.total = sum(map(len, windows))
         producer = make_producer(
             self._kafka, linger_ms=1000, batch_size=1_000_000, compression_type="lz4"

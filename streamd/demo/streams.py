@@ -16,6 +16,8 @@ from streamd.exchange.produce import Outgoing
 DATA = Path(__file__).parent / "data"
 HOUR = 3600
 DAY = 86400
+DAYS = 31
+"""Days of each data set; the first and the last have events."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,21 +40,27 @@ class DemoStream:
     edge_sets: tuple[str, ...] = ()
     window_seconds: int = HOUR
 
-    def windows(self, days: int | None) -> Iterator[list[Outgoing]]:
+    def windows(self, days: int | None, ends_at: int | None = None) -> Iterator[list[Outgoing]]:
         """Yield the edges in time order, one list for each window that has any.
 
-        days: only the first so many days, None for all.
+        Args: days: only the first so many days, None for all; ends_at: a midnight UTC at which the
+        last of these days ends, seconds since 1970, None for the times of the recording.
         """
         # The file is in time order, so a window ends at the first event of another.
         batch: list[Outgoing] = []
+        num_days = min(days or DAYS, DAYS)
         window = until = None
+        later_by = 0
         for row in _rows(self.name):
             t = int(row["t"])
-            # Days begin at midnight UTC, and the first counts in full.
-            if until is None and days is not None:
-                until = (t // DAY + days) * DAY
-            if until is not None and t >= until:
+            # Days begin at midnight UTC, and the first counts in full. Whole days are added, so
+            # that windows and nights are those of the recording.
+            if until is None:
+                until = (t // DAY + num_days) * DAY
+                later_by = 0 if ends_at is None else ends_at - until
+            if t >= until:
                 break
+            t += later_by
             if window is not None and t // self.window_seconds != window:
                 yield batch
                 batch = []

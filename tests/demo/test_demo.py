@@ -20,7 +20,7 @@ from streamd.demo import play
 from streamd.demo.days_table import render, rows
 from streamd.demo.player import MAX_WINDOWS_IN_FLIGHT, Player
 from streamd.demo.standin import StandIn
-from streamd.demo.streams import DATA, STREAMS, stream_named
+from streamd.demo.streams import DATA, DAY, STREAMS, stream_named
 from streamd.demo.twins import Twins
 from streamd.errors import DemoError
 from streamd.evaluation.regimes import RegimeWindow, best_half_life
@@ -48,6 +48,19 @@ def test_a_stream_is_whole_sorted_and_in_windows(name, events, features):
     assert len(times) == events and times == sorted(times)
     assert all(len({e.time // s.window_seconds for e in batch}) == 1 for batch in windows)
     assert len(json.loads(windows[0][0].value).get("features", [])) == features
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_month_that_ends_at_a_midnight_is_the_recording_some_whole_days_later(name):
+    s, midnight = stream_named(name), 20_000 * DAY
+    for days in (None, 2, 40):
+        recorded, played = [*s.windows(days)], [*s.windows(days, midnight)]
+        later_by = played[0][0].time - recorded[0][0].time
+        assert later_by % DAY == 0 and midnight - DAY <= played[-1][-1].time < midnight
+        for then, now in zip(recorded, played, strict=True):
+            assert [e.time + later_by for e in then] == [e.time for e in now]
+        body = json.loads(played[0][0].value)
+        assert body == json.loads(recorded[0][0].value) | {"time": played[0][0].time}
 
 
 @pytest.mark.parametrize("name", STREAMS)
@@ -116,7 +129,8 @@ def test_three_topics_make_a_log_of_the_files_events_each_in_its_edge_set(broker
     writer, stop = LogWriter(tmp_path, schema_of(read), 4096), threading.Event()
     loop = IngestLoop(read, writer, make_dead_letters(read), SystemClock(), Heartbeat(tmp_path, "ingest"))
     ingest = threading.Thread(target=loop.run, args=(stop,))
-    player = Player(s, read.data_dir, read.kafka, 0.0, 2, lambda: 99)
+    midnight = int(time.time()) // DAY * DAY
+    player = Player(s, read.data_dir, read.kafka, 0.0, 2, lambda: 99, midnight)
     ingest.start()
     try:
         player.start()
@@ -129,8 +143,9 @@ def test_three_topics_make_a_log_of_the_files_events_each_in_its_edge_set(broker
 
     with gzip.open(DATA / "mathoverflow.csv.gz", "rt") as file:
         lines = [[int(r[c]) for c in ("t", "src", "dst", "kind")] for r in csv.DictReader(file)]
-    # The file begins on 1 July 2010; its events of a second lie in any order in the log.
-    want = sorted((t * 10**6, f"user:{src}", f"user:{dst}", kind) for t, src, dst, kind in lines if t < 1277942400 + 2 * 86400)
+    # The file begins on 1 July 2010, and its second day ends last midnight; events of a second lie in any order in the log.
+    later_by = midnight - (1277942400 + 2 * DAY)
+    want = sorted(((t + later_by) * 10**6, f"user:{src}", f"user:{dst}", kind) for t, src, dst, kind in lines if t < 1277942400 + 2 * DAY)
     log = LogReader.open(tmp_path)
     src, dst, time_us = log.edges(0, log.num_edges)
     sets = log.edge_sets_of(np.arange(log.num_edges))
