@@ -11,19 +11,16 @@ import socket
 import subprocess
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console
 
 from streamd.demo.broker import Broker, find_broker, free_port
 from streamd.demo.player import Player
+from streamd.demo.role_reader import RoleReader, display
 from streamd.demo.streams import DAY, DemoStream, stream_named
 from streamd.errors import DemoError
 from streamd.evaluation.backtest import TITLES
@@ -32,8 +29,7 @@ from streamd.processes import PYTHON, end_with_parent
 from streamd.registry.journal import ModelJournal
 from streamd.server.page.window_rows import edge_sets
 from streamd.settings.loading import Settings, as_environment, load_settings
-from streamd.telemetry.heartbeat import read_beat
-from streamd.telemetry.progress import LINE_SECONDS, Meter, ProgressLine
+from streamd.telemetry.progress import ProgressLine
 from streamd.training.learning_settings import LearningSettings
 from streamd.windows.history import HistoryReader
 
@@ -98,7 +94,7 @@ def play(
             broker.create_topic(own, PARTITIONS)
         settings = _settings(stream, broker, topic, data_dir, _usable_port(port, console))
         daemon = stack.enter_context(_daemon(settings, data_dir))
-        _say_if_kernels_are_compiled(console)
+        _print_kernel_notice(console)
 
         # Play; an error shows the end of the daemon's log.
         try:
@@ -112,7 +108,7 @@ def play(
             raise
 
 
-def _say_if_kernels_are_compiled(console: Console) -> None:
+def _print_kernel_notice(console: Console) -> None:
     """Print how long the daemon compiles kernels, if it does. Imported while the daemon starts, as
     that takes a second."""
     from streamd.graph.jit import compile_notice
@@ -199,35 +195,6 @@ def _daemon(settings: Settings, data_dir: Path) -> Iterator[subprocess.Popen[byt
                 child.wait()
 
 
-class _RoleReader:
-    """Reads the state of the roles from the data directory and the server."""
-
-    def __init__(self, data_dir: Path, port: int) -> None:
-        """port: of the server."""
-        self._data_dir = data_dir
-        self.history = HistoryReader(data_dir)
-        self.address = f"http://127.0.0.1:{port}"
-
-    def windows_done(self) -> int:
-        """Number of windows that are learned."""
-        return len(self.history.refresh())
-
-    def detail(self, role: str) -> dict[str, Any]:
-        """The fields of a role's heartbeat; none before the first."""
-        beat = read_beat(self._data_dir, role)
-        return beat.detail if beat else {}
-
-    def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        """Ask the server: GET, or POST with a body. Returns: the parsed JSON answer."""
-        # A request without data is a GET.
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(
-            self.address + path, data, {"content-type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return json.load(answer)
-
-
 def _run(
     stream: DemoStream,
     settings: Settings,
@@ -240,7 +207,7 @@ def _run(
 ) -> int:
     """Play the stream, show progress until all is learned, and end as `end` says."""
     # Two readers of the history: one for this thread, one for the player's.
-    watch = _RoleReader(settings.data_dir, settings.server.port)
+    watch = RoleReader(settings.data_dir, settings.server.port)
     counter = HistoryReader(settings.data_dir)
     log, kafka = settings.data_dir, settings.kafka
     # The month ends last midnight: the page shows dates of now, and none ahead of the clock.
@@ -308,7 +275,7 @@ def await_twins(
         line.at(twins.edge, num_events)
 
 
-def _all_learned(watch: _RoleReader, player: Player) -> bool:
+def _all_learned(watch: RoleReader, player: Player) -> bool:
     """Whether the last event is in a learned window, or the player failed."""
     records = watch.history.refresh()
     return player.status.error is not None or bool(
@@ -337,69 +304,10 @@ def _check_running(daemon: subprocess.Popen[bytes], player: Player, twins: "Twin
             raise DemoError(f"The demo failed: {type(part).__name__}: {part}") from part
 
 
-@contextlib.contextmanager
-def display(console: Console) -> Iterator[Any]:
-    """Show progress as a live table on a terminal, and elsewhere as a line every LINE_SECONDS."""
-    meter = Meter()
-    if console.is_terminal:
-        with Live(console=console, refresh_per_second=5) as live:
-            yield lambda watch, player, begun: live.update(
-                _table(_facts(watch, player, begun, meter))
-            )
-        return
-    last = [0.0]
-
-    def line(watch: _RoleReader, player: Player, begun: float) -> None:
-        if time.monotonic() - last[0] >= LINE_SECONDS:
-            last[0] = time.monotonic()
-            facts = _facts(watch, player, begun, meter)
-            console.print("  ".join(f"{k} {v}" for k, v in facts.items()), highlight=False)
-
-    yield line
-
-
-def _facts(watch: _RoleReader, player: Player, begun: float, meter: Meter) -> dict[str, str]:
-    """The progress to show, by label."""
-    ingest = watch.detail("ingest")
-    train = watch.detail("train")
-    records = watch.history.refresh()
-
-    # The mean over windows, weighted by their scored events.
-    scored = [r for r in records[-24:] if r.num_scored]
-    weight = sum(r.num_scored for r in scored)
-    score = (
-        f"{sum(r.scores['live']['mrr'] * r.num_scored for r in scored) / weight:.3f}"
-        if weight
-        else "-"
-    )
-
-    # The speed of learning is that of the last seconds, by the meter.
-    elapsed = time.monotonic() - begun
-    learned = meter.at(records[-1].end_edge if records else 0, player.status.total or 1)
-    return {
-        "events": f"{ingest.get('edges', 0):,} of {player.status.total:,}",
-        "lag": f"{ingest.get('lag', 0):,}",
-        "not yet learned": f"{train.get('lag', 0):,}",
-        "windows": f"{len(records):,}",
-        "learned": learned.text("events"),
-        "MRR of the last 24": score,
-        "version": str(train.get("version", "-")),
-        "seconds": f"{elapsed:.0f}",
-    }
-
-
-def _table(facts: dict[str, str]) -> Group:
-    """The progress as a table for a terminal."""
-    table = Table(box=None, show_header=False)
-    for name, value in facts.items():
-        table.add_row(name, Text(value, style="bold"))
-    return Group(table)
-
-
 def _finish(
     stream: DemoStream,
     data_dir: Path,
-    watch: _RoleReader,
+    watch: RoleReader,
     player: Player,
     twins: "Twins",
     seconds: float,
@@ -435,7 +343,7 @@ def _finish(
     return _check_end(data_dir, watch, player, console)
 
 
-def _example(watch: _RoleReader, stream: DemoStream, console: Console) -> None:
+def _example(watch: RoleReader, stream: DemoStream, console: Console) -> None:
     """Print a request that the user can repeat, and its answer."""
     # The source of the last event of the first window, which the model has learned.
     event = json.loads(next(stream.windows(1))[-1].value)
@@ -452,7 +360,7 @@ def _example(watch: _RoleReader, stream: DemoStream, console: Console) -> None:
     console.print_json(json.dumps(answer))
 
 
-def _check_end(data_dir: Path, watch: _RoleReader, player: Player, console: Console) -> int:
+def _check_end(data_dir: Path, watch: RoleReader, player: Player, console: Console) -> int:
     """Check that every event was committed, learned and is visible, and none clamped or refused.
 
     Returns: 0, or 1 where a check failed; each is printed.

@@ -135,8 +135,9 @@ class Player:
 
     def _wait_for_edges(self, log: LogReader, num_edges: int) -> None:
         """Wait until the log holds so many edges. Raises: DemoError."""
-        what = f"{num_edges} events are in the log"
-        self._wait_for(log, what, lambda: log.num_edges >= num_edges)
+        self._wait_for(
+            log, f"{num_edges} events are in the log", lambda: log.num_edges >= num_edges
+        )
 
     def _wait_for(self, log: LogReader, what: str, reached: Callable[[], bool]) -> None:
         """Refresh the log until `reached` is true. Raises: DemoError."""

@@ -19,6 +19,7 @@ from streamd.decode.decoder import make_decoder
 from streamd.demo import play
 from streamd.demo.days_table import render, rows
 from streamd.demo.player import MAX_WINDOWS_IN_FLIGHT, Player
+from streamd.demo.role_reader import display, reason_to_wait
 from streamd.demo.standin import StandIn
 from streamd.demo.streams import DATA, DAY, STREAMS, stream_named
 from streamd.demo.twins import Twins
@@ -230,13 +231,26 @@ def test_waiting_for_the_twins_says_how_far_they_are_in_lines_that_are_not_wrapp
 
 def test_the_demo_says_in_a_log_how_far_the_learning_is():
     records = [SimpleNamespace(end_edge=250, num_scored=0)]
-    watch = SimpleNamespace(detail=lambda role: {}, history=SimpleNamespace(refresh=lambda: records))
+    watch = SimpleNamespace(beat=lambda role: None, detail=lambda role: {}, history=SimpleNamespace(refresh=lambda: records))
     player, out = SimpleNamespace(status=SimpleNamespace(total=1000)), io.StringIO()
-    with play.display(Console(file=out, width=40, soft_wrap=True)) as show:
+    with display(Console(file=out, width=40, soft_wrap=True)) as show:
         for _ in range(5):
             show(watch, player, 0.0)
     line, = out.getvalue().splitlines()
     assert "learned 25 %, 250 of 1,000 events" in line, "a line in ten seconds, however long it is"
+
+
+def test_before_the_first_window_the_demo_says_what_it_waits_for():
+    states = {}
+    watch = SimpleNamespace(beat=lambda role: SimpleNamespace(state=states[role]) if role in states else None)
+    said = [reason_to_wait(watch, 0)]
+    for role, state in [("ingest", "connecting"), ("ingest", "running"), ("train", "preparing"), ("train", "waiting"), ("train", "learning")]:
+        states[role] = state
+        said.append(reason_to_wait(watch, 0))
+    ingest = "ingest, which connects to the broker"
+    assert said == [ingest, ingest, "the trainer, which starts", "the trainer, which loads or compiles kernels",
+                    "the first window to end", "the first window, which is being learned"]
+    assert reason_to_wait(watch, 1) == ""
 
 
 def test_the_popularity_half_life_is_chosen_before_the_scored_part():
