@@ -11,7 +11,7 @@ SEEDS ?= 200
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo demos test screenshots contract mlflow tgb slow fences fuzz mutants lint bench docs helm wheel proto clean keys image image-release sign pin-base wheels-arm64 containers
+.PHONY: demo demos test screenshots states contract mlflow tgb slow fences fuzz mutants lint bench docs helm wheel proto clean keys image image-release sign pin-base wheels-arm64 containers
 
 demo: $(VENV)/.demo
 	$(BIN)/streamd demo $(DEMO_ARGS)
@@ -54,6 +54,11 @@ tgb: $(VENV)/.bench $(VENV)-tgb/.made
 # The pictures of the status page in the README, after some days of the demo's stream.
 screenshots: $(VENV)/.dev
 	STREAMD_SCREENSHOTS=docs/images $(BIN)/python -m pytest -m slow -k screenshots --timeout 3600 tests/server/test_page.py
+
+# The status page in each of its states, for eyes to look at.
+states: $(VENV)/.dev
+	mkdir -p build/states
+	PICTURES=build/states $(BIN)/python -m pytest tests/server/test_page_states.py
 
 slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow --timeout 3600

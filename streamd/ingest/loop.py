@@ -22,17 +22,16 @@ from streamd.ingest.dead_letters.sinks import DeadLetters
 from streamd.ingest.dead_letters.writer import LetterWriter
 from streamd.ingest.event_log import Log
 from streamd.ingest.first_times import FirstTimes
+from streamd.ingest.kafka.broker_wait import BrokerWait
 from streamd.ingest.kafka.consumer import KafkaSource, OutOfRange
 from streamd.ingest.kafka.lag import report_lag, unread
 from streamd.ingest.kafka.offset_commits import ShownOffsets
 from streamd.ingest.kafka.safe_records import portions
-from streamd.ingest.kafka.topic_watch import missing_topic
 from streamd.ingest.order.batch_builder import BatchBuilder
 from streamd.ingest.order.runs import not_yet_appended
 from streamd.ingest.traced import TracedRecords
 from streamd.settings.loading import Settings
 from streamd.telemetry import metrics
-from streamd.telemetry.failure_log import LastingFailures
 from streamd.telemetry.heartbeat import HELD_STATE, Heartbeat
 
 logger = structlog.get_logger()
@@ -93,7 +92,7 @@ class IngestLoop:
         self._paused: list[int] = []
         self._held: Mapping[int, Sequence[Any]] = {}
         self._assignment: Assignment | None = None
-        self._failures = LastingFailures(clock.monotonic)
+        self._waiting = BrokerWait(settings.kafka.bootstrap_servers, clock)
         self._offsets = ShownOffsets(log_writer)
         if log_writer.newest_us is not None:
             self._report_log()
@@ -126,16 +125,16 @@ class IngestLoop:
     def _connect(self, stop: threading.Event) -> KafkaSource | None:
         """Wait for the broker and all topics; None where `stop` is set before."""
         source = None
-        why: dict[str, str] = {}
+        why: dict[str, Any] = {}
         while not stop.is_set():
             self._beat.touch("connecting", **why)
             try:
                 source = source or KafkaSource(self._settings.kafka, self._settings.ingest)
-                if self._has_topics(source):
+                why = self._waiting.for_topics(source.discover())
+                if not why:
                     return source
-                why = {}
             except KafkaError as error:
-                why = self._warn_of_broker(error)
+                why = self._waiting.for_broker(error)
             self._offsets.wait(stop, CONNECT_SECONDS)
         if source is not None:
             source.close()
@@ -149,34 +148,13 @@ class IngestLoop:
         """
         while not stop.is_set():
             try:
-                if self._has_topics(source):
+                why = self._waiting.for_topics(source.discover())
+                if not why:
                     return
-                why = {}
             except KafkaError as error:
-                why = self._warn_of_broker(error)
+                why = self._waiting.for_broker(error)
             self._beat.touch("connecting", **why)
             self._offsets.wait(stop, CONNECT_SECONDS)
-
-    def _has_topics(self, source: KafkaSource) -> bool:
-        """Whether all topics exist; for each that does not, log how to create it."""
-        missing = source.discover()
-        for name in missing:
-            self._warn_seldom(
-                "waiting_for_topic",
-                missing_topic(name, self._settings.kafka.bootstrap_servers),
-                name,
-            )
-        return not missing
-
-    def _warn_seldom(self, event: str, error: str, about: str = "") -> None:
-        """Log why ingest waits, at most every five minutes for each event and topic."""
-        if self._failures.is_due(event + about):
-            logger.warning(event, error=error)
-
-    def _warn_of_broker(self, error: KafkaError) -> dict[str, str]:
-        """Log why the broker cannot be used. Returns: the same for the heartbeat."""
-        self._warn_seldom("broker_unavailable", str(error))
-        return {"why": str(error)}
 
     def begin(self, source: KafkaSource) -> bool:
         """Seek to the stored positions and make the state of this assignment of partitions.
@@ -188,9 +166,9 @@ class IngestLoop:
         except DataLossError:
             raise
         except KafkaError as error:
-            self._warn_of_broker(error)
+            self._waiting.for_broker(error)
             return False
-        self._failures.over()
+        self._waiting.over()
 
         # Record a loss of data before anything behind it is read.
         if gaps:
@@ -248,8 +226,7 @@ class IngestLoop:
             logger.warning("offset_out_of_range")
             return False
         except KafkaError as error:
-            logger.warning("broker_unavailable", error=str(error))
-            self._pause("broker unavailable", RETRY_SECONDS, why=str(error))
+            self._pause("broker unavailable", RETRY_SECONDS, **self._waiting.for_broker(error))
             return True
 
         # Decode and buffer; partitions with full buffers are not polled next time.
@@ -259,12 +236,12 @@ class IngestLoop:
             for number in range(len(source.partitions)):
                 self._take(source, number, polled.get(number, ()), now)
         except KafkaError as error:
-            self._pause("broker unavailable", RETRY_SECONDS, **self._warn_of_broker(error))
+            self._pause("broker unavailable", RETRY_SECONDS, **self._waiting.for_broker(error))
             return not source.changed
         except SchemaRegistryError as error:
             metrics.schema_registry_away.set(1)
-            self._warn_seldom("schema_registry_away", str(error))
-            self._pause("schema registry away", RETRY_SECONDS)
+            self._waiting.warn("schema_registry_away", str(error))
+            self._pause("schema registry away", RETRY_SECONDS, why=str(error))
             # What is held is read on; where some of it was taken, all is read again.
             return bool(self._held) and not source.changed
         metrics.schema_registry_away.set(0)
@@ -303,7 +280,7 @@ class IngestLoop:
             self._pause(HELD_STATE, POLL_SECONDS)
         return self._first_times.is_held
 
-    def _pause(self, state: str, seconds: float, **detail: str) -> None:
+    def _pause(self, state: str, seconds: float, **detail: Any) -> None:
         """Wait before a further attempt; a time in which nothing could come is not quiet. detail:
         of the heartbeat."""
         self._current.last_event = self._clock.monotonic()
@@ -482,6 +459,7 @@ class IngestLoop:
 
     def _report(self, source: KafkaSource) -> None:
         """Set the lag metrics, do some housekeeping, and touch the heartbeat."""
+        self._waiting.note_answer()
         report_lag(source, self._current.merger, self._clock, self._current.stamps_ms)
         self._housekeep()
         self._touch_heartbeat(source)
@@ -490,5 +468,5 @@ class IngestLoop:
         """Touch the heartbeat, with the state of the log and the records not yet read."""
         read = {"edges": self._log.num_edges, "watermark": self._log.watermark}
         state = {**read, **unread(source, self._current.merger, self._clock)}
-        refused = {"dead_letters": self._letters.num_letters}
+        refused = self._letters.summary()
         self._beat.touch(self._doing, **state, **refused, clamped=int(metrics.clamped_total()))

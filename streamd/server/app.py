@@ -29,7 +29,7 @@ def create_app(state: ServerState) -> FastAPI:
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
         running = state.engine.start()
-        pulse = asyncio.create_task(state.page.pulse.run(), name="pulse")
+        pulse = asyncio.create_task(state.page.run(), name="pulse")
         # The port is opened behind this line.
         while not (state.may_listen() or state.draining):
             await asyncio.sleep(LOOK_SECONDS)

@@ -88,6 +88,7 @@ class ServerState:
             nightly_twin=settings.training.nightly_twin,
             time_unit=settings.stream.time_unit,
             key_prefixes=frozenset(p for s in settings.sources for p in s.prefixes()),
+            broker=settings.kafka.bootstrap_servers,
         )
         self.page = StatusPage(shown, engine, registry)
         self.forwarder = Forwarder(settings.kafka, settings.sources, self._make_decoder)

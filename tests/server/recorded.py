@@ -40,7 +40,7 @@ TGN = SMALL | {"model__labels": "classification"}
 TGAT = SMALL | {"model__name": "tgat", "model__half_lives_seconds": (10, 100, 1000, 5000, 9000)}
 PATIENCE_SECONDS = 120
 """Kernels may have to be compiled on the way."""
-VOLATILE = {"now", "events_per_second", "pulse", "answered", "roles", "time_of_move", "created", "last_inference", "ns"}
+VOLATILE = {"now", "troubles", "events_per_second", "pulse", "answered", "roles", "time_of_move", "created", "last_inference", "ns"}
 
 
 def make_log(path):

@@ -1,5 +1,6 @@
 """Refused events made into dead letters, with the key and timestamp of the record each came in."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,9 @@ NO_IDS: Mapping[str, str] = {}
 MAX_LOGGED = 10
 """Letters of a process that are logged: a producer that sends only misfits would fill the log."""
 
+MAX_ERROR = 200
+"""Characters of an error that are logged or shown: it may hold a value of the event."""
+
 
 class LetterWriter:
     """Writes the dead letters of all partitions to `store`. Owner: the poll thread."""
@@ -36,6 +40,11 @@ class LetterWriter:
         self.store = store
         self._mapped = mapped
         self.num_letters = 0
+        self._num_records = 0
+        self._newest: dict[str, str] = {}
+        """Reason -> the newest error, cut to MAX_ERROR characters."""
+        self._counts: Counter[str] = Counter()
+        self._begun = clock.monotonic()
         self._clock = clock
         self._schema = schema
         self._time_unit = time_unit
@@ -57,6 +66,18 @@ class LetterWriter:
     def remember(self, number: int, records: Sequence[Any]) -> None:
         """Keep the origins of records of partition `number`, which are about to be decoded."""
         self._origins[number].add(records)
+        self._num_records += len(records)
+
+    def summary(self) -> dict[str, Any]:
+        """Fields of the heartbeat, since this process began: seconds, records read, letters, and
+        the newest error of the most frequent reason, empty without letters."""
+        reasons = self._counts.most_common(1)
+        return {
+            "reading_seconds": self._clock.monotonic() - self._begun,
+            "records": self._num_records,
+            "dead_letters": self.num_letters,
+            "refused_mostly": self._newest[reasons[0][0]] if reasons else "",
+        }
 
     def forget(self, positions: Sequence[Position]) -> None:
         """Drop the origins of records before the committed positions, one position a partition."""
@@ -110,6 +131,8 @@ class LetterWriter:
 
         # Count every letter, but log the first few only.
         self.num_letters += 1
+        self._counts[letter.reason] += 1
+        self._newest[letter.reason] = letter.error[:MAX_ERROR]
         metrics.dead_letters.labels(letter.reason).inc()
         if self.num_letters <= MAX_LOGGED:
             logger.warning(
@@ -119,7 +142,7 @@ class LetterWriter:
                 offset=letter.offset,
                 index=letter.index,
                 reason=letter.reason,
-                error=letter.error[:200],
+                error=letter.error[:MAX_ERROR],
             )
 
     def flush(self) -> None:

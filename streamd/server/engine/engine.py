@@ -299,6 +299,7 @@ class Engine:
         status.edge = view.edge
         status.newest_us = view.newest_us
         status.memory_edge = follower.memory_edge
+        status.next_version = follower.next_version
         self._rate.note(time.monotonic(), view.edge)
         status.events_per_second = self._rate.per_second
 

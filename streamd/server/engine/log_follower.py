@@ -7,18 +7,20 @@ from streamd.registry import Registry
 from streamd.server.engine.freshness import Freshness
 from streamd.server.engine.lag import Completeness
 from streamd.server.engine.pace import Pace
-from streamd.server.engine.rebuild import Rebuild
-from streamd.server.engine.status import EngineStatus
+from streamd.server.engine.rebuild import Rebuild, share_caught_up
+from streamd.server.engine.status import EngineStatus, NextVersion
 from streamd.serving.champion import read_champion
 from streamd.serving.following_graph import ServerGraph
 from streamd.serving.loaded_version import LoadedVersion
 from streamd.serving.requests import NotFinite, Seen
 from streamd.serving.serving_settings import ServingSettings
-from streamd.serving.swap import CatchingUp, Swap, Swapped
+from streamd.serving.swap import CatchingUp, Loading, Swap, Swapped
 from streamd.settings.loading import ModelSettings
 from streamd.telemetry import metrics
 from streamd.telemetry.progress import Reading
 
+SLOW_SECONDS = 5.0
+"""A version on its way for less is not worth a word: one comes with each window."""
 KEEP_SECONDS = 1.0
 """Time between two looks at what should be stored: each reads whether compaction was asked for."""
 
@@ -79,6 +81,22 @@ class LogFollower:
     def _catching_up(self) -> bool:
         """Whether a version that will answer still catches up with the log."""
         return isinstance(self._swap.state, CatchingUp)
+
+    @property
+    def next_version(self) -> NextVersion | None:
+        """The version that will answer, once it has been on its way for SLOW_SECONDS."""
+        state = self._swap.state
+        if not isinstance(state, Loading | CatchingUp):
+            return None
+        if time.monotonic() - state.since < SLOW_SECONDS:
+            return None
+        if isinstance(state, Loading):
+            return NextVersion(state.name, 0.0)
+        served = state.served
+        return NextVersion(
+            None if served is None else served.manifest.name,
+            share_caught_up(state, self.view),
+        )
 
     def progress(self) -> Reading:
         """How much of graph, facts and memory is made."""

@@ -35,3 +35,13 @@ class Rebuild:
         if self._memory_edge is not None:
             total += max(0, view.log.num_edges - self._memory_edge)
         return self._progress.at(done, total)
+
+
+def share_caught_up(swap: CatchingUp, view: ServerGraph) -> float:
+    """The share of its events that a version on its way has taken in, from 0 to 1. view: the graph
+    that answers, of which all may still be to do."""
+    done, total = (0, 0) if swap.view is view else swap.view.taken_in
+    if swap.served is not None:
+        done += swap.served.memory.edge - swap.from_edge
+        total += max(0, swap.view.log.num_edges - swap.from_edge)
+    return min(1.0, max(0, done) / total) if total > 0 else 1.0

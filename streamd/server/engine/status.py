@@ -8,6 +8,15 @@ from streamd.registry.manifest import Manifest
 from streamd.telemetry.progress import Reading
 
 
+@dataclass(frozen=True, slots=True)
+class NextVersion:
+    """A version that will answer, for which graph or memory is made. name: None for the rule.
+    share: from 0 to 1, of its events."""
+
+    name: str | None
+    share: float
+
+
 @dataclass
 class EngineStatus:
     """The state that the status page and the health checks read. Owner: the engine.
@@ -29,6 +38,8 @@ class EngineStatus:
     events_per_second: float = 0.0
     rebuild: Reading | None = None
     """Progress of rebuilding graph, facts and memory; None once the engine is ready."""
+    next_version: NextVersion | None = None
+    """The version that will answer, if it has been on its way for some seconds."""
     beat: float = field(default_factory=time.monotonic)
 
     def name_version(self, manifest: Manifest | None) -> None:

@@ -1,6 +1,5 @@
 """The pulse of the server: a sample every few seconds of what its metrics say, for sparklines."""
 
-import asyncio
 import math
 import time
 from collections import deque
@@ -56,12 +55,6 @@ class Pulse:
                 "event_to_answer_ms": _ms(quantile(shown, 0.5)),
             }
         )
-
-    async def run(self) -> None:
-        """Take samples until cancelled."""
-        while True:
-            await asyncio.sleep(SAMPLE_SECONDS)
-            self.sample()
 
 
 def buckets_of(histogram: Histogram, routes: tuple[str, ...] = ("",)) -> Buckets:

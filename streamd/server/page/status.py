@@ -1,7 +1,9 @@
 """The content of the status page as JSON: roles, throughput, windows, versions and moves."""
 
+import asyncio
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +12,23 @@ from streamd.models.rule import NAME as RULE
 from streamd.registry import Registry
 from streamd.registry.manifest import Manifest
 from streamd.registry.registry import read_manifests
-from streamd.roles import RANK, rank_names
+from streamd.roles import RANK, rank_names, server_names
 from streamd.schema import Schema
 from streamd.server.engine.engine import Engine
 from streamd.server.page.headline import headline_of
 from streamd.server.page.key_watch import OddKeysOnPage
 from streamd.server.page.letters import Letters
-from streamd.server.page.pulse import Pulse
+from streamd.server.page.pulse import SAMPLE_SECONDS, Pulse
+from streamd.server.page.trend import Trend
+from streamd.server.page.troubles import MachineFacts, find_troubles
 from streamd.server.page.window_rows import edge_sets, window_row
 from streamd.settings.loading import LogSettings
 from streamd.telemetry.heartbeat import Beat, read_beats
 from streamd.windows.history import HistoryReader
 from streamd.windows.means import rules_of
 
+REMOVED_SECONDS = 3600.0
+"""A further server that has not run for so long was removed."""
 MAX_WINDOWS = 1000
 """Newest windows that the page shows: it bounds the size of an answer, which is asked for often."""
 
@@ -32,7 +38,7 @@ class PageSettings:
     """The settings that the page shows, and by which it finds the roles.
 
     roles: those of this machine. schema: of a log under these settings. time_unit: of the topics.
-    key_prefixes: those that sources put before keys.
+    key_prefixes: those that sources put before keys. broker: addresses of Kafka.
     """
 
     data_dir: Path
@@ -45,6 +51,7 @@ class PageSettings:
     nightly_twin: bool
     time_unit: str
     key_prefixes: frozenset[str]
+    broker: str
 
 
 class StatusPage:
@@ -57,6 +64,8 @@ class StatusPage:
         self._history = HistoryReader(settings.data_dir)
         self._letters = Letters(settings.data_dir)
         self._odd_keys = OddKeysOnPage(lambda: engine.log, settings.key_prefixes)
+        self._trend = Trend(lambda: engine.log, settings.window_seconds * 1_000_000)
+        self._begun = time.monotonic()
         self.pulse = Pulse(lambda: engine.status.events_per_second, engine.lag_seconds)
 
     def content(self, num_windows: int = MAX_WINDOWS) -> dict[str, Any]:
@@ -67,6 +76,16 @@ class StatusPage:
             **self._training(num_windows),
             **self._models(),
         }
+
+    async def run(self) -> None:
+        """Take a sample every SAMPLE_SECONDS, until cancelled."""
+        while True:
+            await asyncio.sleep(SAMPLE_SECONDS)
+            self.pulse.sample()
+            self._look(self._roles()[1])
+
+    def _look(self, roles: Mapping[str, Beat | None]) -> None:
+        self._trend.look(roles.get("ingest"), roles.get("train"))
 
     def _server(self) -> dict[str, Any]:
         """The state of this server's engine."""
@@ -92,6 +111,7 @@ class StatusPage:
         # A log without a name has no term: no other machine follows it.
         s = self._settings
         num_ranks, roles = self._roles()
+        self._look(roles)
         position = read_position(s.data_dir) if s.log.name else None
         schema = self._engine.schema or s.schema
         return {
@@ -100,7 +120,8 @@ class StatusPage:
                 "member": s.log.member,
                 "term": position and position.term,
             },
-            "roles": roles,
+            "roles": {name: beat and _beat(beat) for name, beat in roles.items()},
+            "troubles": [asdict(trouble) for trouble in find_troubles(self._facts(roles))],
             "ranks": num_ranks,
             "workers": s.workers,
             "window_seconds": s.window_seconds,
@@ -112,7 +133,34 @@ class StatusPage:
             "odd_keys": self._odd_keys.content(),
         }
 
-    def _roles(self) -> tuple[int, dict[str, Any]]:
+    def _facts(self, roles: Mapping[str, Beat | None]) -> MachineFacts:
+        """The facts of which troubles are made. roles: as of `_roles`."""
+        status = self._engine.status
+        log = self._engine.log
+        # While the server starts, the page shows its progress instead.
+        is_ready = status.ready and log is not None
+        return MachineFacts(
+            now=time.time(),
+            up_seconds=time.monotonic() - self._begun,
+            broker=self._settings.broker,
+            beats={name: beat for name, beat in roles.items() if self._counts(name, beat)},
+            version="the rule" if status.version == RULE else f"version {status.version}",
+            next_version=status.next_version if is_ready else None,
+            memory_behind=status.edge - status.memory_edge if is_ready else 0,
+            log_behind=log.num_edges - status.edge if log is not None and is_ready else 0,
+            unlearned_seconds=self._trend.unlearned_seconds,
+            refusals=self._trend.refusals,
+        )
+
+    def _counts(self, name: str, beat: Beat | None) -> bool:
+        """Whether a role is missed if it does not run: one of the settings, or one of another
+        name that ran within the last hour, after which it counts as removed."""
+        s = self._settings
+        # The number of ranks is the trainer's own.
+        expected = name in s.roles or name.startswith(RANK) or name in server_names(s.workers)
+        return expected or (beat is not None and beat.age_seconds < REMOVED_SECONDS)
+
+    def _roles(self) -> tuple[int, dict[str, Beat | None]]:
         """The number of ranks, and the heartbeats of the roles, of each rank and of each server;
         one that never ran as None."""
         beats = {beat.name: beat for beat in read_beats(self._settings.data_dir)}
@@ -127,7 +175,7 @@ class StatusPage:
 
         # Ranks of an earlier, larger group are gone.
         names += [n for n in beats if n not in names and not n.startswith(RANK)]
-        return num_ranks, {n: _beat(beats[n]) if n in beats else None for n in names}
+        return num_ranks, {n: beats.get(n) for n in names}
 
     def _training(self, num_windows: int) -> dict[str, Any]:
         """The windows that training wrote, oldest first, and their summary."""

@@ -1,0 +1,173 @@
+"""The troubles of a machine in an operator's words: one line each, the gravest first."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from streamd.server.engine.lag import ANSWERS_SECONDS
+from streamd.server.engine.status import NextVersion
+from streamd.server.page.trend import RecentRefusals
+from streamd.telemetry.heartbeat import HELD_STATE, REFUSED_STATE, UNSEEN_SECONDS, Beat
+from streamd.telemetry.progress import span
+
+START_SECONDS = 60.0
+"""A role that has not written a heartbeat so long after the server began did not start."""
+UNLEARNED_SECONDS = 180.0
+"""A window that waits so long, with a trainer that gets no further, is a trouble: the trainer
+reports each part of its work within seconds."""
+MANY_EVENTS = 10_000
+"""Events behind that are shown: fewer are taken in within a second or two."""
+FEW_REFUSED = 0.01
+"""Share of refused records from which on they are shown; single misfits are in the table of dead
+letters."""
+MOST_REFUSED = 0.5
+"""Share from which on the stream as a whole does not fit its settings."""
+WAITS = ("waiting for the clock", "asking for schemas", "schema registry away")
+"""States of ingest in which it reads nothing for a reason other than Kafka."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trouble:
+    """One thing that is wrong.
+
+    text: one line. is_bad: whether something is dead or refused; else it is late, and may pass.
+    detail: more about it, as the action of an error; empty if there is none.
+    """
+
+    text: str
+    is_bad: bool = True
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MachineFacts:
+    """The facts of this machine by which troubles are found.
+
+    now: wall time, seconds. up_seconds: since the server began. broker: addresses of Kafka.
+    beats: name of a role or server -> its heartbeat, None if it never ran. version: which
+    answers. next_version: on its way, if any. memory_behind, log_behind: events that memory and
+    graph lack, 0 before the server is ready. unlearned_seconds: for how long a window waits without
+    any progress, None if none waits. refusals: of the last minutes.
+    """
+
+    now: float
+    up_seconds: float
+    broker: str
+    beats: Mapping[str, Beat | None]
+    version: str
+    next_version: NextVersion | None
+    memory_behind: int
+    log_behind: int
+    unlearned_seconds: float | None
+    refusals: RecentRefusals | None
+
+
+def find_troubles(facts: MachineFacts) -> list[Trouble]:
+    """Find all troubles: of dead roles and refusals first, then of late ones."""
+    found = [
+        *_of_roles(facts),
+        *_of_reading(facts),
+        *_of_learning(facts),
+        *_of_refusals(facts),
+        *_of_answering(facts),
+    ]
+    return sorted(found, key=lambda trouble: not trouble.is_bad)
+
+
+def _of_roles(facts: MachineFacts) -> Iterator[Trouble]:
+    """Roles that never ran, ended, hang, are stopped, or refused their data."""
+    for name, beat in facts.beats.items():
+        if beat is None:
+            late = facts.up_seconds >= START_SECONDS
+            yield Trouble(
+                text=f"{name} {'never ran' if late else 'has not begun yet'}", is_bad=late
+            )
+            continue
+
+        # The gravest of its troubles alone: the others follow from it.
+        silent = max(0.0, facts.now - beat.sign_ns / 1e9)
+        doing = f"its last state was: {beat.state}"
+        if beat.state == REFUSED_STATE:
+            yield Trouble(text=f"{name} refused its data: {beat.detail.get('why', 'see its log')}")
+        elif not beat.exists:
+            yield Trouble(text=f"{name} ended {span(silent)} ago and is not back", detail=doing)
+        elif silent >= UNSEEN_SECONDS:
+            text = f"{name} has given no sign of life for {span(silent)}"
+            yield Trouble(text=text, detail=f"it is stopped or stuck; {doing}")
+        elif not beat.alive:
+            text = f"{name} hangs: its loop has not turned for {span(beat.age_seconds)}"
+            yield Trouble(text=text, detail=doing)
+
+
+def _of_reading(facts: MachineFacts) -> Iterator[Trouble]:
+    """Why no events come in, although the roles that read them live."""
+    ingest, follow = facts.beats.get("ingest"), facts.beats.get("follow")
+    if ingest is not None and ingest.alive:
+        yield from _of_ingest(facts.broker, ingest)
+    if follow is not None and follow.alive and follow.state.startswith("waiting for"):
+        yield Trouble(text=f"follow is {follow.state}: {follow.detail.get('why', 'see its log')}")
+
+
+def _of_ingest(broker: str, beat: Beat) -> Iterator[Trouble]:
+    detail = beat.detail
+    why = str(detail.get("why", ""))
+    away = (
+        detail.get("unanswered_seconds", detail.get("broker_age_seconds", 0.0)) + beat.age_seconds
+    )
+
+    # A broker that answers gives a reason; for a silent one there is the time alone.
+    if topics := detail.get("missing_topics"):
+        yield Trouble(text=f"Kafka {broker} has no topic {', '.join(topics)}", detail=why)
+    elif detail.get("answers"):
+        yield Trouble(text=f"Kafka {broker} does not serve ingest: {why}")
+    elif why and "unanswered_seconds" in detail or away > ANSWERS_SECONDS:
+        late = away > ANSWERS_SECONDS
+        text = f"Kafka {broker} has not answered for {span(away)}"
+        yield Trouble(text=text, is_bad=late, detail=why)
+
+    # Reasons of ingest's own.
+    if beat.state == HELD_STATE:
+        yield Trouble(text=f"ingest holds the first commit: {detail.get('held', 'see its log')}")
+    elif beat.state in WAITS:
+        yield Trouble(text=f"ingest is {beat.state}", is_bad=False, detail=why)
+    if detail.get("cannot_lead") and not detail.get("leading"):
+        yield Trouble(text=f"this machine cannot lead: {detail['cannot_lead']}", is_bad=False)
+
+
+def _of_learning(facts: MachineFacts) -> Iterator[Trouble]:
+    train = facts.beats.get("train")
+    waited = facts.unlearned_seconds
+    if train is not None and waited is not None and waited >= UNLEARNED_SECONDS:
+        doing = f"a window is over and waits; the trainer is {train.state}"
+        yield Trouble(text=f"nothing learned for {span(waited)}", detail=doing)
+
+
+def _of_refusals(facts: MachineFacts) -> Iterator[Trouble]:
+    """Records that became dead letters lately, if they are more than single ones."""
+    refused = facts.refusals
+    if refused is None or refused.letters < FEW_REFUSED * refused.records:
+        return
+    # One record may hold several events.
+    unit = "records" if refused.letters <= refused.records else "events and records"
+    yield Trouble(
+        text=f"{refused.letters:,} of {refused.records:,} {unit} refused: {refused.error}",
+        is_bad=refused.letters >= MOST_REFUSED * refused.records,
+        detail="the last ten minutes; the table of dead letters has examples",
+    )
+
+
+def _of_answering(facts: MachineFacts) -> Iterator[Trouble]:
+    """Answers that lack events, or are of another version than they should."""
+    # Another version than the one that should answer.
+    coming = facts.next_version
+    if coming is not None:
+        name = "the rule" if coming.name is None else f"version {coming.name}"
+        share = f"{int(100 * coming.share)} %"
+        until = f"{facts.version} answers until then"
+        yield Trouble(text=f"{name} catches up, {share}, {until}", is_bad=False)
+
+    # Events that the graph or memory lacks.
+    if facts.log_behind >= MANY_EVENTS:
+        text = f"answers are {facts.log_behind:,} events behind the log"
+        yield Trouble(text=text, is_bad=False)
+    if facts.memory_behind >= MANY_EVENTS:
+        yield Trouble(text=f"memory is {facts.memory_behind:,} events behind", is_bad=False)

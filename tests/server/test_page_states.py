@@ -1,0 +1,166 @@
+"""The status page where something is dead or late: one line under its title says so, and nothing is green.
+
+Pictures of all states go to the folder that PICTURES names (`make states`), for eyes to look at.
+"""
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+
+from streamd.server.engine.status import NextVersion
+from streamd.server.page.trend import RecentRefusals
+from streamd.telemetry.heartbeat import Beat
+from streamd.telemetry.progress import Reading
+from tests.server.test_page import CHROMIUM, DESKTOP, PHONE, Served, Small, browser, close, opened  # noqa: F401
+from tests.server.world import World
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+BROKER = "127.0.0.1:9092"
+SIZES = {"desktop": (DESKTOP, "light"), "phone": (PHONE, "dark")}
+
+
+class Empty(Served):
+    """A server before there is a log."""
+
+    def has_begun(self):
+        return self.world.engine.status.why == "waiting for ingest to make the log"
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    made = Small(tmp_path_factory.mktemp("page"))
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory):
+    made = Empty(World(tmp_path_factory.mktemp("empty"), server__api_keys=["reader"]))
+    yield made
+    made.stop()
+
+
+def beat(name, state="running", age=0.0, silent=0.0, exists=True, **detail):
+    return Beat(name=name, role=name, state=state, pid=1, age_seconds=age, exists=exists, alive=exists and age < 60,
+                sign_ns=int((time.time() - silent) * 1e9), detail=detail)
+
+
+class Scene:
+    """Shows a page what it would see of other processes and of its engine in some state."""
+
+    def __init__(self, served, monkeypatch):
+        self.page, self.status, self.monkeypatch = served.world.state.page, served.world.engine.status, monkeypatch
+        self.roles()
+
+    def roles(self, **given):
+        def look():
+            made = {name: of() for name, of in ({name: lambda n=name: beat(n) for name in ("ingest", "train", "serve")} | given).items()}
+            return 1, made
+        self.monkeypatch.setattr(self.page, "_roles", look)
+
+    def engine(self, **fields):
+        for name, value in fields.items():
+            self.monkeypatch.setattr(self.status, name, value)
+        # The engine would bring them up to date at its next turn.
+        self.monkeypatch.setattr(self.page._engine, "_report", lambda follower: None)
+        self.monkeypatch.setattr(self.page._engine, "_update_ready", lambda follower: None)
+
+
+def well(scene):
+    pass
+
+
+def no_data(scene):
+    scene.roles(ingest=lambda: beat("ingest", "connecting", missing_topics=["events"], why="create it, e.g. with kafka-topics.sh"), train=lambda: None)
+
+
+def rebuilding(scene):
+    scene.engine(ready=False, why="reading the log, 42 %, 42 of 100 edges", rebuild=Reading(done=42, total=100, share=0.42, rate=5.0, seconds_left=11.6))
+
+
+def kafka_dead(scene):
+    scene.roles(ingest=lambda: beat("ingest", broker_age_seconds=95.0))
+
+
+def wrong_broker(scene):
+    scene.roles(ingest=lambda: beat("ingest", "connecting", unanswered_seconds=40.0, answers=True, why="The broker takes no user shop."))
+
+
+def trainer_hung(scene):
+    scene.roles(train=lambda: beat("train", "learning", age=240.0))
+
+
+def trainer_stopped(scene):
+    scene.roles(train=lambda: beat("train", "learning", age=30.0, silent=30.0))
+
+
+def below_the_rule(scene):
+    real = scene.page._history.refresh()
+    worse = [replace(r, scores=r.scores | {"live": r.scores["live"] | {"mrr": 0.01}}) for r in real]
+    scene.monkeypatch.setattr(scene.page._history, "refresh", lambda: worse)
+
+
+def catching_up(scene):
+    scene.engine(version="rule", trained_until_us=None, next_version=NextVersion(scene.status.version, 0.12))
+
+
+def refused(scene):
+    scene.page._trend.refusals = RecentRefusals(records=3000, letters=2204, error="user_id is missing")
+
+
+STATES = [(well, "", "good"), (no_data, f"Kafka {BROKER} has no topic events", "bad"), (rebuilding, "", "bad"),
+          (kafka_dead, f"Kafka {BROKER} has not answered for 95 s", "bad"),
+          (wrong_broker, f"Kafka {BROKER} does not serve ingest: The broker takes no user shop.", "bad"),
+          (trainer_hung, "train hangs: its loop has not turned for 4 min", "bad"),
+          (trainer_stopped, "train has given no sign of life for 30 s", "bad"), (below_the_rule, "", "good"),
+          (catching_up, "catches up, 12 %, the rule answers until then", "late"),
+          (refused, "2,204 of 3,000 records refused: user_id is missing", "bad")]
+
+
+@pytest.mark.parametrize("shape", SIZES)
+@pytest.mark.parametrize(("state", "line", "colour"), STATES, ids=[state.__name__ for state, _, _ in STATES])
+def test_each_state_has_its_line_and_its_colour(browser, small, empty, monkeypatch, tmp_path, state, line, colour, shape):  # noqa: F811
+    served = empty if state is no_data else small
+    monkeypatch.setattr(served.world.state.page._trend, "refusals", None)
+    scene = Scene(served, monkeypatch)
+    state(scene)
+    size, scheme = SIZES[shape]
+    page = opened(browser, served, key=None if served is empty else "reader", viewport=size, color_scheme=scheme)
+    if served is empty:
+        page.fill("#key", "reader")
+        page.press("#key", "Enter")
+        page.wait_for_selector("#main:not([hidden])")
+    page.wait_for_selector(f"#state.{colour}")
+
+    # One line; what is dead leaves no green dot.
+    shown = page.inner_text("#troubles") if page.is_visible("#troubles") else ""
+    assert line in shown and bool(line) == bool(shown)
+    assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+    if line:
+        assert page.locator("#troubles summary, #troubles:not(:has(details))").first.bounding_box()["height"] < 130
+    folder = Path(os.environ.get("PICTURES", tmp_path))
+    page.screenshot(path=folder / f"{state.__name__}-{shape}.png")
+    found = Axe().run(page).response["violations"]
+    assert [(v["id"], [n["target"] for n in v["nodes"]][:3]) for v in found if v["impact"] in ("serious", "critical")] == []
+    close(page, served)
+
+
+def test_the_first_of_several_troubles_is_the_gravest_and_the_rest_opens(browser, small, monkeypatch):  # noqa: F811
+    scene = Scene(small, monkeypatch)
+    catching_up(scene)
+    kafka_dead(scene)
+    page = opened(browser, small)
+    page.wait_for_selector("#state.bad")
+    assert page.inner_text("#troubles summary").startswith(f"Kafka {BROKER} has not answered") and "and 1 more" in page.inner_text("#troubles")
+    assert page.is_hidden("#troubles li")
+    page.focus("#troubles summary")
+    page.keyboard.press("Enter")
+    assert "the rule answers until then" in page.inner_text("#troubles li:nth-child(2)")
+    scene.roles()
+    page.wait_for_selector("#troubles:not(:has-text('Kafka'))")
+    assert "the rule answers now" in page.inner_text("#numbers") and "does not answer yet" in page.inner_text("#versions")
+    close(page, small)

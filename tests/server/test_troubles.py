@@ -1,0 +1,141 @@
+"""The line under the page's title: what is wrong, in an operator's words."""
+
+import pytest
+
+from streamd.eventlog.reader import LogReader
+from streamd.roles import roles_of
+from streamd.server.engine.status import NextVersion
+from streamd.server.page.trend import RecentRefusals, Trend
+from streamd.server.page.troubles import MachineFacts, find_troubles
+from streamd.telemetry.heartbeat import Beat
+from tests.builders import HOUR, stream, write_log
+from tests.server.world import SCHEMA, World
+
+BROKER, NOW = "127.0.0.1:9092", 1_700_000_000.0
+
+
+def beat(name="ingest", state="running", age=0.0, silent=0.0, exists=True, **detail):
+    sign_ns = int((NOW - silent) * 1e9)
+    return Beat(name=name, role=name, state=state, pid=1, age_seconds=age, exists=exists, alive=exists and age < 60, sign_ns=sign_ns,
+                detail=detail)
+
+
+def found(beats=None, **more):
+    """The troubles of a machine that is well but for what is named: (text, whether it is red)."""
+    beats = {"ingest": beat(), "train": beat("train"), "serve": beat("serve")} | (beats or {})
+    facts = {"now": NOW, "up_seconds": 100.0, "broker": BROKER, "version": "the rule", "next_version": None, "memory_behind": 0, "log_behind": 0,
+             "unlearned_seconds": None, "refusals": None} | more
+    return [(trouble.text, trouble.is_bad) for trouble in find_troubles(MachineFacts(beats=beats, **facts))]
+
+
+def test_a_machine_that_is_well_has_none_though_idle_or_busy_for_a_while():
+    assert found() == []
+    busy = {"ingest": beat(age=30, broker_age_seconds=-25.0), "train": beat("train", "learning", age=55)}
+    assert found(busy, unlearned_seconds=170.0, memory_behind=9_999, refusals=RecentRefusals(records=10_000, letters=99, error="x")) == []
+
+
+@pytest.mark.parametrize(("name", "given", "text", "is_bad"), [
+    ("train", beat("train", age=100, silent=100), "train has given no sign of life for 2 min", True),
+    ("train", beat("train", age=12, silent=12), "train has given no sign of life for 12 s", True),
+    ("train", beat("train", age=80, silent=1), "train hangs: its loop has not turned for 80 s", True),
+    ("train", beat("train", age=30, silent=30, exists=False), "train ended 30 s ago and is not back", True),
+    ("train", beat("train", "refused", exists=False, why="another cluster"), "train refused its data: another cluster", True),
+    ("train", None, "train never ran", True),
+    ("ingest", beat(state="connecting", unanswered_seconds=95.0, answers=False, why="No broker answers"),
+     f"Kafka {BROKER} has not answered for 95 s", True),
+    ("ingest", beat(state="connecting", unanswered_seconds=4.0, answers=False, why="No broker answers"),
+     f"Kafka {BROKER} has not answered for 4 s", False),
+    ("ingest", beat(age=1, broker_age_seconds=94.0), f"Kafka {BROKER} has not answered for 95 s", True),
+    ("ingest", beat(state="connecting", unanswered_seconds=95.0, answers=True, why="The broker takes no user x."),
+     f"Kafka {BROKER} does not serve ingest: The broker takes no user x.", True),
+    ("ingest", beat(state="connecting", missing_topics=["events", "labels"], why="create it"),
+     f"Kafka {BROKER} has no topic events, labels", True),
+    ("ingest", beat(state="first times held", held="all times are in 1970; set stream.time_unit"),
+     "ingest holds the first commit: all times are in 1970; set stream.time_unit", True),
+    ("ingest", beat(state="waiting for the clock"), "ingest is waiting for the clock", False),
+    ("ingest", beat(cannot_lead="The disk is full."), "this machine cannot lead: The disk is full.", False),
+    ("follow", beat("follow", "waiting for store", why="no such bucket"), "follow is waiting for store: no such bucket", True),
+])
+def test_each_state_of_a_role_has_its_sentence(name, given, text, is_bad):
+    assert found({name: given}) == [(text, is_bad)]
+
+
+@pytest.mark.parametrize(("more", "text", "is_bad"), [
+    ({"unlearned_seconds": 181.0}, "nothing learned for 3 min", True),
+    ({"memory_behind": 80_000}, "memory is 80,000 events behind", False),
+    ({"log_behind": 12_345}, "answers are 12,345 events behind the log", False),
+    ({"next_version": NextVersion("7-1", 0.129)}, "version 7-1 catches up, 12 %, the rule answers until then", False),
+    ({"next_version": NextVersion(None, 0.0), "version": "version 7-1"}, "the rule catches up, 0 %, version 7-1 answers until then", False),
+    ({"refusals": RecentRefusals(records=3000, letters=1204, error="user_id is missing")}, "1,204 of 3,000 records refused: user_id is missing", False),
+    ({"refusals": RecentRefusals(records=3000, letters=2900, error="user_id is missing")}, "2,900 of 3,000 records refused: user_id is missing", True),
+    ({"refusals": RecentRefusals(records=10, letters=40, error="x")}, "40 of 10 events and records refused: x", True),
+])
+def test_each_fact_has_its_sentence(more, text, is_bad):
+    assert found(**more) == [(text, is_bad)]
+
+
+def test_what_is_dead_comes_before_what_is_late():
+    got = found({"train": None}, next_version=NextVersion("7-1", 0.5), refusals=RecentRefusals(records=100, letters=2, error="x"), memory_behind=80_000)
+    assert [is_bad for _, is_bad in got] == [True, False, False, False] and got[0][0] == "train never ran"
+    assert found({"train": None}, up_seconds=5.0) == [("train has not begun yet", False)], "the roles start one after the other"
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_a_window_that_waits_counts_while_the_trainer_gets_no_further(tmp_path):
+    src, dst, time_us = stream(500, hours=10)
+    write_log(tmp_path, src, dst, time_us, SCHEMA, watermark=100 * HOUR)
+    log, clock = LogReader.open(tmp_path, keep_keys=False), Clock()
+    trend = Trend(lambda: log, HOUR, clock)
+
+    def after(seconds, **detail):
+        clock.now += seconds
+        trend.look(None, beat("train", **detail))
+        return trend.unlearned_seconds
+
+    assert after(0) is None, "it has said nothing yet"
+    assert [after(0, edge=0), after(100, edge=0), after(100, edge=0)] == [0, 100, 200]
+    assert [after(1, edge=0, state="learning", share=0.1), after(90, edge=0, state="learning", share=0.1)] == [0, 90]
+    assert after(50, edge=0, state="learning", share=0.2) == 0, "a long window is learned part by part"
+    assert after(1, edge=100) == 0 and after(1, edge=log.num_edges) is None, "all is learned"
+    assert after(500, edge=log.num_edges) is None
+
+
+def test_refused_records_are_those_of_the_last_ten_minutes():
+    clock = Clock()
+    trend = Trend(lambda: None, HOUR, clock)
+
+    def after(seconds, records, letters, reading):
+        clock.now += seconds
+        trend.look(beat(records=records, dead_letters=letters, reading_seconds=reading, refused_mostly="user_id is missing"), None)
+        return trend.refusals and (trend.refusals.records, trend.refusals.letters)
+
+    assert after(0, 3000, 1204, 30.0) == (3000, 1204), "what ingest read before the server looked counts too"
+    assert after(60, 9000, 1204, 90.0) == (9000, 1204)
+    assert after(700, 20_000, 1204, 790.0) is None, "it is over"
+    assert after(60, 21_000, 1214, 850.0) == (1000, 10)
+    assert after(5, 50, 50, 3.0) == (50, 50), "ingest was started again"
+    old = Trend(lambda: None, HOUR, clock)
+    old.look(beat(records=10**6, dead_letters=5, reading_seconds=1e5, refused_mostly="x"), None)
+    assert old.refusals is None, "when ingest refused them is not known"
+
+
+def test_the_page_lists_the_troubles_of_its_machine(tmp_path):
+    src, dst, time_us = stream(500, hours=2)
+    write_log(tmp_path, src, dst, time_us, SCHEMA, watermark=100 * HOUR)
+    world = World(tmp_path).start()
+    try:
+        page = world.state.page
+        texts = [trouble["text"] for trouble in page.content()["troubles"]]
+        assert texts == [f"{role} has not begun yet" for role in roles_of("", "", "leader") if role != "serve"]
+        page._begun -= 100
+        assert [(x["text"], x["is_bad"]) for x in page.content()["troubles"]] == [("ingest never ran", True), ("train never ran", True)]
+        assert world.client.get("/readyz").status_code == 200, "a server that can answer is ready"
+    finally:
+        world.stop()
