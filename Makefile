@@ -7,11 +7,12 @@ CLIENTS ?= triton kserve openapi registry producers beam store
 TESTS ?= $(CLIENTS:%=% or) none
 RECORDS ?= 1000000
 SEEDS ?= 200
+ROUNDS ?= 5
 # What is imported is compiled then, once; to compile all that is installed would double the time this takes.
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo demos test screenshots states contract mlflow tgb slow fences fuzz mutants lint bench docs helm wheel proto clean keys image image-release sign pin-base wheels-arm64 containers
+.PHONY: demo demos test screenshots states contract mlflow tgb slow fences fuzz mutants lint bench bench-smoke bench-compare docs helm wheel proto clean keys image image-release sign pin-base wheels-arm64 containers
 
 demo: $(VENV)/.demo
 	$(BIN)/streamd demo $(DEMO_ARGS)
@@ -30,7 +31,7 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 3 --dist loadfile
 
 # Brokers that live a minute: Java's second compiler would take half of the CPU that one uses.
-demos test contract slow fences: export JDK_JAVA_OPTIONS ?= -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
+demos test contract slow fences bench bench-smoke bench-compare: export JDK_JAVA_OPTIONS ?= -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 
 # Clients that others wrote, serializers of a schema registry, Apache Beam's runners, S3; CLIENTS=openapi for that one alone.
 contract: $(VENV)/.dev $(CLIENTS:%=$(VENV)-contract-%/.made)
@@ -53,7 +54,7 @@ tgb: $(VENV)/.bench $(VENV)-tgb/.made
 
 # The pictures of the status page in the README, after some days of the demo's stream.
 screenshots: $(VENV)/.dev
-	STREAMD_SCREENSHOTS=docs/images $(BIN)/python -m pytest -m slow -k screenshots --timeout 3600 tests/server/test_page.py
+	SCREENSHOTS=docs/images $(BIN)/python -m pytest -m slow -k screenshots --timeout 3600 tests/server/test_page.py
 
 # The status page in each of its states, for eyes to look at.
 states: $(VENV)/.dev
@@ -82,6 +83,15 @@ lint: $(VENV)/.dev
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m tests.benchmarks
+
+# Every benchmark at a tiny scale: it runs, its rows are there, its children end. `make test` runs the quick ones.
+bench-smoke: $(VENV)/.bench
+	$(BIN)/python -m pytest -m 'slow or not slow' --timeout 900 tests/benchmarks/test_smoke.py
+
+# Two commits in turn on this machine: make bench-compare BASE=HEAD~50 PARTS='graph serving'
+PARTS ?= graph training serving ingest
+bench-compare: $(VENV)/.bench
+	$(BIN)/python -m tests.benchmarks.compare $(BASE) $(PARTS) --rounds $(ROUNDS)
 
 # The documentation as a site, build/docs/site: every link leads somewhere, and it asks no other server for anything.
 docs: $(VENV)/.dev $(VENV)-docs/.made

@@ -1,7 +1,7 @@
 """Seconds from a leader's kill -9 until the standby shows the next event, and until it has learned the next window.
 
 Two machines with ingest and trainer each, one broker, all on the same cores. Events come all the time, a window's worth about every
-four seconds. `STREAMD_FAILOVER_KILLS` is the number of kills, `STREAMD_FAILOVER_TIMEOUT` the setting `leader.timeout_seconds`."""
+four seconds. `FAILOVER_KILLS` is the number of kills, `FAILOVER_TIMEOUT` the setting `leader.timeout_seconds`."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from kafka import KafkaProducer
 from streamd.demo.broker import ApacheKafka
 from streamd.telemetry.heartbeat import leads_here, read_beat
 from streamd.windows.history import FILE as HISTORY
-from tests.benchmarks.measure import Row
+from tests.benchmarks.measure import Row, sized
 from tests.builders import HOUR, SECOND
 from tests.crash.daemons import Daemon, produce, wait
 
@@ -30,8 +30,7 @@ def run() -> list[Row]:
     home = os.environ.get("KAFKA_HOME")
     if not home:
         return []
-    kills = int(os.environ.get("STREAMD_FAILOVER_KILLS", "20"))
-    timeout = float(os.environ.get("STREAMD_FAILOVER_TIMEOUT", "10"))
+    kills, timeout = int(os.environ.get("FAILOVER_KILLS", sized(20, 1))), float(os.environ.get("FAILOVER_TIMEOUT", sized(10, 3)))
     with tempfile.TemporaryDirectory() as folder:
         broker = ApacheKafka(Path(home), Path(folder) / "kafka")
         try:

@@ -1,11 +1,9 @@
 """Insert, memory and sampling on the synthetic presets, facts beside the plain reference (on a part it can finish).
 
 TGL's figures are those of its C++ sampler on a machine like the one this was written on, batch 600, newest or
-uniform; its recent sampling returns 0.67 to 0.84 of the edges the rule asks for, ours all of them. `graph taus` compares
-layouts instead.
+uniform; its recent sampling returns 0.67 to 0.84 of the edges the rule asks for, ours all of them. `graph-taus` compares
+layouts.
 """
-
-import sys
 
 import numpy as np
 
@@ -31,15 +29,22 @@ TAUS = (1, 16, 32, 64, 128, 256)
 
 
 def run() -> list[Row]:
+    rows = of_presets(one)
+    ratios = [row.ours / row.peer for row in rows if row.peer_name.startswith("TGL") and row.unit == "M edges/s"]
+    rows.append(Row("sampling, geometric mean over TGL's rows", float(np.exp(np.mean(np.log(ratios)))), "x TGL", 2.0, "promise"))
+    return rows + facts_rows()
+
+
+def taus() -> list[Row]:
+    return of_presets(layouts)
+
+
+def of_presets(measure) -> list[Row]:
     rows = []
     for preset in ("reddit", "gdelt", "netflix"):
         g = synth.make(preset)
-        stream_of = g["src"].astype(np.int64), g["dst"].astype(np.int64), (g["t"] * 1e6).astype(np.int64)
-        rows += layouts(preset, *stream_of) if "taus" in sys.argv else one(preset, *stream_of)
-    ratios = [row.ours / row.peer for row in rows if row.peer_name.startswith("TGL") and row.unit == "M edges/s"]
-    if ratios:
-        rows.append(Row("sampling, geometric mean over TGL's rows", float(np.exp(np.mean(np.log(ratios)))), "x TGL", 2.0, "promise"))
-    return rows + facts_rows()
+        rows += measure(preset, g["src"].astype(np.int64), g["dst"].astype(np.int64), (g["t"] * 1e6).astype(np.int64))
+    return rows
 
 
 def filled(src, dst, tau: int) -> tuple[BlockGraph, float]:

@@ -21,16 +21,16 @@ from streamd.models import EdgeRows, architecture_of, build_model
 from streamd.models.inference.numpy_model import NumpyModel
 from streamd.models.inference.torch_model import TorchModel
 from streamd.settings.loading import ModelSettings
-from tests.benchmarks.measure import Row, wikipedia_log
+from tests.benchmarks.measure import Row, sized, wikipedia_log
 
-ROUNDS = 200
+ROUNDS = sized(200, 3)
 NODES = (1, 100, 1000)
 
 
 def run() -> list[Row]:
     """In a process of its own, since libraries read their number of threads as they are loaded."""
     one_thread = os.environ | dict.fromkeys(THREAD_VARIABLES, "1")
-    told = subprocess.run([sys.executable, "-m", "tests.benchmarks.inference"], env=one_thread, check=True, capture_output=True).stdout
+    told = subprocess.run([sys.executable, "-m", "tests.benchmarks.inference"], env=one_thread, check=True, stdout=subprocess.PIPE).stdout
     return [Row(**row) for row in json.loads(told.splitlines()[-1])]
 
 

@@ -6,8 +6,6 @@ import io
 import json
 import math
 import os
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -30,16 +28,17 @@ from streamd.events import Schema
 from streamd.ingest.dead_letters.sinks import LocalDeadLetters
 from streamd.ingest.loop import IngestLoop
 from streamd.processes import collect_garbage_rarely
-from streamd.settings.loading import as_environment, schema_of
+from streamd.settings.loading import schema_of
 from streamd.telemetry.heartbeat import Heartbeat
-from tests.benchmarks.measure import Row
+from tests.benchmarks.children import Children
+from tests.benchmarks.measure import Row, sized
 from tests.builders import Record, settings
 from tests.decode.mapped import NOW
 from tests.decode.registry import CLICK, Registry, add_proto, framed, proto, proto_class
 from tests.decode.registry import avro as written_avro
 
-SINGLE, MANY, FLAT = 300_000, 1_000_000, 10_000_000
-DIMS = (2, 0, 16)
+SINGLE, MANY, FLAT = sized((300_000, 1_000_000, 10_000_000), (2_000, 10_000, 20_000))
+DIMS = sized((2, 0, 16), (2,))
 FORMS = (("one JSON event a record", SINGLE, 1), ("JSON arrays of 1,000", MANY, 1000), ("Arrow streams of 1,000", MANY, 1000))
 
 
@@ -91,7 +90,7 @@ def mapped(broker: ApacheKafka, folder: Path, form: str, total: int, size: int) 
 
 def behind_ids(folder: Path) -> list[Row]:
     """Values behind a schema's id made events in memory, beside the library that only reads them, in turns, the best of five each."""
-    registry, total = Registry(), 20_000
+    registry, total = Registry(), sized(20_000, 200)
     registry.add(7, CLICK)
     add_proto(registry, 9)
     click, known = proto_class(), fastavro.parse_schema(json.loads(json.dumps(CLICK)))
@@ -131,12 +130,9 @@ def flat_memory(broker: ApacheKafka, folder: Path) -> list[Row]:
     produce(broker, "flat", FLAT, 1000, 2, False)
     s = settings(folder / "flat", kafka__bootstrap_servers=broker.bootstrap_servers, kafka__topics=["flat"],
                  stream__edge_feature_dim=2, stream__time_unit="ms")
-    child = subprocess.Popen([sys.executable, "-m", "streamd", "run", "--role", "ingest"], env={**os.environ, **as_environment(s)})
-    try:
+    with Children() as roles:
+        child = roles.role(s, "ingest")
         early, *later = (resident_at(child.pid, folder / "flat", n) for n in range(FLAT // 10, FLAT + 1, FLAT // 10))
-    finally:
-        child.terminate()
-        child.wait()
     return [Row("ingest's memory, most of nine looks from 2 to 10 M events", max(later), "MB", early, "after 1 M"),
             Row("ingest's memory after 10 M events", later[-1], "MB", early, "after 1 M")]
 
@@ -214,13 +210,16 @@ def ingest_seconds(broker: ApacheKafka, topic: str, total: int, path: Path, dim:
     collect_garbage_rarely()
     loop = IngestLoop(s, writer, LocalDeadLetters(path / "deadletter", 10**6), SystemClock(), Heartbeat(path, "ingest"))
     worker = threading.Thread(target=loop.run, args=(stop,))
-    begun = None
+    begun, at, started = None, 0, time.perf_counter()
     worker.start()
     while writer.num_edges < total or writer.is_waiting:
+        assert worker.is_alive(), "the ingest loop ended; its error is above"
         if begun is None and writer.num_edges:
             begun, at = time.perf_counter(), writer.num_edges
         time.sleep(0.01)
-    seconds = (time.perf_counter() - begun) * total / (total - at)
+    # From the first commit on, which a small run may hold as a whole.
+    since, ours = (begun, total - at) if begun is not None and at < total else (started, total)
+    seconds = (time.perf_counter() - since) * total / ours
     stop.set()
     worker.join()
     writer.close()

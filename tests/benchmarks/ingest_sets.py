@@ -11,12 +11,13 @@ from kafka.consumer.fetcher import ConsumerRecord
 
 from streamd.decode.wire import ARROW
 from streamd.eventlog.reader import LogReader
-from tests.benchmarks.measure import Row
+from tests.benchmarks.measure import Row, sized
 from tests.ingest.world import World
 
-TIMES = 5
+TIMES = sized(5, 1)
 KINDS = ("views", "buys", "likes", "shares")
-FORMS = (("one JSON event a record", 100_000, 1, False), ("JSON arrays of 1,000", 300_000, 1000, False), ("Arrow streams of 1,000", 500_000, 1000, True))
+FORMS = (("one JSON event a record", sized(100_000, 2_000), 1, False), ("JSON arrays of 1,000", sized(300_000, 10_000), 1000, False),
+         ("Arrow streams of 1,000", sized(500_000, 10_000), 1000, True))
 NODES = {"user": {}, "item": {}}
 FEATURES = {"seconds": "number", "share": "number"}
 

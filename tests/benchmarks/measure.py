@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,7 +15,15 @@ from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress, Schema
 from tests.builders import batch
 
-SHARED = Path(os.environ.get("STREAMD_BENCH_PEERS", Path(__file__).parents[3] / "shared" / "bench"))
+SHARED = Path(os.environ.get("BENCH_PEERS", Path(__file__).parents[3] / "shared" / "bench"))
+T = TypeVar("T")
+SMOKE = "BENCH_SMOKE" in os.environ
+"""Whether this is a run that only shows that every part still runs: its figures say nothing. Children inherit it."""
+
+
+def sized(usual: T, smoke: T) -> T:
+    """A size of a benchmark: usual, or smoke in a run of which only the rows matter."""
+    return smoke if SMOKE else usual
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections import deque
@@ -21,7 +20,6 @@ import numpy as np
 import uvloop
 
 from streamd.clock import SystemClock
-from streamd.daemon.supervisor import role_environment
 from streamd.demo.broker import free_port
 from streamd.eventlog.reader import LogReader
 from streamd.eventlog.writer import LogWriter
@@ -32,14 +30,15 @@ from streamd.settings.paths import Paths
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.trainer import Trainer
 from streamd.windows import next_window
-from tests.benchmarks.measure import Row, write_edges
+from tests.benchmarks.children import Children
+from tests.benchmarks.measure import Row, sized, write_edges
 from tests.builders import HOUR, batch, stream
 
-USERS, ITEMS, HISTORY = 8_000, 1_000, 40_000
+USERS, ITEMS, HISTORY = 8_000, 1_000, sized(40_000, 3_000)
 EVENTS_A_SECOND, COMMITS_A_SECOND = 2_000, 20
 ASKED_A_SECOND, CANDIDATES, LINKS = 20, 100, 200
-STOP_SECONDS = float(os.environ.get("STREAMD_BENCH_STALL_SECONDS", "40"))
-RECOVER_SECONDS, LEVEL_SECONDS = 15.0, 10.0
+STOP_SECONDS = float(os.environ.get("STALL_SECONDS", sized(40, 1)))
+RECOVER_SECONDS, LEVEL_SECONDS = sized((15.0, 10.0), (2.0, 2.0))
 TIMES_TOO_MUCH = 3
 WAIT_SECONDS = 10.0
 DIM = 2
@@ -75,17 +74,12 @@ def _learn_two_windows(s: Settings) -> None:
 
 @contextmanager
 def _served(s: Settings):
-    server = subprocess.Popen([sys.executable, "-m", "streamd", "run", "--role", "serve"], env=role_environment(s, "serve", os.environ),
-                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
+    with Children() as roles:
+        server = roles.role(s, "serve")
         deadline = time.monotonic() + 120
         while uvloop.run(_load(s.server.port, 5, 0.4))[-1].status != 200:
             assert time.monotonic() < deadline, "the server does not answer"
         yield server
-    finally:
-        server.send_signal(signal.SIGCONT)
-        server.terminate()
-        server.wait()
 
 
 @contextmanager

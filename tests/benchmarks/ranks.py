@@ -7,7 +7,6 @@ learned in windows as the trainer does; the graph before them is made first and 
 import json
 import os
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,13 +25,14 @@ from streamd.training.recorder import Recorder, prefetch
 from streamd.training.replay import ReplayStore
 from streamd.windows import Window
 from tests.benchmarks import synth
-from tests.benchmarks.measure import Row, write_edges
+from tests.benchmarks.children import Children
+from tests.benchmarks.measure import Row, sized, write_edges
 from tests.builders import learning, settings
 
-WARM, WINDOW = 200_000, 4_000
+WARM, WINDOW = sized((200_000, 4_000), (1_000, 400))
 """Events of the graph before, and events of a window: as many as the largest chunk, which a window's end would cut short. The
 first window is not timed: it loads kernels and caches."""
-EDGES = {"tgn": 12_000, "tgat": 4_000}
+EDGES = {"tgn": sized(12_000, 400), "tgat": sized(4_000, 400)}
 """Events that are timed, by model: TGAT takes more than twice as long for one, and has no memory to fill."""
 FEATURES = {"reddit": 172, "gdelt": 0}
 """Widths of edge features, as of the data sets that the presets are named after; GDELT has none here."""
@@ -62,7 +62,7 @@ class Learning:
         s = settings(Path(folder), stream__edge_feature_dim=log.state.schema.edge_feature_dim, model__name=name, model__dim=100,
                      model__time_dim=100, model__neighbors=10, model__memory_chunk=chunk, model__max_pairs=2_000_000, training__epochs=1,
                      training__replay_events=0, training__tail_share=0.0, windows__max_events=10**6)
-        self.learner, self.recorder = Learner(learning(s), log, ReplayStore(None, 1, 0, ranks=ranks), ranks), recorder(s, log, ranks)
+        self.learner, self.recorder = Learner(learning(s), log, ReplayStore(None, 1, 0, ranks=ranks), ranks), recorder(learning(s), log, ranks)
         self.recorder.rebuild(WARM)
         self.learner.start_at(WARM)
         self._times = log.edges(0, log.num_edges)[2]
@@ -120,11 +120,10 @@ def started(size: int, *args: str, module: str = "tests.benchmarks.ranks") -> li
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     env = {**os.environ, "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    ranks = [subprocess.Popen([sys.executable, "-m", module, *args], env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                              stdout=subprocess.PIPE, text=True) for rank in range(size)]
-    outputs = [rank.communicate(timeout=1200)[0] for rank in ranks]
-    assert all(rank.returncode == 0 for rank in ranks)
-    return [json.loads(line[5:]) for output in outputs for line in output.splitlines() if line.startswith("TOLD ")]
+    with Children() as ranks:
+        outputs = [ranks.finished(f"rank {rank}", [sys.executable, "-m", module, *args], {**env, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+                   for rank in range(size)]
+        return [json.loads(line[5:]) for output in outputs for line in output().splitlines() if line.startswith("TOLD ")]
 
 
 def shares(told: list[dict]) -> dict[str, float]:
@@ -257,19 +256,18 @@ def evenness(preset: str, g: dict) -> list[Row]:
 
 def held_by(rank: int, size: int, g: dict) -> tuple[int, int]:
     """Bytes of a rank's graph of a preset and of its memory rows."""
-    import torch
-
     from streamd.graph.blocks.block_store import BlockGraph
     from streamd.graph.ownership import OwnedNodes
+    from streamd.models.device_arrays import HOST
     from streamd.models.memory.pages import NodeRows, PagePool
 
     owned = OwnedNodes(rank, size)
     graph = BlockGraph(owned=owned)
     graph.insert(g["src"], g["dst"])
-    rows = NodeRows(PagePool(100, torch.device("cpu")), owned)
+    rows = NodeRows(PagePool(100, HOST), owned)
     nodes = np.unique(np.concatenate([g["src"], g["dst"]]))
     own = nodes[owned.is_own(nodes)]
-    rows.write(own, torch.ones(len(own), 100), torch.ones(len(own), dtype=torch.int64))
+    rows.write(own, np.ones((len(own), 100), np.float32), np.ones(len(own), np.int64))
     return graph.num_bytes, rows.pool.num_bytes
 
 

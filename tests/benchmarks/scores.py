@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
@@ -29,16 +30,17 @@ from streamd.settings.paths import Paths
 from streamd.telemetry.heartbeat import Heartbeat, read_beat
 from streamd.training.trainer import Trainer
 from streamd.windows import next_window
-from tests.benchmarks.measure import Row, wikipedia_events
-from tests.benchmarks.serving import _open_loop, _start, _wait
+from tests.benchmarks.children import Children
+from tests.benchmarks.measure import Row, sized, wikipedia_events
+from tests.benchmarks.serving import _open_loop, wait_for_status
 from tests.builders import batch
 
-BEHIND, RATES, SECONDS, TURNS = 20_000, (100, 300, 600), 10.0, 3
+BEHIND, RATES, SECONDS, TURNS = sized((20_000, (100, 300, 600), 10.0, 3), (12_000, (20, 30), 1.0, 1))
 """Events learned before; events a second of the live part, each for so long; turns with and without the role."""
-STOP_SECONDS, RECOVER_SECONDS = 40.0, 15.0
-ALONE = 4_000
+STOP_SECONDS, RECOVER_SECONDS = sized((40.0, 15.0), (1.0, 1.0))
+ALONE = sized(4_000, 100)
 """Events that the scorer scores as fast as it can."""
-MODELS = ("tgn", "pair", "sage")
+MODELS = sized(("tgn", "pair", "sage"), ("pair",))
 
 
 def run() -> list[Row]:
@@ -69,6 +71,7 @@ def _alone() -> list[Row]:
             scorer = Scorer(ServingSettings.of(s, "score"), Registry.of(s), LogReader.open(s.data_dir), lambda reason, number: None, BEHIND)
             while scorer.rebuild():
                 pass
+            assert Registry.of(s).champion(), "no version was promoted"
             while not scorer.version:
                 scorer.follow_versions()
             for what, size in (("in batches", 64), ("one by one", 1)):
@@ -101,21 +104,22 @@ def _daemon() -> list[Row]:
 def _measured(s: Settings) -> list[Row]:
     """Ingest, server and trainer run; the trainer has learned the backlog and has nothing to do while this measures."""
     rows, producer = [], make_producer(s.kafka, linger_ms=5)
-    roles = {role: _start(s, role) for role in ("ingest", "serve", "train")}
-    try:
+    with Children() as roles, closing(producer):
+        for role in ("ingest", "serve", "train"):
+            roles.role(s, role)
         begun = int(time.time() * 1e6) - 7_200_000_000
         for number, event in enumerate(islice(wikipedia_events(), BEHIND)):
             producer.send("events", json.dumps(event | {"time": begun + number * 100_000}).encode())
         producer.flush()
-        _wait(s.server.port, lambda status: status["ready"] and status["version"] != "rule" and status["edges"] == BEHIND)
-        roles["score"] = _start(s, "score")
+        wait_for_status(s.server.port, lambda status: status["ready"] and status["version"] != "rule" and status["edges"] == BEHIND)
+        scoring = roles.role(s, "score")
         _scoring(s)
         for rate in RATES:
             seconds = np.array([took for _, took in _latencies(s, rate)])
             rows += [Row(f"event produced to score consumed, {rate} events/s: p{q}", float(np.percentile(seconds, q)) * 1e3, "ms", 1000.0, "promise")
                      for q in (50, 99)]
             rows.append(Row(f"events scored of those produced, {rate} events/s", 100 * len(seconds) / (rate * SECONDS), "%"))
-        rows += _after_a_stop(s, roles["score"])
+        rows += _after_a_stop(s, scoring)
 
         # Requests at 100 candidates and 100 a second, with events at the middle rate, in turns.
         found: dict[bool, list[float]] = {True: [], False: []}
@@ -124,21 +128,16 @@ def _measured(s: Settings) -> list[Row]:
         try:
             for _ in range(TURNS):
                 found[True] += _open_loop(s.server.port, 100, 100)
-                roles.pop("score").terminate()
+                roles.end("score")
                 time.sleep(3)
                 found[False] += _open_loop(s.server.port, 100, 100)
-                roles["score"] = _start(s, "score")
+                roles.role(s, "score")
                 _scoring(s)
         finally:
             feeding.terminate()
         rows += [Row(f"/v1/score, 100 candidates, 100/s, {RATES[1]} events/s, with scoring: p{q}", float(np.percentile(found[True], q)), "ms",
                      float(np.percentile(found[False], q)), "without") for q in (50, 99)]
         return rows
-    finally:
-        producer.close()
-        for child in roles.values():
-            child.terminate()
-            child.wait()
 
 
 def _scoring(s: Settings) -> None:

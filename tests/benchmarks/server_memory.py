@@ -8,7 +8,6 @@ follows to the end.
 
 import http.client
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 
-from streamd.daemon.supervisor import role_environment
 from streamd.demo.broker import free_port
 from streamd.eventlog.reader import LogReader
 from streamd.graph.facts.columns import FACT_NAMES
@@ -30,7 +28,8 @@ from streamd.registry.candidate import Candidate, TrainResult
 from streamd.settings.loading import Settings, load_settings
 from streamd.telemetry.heartbeat import read_beat
 from streamd.windows import Window
-from tests.benchmarks.measure import Row, wikipedia_log
+from tests.benchmarks.children import Children
+from tests.benchmarks.measure import Row, sized, wikipedia_log
 
 MIB = 2**20
 IMPORTS = ("numpy", "msgspec", "crc32c", "safetensors.numpy", "structlog", "typer", "pydantic_settings", "prometheus_client", "numba",
@@ -38,7 +37,7 @@ IMPORTS = ("numpy", "msgspec", "crc32c", "safetensors.numpy", "structlog", "type
 """In the order in which they are imported here; what comes later shares what came before."""
 PROMISE = 200.0
 """MiB of RSS of a worker that answers by a TGN on a CPU."""
-REQUESTS = 300
+REQUESTS = sized(300, 10)
 PRINT_EACH = """
 import importlib, json, sys
 def now():
@@ -66,7 +65,7 @@ def run() -> list[Row]:
 def imported() -> Iterator[Row]:
     """What each import adds, and torch beside what is there."""
     for more, what in ((), "imported"), (("torch",), "imported, torch too"):
-        told = json.loads(subprocess.run([sys.executable, "-c", PRINT_EACH, *IMPORTS, *more], check=True, capture_output=True).stdout)
+        told = json.loads(subprocess.run([sys.executable, "-c", PRINT_EACH, *IMPORTS, *more], check=True, stdout=subprocess.PIPE).stdout)
         if not more:
             before = {"Rss:": 0, "Anonymous:": 0}
             for name, now in told:
@@ -122,17 +121,10 @@ def two_servers(s: Settings) -> list[Row]:
 
 @contextmanager
 def servers(s: Settings, *names: str) -> Iterator[list[subprocess.Popen]]:
-    started = [subprocess.Popen([sys.executable, "-m", "streamd", "run", "--role", "serve", "--name", name],
-                                env=role_environment(s, "serve", os.environ), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-               for name in names]
-    try:
+    with Children() as roles:
+        started = [roles.role(s, "serve", name) for name in names]
         wait(s, "/livez")
         yield started
-    finally:
-        for one in started:
-            one.terminate()
-        for one in started:
-            one.wait()
 
 
 def row(what: str, server: subprocess.Popen, promise: float | None = None) -> Row:

@@ -5,28 +5,29 @@ time at which it is produced. Windows are days, so that the trainer is never idl
 import http.client
 import json
 import multiprocessing
-import os
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
+from kafka import KafkaProducer
 
-from streamd.daemon.supervisor import role_environment
 from streamd.demo.broker import find_broker, free_port
 from streamd.demo.standin import PARTITIONS
 from streamd.ingest.kafka.client import make_producer
 from streamd.settings.loading import Settings, load_settings
-from tests.benchmarks.measure import Row, wikipedia_events
+from tests.benchmarks.children import Children
+from tests.benchmarks.measure import Row, sized, wikipedia_events
 
-SECONDS, RATE, LINKS, OPEN_LINKS, PROBES, EVENTS_A_SECOND = 10.0, 200, 4, 16, 60, 500
-BEHIND = 60_000
-"""Events that are there before the rest comes, so that the trainer has to catch up all the while."""
+SECONDS, RATE, LINKS, OPEN_LINKS, PROBES, EVENTS_A_SECOND = sized(10.0, 0.5), sized(200, 20), 4, 16, sized(60, 3), sized(500, 50)
+WINDOWS = sized(3, 1)
+BEHIND = sized(60_000, 15_000)
+"""Windows learned, and events that are there, before the rest comes: the trainer has to catch up all the while."""
 CANDIDATES = (1, 10, 100)
 BARE = """
 import sys, uvicorn
@@ -40,53 +41,68 @@ uvicorn.run(app, port=int(sys.argv[1]), log_level="error")
 
 
 def run() -> list[Row]:
-    with tempfile.TemporaryDirectory() as folder:
-        broker = find_broker(None, Path(folder) / "kafka")
-        try:
-            broker.create_topic("events", PARTITIONS)
-            s, _ = load_settings(None, {
-                "data_dir": Path(folder) / "data", "kafka.bootstrap_servers": broker.bootstrap_servers, "stream.time_unit": "s",
-                "server.port": free_port(), "telemetry.ingest_port": 0, "telemetry.train_port": 0, "bootstrap.max_events": 0,
-                "windows.merge_after": 0, "windows.width_seconds": 86_400}, {})
-            return _measured(s)
-        finally:
-            broker.close()
+    with _learning(PARTITIONS) as (s, roles, producer):
+        with _fed(s):
+            busy = {n: _open_loop(s.server.port, n, RATE) for n in CANDIDATES}
+            seen = _freshness(s.server.port, producer)
+        return _alone(s, roles, busy) + _seen(seen, f"{PARTITIONS} partitions") + _shares(s.server.port)
 
 
-def _measured(s: Settings) -> list[Row]:
-    events, rows = _ending_now(BEHIND), []
-    producer = make_producer(s.kafka, linger_ms=5)
-    roles = {role: _start(s, role) for role in ("ingest", "serve", "train")}
+def fresh() -> list[Row]:
+    """How soon an event is seen where its topic has one partition, so that it waits for no other."""
+    with _learning(1) as (s, _, producer), _fed(s):
+        return _seen(_freshness(s.server.port, producer), "one partition")
+
+
+@contextmanager
+def _learning(partitions: int) -> Iterator[tuple[Settings, Children, KafkaProducer]]:
+    """All roles while they learn a backlog. The producer is of their topic."""
+    with tempfile.TemporaryDirectory() as folder, closing(find_broker(None, Path(folder) / "kafka")) as broker, Children() as roles:
+        broker.create_topic("events", partitions)
+        s, _ = load_settings(None, {
+            "data_dir": Path(folder) / "data", "kafka.bootstrap_servers": broker.bootstrap_servers, "stream.time_unit": "s",
+            "server.port": free_port(), "telemetry.ingest_port": 0, "telemetry.train_port": 0, "bootstrap.max_events": 0,
+            "windows.merge_after": 0, "windows.width_seconds": 86_400}, {})
+        for role in ("ingest", "serve", "train"):
+            roles.role(s, role)
+        with closing(make_producer(s.kafka, linger_ms=5)) as producer:
+            for event in islice(_ending_now(BEHIND), BEHIND):
+                producer.send("events", json.dumps(event).encode())
+            wait_for_status(s.server.port, lambda status: status["ready"] and status["num_windows"] >= WINDOWS)
+            yield s, roles, producer
+
+
+@contextmanager
+def _fed(s: Settings) -> Iterator[None]:
+    """Events come all the time."""
     feeding = multiprocessing.get_context("spawn").Process(target=_feed, args=(s,))
-    bare_port = free_port()
-    bare = subprocess.Popen([sys.executable, "-c", BARE, str(bare_port)])
+    feeding.start()
     try:
-        for _ in range(BEHIND):
-            producer.send("events", json.dumps(next(events)).encode())
-        _wait(s.server.port, lambda status: status["ready"] and status["num_windows"] >= 3)
-        feeding.start()
-        busy = {n: _open_loop(s.server.port, n, RATE) for n in CANDIDATES}
-        seen = _freshness(s.server.port, producer)
-        feeding.terminate()
-        for role in ("train", "ingest"):
-            roles.pop(role).terminate()
-        time.sleep(2)
-        for n in CANDIDATES:
-            alone, closed, peer = _open_loop(s.server.port, n, RATE), _closed_loop(s.server.port, n), _closed_loop(bare_port, n)
-            rows += [Row(f"/v1/score, {n} candidates, {LINKS} clients at once", closed[0], "requests/s", peer[0], "a bare FastAPI route"),
-                     Row(f"/v1/score, {n} candidates, {LINKS} clients at once: p99", closed[1], "ms", peer[1], "a bare FastAPI route")]
-            rows += [Row(f"/v1/score, {n} candidates, {RATE}/s, {name}: p{q}", float(np.percentile(ms, q)), "ms", 15.0 if q == 99 else None,
-                         "promise") for name, ms in (("alone", alone), ("while ingesting and training", busy[n])) for q in (50, 99)]
-        rows += [Row(f"event produced to seen in answers, while all this runs: p{q}", float(np.percentile(seen, q)), "ms", promise, "promise")
-                 for q, promise in ((50, 20.0), (99, 30.0))]
-        return rows + _shares(s.server.port)
+        yield
     finally:
-        if feeding.is_alive():
-            feeding.terminate()
-        producer.close()
-        for child in (bare, *roles.values()):
-            child.terminate()
-            child.wait()
+        feeding.terminate()
+        feeding.join()
+
+
+def _alone(s: Settings, roles: Children, busy: dict[int, list[float]]) -> list[Row]:
+    """What the server answers with nothing beside it, and the bare route."""
+    rows, bare_port = [], free_port()
+    for role in ("train", "ingest"):
+        roles.end(role)
+    roles.start("bare", [sys.executable, "-c", BARE, str(bare_port)])
+    wait_until(lambda: _get(bare_port, "/openapi.json"), "the bare route does not answer")
+    for n in CANDIDATES:
+        alone, closed, peer = _open_loop(s.server.port, n, RATE), _closed_loop(s.server.port, n), _closed_loop(bare_port, n)
+        rows += [Row(f"/v1/score, {n} candidates, {LINKS} clients at once", closed[0], "requests/s", peer[0], "a bare FastAPI route"),
+                 Row(f"/v1/score, {n} candidates, {LINKS} clients at once: p99", closed[1], "ms", peer[1], "a bare FastAPI route")]
+        rows += [Row(f"/v1/score, {n} candidates, {RATE}/s, {name}: p{q}", float(np.percentile(ms, q)), "ms", 15.0 if q == 99 else None,
+                     "promise") for name, ms in (("alone", alone), ("while ingesting and training", busy[n])) for q in (50, 99)]
+    return rows
+
+
+def _seen(milliseconds: list[float], topic: str) -> list[Row]:
+    return [Row(f"event produced to seen in answers, while all this runs, {topic}: p{q}", float(np.percentile(milliseconds, q)), "ms", promise,
+                "promise") for q, promise in ((50, 20.0), (99, 30.0))]
 
 
 def _ending_now(count: int) -> Iterator[dict]:
@@ -95,21 +111,18 @@ def _ending_now(count: int) -> Iterator[dict]:
     return (event | {"time": event["time"] + moved} for event in wikipedia_events())
 
 
-def _start(s: Settings, role: str) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-m", "streamd", "run", "--role", role], env=role_environment(s, role, os.environ),
-                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def wait_for_status(port: int, condition: Callable[[dict], bool]) -> None:
+    wait_until(lambda: condition(_get(port, "/status.json")), "the server has no version")
 
 
-def _wait(port: int, condition) -> None:
+def wait_until(holds: Callable[[], object], otherwise: str) -> None:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
-        try:
-            if condition(_get(port, "/status.json")):
+        with suppress(OSError):
+            if holds():
                 return
-        except OSError:
-            pass
         time.sleep(0.2)
-    raise TimeoutError("the server has no version")
+    raise TimeoutError(otherwise)
 
 
 def _get(port: int, path: str):

@@ -3,11 +3,12 @@
 import zlib
 
 import numpy as np
+import pytest
 
 from streamd.gpu.graph import DeviceGraph
 from streamd.graph import BlockGraph
 from tests.benchmarks import cache, gpu, synth
-from tests.benchmarks.__main__ import named
+from tests.benchmarks.parts import named
 from tests.builders import stream
 from tests.gpu import host
 
@@ -47,3 +48,5 @@ def test_a_preset_is_the_stream_that_published_figures_are_of():
 def test_a_benchmark_is_run_by_its_name_and_its_parts_by_theirs():
     assert named(["gpu"]) == ["gpu-presets", "gpu-window", "gpu-features", "gpu-large"] == list(gpu.PARTS)
     assert named(["gpu-window", "cache"]) == ["cache", "gpu-window"] and named([])[:2] == ["files", "graph"]
+    with pytest.raises(ValueError, match="no such benchmark: graf; there are files"):
+        named(["graph", "graf"])

@@ -514,7 +514,7 @@ def test_the_docs_are_drawn_without_the_internet(browser, served):
 
 @pytest.mark.slow
 def test_the_screenshots_of_the_readme_tell_the_story_of_the_demo(browser, tmp_path):
-    """Forty hours of the demo's stream, learned window by window; the pictures go to the folder STREAMD_SCREENSHOTS names."""
+    """Forty hours of the demo's stream, learned window by window; the pictures go to the folder SCREENSHOTS names."""
     wikipedia_log(tmp_path / "log")
     chosen, _ = load_settings(None, {"data_dir": tmp_path / "log", "stream.time_unit": "us", "bootstrap.max_events": 0}, {})
     world = World.of(tmp_path / "log", chosen)
@@ -525,7 +525,7 @@ def test_the_screenshots_of_the_readme_tell_the_story_of_the_demo(browser, tmp_p
     src = log.edges(log.num_edges - 20_000, log.num_edges)[0]
     source = LogReader.open(chosen.data_dir).keys[int(np.bincount(src).argmax())]
     shown = Served(world)
-    folder = Path(os.environ.get("STREAMD_SCREENSHOTS", tmp_path))
+    folder = Path(os.environ.get("SCREENSHOTS", tmp_path))
     for name, scheme, size in (("status", "light", {"width": 1100, "height": 1180}), ("status-phone", "dark", {"width": 390, "height": 844})):
         page = opened(browser, shown, key=None, viewport=size, color_scheme=scheme)
         page.wait_for_selector("#versions button")

@@ -292,7 +292,7 @@ def test_what_the_api_says_of_itself_holds_for_random_requests(world, address, m
     """schemathesis: no 5xx but those declared, every answer as its schema has it, every example accepted."""
     monkeypatch.setattr(world.state.forwarder, "produce", lambda events: [(0, i) for i in range(len(events))])
     schema = schemathesis.openapi.from_url(f"http://{address[0]}:{address[1]}/openapi.json")
-    examples = int(os.environ.get("STREAMD_FUZZ_EXAMPLES", "15"))
+    examples = int(os.environ.get("FUZZ_EXAMPLES", "15"))
     seen = []
     for found in schema.get_all_operations():
         operation = found.ok()

@@ -17,7 +17,7 @@ from streamd.demo.broker import free_port
 from tests.builders import HOUR, stream, write_log
 from tests.server.world import SCHEMA, World, wait
 
-SWAPS = int(os.environ.get("STREAMD_SOAK_SWAPS", "300"))
+SWAPS = int(os.environ.get("SOAK_SWAPS", "300"))
 
 
 def resident_bytes(pid):

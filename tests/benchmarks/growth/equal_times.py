@@ -23,13 +23,13 @@ from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore
 from streamd.windows import next_window
 from tests.benchmarks.growth.journal import in_child, peak_megabytes
-from tests.benchmarks.measure import Row
+from tests.benchmarks.measure import Row, sized
 from tests.builders import HOUR, learning, settings, write_log
 
-BURSTS = (3_000, 30_000, 300_000)
-OTHERS, BEFORE, NODES = 2_000, 20_000, 10_000
+BURSTS = sized((3_000, 30_000, 300_000), (100, 300))
+OTHERS, BEFORE, NODES = sized((2_000, 20_000, 10_000), (100, 500, 200))
 FEATURES = 8
-MERGED, PARTITIONS, POLLED = (120_000, 1_200_000), 4, 5_000
+MERGED, PARTITIONS, POLLED = sized((120_000, 1_200_000), (1_200, 12_000)), 4, sized(5_000, 300)
 
 
 def run() -> list[Row]:

@@ -26,12 +26,13 @@ from streamd.settings.loading import load_settings
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.recorder import Recorder
 from tests.benchmarks import synth
-from tests.benchmarks.measure import Row
+from tests.benchmarks.measure import Row, sized
 from tests.builders import batch, learning
 
-SIZES = (10_000_000, 20_000_000)
+SIZES = sized((10_000_000, 20_000_000), (20_000, 40_000))
 GOAL_EVENTS_PER_SECOND = 100e6 / 30
-STORED_NODES = 1_000_000
+STORED_NODES = sized(1_000_000, 2_000)
+SEGMENT_EDGES = sized(1_000_000, 5_000)
 TICK_SECONDS = 0.001
 UNITS = {"ready": "s", "log": "s", "facts": "s", "graph": "s", "CPU": "s", "longest stop": "ms", "peak": "MB"}
 
@@ -56,7 +57,7 @@ def run() -> list[Row]:
 
         # Many nodes, most of them known since long.
         path = Path(folder) / "nodes"
-        write(path, 3_000_000, {"n_src": STORED_NODES - 100_000, "n_dst": 100_000})
+        write(path, sized(3_000_000, 10_000), {"n_src": STORED_NODES * 9 // 10, "n_dst": STORED_NODES // 10})
         got = child("storing", path)
         rows += [Row(f"facts of {STORED_NODES / 1e6:.0f} M nodes: {what}", got[what], unit, goal, "goal" if goal else "")
                  for what, unit, goal in (("longest stop while stored", "ms", 10.0), ("longest stop beside", "ms", None), ("stored in", "s", None), ("peak", "MB", None))]
@@ -65,8 +66,8 @@ def run() -> list[Row]:
 
 def write(path: Path, num_events: int, over: dict) -> None:
     """A log of Netflix's shape."""
-    g = synth.make("netflix", num_events / 5e6, **over)
-    writer = LogWriter(path, Schema(), 1_000_000)
+    g = synth.make("netflix", num_events / synth.PRESETS["netflix"]["n_edges"], **over)
+    writer = LogWriter(path, Schema(), SEGMENT_EDGES)
     keys = [f"n:{i}" for i in range(g["num_nodes"])]
     writer.keys.update({key: i for i, key in enumerate(keys)})
     src, dst, when = g["src"], g["dst"], (g["t"] * 1e6).astype(np.int64)
@@ -79,7 +80,7 @@ def write(path: Path, num_events: int, over: dict) -> None:
 
 
 def child(what: str, path: Path) -> dict[str, float]:
-    out = subprocess.run([sys.executable, "-m", "tests.benchmarks.growth.restart", what, str(path)], check=True, capture_output=True, text=True).stdout
+    out = subprocess.run([sys.executable, "-m", "tests.benchmarks.growth.restart", what, str(path)], check=True, stdout=subprocess.PIPE, text=True).stdout
     return json.loads(out.splitlines()[-1])
 
 

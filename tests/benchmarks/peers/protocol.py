@@ -5,7 +5,7 @@ strictly before the event, in order of first sight (`streamd.graph.negatives`), 
 this is replaced, so that rows of both stand side by side:
 
 `python tests/benchmarks/peers/protocol.py heur collegemsg`, `... tgn collegemsg --regimes frozen,finetune --out FOLDER`: arguments of
-`baselines.py`, which lies in the folder that STREAMD_BENCH_PEERS names. Needs `make bench`'s environment and pandas.
+`baselines.py`, which lies in the folder that BENCH_PEERS names. Needs `make bench`'s environment and pandas.
 """
 
 import importlib.util
@@ -46,6 +46,6 @@ def negatives_by(peers):
 
 if __name__ == "__main__":
     with np.errstate(over="ignore"):
-        baselines = load(Path(os.environ["STREAMD_BENCH_PEERS"]))
+        baselines = load(Path(os.environ["BENCH_PEERS"]))
         baselines.negatives = negatives_by(baselines)
         baselines.main()
