@@ -47,6 +47,21 @@ def test_the_newest_events_of_a_node_and_of_its_neighbours_are_told(world):
     assert set(got["partners"]) <= {f"n:{dst[i]}" for i in range(len(src)) if src[i] == 3} and got["partners"]
 
 
+@pytest.mark.parametrize(("since", "is_hub"), [(31, False), (32, True)])
+def test_a_hub_tells_nothing_of_its_own(tmp_path, since, is_hub):
+    """0 -> 1 (the hub), 0 -> 2, 9 -> 2; then `since` others -> 1."""
+    src = np.array([0, 0, 9, *range(10, 10 + since)])
+    dst = np.array([1, 2, 2, *[1] * since])
+    write_log(tmp_path, src, dst, np.arange(len(src)) * 1000, SCHEMA, watermark=100 * HOUR)
+    made = World(tmp_path).start()
+    try:
+        got = look(made, "n:0")
+    finally:
+        made.stop()
+    assert {e["id"] for e in got["events"]} == ({0, 1, 2} if is_hub else {0, 1, 2, *range(len(src) - 3, len(src))})
+    assert {n["key"] for n in got["nodes"] if n["hops"] == 1} == {"n:1", "n:2"}, "the hub itself is shown"
+
+
 def test_of_a_node_never_seen_and_of_a_deleted_one_nothing_is_told(world):
     assert look(world, "nobody") == {"edge": 400, "nodes": [{"key": "nobody", "node_set": "default", "hops": 0}], "events": [], "partners": []}
     gone = next(n["key"] for n in look(world)["nodes"] if n["hops"] == 1)

@@ -149,6 +149,23 @@ def test_each_state_has_its_line_and_its_colour(browser, small, empty, monkeypat
     close(page, served)
 
 
+def test_before_the_first_window_the_page_names_the_time_it_waits_for(browser, small, empty, monkeypatch):  # noqa: F811
+    Scene(small, monkeypatch)
+    monkeypatch.setattr(small.world.state.page._history, "refresh", list)
+    page = opened(browser, small)
+    assert page.inner_text("#sentence") == "Nothing is learned yet: the first window closes when events pass 1970-01-02 05:00 UTC."
+    close(page, small)
+
+
+def test_events_are_shown_as_they_come(browser, small):  # noqa: F811
+    page = opened(browser, small)
+    assert page.locator("#tap li").count() == 8
+    small.happen(3, 4)
+    page.wait_for_selector("#tap li.fresh:first-child:has-text('n:3 → n:4')")
+    assert page.locator("#tap li").count() == 8 and page.locator("#tap li.fresh").count() == 1
+    close(page, small)
+
+
 def test_the_first_of_several_troubles_is_the_gravest_and_the_rest_opens(browser, small, monkeypatch):  # noqa: F811
     scene = Scene(small, monkeypatch)
     catching_up(scene)

@@ -1,19 +1,27 @@
 """The parts of the status page's content: headline, dead letters, pulse."""
 
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry, Histogram
 
+from streamd.eventlog.reader import LogReader
+from streamd.eventlog.writer import LogWriter
+from streamd.events import DELETION, Progress, empty_batch
 from streamd.ingest.dead_letters.sinks import DeadLetter, LocalDeadLetters
 from streamd.server.page.headline import headline_of
 from streamd.server.page.letters import Letters
 from streamd.server.page.pulse import NUM_SAMPLES, Pulse, buckets_of, less, quantile
+from streamd.server.page.tap import newest_events
 from streamd.server.page.window_rows import edge_sets
 from streamd.telemetry import metrics
+from streamd.telemetry.heartbeat import Heartbeat
 from streamd.windows.history import SetScores, WindowRecord
 from streamd.windows.means import rules_of
+from tests.builders import HOUR, stream, write_log
+from tests.server.world import SCHEMA, World
 
 
 def record(start, num_scored, **scores):
@@ -137,3 +145,40 @@ def test_the_pulse_keeps_ten_minutes():
     metrics.request_seconds.labels("/v1/score").observe(0.004)
     pulse.sample()
     assert 1 < pulse.content()["p50_ms"][-1] < 10 and pulse.content()["answers_per_second"][-1] == 0.2
+
+
+def test_the_newest_events_are_listed_newest_first_without_deleted_ones(tmp_path):
+    assert newest_events(None) == []
+    write_log(tmp_path, np.arange(20), np.arange(20)[::-1].copy(), np.arange(20) * 1000, SCHEMA, watermark=HOUR)
+    log = LogReader.open(tmp_path)
+    found = newest_events(log)
+    assert [x["id"] for x in found] == list(range(19, 11, -1))
+    assert found[0] == {"id": 19, "src": "n:19", "dst": "n:0", "edge_set": "default", "time_us": 19_000}
+    with closing(LogWriter(tmp_path, SCHEMA, 100_000)) as writer:
+        rows = np.zeros(1, DELETION)
+        rows["src"], rows["dst"], rows["time"] = 18, -1, -1
+        writer.commit(replace(empty_batch(SCHEMA), deletions_X=rows), Progress(), HOUR)
+    log.refresh()
+    assert [x["id"] for x in newest_events(log)] == [19, 17, 16, 15, 14, 13, 12]
+
+
+def test_the_lag_of_an_idle_stream_is_zero_and_of_one_that_is_behind_or_unknown_is_not(tmp_path, monkeypatch):
+    write_log(tmp_path, *stream(50), SCHEMA, watermark=100 * HOUR)
+    world = World(tmp_path).start()
+    try:
+        page, beat = world.state.page, Heartbeat(tmp_path, "ingest")
+        monkeypatch.setattr(page._engine, "lag_seconds", lambda: 0.7)
+
+        def lag(**detail):
+            beat.touch(f"running {detail}", **detail)
+            return page._lag_seconds()
+
+        assert page._lag_seconds() == 0.7, "ingest has told nothing"
+        assert lag(behind={}, broker_age_seconds=2.0) == 0.0
+        assert lag(behind={"events": {0: 60}}, broker_age_seconds=2.0) == 0.7
+        assert lag(behind={}, broker_age_seconds=11.0) == 0.7, "Kafka may have more"
+        monkeypatch.setattr(world.engine, "_report", lambda follower: None)
+        monkeypatch.setattr(world.engine.status, "edge", 49)
+        assert lag(behind={}, broker_age_seconds=1.0) == 0.7, "the server lacks an event"
+    finally:
+        world.stop()

@@ -10,15 +10,18 @@ import msgspec
 import numpy as np
 
 from streamd.errors import OffloadedError
-from streamd.events import Key
+from streamd.events import Int64, Key
 from streamd.graph.blocks.draws import Draw
-from streamd.graph.blocks.hops import Roots, distinct_nodes
+from streamd.graph.blocks.hops import NumberedHops, Roots, distinct_nodes
 from streamd.server.engine.set_names import plain
 from streamd.serving.following_graph import ServerGraph
 from streamd.serving.loaded_version import UNKNOWN
 
 NUM_NEIGHBORS = (12, 3)
 """Newest events of the node, and of each of its neighbours: with the node at most 49 nodes."""
+EVENTS_OF_HUB = 32
+"""A neighbour with so many events since its last one with the node is a hub: its own newest events
+say nothing of the node, and there is always a newer one."""
 MAX_STREAMS = 16
 """Streams that are open at once: each looks around its node once a second."""
 LOOK_SECONDS = 1.0
@@ -67,13 +70,13 @@ def look_around(view: ServerGraph, key: Key, edge_set: int) -> Around:
 
     # The newest events of two hops. Those that nobody can read back are as if they were not there.
     direction = view.model.direction
-    draws = [Draw(direction=direction, fanout=fanout) for fanout in NUM_NEIGHBORS]
+    draws = [Draw(direction=direction, fanout=n) for n in (NUM_NEIGHBORS[0], EVENTS_OF_HUB)]
     roots = Roots(np.array([node]), 0, view.edge)
     try:
-        hops = view.live.graph.sample_neighborhood(roots, draws, distinct_nodes).hops
+        hops = view.live.graph.sample_neighborhood(roots, draws, distinct_nodes)
+        found = _found_events(hops, node)
     except OffloadedError:
-        hops = ()
-    found = [hop.eid_UK[hop.mask_UK] for hop in hops]
+        found = []
     event_E = np.unique(np.concatenate([np.zeros(0, np.int64), *found]))
 
     # Their ends, by the distance at which they were reached; deleted nodes have no key.
@@ -107,6 +110,25 @@ def look_around(view: ServerGraph, key: Key, edge_set: int) -> Around:
         ],
         partners=[key for key in partners if key is not None],
     )
+
+
+def _found_events(hops: NumberedHops[Any], node: int) -> list[Int64]:
+    """The event ids of each hop, of the second without those of hubs. node: the one asked about."""
+    first, second = hops.hops
+    own = first.eid_UK[first.mask_UK]
+
+    # The last event of each neighbour with the node; the node's own events are no news.
+    last = dict.fromkeys(hops.node_M.tolist(), -1)
+    ends = hops.node_M[first.neighbor_UK[first.mask_UK]].tolist()
+    for neighbor, event in zip(ends, own.tolist(), strict=True):
+        last[neighbor] = max(last[neighbor], event)
+    kept = [np.zeros(0, np.int64)]
+    roots = hops.node_M[second.root_U].tolist()
+    for root, eid_K, mask_K in zip(roots, second.eid_UK, second.mask_UK, strict=True):
+        newest = np.sort(eid_K[mask_K])[::-1]
+        if root == node or np.count_nonzero(newest > last[root]) < EVENTS_OF_HUB:
+            kept.append(newest[: NUM_NEIGHBORS[1]])
+    return [own, np.concatenate(kept)]
 
 
 class Streams:

@@ -15,15 +15,17 @@ from streamd.registry.registry import read_manifests
 from streamd.roles import RANK, rank_names, server_names
 from streamd.schema import Schema
 from streamd.server.engine.engine import Engine
+from streamd.server.engine.lag import ANSWERS_SECONDS
 from streamd.server.page.headline import headline_of
 from streamd.server.page.key_watch import OddKeysOnPage
 from streamd.server.page.letters import Letters
 from streamd.server.page.pulse import SAMPLE_SECONDS, Pulse
+from streamd.server.page.tap import newest_events
 from streamd.server.page.trend import Trend
 from streamd.server.page.troubles import MachineFacts, find_troubles
 from streamd.server.page.window_rows import edge_sets, window_row
 from streamd.settings.loading import LogSettings
-from streamd.telemetry.heartbeat import Beat, read_beats
+from streamd.telemetry.heartbeat import Beat, read_beat, read_beats
 from streamd.windows.history import HistoryReader
 from streamd.windows.means import rules_of
 
@@ -66,7 +68,7 @@ class StatusPage:
         self._odd_keys = OddKeysOnPage(lambda: engine.log, settings.key_prefixes)
         self._trend = Trend(lambda: engine.log, settings.window_seconds * 1_000_000)
         self._begun = time.monotonic()
-        self.pulse = Pulse(lambda: engine.status.events_per_second, engine.lag_seconds)
+        self.pulse = Pulse(lambda: engine.status.events_per_second, self._lag_seconds)
 
     def content(self, num_windows: int = MAX_WINDOWS) -> dict[str, Any]:
         """The content of `/status.json`. num_windows: number of newest windows in it."""
@@ -83,6 +85,18 @@ class StatusPage:
             await asyncio.sleep(SAMPLE_SECONDS)
             self.pulse.sample()
             self._look(self._roles()[1])
+
+    def _lag_seconds(self) -> float | None:
+        """The lag of answers in seconds, None if it is not known. It is 0 if ingest has all that
+        Kafka had at its last answer, and the server all of the log."""
+        log = self._engine.log
+        beat = read_beat(self._settings.data_dir, "ingest")
+        has_all = log is not None and log.num_edges == self._engine.status.edge
+        if has_all and beat is not None and beat.alive and beat.detail.get("behind") == {}:
+            asked = beat.age_seconds + float(beat.detail["broker_age_seconds"])
+            if asked < ANSWERS_SECONDS:
+                return 0.0
+        return self._engine.lag_seconds()
 
     def _look(self, roles: Mapping[str, Beat | None]) -> None:
         self._trend.look(roles.get("ingest"), roles.get("train"))
@@ -104,6 +118,7 @@ class StatusPage:
             "events_per_second": status.events_per_second,
             "rebuild": status.rebuild.fields() if status.rebuild else None,
             "pulse": self.pulse.content(),
+            "newest": newest_events(self._engine.log),
         }
 
     def _machine(self) -> dict[str, Any]:
