@@ -159,6 +159,6 @@ class Player:
                     f"After {PATIENCE_SECONDS:.0f} s it is still not so that {what}.",
                     "read daemon.log.",
                 )
-            # Short, because at full speed every window of a month waits here.
-            time.sleep(0.002)
+            # Some windows are on their way meanwhile, so this may take a little.
+            time.sleep(0.01)
         return None

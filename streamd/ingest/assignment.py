@@ -6,7 +6,7 @@ from streamd.events import Position
 from streamd.ingest.kafka.consumer import KafkaSource
 from streamd.ingest.kafka.silence import SilenceDetector
 from streamd.ingest.order.merge import Merger
-from streamd.ingest.order.suspects import Suspects
+from streamd.ingest.order.suspects import StreamSuspects
 
 
 class Assignment:
@@ -31,7 +31,7 @@ class Assignment:
         self.merger = Merger(len(begun), merge_wait_seconds, dim)
         for number, position in enumerate(begun):
             self.merger.start(number, position)
-        self.suspects = [Suspects(max_ahead_us, dim) for _ in begun]
+        self.suspects = StreamSuspects(len(begun), max_ahead_us, dim)
         self.silence = SilenceDetector(source, now)
         self.resume = list(begun)
         # Nothing is committed of this assignment yet: position -1 is equal to no other.

@@ -233,8 +233,7 @@ class IngestLoop:
         try:
             self._prepare(source, polled)
             now = self._clock.monotonic()
-            for number in range(len(source.partitions)):
-                self._take(source, number, polled.get(number, ()), now)
+            self._take(source, polled, now)
         except KafkaError as error:
             self._pause("broker unavailable", RETRY_SECONDS, **self._waiting.for_broker(error))
             return not source.changed
@@ -305,28 +304,33 @@ class IngestLoop:
             - self._clock.monotonic()
         )
 
-    def _take(self, source: KafkaSource, number: int, records: Sequence[Any], now: float) -> None:
-        """Decode what a poll brought from one partition, judge it, and push it to the merge."""
+    def _take(self, source: KafkaSource, polled: Mapping[int, Sequence[Any]], now: float) -> None:
+        """Decode the records of a poll, judge them, and push them to the merge."""
         at = self._current
-        events = self._decode(source, number, records, now) if records else self._nothing
-        suspects = at.suspects[number]
-        judged = suspects.judge(events, now)
-        for row, seconds in enumerate(judged.ahead_seconds):
-            self._letters.refuse(
-                judged.refused,
-                row,
-                "time_ahead",
-                f"the event is {seconds:,.0f} s further ahead of its record's timestamp "
-                "than all others",
-                self._decoder.keys.keys,
-            )
+        # Decode all before any is judged, since partitions confirm one another.
+        records = [polled.get(number, ()) for number in range(len(source.partitions))]
+        blocks = [
+            self._decode(source, number, own, now) if own else self._nothing
+            for number, own in enumerate(records)
+        ]
+        for number, judged in enumerate(at.suspects.judge(blocks, now)):
+            for row, seconds in enumerate(judged.ahead_seconds):
+                self._letters.refuse(
+                    judged.refused,
+                    row,
+                    "time_ahead",
+                    f"the event is {seconds:,.0f} s further ahead of its record's timestamp "
+                    "than all others",
+                    self._decoder.keys.keys,
+                )
 
-        # Events that are held as suspects count as not read yet.
-        position = source.position(number)
-        held = suspects.first_held
-        silent = at.silence.is_silent(number, bool(records), number in self._paused, now)
-        at_end = position >= source.end(number) or silent
-        at.merger.push(number, judged.taken, held or (position, 0), at_end and held is None, now)
+            # Events that are held as suspects count as not read yet.
+            position = source.position(number)
+            held = at.suspects.partitions[number].first_held
+            heard, paused = bool(records[number]), number in self._paused
+            silent = at.silence.is_silent(number, heard, paused, now)
+            at_end = (position >= source.end(number) or silent) and held is None
+            at.merger.push(number, judged.taken, held or (position, 0), at_end, now)
 
     def _decode(
         self, source: KafkaSource, number: int, records: Sequence[Any], now: float
@@ -418,7 +422,8 @@ class IngestLoop:
             self._letters.refuse(events, r.row, r.reason, r.error, keys.keys)
         if keys.is_full:
             # Only events that wait still need their keys' numbers.
-            waiting = [*self._current.merger.buffers(), *(s.held for s in self._current.suspects)]
+            suspects = self._current.suspects
+            waiting = [*self._current.merger.buffers(), *(s.held for s in suspects.partitions)]
             renumber_keys(waiting, keys.shrink)
         return batch, watermark
 

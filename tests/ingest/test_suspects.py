@@ -9,7 +9,7 @@ from streamd.decode.block import NO_STAMP, ROW, Block, joined
 from streamd.events import DELETE, EDGE, NODE
 from streamd.ingest.order import suspects
 from streamd.ingest.order.replay_pace import LEVEL_EVENTS, usual_step
-from streamd.ingest.order.suspects import HOLD_SECONDS, NUM_FOLLOWERS, Suspects
+from streamd.ingest.order.suspects import HOLD_SECONDS, NUM_FOLLOWERS, StreamSuspects, Suspects
 
 SECOND, HOUR, DAY = 10**6, 3600 * 10**6, 24 * 3600 * 10**6
 TODAY = 50 * 365 * DAY
@@ -126,6 +126,75 @@ def test_a_replay_that_begins_behind_events_of_a_wrong_clock_waits_for_none_and_
             assert len(judged.taken) + len(later.taken) == 52
             refused += later.refused.rows["offset"].tolist()
     assert refused == [11_500, 12_500] and waits == [1484, 2491], "only the hours with a wrong time wait"
+
+
+def poll_of(four, first, each):
+    """The next events of four partitions that share a stream."""
+    return [whole.take(np.arange(first, first + each)) for whole in four]
+
+
+def four_of_a_replay(hours, each, gap):
+    """Four partitions with a gap in event time before the last five hours."""
+    of_each = [replayed(hours, each, seed=seed) for seed in range(4)]
+    for time, _ in of_each:
+        time[-5 * each :] += gap
+    return [block(time, stamp) for time, stamp in of_each]
+
+
+@pytest.mark.parametrize(("each", "waits"), [(40, False), (10, True)])
+def test_behind_a_gap_nothing_waits_if_a_hundred_events_of_all_partitions_lead_as_far(each, waits):
+    suspects, four, held = StreamSuspects(4, 60 * SECOND, 0), four_of_a_replay(60, each, 40 * DAY), []
+    for hour in range(60):
+        judged = suspects.judge(poll_of(four, hour * each, each), float(hour))
+        assert not any(len(one.refused) for one in judged)
+        if any(part.held_since is not None for part in suspects.partitions):
+            held.append(hour)
+    assert (55 in held) == waits and all(hour >= 55 for hour in held)
+
+
+def test_a_clock_that_is_wrong_in_every_partition_confirms_nothing():
+    """One producer's events go to all partitions, forty of its days ahead among hundreds of others that are not."""
+    suspects, four = StreamSuspects(4, 60 * SECOND, 0), [block(*live(900)) for _ in range(4)]
+    for part in four:
+        part.rows["time"][500:510] += DAY
+    for first in range(0, 500, 50):
+        assert [len(one.taken) for one in suspects.judge(poll_of(four, first, 50), first / 50)] == [50] * 4
+    assert not any(len(one.taken) for one in suspects.judge(poll_of(four, 500, 10), 20.0)), "forty events alone decide nothing"
+    assert not any(len(one.taken) for one in suspects.judge(poll_of(four, 510, 50), 20.5)), "forty among two hundred and forty"
+    for one in suspects.judge(poll_of(four, 560, 200), 20.6):
+        assert one.refused.rows["offset"].tolist() == [*range(500, 510)] and len(one.taken)
+
+
+def test_a_partition_that_is_years_further_on_confirms_nothing():
+    time, stamp = imported(2000, SECOND)
+    ahead = block(time + 365 * DAY, stamp)
+    time[1000] += 4 * DAY
+    suspects, four = StreamSuspects(4, 60 * SECOND, 0), [block(time, stamp), *[ahead] * 3]
+    for first in range(0, 1000, 100):
+        suspects.judge(poll_of(four, first, 100), first / 100)
+    judged = suspects.judge(poll_of(four, 1000, 50), 10.0)
+    assert not len(judged[0].taken) and [len(one.taken) for one in judged[1:]] == [50] * 3
+    assert suspects.judge(poll_of(four, 1050, 100), 10.5)[0].refused.rows["offset"].tolist() == [1000]
+
+
+def test_events_of_before_a_suspect_came_decide_nothing_about_it():
+    suspects, four = StreamSuspects(4, 60 * SECOND, 0), [block(*imported(1000, SECOND)) for _ in range(4)]
+    four[0].rows["time"][500] += 4 * DAY
+    for part in four:
+        part.rows["time"][600:] += 8 * HOUR
+    for first in range(0, 500, 100):
+        suspects.judge(poll_of(four, first, 100), first / 100)
+    assert [len(one.taken) for one in suspects.judge(poll_of(four, 500, 100), 10.0)] == [0, 100, 100, 100]
+    assert [len(one.taken) for one in suspects.judge(poll_of(four, 600, 40), 10.5)][1:] == [40, 40, 40]
+
+
+def test_a_whole_burst_of_a_wrong_clock_in_a_replay_is_refused():
+    """The level behind its first events is that of the wrong clock itself."""
+    time, stamp = replayed(120, 20)
+    wrong = [*range(1604, 1612)]
+    time[wrong] += 3 * DAY
+    read = Partition(time, stamp, 20, every=1.1)
+    assert read.refused == wrong
 
 
 def test_a_clock_that_is_wrong_again_and_again_makes_no_pace():

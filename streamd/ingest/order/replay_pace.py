@@ -27,9 +27,11 @@ def usual_step(lead: Int64) -> int:
     num = len(lead) // LEVEL_EVENTS
     if num < USUAL_STEPS + 2:
         return 0
+    # Levels of neighbouring events, and the steps between them; nothing confirms the last one yet.
     level = np.median(lead[len(lead) - num * LEVEL_EVENTS :].reshape(num, LEVEL_EVENTS), axis=1)
     step = np.diff(level)[:-1]
     lowest_after = np.minimum.accumulate(level[::-1])[::-1][2:]
+    # A step that is undone later is that of a wrong clock.
     lasting = step[(step > 0) & (lowest_after >= level[1:-1] - step / 2)]
     if len(lasting) < USUAL_STEPS:
         return 0

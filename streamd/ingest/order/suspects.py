@@ -9,6 +9,7 @@ never wait.
 The judgement is pure: it is given events and a reading of a clock.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from streamd.decode.block import NO_STAMP, Block, empty_block, has_time, joined
 from streamd.events import Bools, Int64
+from streamd.ingest.order.placement import NEVER
 from streamd.ingest.order.replay_pace import advances, usual_step
 from streamd.ingest.order.runs import place_of
 
@@ -33,6 +35,7 @@ PACE = 2
 """Usual steps by which an event of a replay may lead those before it, since gaps differ."""
 HOLD_SECONDS = 1.0
 """Longest wait for followers. An event without any is taken, since no other event is late by it."""
+NO_LEADS: Int64 = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -73,13 +76,33 @@ class Suspects:
         """Offset and item of the first event that waits; None where none does."""
         return place_of(self._held[0].rows[0]) if self._held else None
 
-    def judge(self, events: Block, now: float) -> JudgedBlock:
-        """Add the events of a poll and judge all that can be. now: monotonic seconds."""
+    @property
+    def held_since(self) -> float | None:
+        """When the first event that waits came, in monotonic seconds; None where none does."""
+        return float(self._since[0][0]) if self._held else None
+
+    def far_leads(self, events: Block) -> Int64:
+        """Leads of a poll's events, NEVER for those that lead no further than usual: int64[n]."""
+        index = _with_lead(events)
+        lead = (events.rows["time"] - events.rows["stamp"])[index]
+        usual = self._usual(lead)
+        # A partition of which too little is known speaks against all that lead far.
+        if usual is None:
+            return np.full(len(lead), NEVER)
+        return np.where(lead > usual + self._max_ahead_us, lead, NEVER)
+
+    def judge(self, events: Block, now: float, others: Int64 = NO_LEADS) -> JudgedBlock:
+        """Add the events of a poll and judge all that can be.
+
+        Args: now: monotonic seconds; others: `far_leads` that the other partitions brought since
+        the first held event came, int64[n] microseconds.
+        """
         since = self._since[0][0] if self._held else -np.inf
         self._hold(events, np.full(len(events), now))
         # The first held event still has too few followers: nothing new can be judged.
         is_usual_known = len(self._leads) >= MIN_LEADS
-        if is_usual_known and self._num_leads <= NUM_FOLLOWERS and now - since < HOLD_SECONDS:
+        num_followers = self._num_leads + len(others)
+        if is_usual_known and num_followers <= NUM_FOLLOWERS and now - since < HOLD_SECONDS:
             return JudgedBlock(self._nothing, self._nothing)
         block = self.held
         if not len(block):
@@ -89,12 +112,14 @@ class Suspects:
         lead = (block.rows["time"] - block.rows["stamp"])[index]
 
         # Judge those that lead further than usual; with too few followers they wait, or are taken
-        # where the stream moves on at its pace.
+        # where the stream moves on at its pace, or the other partitions with it.
         usual = self._usual(lead)
         unusual = self._unusual(lead, usual)
         undecided = len(lead)
         has_few = unusual + NUM_FOLLOWERS >= len(lead)
-        unusual = unusual[~(has_few & self._keeps_pace(lead, unusual))]
+        expected = self._keeps_pace(lead, unusual) | self._is_shared(lead, unusual, others)
+        # Behind an event that nothing confirms, the level may be that of a wrong clock.
+        unusual = unusual[~(has_few & np.logical_and.accumulate(expected))]
         early = unusual[unusual + NUM_FOLLOWERS >= len(lead)]
         early = early[now - came[index[early]] < HOLD_SECONDS]
         if len(early):
@@ -153,24 +178,75 @@ class Suspects:
         return np.flatnonzero(far & ~confirmed)
 
     def _keeps_pace(self, lead: Int64, number: Int64) -> Bools:
-        """Whether each of these events, and all before it among them, leads the events before it by
-        at most PACE usual steps: bool[n]."""
-        longest = PACE * usual_step(self._leads)
-        if not len(number) or not longest:
+        """Whether each of these events leads the events before it by at most PACE usual steps:
+        bool[n]."""
+        longest = PACE * usual_step(self._leads) if len(number) else 0
+        if not longest:
             return np.zeros(len(number), np.bool_)
-        # Behind an event that keeps no pace, the level may be that of a wrong clock.
-        in_pace = advances(self._leads, lead, number) <= longest
-        return np.logical_and.accumulate(in_pace)
+        return advances(self._leads, lead, number) <= longest
+
+    def _is_shared(self, lead: Int64, number: Int64, others: Int64) -> Bools:
+        """Whether enough events follow each of these events in all partitions together, and at
+        least half of them lead as far: bool[n]. others: as of `judge`."""
+        if not len(number) or not len(others):
+            return np.zeros(len(number), np.bool_)
+        # Events of other partitions have no order beside these, so all of them count.
+        exists, less = self._followers(lead, number)
+        as_far = len(others) - np.searchsorted(np.sort(others), lead[number] - self._max_ahead_us)
+        total = exists + len(others)
+        is_shared: Bools = (total >= NUM_FOLLOWERS) & (2 * (exists - less + as_far) >= total)
+        return is_shared
 
     def _is_alone(self, lead: Int64, number: Int64) -> Bools:
         """Whether most followers of each of these events lead less than it: bool[n]."""
+        exists, less = self._followers(lead, number)
+        alone: Bools = 2 * less > exists
+        return alone
+
+    def _followers(self, lead: Int64, number: Int64) -> tuple[Int64, Int64]:
+        """Number of followers of each of these events, at most NUM_FOLLOWERS, and of those that
+        lead less than it: int64[n]."""
         step = np.arange(1, NUM_FOLLOWERS + 1)
         index = number[:, None] + step
         exists = index < len(lead)
         follower = lead[np.where(exists, index, 0)]
         less = exists & (follower < lead[number][:, None] - self._max_ahead_us)
-        alone: Bools = 2 * less.sum(1) > exists.sum(1)
-        return alone
+        return exists.sum(1), less.sum(1)
+
+
+class StreamSuspects:
+    """Judges the events of all partitions of an assignment. Owner: the poll thread.
+
+    partitions: the judge of each, by number.
+    """
+
+    def __init__(self, num_partitions: int, max_ahead_us: int, edge_feature_dim: int) -> None:
+        self.partitions = [Suspects(max_ahead_us, edge_feature_dim) for _ in range(num_partitions)]
+        self._polls: list[tuple[float, list[Int64]]] = []
+        """Time and `far_leads` of each partition, of the polls since the first held event came."""
+
+    def judge(self, polled: Sequence[Block], now: float) -> list[JudgedBlock]:
+        """Add the events of a poll, by partition, and judge all that can be."""
+        # Before any partition learns from this poll, as the first would know more than the last.
+        far = [part.far_leads(events) for part, events in zip(self.partitions, polled, strict=True)]
+        self._polls.append((now, far))
+        # Each is judged by the others' events since its first held one came.
+        judged = []
+        for number, (part, events) in enumerate(zip(self.partitions, polled, strict=True)):
+            since = now if part.held_since is None else part.held_since
+            others = [
+                leads
+                for at, of_poll in self._polls
+                for other, leads in enumerate(of_poll)
+                if at >= since and other != number and len(leads)
+            ]
+            judged.append(part.judge(events, now, np.concatenate([NO_LEADS, *others])))
+
+        # Only events that wait need the polls since they came.
+        waiting = [part.held_since for part in self.partitions if part.held_since is not None]
+        oldest = min(waiting, default=np.inf)
+        self._polls = [poll for poll in self._polls if poll[0] >= oldest]
+        return judged
 
 
 def _with_lead(block: Block) -> Int64:
