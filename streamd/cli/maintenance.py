@@ -16,6 +16,7 @@ from streamd.exchange.importing import import_file
 from streamd.exchange.tables import Columns
 from streamd.settings.loading import Settings
 from streamd.tensors import unpack
+from streamd.windows.history import ONE_DESTINATION
 
 if TYPE_CHECKING:
     from streamd.evaluation.backtest import Plan
@@ -98,8 +99,8 @@ def backtest_file(
     with _log_of(settings, file, columns, progress) as (log, times):
         learning = LearningSettings.of(settings, choose_device(settings.device))
         result = backtest(learning, log, plan, progress)
-    if result is None:
-        raise StreamdError(*NOTHING_SCORED)
+        if result is None:
+            raise _error_without_scores(log)
 
     # The tables and the verdict are for the terminal.
     caption = (
@@ -140,12 +141,24 @@ def backtest_grid(
     settings = runs[0].settings
     with _log_of(settings, file, columns, progress) as (log, times):
         result = run_grid(runs, log, plan, progress)
-    if result is None:
-        raise StreamdError(*NOTHING_SCORED)
+        if result is None:
+            raise _error_without_scores(log)
     title = f"streamd backtest of {file or settings.data_dir}"
     caption = f"live, on the same {len(result.runs[0].windows):,} windows{times}"
     shown: list[Table | str] = [_table(COLUMNS, result.table(), title, caption), result.advice()]
     return shown, grid_report_of(result, title, asked or Asked())
+
+
+def _error_without_scores(log: LogReader) -> StreamdError:
+    """The error of a backtest that scored no event."""
+    from streamd.evaluation.backtest import has_one_destination
+
+    if has_one_destination(log):
+        return StreamdError(
+            f"No window could be scored: {ONE_DESTINATION}.",
+            "check which column is the destination, or give events with several.",
+        )
+    return StreamdError(*NOTHING_SCORED)
 
 
 @contextmanager

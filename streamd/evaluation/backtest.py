@@ -10,6 +10,7 @@ from streamd.evaluation.label_scores import AVERAGE, MEAN
 from streamd.evaluation.regimes import DAY_US, LEARNED, Regimes, RegimeWindow, best_half_life
 from streamd.eventlog.reader import LogReader
 from streamd.graph.label_history import LAST_LABELS
+from streamd.graph.negatives import NUM_SCORED
 from streamd.training.learning_settings import LearningSettings
 from streamd.training.measures import Measures
 from streamd.windows import Window, is_mostly_late, recorded_windows
@@ -59,6 +60,8 @@ COLUMNS = (
     "live better\nby, MRR",
 )
 """Head of `Result.table`; the five after the first are MEASURES."""
+SLICE_EDGES = 1_000_000
+"""Events whose destinations are read at once: 24 MB."""
 LABEL_MEASURES = {"ndcg10": "NDCG@10", "ap": "AP", "auc": "AUC", "mae": "MAE", "rmse": "RMSE"}
 """Measures of labels, with the names that the report prints; a task has one or two of them."""
 
@@ -99,6 +102,12 @@ class Result:
     def num_events(self) -> int:
         """Number of scored events in the windows."""
         return sum(w.num_scored for w in self.windows)
+
+    @property
+    def mean_negatives(self) -> float:
+        """Negatives that a scored event was ranked against, on average."""
+        weights = [w.num_scored for w in self.windows]
+        return float(np.average([w.mean_negatives for w in self.windows], weights=weights))
 
     def table(self) -> list[list[str]]:
         """The report's table as text: a row a regime and rule, then one an age of facts."""
@@ -195,6 +204,17 @@ class Result:
         if not self.num_left_out:
             return ""
         return f"{counted(self.num_left_out, 'window')} left out: most of their events came late."
+
+    def few_note(self) -> str:
+        """That events had fewer negatives than they should, as a sentence; empty where all had
+        enough."""
+        mean = self.mean_negatives
+        if mean >= NUM_SCORED:
+            return ""
+        return (
+            f"An event had {mean:,.1f} negatives on average, not {NUM_SCORED}, as few destinations "
+            "were known: compare its MRR with that of the rules here, not with other streams."
+        )
 
     def names(self) -> list[str]:
         """Regimes and rules of the run, in the order of TITLES."""
@@ -339,6 +359,17 @@ def backtest(
     half_life = _half_life(log, windows, cut)
     late = [w for w in parts if w.first_edge >= cut and is_mostly_late(log, w)]
     return Result(reported, half_life, stale, len(late))
+
+
+def has_one_destination(log: LogReader) -> bool:
+    """Whether all events of a log lead to one node of each node set: none has a negative."""
+    only: dict[int, int] = {}
+    for first in range(log.first_edge, log.num_edges, SLICE_EDGES):
+        dst = np.unique(log.edges(first, min(first + SLICE_EDGES, log.num_edges))[1])
+        for number, node in zip(log.node_sets_of(dst).tolist(), dst.tolist(), strict=True):
+            if only.setdefault(number, node) != node:
+                return False
+    return bool(only)
 
 
 def run_live(

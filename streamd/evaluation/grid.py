@@ -121,7 +121,8 @@ class GridResult:
             text += (
                 f"; it {comparison(f'the next ({next_best.name})', best.better_than(next_best))}"
             )
-        return f"{text}. {self._verdict(take)}"
+        said = f"{text}. {self._verdict(take)}"
+        return " ".join(filter(None, (said, take.result.few_note())))
 
     def _verdict(self, run: Run) -> str:
         """The verdict on live under the settings of a run."""

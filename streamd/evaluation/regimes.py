@@ -68,6 +68,7 @@ class RegimeWindow:
     edge_sets: dict[str, SetScores] = field(default_factory=dict)
     node_sets: dict[str, SetScores] = field(default_factory=dict)
     nightly_learned: bool = True
+    mean_negatives: float = 0.0
 
 
 class Regimes:
@@ -163,7 +164,7 @@ class Regimes:
                 self.learners[name].begin()
         self._label_rules.begin()
         num_labelled = {name: len(own.label_scores) for name, own in self.learners.items()}
-        parts, known_E, set_E = self._score(window, recorded)
+        parts, known_E, set_E, num_negatives_E = self._score(window, recorded)
         heads = {
             name: own.label_scores[num_labelled[name] :]
             for name, own in self.learners.items()
@@ -184,6 +185,7 @@ class Regimes:
             edge_sets=scores_of_sets(all_scores, known_E, set_E, self._edge_sets),
             node_sets=labels.node_sets,
             nightly_learned=nightly_learned,
+            mean_negatives=float(num_negatives_E.mean()) if len(known_E) else 0.0,
         )
 
     def _read(self, window: Window, recorded: bool, base: Learner) -> None:
@@ -196,11 +198,11 @@ class Regimes:
 
     def _score(
         self, window: Window, recorded: bool
-    ) -> tuple[dict[str, list[Float32]], Bools, Int64]:
+    ) -> tuple[dict[str, list[Float32]], Bools, Int64, Int64]:
         """Score a window chunk by chunk under every regime and rule.
 
         Returns: their scores, float32[E, 101] a chunk; of each event whether its destination was
-        one before, bool[E], and the number of its edge set, int64[E].
+        one before, bool[E], the number of its edge set and that of its negatives, int64[E] each.
         """
         if self._nightly_is_stale and self._nightly_recorder is not None:
             pool = self._recorder.sight.pool_of(window)
@@ -210,6 +212,7 @@ class Regimes:
         parts: dict[str, list[Float32]] = {}
         known = [np.zeros(0, np.bool_)]
         sets = [np.zeros(0, np.int64)]
+        num_negatives = [np.zeros(0, np.int64)]
         for chunk in prefetch(self._recorder.chunks(window, recorded)):
             if chunk.labels is not None:
                 self._label_rules.add(chunk.labels)
@@ -219,6 +222,7 @@ class Regimes:
             if chunk.score is not None:
                 known.append(chunk.known_E)
                 sets.append(chunk.edge_set_E)
+                num_negatives.append(chunk.num_negatives_E)
                 for name, scores in _rules(chunk.scored_facts).items():
                     ranked = among_candidates(scores, chunk.is_candidate_EC)
                     parts.setdefault(name, []).append(ranked)
@@ -227,7 +231,12 @@ class Regimes:
         if self._nightly_is_stale and self._nightly_recorder is not None:
             for chunk in self._nightly_recorder.chunks(window, recorded):
                 self._add(parts, "nightly", chunk)
-        return parts, np.concatenate(known), np.concatenate(sets)
+        return (
+            parts,
+            np.concatenate(known),
+            np.concatenate(sets),
+            np.concatenate(num_negatives),
+        )
 
     def _learn_by_turns(self, edge: int) -> None:
         """Let the regimes that learn each window do so. edge: the window's first event."""

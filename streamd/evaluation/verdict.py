@@ -16,7 +16,8 @@ graph layer by .001 to .005."""
 
 
 def verdict_of(result: Result) -> str:
-    """The verdict on live. With too few windows a sentence that says so."""
+    """The verdict on live. With too few windows a sentence that says so, with too few negatives
+    one more."""
     why = why_no_nightly(result)
     nightly = None if why else result.difference("live", "nightly")
     # Without nightly weights to begin from, all of learning counts.
@@ -28,7 +29,8 @@ def verdict_of(result: Result) -> str:
         state = result.difference("nightly_live", "nightly")
         learning = {LEARNING: result.difference("live", "nightly_live")}
         causes = effects({"state": state} | learning, nightly)
-    return verdict("Live", *over_best_rule(result), why or nightly or "", causes)
+    said = verdict("Live", *over_best_rule(result), why or nightly or "", causes)
+    return " ".join(filter(None, (said, result.few_note())))
 
 
 def over_best_rule(result: Result) -> tuple[str, Difference]:

@@ -91,6 +91,12 @@ class Chunk:
         return self.score.is_candidate_EC.numpy()[:, SCORED]
 
     @property
+    def num_negatives_E(self) -> Int64:
+        """Number of negatives that each event is scored against, int64[E]."""
+        out: Int64 = self.is_candidate_EC.sum(1) - 1
+        return out
+
+    @property
     def scored_facts(self) -> Float32:
         """Facts of the candidates that events are scored with, float32[E, 101, F]. The chunk must
         be scored."""

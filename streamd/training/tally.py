@@ -32,7 +32,8 @@ class ScoredWindow(NamedTuple):
 
     table: model name -> measure -> value. num_known: scored events whose destination had been a
     destination before. edge_sets: as of `scores_of_sets`; node_sets: of `label_scores_of_sets`.
-    num_late: events with a time before the window.
+    num_late: events with a time before the window. mean_negatives: of a scored event, None without
+    any.
     """
 
     table: dict[str, Measures]
@@ -41,6 +42,7 @@ class ScoredWindow(NamedTuple):
     edge_sets: dict[str, SetScores]
     node_sets: dict[str, SetScores]
     num_late: int = 0
+    mean_negatives: float | None = None
 
 
 class Tally:
@@ -56,6 +58,7 @@ class Tally:
         self._scores: dict[str, list[Float32]] = {}
         self._events: list[Int64] = []
         self._known: list[Bools] = []
+        self._num_negatives: list[Int64] = []
 
     def add(self, chunk: Chunk, live_EC: Float32 | None, shadow_EC: Float32 | None) -> None:
         """Add the scores of a chunk, and those of the baselines.
@@ -73,6 +76,7 @@ class Tally:
             self._scores.setdefault(name, []).append(ranked)
         self._events.append(chunk.score.event_E.numpy())
         self._known.append(chunk.known_E)
+        self._num_negatives.append(chunk.num_negatives_E)
         self._set_of.append(chunk.edge_set_E)
 
     def __len__(self) -> int:
@@ -103,6 +107,9 @@ class Tally:
         order = np.argsort(event_E)
         whole._events = [event_E[order]]
         whole._known = [ranks.gather(np.concatenate([NO_EVENTS > 0, *self._known]))[order]]
+        whole._num_negatives = [
+            ranks.gather(np.concatenate([NO_EVENTS, *self._num_negatives]))[order]
+        ]
         whole._set_of = [ranks.gather(np.concatenate(self._set_of))[order]]
         # Every rank has the same models, as all score the same chunks.
         whole._scores = {
@@ -163,7 +170,12 @@ class Tally:
             node_sets = label_scores_of_sets(
                 label_task, predicted, target_LT, set_L, self._schema.node_set_names
             )
-        return ScoredWindow(table, len(known_E), int(known_E.sum()), edge_sets, node_sets)
+        scored = ScoredWindow(table, len(known_E), int(known_E.sum()), edge_sets, node_sets)
+        return scored._replace(mean_negatives=self._mean_negatives())
+
+    def _mean_negatives(self) -> float | None:
+        num_negatives_E = np.concatenate([NO_EVENTS, *self._num_negatives])
+        return float(num_negatives_E.mean()) if len(num_negatives_E) else None
 
 
 def baseline_scores(facts_ECF: Float32) -> dict[str, Float32]:

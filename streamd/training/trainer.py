@@ -36,7 +36,7 @@ from streamd.training.versions.nightly import Nightly
 from streamd.training.window_attempts import MAX_FAILURES, Stopped
 from streamd.training.window_report import rebuilding, records_of, report, report_trained_until
 from streamd.windows import Window, is_mostly_late, mergeable, next_window, num_late
-from streamd.windows.history import WindowRecord
+from streamd.windows.history import ONE_DESTINATION, WindowRecord
 
 logger = structlog.get_logger()
 POLL_SECONDS = 0.05
@@ -296,9 +296,10 @@ class Trainer:
             )
             outcome = PublishResult(self.contest.version, False, f"rolled back: {verdict.why}")
         elif learned is None:
-            outcome = PublishResult(
-                step.version, False, "no event of this window could be learned yet"
-            )
+            why = "no event of this window could be learned yet"
+            if self.recorder.live.facts.has_one_destination:
+                why = ONE_DESTINATION
+            outcome = PublishResult(step.version, False, why)
         else:
             self._on_step("publish")
             outcome = self._publish(step, learned, scores)

@@ -81,6 +81,7 @@ def records_of(
                 num_late=part.num_late,
                 edge_sets=part.edge_sets,
                 node_sets=part.node_sets,
+                mean_negatives=part.mean_negatives,
             )
         )
     return records
@@ -174,6 +175,7 @@ def report(record: WindowRecord, learner: Learner, compared: Comparison) -> None
         why=record.reason,
         mrr={k: round(v["mrr"], 4) for k, v in record.scores.items() if "mrr" in v},
         **_of_sets(record),
+        negatives=record.mean_negatives and round(record.mean_negatives, 1),
         loss=record.loss and round(record.loss, 4),
         seconds={k: round(v, 3) for k, v in record.seconds.items()},
     )

@@ -14,6 +14,8 @@ from streamd.windows.window import MOSTLY
 logger = structlog.get_logger()
 FILE = "train/windows.jsonl"
 """Path in the data directory."""
+ONE_DESTINATION = "all events have one destination: nothing to rank"
+"""Reason of a window that cannot be scored, because no event has another candidate."""
 RULES = ("rule", "edgebank", "popularity")
 """Rules that each window is scored by, as by the models. Records of older releases lack the first,
 which answers until there is a version."""
@@ -39,7 +41,9 @@ class WindowRecord:
     events whose destination was a destination before. version: what came of the window; scored_by:
     what served it. num_late: events with a time before the window. seconds: phase -> time it
     took. surprise: as `Drift.surprise`. edge_sets, node_sets: the scores of each edge set with
-    scored events and of each node set with labels, in a log of several.
+    scored events and of each node set with labels, in a log of several. mean_negatives:
+    destinations that a scored event was ranked against, on average; None where none was scored, and
+    in records of older releases, which always counted 100.
     """
 
     start_us: int
@@ -60,6 +64,7 @@ class WindowRecord:
     surprise: float | None = None
     edge_sets: dict[str, SetScores] = field(default_factory=dict)
     node_sets: dict[str, SetScores] = field(default_factory=dict)
+    mean_negatives: float | None = None
 
     @property
     def is_mostly_late(self) -> bool:
@@ -69,7 +74,7 @@ class WindowRecord:
     def line(self) -> bytes:
         """Encode the record as a line of the history."""
         # Omit newer fields that are empty, so that records of older releases are encoded as before.
-        newer = ("edge_sets", "node_sets", "num_late")
+        newer = ("edge_sets", "node_sets", "num_late", "mean_negatives")
         fields = {k: v for k, v in asdict(self).items() if k not in newer or v}
         return msgspec.json.encode(fields) + b"\n"
 

@@ -149,7 +149,7 @@ def test_windows_of_a_day_are_compared_without_a_nightly_model(tmp_path):
     s = settings(tmp_path, stream__edge_feature_dim=2, model__name="pair", windows__width_seconds=86_400)
     result = backtest(learning(s), LogReader.open(tmp_path), Plan())
     assert "nightly" not in result.names()
-    assert re.search(r"^Live \w+ .*; it is not compared with nightly, since windows are a day or longer; learning .* over frozen weights\.$", verdict_of(result))
+    assert re.search(r"^Live \w+ .*; it is not compared with nightly, since windows are a day or longer; learning .* over frozen weights\. An event had 1\d\.\d negatives", verdict_of(result))
 
 
 def hours(path, first, last, num_edges=600, **values):
@@ -164,7 +164,7 @@ def hours(path, first, last, num_edges=600, **values):
 def test_a_stream_without_a_midnight_has_no_nightly_model(tmp_path):
     """It would answer as the rule does all along, and live would beat it by what learning anything brings."""
     told, report, forms = hours(tmp_path, 2, 22)
-    assert re.search(r"^Live \w+ .*; it is not compared with nightly, since no midnight \(UTC\) is before any of the windows; learning .* over frozen weights\.$", told[-1])
+    assert re.search(r"^Live \w+ .*; it is not compared with nightly, since no midnight \(UTC\) is before any of the windows; learning .* over frozen weights\. An event had 1\d\.\d negatives", told[-1])
     assert "no midnight (UTC) lies before any of the windows" in report.about and "no midnight" in told[0].caption
     assert "nightly" not in json.loads(forms["json"])["means"] and "| nightly" not in forms["md"]
     assert all("nightly weights" not in text for text in forms.values())
@@ -223,3 +223,31 @@ def test_the_measures_of_a_window_weigh_as_many_events_as_it_has(tmp_path):
     assert np.isclose(result.mean("rule")["mrr_known"],
                       np.average([w.scores["rule"]["mrr_known"] for w in result.windows], weights=known))
     assert set(measures(np.zeros((3, 101), np.float32), np.ones(3, bool))) == set(result.mean("rule"))
+
+
+def test_two_destinations_are_two_candidates_and_their_number_is_said(tmp_path):
+    src, dst, time = stream(500, num_items=2, hours=HOURS)
+    write_log(tmp_path, src, dst, time, Schema(2, 0, 0))
+    s = settings(tmp_path, stream__edge_feature_dim=2, model__name="pair")
+    told, report = backtest_file(s, None, Columns(), Plan(), lambda *_: None)
+    said = json.loads(FORMS["json"](report))
+    assert said["mean_negatives"] == 1 and all(0.5 <= m["mrr"] <= 1 and m["hits10"] == 1 for m in said["means"].values())
+    for text in (told[-1], said["verdict"]):
+        assert text.endswith("An event had 1.0 negatives on average, not 100, as few destinations were known: "
+                             "compare its MRR with that of the rules here, not with other streams.")
+    assert "MRR and Hits@10 are against 1.0 negatives on average, AP" in report.about
+
+
+def test_of_enough_destinations_no_number_is_said(tmp_path):
+    src, dst, time = stream(1200, num_items=140, hours=30)
+    dst[:140] = 20 + np.arange(140)
+    write_log(tmp_path, src, dst, time, Schema(2, 0, 0))
+    told, report = backtest_file(settings(tmp_path, stream__edge_feature_dim=2, model__name="pair"), None, Columns(), Plan(), lambda *_: None)
+    assert report.data["mean_negatives"] == 100 and "negatives" not in told[-1] and "are against 100 negatives" in report.about
+
+
+def test_of_one_destination_there_is_nothing_to_rank(tmp_path):
+    src, _, time = stream(100, hours=HOURS)
+    write_log(tmp_path, src, np.full(100, 25), time, Schema(2, 0, 0))
+    with pytest.raises(StreamdError, match="all events have one destination: nothing to rank"):
+        backtest_file(settings(tmp_path, stream__edge_feature_dim=2, model__name="pair"), None, Columns(), Plan(), lambda *_: None)

@@ -42,6 +42,7 @@ def run_of(name, mrr, seconds, wobble=0.0, count=16):
             num_known=10,
             scores={"live": {"mrr": mrr + (-wobble if i // 4 % 2 else wobble), "ap": 0.5}, **rules},
             seconds={"live": seconds},
+            mean_negatives=100.0,
         )
         for i in range(count)
     ]

@@ -42,6 +42,9 @@ def test_the_headline_weighs_windows_by_their_events_and_compares_over_the_same_
     assert head.rule_name == "edgebank" and head.rule == pytest.approx((10 + 150 + 10) / 500) and not head.is_below_rule
     assert head.nightly == pytest.approx((0.4 * 50 + 0.2 * 150) / 200) and head.live_beside == pytest.approx((0.6 * 50 + 0.2 * 150) / 200)
     assert headline_of([record(0, 5, live=of(0.1), edgebank=of(0.2), popularity=of(0.1))]).is_below_rule
+    assert head.mean_negatives is None, "of older releases"
+    counted = [records[0], replace(records[1], mean_negatives=4.0), replace(records[3], mean_negatives=8.0)]
+    assert headline_of(counted).content()["mean_negatives"] == pytest.approx((4 * 300 + 8 * 100) / 400)
 
 
 def rules(rule, edgebank=0.0, popularity=0.0):

@@ -11,7 +11,7 @@ from streamd.schema import Schema
 from streamd.telemetry import metrics
 from streamd.training.tally import Tally, baseline_scores
 from streamd.windows import recorded_windows
-from streamd.windows.history import RULES, HistoryReader
+from streamd.windows.history import ONE_DESTINATION, RULES, HistoryReader
 from tests.builders import HOUR, learning, stream, write_log
 from tests.ranks.worlds import World
 from tests.training.test_trainer import make, process_all
@@ -27,7 +27,8 @@ def test_the_rule_scores_windows_as_in_a_backtest_over_several_sets_and_deletes(
     windows = [backtest.window(window) for window in recorded_windows(log, HOUR)]
     assert len(records) == len(windows) > 4 and log.state.schema.num_edge_sets == 3
     for record, window in zip(records, windows, strict=True):
-        assert record.num_scored == window.num_scored and set(record.edge_sets) == set(window.edge_sets)
+        assert record.num_scored == window.num_scored and (record.mean_negatives or 0.0) == window.mean_negatives < 20
+        assert set(record.edge_sets) == set(window.edge_sets)
         if record.num_scored:
             assert record.scores[NAME] == window.scores[NAME], "the same events, candidates and facts"
         for name, scored in record.edge_sets.items():
@@ -51,8 +52,28 @@ def test_a_tally_without_a_version_counts_the_rule_as_live():
     facts = np.random.default_rng(0).random((7, 101, 200)).astype(np.float32)
     event_E = SimpleNamespace(numpy=lambda: np.arange(7))
     chunk = SimpleNamespace(score=SimpleNamespace(event_E=event_E), scored_facts=facts, known_E=np.ones(7, bool),
-                            edge_set_E=np.zeros(7, np.int64), is_candidate_EC=np.ones((7, 101), bool))
+                            edge_set_E=np.zeros(7, np.int64), is_candidate_EC=np.ones((7, 101), bool),
+                            num_negatives_E=np.array([100, 100, 2, 2, 2, 100, 100]))
     tally = Tally(Schema())
     tally.add(chunk, None, None)
     scored = tally.measured(None, None, [], "none")
+    assert scored.mean_negatives == 58
     assert scored.table["live"] == scored.table[NAME] != scored.table["popularity"]
+
+
+def test_windows_say_how_many_destinations_an_event_was_ranked_against(tmp_path):
+    src, dst, time = stream(300, num_items=2)
+    write_log(tmp_path, src, dst, time, Schema(2, 0, 0), watermark=100 * HOUR)
+    records = process_all(make(tmp_path)[0])
+    assert [record.mean_negatives for record in records] == [1.0] * len(records)
+    assert all(0.5 <= scores["mrr"] <= 1 for record in records for scores in record.scores.values())
+    assert HistoryReader(tmp_path).refresh() == records
+
+
+def test_a_trainer_of_one_destination_says_that_there_is_nothing_to_rank(tmp_path):
+    src, _, time = stream(100)
+    write_log(tmp_path, src, np.full(100, 25), time, Schema(2, 0, 0), watermark=100 * HOUR)
+    trainer, registry, _ = make(tmp_path)
+    records = process_all(trainer)
+    assert {record.reason for record in records} == {ONE_DESTINATION} and registry.champion() is None
+    assert all(record.num_scored == 0 and record.scores == {} and b"negatives" not in record.line() for record in records)

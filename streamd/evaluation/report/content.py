@@ -15,6 +15,7 @@ from streamd.evaluation.grid import COLUMNS as GRID_COLUMNS
 from streamd.evaluation.grid import GridResult
 from streamd.evaluation.intervals import Difference
 from streamd.evaluation.verdict import verdict_of
+from streamd.graph.negatives import NUM_SCORED
 
 MAX_POINTS = 120
 """Most points of a curve: neighbouring windows share one where there are more."""
@@ -123,9 +124,9 @@ def report_of(result: Result, title: str, asked: Asked) -> Report:
     count = counted(len(result.windows), "window")
     about = (
         f"{result.num_events:,} events in {count}, {_span(result)}, each "
-        "scored before it was learned. MRR and Hits@10 are against 100 negatives, AP and AUC "
-        "against one; means are weighted by events. Behind ± is half the width of a 95 % interval "
-        "by a block bootstrap over windows."
+        f"scored before it was learned. MRR and Hits@10 are against {_negatives(result)}, AP and "
+        "AUC against one; means are weighted by events. Behind ± is half the width of a 95 % "
+        "interval by a block bootstrap over windows."
     )
     if note := result.nightly_note():
         about += f" {note}"
@@ -234,6 +235,12 @@ def _mean_mrr(result: Result, name: str, part: Sequence[int]) -> float:
     return float(np.average(scores, weights=[w.num_scored for w in windows]))
 
 
+def _negatives(result: Result) -> str:
+    """The number of negatives of an event, in words."""
+    mean = result.mean_negatives
+    return f"{NUM_SCORED} negatives" if mean >= NUM_SCORED else f"{mean:,.1f} negatives on average"
+
+
 def _mean_seconds(result: Result, name: str, part: Sequence[int]) -> float:
     return float(np.mean([result.windows[i].seconds[name] for i in part]))
 
@@ -274,6 +281,7 @@ def _figures(result: Result) -> dict[str, Any]:
         "windows": len(result.windows),
         "start": _time(result.windows[0].window.start_us),
         "end": _time(result.windows[-1].window.end_us),
+        "mean_negatives": result.mean_negatives,
         "means": {name: dict(result.mean(name)) for name in names},
         "seconds_per_window": {
             name: result.seconds(name) for name in names if result.seconds(name) is not None

@@ -192,6 +192,12 @@ class SetFacts:
         """The facts of one edge set."""
         return self.per_set[edge_set] if self.per_set else self.all
 
+    @property
+    def has_one_destination(self) -> bool:
+        """Whether no node set has a second destination yet, deleted ones included."""
+        numbers = range(len(self._by_node_set))
+        return all(len(self.destinations_in(number).sighted) < 2 for number in numbers)
+
     def destinations_in(self, node_set: int) -> PairFacts | Destinations:
         """The destinations of a node set, in order of first sight."""
         if len(self._by_node_set) == 1:

@@ -41,7 +41,7 @@ class Headline:
     num_windows, num_events: that it is over. live: of what served. rule_name, rule: the best rule
     over all of them. nightly: of the twin, and live_beside: of what served over the events that
     the twin scored; None where it scored none of these windows. newest: the last `NUM_NEWEST` of
-    them alone; None where there are no others.
+    them alone; None where there are no others. mean_negatives: that an event was ranked against.
     """
 
     num_windows: int
@@ -52,6 +52,7 @@ class Headline:
     nightly: float | None
     live_beside: float | None
     newest: Lately | None
+    mean_negatives: float | None = None
 
     @property
     def is_below_rule(self) -> bool:
@@ -113,4 +114,14 @@ def headline_of(records: Sequence[WindowRecord]) -> Headline | None:
         )
         if len(scored) > len(newest)
         else None,
+        mean_negatives=_mean_negatives(scored),
     )
+
+
+def _mean_negatives(scored: Sequence[WindowRecord]) -> float | None:
+    """Destinations that an event was ranked against, on average; None if older releases alone
+    scored the windows, which did not count them."""
+    counted = [(r.mean_negatives, r.num_scored) for r in scored if r.mean_negatives is not None]
+    if not counted:
+        return None
+    return sum(mean * number for mean, number in counted) / sum(number for _, number in counted)

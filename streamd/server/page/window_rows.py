@@ -22,6 +22,7 @@ def window_row(r: WindowRecord) -> dict[str, Any]:
         "seconds": sum(r.seconds.values()),
         "scored": r.num_scored,
         "known": r.num_known,
+        "negatives": r.mean_negatives,
         "late": r.num_late,
         "surprise": r.surprise,
         "mrr": by_model("mrr"),
