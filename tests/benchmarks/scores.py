@@ -141,7 +141,7 @@ def _measured(s: Settings) -> list[Row]:
 
 
 def _scoring(s: Settings) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while (beat := read_beat(s.data_dir, "score")) is None or not beat.alive or beat.state != "scoring" or not beat.detail["version"]:
         assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -116,7 +116,7 @@ def wait_for_status(port: int, condition: Callable[[dict], bool]) -> None:
 
 
 def wait_until(holds: Callable[[], object], otherwise: str) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         with suppress(OSError):
             if holds():
