@@ -62,6 +62,18 @@ def rule_scores(facts_ECF: Float32) -> Float32:
     return out.astype(np.float32)
 
 
+def scores_of_rules(facts_ECF: Float32) -> dict[str, Float32]:
+    """Scores by each rule of `windows.history.RULES`, float32[E, C] each.
+
+    Popularity decays by the fourth of `model.half_lives_seconds`, 12 h by default.
+    """
+    return {
+        NAME: rule_scores(facts_ECF),
+        "edgebank": edgebank_scores(facts_ECF),
+        "popularity": facts_ECF[..., FactColumn.LOG_SHARE_4],
+    }
+
+
 def _mean(columns: Sequence[Float32]) -> Float32:
     """Mean of columns, float32[E, C] each. It adds one after the other, since numpy takes several
     times as long to add along a short last axis."""

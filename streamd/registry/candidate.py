@@ -1,13 +1,14 @@
 """What passes between training and the registry: a candidate version, and the result of publishing
 it."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
 
-from streamd.registry.gate import Decision, decide
+from streamd.registry.gate import Decision, decide, is_below_rule
 from streamd.schema import Schema
 from streamd.settings.tree import ModelSettings, TrainingSettings
 from streamd.storage import ImmutableFile
@@ -24,7 +25,8 @@ class TrainResult:
     """How learning a window went.
 
     loss: mean of the last epoch. finite: whether all losses and weights are. tail_before,
-    tail_after: MRR among 11 candidates on the held-out tail of `num_tail` events.
+    tail_after: MRR among 11 candidates on the held-out tail of `num_tail` events. tail_rule: that
+    of the best rule, NaN if unknown.
     """
 
     loss: float
@@ -32,6 +34,7 @@ class TrainResult:
     tail_before: float
     tail_after: float
     num_tail: int
+    tail_rule: float = math.nan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +67,16 @@ class Candidate:
         """What the gate says of it, before anything of it is written."""
         went = self.learned
         return decide(went.finite, went.tail_before, went.tail_after, went.num_tail)
+
+    def better_rule(self) -> str | None:
+        """The rule that ranks better, in words. None if none does, or if a version has to answer
+        labels, which no rule can."""
+        went = self.learned
+        if self.model.labels != "none" or not is_below_rule(
+            went.tail_after, went.tail_rule, went.num_tail
+        ):
+            return None
+        return f"the rule, which answers on: the best rule has {went.tail_rule:.3f} there"
 
 
 @dataclass(frozen=True)

@@ -37,3 +37,11 @@ def decide(finite: bool, tail_before: float, tail_after: float, num_tail: int) -
             False, f"MRR on the held-out tail fell from {tail_before:.3f} to {tail_after:.3f}"
         )
     return Decision(True, f"finite; MRR on the held-out tail {tail_before:.3f} -> {tail_after:.3f}")
+
+
+def is_below_rule(tail_after: float, tail_rule: float, num_tail: int) -> bool:
+    """Whether a version ranks the held-out tail worse than the best rule does, by more than chance.
+
+    tail_rule: MRR of that rule over the same `num_tail` events; NaN is unknown.
+    """
+    return num_tail >= MIN_TAIL and tail_after < tail_rule - 1.0 / math.sqrt(num_tail)

@@ -95,10 +95,12 @@ class Registry:
             return PublishResult(candidate.parent, False, decision.reason, refused=True)
         name = self._write(f"{candidate.window.end_us}-{candidate.edge}", candidate)
 
-        # The incumbent goes on serving, so the new version is not named champion yet.
-        if incumbent is not None:
+        # The incumbent goes on serving, so the new version is not named champion yet; so does a
+        # better rule until there is a champion.
+        serving = incumbent or (candidate.better_rule() if self.journal.last() is None else None)
+        if serving is not None:
             self.prune()
-            return PublishResult(name, False, f"{decision.reason}; learned beside {incumbent}")
+            return PublishResult(name, False, f"{decision.reason}; learned beside {serving}")
         # Whole and durable first, named second: a kill between the two leaves a spare version.
         self.journal.move("promote", name, "trainer", decision.reason)
         self.prune()

@@ -21,18 +21,25 @@ from streamd.eventlog.reader import LogReader
 from streamd.events import Float32
 from streamd.gpu import memory_for, run_freeing_memory
 from streamd.graph.negatives import LEARNED, SCORED
-from streamd.graph.ranking import among_candidates, ranks
+from streamd.graph.ranking import among_candidates
 from streamd.models import EdgeRows, LinkModel, Memory, build_model, link_loss
 from streamd.models.layers.dropout import dropout_key
 from streamd.ranks import ALONE, Ranks
 from streamd.registry.candidate import TrainResult
 from streamd.training.batches import PlannedStep, RecordedLabels, Step, planned_steps, prepared
 from streamd.training.device_transfer import DeviceTransfer
-from streamd.training.held_out import held_out_chunks, learned_weights
+from streamd.training.held_out import (
+    TailMeasures,
+    held_out_chunks,
+    learned_weights,
+    ranked_by_rules,
+    tail_measures,
+)
 from streamd.training.learning_settings import LearningSettings
 from streamd.training.measures import LabelScores, Measures, measures
 from streamd.training.recorder import Chunk
 from streamd.training.replay import ReplayChunk, ReplayStore
+from streamd.windows.history import RULES
 
 RECALLED_CHUNKS = 10
 """Past chunks that forgetting is measured on: enough for a trend, few enough for every window."""
@@ -205,7 +212,7 @@ class Learner:
 
         # Look at what came of it: the held-out tail, and memory under the new weights.
         self.tail = held_out_chunks(self.seen, weights, num_learned)
-        before, after, count, tail_is_finite = self._check_tail(weights)
+        tail, tail_is_finite = self._check_tail(weights)
         self._advance_all()
         finite = math.isfinite(loss) and tail_is_finite
         finite = finite and self.memory.is_finite(self._start) and self.model.is_finite
@@ -219,9 +226,7 @@ class Learner:
                 self.replay.offer(chunk)
         self.num_learned += 1
         self.transfer.report()
-        return TrainResult(
-            loss=loss, finite=finite, tail_before=before, tail_after=after, num_tail=count
-        )
+        return TrainResult(loss=loss, finite=finite, **tail)
 
     def _start_over(self, backup: Backup) -> None:
         """Undo what a pass cut short has changed."""
@@ -384,9 +389,9 @@ class Learner:
         return logits_EC
 
     @torch.no_grad()
-    def _check_tail(self, weights: list[Tensor]) -> tuple[float, float, int, bool]:
-        """Returns: MRR of the held-out events before and after learning, their number over all
-        ranks, and whether all logits here are finite."""
+    def _check_tail(self, weights: list[Tensor]) -> tuple[TailMeasures, bool]:
+        """Returns: measures of the held-out events of all ranks, and whether all logits here are
+        finite."""
         held = [
             ((1 - w) * s.inputs.weight_E > 0).numpy()
             for s, w in zip(self.seen, weights, strict=True)
@@ -395,14 +400,11 @@ class Learner:
         before_EC = self._of_all_ranks([x[h] for x, h in zip(self.logits, held, strict=True)])
         after = [self._logits_of(t) for t in self.tail]
         after_EC = self._of_all_ranks([logits for logits, _ in after])
-        if not len(before_EC):
-            return math.nan, math.nan, 0, True
-        return (
-            float((1 / ranks(before_EC)).mean()),
-            float((1 / ranks(after_EC)).mean()),
-            len(before_EC),
-            all(is_finite for _, is_finite in after),
-        )
+        inputs = [s.inputs for s in self.seen if s is not None]
+        by_rule = [ranked_by_rules(i, h) for i, h in zip(inputs, held, strict=True)]
+        of_rules = [self._of_all_ranks([part[name] for part in by_rule]) for name in RULES]
+        measured = tail_measures(before_EC, after_EC, of_rules)
+        return measured, all(is_finite for _, is_finite in after)
 
     def _logits_of(self, chunk: ReplayChunk) -> tuple[Float32, bool]:
         """Returns: logits of events with weight above 0, float32[E, 11]; whether all are finite."""

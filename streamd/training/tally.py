@@ -6,10 +6,9 @@ from typing import NamedTuple
 import numpy as np
 
 from streamd.events import Bools, Float32, Int64
-from streamd.graph.facts.columns import FactColumn
 from streamd.graph.ranking import among_candidates
 from streamd.models.rule import NAME as RULE
-from streamd.models.rule import edgebank_scores, rule_scores
+from streamd.models.rule import scores_of_rules
 from streamd.ranks import Ranks
 from streamd.schema import Schema
 from streamd.training.measures import (
@@ -67,7 +66,7 @@ class Tally:
         rule serves. shadow_EC: of the shadow, None if there is none to compare.
         """
         assert chunk.score is not None
-        baselines = baseline_scores(chunk.scored_facts)
+        baselines = scores_of_rules(chunk.scored_facts)
         shadow = {} if shadow_EC is None else {"shadow": shadow_EC}
         live = {"live": baselines[RULE] if live_EC is None else live_EC}
         for name, scores in (shadow | live | baselines).items():
@@ -176,17 +175,3 @@ class Tally:
     def _mean_negatives(self) -> float | None:
         num_negatives_E = np.concatenate([NO_EVENTS, *self._num_negatives])
         return float(num_negatives_E.mean()) if len(num_negatives_E) else None
-
-
-def baseline_scores(facts_ECF: Float32) -> dict[str, Float32]:
-    """Scores by the three rules of `windows.history.RULES`, which need facts only: float32[E, C]
-    each.
-
-    The rule is the one that answers until there is a version. EdgeBank scores pairs seen before.
-    Popularity decays by the fourth of `model.half_lives_seconds`, 12 h by default.
-    """
-    return {
-        RULE: rule_scores(facts_ECF),
-        "edgebank": edgebank_scores(facts_ECF),
-        "popularity": facts_ECF[..., FactColumn.LOG_SHARE_4],
-    }

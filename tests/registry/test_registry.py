@@ -15,7 +15,7 @@ from streamd.eventlog.writer import LogWriter
 from streamd.events import Schema
 from streamd.registry import Registry
 from streamd.registry.candidate import Candidate, TrainResult
-from streamd.registry.gate import decide
+from streamd.registry.gate import decide, is_below_rule
 from streamd.registry.journal import ModelJournal, decoded_moves
 from streamd.registry.locks import MOVES
 from streamd.registry.registry import memory_names, read_manifests
@@ -44,8 +44,8 @@ def candidate(n, learned=None):
                      model=ModelSettings(), training=TrainingSettings(), window_seconds=3600)
 
 
-def learned_as(finite=True, after=0.6):
-    return TrainResult(loss=0.1, finite=finite, tail_before=0.5, tail_after=after, num_tail=20)
+def learned_as(finite=True, after=0.6, rule=float("nan")):
+    return TrainResult(loss=0.1, finite=finite, tail_before=0.5, tail_after=after, num_tail=20, tail_rule=rule)
 
 
 @pytest.fixture
@@ -171,6 +171,36 @@ def test_only_moves_by_others_count_as_by_hand(registry):
 def test_the_gate_refuses_what_is_not_finite_or_collapsed(finite, before, after, num, promoted):
     decision = decide(finite, before, after, num)
     assert decision.promote is promoted and decision.reason
+
+
+@pytest.mark.parametrize(("after", "rule", "num", "below"), [
+    (0.5, 0.9, 20, True), (0.7, 0.9, 20, False), (0.7, 0.9, 100, True), (0.5, 0.9, 4, False), (0.5, 0.4, 2000, False),
+    (0.5, float("nan"), 2000, False), (float("nan"), 0.9, 20, False)])
+def test_a_version_is_below_the_rule_where_chance_does_not_explain_it(after, rule, num, below):
+    assert is_below_rule(after, rule, num) is below
+
+
+def test_the_rule_serves_until_a_version_is_not_below_it_and_then_versions_do(registry):
+    below = registry.publish(candidate(1, learned_as(after=0.3, rule=0.9)))
+    assert not below.promoted and not below.refused and registry.champion() is None and below.version == "11-1"
+    assert "the rule, which answers on: the best rule has 0.900 there" in below.reason and registry.is_servable(registry.manifest("11-1"))
+    again = registry.publish(candidate(1, learned_as(after=0.3, rule=0.9)))
+    assert again == below, "as after a stop before the checkpoint"
+    above = registry.publish(candidate(2, learned_as(after=0.8, rule=0.9)))
+    assert above.promoted and registry.champion() == above.version
+    later = registry.publish(candidate(3, learned_as(after=0.4, rule=0.9)))
+    assert later.promoted, "the version before it would be no better than the rule either"
+
+
+def test_a_version_whose_labels_no_rule_can_answer_serves_below_the_rule(registry):
+    labelled = replace(candidate(1, learned_as(after=0.3, rule=0.9)), model=ModelSettings(labels="regression"))
+    assert registry.publish(labelled).promoted
+
+
+def test_a_version_below_the_rule_may_be_promoted_by_hand(registry):
+    name = registry.publish(candidate(1, learned_as(after=0.3, rule=0.9))).version
+    registry.promote(name, "operator", "its embeddings are needed")
+    assert registry.champion() == name and registry.publish(candidate(2, learned_as(after=0.3, rule=0.9))).promoted
 
 
 def test_what_is_learned_beside_a_champion_is_kept_and_does_not_serve(registry):

@@ -356,6 +356,16 @@ def test_a_model_below_a_rule_has_a_banner(browser, served, monkeypatch):
     close(page, served)
 
 
+def test_the_rule_is_said_to_answer_while_no_version_is_level_with_it(browser, served, monkeypatch):
+    monkeypatch.setattr(served.world.state.page._registry, "shown", lambda: None)
+    page = opened(browser, served)
+    page.wait_for_selector("#sentence:has-text('The rule still answers')")
+    assert page.get_attribute("#sentence", "class") == "" and page.is_hidden("#notice")
+    monkeypatch.undo()
+    page.wait_for_selector("#sentence.good")
+    close(page, served)
+
+
 @pytest.mark.parametrize(("live", "rule", "says"), [
     (0.08, 0.3, "fell below a simple rule: over its last 3 windows it has MRR 0.080, partners + popularity 0.300."),
     (0.2, 0.1, "The live model fell: MRR 0.200 over its last 3 windows")])

@@ -6,13 +6,18 @@ import numpy as np
 
 from streamd.evaluation.regimes import Regimes
 from streamd.eventlog.reader import LogReader
-from streamd.models.rule import NAME
+from streamd.models.rule import NAME, scores_of_rules
 from streamd.schema import Schema
 from streamd.telemetry import metrics
-from streamd.training.tally import Tally, baseline_scores
-from streamd.windows import recorded_windows
+from streamd.training import held_out
+from streamd.training.learner import Learner
+from streamd.training.measures import measures
+from streamd.training.recorder import Recorder
+from streamd.training.replay import ReplayStore
+from streamd.training.tally import Tally
+from streamd.windows import next_window, recorded_windows
 from streamd.windows.history import ONE_DESTINATION, RULES, HistoryReader
-from tests.builders import HOUR, learning, stream, write_log
+from tests.builders import HOUR, learning, settings, stream, write_log
 from tests.ranks.worlds import World
 from tests.training.test_trainer import make, process_all
 
@@ -45,7 +50,7 @@ def test_each_rule_of_the_history_is_scored_and_the_rule_serves_the_first_window
     assert records[0].scored_by == NAME and records[0].scores["live"] == records[0].scores[NAME]
     assert records[1].scored_by != NAME and records[1].scores["live"] != records[1].scores[NAME]
     assert registry.manifest(records[-1].version).scores[NAME] == records[-1].scores[NAME]
-    assert set(baseline_scores(np.zeros((1, 101, 200), np.float32))) == set(RULES)
+    assert set(scores_of_rules(np.zeros((1, 101, 200), np.float32))) == set(RULES)
 
 
 def test_a_tally_without_a_version_counts_the_rule_as_live():
@@ -77,3 +82,46 @@ def test_a_trainer_of_one_destination_says_that_there_is_nothing_to_rank(tmp_pat
     records = process_all(trainer)
     assert {record.reason for record in records} == {ONE_DESTINATION} and registry.champion() is None
     assert all(record.num_scored == 0 and record.scores == {} and b"negatives" not in record.line() for record in records)
+
+
+def perfect(facts_ECF):
+    """Scores of rules that rank the true destination first, as it is the first candidate."""
+    scores = np.zeros(facts_ECF.shape[:2], np.float32)
+    scores[:, 0] = 1.0
+    return dict.fromkeys(RULES, scores)
+
+
+def test_versions_are_learned_on_and_do_not_serve_until_one_is_not_below_the_rule(tmp_path, monkeypatch):
+    write_log(tmp_path, *stream(1200, hours=4), Schema(2, 0, 0), watermark=100 * HOUR)
+    monkeypatch.setattr(held_out, "scores_of_rules", perfect)
+    trainer, registry, _ = make(tmp_path)
+    first, second = process_all(trainer, 2)
+    assert not first.promoted and "the best rule has 1.000" in first.reason
+    assert registry.champion() is None and registry.names() == [first.version, second.version]
+    assert registry.manifest(second.version).parent == first.version, "what was learned is kept"
+    assert second.scored_by == first.version and trainer.contest.shadow is None
+
+    # It goes on after a stop, and hands over as soon as the rule is not ahead any more.
+    again, registry, _ = make(tmp_path)
+    assert again.contest.version == second.version and again.edge == second.end_edge
+    monkeypatch.undo()
+    third, fourth = process_all(again)
+    assert third.promoted and fourth.promoted and registry.champion() == fourth.version
+    assert registry.manifest(third.version).parent == second.version and again.contest.shadow.name == third.version
+
+
+def test_the_tail_is_ranked_by_the_best_rule_among_the_candidates_of_the_version(tmp_path):
+    write_log(tmp_path, *stream(1200, hours=4), Schema(2, 0, 0), watermark=100 * HOUR)
+    log = LogReader.open(tmp_path)
+    s = learning(settings(tmp_path, stream__edge_feature_dim=2))
+    own, recorder = Learner(s, log, ReplayStore(None, 10, 0)), Recorder(s, log)
+    window = next_window(log, 0, HOUR)
+    own.begin()
+    chunks = list(recorder.chunks(window))
+    for chunk in chunks:
+        own.score(chunk)
+    learned = own.learn(0)
+    facts = np.concatenate([chunk.learn.facts_ECF.numpy()[chunk.learn.weight_E.numpy() > 0] for chunk in chunks if chunk.learn is not None])
+    tail = facts[len(facts) - learned.num_tail:]
+    assert learned.num_tail > 20 and tail.shape[1] == 11
+    assert learned.tail_rule == max(measures(scores)["mrr"] for scores in scores_of_rules(tail).values())
