@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from streamd.clock import time_us
 from streamd.decode.encoded_decimals import decimal_hint
+from streamd.decode.ngrams import ngram_features
 from streamd.decode.plain_values import as_id, plain_scalar, plain_value
 from streamd.decode.sources.paths import BYTES, FLOAT, NO_TEXT, kind_of
 from streamd.decode.time_units import UNITS_NS
@@ -246,9 +247,12 @@ class Feature:
                 return None
             return self._without_nan(numbers) if float in kinds else numbers
 
-        # Categories and hashes are the place of a one.
         if kinds != {str}:
             return self._rows(values)
+        if declared.text is not None:
+            return ngram_features(values, declared.text)
+
+        # Categories and hashes are the place of a one.
         get = self._place.get
         if declared.hash is not None:
             places = [crc32c(v.encode(errors="replace")) % declared.hash for v in values]
@@ -314,6 +318,9 @@ class Feature:
                 return [truth]
         else:
             text = _category(value)
+            if text is not None and declared.text is not None:
+                numbers_of_text: list[float] = ngram_features([text], declared.text)[0].tolist()
+                return numbers_of_text
             if text is not None:
                 out = [0.0] * self.width
                 if declared.hash is not None:

@@ -43,7 +43,8 @@ def as_tuple(value: Any) -> Any:
 class FeatureSettings(Part):
     """What a feature of a set is: how many numbers it takes, and what a missing value counts as.
 
-    Exactly one of type, categories, hash and vector is given; `number` alone stands for a type.
+    Exactly one of type, categories, hash, text and vector is given; `number` alone stands for a
+    type.
     """
 
     type: Literal["number", "bool"] | None = Field(None, description="one number, or 0 and 1")
@@ -60,6 +61,9 @@ class FeatureSettings(Part):
     )
     hash: int | None = Field(
         None, gt=0, le=MAX_WIDTH, description="so many places, chosen by a hash of the text"
+    )
+    text: int | None = Field(
+        None, gt=0, le=MAX_WIDTH, description="so many numbers, of the words and letters of a text"
     )
     vector: int | None = Field(None, gt=0, le=MAX_WIDTH, description="a list of so many numbers")
     missing: Any = Field(
@@ -79,11 +83,11 @@ class FeatureSettings(Part):
 
     @model_validator(mode="after")
     def _is_one_kind(self) -> "FeatureSettings":
-        given = [
-            n for n in ("type", "categories", "hash", "vector") if getattr(self, n) is not None
-        ]
-        if len(given) != 1:
-            raise ValueError("a feature is number, bool, categories: [...], hash: N or vector: N")
+        kinds = ("type", "categories", "hash", "text", "vector")
+        if sum(getattr(self, name) is not None for name in kinds) != 1:
+            raise ValueError(
+                "a feature is number, bool, categories: [...], hash: N, text: N or vector: N"
+            )
         if self.categories is not None:
             texts = [text_of(c) for c in self.categories]
             for text in texts:
@@ -114,7 +118,7 @@ class FeatureSettings(Part):
         """How many numbers the feature takes in an event."""
         if self.categories is not None:
             return len(self.categories) + 1
-        return self.hash or self.vector or 1
+        return self.hash or self.text or self.vector or 1
 
     @property
     def words(self) -> str:
@@ -123,6 +127,8 @@ class FeatureSettings(Part):
             return "categories"
         if self.hash is not None:
             return f"hash: {self.hash}"
+        if self.text is not None:
+            return f"text: {self.text}"
         return f"vector: {self.vector}" if self.vector else str(self.type)
 
 

@@ -17,6 +17,7 @@ from streamd.settings.loading import schema_of
 from streamd.telemetry import metrics
 from tests.builders import spell
 from tests.decode.mapped import CLICKS, NOW, TOPIC, Topic, click, record, settings_of, source
+from tests.decode.ngrams_reference import numbers_of_text
 
 TEN = 1_795_341_600_000_000
 """2026-11-22T10:00:00Z in microseconds."""
@@ -238,6 +239,7 @@ def test_true_is_not_one_in_company_of_ones(tmp_path):
 # Features.
 
 FEATURES = """{time: record, fields: {src: u, dst: v, features: {x: f}}}"""
+CAT = numbers_of_text("a cat", 8)
 
 
 @pytest.mark.parametrize(("declared", "value", "values"), [
@@ -247,7 +249,8 @@ FEATURES = """{time: record, fields: {src: u, dst: v, features: {x: f}}}"""
     ({"categories": [1, 2]}, 2.0, [0.0, 1.0, 0.0]), ({"vector": 2}, "[1.5, 2]", [1.5, 2.0]), ({"vector": 2, "missing": [1, 2]}, "", [1.0, 2.0]), ("bool", 1, [1.0]), ({"type": "bool", "missing": False}, None, [0.0]),
     ({"categories": ["a", "b"]}, "a", [1.0, 0.0, 0.0]), ({"categories": ["a", "b"]}, "z", [0.0, 0.0, 1.0]), ({"categories": [1, True]}, "1", [1.0, 0.0, 0.0]),
     ({"categories": [1, True]}, True, [0.0, 1.0, 0.0]), ({"categories": ["a"], "missing": "a"}, None, [1.0, 0.0]), ({"categories": ["a"], "missing": "?"}, None, [0.0, 1.0]),
-    ({"hash": 4}, "a", [0.0, 0.0, 0.0, 1.0]), ({"hash": 1}, 5, [1.0]), ({"vector": 2}, [1, 2.5], [1.0, 2.5]), ({"vector": 2, "missing": [0, 1]}, None, [0.0, 1.0])])
+    ({"hash": 4}, "a", [0.0, 0.0, 0.0, 1.0]), ({"hash": 1}, 5, [1.0]), ({"vector": 2}, [1, 2.5], [1.0, 2.5]), ({"vector": 2, "missing": [0, 1]}, None, [0.0, 1.0]),
+    ({"text": 8}, "", [0.0] * 8), ({"text": 8}, "?!", [0.0] * 8), ({"text": 8}, "A cat", CAT), ({"text": 8, "missing": "a cat"}, None, CAT), ({"text": 8, "missing": "a cat"}, "", CAT), ({"text": 1}, 5, [numbers_of_text("5", 1)[0]])])
 def test_features_of_each_type(tmp_path, declared, value, values):
     from crc32c import crc32c
 
@@ -264,7 +267,7 @@ def test_features_of_each_type(tmp_path, declared, value, values):
 
 
 @pytest.mark.parametrize(("declared", "value"), [
-    ("number", "x"), ("number", True), ("number", "inf"), ("number", 10**400), ("bool", 2), ("bool", "yes"), ("bool", 0.5), ({"categories": ["a"]}, 1.5), ({"vector": 2}, "[1"), ({"vector": 1}, "1"), ({"hash": 4}, []),
+    ("number", "x"), ("number", True), ("number", "inf"), ("number", 10**400), ("bool", 2), ("bool", "yes"), ("bool", 0.5), ({"categories": ["a"]}, 1.5), ({"vector": 2}, "[1"), ({"vector": 1}, "1"), ({"hash": 4}, []), ({"text": 4}, 1.5), ({"text": 4}, ["a"]),
     ({"vector": 2}, [1]), ({"vector": 2}, [1, True]), ({"vector": 2}, [1, None]), ({"vector": 1}, 5), ({"vector": 1}, [1e300]), ({"vector": 1}, ["x"])])
 def test_values_that_are_none_of_a_type(tmp_path, declared, value):
     topic = Topic(source(FEATURES, graph={"edge_sets": {"default": {"features": {"x": declared}}}}), tmp_path)

@@ -34,6 +34,7 @@ from streamd.exchange.times import Times
 from streamd.ingest.dead_letters.sinks import REASONS
 from streamd.settings.loading import load_settings, schema_of
 from tests.builders import Record
+from tests.decode.ngrams_reference import numbers_of_text
 from tests.decode.registry import F, Registry
 from tests.exchange.readers import NOW, Typed, stream_of, table_of, values_of, write
 
@@ -68,7 +69,7 @@ KINDS = {
     "nothing": ([None], [pa.null()], "null", F.TYPE_STRING, True),
 }
 FEATURES = [declared | more for declared, missing in (
-    ({"type": "number"}, -1), ({"type": "bool"}, False), ({"categories": ["a", "1", "true", "7"]}, "7"), ({"hash": 5}, "x"), ({"vector": 2}, [8, 9])) for more in ({}, {"missing": missing})]
+    ({"type": "number"}, -1), ({"type": "bool"}, False), ({"categories": ["a", "1", "true", "7"]}, "7"), ({"hash": 5}, "x"), ({"text": 4}, "x y"), ({"vector": 2}, [8, 9])) for more in ({}, {"missing": missing})]
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
 INTEGER = re.compile("0|-?[1-9][0-9]{0,18}")
 TRUTHS = {"true": 1, "t": 1, "1": 1, "false": 0, "f": 0, "0": 0}
@@ -168,6 +169,8 @@ def feature_of(value, declared):
     if type(value) is int and abs(value) >= 2**63:
         raise Refused
     text = str(value).lower() if isinstance(value, bool) else str(value)
+    if "text" in declared:
+        return numbers_of_text(text, declared["text"])
     size = declared.get("hash") or len(declared["categories"]) + 1
     at = crc32c(text.encode()) % size if "hash" in declared else [*declared["categories"], text].index(text)
     return [float(at == n) for n in range(size)]

@@ -7,6 +7,7 @@ import re
 import uuid
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -15,13 +16,14 @@ from hypothesis import strategies as st
 
 from streamd.clock import utc
 from streamd.errors import SettingsError, StreamdError
+from tests.decode.ngrams_reference import numbers_of_text
 from tests.decode.registry import F, Registry
 from tests.exchange.readers import ARROW, READERS, Typed, read
 
 PAGE = Path(__file__).parents[2] / "docs" / "types.md"
 DAY = datetime.datetime(2026, 1, 31, 12, tzinfo=datetime.UTC)
 FEATURES = {"number": {"type": "number", "missing": -1}, "bool": {"type": "bool", "missing": False}, "category": {"categories": ["1", "1.5", "true", "a", "2"], "missing": "2"},
-            "vector": {"vector": 2, "missing": [8, 9]}}
+            "vector": {"vector": 2, "missing": [8, 9]}, "text": {"text": 8, "missing": "nothing said"}}
 CATEGORIES = FEATURES["category"]["categories"]
 WORDS = [1, "1", 1.5, "1.5", "01", "a", True, "true", None, "2026-01-31T12:00:00", "12:30:00", str(uuid.UUID(int=5))]
 """Values of conditions that are tried with each type."""
@@ -168,6 +170,24 @@ def test_the_page_has_what_becomes_of_each_type(tmp_path, registry, name, use):
         assert outcome(tmp_path, registry, reader, cell, use, expected) == expected, (reader, cell)
 
 
+@pytest.mark.parametrize("name", CELLS)
+def test_a_text_takes_the_values_of_a_category(tmp_path, registry, name):
+    said = page_rows()[name][USES.index("category")]
+    expected = numbers_of("text", None if said == "missing" else said.strip("`"))
+    for reader, cell in CELLS[name]:
+        columns = {"src": ["s"], "dst": ["d"], "time": ["5" if reader == "csv" else 5], "x": cell}
+        try:
+            events, reasons = read(reader, tmp_path, columns, FEATURES["text"], registry=registry)
+        except StreamdError:
+            events, reasons = [], ["refused"]
+        if said == "refused":
+            assert reasons and not events, (reader, cell)
+        elif said == "text":
+            assert not reasons and sum(n * n for n in events[0][3]) == pytest.approx(1), (reader, cell)
+        else:
+            assert not reasons and events[0][3] == expected, (reader, cell)
+
+
 def test_the_page_has_no_other_types():
     assert list(page_rows()) == ["type", *CELLS]
 
@@ -180,6 +200,7 @@ VALUES = {
     "bool": st.one_of(st.none(), st.booleans()),
     "category": st.one_of(st.none(), WORD, st.sampled_from(["a", "true", "zz"])),
     "vector": st.one_of(st.none(), st.lists(SMALL, min_size=2, max_size=2)),
+    "text": st.one_of(st.none(), st.text("abcÉ -日½", min_size=1, max_size=30).filter(lambda text: text == text.strip())),
 }
 
 
@@ -189,6 +210,8 @@ def numbers_of(kind, value):
         value = FEATURES[kind]["missing"]
     if kind == "category":
         return [float(value == text) for text in CATEGORIES] + [float(value not in CATEGORIES)]
+    if kind == "text":
+        return np.float32(numbers_of_text(value, 8)).tolist()
     return value if kind == "vector" else [float(value)]
 
 
@@ -203,7 +226,7 @@ def some_rows(draw):
 def written(kind, reader, values):
     """The values of a feature as a reader's format has them; None if it has no missing values of that type."""
     if reader == "tfgnn":
-        absent = {"number": float("nan"), "category": ""}.get(kind)
+        absent = {"number": float("nan"), "category": "", "text": ""}.get(kind)
         return [absent if v is None else v for v in values] if absent is not None or None not in values else None
     # Protobuf has no absent lists, and an Avro column without values no type.
     if (kind == "vector" and reader == "protobuf" and None in values) or set(values if kind != "vector" else [v and "list" for v in values]) == {None}:

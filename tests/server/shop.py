@@ -20,6 +20,7 @@ FEATURES = {
     "in_stock": FeatureSettings(type="bool"),
     "brand": FeatureSettings(hash=8),
     "look": FeatureSettings(vector=2),
+    "title": FeatureSettings(text=4),
 }
 GONE = USERS + 1
 """The item that is deleted."""
@@ -33,7 +34,7 @@ def catalogue(seed=0):
     return {
         i: {"category": "bags" if i % 100 == 50 else "shoes" if rng.random() < 0.6 else ["hats", "7", "scarves"][rng.integers(3)],
             "price": round(float(rng.uniform(1, 100)), 1), "in_stock": bool(rng.random() < 0.5), "brand": f"brand {rng.integers(5)}",
-            "look": [1.0, 0.0]}
+            "look": [1.0, 0.0], "title": f"item {i}"}
         for i in range(ITEMS - BARE)}
 
 

@@ -218,6 +218,7 @@ def test_a_reason_is_the_group_without_which_the_score_falls_most(world):
     ({"where": {"in_stock": "perhaps"}}, "where.in_stock: feature in_stock"),
     ({"where": {"brand": "brand 1"}}, "declare categories to filter by it"),
     ({"where": {"look": [1, 0]}}, "look is a vector"),
+    ({"where": {"title": "item"}}, "where: title is a text, of which the log has numbers alone; declare categories"),
     ({"where": {"price": [1] * (LIMIT + 1)}}, f"where.price: {LIMIT + 1} values, at most {LIMIT} (server.max_candidates)"),
     ({"where": {"x" * 300: 1}}, "where"),
     ({"where": {"category": "x" * 100_000}}, "not a declared category"),
@@ -227,6 +228,7 @@ def test_a_reason_is_the_group_without_which_the_score_falls_most(world):
     ({"exclude": [1.5]}, "body.exclude"),
     ({"diversity": {"feature": "catgory", "max_per_value": 1}}, "diversity: node set default has no feature 'catgory'"),
     ({"diversity": {"feature": "look", "max_per_value": 1}}, "diversity: look is a vector"),
+    ({"diversity": {"feature": "title", "max_per_value": 1}}, "diversity: title is a text"),
     ({"diversity": {"feature": "category", "max_per_value": 0}}, "body.diversity.max_per_value"),
     ({"diversity": {"feature": "category"}}, "body.diversity.max_per_value"),
 ], ids=str)

@@ -173,7 +173,7 @@ def test_widths_and_topics_follow_from_what_is_declared(tmp_path):
     ("seconds: s", "secs: s", r"features\.secs .*line 8\): secs is not declared"), ("seconds: s, ", "", r"line 8\): seconds of .* has no path here, and no `missing`"),
     ("where: {kind: forget}, ", "", r"deletes has no where, so nothing is left for fields"), ("[view]", "[]", r"kind has no values"), ("{node: u}", "{src: u}", r"src, dst and time"),
     ("number", "numbr", r"features\.seconds\.type .*line 5\): .*'number' or 'bool'"), ("number", "{hash: 0}", r"features\.seconds\.hash .*line 5\).*greater than 0"),
-    ("number", "{hash: 2, vector: 2}", r"a feature is number, bool"), ("number", "{vector: 2, missing: [1]}", r"missing is not a value of vector: 2"),
+    ("number", "{hash: 2, vector: 2}", r"a feature is number, bool"), ("number", "{hash: 2, text: 2}", r"a feature is number, bool"), ("number", "{text: 0}", r"features\.seconds\.text .*line 5\).*greater than 0"), ("number", "{text: 2, missing: [1]}", r"missing is not a value of text: 2"), ("number", "{vector: 2, missing: [1]}", r"missing is not a value of vector: 2"),
     ("seconds: s", "seconds: {path: s, default: soon}", r"features\.seconds .*line 8\): default is no value of number"), ("seconds: s", "seconds: {constant: s}", r"constant is no value of number"),
     ("number", "{type: number, missing: .nan}", r"line 5\): missing is not a value of number"), ("src: u", "src: {constant: ''}", r"src\.constant .*a key is .*not empty"),
     ("[card, cash]", "[1, '1']", r"categories has '1' twice"), ("sources:", "stream: {edge_feature_dim: 3}\nsources:", "it is 3, but .* 4 wide"),

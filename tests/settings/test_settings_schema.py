@@ -63,7 +63,7 @@ FINE = [
     {"sources": [{"topic": "t", "time": "record", "fields": {"src": "a", "dst": {"path": "b", "prefix": "x:"}}, "where": {"kind": "view", "n": [1, None]}}]},
     {"sources": [{"topic": "t", "time": "record", "labels": {"fields": {"node": "a", "target": "b"}}}], "stream": {"label_dim": 1}},
     {"sources": [{"topic": "t", "time": "record", "labels": {"fields": {"node": "a", "target": ["b", {"path": "c"}]}}}], "stream": {"label_dim": 2}},
-    {"graph": {"edge_sets": {"default": {"features": {"a": "number", "b": {"categories": ["x", 1]}, "c": {"hash": 4}}}}}},
+    {"graph": {"edge_sets": {"default": {"features": {"a": "number", "b": {"categories": ["x", 1]}, "c": {"hash": 4}, "d": {"text": 64, "missing": ""}}}}}},
     {"model": {"name": "pair", "half_lives_seconds": [1, 2, 3, 4, 5]}, "device": "cpu", "retention": {"max_age_seconds": None}},
 ]
 WRONG = [

@@ -25,7 +25,7 @@ from tests.builders import settings, stream, write_log
 GOLDEN = Path(__file__).parent / "golden"
 NODES = {"user": {"features": {"age": "number", "country": {"categories": ["de", "ünï", 3], "missing": "de"}}}, "item": {}}
 EDGES = {"views": {"source": "user", "target": "item", "features": {"seconds": {"type": "number", "missing": 0.5}}},
-         "buys": {"source": "user", "target": "item", "features": {"where": {"hash": 8}, "pos": {"vector": 2}, "gift": "bool"}},
+         "buys": {"source": "user", "target": "item", "features": {"where": {"hash": 8}, "note": {"text": 6, "missing": ""}, "pos": {"vector": 2}, "gift": "bool"}},
          "a": {"source": "item", "target": "user"}}
 
 

@@ -33,7 +33,7 @@ graph:
     user: {features: {age: number, country: {categories: [de, fr, us], missing: de}, active: bool}}
     item: {}
   edge_sets:
-    views: {source: user, target: item, features: {seconds: number, agent: {hash: 8}}}
+    views: {source: user, target: item, features: {seconds: number, agent: {hash: 8}, query: {text: 4, missing: none}}}
     buys: {source: user, target: item, features: {price: number, how: {categories: [card, 1, true]}, taste: {vector: 3}}}
 """
 
@@ -63,7 +63,7 @@ def shop_events(seed, num=400):
             yield {"type": "node", "node_set": "item", "id": f"lone{i}"}
         elif kind < 0.6:
             edges.append({"edge_set": "views", "src": user, "dst": item, "time": time})
-            yield {**edges[-1], "features": {"seconds": float(rng.normal()), "agent": str(rng.integers(50))}}
+            yield {**edges[-1], "features": {"seconds": float(rng.normal()), "agent": str(rng.integers(50)), **({"query": f"red shoes {i}"} if i % 3 else {})}}
         else:
             edges.append({"edge_set": "buys", "src": user, "dst": item, "time": time})
             how = ["card", 1, "cash", True][rng.integers(4)]
@@ -194,7 +194,7 @@ def test_keys_that_look_like_integers_stay_what_they_are(tmp_path):
 def test_vectors_need_tfrecord_and_a_folder_that_is_there_is_left_alone(tmp_path):
     made = shop(tmp_path)
     log = write(made, shop_events(4, 50))
-    with pytest.raises(TFGNNError, match=r"'taste' has dims.*use \.tfrecord"):
+    with pytest.raises(TFGNNError, match=r"'query' has dims.*use \.tfrecord"):
         exported(made, log, tmp_path / "out", format="csv")
     assert not [p for p in (tmp_path / "out").rglob("*") if p.is_file()]
     (tmp_path / "out" / "mine").write_text("mine")
@@ -401,19 +401,19 @@ def test_text_of_numbers_is_read_and_other_text_is_named_with_its_row(papers, tm
 
 def test_values_are_placed_as_events_place_them(tmp_path):
     (tmp_path / "graph.pbtxt").write_text("""node_sets { key: "n" value { } } edge_sets { key: "e" value { source: "n" target: "n" metadata { filename: "e.csv" }
-      features { key: "how" value { dtype: DT_STRING } } features { key: "agent" value { dtype: DT_STRING } } features { key: "digit" value { dtype: DT_INT64 } } } }""")
-    (tmp_path / "e.csv").write_text("source,target,time,how,agent,digit\na,b,1,card,x,1\na,b,2,,y,2\na,b,3,else,,3\n")
+      features { key: "how" value { dtype: DT_STRING } } features { key: "agent" value { dtype: DT_STRING } } features { key: "title" value { dtype: DT_STRING } } features { key: "digit" value { dtype: DT_INT64 } } } }""")
+    (tmp_path / "e.csv").write_text("source,target,time,how,agent,title,digit\na,b,1,card,x,Red hat,1\na,b,2,,y,7,2\na,b,3,else,,?,3\n")
     text = "graph: {node_sets: {n: {}}, edge_sets: {e: {source: n, target: n, features: {how: {categories: [card, cash], missing: cash}," \
-           " agent: {hash: 5}, digit: {categories: [2, 3]}, more: {type: number, missing: 9}}}}}"
+           " agent: {hash: 5}, title: {text: 4}, digit: {categories: [2, 3]}, more: {type: number, missing: 9}}}}}"
     made = shop(tmp_path, text)
     with pytest.raises(TFGNNError, match="row 3: feature agent is missing"):
         imported(made, tmp_path)
-    (tmp_path / "e.csv").write_text((tmp_path / "e.csv").read_text().replace("else,,3", "else,z,3"))
+    (tmp_path / "e.csv").write_text((tmp_path / "e.csv").read_text().replace("else,,?", "else,z,?"))
     log = imported(made, tmp_path)
-    names = ("how", "agent", "digit")
+    names = ("how", "agent", "title", "digit")
     plain = write(elsewhere(made, tmp_path / "events"), [
         {"src": "a", "dst": "b", "time": i, "features": {k: v for k, v in zip(names, f, strict=True) if v is not None}}
-        for i, f in ((1, ("card", "x", 1)), (2, (None, "y", 2)), (3, ("else", "z", 3)))])
+        for i, f in ((1, ("card", "x", "Red hat", 1)), (2, (None, "y", "7", 2)), (3, ("else", "z", "?", 3)))])
     assert edges_of(log) == edges_of(plain)
 
 
@@ -422,6 +422,14 @@ def test_places_of_a_hash_are_not_read_as_those_of_another(tmp_path):
     exported(made, write(made, shop_events(5, 60)), tmp_path / "out")
     other = shop(tmp_path, SHOP.replace("hash: 8", "hash: 9"), data_dir=tmp_path / "other")
     with pytest.raises(TFGNNError, match="feature 'agent' is DT_INT64 in the schema, the settings declare hash: 9"):
+        imported(other, tmp_path / "out")
+
+
+def test_numbers_of_a_text_are_not_read_as_those_of_another(tmp_path):
+    made = shop(tmp_path)
+    exported(made, write(made, shop_events(5, 60)), tmp_path / "out")
+    other = shop(tmp_path, SHOP.replace("text: 4", "text: 5"), data_dir=tmp_path / "other")
+    with pytest.raises(TFGNNError, match="feature 'query' is DT_FLOAT\\[4\\] in the schema, the settings declare text: 5"):
         imported(other, tmp_path / "out")
 
 

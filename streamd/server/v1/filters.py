@@ -93,6 +93,12 @@ class Filters:
             )
         if found.declared.vector is not None:
             raise HTTPException(422, f"{path}: {name} is a vector, which has no single value")
+        if found.declared.text is not None:
+            raise HTTPException(
+                422,
+                f"{path}: {name} is a text, of which the log has numbers alone; declare "
+                "categories to filter by it",
+            )
         return found
 
     def _condition(self, name: str, value: Any, node_set: int) -> FeatureCondition:

@@ -227,8 +227,9 @@ class CompletionResponse(BaseModel):
 
 
 class Feature(BaseModel):
-    """A declared feature. kind: number, bool, categories, hash or vector. width: how many numbers
-    it takes in the log. missing: what stands for it where it is absent; without, it is needed."""
+    """A declared feature. kind: number, bool, categories, hash, text or vector. width: how many
+    numbers it takes in the log. missing: what stands for it where it is absent; without, it is
+    needed."""
 
     name: str
     kind: str

@@ -158,6 +158,9 @@ def feature_type(declared: FeatureSettings) -> Feature:
     if declared.hash is not None:
         words = f"place of a text among {declared.hash}, by its CRC32C; -1 is none"
         return new_feature("DT_INT64", description=words)
+    if declared.text is not None:
+        words = "n-grams of a text, by their CRC32C"
+        return new_feature("DT_FLOAT", (declared.text,), description=words)
     if declared.vector is not None:
         return new_feature("DT_FLOAT", (declared.vector,))
     return new_feature("DT_BOOL" if declared.type == "bool" else "DT_FLOAT")

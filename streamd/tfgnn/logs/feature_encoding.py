@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,14 +41,16 @@ class Encoder:
     ) -> None:
         """one: the declared set. its: that of the table's schema. own: columns that are no
         features. Raises: TFGNNError where a feature has no column, or one of another type."""
-        self._one = one
         self.rounded = NOTHING
         place = f"{kind} {one.name!r}"
         told = noted_features(its, place)
-        # A log keeps the place of a text and not the text, and so do tables made of a log.
+        # A log keeps the place or the numbers of a text and not the text, and so do tables made of
+        # a log.
         self._is_ours = {
             n for n, f in told.items() if n in one.features and _is_same(f, one.features[n])
         }
+        stored = {n: _as_vector(one.features[n]) for n in self._is_ours if one.features[n].text}
+        self._one = one = replace(one, features={**one.features, **stored})
         self._features = {n: Feature(n, f) for n, f in one.features.items()}
         self._types = its.features
         self.left_out = [n for n in sorted(its.features) if n not in one.features and n not in own]
@@ -148,7 +151,15 @@ def takes(declared: FeatureSettings, feature: peer.Feature) -> bool:
 
 def _is_same(a: FeatureSettings, b: FeatureSettings) -> bool:
     """Whether two declarations have the same places, whatever stands for a missing value."""
-    return (a.categories, a.hash) == (b.categories, b.hash)
+    return (a.categories, a.hash, a.text) == (b.categories, b.hash, b.text)
+
+
+def _as_vector(declared: FeatureSettings) -> FeatureSettings:
+    """A text as the vector that a log has of it."""
+    missing = None
+    if declared.missing is not None:
+        missing = Feature("", declared).one(declared.missing, "")
+    return FeatureSettings(vector=declared.text, missing=missing)
 
 
 def _checked(name: str, declared: FeatureSettings, column: Array, place: Place) -> Float32:

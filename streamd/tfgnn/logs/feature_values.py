@@ -21,7 +21,7 @@ def to_columns(one: DeclaredSet, values_RD: Float32, place: Place) -> dict[str, 
     for name, declared in one.features.items():
         part = values_RD[:, at : at + declared.width]
         at += declared.width
-        if declared.vector is not None:
+        if declared.vector is not None or declared.text is not None:
             columns[name] = np.ascontiguousarray(part)
         elif declared.type == "number":
             columns[name] = np.ascontiguousarray(part[:, 0])

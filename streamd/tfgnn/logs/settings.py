@@ -140,7 +140,7 @@ def _kind(feature: Feature) -> tuple[Any, str]:
     """The declaration of a feature, or None and why there is none."""
     shape, dtype = shape_of(feature), dtype_of(feature)
     if dtype.name == "DT_STRING":
-        return None, "a text; declare categories: [...] or hash: N to keep it"
+        return None, "a text; declare categories: [...], hash: N or text: N to keep it"
     if dtype.name == "DT_BOOL" and not shape:
         return "bool", ""
     if dtype.numpy.name not in (*NUMBERS, "bool"):

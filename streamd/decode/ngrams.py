@@ -1,0 +1,76 @@
+"""Text as numbers: its words and their runs of three letters, each counted in a column of its hash.
+
+The hashing trick of Weinberger et al., Feature Hashing for Large Scale Multitask Learning, 2009,
+with the n-grams within words of Bojanowski et al., Enriching Word Vectors with Subword Information,
+2017. Nothing is learned and nothing is kept, so equal texts have equal numbers on every machine.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+MAX_TEXT = 2_048
+"""Characters of a text that are read, before and after normalization, which may write one as 18."""
+NUM_LETTERS = 3
+"""Length of the runs, in characters."""
+SLICE_TEXTS = 256
+"""Texts whose n-grams are held at once: some MB at most."""
+WORD = re.compile(
+    "[^"
+    # Controls, blanks and the signs of ASCII; blanks and signs of Latin-1.
+    "\x00-/:-@\\[-`{-\xa9\xab-\xb1\xb4\xb6-\xb8\xbb\xbf"
+    # Blanks, dashes, quotes and the like; the signs of Chinese and Japanese.
+    "\u1680\u2000-\u206f\u3000-\u3004\u3008-\u3020\ufeff"
+    "]+"
+)
+"""A word. Written as what is none, since Python's `\\w` has another meaning with each Unicode, and
+cuts words of Hindi at their vowels."""
+
+
+def ngram_features(texts: Sequence[str], width: int) -> NDArray[np.float64]:
+    """The numbers of texts: float64[n, width], rows of length 1, or 0 for a text without words.
+
+    A text is normalized (NFKC) and in lower case, and each word has a blank on both sides: the word
+    and its runs of three characters are its n-grams. Each adds 1 or -1 to a column; both are chosen
+    by the CRC32C of its UTF-8, of which `_mixed` makes 32 other bits: the lowest is the sign, the
+    others modulo `width` are the column.
+    """
+    out = np.zeros((len(texts), width))
+    for at in range(0, len(texts), SLICE_TEXTS):
+        hashes = [[crc32c(n) for n in _ngrams(text)] for text in texts[at : at + SLICE_TEXTS]]
+        row_G = np.repeat(np.arange(len(hashes)), [len(found) for found in hashes])
+        bits_G = _mixed(np.array([h for found in hashes for h in found], np.uint32))
+        sign_G = 1.0 - 2.0 * (bits_G & np.uint32(1))
+        column_G = (bits_G >> np.uint32(1)) % np.uint32(width)
+        counts = np.bincount(row_G * width + column_G, sign_G, len(hashes) * width)
+        out[at : at + SLICE_TEXTS] = counts.reshape(-1, width)
+
+    # Sums of whole numbers are exact, so every machine gets the same length. n-grams that share a
+    # column may leave nothing of a short text.
+    length = np.sqrt(np.square(out).sum(1, keepdims=True))
+    out /= np.maximum(length, 1)
+    return out
+
+
+def _ngrams(text: str) -> Iterator[bytes]:
+    """The n-grams of a text as UTF-8."""
+    normal = unicodedata.normalize("NFKC", text[:MAX_TEXT]).lower()[:MAX_TEXT]
+    for word in WORD.findall(normal):
+        padded = f" {word} "
+        yield padded.encode(errors="replace")
+        for at in range(len(padded) - NUM_LETTERS + 1):
+            yield padded[at : at + NUM_LETTERS].encode(errors="replace")
+
+
+def _mixed(hash_G: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Each bit of the result depends on all bits of a hash: the finalizer of MurmurHash3.
+
+    A CRC is linear: of words that differ in the same place alike, all or none would share a column.
+    """
+    hash_G = (hash_G ^ (hash_G >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    hash_G = (hash_G ^ (hash_G >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    return hash_G ^ (hash_G >> np.uint32(16))
