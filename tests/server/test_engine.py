@@ -133,7 +133,11 @@ def test_published_scores_are_what_the_server_answers_event_by_event(tmp_path, n
         end = int(np.searchsorted(time_E, time_E[at], side="right"))
         for e in range(at, end):
             answer = ask(world, f"n:{src[e]}", [f"n:{c}" for c in asked_by_edge[e]], time=int(time_E[e]))
-            np.testing.assert_allclose([s["score"] for s in answer["scores"]], want[e], atol=1e-5, err_msg=f"edge {e}")
+            # The stream has few destinations: columns without one of their own have no score.
+            is_candidate = np.isfinite(want[e])
+            got = np.array([s["score"] for s in answer["scores"]])
+            np.testing.assert_allclose(got[is_candidate], want[e][is_candidate], atol=1e-5, err_msg=f"edge {e}")
+            assert is_candidate.sum() == len(set(asked_by_edge[e]))
             compared += 1
         rows = batch(SCHEMA, src[at:end], dst[at:end], time_E[at:end])
         rows = dataclasses.replace(rows, msg_ED=log.features_of(np.arange(at, end)))

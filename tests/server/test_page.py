@@ -159,7 +159,7 @@ def test_the_page_tells_the_story_in_one_sentence_three_numbers_and_a_curve(brow
     assert page.get_attribute("#sentence", "class") == "good"
     assert page.locator("#numbers dd.big").all_inner_texts() == [f"{head[k]:.3f}" for k in ("live", "nightly", "rule")]
     labels = page.locator("#curve text").all_text_contents()
-    assert {"live model", "copy of last midnight"} <= set(labels) and any("best rule" in x for x in labels)
+    assert {"live model", "copy of last midnight"} <= set(labels) and "partners + popularity" in labels
     drawn = [len(d) for d in page.eval_on_selector_all("#curve path", "all => all.map(p => p.getAttribute('d'))")]
     assert len(drawn) == 3 and min(drawn) > 20 and page.is_hidden("#notice")
     assert page.inner_text("#state") == "answering" and "UTC" in page.inner_text("#newest")
