@@ -1,5 +1,5 @@
-"""Oddities of the keys of edges: placeholders, keys of very many edges, copies of edges, and two
-kinds of nodes whose ids collide."""
+"""Oddities of the keys of edges: placeholders, keys of very many edges, blanks around keys, copies
+of edges, and two kinds of nodes whose ids collide."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -43,6 +43,8 @@ CHANCE = 1.5
 MAX_DENSITY = 0.5
 """Edges that lead back are hardly there if their share is below FEW_BACK, or CHANCE times the share
 of all pairs that have an edge; above MAX_DENSITY that is no sign."""
+MAX_BLANK_LOOKS = 10_000
+"""Most keys that are looked at for blanks."""
 MAX_EDGES = 1_000_000
 """Newest edges of a log that are looked at, which bounds time (about a second) and memory."""
 
@@ -60,12 +62,14 @@ class OddKey:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OddKeys:
     """The oddities of some edges. copies: edges that are equal to another in source, destination,
-    time and features. shared: share of keys on both sides if ids may collide, else 0."""
+    time and features. shared: share of keys on both sides if ids may collide, else 0. blank: a key
+    with blanks around it, or "" if there is none."""
 
     num_edges: int
     keys: tuple[OddKey, ...] = ()
     copies: int = 0
     shared: float = 0.0
+    blank: str = ""
 
     @property
     def sentences(self) -> list[str]:
@@ -78,6 +82,14 @@ class OddKeys:
             found.append(
                 f"{name} is the {odd.role} of {odd.num:,} of {self.num_edges:,} edges ({share}): "
                 f"{what}; `drop_keys: [{name}]` in the source drops such events"
+            )
+        if self.blank:
+            written, plain = (
+                json.dumps(key, ensure_ascii=False) for key in (self.blank, self.blank.strip())
+            )
+            found.append(
+                f"the key {written} has blanks around it, and is another node than {plain}: "
+                "commands that read files leave blanks out with --strip"
             )
         if self.copies:
             found.append(
@@ -128,7 +140,25 @@ def odd_keys(
                     )
                 )
     shared = _shared_ids(src[one_kind], dst[one_kind], key_of)
-    return OddKeys(num_edges=len(src), keys=tuple(found), copies=copies, shared=shared)
+    return OddKeys(
+        num_edges=len(src),
+        keys=tuple(found),
+        copies=copies,
+        shared=shared,
+        blank=_blank_key(np.union1d(src, dst), key_of),
+    )
+
+
+def _blank_key(nodes: Int64, key_of: Callable[[int], Key | None]) -> str:
+    """The first key with blanks around it, of MAX_BLANK_LOOKS nodes at most; empty if there is
+    none."""
+    # Evenly spread nodes: where cells have blanks, most rows have them.
+    for node in nodes[:: -(-len(nodes) // MAX_BLANK_LOOKS) or 1].tolist():
+        key = key_of(node)
+        plain = split_key(key)[1] if key is not None else 0
+        if isinstance(plain, str) and plain != plain.strip():
+            return plain
+    return ""
 
 
 def _shared_ids(src: Int64, dst: Int64, key_of: Callable[[int], Key | None]) -> float:

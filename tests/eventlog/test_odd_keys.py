@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from streamd.eventlog.odd_keys import (
+    MAX_BLANK_LOOKS,
     MIN_EDGES,
     PLACEHOLDERS,
     OddKeys,
@@ -39,6 +40,24 @@ def test_a_placeholder_is_named_with_its_share_and_the_way_out(key, side):
 @pytest.mark.parametrize("key", ["nancy", "Nona", "x-", "deleted", 0, 1, "u:-", "nullable", "unknown-7"])
 def test_other_keys_are_no_placeholders(key):
     assert key not in PLACEHOLDERS and not look([(key, f"i{i}") for i in range(3)]).keys
+
+
+@pytest.mark.parametrize("key", [" b", "b ", "\tb", "b\n"])
+def test_a_key_with_blanks_around_it_is_named_with_the_way_out(key):
+    (sentence,) = look([("a", "b"), ("a", key)]).sentences
+    assert "has blanks around it, and is another node than \"b\"" in sentence and "--strip" in sentence
+
+
+@pytest.mark.parametrize("key", ["b", "a b", 7, ""])
+def test_blanks_within_a_key_are_no_oddity(key):
+    assert look([("a", key)]).sentences == []
+
+
+def test_very_many_keys_are_not_all_looked_at_for_blanks():
+    asked = []
+    nodes = np.arange(3 * MAX_BLANK_LOOKS)
+    odd_keys(nodes, nodes, lambda node: asked.append(node) or f"u{node}", [], 0, np.zeros(len(nodes), np.bool_))
+    assert len(asked) == MAX_BLANK_LOOKS
 
 
 def test_a_key_in_more_than_a_tenth_of_the_edges_is_named():
