@@ -5,9 +5,10 @@ with the n-grams within words of Bojanowski et al., Enriching Word Vectors with 
 2017. Nothing is learned and nothing is kept, so equal texts have equal numbers on every machine.
 """
 
+import functools
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from crc32c import crc32c
@@ -17,8 +18,8 @@ MAX_TEXT = 2_048
 """Characters of a text that are read, before and after normalization, which may write one as 18."""
 NUM_LETTERS = 3
 """Length of the runs, in characters."""
-SLICE_TEXTS = 256
-"""Texts whose n-grams are held at once: some MB at most."""
+SLICE_TEXTS = 1_024
+"""Texts whose n-grams are held at once: at most 200 MB, where all are as long as can be."""
 WORD = re.compile(
     "[^"
     # Controls, blanks and the signs of ASCII; blanks and signs of Latin-1.
@@ -41,12 +42,18 @@ def ngram_features(texts: Sequence[str], width: int) -> NDArray[np.float64]:
     """
     out = np.zeros((len(texts), width))
     for at in range(0, len(texts), SLICE_TEXTS):
-        hashes = [[crc32c(n) for n in _ngrams(text)] for text in texts[at : at + SLICE_TEXTS]]
-        row_G = np.repeat(np.arange(len(hashes)), [len(found) for found in hashes])
-        bits_G = _mixed(np.array([h for found in hashes for h in found], np.uint32))
+        # Titles have many words in common.
+        hashes_of = functools.cache(_hashes)
+        hashes, ends = list[int](), [0]
+        for text in texts[at : at + SLICE_TEXTS]:
+            for word in _words(text):
+                hashes += hashes_of(word)
+            ends.append(len(hashes))
+        row_G = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
+        bits_G = _mixed(np.array(hashes, np.uint32))
         sign_G = 1.0 - 2.0 * (bits_G & np.uint32(1))
         column_G = (bits_G >> np.uint32(1)) % np.uint32(width)
-        counts = np.bincount(row_G * width + column_G, sign_G, len(hashes) * width)
+        counts = np.bincount(row_G * width + column_G, sign_G, (len(ends) - 1) * width)
         out[at : at + SLICE_TEXTS] = counts.reshape(-1, width)
 
     # Sums of whole numbers are exact, so every machine gets the same length. n-grams that share a
@@ -56,14 +63,17 @@ def ngram_features(texts: Sequence[str], width: int) -> NDArray[np.float64]:
     return out
 
 
-def _ngrams(text: str) -> Iterator[bytes]:
-    """The n-grams of a text as UTF-8."""
+def _words(text: str) -> list[str]:
+    """The words of a text in their order."""
     normal = unicodedata.normalize("NFKC", text[:MAX_TEXT]).lower()[:MAX_TEXT]
-    for word in WORD.findall(normal):
-        padded = f" {word} "
-        yield padded.encode(errors="replace")
-        for at in range(len(padded) - NUM_LETTERS + 1):
-            yield padded[at : at + NUM_LETTERS].encode(errors="replace")
+    return WORD.findall(normal)
+
+
+def _hashes(word: str) -> list[int]:
+    """The CRC32C of each n-gram of a word."""
+    padded = f" {word} "
+    runs = [padded[at : at + NUM_LETTERS] for at in range(len(padded) - NUM_LETTERS + 1)]
+    return [crc32c(ngram.encode(errors="replace")) for ngram in (padded, *runs)]
 
 
 def _mixed(hash_G: NDArray[np.uint32]) -> NDArray[np.uint32]:

@@ -99,7 +99,7 @@ def protocol(name: str, stale: int, regimes=("live",), sets: bool = False, first
         log = LogReader.open(path)
         begun = time.perf_counter()
         run, out, edge = Regimes(learning(settings), log, regimes, cut, 10, stale), [], 0
-        by_type = told_by_type(run, features) if name == "mathoverflow" else nullcontext()
+        by_type = told_by(run, features.argmax(1), MATHOVERFLOW) if name == "mathoverflow" else nullcontext()
         while (window := next_window(log, edge, width * 1_000_000)) is not None:
             with by_type:
                 scored = run.window(window)
@@ -110,12 +110,12 @@ def protocol(name: str, stale: int, regimes=("live",), sets: bool = False, first
         return out, cut, len(src), time.perf_counter() - begun
 
 
-def told_by_type(run: Regimes, features: np.ndarray):
-    """A context in which `run` tells mathoverflow's scores by type as if types were edge sets, also where the log has one set.
+def told_by(run: Regimes, type_E: np.ndarray, names: tuple[str, ...]):
+    """A context in which `run` tells scores by the type of events as if types were edge sets, also where the log has one set.
 
-    features: one-hot of each event's type, float32[E, 3].
+    type_E: the type of each event, int64[E], a place in `names`.
     """
-    type_E, own = features.argmax(1), Chunk.edge_set_E.fget
+    own = Chunk.edge_set_E.fget
 
     def types(chunk: Chunk) -> np.ndarray:
         count = len(chunk.scored_facts)
@@ -124,11 +124,11 @@ def told_by_type(run: Regimes, features: np.ndarray):
         assert len(found) == count and (not several or (found == own(chunk)).all())
         return found
 
-    several, run._edge_sets = len(run._edge_sets) > 1, MATHOVERFLOW
+    several, run._edge_sets = len(run._edge_sets) > 1, names
     return patch.object(Chunk, "edge_set_E", property(types))
 
 
-def means_of_types(windows: list[RegimeWindow]) -> dict[str, dict[str, tuple[int, float, float]]]:
+def means_of_groups(windows: list[RegimeWindow]) -> dict[str, dict[str, tuple[int, float, float]]]:
     """Type -> regime or rule -> events, and event-weighted means over windows of MRR and AP. Popularity is left out."""
     out = {}
     for name in dict.fromkeys(name for w in windows for name in w.edge_sets):
@@ -199,7 +199,7 @@ def main() -> None:
         print(json.dumps({"stream": asked.stream, "model": asked.name, **values, "stale": asked.stale, "seed": seed, "first": asked.first, "without": without, "sets": asked.sets,
                           "target": target, "seconds": round(seconds), "per_window": per_window,
                           **{k: (v["mrr"], v["ap"], v["mrr_known"]) for k, v in got.items() if not k.startswith("popularity")},
-                          "types": means_of_types(windows),
+                          "types": means_of_groups(windows),
                           "popularity": [got[f"popularity_{h}"]["mrr"] for h in range(NUM_HALF_LIVES)], "half_life": half}), flush=True)
 
 

@@ -35,7 +35,7 @@ def test_many_texts_at_once_have_the_numbers_of_the_reference(texts, width):
 
 
 def test_more_texts_than_are_held_at_once_each_have_their_own_row():
-    texts = [f"item {i}" for i in range(600)]
+    texts = [f"item {i}" for i in range(2_100)]
     assert ngram_features(texts, 16).tolist() == [numbers_of_text(text, 16) for text in texts]
 
 
