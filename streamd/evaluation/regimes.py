@@ -18,6 +18,7 @@ popularity; of labels, means.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -37,12 +38,15 @@ from streamd.training.replay import ReplayStore
 from streamd.windows import Window, is_mostly_late
 from streamd.windows.history import SetScores
 
+T = TypeVar("T")
 DAY_US = 86_400_000_000
 """A day in microseconds."""
 SKIPPED = 0.05
 """Share of the events before the cut that is not learned: it only fills graph, facts and memory."""
 LEARNED = ("live", "no_replay", "nightly", "nightly_live", "frozen")
 """The regimes, which learn; rules do not."""
+ALIKE = {"frozen": "live", "nightly": "nightly_live"}
+"""Regime -> the one that it equals at first: until the cut, and until the first night."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,12 +131,30 @@ class Regimes:
             name: Learner(own, log, ReplayStore.of(own))
             for name, own in ((n, of_regime.get(n, settings)) for n in names)
         }
+        # While two are alike, one of them runs.
+        self._alike = {n: other for n, other in ALIKE.items() if {n, other} <= set(names)}
         self._label_rules = LabelRules(log.state.schema.node_set_names)
         self.base = Learner(settings, log, ReplayStore.of(settings)) if initial_epochs else None
         self._nightly_is_stale = False
         self._seconds = dict.fromkeys(names, 0.0)
         self.on_initial: Callable[[int, int], None] = lambda done, total: None
         """Called with (steps done, in all) while the events before the cut are learned at once."""
+
+    @property
+    def _running(self) -> dict[str, Learner]:
+        """The learners of regimes that differ from all others by now."""
+        return {name: own for name, own in self.learners.items() if name not in self._alike}
+
+    def _part(self, name: str) -> None:
+        """Let a regime continue by itself, from the state of the one that it equalled until now."""
+        if name in self._alike:
+            self.learners[name].take_over(self.learners[self._alike.pop(name)])
+
+    def _add_alike(self, of_regime: dict[str, T]) -> None:
+        """Give regimes that are still alike what those have that run in their place."""
+        for name, other in self._alike.items():
+            if other in of_regime:
+                of_regime[name] = of_regime[other]
 
     def is_initial(self, window: Window) -> bool:
         """Whether a window is learned at once with others, and not scored."""
@@ -156,22 +178,27 @@ class Regimes:
             self._begin_alike(window.first_edge)
         self._seconds = dict.fromkeys(self.learners, 0.0)
         self._midnight(window)
+        if window.first_edge >= self._cut:
+            self._part("frozen")
         nightly_learned = "nightly" in self.learners and self.learners["nightly"].num_learned > 0
 
         # Score it by all, then learn it: labels are measured before any of them is learned.
         for name in ("live", "no_replay", "frozen"):
-            if name in self.learners:
+            if name in self._running:
                 self.learners[name].begin()
         self._label_rules.begin()
-        num_labelled = {name: len(own.label_scores) for name, own in self.learners.items()}
+        num_labelled = {name: len(own.label_scores) for name, own in self._running.items()}
         parts, known_E, set_E, num_negatives_E = self._score(window, recorded)
         heads = {
             name: own.label_scores[num_labelled[name] :]
-            for name, own in self.learners.items()
+            for name, own in self._running.items()
             if len(own.label_scores) > num_labelled[name]
         }
+        self._add_alike(parts)
+        self._add_alike(heads)
         labels = self._label_rules.measured(self._settings.model.labels, heads)
         self._learn_by_turns(window.first_edge)
+        self._add_alike(self._seconds)
 
         all_scores = {name: np.concatenate(scores) for name, scores in parts.items()}
         return RegimeWindow(
@@ -216,7 +243,7 @@ class Regimes:
         for chunk in prefetch(self._recorder.chunks(window, recorded)):
             if chunk.labels is not None:
                 self._label_rules.add(chunk.labels)
-            for name in self.learners:
+            for name in self._running:
                 if name != "nightly" or not self._nightly_is_stale:
                     self._add(parts, name, chunk)
             if chunk.score is not None:
@@ -244,9 +271,9 @@ class Regimes:
             if name in self.learners:
                 self._learn(name, edge)
         # A frozen model's statistics of inputs move on.
-        if "frozen" in self.learners and edge < self._cut:
+        if "frozen" in self._running and edge < self._cut:
             self._learn("frozen", edge)
-        elif "frozen" in self.learners:
+        elif "frozen" in self._running:
             self.learners["frozen"].observe()
 
     def _begin_alike(self, edge: int) -> None:
@@ -265,9 +292,11 @@ class Regimes:
         if day == self._day:
             return
         for name in ("nightly_live", "nightly"):
-            if self._day is not None and name in self.learners:
+            if self._day is not None and name in self._running:
                 self._learn(name, self._day_edge)
                 self.learners[name].begin()
+        if self._day is not None:
+            self._part("nightly")
         if self._day is not None and self._nightly_recorder is not None:
             self.learners["nightly"].memory_step = nightly_memory_step
             self._nightly_is_stale = True

@@ -36,6 +36,9 @@ DAMPED_RATE = 0.3
 WEIGHT_DECAY = 0.01
 """Of the graph's part: what the graph adds stays small unless it helps."""
 
+ASKED_ALONE = 1 << 16
+"""Numbers of a tensor that is not copied to be asked with others whether all are finite."""
+
 
 class LinkModel(nn.Module):
     """logit = pair(facts) + residual(embeddings); `model.name: pair` leaves the residual out.
@@ -136,8 +139,15 @@ class LinkModel(nn.Module):
     @property
     def is_finite(self) -> bool:
         """Whether all weights and statistics are numbers."""
+        # Small ones are asked together: calls for each would take longer than their numbers.
+        together: dict[object, list[Tensor]] = {}
+        for name, tensor in self.state_dict().items():
+            if tensor.is_floating_point():
+                key = tensor.dtype if tensor.numel() < ASKED_ALONE else name
+                together.setdefault(key, []).append(tensor.flatten())
         return all(
-            bool(t.isfinite().all()) for t in self.state_dict().values() if t.is_floating_point()
+            bool((torch.cat(part) if len(part) > 1 else part[0]).isfinite().all())
+            for part in together.values()
         )
 
     def observe(self, inputs: LinkInputs, edges: EdgeRows, ranks: Ranks = ALONE) -> None:

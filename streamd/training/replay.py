@@ -3,6 +3,7 @@
 Each chunk is self-contained: it holds its inputs and the memory states that they saw.
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -139,6 +140,13 @@ class ReplayStore:
             ranks,
             architecture_of(settings.model).plan(settings.model).window_us > 0,
         )
+
+    def copy(self) -> "ReplayStore":
+        """A store equal to this one, to be changed by itself. The chunks, which never change, are
+        shared."""
+        twin = copy.copy(self)
+        twin._chunks = list(self._chunks)
+        return twin
 
     def offer(self, chunk: ReplayChunk) -> None:
         """Offer the store one more chunk. A full store may take it in place of another."""

@@ -11,7 +11,7 @@ from streamd.cli.maintenance import ages_of_facts, backtest_file
 from streamd.errors import SettingsError, StreamdError
 from streamd.evaluation.backtest import Plan, backtest
 from streamd.evaluation.freshness import StaleSight
-from streamd.evaluation.regimes import Regimes
+from streamd.evaluation.regimes import LEARNED, Regimes
 from streamd.evaluation.report.forms import FORMS
 from streamd.evaluation.report.html import as_html
 from streamd.evaluation.verdict import verdict_of
@@ -52,6 +52,22 @@ def test_what_is_learned_at_once_is_where_all_regimes_begin(tmp_path):
     assert scored[-1].scores["live"] != scored[-1].scores["frozen"]
     assert scored[0].scores["live"]["mrr"] > scored[0].scores["rule"]["mrr"] - 0.1
     assert run.learners["frozen"].num_learned == 1
+
+
+def test_regimes_that_are_alike_at_first_score_as_if_each_ran_by_itself(tmp_path, monkeypatch):
+    s, log = world(tmp_path)
+
+    def played():
+        run = Regimes(learning(s), log, LEARNED, 300)
+        return [run.window(w) for w in recorded_windows(log, HOUR)]
+
+    together = played()
+    monkeypatch.setattr("streamd.evaluation.regimes.ALIKE", {})
+    for one, other in zip(together, played(), strict=True):
+        assert one.scores == other.scores and one.seconds.keys() == other.seconds.keys()
+    assert together[-1].scores["frozen"] != together[-1].scores["live"]
+    assert together[-1].scores["nightly"] != together[-1].scores["nightly_live"]
+    assert all(w.seconds["frozen"] > 0 for w in together)
 
 
 def test_an_initial_part_inside_one_window_is_learned_but_for_its_first_twentieth(tmp_path):
