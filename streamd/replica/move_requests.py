@@ -64,9 +64,17 @@ class RequestedMoves:
             outcome = outcome_of(self._registry, request.id)
             if isinstance(outcome, Refusal):
                 raise VersionError(f"The trainer refused it: {outcome.reason}")
-            if isinstance(outcome, Move) or time.monotonic() >= deadline:
+            # Servers go by the move that is shown, which comes just after the journal's line.
+            if isinstance(outcome, Move) and self._is_shown(outcome):
+                return outcome
+            if time.monotonic() >= deadline:
                 return outcome
             time.sleep(POLL_SECONDS)
+
+    def _is_shown(self, move: Move) -> bool:
+        """Whether servers here go by a move, or by a later one."""
+        moves, shown = self._registry.journal.moves(), self._registry.shown()
+        return move in moves and shown in moves and moves.index(shown) >= moves.index(move)
 
 
 def compact_everywhere(

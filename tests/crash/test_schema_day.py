@@ -125,6 +125,8 @@ def test_a_log_is_extended_in_the_middle_of_a_day_and_the_server_never_stops(tmp
         # A further set and a further feature, while ingest and trainer are killed.
         daemon.declare(views=LONGER_VIEWS, buys=BUYS)
         daemon.process.send_signal(signal.SIGHUP)
+        # Ingest decodes by its old settings until it has begun again.
+        wait(lambda: LogReader.open(daemon.path).state.schema.num_edge_sets == 2, "the log has the further set")
         send(producer, f"views-{daemon.id}", noon[::2], seconds=lambda n: n % 7, clicks=lambda n: 1 + n % 3)
         for _ in range(kills):
             time.sleep(rng.random())

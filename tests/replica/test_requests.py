@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from streamd.cli.main import app
 from streamd.errors import KafkaError, StreamdError, VersionError
 from streamd.eventlog.upkeep.holds import compact_done
+from streamd.registry.journal import ModelJournal
 from streamd.registry.outcome import Waiting
 from streamd.replica.members import member_name
 from streamd.replica.move_requests import RequestedMoves, compact_everywhere
@@ -84,6 +85,20 @@ def test_a_replica_answers_200_once_the_trainers_move_is_here(sides):
     assert refused.status_code == 409 and "no version to roll back to" in refused.json()["detail"]
     move = sides[1].registry.journal.last()
     assert (move.who, move.why) == (f"api@{sides[1].follower.member.name}", "it was better")
+
+
+def test_a_replica_answers_200_only_once_its_servers_go_by_the_move(sides, monkeypatch):
+    show = ModelJournal.show
+
+    def late(journal, move):
+        time.sleep(0.3)
+        show(journal, move)
+
+    monkeypatch.setattr(ModelJournal, "show", late)
+    client = served(sides[1], 20)
+    with running(*sides):
+        assert client.post("/v1/models/11-1/promote", json=WHY).status_code == 200
+        assert client.get("/v1/models").json()["champion"] == "11-1"
 
 
 def test_a_replica_answers_202_where_the_trainer_does_not_answer_in_time(sides):
