@@ -277,7 +277,7 @@ def test_pages_and_metrics_need_nothing_from_outside(world):
         assert page.status_code == 200
         if "javascript" not in page.headers["content-type"]:
             assert "//cdn" not in page.text and 'src="http' not in page.text and 'href="http' not in page.text
-    assert "streamd_served_edges 500.0" in world.client.get("/metrics").text
+    wait(lambda: "streamd_served_edges 500.0" in world.client.get("/metrics").text)
     status = world.client.get("/status.json").json()
     assert status["edges"] == 500 and status["roles"]["serve"]["alive"]
 
