@@ -14,7 +14,8 @@
     |-- CapacityError          a segment has no room for the rows (the caller rolls to a new one)
     |-- OffloadedError         a query of the graph needs events that were taken out of memory
     |-- KafkaError             the broker cannot be used as configured
-    |   `-- DataLossError      Kafka no longer has what the log expects to read next
+    |   |-- DataLossError      Kafka no longer has what the log expects to read next
+    |   `-- SilentBrokerError  no broker answers
     |-- ChangelogError         the changelog, or what it holds, cannot be used as it is
     |   |-- FencedError        another process leads: this one publishes nothing more
     |   `-- DivergedError      this directory shows another commit than the changelog has
@@ -108,6 +109,11 @@ class KafkaError(StreamdError):
 class DataLossError(KafkaError):
     """When Kafka lost what the log needs next. The operator decides whether to start a new log or
     restore the topic."""
+
+
+class SilentBrokerError(KafkaError):
+    """When no broker answers, in time or at all. Ingest goes on trying; the operator brings the
+    broker back, or mends its address."""
 
 
 class ModelsTopicError(StreamdError):

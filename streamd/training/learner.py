@@ -351,8 +351,9 @@ class Learner:
                         states.append(memory.gather(step.own_node_M, updated_PD))
                     with self.transfer.autocast():
                         logits_EC = self.model(step.inputs, torch.cat(states), dropout)
-                    asked = step.inputs
-                    loss = link_loss(logits_EC.float(), asked.weight_E, asked.is_candidate_EC)
+                    loss = link_loss(
+                        logits_EC.float(), step.inputs.weight_E, step.inputs.is_candidate_EC
+                    )
                     losses.append(loss / step.events)
                     total += loss.detach()
                     count += step.events

@@ -17,11 +17,11 @@ from streamd.gpu.cache import FeatureCache
 from streamd.training.recorder import Recorder
 from streamd.windows import Window
 from tests.benchmarks import synth
-from tests.benchmarks.measure import Row, sized, wikipedia_edges, write_edges
+from tests.benchmarks.measure import Row, pick_size, wikipedia_edges, write_edges
 from tests.builders import learning, settings
 
-WARM, EPOCHS, WINDOWS = sized(70_000, 1_000), 3, 2
-STREAMS = sized({"wikipedia": (500, (3000, 10_000)), "reddit": (24_000, (30_000, 100_000)), "gdelt": (96_000, (30_000, 100_000))},
+WARM, EPOCHS, WINDOWS = pick_size(70_000, 1_000), 3, 2
+STREAMS = pick_size({"wikipedia": (500, (3000, 10_000)), "reddit": (24_000, (30_000, 100_000)), "gdelt": (96_000, (30_000, 100_000))},
                 {"reddit": (200, (300, 1_000))})
 """By stream: events of a window, and capacities."""
 

@@ -25,12 +25,12 @@ from streamd.store.objects import Store
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.handover import Handovers
 from streamd.training.trainer import Trainer
-from tests.benchmarks.measure import Row, sized
+from tests.benchmarks.measure import Row, pick_size
 from tests.builders import HOUR, settings, stream, write_log
 from tests.replica.models_world import MemoryLog, MemoryTopic, beginning_of
 
-EVENTS, HOURS = sized(3_000, 500), 6
-NODES, DIM, TOUCHED, WINDOWS = sized((1_000_000, 100, 5_000, 66), (100_000, 4, 500, 6))
+EVENTS, HOURS = pick_size(3_000, 500), 6
+NODES, DIM, TOUCHED, WINDOWS = pick_size((1_000_000, 100, 5_000, 66), (100_000, 4, 500, 6))
 
 
 def run() -> list[Row]:

@@ -54,7 +54,7 @@ class Children:
         own = ["--name", name] if name else []
         return self.start(name or role, [sys.executable, "-m", "streamd", "run", "--role", role, *own], role_environment(s, role, os.environ))
 
-    def finished(self, name: str, command: list[str], env: dict[str, str] | None = None) -> Callable[[], str]:
+    def run_to_end(self, name: str, command: list[str], env: dict[str, str] | None = None) -> Callable[[], str]:
         """Start a process that ends by itself with status 0. Returns: a function that waits for it, and returns its output."""
         child = self.start(name, command, env)
         self._may_end.add(name)

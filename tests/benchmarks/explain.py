@@ -13,10 +13,10 @@ from streamd.settings.paths import Paths
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.trainer import Trainer
 from streamd.windows import next_window
-from tests.benchmarks.measure import Row, sized, wikipedia_log
+from tests.benchmarks.measure import Row, pick_size, wikipedia_log
 from tests.server.world import World, wait
 
-ROUNDS = sized(300, 5)
+ROUNDS = pick_size(300, 5)
 
 
 def run() -> list[Row]:

@@ -18,7 +18,7 @@ from kafka import KafkaProducer
 from streamd.demo.broker import ApacheKafka
 from streamd.telemetry.heartbeat import leads_here, read_beat
 from streamd.windows.history import FILE as HISTORY
-from tests.benchmarks.measure import Row, sized
+from tests.benchmarks.measure import Row, pick_size
 from tests.builders import HOUR, SECOND
 from tests.crash.daemons import Daemon, produce, wait
 
@@ -30,7 +30,7 @@ def run() -> list[Row]:
     home = os.environ.get("KAFKA_HOME")
     if not home:
         return []
-    kills, timeout = int(os.environ.get("FAILOVER_KILLS", sized(20, 1))), float(os.environ.get("FAILOVER_TIMEOUT", sized(10, 3)))
+    kills, timeout = int(os.environ.get("FAILOVER_KILLS", pick_size(20, 1))), float(os.environ.get("FAILOVER_TIMEOUT", pick_size(10, 3)))
     with tempfile.TemporaryDirectory() as folder:
         broker = ApacheKafka(Path(home), Path(folder) / "kafka")
         try:

@@ -10,9 +10,9 @@ import numpy as np
 from streamd.eventlog.tguf.format import TGUFSchema
 from streamd.eventlog.tguf.reader import open_tguf
 from streamd.eventlog.tguf.writer import TGUFWriter
-from tests.benchmarks.measure import Row, best_seconds, sized
+from tests.benchmarks.measure import Row, best_seconds, pick_size
 
-EDGES, DIM, CHUNK, ROUNDS = sized(4_000_000, 100_000), 16, sized(100_000, 10_000), 3
+EDGES, DIM, CHUNK, ROUNDS = pick_size(4_000_000, 100_000), 16, pick_size(100_000, 10_000), 3
 
 
 def run() -> list[Row]:

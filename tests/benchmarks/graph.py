@@ -35,7 +35,7 @@ def run() -> list[Row]:
     return rows + facts_rows()
 
 
-def taus() -> list[Row]:
+def layouts_of_presets() -> list[Row]:
     return of_presets(layouts)
 
 

@@ -21,9 +21,9 @@ from streamd.models import EdgeRows, architecture_of, build_model
 from streamd.models.inference.numpy_model import NumpyModel
 from streamd.models.inference.torch_model import TorchModel
 from streamd.settings.loading import ModelSettings
-from tests.benchmarks.measure import Row, sized, wikipedia_log
+from tests.benchmarks.measure import Row, pick_size, wikipedia_log
 
-ROUNDS = sized(200, 3)
+ROUNDS = pick_size(200, 3)
 NODES = (1, 100, 1000)
 
 

@@ -31,14 +31,14 @@ from streamd.processes import collect_garbage_rarely
 from streamd.settings.loading import schema_of
 from streamd.telemetry.heartbeat import Heartbeat
 from tests.benchmarks.children import Children
-from tests.benchmarks.measure import Row, sized
+from tests.benchmarks.measure import Row, pick_size
 from tests.builders import Record, settings
 from tests.decode.mapped import NOW
 from tests.decode.registry import CLICK, Registry, add_proto, framed, proto, proto_class
 from tests.decode.registry import avro as written_avro
 
-SINGLE, MANY, FLAT = sized((300_000, 1_000_000, 10_000_000), (2_000, 10_000, 20_000))
-DIMS = sized((2, 0, 16), (2,))
+SINGLE, MANY, FLAT = pick_size((300_000, 1_000_000, 10_000_000), (2_000, 10_000, 20_000))
+DIMS = pick_size((2, 0, 16), (2,))
 FORMS = (("one JSON event a record", SINGLE, 1), ("JSON arrays of 1,000", MANY, 1000), ("Arrow streams of 1,000", MANY, 1000))
 
 
@@ -90,7 +90,7 @@ def mapped(broker: ApacheKafka, folder: Path, form: str, total: int, size: int) 
 
 def behind_ids(folder: Path) -> list[Row]:
     """Values behind a schema's id made events in memory, beside the library that only reads them, in turns, the best of five each."""
-    registry, total = Registry(), sized(20_000, 200)
+    registry, total = Registry(), pick_size(20_000, 200)
     registry.add(7, CLICK)
     add_proto(registry, 9)
     click, known = proto_class(), fastavro.parse_schema(json.loads(json.dumps(CLICK)))

@@ -11,13 +11,13 @@ from kafka.consumer.fetcher import ConsumerRecord
 
 from streamd.decode.wire import ARROW
 from streamd.eventlog.reader import LogReader
-from tests.benchmarks.measure import Row, sized
+from tests.benchmarks.measure import Row, pick_size
 from tests.ingest.world import World
 
-TIMES = sized(5, 1)
+TIMES = pick_size(5, 1)
 KINDS = ("views", "buys", "likes", "shares")
-FORMS = (("one JSON event a record", sized(100_000, 2_000), 1, False), ("JSON arrays of 1,000", sized(300_000, 10_000), 1000, False),
-         ("Arrow streams of 1,000", sized(500_000, 10_000), 1000, True))
+FORMS = (("one JSON event a record", pick_size(100_000, 2_000), 1, False), ("JSON arrays of 1,000", pick_size(300_000, 10_000), 1000, False),
+         ("Arrow streams of 1,000", pick_size(500_000, 10_000), 1000, True))
 NODES = {"user": {}, "item": {}}
 FEATURES = {"seconds": "number", "share": "number"}
 

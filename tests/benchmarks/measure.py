@@ -18,11 +18,11 @@ from tests.builders import batch
 SHARED = Path(os.environ.get("BENCH_PEERS", Path(__file__).parents[3] / "shared" / "bench"))
 T = TypeVar("T")
 SMOKE = "BENCH_SMOKE" in os.environ
-"""Whether this is a run that only shows that every part still runs: its figures say nothing. Children inherit it."""
+"""Whether all sizes are small: the run only shows that every part still runs, and its figures say nothing. Children inherit it."""
 
 
-def sized(usual: T, smoke: T) -> T:
-    """A size of a benchmark: usual, or smoke in a run of which only the rows matter."""
+def pick_size(usual: T, smoke: T) -> T:
+    """A size of a benchmark: usual, or smoke in a run that only shows that the benchmark still runs."""
     return smoke if SMOKE else usual
 
 

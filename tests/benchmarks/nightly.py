@@ -11,9 +11,9 @@ from streamd.settings.paths import Paths
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.trainer import Trainer
-from tests.benchmarks.measure import Row, sized, wikipedia_log
+from tests.benchmarks.measure import Row, pick_size, wikipedia_log
 
-WINDOWS = sized(40, 27)
+WINDOWS = pick_size(40, 27)
 
 
 def run() -> list[Row]:

@@ -31,14 +31,14 @@ from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.trainer import Trainer
 from streamd.windows import next_window
 from tests.benchmarks.children import Children
-from tests.benchmarks.measure import Row, sized, write_edges
+from tests.benchmarks.measure import Row, pick_size, write_edges
 from tests.builders import HOUR, batch, stream
 
-USERS, ITEMS, HISTORY = 8_000, 1_000, sized(40_000, 3_000)
+USERS, ITEMS, HISTORY = 8_000, 1_000, pick_size(40_000, 3_000)
 EVENTS_A_SECOND, COMMITS_A_SECOND = 2_000, 20
 ASKED_A_SECOND, CANDIDATES, LINKS = 20, 100, 200
-STOP_SECONDS = float(os.environ.get("STALL_SECONDS", sized(40, 1)))
-RECOVER_SECONDS, LEVEL_SECONDS = sized((15.0, 10.0), (2.0, 2.0))
+STOP_SECONDS = float(os.environ.get("STALL_SECONDS", pick_size(40, 1)))
+RECOVER_SECONDS, LEVEL_SECONDS = pick_size((15.0, 10.0), (2.0, 2.0))
 TIMES_TOO_MUCH = 3
 WAIT_SECONDS = 10.0
 DIM = 2

@@ -34,8 +34,8 @@ from tests.benchmarks import (
     training,
 )
 
-ALL = {"files": files.run, "graph": graph.run, "graph-taus": graph.taus, "ingest": ingest.run, "ingest-sets": ingest_sets.run, "training": training.run,
-       "serving": serving.run, "serving-fresh": serving.fresh, "explain": explain.run, "recommend": recommend.run, "traces": traces.run,
+ALL = {"files": files.run, "graph": graph.run, "graph-taus": graph.layouts_of_presets, "ingest": ingest.run, "ingest-sets": ingest_sets.run, "training": training.run,
+       "serving": serving.run, "serving-fresh": serving.freshness_of_one_partition, "explain": explain.run, "recommend": recommend.run, "traces": traces.run,
        "server-memory": server_memory.run, "inference": inference.run, "cache": cache.run, **growth.PARTS, "tgb": tgb.run, "labels": labels.run,
        "tfgnn": tfgnn.run, "sampling": sampling.run, "sampling-hub": sampling_hub.run, "sampling-sets": sampling_sets.run,
        "restart-sets": restart_sets.run, **ranks.PARTS, "replica": replica.run, "failover": failover.run, "checkpoints": checkpoints.run,

@@ -26,13 +26,13 @@ from streamd.training.replay import ReplayStore
 from streamd.windows import Window
 from tests.benchmarks import synth
 from tests.benchmarks.children import Children
-from tests.benchmarks.measure import Row, sized, write_edges
+from tests.benchmarks.measure import Row, pick_size, write_edges
 from tests.builders import learning, settings
 
-WARM, WINDOW = sized((200_000, 4_000), (1_000, 400))
+WARM, WINDOW = pick_size((200_000, 4_000), (1_000, 400))
 """Events of the graph before, and events of a window: as many as the largest chunk, which a window's end would cut short. The
 first window is not timed: it loads kernels and caches."""
-EDGES = {"tgn": sized(12_000, 400), "tgat": sized(4_000, 400)}
+EDGES = {"tgn": pick_size(12_000, 400), "tgat": pick_size(4_000, 400)}
 """Events that are timed, by model: TGAT takes more than twice as long for one, and has no memory to fill."""
 FEATURES = {"reddit": 172, "gdelt": 0}
 """Widths of edge features, as of the data sets that the presets are named after; GDELT has none here."""
@@ -121,7 +121,7 @@ def started(size: int, *args: str, module: str = "tests.benchmarks.ranks") -> li
         port = free.getsockname()[1]
     env = {**os.environ, "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     with Children() as ranks:
-        outputs = [ranks.finished(f"rank {rank}", [sys.executable, "-m", module, *args], {**env, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        outputs = [ranks.run_to_end(f"rank {rank}", [sys.executable, "-m", module, *args], {**env, "RANK": str(rank), "LOCAL_RANK": str(rank)})
                    for rank in range(size)]
         return [json.loads(line[5:]) for output in outputs for line in output().splitlines() if line.startswith("TOLD ")]
 

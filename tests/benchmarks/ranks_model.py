@@ -18,15 +18,15 @@ from functools import partial
 import numpy as np
 
 from streamd.ranks import Ranks
-from tests.benchmarks.measure import Row, sized
+from tests.benchmarks.measure import Row, pick_size
 from tests.benchmarks.ranks import FEATURES, WARM, WINDOW, Learning, log_of, mrr_of, spread, started
 from tests.ranks import threads
 
 EDGES = WINDOW
 """Events that are learned: one chunk of 4,000, or seven of 600."""
-SIZES = sized((4, 8, 16, 32, 64), (4,))
+SIZES = pick_size((4, 8, 16, 32, 64), (4,))
 """Ranks beyond two. Each modelled rank holds the pair facts, and computes again what every rank computes."""
-ROUNDS = sized(3, 1)
+ROUNDS = pick_size(3, 1)
 """Measurements of two ranks, of which the median counts."""
 NEAR = 0.25
 """Most that the model may be away from two measured ranks, as a share of what was measured."""

@@ -12,11 +12,11 @@ from streamd.eventlog.writer import LogWriter
 from streamd.events import Progress, empty_batch
 from streamd.settings.loading import load_settings, schema_of
 from streamd.settings.sets import FeatureSettings, SetSettings
-from tests.benchmarks.measure import Row, sized
+from tests.benchmarks.measure import Row, pick_size
 from tests.builders import HOUR, batch
 from tests.server.world import World, wait
 
-ROUNDS, USERS, ITEMS, EDGES = sized((200, 5_000, 20_000, 60_000), (3, 100, 2_000, 3_000))
+ROUNDS, USERS, ITEMS, EDGES = pick_size((200, 5_000, 20_000, 60_000), (3, 100, 2_000, 3_000))
 FEATURES = {"category": FeatureSettings(categories=tuple(f"c{i}" for i in range(100))), "price": FeatureSettings(type="number"),
             "in_stock": FeatureSettings(type="bool")}
 PROMISE = 1.3

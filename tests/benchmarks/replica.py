@@ -21,10 +21,10 @@ from streamd.store.objects import Store
 from streamd.store.upload import upload
 from streamd.telemetry.heartbeat import Heartbeat
 from tests.benchmarks.ingest import ingest_seconds, produce
-from tests.benchmarks.measure import Row, sized
+from tests.benchmarks.measure import Row, pick_size
 from tests.builders import batch, settings
 
-TOTAL, ROUNDS, COMMITS, BOOTSTRAP_EDGES = sized((1_000_000, 3, 300, 10_000_000), (10_000, 1, 10, 200_000))
+TOTAL, ROUNDS, COMMITS, BOOTSTRAP_EDGES = pick_size((1_000_000, 3, 300, 10_000_000), (10_000, 1, 10, 200_000))
 FORMS = (("JSON arrays of 1,000", 1000, False), ("Arrow streams of 1,000", 1000, True))
 
 

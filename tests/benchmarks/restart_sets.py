@@ -17,11 +17,11 @@ from streamd.graph.live import save_facts
 from streamd.schema import EdgeSet
 from streamd.settings.loading import Settings
 from streamd.training.recorder import Recorder
-from tests.benchmarks.measure import Row, sized
+from tests.benchmarks.measure import Row, pick_size
 from tests.builders import batch, learning, settings, stream
 
-TIMES = sized(5, 1)
-TOTAL, SEGMENT, COMMIT = sized((2_000_000, 500_000, 20_000), (20_000, 10_000, 1_000))
+TIMES = pick_size(5, 1)
+TOTAL, SEGMENT, COMMIT = pick_size((2_000_000, 500_000, 20_000), (20_000, 10_000, 1_000))
 KINDS = ("views", "buys", "likes", "shares")
 PARTS = ("log opened, its keys read", "graph, with facts stored", "graph and facts, nothing stored")
 

@@ -31,9 +31,9 @@ from streamd.tfgnn.schema.messages import EdgeSet, GraphSchema, NodeSet, Samplin
 from streamd.tfgnn.schema.schema import new_feature, schema_text
 from streamd.tfgnn.tables.reading import Rows
 from streamd.tfgnn.tables.writing import write_table
-from tests.benchmarks.measure import Row, best_seconds, sized
+from tests.benchmarks.measure import Row, best_seconds, pick_size
 
-SCALE, DIM, HUB = sized((20, 128, 10**6), (2_000, 8, 50_000))
+SCALE, DIM, HUB = pick_size((20, 128, 10**6), (2_000, 8, 50_000))
 NODES = {"paper": 736_389, "author": 1_134_649, "institution": 8_740, "field_of_study": 59_965}
 EDGES = {"cites": ("paper", "paper", 5_416_271), "writes": ("author", "paper", 7_145_660), "has_topic": ("paper", "field_of_study", 7_505_078),
          "affiliated_with": ("author", "institution", 1_043_998)}

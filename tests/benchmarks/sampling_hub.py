@@ -20,10 +20,10 @@ from streamd.tfgnn.sampling.tables_graph import load_graph
 from streamd.tfgnn.schema.messages import SamplingOp
 from streamd.tfgnn.schema.schema import parse_schema
 from streamd.tfgnn.tables.reading import Rows
-from tests.benchmarks.measure import Row, sized
+from tests.benchmarks.measure import Row, pick_size
 
-HUB, SIZE, DRAWS = sized(10**6, 10_000), 16, 10
-BETWEEN = sized(20_000, 2_000)
+HUB, SIZE, DRAWS = pick_size(10**6, 10_000), 16, 10
+BETWEEN = pick_size(20_000, 2_000)
 """Edges of the hub whose edges to others in a sample are all looked for."""
 STRATEGIES = ("TOP_K", "RANDOM_UNIFORM", "RANDOM_WEIGHTED", "LATEST_K")
 

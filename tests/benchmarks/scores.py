@@ -31,16 +31,16 @@ from streamd.telemetry.heartbeat import Heartbeat, read_beat
 from streamd.training.trainer import Trainer
 from streamd.windows import next_window
 from tests.benchmarks.children import Children
-from tests.benchmarks.measure import Row, sized, wikipedia_events
+from tests.benchmarks.measure import Row, pick_size, wikipedia_events
 from tests.benchmarks.serving import _open_loop, wait_for_status
 from tests.builders import batch
 
-BEHIND, RATES, SECONDS, TURNS = sized((20_000, (100, 300, 600), 10.0, 3), (12_000, (20, 30), 1.0, 1))
+BEHIND, RATES, SECONDS, TURNS = pick_size((20_000, (100, 300, 600), 10.0, 3), (12_000, (20, 30), 1.0, 1))
 """Events learned before; events a second of the live part, each for so long; turns with and without the role."""
-STOP_SECONDS, RECOVER_SECONDS = sized((40.0, 15.0), (1.0, 1.0))
-ALONE = sized(4_000, 100)
+STOP_SECONDS, RECOVER_SECONDS = pick_size((40.0, 15.0), (1.0, 1.0))
+ALONE = pick_size(4_000, 100)
 """Events that the scorer scores as fast as it can."""
-MODELS = sized(("tgn", "pair", "sage"), ("pair",))
+MODELS = pick_size(("tgn", "pair", "sage"), ("pair",))
 
 
 def run() -> list[Row]:

@@ -29,7 +29,7 @@ from streamd.settings.loading import Settings, load_settings
 from streamd.telemetry.heartbeat import read_beat
 from streamd.windows import Window
 from tests.benchmarks.children import Children
-from tests.benchmarks.measure import Row, sized, wikipedia_log
+from tests.benchmarks.measure import Row, pick_size, wikipedia_log
 
 MIB = 2**20
 IMPORTS = ("numpy", "msgspec", "crc32c", "safetensors.numpy", "structlog", "typer", "pydantic_settings", "prometheus_client", "numba",
@@ -37,7 +37,7 @@ IMPORTS = ("numpy", "msgspec", "crc32c", "safetensors.numpy", "structlog", "type
 """In the order in which they are imported here; what comes later shares what came before."""
 PROMISE = 200.0
 """MiB of RSS of a worker that answers by a TGN on a CPU."""
-REQUESTS = sized(300, 10)
+REQUESTS = pick_size(300, 10)
 PRINT_EACH = """
 import importlib, json, sys
 def now():

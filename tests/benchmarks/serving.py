@@ -22,11 +22,11 @@ from streamd.demo.standin import PARTITIONS
 from streamd.ingest.kafka.client import make_producer
 from streamd.settings.loading import Settings, load_settings
 from tests.benchmarks.children import Children
-from tests.benchmarks.measure import Row, sized, wikipedia_events
+from tests.benchmarks.measure import Row, pick_size, wikipedia_events
 
-SECONDS, RATE, LINKS, OPEN_LINKS, PROBES, EVENTS_A_SECOND = sized(10.0, 0.5), sized(200, 20), 4, 16, sized(60, 3), sized(500, 50)
-WINDOWS = sized(3, 1)
-BEHIND = sized(60_000, 15_000)
+SECONDS, RATE, LINKS, OPEN_LINKS, PROBES, EVENTS_A_SECOND = pick_size(10.0, 0.5), pick_size(200, 20), 4, 16, pick_size(60, 3), pick_size(500, 50)
+WINDOWS = pick_size(3, 1)
+BEHIND = pick_size(60_000, 15_000)
 """Windows learned, and events that are there, before the rest comes: the trainer has to catch up all the while."""
 CANDIDATES = (1, 10, 100)
 BARE = """
@@ -41,21 +41,21 @@ uvicorn.run(app, port=int(sys.argv[1]), log_level="error")
 
 
 def run() -> list[Row]:
-    with _learning(PARTITIONS) as (s, roles, producer):
-        with _fed(s):
+    with _roles_with_backlog(PARTITIONS) as (s, roles, producer):
+        with _events_coming(s):
             busy = {n: _open_loop(s.server.port, n, RATE) for n in CANDIDATES}
             seen = _freshness(s.server.port, producer)
-        return _alone(s, roles, busy) + _seen(seen, f"{PARTITIONS} partitions") + _shares(s.server.port)
+        return _rows_without_others(s, roles, busy) + _freshness_rows(seen, f"{PARTITIONS} partitions") + _shares(s.server.port)
 
 
-def fresh() -> list[Row]:
+def freshness_of_one_partition() -> list[Row]:
     """How soon an event is seen where its topic has one partition, so that it waits for no other."""
-    with _learning(1) as (s, _, producer), _fed(s):
-        return _seen(_freshness(s.server.port, producer), "one partition")
+    with _roles_with_backlog(1) as (s, _, producer), _events_coming(s):
+        return _freshness_rows(_freshness(s.server.port, producer), "one partition")
 
 
 @contextmanager
-def _learning(partitions: int) -> Iterator[tuple[Settings, Children, KafkaProducer]]:
+def _roles_with_backlog(partitions: int) -> Iterator[tuple[Settings, Children, KafkaProducer]]:
     """All roles while they learn a backlog. The producer is of their topic."""
     with tempfile.TemporaryDirectory() as folder, closing(find_broker(None, Path(folder) / "kafka")) as broker, Children() as roles:
         broker.create_topic("events", partitions)
@@ -73,7 +73,7 @@ def _learning(partitions: int) -> Iterator[tuple[Settings, Children, KafkaProduc
 
 
 @contextmanager
-def _fed(s: Settings) -> Iterator[None]:
+def _events_coming(s: Settings) -> Iterator[None]:
     """Events come all the time."""
     feeding = multiprocessing.get_context("spawn").Process(target=_feed, args=(s,))
     feeding.start()
@@ -84,8 +84,8 @@ def _fed(s: Settings) -> Iterator[None]:
         feeding.join()
 
 
-def _alone(s: Settings, roles: Children, busy: dict[int, list[float]]) -> list[Row]:
-    """What the server answers with nothing beside it, and the bare route."""
+def _rows_without_others(s: Settings, roles: Children, busy: dict[int, list[float]]) -> list[Row]:
+    """Rates and times of the server with nothing beside it, and of the bare route."""
     rows, bare_port = [], free_port()
     for role in ("train", "ingest"):
         roles.end(role)
@@ -100,7 +100,7 @@ def _alone(s: Settings, roles: Children, busy: dict[int, list[float]]) -> list[R
     return rows
 
 
-def _seen(milliseconds: list[float], topic: str) -> list[Row]:
+def _freshness_rows(milliseconds: list[float], topic: str) -> list[Row]:
     return [Row(f"event produced to seen in answers, while all this runs, {topic}: p{q}", float(np.percentile(milliseconds, q)), "ms", promise,
                 "promise") for q, promise in ((50, 20.0), (99, 30.0))]
 

@@ -10,11 +10,11 @@ import torch
 from streamd.evaluation.backtest import Plan, Result, backtest
 from streamd.eventlog.reader import LogReader
 from streamd.settings.loading import load_settings
-from tests.benchmarks.measure import Row, sized, wikipedia_edges, write_edges
+from tests.benchmarks.measure import Row, pick_size, wikipedia_edges, write_edges
 from tests.builders import learning
 
-EVENTS = sized(10_000, 300)
-SMALL, LARGE = 5, sized(500, 100)
+EVENTS = pick_size(10_000, 300)
+SMALL, LARGE = 5, pick_size(500, 100)
 """Events of a window."""
 GAP_SECONDS = 144
 """Between two events: a large window is shorter than a day, so that the nightly models learn too."""

@@ -12,12 +12,12 @@ from streamd.store.archive import Archive
 from streamd.store.objects import Store
 from streamd.store.restore import choose, restore
 from streamd.telemetry.heartbeat import Heartbeat
-from tests.benchmarks.measure import Row, sized
+from tests.benchmarks.measure import Row, pick_size
 from tests.builders import ManualClock, batch, stream
 
-SEGMENTS, EDGES, DIM = sized(300, 5), sized(10_000, 1_000), 16
+SEGMENTS, EDGES, DIM = pick_size(300, 5), pick_size(10_000, 1_000), 16
 """A log of 0.25 GB in many segments: rounds cost by files, not only by bytes."""
-VERSION_BYTES = sized(100_000_000, 100_000)
+VERSION_BYTES = pick_size(100_000_000, 100_000)
 SETTLED_SECONDS = 2.1
 """From this age on the index trusts a file's time of change."""
 

@@ -8,15 +8,15 @@ Times are exponential gaps over `span` seconds, floored to `quantum` seconds, so
 
 import numpy as np
 
-from tests.benchmarks.measure import sized
+from tests.benchmarks.measure import pick_size
 
 DAY = 86_400.0
 PRESETS = {
-    "reddit": {"n_src": 10_000, "n_dst": 984, "n_edges": sized(672_447, 6_000), "bipartite": True, "a_src": 0.75, "q_src": 5.0, "a_dst": 1.0,
+    "reddit": {"n_src": 10_000, "n_dst": 984, "n_edges": pick_size(672_447, 6_000), "bipartite": True, "a_src": 0.75, "q_src": 5.0, "a_dst": 1.0,
                "q_dst": 2.0, "repeat_p": 0.6, "span": 30 * DAY, "quantum": 0.0},
-    "gdelt": {"n_src": 16_682, "n_dst": 0, "n_edges": sized(5_000_000, 10_000), "bipartite": False, "a_src": 1.1, "q_src": 3.0, "a_dst": 1.1,
+    "gdelt": {"n_src": 16_682, "n_dst": 0, "n_edges": pick_size(5_000_000, 10_000), "bipartite": False, "a_src": 1.1, "q_src": 3.0, "a_dst": 1.1,
               "q_dst": 3.0, "repeat_p": 0.2, "span": 48 * DAY, "quantum": 900.0},
-    "netflix": {"n_src": 180_000, "n_dst": 20_000, "n_edges": sized(5_000_000, 10_000), "bipartite": True, "a_src": 0.6, "q_src": 20.0, "a_dst": 0.9,
+    "netflix": {"n_src": 180_000, "n_dst": 20_000, "n_edges": pick_size(5_000_000, 10_000), "bipartite": True, "a_src": 0.6, "q_src": 20.0, "a_dst": 0.9,
                 "q_dst": 10.0, "repeat_p": 0.0, "span": 130 * DAY, "quantum": DAY},
 }
 """Numbers of ids and events; exponents `a` and offsets `q` of the ends' laws."""

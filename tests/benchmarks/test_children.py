@@ -29,9 +29,9 @@ def test_a_child_that_is_ended_on_purpose_is_no_error():
 
 def test_a_child_that_may_end_gives_its_output_and_one_that_fails_ends_the_wait():
     with Children() as children:
-        assert children.finished("rank 0", [sys.executable, "-c", "print('done')"])() == "done\n"
+        assert children.run_to_end("rank 0", [sys.executable, "-c", "print('done')"])() == "done\n"
     with pytest.raises(ChildDiedError, match="(?s)rank 1 ended with status 1.*ValueError"), Children() as children:
-        children.finished("rank 0", ENDLESS)
-        children.finished("rank 1", [sys.executable, "-c", "raise ValueError"])()
+        children.run_to_end("rank 0", ENDLESS)
+        children.run_to_end("rank 1", [sys.executable, "-c", "raise ValueError"])()
 
 

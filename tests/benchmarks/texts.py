@@ -27,11 +27,11 @@ from streamd.models.rule import NAME as RULE
 from streamd.settings.loading import load_settings, schema_of
 from streamd.windows import next_window
 from tests.benchmarks.accuracy import all_means, means_of_groups, told_by
-from tests.benchmarks.measure import sized
+from tests.benchmarks.measure import pick_size
 from tests.builders import batch, learning
 
 DAY_US = 86_400_000_000
-READERS, ARTICLES, TOPICS, EVENTS, DAYS = sized((2_000, 1_500, 24, 24_000, 30), (50, 60, 4, 600, 6))
+READERS, ARTICLES, TOPICS, EVENTS, DAYS = pick_size((2_000, 1_500, 24, 24_000, 30), (50, 60, 4, 600, 6))
 AGES = {"new": 0, "1 to 5 before": 5, "6 to 20 before": 20, "more before": EVENTS}
 """The most events that a destination had before an event, by the name of the group."""
 

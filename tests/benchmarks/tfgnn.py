@@ -15,9 +15,9 @@ from streamd.tfgnn.records.records import read_blocks, read_records, write_recor
 from streamd.tfgnn.records.tensor import Edges, GraphTensor, Nodes, Ragged
 from streamd.tfgnn.schema.messages import Context, EdgeSet, Example, GraphSchema, NodeSet
 from streamd.tfgnn.schema.schema import new_feature
-from tests.benchmarks.measure import Row, best_seconds, sized
+from tests.benchmarks.measure import Row, best_seconds, pick_size
 
-RECORDS, NODES, EDGES, DIM, ROUNDS = sized(20_000, 100), 100, 300, 32, sized(200, 2)
+RECORDS, NODES, EDGES, DIM, ROUNDS = pick_size(20_000, 100), 100, 300, 32, pick_size(200, 2)
 KEYS = [("id", "bytes"), ("src", "int64"), ("dst", "int64"), ("time", "int64"), ("emb", "float")]
 
 

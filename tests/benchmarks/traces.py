@@ -12,11 +12,11 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from streamd.telemetry import spans
-from tests.benchmarks.measure import Row, sized
+from tests.benchmarks.measure import Row, pick_size
 from tests.builders import stream, write_log
 from tests.server.world import SCHEMA, World
 
-ROUNDS = sized(3_000, 20)
+ROUNDS = pick_size(3_000, 20)
 CALLER = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
 
 

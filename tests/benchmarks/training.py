@@ -23,12 +23,12 @@ from streamd.training.recorder import Recorder, prefetch
 from streamd.training.replay import ReplayStore
 from streamd.windows import Window
 from tests.benchmarks import synth
-from tests.benchmarks.measure import SHARED, Row, best_seconds, sized, write_edges
+from tests.benchmarks.measure import SHARED, Row, best_seconds, pick_size, write_edges
 from tests.builders import learning, settings
 
-WARM, BATCHES, BATCH, FEATURES, THREADS, ROUNDS = sized((100_000, 40, 600, 172, 2, 3), (1_000, 2, 100, 8, 2, 1))
+WARM, BATCHES, BATCH, FEATURES, THREADS, ROUNDS = pick_size((100_000, 40, 600, 172, 2, 3), (1_000, 2, 100, 8, 2, 1))
 EDGES = BATCHES * BATCH
-WINDOWS, WINDOW_EDGES = sized((100, 500), (16, 50))
+WINDOWS, WINDOW_EDGES = pick_size((100, 500), (16, 50))
 
 
 def run() -> list[Row]:

@@ -5,13 +5,13 @@ import time
 import pytest
 from structlog.testing import capture_logs
 
-from streamd.errors import KafkaError
+from streamd.errors import KafkaError, SilentBrokerError
 from streamd.ingest.kafka.broker_wait import BrokerWait
 from streamd.telemetry.heartbeat import read_beat
 from tests.builders import ManualClock
 from tests.ingest.world import World
 
-SILENT = KafkaError("No broker answers at kafka:9092: timed out.", "check it.")
+SILENT = SilentBrokerError("No broker answers at kafka:9092: timed out.", "check it.")
 
 
 def newest_beat(path, condition):

@@ -417,19 +417,14 @@ def test_values_are_placed_as_events_place_them(tmp_path):
     assert edges_of(log) == edges_of(plain)
 
 
-def test_places_of_a_hash_are_not_read_as_those_of_another(tmp_path):
+@pytest.mark.parametrize(("declared", "another", "error"), [
+    ("hash: 8", "hash: 9", "feature 'agent' is DT_INT64 in the schema, the settings declare hash: 9"),
+    ("text: 4", "text: 5", r"feature 'query' is DT_FLOAT\[4\] in the schema, the settings declare text: 5")])
+def test_places_of_a_hash_and_numbers_of_a_text_are_not_read_as_those_of_another(tmp_path, declared, another, error):
     made = shop(tmp_path)
     exported(made, write(made, shop_events(5, 60)), tmp_path / "out")
-    other = shop(tmp_path, SHOP.replace("hash: 8", "hash: 9"), data_dir=tmp_path / "other")
-    with pytest.raises(TFGNNError, match="feature 'agent' is DT_INT64 in the schema, the settings declare hash: 9"):
-        imported(other, tmp_path / "out")
-
-
-def test_numbers_of_a_text_are_not_read_as_those_of_another(tmp_path):
-    made = shop(tmp_path)
-    exported(made, write(made, shop_events(5, 60)), tmp_path / "out")
-    other = shop(tmp_path, SHOP.replace("text: 4", "text: 5"), data_dir=tmp_path / "other")
-    with pytest.raises(TFGNNError, match="feature 'query' is DT_FLOAT\\[4\\] in the schema, the settings declare text: 5"):
+    other = shop(tmp_path, SHOP.replace(declared, another), data_dir=tmp_path / "other")
+    with pytest.raises(TFGNNError, match=error):
         imported(other, tmp_path / "out")
 
 

@@ -6,13 +6,11 @@ from typing import Any
 import structlog
 
 from streamd.clock import Clock
-from streamd.errors import KafkaError
+from streamd.errors import KafkaError, SilentBrokerError
 from streamd.ingest.kafka.topic_watch import missing_topic
 from streamd.telemetry.failure_log import LastingFailures
 
 logger = structlog.get_logger()
-NO_ANSWER = ("No broker answers", "The broker does not")
-"""Beginnings of errors of a broker that is silent. Others have its reason, as for a wrong user."""
 
 
 class BrokerWait:
@@ -38,7 +36,7 @@ class BrokerWait:
         self.warn("broker_unavailable", why)
         return {
             "why": why,
-            "answers": not why.startswith(NO_ANSWER),
+            "answers": not isinstance(error, SilentBrokerError),
             "unanswered_seconds": self._clock.monotonic() - self._answered_at,
         }
 

@@ -15,7 +15,7 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka.errors import KafkaError as ClientError
 from kafka.errors import SaslAuthenticationFailedError
 
-from streamd.errors import KafkaError, SettingsError
+from streamd.errors import KafkaError, SettingsError, SilentBrokerError
 from streamd.ingest.kafka.fresh_secrets import client_of
 from streamd.ingest.kafka.listener import find_rejection, refused_login
 from streamd.ingest.kafka.safe_records import make_reading_safe
@@ -246,7 +246,7 @@ def asking_about_topics(kafka: KafkaSettings) -> Iterator[KafkaAdminClient]:
     try:
         yield admin
     except ClientError as error:
-        raise KafkaError(
+        raise SilentBrokerError(
             f"The broker does not describe its topics: {error}.", "check kafka.client."
         ) from None
     finally:
@@ -339,7 +339,7 @@ def _made(
             rejection = refused_login(kafka.bootstrap_servers, options, str(error))
         if rejection is not None:
             raise KafkaError(f"{rejection.why}.", rejection.action) from None
-        raise KafkaError(
+        raise SilentBrokerError(
             f"No broker answers at {kafka.bootstrap_servers}: {error}.",
             "check kafka.bootstrap_servers, kafka.client and kafka.client_file.",
         ) from None

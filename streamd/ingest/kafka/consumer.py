@@ -14,7 +14,7 @@ from kafka.errors import LogTruncationError, OffsetOutOfRangeError
 from kafka.structs import OffsetAndMetadata
 
 from streamd.clock import parse_time_us
-from streamd.errors import DataLossError, KafkaError, SettingsError
+from streamd.errors import DataLossError, KafkaError, SettingsError, SilentBrokerError
 from streamd.events import Gap, Position, Progress
 from streamd.ingest.kafka.client import asking_about_topics, make_consumer
 from streamd.ingest.kafka.safe_records import bound_polls, make_reading_safe, seek, stable_offsets
@@ -182,7 +182,7 @@ class KafkaSource:
             first = self._consumer.beginning_offsets(led, ANSWER_MS)
             return first, self._consumer.end_offsets(led, ANSWER_MS)
         except ClientError as error:
-            raise KafkaError(
+            raise SilentBrokerError(
                 f"The broker does not tell its offsets: {error}.", "ingest goes on trying."
             ) from None
 
@@ -263,7 +263,7 @@ class KafkaSource:
         try:
             answer = self._consumer.offsets_for_times({tp: time_ms}, ANSWER_MS)[tp]
         except ClientError as error:
-            raise KafkaError(
+            raise SilentBrokerError(
                 f"The broker does not say what was written at {start}: {error}.",
                 "ingest goes on trying.",
             ) from None
@@ -289,7 +289,7 @@ class KafkaSource:
             raise OutOfRange from None
         except Exception as error:  # noqa: BLE001 - after any error the client may be broken
             self._replace_client()
-            raise KafkaError(
+            raise SilentBrokerError(
                 f"The broker does not answer: {error!r}.", "ingest goes on trying."
             ) from error
         # The epoch of the last record lets the broker tell whether its log still agrees.
@@ -324,13 +324,15 @@ class KafkaSource:
             until = time.monotonic() + ANSWER_MS / 1000
             while consumer.position(tp, ANSWER_MS) < offset:
                 if time.monotonic() > until:
-                    raise KafkaError(f"The broker does not send {tp.topic}-{tp.partition}.", AGAIN)
+                    raise SilentBrokerError(
+                        f"The broker does not send {tp.topic}-{tp.partition}.", AGAIN
+                    )
                 for records in consumer.poll(timeout_ms=500).values():
                     found += [record for record in records if record.offset < offset]
         except OffsetOutOfRangeError:
             return []
         except ClientError as error:
-            raise KafkaError(f"The broker does not send records: {error}.", AGAIN) from None
+            raise SilentBrokerError(f"The broker does not send records: {error}.", AGAIN) from None
         finally:
             consumer.close(autocommit=False)
         return found

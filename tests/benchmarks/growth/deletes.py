@@ -12,10 +12,10 @@ from streamd.eventlog.reader import LogReader
 from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from tests.benchmarks.growth.journal import UnsyncedDisk
-from tests.benchmarks.measure import Row, sized
+from tests.benchmarks.measure import Row, pick_size
 
 SCHEMA = Schema()
-DELETES, EVENTS, SEGMENT_EDGES = sized(((10_000, 100_000), 1_000_000, 50_000), ((200, 1_000), 10_000, 1_000))
+DELETES, EVENTS, SEGMENT_EDGES = pick_size(((10_000, 100_000), 1_000_000, 50_000), ((200, 1_000), 10_000, 1_000))
 A_COMMIT = 100
 
 

@@ -23,13 +23,13 @@ from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore
 from streamd.windows import next_window
 from tests.benchmarks.growth.journal import in_child, peak_megabytes
-from tests.benchmarks.measure import Row, sized
+from tests.benchmarks.measure import Row, pick_size
 from tests.builders import HOUR, learning, settings, write_log
 
-BURSTS = sized((3_000, 30_000, 300_000), (100, 300))
-OTHERS, BEFORE, NODES = sized((2_000, 20_000, 10_000), (100, 500, 200))
+BURSTS = pick_size((3_000, 30_000, 300_000), (100, 300))
+OTHERS, BEFORE, NODES = pick_size((2_000, 20_000, 10_000), (100, 500, 200))
 FEATURES = 8
-MERGED, PARTITIONS, POLLED = sized((120_000, 1_200_000), (1_200, 12_000)), 4, sized(5_000, 300)
+MERGED, PARTITIONS, POLLED = pick_size((120_000, 1_200_000), (1_200, 12_000)), 4, pick_size(5_000, 300)
 
 
 def run() -> list[Row]:

@@ -22,11 +22,11 @@ from streamd.graph.live import LiveGraph
 from streamd.settings.loading import ModelSettings, RetentionSettings
 from streamd.storage import BLOCK_BYTES
 from tests.benchmarks.growth.journal import UnsyncedDisk, in_child, peak_megabytes
-from tests.benchmarks.measure import Row, sized
+from tests.benchmarks.measure import Row, pick_size
 from tests.builders import batch
 
 SCHEMA = Schema(0, 16, 0)
-UPDATES = sized((100_000, 2_000_000), (20_000, 40_000))
+UPDATES = pick_size((100_000, 2_000_000), (20_000, 40_000))
 NODES = 10_000
 
 

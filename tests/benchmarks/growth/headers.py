@@ -10,9 +10,9 @@ from streamd.decode.checks import Rules
 from streamd.decode.decoder import Decoder
 from streamd.events import Schema
 from streamd.ingest.kafka.safe_records import SafeBatch
-from tests.benchmarks.measure import Row, sized
+from tests.benchmarks.measure import Row, pick_size
 
-RECORDS, ROUNDS = sized((100_000, 5), (1_000, 1))
+RECORDS, ROUNDS = pick_size((100_000, 5), (1_000, 1))
 FORMS = {
     "no header": lambda i: [],
     "traceparent": lambda i: [("traceparent", b"00-%032x-%016x-01" % (i, i))],

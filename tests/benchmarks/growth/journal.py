@@ -18,12 +18,12 @@ from streamd.eventlog.reader import LogReader
 from streamd.eventlog.writer import LogWriter
 from streamd.events import Position, Progress, Schema
 from streamd.storage import Disk
-from tests.benchmarks.measure import Row, best_seconds, sized
+from tests.benchmarks.measure import Row, best_seconds, pick_size
 from tests.builders import batch
 
 SCHEMA = Schema()
-COMMITS = sized((100_000, 1_000_000), (200, 1_000))
-SEGMENTS = sized((10, 1_000), (2, 10))
+COMMITS = pick_size((100_000, 1_000_000), (200, 1_000))
+SEGMENTS = pick_size((10, 1_000), (2, 10))
 
 
 class UnsyncedDisk(Disk):

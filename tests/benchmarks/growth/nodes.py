@@ -18,13 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.benchmarks.measure import Row, sized, write_edges
+from tests.benchmarks.measure import Row, pick_size, write_edges
 
-SIZES = sized((20_000, 500_000, 5_000_000), (1_000, 2_000))
-WINDOW_EVENTS = sized(2_000, 100)
-WINDOWS = sized(9, 5)
+SIZES = pick_size((20_000, 500_000, 5_000_000), (1_000, 2_000))
+WINDOW_EVENTS = pick_size(2_000, 100)
+WINDOWS = pick_size(9, 5)
 """Windows after the one in which all nodes appear."""
-TAKEN_IN = sized(5_000, 200)
+TAKEN_IN = pick_size(5_000, 200)
 """Events that the server takes in while nobody asks."""
 MADE = 3
 """Windows that are not measured: the first, and those in which kernels and pools are made."""
@@ -149,7 +149,7 @@ def serve(folder: Path, nodes: int) -> dict[str, float]:
         held = resident()
         watching = asyncio.create_task(watch())
         at = (WINDOWS + 2) * HOUR
-        for _ in range(sized(100, 5)):
+        for _ in range(pick_size(100, 5)):
             # A commit with nodes that nobody has seen, then a query whose time closes the chunk.
             src, dst = rng.integers(0, nodes, (2, 40))
             times = at + np.sort(rng.integers(0, 10**6, 40))

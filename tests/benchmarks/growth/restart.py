@@ -26,13 +26,13 @@ from streamd.settings.loading import load_settings
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.training.recorder import Recorder
 from tests.benchmarks import synth
-from tests.benchmarks.measure import Row, sized
+from tests.benchmarks.measure import Row, pick_size
 from tests.builders import batch, learning
 
-SIZES = sized((10_000_000, 20_000_000), (20_000, 40_000))
+SIZES = pick_size((10_000_000, 20_000_000), (20_000, 40_000))
 GOAL_EVENTS_PER_SECOND = 100e6 / 30
-STORED_NODES = sized(1_000_000, 2_000)
-SEGMENT_EDGES = sized(1_000_000, 5_000)
+STORED_NODES = pick_size(1_000_000, 2_000)
+SEGMENT_EDGES = pick_size(1_000_000, 5_000)
 TICK_SECONDS = 0.001
 UNITS = {"ready": "s", "log": "s", "facts": "s", "graph": "s", "CPU": "s", "longest stop": "ms", "peak": "MB"}
 
@@ -57,7 +57,7 @@ def run() -> list[Row]:
 
         # Many nodes, most of them known since long.
         path = Path(folder) / "nodes"
-        write(path, sized(3_000_000, 10_000), {"n_src": STORED_NODES * 9 // 10, "n_dst": STORED_NODES // 10})
+        write(path, pick_size(3_000_000, 10_000), {"n_src": STORED_NODES * 9 // 10, "n_dst": STORED_NODES // 10})
         got = child("storing", path)
         rows += [Row(f"facts of {STORED_NODES / 1e6:.0f} M nodes: {what}", got[what], unit, goal, "goal" if goal else "")
                  for what, unit, goal in (("longest stop while stored", "ms", 10.0), ("longest stop beside", "ms", None), ("stored in", "s", None), ("peak", "MB", None))]

@@ -8,10 +8,10 @@ from streamd.registry.journal import ModelJournal
 from streamd.server.state import ServerState
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.windows.history import WindowRecord, append_record
-from tests.benchmarks.measure import Row, best_seconds, sized
+from tests.benchmarks.measure import Row, best_seconds, pick_size
 from tests.builders import HOUR, settings
 
-SIZES = sized((24, 8_760), (24, 100))
+SIZES = pick_size((24, 8_760), (24, 100))
 
 
 def run() -> list[Row]:
