@@ -66,3 +66,9 @@ def test_the_command_keeps_each_run_of_a_grid_too_and_lists_them(tmp_path, monke
     assert shown.count("training.epochs") == 2 and f"pastbacktestsin{path}" in shown
     assert [run.grid for run in past_runs(path / "backtests")] == ["", "training.epochs=1", "training.epochs=2"]
     assert "training.epochs" not in run("--list", "--runs", str(tmp_path / "other"))
+
+
+def test_runs_of_one_second_are_listed_in_their_order(tmp_path):
+    for at in range(9):
+        keep_report(tmp_path, report(**{"training.epochs": str(at)}), DAY.replace(microsecond=at))
+    assert [run.settings["training.epochs"] for run in past_runs(tmp_path)] == list("012345678")
