@@ -3,6 +3,7 @@ commit."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +39,7 @@ the first weeks of 1970."""
 MAX_STAMP_MS = SECONDS_FROM * 1_000_000
 """From here on a timestamp is rather microseconds or nanoseconds since 1980."""
 Rows = NDArray[np.void]
+_offset, _timestamp = attrgetter("offset"), attrgetter("timestamp")
 
 
 def has_time(rows: Rows) -> Bools:
@@ -138,8 +140,8 @@ class Origin:
     @staticmethod
     def of_records(records: Sequence[Any], source: int, now_us: int) -> "Origin":
         """The origin of one event of each record."""
-        offset = np.fromiter((r.offset for r in records), np.int64, len(records))
-        stamp_ms = np.fromiter((r.timestamp for r in records), np.int64, len(records))
+        offset = np.fromiter(map(_offset, records), np.int64, len(records))
+        stamp_ms = np.fromiter(map(_timestamp, records), np.int64, len(records))
         valid = (stamp_ms >= 0) & (stamp_ms < MAX_STAMP_MS)
         valid &= (stamp_ms < SECONDS_FROM) | (stamp_ms >= SECONDS_UNTIL)
         stamp = np.where(valid, stamp_ms, 0) * 1000

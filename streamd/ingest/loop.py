@@ -26,7 +26,7 @@ from streamd.ingest.kafka.broker_wait import BrokerWait
 from streamd.ingest.kafka.consumer import KafkaSource, OutOfRange
 from streamd.ingest.kafka.lag import report_lag, unread
 from streamd.ingest.kafka.offset_commits import ShownOffsets
-from streamd.ingest.kafka.safe_records import portions
+from streamd.ingest.kafka.safe_records import portions, value_sizes
 from streamd.ingest.order.batch_builder import BatchBuilder
 from streamd.ingest.order.runs import not_yet_appended
 from streamd.ingest.traced import TracedRecords
@@ -346,7 +346,7 @@ class IngestLoop:
             if blocks:
                 self._touch_heartbeat(source)
             blocks.append(self._decode_portion(number, portion))
-        metrics.ingest_bytes.inc(sum([max(0, r.serialized_value_size) for r in records]))
+        metrics.ingest_bytes.inc(int(value_sizes(records).sum()))
         self._current.stamps_ms[number] = records[-1].timestamp
         self._current.last_event = now
         return joined(blocks)

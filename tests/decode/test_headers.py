@@ -4,13 +4,16 @@ import struct
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from kafka.consumer.fetcher import ConsumerRecord
 from kafka.record.util import decode_varint, encode_varint
 
 from streamd.decode.checks import Rules
 from streamd.decode.decoder import Decoder
 from streamd.decode.headers import MAX_KNOWN
+from streamd.decode.wire import REFUSED_HEADER
 from streamd.events import Schema
-from streamd.ingest.kafka.safe_records import MAX_HEADERS, REFUSED_HEADER, UNREADABLE, SafeBatch
+from streamd.ingest.kafka.record_headers import MAX_HEADERS, UNREADABLE
+from streamd.ingest.kafka.safe_records import SafeBatch
 from tests.builders import Record, spell
 
 NOW = 1_700_000_000_000_000
@@ -118,8 +121,15 @@ def test_headers_of_any_bytes_are_read_plainly_or_refused_and_harm_no_other_reco
     def body(delta, more):
         return b"\0" + varint(0) + varint(delta) + varint(-1) + varint(len(PLAIN)) + PLAIN + more
 
+    place = ConsumerRecord("t", 0, -1, *[None] * 10)
     whole = varint(1) + varint(2) + b"id" + varint(1) + b"7"
-    first, second, third = iter(SafeBatch(batch_of(body(0, whole), body(1, raw), body(2, whole))))
+    ways = []
+    for one_by_one in (False, True):
+        batch = SafeBatch(batch_of(body(0, whole), body(1, raw), body(2, whole)))
+        batch._is_read_one_by_one = one_by_one
+        ways.append([r for run in batch for r in run.records_for(place)])
+    assert ways[0] == ways[1]
+    first, second, third = ways[0]
     assert [(r.offset, r.value, r.headers) for r in (first, third)] == [(0, PLAIN, [("id", b"7")]), (2, PLAIN, [("id", b"7")])]
     want = plainly(raw)
     # A length may reach into the record behind, which the end of this one then tells.

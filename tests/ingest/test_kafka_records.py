@@ -20,10 +20,11 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 from kafka.record.memory_records import MemoryRecords
 from kafka.record.util import calc_crc32c, encode_varint
 
+from streamd.decode.wire import REFUSED_HEADER
+from streamd.ingest.kafka import record_columns, safe_records
+from streamd.ingest.kafka.record_headers import MAX_HEADERS
 from streamd.ingest.kafka.safe_records import (
     CHECKSUM_TRIES,
-    MAX_HEADERS,
-    REFUSED_HEADER,
     SafeBatch,
     bound_polls,
     make_reading_safe,
@@ -33,8 +34,10 @@ LIMIT = 100_000
 ENCODE = {1: gzip.compress, 2: snappy_encode, 3: lz4.frame.compress, 4: zstandard.ZstdCompressor().compress}
 
 
-@pytest.fixture(autouse=True)
-def safe():
+@pytest.fixture(autouse=True, params=["by columns", "one by one"])
+def safe(request, monkeypatch):
+    monkeypatch.setattr(safe_records, "MIN_COLUMN", 1 if request.param == "by columns" else 10**9)
+    SafeBatch._bad_checksums.clear()
     before, records = memory_records.DefaultRecordBatch, Fetcher.PartitionRecords
     make_reading_safe(LIMIT)
     yield
@@ -193,3 +196,78 @@ def test_a_poll_takes_no_more_records_than_it_was_asked_for():
     fetcher = fetcher_of(parts, 10**9)
     sizes = [sum(map(len, fetcher.fetched_records(30)[0].values())) for _ in range(5)]
     assert sizes == [30, 30, 30, 10, 0]
+
+
+def any_records(rng, count):
+    """Bytes of records of all forms that a producer may send."""
+    short = [None, 0, 1, 5, 20]
+    records = []
+    for i in range(count):
+        body = bytearray(b"\x00")
+        encode_varint(rng.choice([0, 1, -1, 63, 64, 10**6, -(10**12), 2**62]), body.append)
+        encode_varint(i, body.append)
+        for size in (rng.choice(short), rng.choice(short if rng.random() < 0.95 else [63, 64, 200, 8_191, 9_000])):
+            encode_varint(-1 if size is None else size, body.append)
+            body += rng.randbytes(size or 0)
+        names = rng.choice([[], [], [b"id"], [b"content-type", b"\xff"], [b""]])
+        encode_varint(len(names), body.append)
+        for name in names:
+            encode_varint(len(name), body.append)
+            body += name
+            encode_varint(rng.choice([-1, 0]), body.append)
+        out = bytearray()
+        encode_varint(len(body), out.append)
+        records.append(bytes(out + body))
+    return records
+
+
+@pytest.mark.parametrize("attributes", [0, 8], ids=["the producer's time", "the broker's time"])
+def test_records_of_any_form_sound_or_damaged_are_read_by_columns_as_one_by_one(attributes, monkeypatch):
+    rng = random.Random(attributes)
+    monkeypatch.setattr(record_columns, "MAX_RECORDS", 7)
+    refused = 0
+    for turn in range(300):
+        data = bytearray(reframed(batch_of(*any_records(rng, rng.randint(1, 20)))))
+        data[22] |= attributes
+        struct.pack_into(">q", data, 35, 5_000_000_000)
+        for _ in range(rng.choice([0, 1, 4])):
+            data[rng.randrange(61, len(data))] = rng.randrange(256)
+        first = rng.choice([0, 0, rng.randrange(20)])
+        ways = []
+        for fewest in (1, 10**9):
+            monkeypatch.setattr(safe_records, "MIN_COLUMN", fewest)
+            ways.append(read(with_checksum(data), batch(0, b"next", 1), fetch_offset=first))
+        assert ways[0] == ways[1], turn
+        refused += any(r.headers == [(REFUSED_HEADER, b"")] for r in ways[0][0])
+    assert 30 < refused < 200
+
+
+def test_reading_goes_on_in_the_middle_of_a_batch():
+    records, following = read(batch(4, b"x", 100), fetch_offset=70)
+    assert [r.offset for r in records] == list(range(70, 100)) and following == 100
+
+
+def transactional(data, base, producer, control=None):
+    """A batch as one of a transaction; as the marker that ends it where `control` is 0, abort, or 1, commit."""
+    data = bytearray(data)
+    struct.pack_into(">q", data, 0, base)
+    data[22] |= 0x10 | (0x20 if control is not None else 0)
+    struct.pack_into(">q", data, 43, producer)
+    return with_checksum(data)
+
+
+def marker(base, producer, control):
+    plain = DefaultRecordBatchBuilder(2, 0, False, -1, -1, -1, 10**9)
+    plain.append(0, 1000, struct.pack(">hh", 0, control), b"", [])
+    return transactional(bytes(plain.build()), base, producer, control)
+
+
+def test_records_of_an_aborted_transaction_are_left_out_and_those_of_a_committed_one_are_read():
+    data = [transactional(batch(0, b"a", 3), 0, 7), transactional(batch(0, b"b", 40), 3, 8), marker(43, 7, 0), marker(44, 8, 1),
+            transactional(batch(0, b"c", 2), 45, 7), marker(47, 7, 1)]
+    aborted = [SimpleNamespace(producer_id=7, first_offset=0)]
+    part = Fetcher.PartitionRecords(0, TopicPartition("t", 0), MemoryRecords(b"".join(data)), None, None, True,
+                                    IsolationLevel.READ_COMMITTED, aborted)
+    records = part.take()
+    assert [r.value for r in records] == [b"b"] * 40 + [b"c"] * 2 and part.next_fetch_offset == 48
+    assert [r.offset for r in records] == [*range(3, 43), 45, 46]

@@ -7,33 +7,46 @@ carries the reason as its value and REFUSED_HEADER, so that it passes through th
 other value that does not fit.
 """
 
-import itertools
-import struct
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any, ClassVar
 
+import numpy as np
 from kafka import KafkaConsumer, TopicPartition
-from kafka.consumer.fetcher import Fetcher
-from kafka.errors import CorruptRecordError
+from kafka.consumer.fetcher import ConsumerRecord, Fetcher
 from kafka.record import memory_records
 from kafka.record.default_records import DefaultRecord, DefaultRecordBatch
 from kafka.record.util import decode_varint
 from kafka.structs import OffsetAndMetadata
+from numpy.typing import NDArray
 
 from streamd.decode.wire import REFUSED_HEADER
 from streamd.ingest.kafka.decompression import expand
+from streamd.ingest.kafka.record_columns import (
+    MAX_BYTES,
+    MAX_RECORDS,
+    RecordRun,
+    columns_of,
+    read_columns,
+)
+from streamd.ingest.kafka.record_headers import (
+    MAX_HEADERS,
+    UNREADABLE,
+    Headers,
+    nullable_bytes,
+    read_headers,
+)
 
 CHECKSUM_TRIES = 3
 """Times that a batch with a wrong checksum is fetched before it is refused: the network may have
 damaged it."""
-MAX_HEADERS = 1_000
-"""Most headers of a record: each takes two bytes in a batch and a hundred in memory."""
+MIN_COLUMN = 32
+"""Fewest records of a batch that are read by columns: a reading takes as long as some 20 records
+one by one."""
 PORTION_BYTES = 262_144
 """Most bytes of records that are decoded between two heartbeats, unless one record is larger: two
 bytes may make a dead letter, so this many can take seconds."""
-UNREADABLE = (ValueError, IndexError, OverflowError, struct.error, CorruptRecordError)
-"""What reading a malformed record raises."""
 
 
 class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
@@ -53,6 +66,7 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
     def __init__(self, buffer: Any) -> None:
         super().__init__(buffer)
         self._refused = ""
+        self._is_read_one_by_one = self._num_records < MIN_COLUMN
 
     def validate_crc(self) -> bool:
         """Whether the batch may be read; one damaged too often is read as a refused record."""
@@ -82,21 +96,42 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
         except ValueError as error:
             self._refuse(str(error))
 
-    def __next__(self) -> DefaultRecord:
+    def __next__(self) -> Any:
+        """The next records, at least one; of a control batch its only record."""
         if self._next_record_index >= self._num_records:
             raise StopIteration
-        self._next_record_index += 1
-        if self._refused:
-            return self._refused_record(self.base_offset, self._refused)
         if self.is_control_batch:
+            self._next_record_index += 1
             return self._control_record()
-        start = self._pos
-        try:
-            return self._read_record()
-        except UNREADABLE as error:
-            return self._pass_over(start, error)
+        if not (self._refused or self._is_read_one_by_one):
+            count = self._num_records - self._next_record_index
+            columns, self._pos = read_columns(self, self._buffer, self._pos, count)
+            if len(columns.keys):
+                self._next_record_index += len(columns.keys)
+                return RecordRun(columns, self.timestamp_type)
+            # A producer of malformed ones must not make each of them as dear as a reading of many.
+            self._is_read_one_by_one = True
+        return RecordRun(columns_of(self._read_one_by_one()), self.timestamp_type)
 
     next = __next__
+
+    def _read_one_by_one(self) -> list[DefaultRecord]:
+        """The next records; what cannot be read is a refused record."""
+        if self._refused:
+            self._next_record_index += 1
+            return [self._refused_record(self.base_offset, self._refused)]
+        records: list[DefaultRecord] = []
+        stop = self._pos + MAX_BYTES
+        while self._next_record_index < self._num_records and len(records) < MAX_RECORDS:
+            self._next_record_index += 1
+            start = self._pos
+            try:
+                records.append(self._read_record())
+            except UNREADABLE as error:
+                records.append(self._pass_over(start, error))
+            if self._pos >= stop:
+                break
+        return records
 
     def _read_record(self) -> DefaultRecord:
         """Read the record at `_pos`, which moves behind it (Kafka's message format 2).
@@ -113,16 +148,16 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
         _, pos = decode_varint(buffer, pos)
         timestamp_delta, pos = decode_varint(buffer, pos)
         offset_delta, pos = decode_varint(buffer, pos)
-        key, pos = _nullable_bytes(buffer, pos)
-        value, pos = _nullable_bytes(buffer, pos)
+        key, pos = nullable_bytes(buffer, pos)
+        value, pos = nullable_bytes(buffer, pos)
         num_headers, pos = decode_varint(buffer, pos)
         if num_headers > MAX_HEADERS:
             raise ValueError(f"a record has {num_headers} headers, at most {MAX_HEADERS} are read")
 
         # The headers end the record, which tells whether its length was right.
-        headers: list[tuple[str, bytes | None]] = []
+        headers: Headers = []
         if num_headers > 0:
-            pos = _read_headers(buffer, pos, num_headers, headers)
+            pos = read_headers(buffer, pos, num_headers, headers)
         if num_headers < 0 or pos - start != length or pos > end:
             raise ValueError(f"a record of {length} bytes does not end where it says")
 
@@ -186,78 +221,42 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
         )
 
 
-def _nullable_bytes(buffer: bytes, pos: int) -> tuple[bytes | None, int]:
-    """Read a length and that many bytes; None where the length is negative. Raises: ValueError."""
-    length, pos = decode_varint(buffer, pos)
-    if length < 0:
-        return None, pos
-    # A slice would silently be shorter.
-    if pos + length > len(buffer):
-        raise ValueError(f"{length} bytes are announced, {len(buffer) - pos} are left")
-    return buffer[pos : pos + length], pos + length
-
-
-_names: dict[bytes, str] = {}
-"""Names of headers that were read before, at most MAX_NAMES of at most SHORT bytes."""
-MAX_NAMES = 1_024
-SHORT = 64
-"""Lengths below it are one byte, which is even."""
-
-
-def _read_headers(
-    buffer: bytes, pos: int, count: int, headers: list[tuple[str, bytes | None]]
-) -> int:
-    """Read so many headers and append them. Returns: the position behind. Raises: UNREADABLE.
-
-    What is short and known is read without a call, as headers take most of the time otherwise.
-    """
-    end = len(buffer)
-    for _ in range(count):
-        # The name.
-        start = pos + 1
-        double = buffer[pos]
-        pos = start + (double >> 1)
-        if double & 0x81 or pos > end or (text := _names.get(buffer[start:pos])) is None:
-            name, pos = _nullable_bytes(buffer, start - 1)
-            text = (name or b"").decode(errors="replace")
-            if name is not None and len(name) < SHORT and len(_names) < MAX_NAMES:
-                _names[name] = text
-
-        # The content.
-        start = pos + 1
-        double = buffer[pos]
-        pos = start + (double >> 1)
-        if double & 0x81 or pos > end:
-            content, pos = _nullable_bytes(buffer, start - 1)
-            headers.append((text, content))
-        else:
-            headers.append((text, buffer[start:pos]))
-    return pos
-
-
 class SafeRecords(Fetcher.PartitionRecords):  # type: ignore[misc]
     """The fetched records of a partition, given out up to a number of bytes.
 
-    A compressed megabyte may hold gigabytes.
+    A compressed megabyte may hold gigabytes. kafka-python's own loop reads the batches and
+    their transactions, and takes each run of records for one record.
     """
 
-    bytes_left = 2**63
+    bytes_left = 2**62
     """Bytes that the current poll may still take; no limit until `bound_polls` sets one."""
 
-    def take(self, n: int | None = None) -> list[Any]:
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._pending: list[ConsumerRecord] = []
+        self._ends: NDArray[np.int64] = np.empty(0, np.int64)
+        self._at = 0
+        self._is_begun = False
+
+    def take(self, n: int | None = None) -> list[ConsumerRecord]:
         """At most `n` records; the one that uses up `bytes_left` is the last."""
         # An error that the last call kept back comes first.
         self._maybe_raise_next_inline_exception()
-        records: list[Any] = []
+        records: list[ConsumerRecord] = []
         try:
-            for record in itertools.islice(self.record_iterator, 0, n):
-                # A record counts as kafka-python holds it, expanded; absent parts have size -1.
-                records.append(record)
-                self.bytes_left -= (
-                    max(0, record.serialized_key_size)
-                    + max(0, record.serialized_value_size)
-                    + max(0, record.serialized_header_size)
-                )
+            while (n is None or len(records) < n) and (
+                self._at < len(self._pending) or self._read()
+            ):
+                at = self._at
+                used = int(self._ends[at - 1]) if at else 0
+                stop = int(np.searchsorted(self._ends, used + self.bytes_left)) + 1
+                if n is not None:
+                    stop = min(stop, at + n - len(records))
+                part = self._pending[at:stop]
+                self._at += len(part)
+                self.bytes_left -= int(self._ends[self._at - 1]) - used
+                records += part
+                self.next_fetch_offset = part[-1].offset + 1
                 if self.bytes_left <= 0:
                     break
         except Exception as error:  # noqa: BLE001 - as kafka-python: deliver what was read first
@@ -265,6 +264,22 @@ class SafeRecords(Fetcher.PartitionRecords):  # type: ignore[misc]
                 raise
             self._next_inline_exception = error
         return records
+
+    def _read(self) -> bool:
+        """Make the next run of records pending. Returns: whether there was one."""
+        place = next(self.record_iterator, None)
+        if place is None:
+            return False
+        run: RecordRun = place.value
+        self._pending = run.records_for(place)
+        # A record counts as kafka-python holds it, expanded.
+        self._ends = np.cumsum(run.sizes())
+        # kafka-python has counted the run as one.
+        self.records_read += len(run) - 1
+        # A batch may begin before the offset that was asked for, and its first run with it.
+        self._at = 0 if self._is_begun else int(np.argmax(run.columns.offsets >= self.fetch_offset))
+        self._is_begun = True
+        return True
 
 
 def make_reading_safe(max_batch_bytes: int | None = None) -> None:
@@ -339,14 +354,21 @@ def stable_offsets(consumer: KafkaConsumer) -> dict[TopicPartition, int]:
     return stable
 
 
+def value_sizes(records: Sequence[Any]) -> NDArray[np.int64]:
+    """Bytes of the value of each record, 0 where it is absent: int64 [n]."""
+    sizes = np.fromiter(map(_value_size, records), np.int64, len(records))
+    return np.maximum(sizes, 0)
+
+
+_value_size = attrgetter("serialized_value_size")
+
+
 def portions(records: Sequence[Any]) -> Iterator[Sequence[Any]]:
     """Split records into runs of at most `PORTION_BYTES`; a larger record is a run of its own."""
-    first = 0
-    size = 0
-    for i, record in enumerate(records):
-        size += max(0, record.serialized_value_size)
-        if size > PORTION_BYTES and i > first:
-            yield records[first:i]
-            first = i
-            size = max(0, record.serialized_value_size)
-    yield records[first:]
+    ends = np.cumsum(value_sizes(records))
+    first = used = 0
+    while first < len(records):
+        stop = int(np.searchsorted(ends, used + PORTION_BYTES, side="right"))
+        stop = max(stop, first + 1)
+        yield records[first:stop]
+        first, used = stop, int(ends[stop - 1])
