@@ -79,12 +79,14 @@ def settings_of(folder: Path) -> Settings:
                                 "server.device": "cpu", "model.name": "tgn"}, {})[0]
 
 
-def publish(s: Settings) -> None:
-    """A TGN of drawn weights at the log's half, whose memory the server has to carry to the end."""
+def publish(s: Settings, at_end: bool = False) -> None:
+    """A TGN of drawn weights, whose memory the server has to carry from the log's begin, or which is at its end and knows nothing."""
     log = LogReader.open(s.data_dir)
     assert log is not None
     model = build_model(s.model, log.state.schema, 0)
     memory, time_us = model.new_memory(), int(log.time_of(np.array([0]))[0])
+    if at_end:
+        memory.edge, memory.now_us = log.num_edges, log.watermark
     window = Window(time_us, time_us + 3600 * 10**6, 0, memory.edge)
     scores = {"live": {"mrr": 0.5, "mrr_known": 0.5, "ap": 0.25}}
     Registry.of(s).publish(Candidate(
