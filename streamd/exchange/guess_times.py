@@ -1,11 +1,13 @@
 """The field of an event's time and its form, guessed of names and values."""
 
 import re
+from collections import Counter
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 from streamd.clock import utc
 from streamd.decode.encoding import Times
+from streamd.decode.notices import named
 from streamd.decode.time_units import DATES, NEAR, UNITS_NS
 from streamd.exchange.field_names import (
     OTHER_TIMES,
@@ -57,7 +59,7 @@ def find_time(
         if form := form_of(path, at, now_us):
             # Of two times of one event, a date is the coarser one.
             found.append((_rank(path, at, fields.count) - are_dates_in_digits(at), path, form))
-        elif why := why_unread(at):
+        elif why := why_unread(path, at, now_us):
             unread[path] = why
     # A row's own time is better than that of its change.
     if are_changes:
@@ -65,7 +67,8 @@ def find_time(
     readable = sorted(found, key=lambda one: -one[0])
     times = frozenset([path for _, path, _ in found] + [*unread])
     if not readable:
-        if counted := _counted_from_zero(fields):
+        counted = _counted_from_zero(fields)
+        if counted and counted not in unread:
             doubts.append(
                 f"{counted} counts from a start of its own, not from 1970: as `time: s` its days "
                 "lie in 1970, which learns the same; the unit may be another"
@@ -128,13 +131,29 @@ def form_of(path: str, at: Seen, now_us: int) -> str:
     return "days" if is_day and all(0.5 * today < v < 1.2 * today for v in values) else ""
 
 
-def why_unread(at: Seen) -> str:
+def why_unread(path: str, at: Seen, now_us: int) -> str:
     """Why values that look like times cannot be read; empty if they do not look like times."""
+    forms = _forms_of_each(path, at, now_us)
+    if len(forms) > 1:
+        shown = [f"{form} ({str(value)[:MAX_EXAMPLE]})" for form, value in forms.items()]
+        return f"it has several forms, {named(shown)}: let the producer or the table write one"
     texts = [str(v) for v in at.values]
     if at.types.keys() == {"str"} and all(map(FOREIGN.fullmatch, texts)):
         example = texts[0][:MAX_EXAMPLE]
         return f"{example!r} is not ISO 8601: let the producer or the table write it so"
     return ""
+
+
+def _forms_of_each(path: str, at: Seen, now_us: int) -> dict[str, Any]:
+    """Form -> first value of it; empty if a value has none or the name is not that of a time."""
+    forms: dict[str, Any] = {}
+    for value in at.values if names_time(path) else ():
+        one = Seen(Counter([type(value).__name__]), Counter([value]))
+        form = form_of(path, one, now_us)
+        if not form:
+            return {}
+        forms.setdefault(form, value)
+    return forms
 
 
 def are_dates_in_digits(at: Seen) -> bool:

@@ -108,6 +108,14 @@ def test_dates_in_digits_are_read_and_doubted(value, shown):
     assert f"when is read as dates in digits, in UTC: {value} is {shown}" in guessed.doubts
 
 
+@pytest.mark.parametrize("forms", [("2026-11-22T10:00:00Z", 1_795_255_200), (1_795_255_200, 1_795_255_200_000)])
+def test_times_of_several_forms_are_named_with_an_example_of_each(forms):
+    guessed = guess("t", rows(lambda i: {"user": i % 7, "item": i % 9, "time": forms[i % 2]}), NOW_US)
+    assert guessed.source["time"] == "record"
+    (doubt,) = [doubt for doubt in guessed.doubts if "several forms" in doubt]
+    assert all(f"({value})" in doubt for value in forms) and "let the producer or the table write one" in doubt
+
+
 @pytest.mark.parametrize(("value", "says"), [
     ("22/Nov/2026:10:00:00 +0000", "is not ISO 8601"), ("22.11.2026 10:00", "is not ISO 8601"), ("11/22/2026 10:00 PM", "is not ISO 8601"),
     ("Sun Nov 22 10:00:00 +0000 2026", "is not ISO 8601"), ("2026-11-22 10:00:00 UTC", "is not ISO 8601"), ("2026/11/22 10:00", "is not ISO 8601")])
