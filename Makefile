@@ -199,7 +199,7 @@ CPU ?= x86-64-v3
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' streamd/__init__.py)
 REVISION := $(shell git rev-parse HEAD 2>/dev/null)
 TAG = $(VERSION)$(if $(filter cuda,$(TARGET)),-cuda)
-IMAGE = -f deploy/Dockerfile --target $(TARGET) --build-arg TORCH_INDEX="$(TORCH_INDEX)" \
+IMAGE = -f deploy/Dockerfile --build-arg PACKAGES="$(TARGET)" --build-arg TORCH_INDEX="$(TORCH_INDEX)" \
   --build-arg EXTRAS="$(EXTRAS)" --build-arg VERSION="$(VERSION)" --build-arg REVISION="$(REVISION)" \
   --build-arg SOURCE="$(SOURCE)" --build-arg CPU="$(CPU)" $(if $(PLATFORM),--platform $(PLATFORM))
 image:

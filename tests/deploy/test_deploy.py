@@ -277,7 +277,8 @@ def test_the_image_is_built_from_files_that_reach_the_builder_and_runs_as_nobody
     copied = {source for line in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.M) for source in line.split()}
     assert copied and all((ROOT / c).exists() and f"!{c}" in ignored for c in copied)
     stages = re.findall(r"^FROM \S+ AS (\S+)$", text, re.M)
-    assert {"cpu", "cuda"} <= set(stages) and stages[-1] == "cpu"
+    assert {"packages-cpu", "packages-cuda"} <= set(stages) and "FROM packages-$PACKAGES AS packages\n" in text
+    assert "\nARG PACKAGES=cpu\n" in text and stages[-1] == "image", "without an argument the image is that for a CPU"
     assert "USER 10001:10001" in text and "STREAMD_SERVER__HOST=0.0.0.0" in text
     ports = {int(p) for p in re.search(r"^EXPOSE (.*)$", text, re.M)[1].split()}
     defaults = Settings()
@@ -304,6 +305,7 @@ def test_the_image_says_what_it_is():
     assert f"-t streamd:{__version__} ." in said
     asked = {label: re.fullmatch(r"\$(\w+)", labels[label])[1] for label in ("version", "revision", "source")}
     assert set(asked.values()) <= set(given) and set(given) == set(re.findall(r"^ARG (?!BASE)(\w+)=", text, re.M))
+    assert len(re.findall("^LABEL ", text, re.M)) == 1, "labels are said once, for both images"
 
 
 @pytest.mark.parametrize(("names", "status"), [

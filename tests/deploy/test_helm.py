@@ -103,9 +103,7 @@ def comparable(documents, dropped):
 @needs["kubectl"]
 @pytest.mark.parametrize("overlay", MODES)
 def test_a_mode_of_the_chart_makes_the_objects_of_its_overlay(overlay):
-    # The overlay of ranks selects its pods by their component alone.
-    dropped = OWN_LABELS | ({"app.kubernetes.io/name"} if overlay == "overlays/ranks" else set())
-    ours, theirs = comparable(documents(MODES[overlay]), dropped), comparable(built(overlay), dropped)
+    ours, theirs = comparable(documents(MODES[overlay]), OWN_LABELS), comparable(built(overlay), OWN_LABELS)
     assert set(ours) == set(theirs)
     for key, document in theirs.items():
         assert ours[key] == document, key

@@ -398,6 +398,54 @@ def test_a_store_that_is_away_ends_the_backup_in_time_without_its_credentials_an
     assert len(there) > 4 and done.objects <= len(object_names(done.manifest.files)) - len(there) + 1, "the half upload alone is sent again"
 
 
+class Guarded(MemoryFileSystem):
+    """A store that lets in the password of now. It reads a file for it once, as libraries of clouds do."""
+
+    protocol = "guarded"
+    store, pseudo_dirs = {}, [""]
+    file, password, refused = None, "", 0
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.own = Guarded.file.read_text()
+
+    def _check(self):
+        if self.own != Guarded.password:
+            Guarded.refused += 1
+            raise PermissionError("Access Denied")
+
+    def pipe_file(self, path, value, mode="overwrite", **kwargs):
+        self._check()
+        super().pipe_file(path, value)
+
+    def info(self, path, **kwargs):
+        self._check()
+        return super().info(path)
+
+
+def test_a_secret_of_the_store_that_was_rotated_is_read_again_once(tmp_path):
+    Guarded.file, Guarded.password, Guarded.refused = tmp_path / "credentials", "first", 0
+    Guarded.file.write_text("first")
+    fsspec.register_implementation("guarded", Guarded, clobber=True)
+    pauses = []
+    store = Store("guarded://bucket/x", timeout_seconds=60, sleep=pauses.append)
+    store.put("a", b"1")
+
+    # The store takes the new one alone, and the file has it already.
+    Guarded.password = "second"
+    Guarded.file.write_text("second")
+    store.put("b", b"2")
+    assert store.get("a", 10) == b"1" and Guarded.refused == 1
+
+    # The file follows later: until then each call is refused at once, after one further look at the file.
+    Guarded.password, Guarded.refused = "third", 0
+    with pytest.raises(StoreError, match="b cannot be read from guarded://bucket/x: PermissionError Access Denied"):
+        store.get("b", 10)
+    assert Guarded.refused == 2 and pauses == []
+    Guarded.file.write_text("third")
+    assert store.get("b", 10) == b"2"
+
+
 def test_credentials_are_never_shown():
     assert without_secrets("s3://key:secret@host:9000/bucket/a?token=x#y") == "s3://host:9000/bucket/a"
     with pytest.raises(StoreError) as caught:
