@@ -187,16 +187,28 @@ def _keep(
 
 
 def _print_past(folder: Path) -> None:
-    """Print a table of past backtests. Raises: SettingsError if there is none."""
-    from streamd.evaluation.report.past import COLUMNS, comparison, past_runs
+    """Print two tables of past backtests. Raises: SettingsError if there is none."""
+    from streamd.evaluation.report.past import (
+        COLUMNS,
+        NOVELTY_COLUMNS,
+        comparison,
+        comparison_by_novelty,
+        past_runs,
+    )
 
     # Times, names and settings wrap; numbers do not.
-    table = Table(caption=f"past backtests in {folder}", box=None)
+    runs = past_runs(folder)
     wrapped = (COLUMNS[0], COLUMNS[1], COLUMNS[-1])
-    for name in COLUMNS:
-        is_number = name not in wrapped
-        justify: Literal["left", "right"] = "right" if is_number else "left"
-        table.add_column(name, justify=justify, no_wrap=is_number, overflow="fold")
-    for row in comparison(past_runs(folder)):
-        table.add_row(*row)
-    out.print(table, markup=False, highlight=False)
+    tables = (
+        (f"past backtests in {folder}", COLUMNS, comparison(runs)),
+        ("the same by novelty", NOVELTY_COLUMNS, comparison_by_novelty(runs)),
+    )
+    for caption, head, rows in tables:
+        table = Table(caption=caption, box=None)
+        for name in head:
+            is_number = name not in wrapped
+            justify: Literal["left", "right"] = "right" if is_number else "left"
+            table.add_column(name, justify=justify, no_wrap=is_number, overflow="fold")
+        for row in rows:
+            table.add_row(*row)
+        out.print(table, markup=False, highlight=False)

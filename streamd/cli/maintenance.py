@@ -81,8 +81,9 @@ def backtest_file(
 
     Args: progress: called with (part of the work, done, in all, unit); asked: what the report says
     was run.
-    Returns: what to print, which is a table, one of labels where there are any, and the verdict;
-    and the report. Raises: StreamdError where nothing can be read or scored.
+    Returns: what to print, which is a table, one by novelty, others of sets and labels where there
+    are any, and the verdict; and the report. Raises: StreamdError where nothing can be read or
+    scored.
     """
     from streamd.evaluation.backtest import (
         COLUMNS,
@@ -111,6 +112,8 @@ def backtest_file(
     note = notes and f". {notes}"
     title = f"streamd backtest of {file or settings.data_dir}"
     shown: list[Table | str] = [_table(COLUMNS, result.table(), title, caption + times + note)]
+    novelty = result.novelty_table()
+    shown.append(_table(novelty[0], novelty[1:], None, "the same events"))
     if sets := result.set_table(SHORT_TITLES):
         shown.append(_table(sets[0], sets[1:], None, "the same windows"))
     if labels := result.label_table():

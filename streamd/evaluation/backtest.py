@@ -1,7 +1,7 @@
 """A backtest runs the trainer's loop over a recorded log, to tell what a user would have got."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from streamd.training.learning_settings import LearningSettings
 from streamd.training.measures import Measures
 from streamd.windows import Window, is_mostly_late, recorded_windows
 from streamd.windows.history import SetScores
+from streamd.windows.novelty import NOVELTIES
 
 # Regimes and rules in the order of the report, with the names that it prints.
 TITLES = {
@@ -42,6 +43,8 @@ SHORT_TITLES = {
 LABEL_RULES = {AVERAGE: f"mean of a node's last {LAST_LABELS}", MEAN: "mean of all so far"}
 """Rules of labels, with the names that the report prints."""
 MEASURES = ("mrr", "mrr_known", "hits10", "ap", "auc")
+NOVELTY_MEASURES = {f"mrr_{name}": name for name in NOVELTIES}
+"""Measures of parts of the events -> the part."""
 SHORT_LABEL_TITLES = {
     "live": "live",
     "nightly": "nightly",
@@ -123,9 +126,24 @@ class Result:
                 ]
             )
         return rows + [
-            [f"live, facts {age_text(age)} old", *_cells(m), "", ""]
-            for age, m in self.stale.items()
-            if age != 0
+            [stale_title(age), *_cells(m), "", ""] for age, m in self.stale.items() if age != 0
+        ]
+
+    def novelty_counts(self) -> dict[str, int]:
+        """Numbers of scored events by the names of NOVELTIES."""
+        counts = [asdict(w.novelty.counts) for w in self.windows]
+        return {name: sum(one[name] for one in counts) for name in NOVELTIES}
+
+    def novelty_table(self) -> list[list[str]]:
+        """MRR by what was new of the events, as text, the head first: their numbers, then a row a
+        regime and rule, and one an age of facts. "-" where no event is of a part."""
+        numbers = [self.num_events, *self.novelty_counts().values()]
+        rows = [["MRR by novelty", "all", *(n.replace(" ", "\n") for n in NOVELTIES.values())]]
+        rows.append(["events", *(f"{number:,}" for number in numbers)])
+        means_of = {TITLES[name]: self.mean(name) for name in self.names()}
+        means_of |= {stale_title(age): m for age, m in self.stale.items() if age != 0}
+        return rows + [
+            [title, *_cells(m, ("mrr", *NOVELTY_MEASURES))] for title, m in means_of.items()
         ]
 
     def label_table(self) -> list[list[str]]:
@@ -247,9 +265,14 @@ class Result:
         return float(np.average(scores, weights=[w.num_labels for w in scored]))
 
 
-def _cells(mean: Measures) -> list[str]:
+def _cells(mean: Measures, measures: Sequence[str] = MEASURES) -> list[str]:
     """Measures as text, "-" where no event counts."""
-    return ["-" if np.isnan(mean[m]) else f"{mean[m]:.4f}" for m in MEASURES]
+    return ["-" if np.isnan(mean.get(m, np.nan)) else f"{mean[m]:.4f}" for m in measures]
+
+
+def stale_title(age: int | None) -> str:
+    """Name of the live model with facts of an age, as tables have it."""
+    return f"live, facts {age_text(age)} old"
 
 
 def counted(number: int, noun: str) -> str:
@@ -288,15 +311,26 @@ def age_text(age: int | None) -> str:
 
 
 def means(windows: Sequence[RegimeWindow], name: str) -> Measures:
-    """Event-weighted means of one regime or rule over windows; NaN where no event counts."""
+    """Event-weighted means of one regime or rule over windows; NaN where no event counts, and by
+    novelty nothing."""
     averages = {}
-    for measure in MEASURES:
-        weight = [w.num_known if measure == "mrr_known" else w.num_scored for w in windows]
+    for measure in (*MEASURES, *NOVELTY_MEASURES):
+        weight = [_num_of(w, name, measure) for w in windows]
+        if measure in NOVELTY_MEASURES and not sum(weight):
+            continue
         scores = [w.scores[name].get(measure, 0.0) for w in windows]
         averages[measure] = (
             float(np.average(scores, weights=weight)) if sum(weight) else float("nan")
         )
     return averages
+
+
+def _num_of(window: RegimeWindow, name: str, measure: str) -> int:
+    """Number of the events that a measure of a regime or rule is over."""
+    if measure in NOVELTY_MEASURES:
+        of_part = getattr(window.novelty.counts, NOVELTY_MEASURES[measure])
+        return int(of_part) if measure in window.scores[name] else 0
+    return window.num_known if measure == "mrr_known" else window.num_scored
 
 
 def mean_seconds(windows: Sequence[RegimeWindow], name: str) -> float | None:
@@ -350,9 +384,10 @@ def backtest(
 
     # The live one with older facts.
     stale: dict[int | None, Measures] = {0: means(reported, "live")}
+    novelty_of = {w.window.first_edge: w.novelty for w in windows}
     for age in plan.stale:
         if age != 0:
-            regimes = Regimes(settings, log, ("live",), cut, plan.initial_epochs, age)
+            regimes = Regimes(settings, log, ("live",), cut, plan.initial_epochs, age, novelty_of)
             older = _run(f"facts {age_text(age)} old", regimes, parts, progress)
             stale[age] = means(_reported(older, cut), "live")
 

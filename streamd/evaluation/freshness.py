@@ -12,7 +12,7 @@ from streamd.graph.facts.kernels import NEVER_LOG_SECONDS
 from streamd.graph.live import LiveGraph
 from streamd.graph.negatives import Pools
 from streamd.models import EdgeRows, LinkModel, Memory
-from streamd.training.recorder import FreshSight
+from streamd.training.sight import FreshSight
 from streamd.windows import Window
 
 

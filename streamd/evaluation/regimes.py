@@ -16,7 +16,7 @@ popularity; of labels, means.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -25,7 +25,7 @@ import numpy as np
 from streamd.evaluation.freshness import NightlySight, StaleSight, nightly_memory_step
 from streamd.evaluation.label_scores import LabelRules
 from streamd.eventlog.reader import LogReader
-from streamd.events import Bools, Float32, Int64
+from streamd.events import Float32, Int64
 from streamd.graph.facts.columns import LOG_SHARES, NUM_HALF_LIVES
 from streamd.graph.ranking import among_candidates
 from streamd.models.rule import NAME as RULE
@@ -33,10 +33,12 @@ from streamd.models.rule import edgebank_scores, rule_scores
 from streamd.training.learner import Learner
 from streamd.training.learning_settings import LearningSettings
 from streamd.training.measures import Measures, measures, scores_of_sets
-from streamd.training.recorder import Chunk, FreshSight, Recorder, prefetch
+from streamd.training.recorder import Chunk, Recorder, prefetch
 from streamd.training.replay import ReplayStore
+from streamd.training.sight import FreshSight
 from streamd.windows import Window, is_mostly_late
 from streamd.windows.history import SetScores
+from streamd.windows.novelty import Novelty
 
 T = TypeVar("T")
 DAY_US = 86_400_000_000
@@ -53,7 +55,7 @@ ALIKE = {"frozen": "live", "nightly": "nightly_live"}
 class RegimeWindow:
     """The scores of one window.
 
-    num_scored: scored events. num_known: those whose destination was one before.
+    num_scored: scored events. num_known: those whose destination was one before. novelty: of them.
     scores: regime or rule -> measures; popularity once per half-life.
     seconds: regime -> wall time to score and learn.
     num_labels: scored labels. labels: regime or rule of labels -> measures of them.
@@ -73,6 +75,7 @@ class RegimeWindow:
     node_sets: dict[str, SetScores] = field(default_factory=dict)
     nightly_learned: bool = True
     mean_negatives: float = 0.0
+    novelty: Novelty = field(default_factory=lambda: Novelty.join([]))
 
 
 class Regimes:
@@ -93,6 +96,7 @@ class Regimes:
         cut: int,
         initial_epochs: int = 0,
         stale_events: int | None = 0,
+        novelty_of: Mapping[int, Novelty] | None = None,
     ) -> None:
         """names: of LEARNED. cut: id of the event from which the frozen weights are fixed.
 
@@ -100,12 +104,15 @@ class Regimes:
         at once, for so many epochs, and all regimes begin as copies of it. The first twentieth only
         fills graph, facts and memory.
         stale_events: age of facts in events; None: a window.
+        novelty_of: first event of a window -> novelty of its scored events. Fresh facts say it; a
+        run with older ones is given it by one with fresh ones.
         """
         # Where windows lie.
         self._settings = settings
         self._log = log
         self._cut = cut
         self._epochs = initial_epochs
+        self._novelty_of = novelty_of
         self._first = log.first_edge
         self._edge_sets = log.state.schema.edge_set_names
         self._width_us = settings.width_us
@@ -188,7 +195,7 @@ class Regimes:
                 self.learners[name].begin()
         self._label_rules.begin()
         num_labelled = {name: len(own.label_scores) for name, own in self._running.items()}
-        parts, known_E, set_E, num_negatives_E = self._score(window, recorded)
+        parts, novelty, set_E, num_negatives_E = self._score(window, recorded)
         heads = {
             name: own.label_scores[num_labelled[name] :]
             for name, own in self._running.items()
@@ -200,19 +207,22 @@ class Regimes:
         self._learn_by_turns(window.first_edge)
         self._add_alike(self._seconds)
 
+        if self._novelty_of is not None:
+            novelty = self._novelty_of[window.first_edge]
         all_scores = {name: np.concatenate(scores) for name, scores in parts.items()}
         return RegimeWindow(
             window=window,
-            num_scored=len(known_E),
-            num_known=int(known_E.sum()),
-            scores={name: measures(scores, known_E) for name, scores in all_scores.items()},
+            num_scored=len(set_E),
+            num_known=int(novelty.known_E.sum()),
+            scores={name: measures(scores, novelty) for name, scores in all_scores.items()},
             seconds=self._seconds,
             num_labels=labels.num_scored,
             labels=labels.table,
-            edge_sets=scores_of_sets(all_scores, known_E, set_E, self._edge_sets),
+            edge_sets=scores_of_sets(all_scores, novelty, set_E, self._edge_sets),
             node_sets=labels.node_sets,
             nightly_learned=nightly_learned,
-            mean_negatives=float(num_negatives_E.mean()) if len(known_E) else 0.0,
+            mean_negatives=float(num_negatives_E.mean()) if len(set_E) else 0.0,
+            novelty=novelty,
         )
 
     def _read(self, window: Window, recorded: bool, base: Learner) -> None:
@@ -225,11 +235,11 @@ class Regimes:
 
     def _score(
         self, window: Window, recorded: bool
-    ) -> tuple[dict[str, list[Float32]], Bools, Int64, Int64]:
+    ) -> tuple[dict[str, list[Float32]], Novelty, Int64, Int64]:
         """Score a window chunk by chunk under every regime and rule.
 
-        Returns: their scores, float32[E, 101] a chunk; of each event whether its destination was
-        one before, bool[E], the number of its edge set and that of its negatives, int64[E] each.
+        Returns: their scores, float32[E, 101] a chunk; the novelty of the events; of each
+        the number of its edge set and that of its negatives, int64[E].
         """
         if self._nightly_is_stale and self._nightly_recorder is not None:
             pool = self._recorder.sight.pool_of(window)
@@ -237,7 +247,7 @@ class Regimes:
 
         # The rules, and the regimes with a state that moves.
         parts: dict[str, list[Float32]] = {}
-        known = [np.zeros(0, np.bool_)]
+        novelty = []
         sets = [np.zeros(0, np.int64)]
         num_negatives = [np.zeros(0, np.int64)]
         for chunk in prefetch(self._recorder.chunks(window, recorded)):
@@ -247,7 +257,7 @@ class Regimes:
                 if name != "nightly" or not self._nightly_is_stale:
                     self._add(parts, name, chunk)
             if chunk.score is not None:
-                known.append(chunk.known_E)
+                novelty.append(chunk.novelty)
                 sets.append(chunk.edge_set_E)
                 num_negatives.append(chunk.num_negatives_E)
                 for name, scores in _rules(chunk.scored_facts).items():
@@ -260,7 +270,7 @@ class Regimes:
                 self._add(parts, "nightly", chunk)
         return (
             parts,
-            np.concatenate(known),
+            Novelty.join(novelty),
             np.concatenate(sets),
             np.concatenate(num_negatives),
         )

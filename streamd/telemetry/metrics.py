@@ -189,6 +189,17 @@ window_mrr_known = Gauge(
     ["model"],
     registry=TRAIN,
 )
+recurrence = Gauge(
+    "streamd_recurrence_ratio",
+    "Share of the newest window's scored events whose pair had an event before",
+    registry=TRAIN,
+)
+edge_set_recurrence = Gauge(
+    "streamd_edge_set_recurrence_ratio",
+    "The same of an edge set's events in the newest window that has any, of several sets",
+    ["edge_set"],
+    registry=TRAIN,
+)
 window_ap = Gauge(
     "streamd_window_average_precision",
     "Prequential AP of the last window",

@@ -5,10 +5,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from streamd.events import Bools, Float32, Int64
+from streamd.events import Float32, Int64
 from streamd.graph.ranking import ranks
 from streamd.ranks import Ranks
 from streamd.windows.history import SetScores
+from streamd.windows.novelty import Novelty
 
 Measures = dict[str, float]
 EXTREME = 1e300
@@ -37,12 +38,12 @@ class LabelScores(NamedTuple):
         return LabelScores(*(ranks.gather(column) for column in self))
 
 
-def measures(score_EC: Float32, known_E: Bools | None = None) -> Measures:
+def measures(score_EC: Float32, novelty: Novelty | None = None) -> Measures:
     """MRR and Hits@10 of the first candidate among all; AP and AUC of the first against the second.
 
     score_EC: float32[E, 101], the true destination first.
-    known_E: bool[E], whether each event's destination was one before. With it, `mrr_known` is the
-    MRR over those events alone, where there are any.
+    novelty: of the events. With it, `mrr_known` is the MRR over events whose destination was one
+    before, and `mrr_pair_seen` and so on that over each part of NOVELTIES, where there are any.
     """
     rank = ranks(score_EC)
     ap, auc = average_precision(score_EC[:, 0], score_EC[:, 1])
@@ -52,26 +53,32 @@ def measures(score_EC: Float32, known_E: Bools | None = None) -> Measures:
         "ap": ap,
         "auc": auc,
     }
-    if known_E is not None and known_E.any():
-        scores["mrr_known"] = float((1 / rank[known_E]).mean())
+    if novelty is not None:
+        # Means of parts without an event are left out.
+        if novelty.known_E.any():
+            scores["mrr_known"] = float((1 / rank[novelty.known_E]).mean())
+        scores |= {f"mrr_{name}": mean for name, mean in novelty.means(1 / rank).items()}
     return scores
 
 
 def scores_of_sets(
-    scores: Mapping[str, Float32], known_E: Bools, set_E: Int64, edge_sets: Sequence[str]
+    scores: Mapping[str, Float32], novelty: Novelty, set_E: Int64, edge_sets: Sequence[str]
 ) -> dict[str, SetScores]:
     """Measures of the events of each edge set that has any, by its name.
 
-    scores: name of a model -> its scores, float32[E, 101]. known_E: as of `measures`. set_E: number
-    of each event's set. Empty where the log has one edge set.
+    scores: name of a model -> its scores, float32[E, 101]. novelty: of the events. set_E: number of
+    each event's set. Empty where the log has one edge set.
     """
     out = {}
     for number, name in enumerate(edge_sets if len(edge_sets) > 1 else ()):
         own = set_E == number
         if own.any():
-            table = {model: measures(rows[own], known_E[own]) for model, rows in scores.items()}
+            new = novelty.rows(own)
             out[name] = SetScores(
-                num_scored=int(own.sum()), scores=table, num_known=int(known_E[own].sum())
+                num_scored=int(own.sum()),
+                scores={model: measures(rows[own], new) for model, rows in scores.items()},
+                num_known=int(new.known_E.sum()),
+                novelty=new.counts,
             )
     return out
 

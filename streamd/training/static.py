@@ -25,7 +25,7 @@ from streamd.graph.blocks.draws import Draw
 from streamd.graph.live import LiveGraph, read_back
 from streamd.graph.negatives import LEARNED_SEED, NUM_LEARNED, NUM_SCORED, SCORED_SEED, Pools
 from streamd.graph.neighborhood import Neighborhood, sample_neighborhood
-from streamd.graph.ranking import among_candidates, is_candidate
+from streamd.graph.ranking import among_candidates, is_candidate, ranks
 from streamd.models import (
     ARCHITECTURES,
     LinkInputs,
@@ -275,7 +275,12 @@ class StaticTraining:
             logits = self.model.residual_of(src_E1D, heads[1][dst_at])
             score_EC[rows] = logits.cpu().numpy()
         score_EC = among_candidates(score_EC, is_candidate(candidate_EC))
-        return measures(score_EC, self._pool.holds(dst, known))
+        # Edges without time repeat no pair: only known destinations have a mean of their own.
+        scores = measures(score_EC)
+        is_known_E = self._pool.holds(dst, known)
+        if is_known_E.any():
+            scores["mrr_known"] = float((1 / ranks(score_EC[is_known_E])).mean())
+        return scores
 
     def _heads(self, nodes: Int64, part: str) -> Tensor:
         """The head's vectors of nodes as sources and as destinations, float32[2, N, D]."""

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from streamd.events import Bools, Float32, Int64
+from streamd.events import Float32, Int64
 from streamd.graph.ranking import among_candidates
 from streamd.models.rule import NAME as RULE
 from streamd.models.rule import scores_of_rules
@@ -22,6 +22,7 @@ from streamd.training.measures import (
 from streamd.training.recorder import Chunk
 from streamd.training.versions.nightly import NightlyScores
 from streamd.windows.history import SetScores
+from streamd.windows.novelty import Novelty
 
 NO_EVENTS = np.zeros(0, np.int64)
 
@@ -29,15 +30,15 @@ NO_EVENTS = np.zeros(0, np.int64)
 class ScoredWindow(NamedTuple):
     """Measures of one scored window.
 
-    table: model name -> measure -> value. num_known: scored events whose destination had been a
-    destination before. edge_sets: as of `scores_of_sets`; node_sets: of `label_scores_of_sets`.
+    table: model name -> measure -> value. novelty: of the scored events. edge_sets: as of
+    `scores_of_sets`; node_sets: of `label_scores_of_sets`.
     num_late: events with a time before the window. mean_negatives: of a scored event, None without
     any.
     """
 
     table: dict[str, Measures]
     num_scored: int
-    num_known: int
+    novelty: Novelty
     edge_sets: dict[str, SetScores]
     node_sets: dict[str, SetScores]
     num_late: int = 0
@@ -56,7 +57,7 @@ class Tally:
         self._set_of: list[Int64] = [np.zeros(0, np.int64)]
         self._scores: dict[str, list[Float32]] = {}
         self._events: list[Int64] = []
-        self._known: list[Bools] = []
+        self._novelty: list[Novelty] = []
         self._num_negatives: list[Int64] = []
 
     def add(self, chunk: Chunk, live_EC: Float32 | None, shadow_EC: Float32 | None) -> None:
@@ -74,7 +75,7 @@ class Tally:
             ranked = among_candidates(scores, chunk.is_candidate_EC)
             self._scores.setdefault(name, []).append(ranked)
         self._events.append(chunk.score.event_E.numpy())
-        self._known.append(chunk.known_E)
+        self._novelty.append(chunk.novelty)
         self._num_negatives.append(chunk.num_negatives_E)
         self._set_of.append(chunk.edge_set_E)
 
@@ -105,7 +106,10 @@ class Tally:
         event_E = ranks.gather(np.concatenate([NO_EVENTS, *self._events]))
         order = np.argsort(event_E)
         whole._events = [event_E[order]]
-        whole._known = [ranks.gather(np.concatenate([NO_EVENTS > 0, *self._known]))[order]]
+        # Ranks gather arrays, so each column goes by itself.
+        own = Novelty.join(self._novelty)
+        columns = (own.pair_seen_E, own.known_E, own.source_known_E)
+        whole._novelty = [Novelty(*(ranks.gather(column)[order] for column in columns))]
         whole._num_negatives = [
             ranks.gather(np.concatenate([NO_EVENTS, *self._num_negatives]))[order]
         ]
@@ -132,11 +136,11 @@ class Tally:
         `mrr_live` is the MRR of the version that serves over the same ones, `events` their number.
         label_task: as `label_measures`.
         """
-        known_E = np.concatenate([np.zeros(0, np.bool_), *self._known])
+        novelty = Novelty.join(self._novelty)
         all_scores = {name: np.concatenate(parts) for name, parts in self._scores.items()}
-        table = {name: measures(scores, known_E) for name, scores in all_scores.items()}
+        table = {name: measures(scores, novelty) for name, scores in all_scores.items()}
         set_E = np.concatenate(self._set_of)
-        edge_sets = scores_of_sets(all_scores, known_E, set_E, self._schema.edge_set_names)
+        edge_sets = scores_of_sets(all_scores, novelty, set_E, self._schema.edge_set_names)
 
         # Models that scored other events than those of the window, or only some.
         partial = {}
@@ -169,7 +173,7 @@ class Tally:
             node_sets = label_scores_of_sets(
                 label_task, predicted, target_LT, set_L, self._schema.node_set_names
             )
-        scored = ScoredWindow(table, len(known_E), int(known_E.sum()), edge_sets, node_sets)
+        scored = ScoredWindow(table, len(set_E), novelty, edge_sets, node_sets)
         return scored._replace(mean_negatives=self._mean_negatives())
 
     def _mean_negatives(self) -> float | None:

@@ -21,6 +21,7 @@ from streamd.training.tally import ScoredWindow
 from streamd.training.versions.shadow import Comparison
 from streamd.training.window_attempts import Stopped
 from streamd.windows.history import WindowRecord
+from streamd.windows.novelty import recurrence
 
 logger = structlog.get_logger()
 LOGGED = {
@@ -77,7 +78,8 @@ def records_of(
                 loss=learned.loss if is_last and learned and learned.finite else None,
                 seconds=seconds,
                 finished_at=clock.now_us() / 1e6,
-                num_known=part.num_known,
+                num_known=int(part.novelty.known_E.sum()),
+                novelty=part.novelty.counts,
                 num_late=part.num_late,
                 edge_sets=part.edge_sets,
                 node_sets=part.node_sets,
@@ -195,6 +197,9 @@ def _report_scores(record: WindowRecord, schema: Schema) -> None:
         if "mrr_known" in values:
             metrics.window_mrr_known.labels(name).set(values["mrr_known"])
         metrics.window_ap.labels(name).set(values["ap"])
+    # Which parts of the scores matter to this stream.
+    if (share := recurrence([record.novelty])) is not None:
+        metrics.recurrence.set(share)
     night = record.scores.get("nightly")
     if night is not None:
         metrics.nightly_difference.set(night["mrr_live"] - night["mrr"])
@@ -204,6 +209,8 @@ def _report_scores(record: WindowRecord, schema: Schema) -> None:
         metrics.begin_at_zero(metrics.edge_set_scored, schema.edge_set_names)
     for edge_set, own in record.edge_sets.items():
         metrics.edge_set_scored.labels(edge_set).inc(own.num_scored)
+        if (share := recurrence([own.novelty])) is not None:
+            metrics.edge_set_recurrence.labels(edge_set).set(share)
         for name, values in own.scores.items():
             metrics.edge_set_mrr.labels(edge_set, name).set(values["mrr"])
     for node_set, own in record.node_sets.items():

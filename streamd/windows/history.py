@@ -9,6 +9,7 @@ import msgspec
 import structlog
 
 from streamd.storage import append_durably
+from streamd.windows.novelty import NoveltyCounts
 from streamd.windows.window import MOSTLY
 
 logger = structlog.get_logger()
@@ -25,12 +26,14 @@ which answers until there is a version."""
 class SetScores:
     """Scores of a window's events of one edge set, or of its labels of one node set.
 
-    num_scored: those events or labels. scores: as of `WindowRecord`; num_known too, 0 of labels.
+    num_scored: those events or labels. scores: as of `WindowRecord`; num_known and novelty
+    too, of labels 0 and None.
     """
 
     num_scored: int
     scores: dict[str, dict[str, float]]
     num_known: int = 0
+    novelty: NoveltyCounts | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +44,8 @@ class WindowRecord:
     events whose destination was a destination before. version: what came of the window; scored_by:
     what served it. num_late: events with a time before the window. seconds: phase -> time it
     took. surprise: as `Drift.surprise`. edge_sets, node_sets: the scores of each edge set with
-    scored events and of each node set with labels, in a log of several. mean_negatives:
+    scored events and of each node set with labels, in a log of several. novelty: numbers of the
+    scored events, None in records of older releases. mean_negatives:
     destinations that a scored event was ranked against, on average; None where none was scored, and
     in records of older releases, which always counted 100.
     """
@@ -65,6 +69,7 @@ class WindowRecord:
     edge_sets: dict[str, SetScores] = field(default_factory=dict)
     node_sets: dict[str, SetScores] = field(default_factory=dict)
     mean_negatives: float | None = None
+    novelty: NoveltyCounts | None = None
 
     @property
     def is_mostly_late(self) -> bool:
@@ -74,7 +79,7 @@ class WindowRecord:
     def line(self) -> bytes:
         """Encode the record as a line of the history."""
         # Omit newer fields that are empty, so that records of older releases are encoded as before.
-        newer = ("edge_sets", "node_sets", "num_late", "mean_negatives")
+        newer = ("edge_sets", "node_sets", "num_late", "mean_negatives", "novelty")
         fields = {k: v for k, v in asdict(self).items() if k not in newer or v}
         return msgspec.json.encode(fields) + b"\n"
 

@@ -34,8 +34,9 @@ from streamd.graph.neighborhood import sample_neighborhood
 from streamd.models.inputs import link_inputs
 from streamd.settings.loading import Settings, load_settings
 from streamd.training.learner import Learner
-from streamd.training.recorder import FreshSight, Recorder
+from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore
+from streamd.training.sight import FreshSight
 from streamd.windows import Window, next_window
 from tests.benchmarks.accuracy import read
 from tests.benchmarks.measure import SHARED, Row, write_edges

@@ -4,7 +4,8 @@ import pytest
 from streamd.evaluation.freshness import NightlySight, StaleSight
 from streamd.evaluation.regimes import Regimes
 from streamd.eventlog.reader import LogReader
-from streamd.training.recorder import FreshSight, Recorder
+from streamd.training.recorder import Recorder
+from streamd.training.sight import FreshSight
 from streamd.windows import recorded_windows
 from tests.builders import HOUR, learning, settings, stream, write_log, write_sets_log
 from tests.training.test_learner import windows, world

@@ -11,7 +11,14 @@ from typer.testing import CliRunner
 from streamd.cli.main import app
 from streamd.errors import SettingsError
 from streamd.evaluation.report.content import Asked, report_of
-from streamd.evaluation.report.past import COLUMNS, comparison, keep_report, past_runs
+from streamd.evaluation.report.past import (
+    COLUMNS,
+    NOVELTY_COLUMNS,
+    comparison,
+    comparison_by_novelty,
+    keep_report,
+    past_runs,
+)
 from streamd.settings.loading import as_environment
 from tests.builders import settings, stream, write_log
 from tests.evaluation.test_report import result
@@ -34,6 +41,12 @@ def test_runs_are_compared_by_their_scores_and_the_settings_that_differ(tmp_path
     assert rows[0][:4] == ["2026-11-26 19:30", "shop.csv", "40", f"{content['means']['live']['mrr']:.4f}"[1:]]
     best = max(content["means"][name]["mrr"] for name in ("rule", "edgebank", "popularity"))
     assert float(rows[0][4]) == pytest.approx(best, abs=1e-4) and "±" in rows[0][5] and len(COLUMNS) == len(rows[0])
+
+    # Of older runs nothing is told by novelty.
+    assert comparison_by_novelty(past_runs(tmp_path / "runs"))[0] == [*rows[0][:2], rows[0][3], "-", "-", "-", "-"]
+    content["means"]["live"] |= {"mrr_pair_seen": 0.5, "mrr_pair_new": None}
+    first.write_text(json.dumps(content))
+    assert comparison_by_novelty(past_runs(tmp_path / "runs"))[0][3:5] == [".5000", "-"] and len(NOVELTY_COLUMNS) == 7
 
     # What is no report is skipped, and said.
     (tmp_path / "runs/a.json").write_text('{"settings": {}}')
@@ -63,7 +76,7 @@ def test_the_command_keeps_each_run_of_a_grid_too_and_lists_them(tmp_path, monke
     assert len(list((path / "backtests").iterdir())) == 2 and len(list((tmp_path / "other").iterdir())) == 1
     shown = run("--list")
     # A terminal of 80 columns breaks a line before "=".
-    assert shown.count("training.epochs") == 2 and f"pastbacktestsin{path}" in shown
+    assert shown.count("training.epochs") == 4 and "thesamebynovelty" in shown and f"pastbacktestsin{path}" in shown
     assert [run.grid for run in past_runs(path / "backtests")] == ["", "training.epochs=1", "training.epochs=2"]
     assert "training.epochs" not in run("--list", "--runs", str(tmp_path / "other"))
 

@@ -34,6 +34,7 @@ from streamd.telemetry.heartbeat import Beat, Heartbeat, read_beats
 from streamd.telemetry.progress import Reading
 from streamd.training.trainer import Trainer
 from streamd.windows.history import SetScores
+from streamd.windows.novelty import NOVELTIES, NoveltyCounts
 from tests.benchmarks.measure import wikipedia_log
 from tests.builders import HOUR, batch, stream, write_log
 from tests.server.world import SCHEMA, World, wait
@@ -297,6 +298,10 @@ def test_windows_expand_to_their_scores(browser, served):
     inner = page.inner_text("#windows table")
     record = served.world.state.page._history.refresh()[-1]
     assert f"{record.scores['nightly']['mrr']:.3f}" in inner and "EdgeBank" in inner and "hits@10" in inner
+    live = [row.split("\t") for row in page.locator("#windows table tr").all_inner_texts() if row.startswith("live (")]
+    shown = [record.scores["live"].get(f"mrr_{name}") for name in NOVELTIES]
+    assert live[0][2:6] == [f"{value:.3f}" if value is not None else "-" for value in shown] and record.novelty.pair_seen
+    assert f"{100 * record.novelty.pair_seen / record.num_scored:.0f} % are of a pair that was seen before" in page.inner_text("#windows")
     with page.expect_response("**/status.json*"):
         pass
     page.wait_for_timeout(200)
@@ -419,13 +424,14 @@ def test_while_it_starts_the_page_says_what_it_does_and_for_how_long(browser, se
 
 def test_a_log_of_several_edge_sets_has_a_row_for_each(browser, served, monkeypatch):
     scores = {"live": {"mrr": 0.5}, "rule": {"mrr": 0.55}, "edgebank": {"mrr": 0.25}}
-    records = [replace(r, edge_sets={"views": SetScores(num_scored=30, scores=scores), "b<i>uys": SetScores(num_scored=10, scores=scores)})
+    records = [replace(r, edge_sets={"views": SetScores(num_scored=30, scores=scores), "b<i>uys": SetScores(num_scored=10, scores=scores, novelty=NoveltyCounts(pair_seen=4, pair_new=6, destination_new=0, source_new=0))})
                for r in served.world.state.page._history.refresh()]
     monkeypatch.setattr(served.world.state.page._history, "refresh", lambda: records)
     page = opened(browser, served)
     page.wait_for_selector("#sets td")
     rows = page.locator("#sets tr").all_inner_texts()
-    assert rows[1].split("\t") == ["views", f"{30 * len(records)}", "75.0 %", "0.500", "0.550 partners + popularity", "0.500"] and "b<i>uys" in rows[2]
+    assert rows[1].split("\t") == ["views", f"{30 * len(records)}", "75.0 %", "-", "0.500", "0.550 partners + popularity", "0.500"]
+    assert rows[2].split("\t")[:4] == ["b<i>uys", f"{10 * len(records)}", "25.0 %", "40.0 %"]
     assert page.locator("#sets td.bad").count() == 4, "below the rule in both sets, and in their newest windows"
     close(page, served)
 

@@ -17,6 +17,7 @@ from streamd.training.replay import ReplayStore
 from streamd.training.tally import Tally
 from streamd.windows import next_window, recorded_windows
 from streamd.windows.history import ONE_DESTINATION, RULES, HistoryReader
+from streamd.windows.novelty import Novelty
 from tests.builders import HOUR, learning, settings, stream, write_log
 from tests.ranks.worlds import World
 from tests.training.test_trainer import make, process_all
@@ -56,7 +57,7 @@ def test_each_rule_of_the_history_is_scored_and_the_rule_serves_the_first_window
 def test_a_tally_without_a_version_counts_the_rule_as_live():
     facts = np.random.default_rng(0).random((7, 101, 200)).astype(np.float32)
     event_E = SimpleNamespace(numpy=lambda: np.arange(7))
-    chunk = SimpleNamespace(score=SimpleNamespace(event_E=event_E), scored_facts=facts, known_E=np.ones(7, bool),
+    chunk = SimpleNamespace(score=SimpleNamespace(event_E=event_E), scored_facts=facts, novelty=Novelty(*np.ones((3, 7), bool)),
                             edge_set_E=np.zeros(7, np.int64), is_candidate_EC=np.ones((7, 101), bool),
                             num_negatives_E=np.array([100, 100, 2, 2, 2, 100, 100]))
     tally = Tally(Schema())

@@ -4,6 +4,7 @@ from sklearn.metrics import average_precision_score, ndcg_score, roc_auc_score
 
 from streamd.graph.ranking import among_candidates, is_candidate, ranks
 from streamd.training.measures import average_precision, label_measures, measures, ndcg
+from streamd.windows.novelty import Novelty
 
 
 def test_a_constant_scorer_scores_chance():
@@ -49,9 +50,12 @@ def test_what_is_not_a_number_ranks_last_and_scores_worse_than_chance():
 def test_known_destinations_are_scored_apart():
     scores = np.zeros((4, 101), np.float32)
     scores[:2, 0] = 1
-    m = measures(scores, np.array([True, True, False, False]))
+    known, no = np.array([True, True, False, False]), np.zeros(4, bool)
+    m = measures(scores, Novelty(np.array([True, False, False, False]), known, ~no))
     assert m["mrr_known"] == 1 and m["mrr"] == (2 + 2 / 51) / 4
-    assert "mrr_known" not in measures(scores, np.zeros(4, bool))
+    assert m["mrr_pair_seen"] == 1 and m["mrr_pair_new"] == pytest.approx((1 + 2 / 51) / 3) and m["mrr_destination_new"] == pytest.approx(1 / 51)
+    assert "mrr_source_new" not in m, "no event has a new source"
+    assert "mrr_known" not in measures(scores, Novelty(no, no, no)) and not any("_" in name for name in measures(scores))
 
 
 def test_ndcg_is_that_of_scikit_learn():

@@ -231,7 +231,7 @@ def test_a_backtest_says_the_mrr_of_each_edge_set(tmp_path):
 
 def test_a_backtest_shows_the_names_of_sets_in_a_terminal(tmp_path):
     s, log = world(tmp_path, model__name="pair")
-    (_, of_sets, _), _ = backtest_file(s, None, Columns(), Plan(), lambda *_: None)
+    (_, _, of_sets, _), _ = backtest_file(s, None, Columns(), Plan(), lambda *_: None)
     narrow = Console(width=80, record=True, file=io.StringIO())
     narrow.print(of_sets)
     lines = narrow.export_text().splitlines()

@@ -11,8 +11,9 @@ from streamd.eventlog.reader import LogReader
 from streamd.eventlog.writer import LogWriter
 from streamd.events import DELETION, Progress, Schema, empty_batch
 from streamd.training.learner import Learner
-from streamd.training.recorder import FreshSight, Recorder
+from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore
+from streamd.training.sight import FreshSight
 from streamd.training.versions.shadow import Shadow
 from streamd.windows import recorded_windows
 from tests.builders import HOUR, batch, learning, settings, stream

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from streamd.evaluation.backtest import COLUMNS, MEASURES, TITLES, Result, age_text, counted
+from streamd.evaluation.backtest import COLUMNS, TITLES, Result, age_text, counted
 from streamd.evaluation.grid import COLUMNS as GRID_COLUMNS
 from streamd.evaluation.grid import GridResult
 from streamd.evaluation.intervals import Difference
 from streamd.evaluation.verdict import verdict_of
 from streamd.graph.negatives import NUM_SCORED
+from streamd.windows.novelty import recurrence
 
 MAX_POINTS = 120
 """Most points of a curve: neighbouring windows share one where there are more."""
@@ -101,6 +102,8 @@ def report_of(result: Result, title: str, asked: Asked) -> Report:
     """The report of a backtest. title: of the page; asked: what was run."""
     # Tables: of the regimes first, then of edge sets and labels where there are any.
     tables = [_table("All events", COLUMNS, result.table(), "Bold: the best of a column.")]
+    novelty = result.novelty_table()
+    tables.append(_by_novelty(novelty[0], novelty[1:]))
     if sets := result.set_table():
         tables.append(_by_row("Edge sets", sets))
     if labels := result.label_table():
@@ -176,6 +179,19 @@ def _table(
             cells = [(row[column], number) for number, row in enumerate(rows) if row[column]]
             best |= {(number, column) for number in _best(cells, name in LESS_IS_BETTER)}
     return ReportTable(title=title, head=head, rows=rows, best=frozenset(best), note=note)
+
+
+def _by_novelty(head: Sequence[str], rows: Sequence[Sequence[str]]) -> ReportTable:
+    """The table by novelty: its first row are numbers of events, which have no best."""
+    best: set[tuple[int, int]] = set()
+    for column in range(1, len(head)):
+        cells = [(row[column], number) for number, row in enumerate(rows) if number]
+        best |= {(number, column) for number in _best(cells, less=False)}
+    note = (
+        "Bold: the best of a column. A pair was seen if an event went from this source to this "
+        "destination before; destinations and sources are new before their first event."
+    )
+    return ReportTable(title="By novelty", head=head, rows=rows, best=frozenset(best), note=note)
 
 
 def _by_row(title: str, table: Sequence[Sequence[str]]) -> ReportTable:
@@ -282,6 +298,8 @@ def _figures(result: Result) -> dict[str, Any]:
         "start": _time(result.windows[0].window.start_us),
         "end": _time(result.windows[-1].window.end_us),
         "mean_negatives": result.mean_negatives,
+        "recurrence": recurrence(w.novelty.counts for w in result.windows),
+        "events_by_novelty": result.novelty_counts(),
         "means": {name: dict(result.mean(name)) for name in names},
         "seconds_per_window": {
             name: result.seconds(name) for name in names if result.seconds(name) is not None
@@ -290,7 +308,7 @@ def _figures(result: Result) -> dict[str, Any]:
             name: _difference(result.difference("live", name)) for name in names if name != "live"
         },
         "facts_age": {
-            "fresh" if age == 0 else age_text(age): {m: means[m] for m in MEASURES}
+            "fresh" if age == 0 else age_text(age): dict(means)
             for age, means in result.stale.items()
         },
         "tables": {

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import structlog
 
 from streamd.errors import SettingsError
-from streamd.evaluation.backtest import RULES
+from streamd.evaluation.backtest import NOVELTY_MEASURES, RULES
 from streamd.evaluation.intervals import score_text
 from streamd.evaluation.report.content import Report
 from streamd.evaluation.report.text import as_json
 from streamd.storage import write_durably
+from streamd.windows.novelty import NOVELTIES
 
 logger = structlog.get_logger()
 FOLDER = "backtests"
@@ -31,6 +32,13 @@ COLUMNS = (
     "settings that differ",
 )
 """Head of `comparison`."""
+NOVELTY_COLUMNS = (
+    "at, UTC",
+    "of",
+    "live's MRR,\nall",
+    *(name.replace(" ", "\n") for name in NOVELTIES.values()),
+)
+"""Head of `comparison_by_novelty`."""
 
 
 def keep_report(folder: Path, report: Report, now: datetime) -> Path:
@@ -115,6 +123,19 @@ def comparison(runs: Sequence[PastRun]) -> list[list[str]]:
             ]
         )
     return rows
+
+
+def comparison_by_novelty(runs: Sequence[PastRun]) -> list[list[str]]:
+    """A row a run, as text: MRR of the live regime by what was new of the events. "-" where no
+    event was, and in runs of releases that did not tell."""
+    return [
+        [
+            run.at.replace("T", " "),
+            " ".join(filter(None, (run.title, run.grid))),
+            *(_figure(run.means["live"].get(measure)) for measure in ("mrr", *NOVELTY_MEASURES)),
+        ]
+        for run in runs
+    ]
 
 
 def _figure(value: float | None) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from streamd.windows.history import WindowRecord
 from streamd.windows.means import best_rule, mean_mrr, rules_of, with_rules_of_newest
+from streamd.windows.novelty import recurrence
 
 NUM_WINDOWS = 24
 """Newest scored windows that the numbers are over: a day of hours."""
@@ -42,6 +43,7 @@ class Headline:
     over all of them. nightly: of the twin, and live_beside: of what served over the events that
     the twin scored; None where it scored none of these windows. newest: the last `NUM_NEWEST` of
     them alone; None where there are no others. mean_negatives: that an event was ranked against.
+    recurrence: share of the events whose pair was seen before, None of older releases.
     """
 
     num_windows: int
@@ -53,6 +55,7 @@ class Headline:
     live_beside: float | None
     newest: Lately | None
     mean_negatives: float | None = None
+    recurrence: float | None = None
 
     @property
     def is_below_rule(self) -> bool:
@@ -115,6 +118,7 @@ def headline_of(records: Sequence[WindowRecord]) -> Headline | None:
         if len(scored) > len(newest)
         else None,
         mean_negatives=_mean_negatives(scored),
+        recurrence=recurrence(r.novelty for r in scored),
     )
 
 

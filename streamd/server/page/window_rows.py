@@ -5,6 +5,7 @@ from typing import Any
 
 from streamd.windows.history import WindowRecord
 from streamd.windows.means import best_rule, mean_mrr, with_rules_of_newest
+from streamd.windows.novelty import NOVELTIES, recurrence
 
 
 def window_row(r: WindowRecord) -> dict[str, Any]:
@@ -27,6 +28,8 @@ def window_row(r: WindowRecord) -> dict[str, Any]:
         "surprise": r.surprise,
         "mrr": by_model("mrr"),
         "mrr_known": by_model("mrr_known"),
+        "mrr_by_novelty": {name: by_model(f"mrr_{name}") for name in NOVELTIES},
+        "recurrence": recurrence([r.novelty]),
         "ap": by_model("ap"),
         "hits10": by_model("hits10"),
         "mrr_beside_nightly": r.scores.get("nightly", {}).get("mrr_live"),
@@ -56,6 +59,7 @@ def edge_sets(records: Sequence[WindowRecord]) -> list[dict[str, Any]]:
                 "rule": rule,
                 "newest_mrr": own[-1].scores["live"]["mrr"],
                 "newest_rule": newest_rule,
+                "recurrence": recurrence(part.novelty for part in own),
             }
         )
     return out
