@@ -20,6 +20,7 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 from kafka.record.memory_records import MemoryRecords
 from kafka.record.util import calc_crc32c, encode_varint
 
+from streamd.decode.block import Origin
 from streamd.decode.wire import REFUSED_HEADER
 from streamd.ingest.kafka import record_columns, safe_records
 from streamd.ingest.kafka.record_headers import MAX_HEADERS
@@ -240,6 +241,17 @@ def test_records_of_any_form_sound_or_damaged_are_read_by_columns_as_one_by_one(
         assert ways[0] == ways[1], turn
         refused += any(r.headers == [(REFUSED_HEADER, b"")] for r in ways[0][0])
     assert 30 < refused < 200
+
+
+@pytest.mark.parametrize("first", [2**63 - 1, 2**62, -(2**63)])
+def test_a_timestamp_beyond_int64_is_the_nearest_that_fits_and_one_before_1970_none(first):
+    data = bytearray(reframed(batch_of(*any_records(random.Random(1), 60))))
+    struct.pack_into(">q", data, 27, first)
+    records, following = read(with_checksum(data))
+    assert following == 60 and not any(r.headers == [(REFUSED_HEADER, b"")] for r in records)
+    stamps = {r.timestamp for r in records}
+    assert stamps == {-1} if first < 0 else 2**63 - 1 in stamps and all(first - 10**12 <= stamp < 2**63 for stamp in stamps)
+    assert len(Origin.of_records(records, 0, 0).stamp) == 60
 
 
 def test_reading_goes_on_in_the_middle_of_a_batch():

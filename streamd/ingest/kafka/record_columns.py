@@ -119,7 +119,7 @@ def columns_of(records: Sequence[DefaultRecord]) -> RecordColumns:
 
 def read_columns(batch: Any, buffer: bytes, pos: int, count: int) -> tuple[RecordColumns, int]:
     """Read up to `count` records of Kafka's message format 2 from a position on. batch: has their
-    first offset and timestamp. Returns: them, and the position after them.
+    first offset, and a first timestamp of less than 62 bits. Returns: them, and the position after them.
 
     It ends before the first record that is malformed or has a number of more than 63 bits, which
     the caller reads by itself. Raises: nothing.
@@ -148,7 +148,7 @@ def read_columns(batch: Any, buffer: bytes, pos: int, count: int) -> tuple[Recor
     if batch.timestamp_type == batch.LOG_APPEND_TIME:
         timestamps = np.full(n, batch.max_timestamp, np.int64)
     else:
-        timestamps = batch.first_timestamp + timestamp_deltas[:n]
+        timestamps = np.maximum(batch.first_timestamp + timestamp_deltas[:n], -1)
     columns = RecordColumns(
         lengths[:n],
         batch.base_offset + offset_deltas[:n],

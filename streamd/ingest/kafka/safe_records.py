@@ -41,6 +41,7 @@ from streamd.ingest.kafka.record_headers import (
 CHECKSUM_TRIES = 3
 """Times that a batch with a wrong checksum is fetched before it is refused: the network may have
 damaged it."""
+MAX_INT64 = 2**63 - 1
 MIN_COLUMN = 32
 """Fewest records of a batch that are read by columns: a reading takes as long as some 20 records
 one by one."""
@@ -66,7 +67,10 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
     def __init__(self, buffer: Any) -> None:
         super().__init__(buffer)
         self._refused = ""
-        self._is_read_one_by_one = self._num_records < MIN_COLUMN
+        # A timestamp so large may not fit an int64 together with a record's.
+        self._is_read_one_by_one = (
+            self._num_records < MIN_COLUMN or abs(self.first_timestamp) >= 2**62
+        )
 
     def validate_crc(self) -> bool:
         """Whether the batch may be read; one damaged too often is read as a refused record."""
@@ -168,6 +172,7 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
         self._pos = pos
         append_time = self.timestamp_type == self.LOG_APPEND_TIME
         timestamp = self.max_timestamp if append_time else self.first_timestamp + timestamp_delta
+        timestamp = min(max(timestamp, -1), MAX_INT64)
         return DefaultRecord(length, offset, timestamp, self.timestamp_type, key, value, headers)
 
     def _pass_over(self, start: int, error: Exception) -> DefaultRecord:
