@@ -11,6 +11,7 @@ import numpy as np
 
 from streamd.tfgnn.records.columns import ColumnReader
 from streamd.tfgnn.records.examples import Codec
+from streamd.tfgnn.records.record_batches import read_batches
 from streamd.tfgnn.records.records import read_blocks, read_records, write_records
 from streamd.tfgnn.records.tensor import Edges, GraphTensor, Nodes, Ragged
 from streamd.tfgnn.schema.messages import Context, EdgeSet, Example, GraphSchema, NodeSet
@@ -18,6 +19,7 @@ from streamd.tfgnn.schema.schema import new_feature
 from tests.benchmarks.measure import Row, best_seconds, pick_size
 
 RECORDS, NODES, EDGES, DIM, ROUNDS = pick_size(20_000, 100), 100, 300, 32, pick_size(200, 2)
+SAMPLES = pick_size(5_000, 100)
 KEYS = [("id", "bytes"), ("src", "int64"), ("dst", "int64"), ("time", "int64"), ("emb", "float")]
 
 
@@ -159,4 +161,17 @@ def run() -> list[Row]:
                      "protobuf to arrays, unchecked"))
     found.append(Row(f"encode {what}", microseconds(lambda: codec.encode(graph)), "us", microseconds(lambda: encode_by_protobuf(graph)),
                      "protobuf from arrays, unchecked"))
-    return found
+    return found + batches(codec, record)
+
+
+def batches(codec: Codec, record: bytes) -> list[Row]:
+    """Samples of a file as graphs of 64 samples each, beside protobuf's parser and arrays of each list."""
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+        path = Path(folder) / "x.tfrecord"
+        write_records(path, [record] * SAMPLES)
+        size = path.stat().st_size / 1e6
+        ours = size / best_seconds(lambda: [None for _ in read_batches(codec, path, 64)], 3)
+        single = size / best_seconds(lambda: [None for _ in codec.read(path)], 3)
+        peer = size / best_seconds(lambda: [decode_by_protobuf(one) for one in read_records(path)], 3)
+    name = "protobuf to arrays, unchecked, not joined"
+    return [Row("samples read to graphs of 64 samples", ours, "MB/s", peer, name), Row("samples read to graphs one by one", single, "MB/s", peer, name)]

@@ -118,8 +118,10 @@ def columns_of(records: Sequence[DefaultRecord]) -> RecordColumns:
 
 
 def read_columns(batch: Any, buffer: bytes, pos: int, count: int) -> tuple[RecordColumns, int]:
-    """Read up to `count` records of Kafka's message format 2 from a position on. batch: has their
-    first offset, and a first timestamp of less than 62 bits. Returns: them, and the position after them.
+    """Read up to `count` records of Kafka's message format 2 from a position on.
+
+    batch: has their first offset, and a first timestamp of less than 62 bits. Returns: the records,
+    and the position after them.
 
     It ends before the first record that is malformed or has a number of more than 63 bits, which
     the caller reads by itself. Raises: nothing.

@@ -32,6 +32,7 @@ class Codec:
 
     def __init__(self, schema: GraphSchema, prefix: str = "") -> None:
         self.schema = schema
+        self.prefix = prefix
         self._layout = FeatureLayout(schema, prefix)
         self._reader = ColumnReader(self._layout.keys)
         self._kinds = dict(self._layout.keys)
@@ -48,7 +49,7 @@ class Codec:
         columns = iter(self._reader.read(record, span[0], span[1], lambda _: where))
         taken = _Taken(columns, where)
         # The context comes first, but the number of components is known from the sets.
-        context = [taken.feature() for keys in self._layout.context.features for _ in _slots(keys)]
+        context = [taken.feature() for keys in self._layout.context.features for _ in slots(keys)]
         parts = [taken.set(one) for one in self._layout.all_sets[1:]]
         components = _components([(one, sizes) for one, sizes, *_ in parts], where)
 
@@ -144,11 +145,11 @@ class _Taken:
         source = target = sizes[:0]
         if one.kind == "edge set":
             source, target = self.feature().values, self.feature().values
-        features = [self.feature() for keys in one.features for _ in _slots(keys)]
+        features = [self.feature() for keys in one.features for _ in slots(keys)]
         return one, sizes, source, target, features
 
 
-def _slots(keys: FeatureKeys) -> range:
+def slots(keys: FeatureKeys) -> range:
     """One for each key of a feature: of its values, then of its row lengths."""
     return range(1 + len(keys.row_lengths))
 

@@ -182,10 +182,11 @@ def _join(values: list[Value]) -> Value:
     first = values[0]
     if not isinstance(first, Ragged):
         return np.concatenate([np.asarray(value) for value in values])
+    lengths = zip(*(value.row_lengths for value in values), strict=True)
     return Ragged(
         first.shape,
         np.concatenate([value.values for value in values]),
-        (np.concatenate([value.row_lengths[0] for value in values]),),
+        tuple(np.concatenate(of_dim) for of_dim in lengths),
     )
 
 
