@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.contract
 @pytest.mark.timeout(600)
-def test_the_store_on_s3_survives_500s_half_uploads_timeouts_and_names_one_that_is_away(tmp_path):
+def test_the_store_on_s3_survives_500s_half_uploads_timeouts_and_a_changed_key_and_names_one_that_is_away(tmp_path):
     with closing(rich_log(tmp_path / "log")):
         asked = subprocess.run(
             [f"{sys.prefix}-contract-store/bin/python", ROOT / "tests/contracts/clients/ask_store.py",
@@ -38,4 +38,6 @@ def test_the_store_on_s3_survives_500s_half_uploads_timeouts_and_names_one_that_
     assert "s3://bucket/archive-" in said["archive away"]
     assert "cannot be listed in s3://bucket/away" in said["away"]["error"] and said["away"]["seconds"] < 60
     assert "s3://no-such-bucket/log: " in said["missing"]["error"]
+    refused, read = said["rotated"]
+    assert "a cannot be read from s3://bucket/rotated: PermissionError" in refused and read == "12", "a changed file counts without a restart"
     assert "sesame" not in asked.stdout + asked.stderr

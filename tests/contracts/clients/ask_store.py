@@ -41,11 +41,12 @@ HANG_SECONDS = 3
 
 class Proxy(threading.Thread):
     """Passes connections on to a port, but strikes every third: mode "500" answers so, "half" breaks off, "hang" is silent;
-    "away" refuses all."""
+    "away" refuses all. "guard" refuses every connection that is not signed with the key `accepted`."""
 
     def __init__(self, port):
         super().__init__(daemon=True)
-        self.upstream, self.mode, self.count = port, "", 0
+        self.upstream, self.mode, self.count, self.accepted = port, "", 0, ""
+        self.open = []
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
 
@@ -53,7 +54,8 @@ class Proxy(threading.Thread):
         while True:
             client, _ = self.listener.accept()
             self.count += 1
-            strikes = self.mode == "away" or self.count % 3 == 0
+            self.open.append(client)
+            strikes = self.mode in ("away", "guard") or self.count % 3 == 0
             threading.Thread(target=self.serve, args=(client, self.mode if strikes else ""), daemon=True).start()
 
     def serve(self, client, mode):
@@ -62,6 +64,10 @@ class Proxy(threading.Thread):
             client.sendall(b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
         if mode == "hang":
             time.sleep(HANG_SECONDS)
+        if mode == "guard" and f"Credential={self.accepted}/".encode() not in client.recv(1 << 16, socket.MSG_PEEK):
+            client.recv(1 << 16)
+            client.sendall(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            mode = "away"
         if mode in ("500", "hang", "away"):
             client.close()
             return
@@ -69,6 +75,13 @@ class Proxy(threading.Thread):
         most = HALF_BYTES if mode == "half" else 1 << 60
         threading.Thread(target=self.pump, args=(client, server, most), daemon=True).start()
         self.pump(server, client, 1 << 60)
+
+    def rotate(self, key):
+        """Let in those alone who have another key from now on."""
+        self.accepted = key
+        for client in self.open:
+            with contextlib.suppress(OSError):
+                client.shutdown(socket.SHUT_RDWR)
 
     @staticmethod
     def pump(source, target, most):
@@ -90,6 +103,32 @@ def refused(url):
     except StoreError as error:
         return {"error": str(error), "seconds": time.monotonic() - begun}
     return {}
+
+
+def rotated():
+    """A store whose key is another one, and later stands in the file of credentials too. Returns: the error between, and what
+    is read after it."""
+    file = Path(WORK) / "credentials"
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        del os.environ[name]
+    os.environ["AWS_SHARED_CREDENTIALS_FILE"] = str(file)
+
+    def write(key):
+        file.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = sesame\n")
+
+    write("first")
+    proxy.mode, proxy.accepted = "guard", "first"
+    store = Store("s3://bucket/rotated")
+    store.put("a", b"1")
+    proxy.rotate("second")
+    error = ""
+    try:
+        store.get("a", 10)
+    except StoreError as raised:
+        error = str(raised)
+    write("second")
+    store.put("b", b"2")
+    return [error, (store.get("a", 10) + store.get("b", 10)).decode()]
 
 
 moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
@@ -116,7 +155,7 @@ def archived(url, data_dir, key):
         archive.step()
         errors.append(archive.error)
     names = manifests.names(store)
-    needed = {o for name in names for o in manifests.read(store, name).objects}
+    needed = {o for name in names for o in object_names(manifests.read(store, name).files)}
     places = len(list(DeletedSearch([key]).in_store(store)))
     return [errors[-1], manifests.commit_of(names[-1])[1], len(names), len(set(store.sizes("objects")) - needed), places]
 
@@ -141,6 +180,7 @@ away = Store("s3://bucket/archive-", timeout_seconds=5)
 archive = Archive(Path(LOG), away, None, manifest_seconds=600, clock=ManualClock(), beat=Heartbeat(Path(LOG), "archive"))
 archive.step()
 said["archive away"] = archive.error
+said["rotated"] = rotated()
 print(json.dumps(said), flush=True)
 # The event loop of s3fs keeps connections open, which would hold up the exit.
 os._exit(0)
