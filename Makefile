@@ -12,7 +12,7 @@ ROUNDS ?= 5
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo demos test screenshots states contract mlflow tgb slow fences fuzz mutants lint bench bench-smoke bench-compare docs helm wheel proto clean keys image image-release sign pin-base wheels-arm64 containers
+.PHONY: demo demos test screenshots states contract mlflow tgb slow fences fuzz mutants lint bench bench-smoke bench-compare docs helm wheel proto clean keys image image-release sign pin-base wheels-arm64 containers leaders
 
 demo: $(VENV)/.demo
 	$(BIN)/streamd demo $(DEMO_ARGS)
@@ -208,6 +208,10 @@ image:
 # The image in containers, by docker or podman, whichever answers, with compose: below 15 minutes. SHORT=1 before each release.
 containers: $(VENV)/.dev
 	CONTAINERS=1 SHORT=$(SHORT) IMAGE=$(IMAGE_TESTED) $(BIN)/python -m pytest -s tests/deploy/test_containers.py
+
+# Two machines that may lead and two replicas, in containers: six changes of leader while a window closes each minute.
+leaders: $(VENV)/.dev
+	LEADERS=1 IMAGE=$(IMAGE_TESTED) $(BIN)/python -m pytest -s tests/deploy/test_leaders.py
 
 # The image with an SBOM and its provenance, built by buildx with the container driver and pushed to REGISTRY; build/image.json has its
 # digest. Nobody has run this one or the next yet.

@@ -1,6 +1,7 @@
 """A container engine, docker or podman, and the project of `deploy/` that its compose runs: as the files say, but at ports that are free,
 with keys of its own, and without what only looks at it (Prometheus, Grafana)."""
 
+import functools
 import json
 import os
 import shutil
@@ -11,6 +12,8 @@ import urllib.request
 from pathlib import Path
 
 import yaml
+from kafka import KafkaAdminClient
+from kafka.errors import KafkaError
 
 from streamd.demo.broker import free_port
 
@@ -19,6 +22,8 @@ DEPLOY = ROOT / "deploy"
 LOOKERS_ON = ("prometheus", "grafana")
 KEYS = {"api_keys": "caller\nscraper\n", "admin_keys": "admin\n", "metrics_key": "scraper\n"}
 GRACE_SECONDS = 45
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For a broker that lives for minutes: Java's second compiler would take half of the CPU that it uses."""
 
 
 def answers(*command):
@@ -49,17 +54,31 @@ def _merge(old, new):
     return old + new if isinstance(old, list) and isinstance(new, list) else new
 
 
+@functools.cache
+def built_image():
+    """The image that IMAGE names; where it names none, one that is built now."""
+    if given := os.environ.get("IMAGE"):
+        return given
+    engine, _ = find_engine()
+    begun = time.monotonic()
+    subprocess.run(["make", "image", f"DOCKER={engine}", "TAG=tested"], cwd=ROOT, check=True, timeout=1200)
+    print(f"image built in {time.monotonic() - begun:.0f} s")
+    return "streamd:tested"
+
+
 class Project:
     """The services of some compose files, started, hurt and stopped."""
 
-    def __init__(self, folder, *files, image=None):
-        """folder: for its files. image: of streamd, that of the files where None."""
+    def __init__(self, folder, *files, image=None, change=lambda compose: None):
+        """folder: for its files. image: of streamd, that of the files where None. change: of what the files say together, in place."""
         self.engine, self.compose = find_engine()
         self.name = f"streamd-{os.getpid()}-{len(files)}"
         self.folder = folder
         self.ports = {"streamd": free_port(), "proxy": free_port(), "kafka": free_port()}
         self.file = folder / "compose.yaml"
-        self.file.write_text(yaml.safe_dump(self._own(merged([DEPLOY / f for f in files]), image)))
+        compose = merged([DEPLOY / f for f in files])
+        change(compose)
+        self.file.write_text(yaml.safe_dump(self._own(compose, image)))
 
     def _own(self, compose, image):
         compose.pop("name")
@@ -78,6 +97,7 @@ class Project:
                 service["ports"] = [f"127.0.0.1:{self.ports[name]}:{inner}"]
             service["volumes"] = [v.replace("./", f"{DEPLOY}/", 1) if v.startswith("./") else v for v in service.get("volumes", [])]
         kafka = compose["services"]["kafka"]["environment"]
+        kafka["JDK_JAVA_OPTIONS"] = QUICK_JAVA
         kafka["KAFKA_ADVERTISED_LISTENERS"] = kafka["KAFKA_ADVERTISED_LISTENERS"].replace("localhost:19092", self.broker)
         return compose
 
@@ -100,8 +120,8 @@ class Project:
     def up(self):
         self.composed("up", "-d")
         # Some engines start a service before what it waits for is healthy: then the topic is made here.
-        self.wait(lambda: self.exec("kafka", "/opt/kafka/bin/kafka-broker-api-versions.sh", "--bootstrap-server", "kafka:9092") is not None,
-                  "Kafka answers", 120)
+        self.wait(self.kafka_answers, "Kafka answers", 300)
+
         def made():
             if self.state("topic") == ("exited", 0):
                 return True
@@ -109,7 +129,15 @@ class Project:
                 self.run("start", self.container("topic"), check=False)
             return False
 
-        self.wait(made, "the topic is made", 120)
+        self.wait(made, "the topic is made", 300)
+
+    def kafka_answers(self):
+        """Whether the broker takes clients, asked from here: each of Kafka's own commands would start another Java beside it."""
+        try:
+            KafkaAdminClient(bootstrap_servers=self.broker).close()
+        except KafkaError:
+            return False
+        return True
 
     def down(self, *, volumes=False):
         self.composed("down", *(["--volumes"] if volumes else []))
@@ -173,3 +201,14 @@ def ask(port, path, body=None, key="caller", seconds=10):
         return error.code, error.read().decode()
     except OSError as error:
         return 0, str(error)
+
+
+def stop_in_time(project, *services):
+    """Stop services, and see that each ends by itself within its grace."""
+    for service in services:
+        begun = time.monotonic()
+        project.run("stop", "-t", str(GRACE_SECONDS), project.container(service))
+        seconds = time.monotonic() - begun
+        assert project.state(service) == ("exited", 0), project.logs(service)[-3000:]
+        assert seconds < GRACE_SECONDS
+        print(f"{service} stopped in {seconds:.1f} s")

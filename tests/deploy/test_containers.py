@@ -2,75 +2,23 @@
 networks cut, and at the end each event is in each directory once. `SHORT=1` keeps to what a release needs: it starts, answers, finds its
 events and Kafka's topics after `down` and `up`, and stops in time."""
 
-import json
 import os
-import subprocess
 import threading
 import time
 from collections import Counter
 
 import pytest
-from kafka import KafkaProducer
 
-from tests.deploy.engine import GRACE_SECONDS, ROOT, Project, ask, find_engine
+from tests.deploy.engine import Project, ask, built_image, find_engine, stop_in_time
+from tests.deploy.events import Stream, counts, grows
 
 ENGINE, COMPOSE = find_engine() if os.environ.get("CONTAINERS") else (None, None)
 pytestmark = [
     pytest.mark.skipif(not os.environ.get("CONTAINERS"), reason="`make containers` runs this"),
     pytest.mark.skipif(ENGINE is None, reason="no docker and no podman answers"),
     pytest.mark.skipif(COMPOSE is None, reason="neither `docker compose` nor podman-compose is installed"),
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(2400),
 ]
-COUNT = """
-import collections, pathlib
-from streamd.eventlog.reader import LogReader
-log = LogReader.open(pathlib.Path("/data/log"))
-_, dst, _ = log.edges(0, log.num_edges)
-names = collections.Counter(log.keys[node] for node in dst.tolist())
-print(len(names), sum(names.values()))
-"""
-"""Counts the distinct destinations in a log, and all its edges."""
-
-
-@pytest.fixture(scope="module")
-def image():
-    """The image, built where IMAGE does not name one."""
-    if given := os.environ.get("IMAGE"):
-        return given
-    subprocess.run(["make", "image", f"DOCKER={ENGINE}", "TAG=tested"], cwd=ROOT, check=True, timeout=1200)
-    return "streamd:tested"
-
-
-class Stream:
-    """Sends events to Kafka, each with a destination of its own, in a thread."""
-
-    def __init__(self, broker):
-        self.producer = KafkaProducer(bootstrap_servers=broker, acks="all", enable_idempotence=True, delivery_timeout_ms=300_000)
-        self.sent, self.failed = 0, []
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def send(self, count):
-        for number in range(self.sent, self.sent + count):
-            event = {"src": f"u:{number % 50}", "dst": f"n:{number}", "time": int(time.time() * 1000)}
-            self.producer.send("events", json.dumps(event).encode(), partition=number % 4).add_errback(self.failed.append)
-        self.sent += count
-
-    def _run(self):
-        while not self._stop.wait(0.1):
-            self.send(5)
-
-    def start(self):
-        self._thread.start()
-
-    def stop(self):
-        """End, with every event acknowledged. Returns: how many there were."""
-        if self._thread.is_alive():
-            self._stop.set()
-            self._thread.join()
-        self.producer.flush(120)
-        assert self.failed == []
-        return self.sent
 
 
 class Asker:
@@ -97,26 +45,9 @@ def is_ready(port):
     return ask(port, "/readyz")[0] == 200
 
 
-def counts(project, service):
-    """Distinct destinations and edges in a service's log; None while it cannot be read."""
-    told = project.exec(service, "python", "-", given=COUNT)
-    return tuple(map(int, told.split())) if told else None
-
-
-def stop_in_time(project, *services):
-    """Stop services, and see that each ends by itself within its grace."""
-    for service in services:
-        begun = time.monotonic()
-        project.run("stop", "-t", str(GRACE_SECONDS), project.container(service))
-        seconds = time.monotonic() - begun
-        assert project.state(service) == ("exited", 0), project.logs(service)[-3000:]
-        assert seconds < GRACE_SECONDS
-        print(f"{service} stopped in {seconds:.1f} s")
-
-
 @pytest.fixture
-def project(tmp_path, image, request):
-    made = Project(tmp_path, *request.param, image=image)
+def project(tmp_path, request):
+    made = Project(tmp_path, *request.param, image=built_image())
     try:
         yield made
     finally:
@@ -187,12 +118,6 @@ def test_nothing_is_lost_while_containers_are_killed_and_networks_cut(project):
         assert project.exec(service, "streamd", "verify") is not None
     print(f"{sent} events, each once in three directories")
     stop_in_time(project, "replica-1", "replica-2", "streamd")
-
-
-def grows(project, service):
-    """Wait until a service's log has an event more than now."""
-    first = counts(project, service)
-    project.wait(lambda: (counts(project, service) or (0,)) > (first or (0,)), f"{service} takes events", 120)
 
 
 def kill_leader(project, _):
