@@ -12,6 +12,7 @@ from streamd.schema import Schema as Schema
 
 Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 

@@ -164,13 +164,6 @@ class LiveGraph:
         known = events[(events >= self.log.first_edge) & (events < self.graph.next_event)]
         self.graph.hide(self.log.gather("src", known), self.log.gather("dst", known), known)
 
-    def destinations(self, node_set: int = 0) -> Int64:
-        """Ids of the nodes of a node set that were a destination and are not deleted, ascending."""
-        nodes = self.facts.all.destinations()
-        nodes = nodes[self.facts.node_set_of(nodes) == node_set]
-        alive: Int64 = nodes[~self.log.deletions.is_gone(nodes)]
-        return alive
-
     def restore_facts(self, folder: Path, until_event: int) -> int:
         """Take over the newest stored facts at or before an edge. Returns: the id of the next
         edge that they take in.

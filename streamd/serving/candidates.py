@@ -1,37 +1,23 @@
 """Candidates are the nodes that may be recommended, and those likely enough to be scored."""
 
-import time
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from streamd.events import Bools, Float32, Int64
 from streamd.graph.live import LiveGraph
 from streamd.serving.feature_columns import FeatureColumns
 from streamd.serving.loaded_version import LoadedVersion
-from streamd.serving.node_filter import FeatureCondition, NodeFilter, ValueLimit, is_in
-from streamd.serving.requests import Recommend, Similar
+from streamd.serving.node_filter import ValueLimit
+from streamd.serving.node_pools import NodePool, NodePools, PoolKey
+from streamd.serving.requests import Recommend, Request, Similar
 
-POPULAR_SECONDS = 1.0
-"""Time for which the most popular nodes of a kind are remembered: finding them takes a pass over
-all of them."""
-MAX_KINDS = 1000
-"""Kinds, and filters of one kind, whose most popular nodes are remembered: a caller may name as
-many as it likes."""
 MAX_SECOND = 256
 """Most nodes two hops away from which a third hop is taken: it bounds the time of a request."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Popularity:
-    """The popularity of the nodes of a kind. made_at: monotonic time. pool: int64[P], ascending.
-    share_P5: their log shares at each half-life. best: conditions on features -> most popular nodes
-    that they hold for at each half-life, most popular first."""
-
-    made_at: float
-    pool: Int64
-    share_P5: Float32
-    best: dict[tuple[FeatureCondition, ...], list[Int64]] = field(default_factory=dict)
+Asked = Recommend | Similar
 
 
 class Candidates:
@@ -42,90 +28,95 @@ class Candidates:
         self._live = live
         self._features = features
         self.limit = limit
-        self._kinds: dict[str, list[int]] = {}
-        self._keys_sorted = 0
-        self._popularity: dict[tuple[str | None, int], _Popularity] = {}
+        self._pools = NodePools(live, features, limit)
 
-    def of_request(self, request: Recommend | Similar) -> Int64:
-        """Ids of all nodes that an answer may name, ascending: of the kind asked for, or all
-        destinations of the asked edge set's node set, as far as the request's filter allows."""
-        node_set = self._live.log.state.schema.ends_of(request.edge_set)[1]
-        return self.filter_nodes(request.filter, node_set)
+    # Following the graph
 
-    def filter_nodes(self, filter: NodeFilter, node_set: int) -> Int64:
-        """Ids of the destinations of a node set, or of the nodes of a kind, that a filter allows:
-        int64, ascending."""
-        if filter.kind is None:
-            pool = self._live.destinations(node_set)
-        else:
-            pool = self.of_kind(filter.kind)
+    def follow(self, caught_up: bool) -> None:
+        """Take in what the graph took in. caught_up: whether it has the whole log, from when on
+        popular nodes are kept."""
+        if caught_up:
+            self._pools.begin()
+        self._pools.advance()
 
-        # Keys that were never seen name no node.
-        ids = self._live.log.ids
-        if filter.only is not None:
-            named = np.array([ids[key] for key in filter.only if key in ids], np.int64)
-            named = np.unique(named)
-            pool = named[is_in(named, pool)]
+    @property
+    def covers_all(self) -> bool:
+        """Whether the popular nodes are those of all nodes."""
+        return self._pools.covers_all
 
-        # The pool is ascending, so names are found in it by search.
-        if filter.exclude:
-            named = np.array([ids[key] for key in filter.exclude if key in ids], np.int64)
-            pool = np.delete(pool, np.searchsorted(pool, named[is_in(named, pool)]))
+    def cover(self, until: float) -> bool:
+        """Look at nodes that are not looked at yet, to find the popular ones, one slice at least.
+        until: monotonic seconds. Returns: whether that is all of them."""
+        return self._pools.cover(until)
 
-        # Each condition looks only at the nodes that the ones before it left.
-        for condition in filter.where:
-            numbers = self._features.numbers(pool, condition.first, condition.end)
-            pool = pool[condition.holds(numbers)]
-        return pool
+    # The nodes that an answer may name
+
+    def nodes_of(self, request: Asked) -> NDArray[Any]:
+        """Ids of all nodes that an answer may name, and of others, which `allows` distinguishes:
+        int32 or int64, a view."""
+        return self._pools.nodes_of(request.filter.kind, request.edge_set)
+
+    def allows(self, nodes: Int64, request: Asked) -> Bools:
+        """Which nodes an answer may name: bool[N]. They are of the kind asked for, or destinations
+        of the edge set's node set, as far as the request's filter allows."""
+        return self._pools.allows(nodes, request.filter, request.edge_set)
 
     def diverse(self, diversity: ValueLimit, nodes: Int64) -> Bools:
         """Which nodes of a list stay, best first, so that it has the diversity: bool[N]."""
         return diversity.keeps(self._features.numbers(nodes, diversity.first, diversity.end))
 
-    def of_kind(self, kind: str) -> Int64:
-        """Ids of nodes whose key begins with `kind:`."""
-
-        # Sort only the keys that came since the last call; node ids are rows of the keys.
-        keys = self._live.log.keys
-        for node in range(self._keys_sorted, len(keys)):
-            key = keys[node]
-            if isinstance(key, str) and ":" in key:
-                self._kinds.setdefault(key.split(":", 1)[0], []).append(node)
-        self._keys_sorted = len(keys)
-        nodes = np.array(self._kinds.get(kind, []), np.int64)
-        return nodes[~self._live.log.deletions.is_gone(nodes)]
-
     def unseen(self, nodes: Int64, source: int, edge_set: int) -> Int64:
-        """The nodes that are not among a source's last partners in an edge set, ascending."""
-        return np.setdiff1d(nodes, self._live.facts.partners(source, edge_set))
+        """The nodes that are not among a source's last partners in an edge set, in their order."""
+        return nodes[~np.isin(nodes, self._live.facts.partners(source, edge_set))]
 
-    def likely(
-        self, request: Recommend, source: int, as_of_us: int, served: LoadedVersion | None
-    ) -> Int64:
+    # The likely ones
+
+    def is_ready_for(self, request: Request) -> bool:
+        """Whether the popular nodes that a request allows are at hand."""
+        if not isinstance(request, Recommend | Similar) or request.filter.only is not None:
+            return True
+        pool = self._pools.find(self._pool_of(request))
+        return pool is not None and pool.covers_all
+
+    def prepare(self, request: Request, until: float) -> bool:
+        """Look through all nodes for the popular ones that a request allows, one slice at least.
+        until: monotonic seconds. Returns: whether it is prepared."""
+        if self.is_ready_for(request):
+            return True
+        assert isinstance(request, Recommend | Similar)
+        return self._pools.of(self._pool_of(request)).cover(until)
+
+    def likely(self, request: Recommend, source: int, served: LoadedVersion | None) -> Int64:
         """At most `limit` nodes worth scoring for a source, ascending.
 
         These are all nodes of the request, or, of too many, the source's partners, nodes three hops
         away, the most popular ones at each half-life, and those whose embedding is like its own.
-        as_of_us: time just after the newest event, microseconds.
         """
-        pool = self.of_request(request)
-        if len(pool) <= self.limit:
-            return pool
+        popular, is_all = self._popular(request)
+        if is_all and len(popular[0]) <= self.limit:
+            return np.sort(popular[0])
+
+        # Too many: near ones first.
         near = self._live.facts.partners(source, request.edge_set)
         close = np.concatenate([near, self._three_hops_away(near, request.edge_set)])
-        return self._likely_of(pool, close, request, source, as_of_us, served)
+        return self._likely_of(
+            close, popular, lambda nodes: self.allows(nodes, request), source, served
+        )
 
-    def alike(
-        self, request: Similar, node: int, as_of_us: int, served: LoadedVersion | None
-    ) -> Int64:
+    def alike(self, request: Similar, node: int, served: LoadedVersion | None) -> Int64:
         """At most `limit` nodes worth comparing with a node, ascending: all nodes of the request,
         or those of `likely` with the nodes that share a partner instead of partners."""
-        pool = self.of_request(request)
-        pool = np.delete(pool, np.flatnonzero(pool == node))
-        if len(pool) <= self.limit:
-            return pool
+
+        def allows(nodes: Int64) -> Bools:
+            others: Bools = self.allows(nodes, request) & (nodes != node)
+            return others
+
+        popular, is_all = self._popular(request)
+        popular = [nodes[nodes != node] for nodes in popular]
+        if is_all and len(popular[0]) <= self.limit:
+            return np.sort(popular[0])
         close, _ = self.sharing_partners(node, request.edge_set)
-        return self._likely_of(pool, close, request, node, as_of_us, served)
+        return self._likely_of(close, popular, allows, node, served)
 
     def sharing_partners(self, node: int, edge_set: int) -> tuple[Int64, Float32]:
         """The nodes that lately shared partners with a node, and how much: int64[N] and float32[N],
@@ -134,36 +125,35 @@ class Candidates:
         It is the index of Adamic and Adar (2003) over the last partners of nodes, at most 16 each:
         the sum over shared partners of 1 / log(number of the partner's own last partners).
         """
-        partners = self._live.facts.of_set(edge_set).partners
-        lists = [partners(int(p)) for p in partners(node)]
-        if not lists:
+        facts = self._live.facts.of_set(edge_set)
+        others, counts = facts.partners_of(facts.partners(node))
+        if not len(others):
             return np.zeros(0, np.int64), np.zeros(0, np.float32)
 
         # A shared partner has two partners at least.
-        weights = [np.full(len(one), 1 / np.log(max(len(one), 2))) for one in lists]
-        nodes, index = np.unique(np.concatenate(lists), return_inverse=True)
-        sums = np.bincount(index, np.concatenate(weights), len(nodes)).astype(np.float32)
+        weights = np.repeat(1 / np.log(counts.clip(min=2)), counts)
+        nodes, index = np.unique(others, return_inverse=True)
+        sums = np.bincount(index, weights, len(nodes)).astype(np.float32)
         order = np.lexsort((nodes, -sums))
         order = order[nodes[order] != node]
         return nodes[order], sums[order]
 
     def _likely_of(
         self,
-        pool: Int64,
         close: Int64,
-        request: Recommend | Similar,
+        popular: list[Int64],
+        allows: Callable[[Int64], Bools],
         source: int,
-        as_of_us: int,
         served: LoadedVersion | None,
     ) -> Int64:
-        """The likely nodes of a pool that is too large. close: nodes near the source, best
-        first."""
+        """The likely nodes of a request that allows too many. close: nodes near the source, best
+        first. popular: as of `_popular`. allows: which of some nodes the request allows."""
         # Near nodes get half of the limit at most; the rest are lists, best first.
         limit = self.limit
-        close = close[is_in(close, pool)][: limit // 2]
-        lists = self._popular(request, pool, as_of_us)
+        close = close[allows(close)][: limit // 2]
+        lists = [nodes[:limit] for nodes in popular]
         if served is not None:
-            lists = [*lists, served.nearest(source, pool, limit, self._live)]
+            lists.append(served.nearest(source, allows, limit, self._live))
 
         # Take turns between the lists, so that none crowds out another.
         table = np.full((max(map(len, lists)), len(lists)), -1, np.int64)
@@ -180,63 +170,50 @@ class Candidates:
 
         near: the source's partners.
         """
-        if not len(near):
-            return near
-        partners = self._live.facts.of_set(edge_set).partners
-        second = np.unique(np.concatenate([partners(int(p)) for p in near]))[:MAX_SECOND]
-        ends = [near[:0], *(partners(int(q)) for q in second)]
-        third, paths = np.unique(np.concatenate(ends), return_counts=True)
-        return third[np.argsort(-paths, kind="stable")]
+        facts = self._live.facts.of_set(edge_set)
+        second = np.unique(facts.partners_of(near)[0])[:MAX_SECOND]
+        third, paths = np.unique(facts.partners_of(second)[0], return_counts=True)
+        ends: Int64 = third[np.argsort(-paths, kind="stable")]
+        return ends
 
-    def _popular(self, request: Recommend | Similar, pool: Int64, as_of_us: int) -> list[Int64]:
-        """The most popular nodes of a pool at each half-life, most popular first.
+    # Popular nodes
 
-        They may be as of POPULAR_SECONDS ago. Each list has at least `request.k` nodes, if the pool
-        and the limit allow so many.
-        """
-        popularity = self._popularity_of(request, as_of_us)
-        where = request.filter.where
-        if where not in popularity.best:
-            whole = replace(request.filter, only=None, exclude=())
-            best = self._most_popular(popularity, self.of_request(replace(request, filter=whole)))
-            popularity.best[where] = best
+    def _popular(self, request: Asked) -> tuple[list[Int64], bool]:
+        """The most popular nodes that a request allows at each half-life, most popular first, and
+        whether they are all that it allows. Of others each list has at least `request.k` nodes, and
+        half of the limit, if it allows so many."""
+        only = request.filter.only
+        if only is not None:
+            named = self._pools.ids_of(only)
+            return [named[self.allows(named, request)]], True
+        pool = self._pools.of(self._pool_of(request))
+        pool.cover(math.inf)
+        return self._select(pool, request)
 
-        # Without those that were deleted meanwhile, or that the request leaves out.
-        best = [nodes[is_in(nodes, pool)] for nodes in popularity.best[where]]
-        enough = min(len(pool), self.limit, max(request.k, self.limit // 2))
-        if min(map(len, best)) < enough:
-            best = self._most_popular(popularity, pool)
-        return best
+    def _pool_of(self, request: Asked) -> PoolKey:
+        """The pool in which the popular nodes of a request are found."""
+        edge_set, filter = request.edge_set, request.filter
+        key = PoolKey(edge_set, filter.kind, filter.where)
+        if key == PoolKey(edge_set):
+            return key
 
-    def _popularity_of(self, request: Recommend | Similar, as_of_us: int) -> _Popularity:
-        """The popularity of all nodes of the request's kind."""
-        kind, edge_set = request.filter.kind, request.edge_set
-        found = self._popularity.get((kind, edge_set))
-        is_fresh = found is not None and time.monotonic() - found.made_at < POPULAR_SECONDS
-        if found is not None and is_fresh and len(found.best) < MAX_KINDS:
-            return found
-        pool = self.of_request(replace(request, filter=NodeFilter(kind=kind)))
-        share_P5 = self._live.facts.log_shares(pool, as_of_us, edge_set)
+        # A filter of features that leaves enough of the popular nodes needs no pool of its own.
+        plain = self._pools.plain(edge_set)
+        if filter.kind is None and self._pools.find(key) is None and plain.covers_all:
+            lists, is_all = self._select(plain, request)
+            if is_all or min(map(len, lists)) >= max(request.k, self.limit // 2):
+                return PoolKey(edge_set)
+        return key
 
-        # Forgetting all of them is simple, and they are found again within a second.
-        if len(self._popularity) > MAX_KINDS:
-            self._popularity.clear()
-        found = _Popularity(time.monotonic(), pool, share_P5)
-        self._popularity[kind, edge_set] = found
-        return found
-
-    def _most_popular(self, popularity: _Popularity, pool: Int64) -> list[Int64]:
-        """At most `limit` nodes of a pool at each half-life, most popular first."""
-        # Nodes that came since are the least popular.
-        share = np.full((len(pool), popularity.share_P5.shape[1]), -np.inf, np.float32)
-        known = is_in(pool, popularity.pool)
-        share[known] = popularity.share_P5[np.searchsorted(popularity.pool, pool[known])]
-
-        # A partial sort per half-life: a pool may have millions of nodes.
-        best = []
-        for column in -share.T:
-            top = np.arange(len(pool))
-            if len(pool) > self.limit:
-                top = np.argpartition(column, self.limit)[: self.limit]
-            best.append(pool[top[np.argsort(column[top], kind="stable")]])
-        return best
+    def _select(self, pool: NodePool, request: Asked) -> tuple[list[Int64], bool]:
+        """The popular nodes of a pool that a request allows, and whether they are all of them."""
+        # As many as are scored, and as may be left out.
+        filter = request.filter
+        count = self.limit + len(filter.exclude)
+        if pool.is_whole or filter.where:
+            count = pool.popular.most_members
+        lists = pool.popular.best(count)
+        allowed = self.allows(np.concatenate(lists), request)
+        ends = np.cumsum([len(nodes) for nodes in lists])[:-1]
+        kept = [n[ok] for n, ok in zip(lists, np.split(allowed, ends), strict=True)]
+        return kept, pool.is_whole

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from streamd.events import Bools, Int64
+from streamd.events import Bools, Float32, Int64
 from streamd.graph.blocks.arena import Arena
 from streamd.graph.blocks.hops import arrays_of
-from streamd.models.device_arrays import HOST, Array, put, zeros
+from streamd.models.device_arrays import HOST, Array, on_host, put, zeros
 
 MAX_KEPT = 1 << 17
 """Embeddings kept before all are dropped: 100 MB at `model.dim` 64, more than a request needs."""
@@ -34,6 +34,7 @@ class Embeddings:
         self._node_of = Arena(np.int64, MAX_SLOTS, huge_pages=False).array
         self._num_kept = 0
         self._device = device
+        self._inverse_norm = Arena(np.float32, MAX_SLOTS, huge_pages=False).array
         self._parts: list[Array]
         if device == HOST:
             arenas = (Arena(np.float32, MAX_SLOTS, dim, huge_pages=False) for _ in range(PARTS))
@@ -72,9 +73,19 @@ class Embeddings:
             self._parts = [arrays_of(part).concatenate([part, added]) for part in self._parts]
         for kept, part in zip(self._parts, parts, strict=True):
             kept[first:end] = part
+        norm_M = on_host((parts[0] * parts[0]).sum(1)) ** 0.5
+        self._inverse_norm[first:end] = 1 / norm_M.clip(1e-9)
         self._slot_of[nodes + 1] = np.arange(first, end)
         self._node_of[first:end] = nodes
         self._num_kept = end
+
+    def likeness(self, node: int) -> tuple[Int64, Float32]:
+        """All nodes whose embedding is kept, and the cosine of theirs and a kept node's, but for
+        the node's own norm, which is the same for all: int64[K] and float32[K]."""
+        z_D = self.of(0, np.array([node]))[0]
+        dot_K = on_host(self._parts[0][: self._num_kept] @ z_D)
+        cosine_K: Float32 = dot_K * self._inverse_norm[: self._num_kept]
+        return self._node_of[: self._num_kept], cosine_K
 
     def of(self, part: int, nodes: Int64) -> Array:
         """Gather a part of nodes that are kept: float32[M, D]."""

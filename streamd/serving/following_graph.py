@@ -113,6 +113,7 @@ class ServerGraph:
         if took:
             self.newest_us = int(self.log.time_of(np.array([self.edge - 1]))[0])
         self.live.take_features(self.edge)
+        self.candidates.follow(self.caught_up)
         if self.caught_up:
             self.included = self.log.state
             self.looked_at = self._refreshed_at

@@ -1,6 +1,7 @@
 """A loaded version serves: it holds weights, and memory that advances with the log."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,7 +10,7 @@ import structlog
 from streamd.errors import VersionError
 from streamd.eventlog.log_changes import Changes
 from streamd.eventlog.reader import LogReader
-from streamd.events import Float32, Int64, Schema
+from streamd.events import Bools, Float32, Int64, Schema
 from streamd.graph.label_rows import label_rows
 from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import Neighborhood, SamplingPlan, sample_neighborhood
@@ -260,27 +261,30 @@ class LoadedVersion:
         likeness_N: Float32 = on_host((z_ND @ z_D) / norms_N.clip(1e-9))
         return likeness_N
 
-    def nearest(self, node: int, pool: Int64, count: int, live: LiveGraph) -> Int64:
-        """The nodes of a pool whose embedding is most similar to a node's by cosine.
+    def nearest(
+        self, node: int, allows: Callable[[Int64], Bools], count: int, live: LiveGraph
+    ) -> Int64:
+        """The nodes whose embedding is most similar to a node's by cosine, of those that `allows`
+        lets through.
 
-        At most `count`, most similar first. Only nodes whose embedding is kept are compared.
+        At most `count`, most similar first. Only nodes whose embedding is kept are compared: all of
+        them, which takes a millisecond. An index of them would have to be made whenever memory
+        advances, and takes a hundred times longer to make.
         """
         if not self.has_embeddings or node == UNKNOWN:
-            return pool[:0]
+            return np.zeros(0, np.int64)
         self.embed(np.array([node]), live)
-        z_D = self._embeddings.of(0, np.array([node]))[0]
+        known, likeness_K = self._embeddings.likeness(node)
 
-        # Those of the pool that have an embedding by now.
-        known = pool[self._embeddings.has(pool)]
-
-        # Cosine up to the node's own norm, which is the same for all.
-        z_PD = self._embeddings.of(0, known)
-        likeness_P = on_host((z_PD @ z_D) / ((z_PD * z_PD).sum(1) ** 0.5).clip(1e-9))
-        if count < len(known):
-            best = np.argpartition(-likeness_P, count)[:count]
-            known, likeness_P = known[best], likeness_P[best]
-        nearest: Int64 = known[np.argsort(-likeness_P, kind="stable")]
-        return nearest
+        # Few are refused as a rule, so the most similar ones are looked at first.
+        for most in (2 * count, len(known)):
+            best = np.arange(len(known))
+            if most < len(known):
+                best = np.argpartition(-likeness_K, most)[:most]
+            best = best[allows(known[best])]
+            if len(best) >= count:
+                break
+        return known[best[np.argsort(-likeness_K[best], kind="stable")[:count]]]
 
     def _pending(self) -> Array:
         """States of the nodes with pending messages, computed once for each cut of the memory."""

@@ -16,6 +16,10 @@ class NotReady(Exception):
     """The engine cannot answer yet; the caller answers 503."""
 
 
+class TooManyNodes(Exception):
+    """An exact recommendation would not end in time; the caller answers 422."""
+
+
 class NotReached(Exception):
     """The log did not come to what a request must have seen; the caller answers 504."""
 

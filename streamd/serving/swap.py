@@ -257,7 +257,7 @@ class Swap:
             while next_view.follow():
                 if time.monotonic() >= until:
                     return state
-            if not next_view.caught_up:
+            if not (next_view.caught_up and next_view.candidates.cover(until)):
                 return state
         if served is not None:
             if served.follow_until(until, log, next_view.edge, next_view.watermark):

@@ -132,4 +132,4 @@ def test_sharing_partners_is_the_plain_sum_over_last_partners(tmp_path):
         assert dict(zip(nodes.tolist(), scores.tolist(), strict=True)) == pytest.approx(want)
         assert [(-s, n) for n, s in zip(nodes.tolist(), scores.tolist(), strict=True)] == sorted(
             (-s, n) for n, s in zip(nodes.tolist(), scores.tolist(), strict=True))
-    assert (view.candidates.alike(Similar(node="n:70"), 70, view.newest_us + 1, None) != 70).all()
+    assert (view.candidates.alike(Similar(node="n:70"), 70, None) != 70).all()

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamd.errors import CapacityError
-from streamd.events import NO_DELETES, Float32, Int64, NodeDeletes
+from streamd.events import NO_DELETES, Float32, Float64, Int64, NodeDeletes
 from streamd.graph.blocks.arena import Arena
-from streamd.graph.facts.columns import LOG_SHARES, NUM_FACTS, NUM_HALF_LIVES
+from streamd.graph.facts.columns import NUM_FACTS, NUM_HALF_LIVES
 from streamd.graph.facts.fact_arrays import (
     HASHED_ARRAYS,
     NEVER,
@@ -147,6 +147,18 @@ class PairFacts:
             np.int64
         )
 
+    def partners_of(self, nodes: Int64) -> tuple[Int64, Int64]:
+        """The partners of several nodes, node after node, and how many each has: int64[P] and
+        int64[N]. nodes: int64[N], all of which took part in events."""
+        held_N = np.minimum(self._f.ring_count[nodes], PARTNERS)
+        partner_NK = np.where(np.arange(PARTNERS) < held_N[:, None], self._f.ring[nodes], -1)
+        partner_NK.sort(axis=1)
+
+        # Equal ones are side by side now.
+        is_first = partner_NK >= 0
+        is_first[:, 1:] &= partner_NK[:, 1:] != partner_NK[:, :-1]
+        return partner_NK[is_first].astype(np.int64), is_first.sum(1)
+
     def is_known(self, node_N: Int64) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
         """Whether each id took part in an event before."""
         inside = (node_N >= 0) & (node_N < self.num_nodes)
@@ -154,10 +166,19 @@ class PairFacts:
         known[inside] = self._f.seen[node_N[inside]] > 0
         return known
 
-    def log_shares(self, nodes: Int64, time_us: int) -> Float32:
-        """Log share among destinations of known nodes at the five half-lives: float32[n, 5]."""
-        # Shares do not depend on the source, so one that was never seen is asked about.
-        return self.compute(np.array([-1]), np.array([time_us]), nodes[None])[0, :, LOG_SHARES]
+    def popularity(self, nodes: Int64) -> Float64:
+        """A number that orders nodes by their share among destinations, at each half-life: -inf for
+        one that never was a destination, float64[N, 5].
+
+        It is the log of the decayed count as if it had grown since time 0 instead of decayed, so
+        that only a node's own events change it.
+        """
+        out = np.full((len(nodes), NUM_HALF_LIVES), -np.inf)
+        inside = np.flatnonzero((nodes >= 0) & (nodes < self.num_nodes))
+        inside = inside[self._f.pop_at[nodes[inside]] != NEVER]
+        at_us = self._f.pop_at[nodes[inside]]
+        out[inside] = self._f.log_pop[nodes[inside]] + at_us[:, None] * self._f.decay
+        return out
 
     def fresh(self, edge: int) -> "PairFacts":
         """Return facts of the same settings that took in nothing and begin at an edge."""

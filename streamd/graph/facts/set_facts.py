@@ -224,10 +224,6 @@ class SetFacts:
         """Distinct last partners of a node in an edge set, at most 16."""
         return self.of_set(edge_set).partners(node)
 
-    def log_shares(self, nodes: Int64, time_us: int, edge_set: int) -> Float32:
-        """Log share among an edge set's destinations of known nodes: float32[n, 5]."""
-        return self.of_set(edge_set).log_shares(nodes, time_us)
-
     def save(self, path: Path) -> None:
         """Write the state durably, as a file that `restore` reads, and beside it one for each set.
 

@@ -9,6 +9,7 @@ import structlog
 from streamd.gpu import memory_for
 from streamd.server.engine.answers import answers_of, moments_of
 from streamd.server.engine.log_follower import LogFollower
+from streamd.server.engine.preparing import Preparing
 from streamd.server.engine.queue import PendingBatch, RequestQueue
 from streamd.server.engine.search import Searches
 from streamd.server.engine.status import EngineStatus
@@ -28,10 +29,11 @@ class Answerer:
         self._queue = queue
         self._status = status
         self._searches = Searches(settings)
+        self._preparing = Preparing()
 
     def __bool__(self) -> bool:
         """Whether requests wait, or searches are under way."""
-        return bool(self._queue or self._searches)
+        return bool(self._queue or self._searches or self._preparing)
 
     def step(self, follower: LogFollower) -> None:
         """Answer the requests that wait, in one pass, and do one slice of the searches of all
@@ -45,14 +47,17 @@ class Answerer:
     def _take(self, follower: LogFollower) -> list[PendingBatch]:
         """Take the batches of a pass from the queue. Searches of all nodes only begin here: they
         are spread over many slices."""
-        batches = []
+        candidates = follower.view.candidates
+        batches = self._preparing.step(candidates)
         for batch in self._queue.take():
             if searches := batch.searches:
                 moments = moments_of(follower.view, follower.served, searches, follower.seen)
                 done = batch.traced_done(self._status.version)
                 self._searches.begin(searches, moments, batch.deadline, done)
-            else:
+            elif all(candidates.is_ready_for(request) for request in batch.requests):
                 batches.append(batch)
+            else:
+                self._preparing.add(batch)
         return batches
 
     def compute(self, follower: LogFollower, requests: list[Request]) -> list[Answer] | Exception:

@@ -12,7 +12,6 @@ from streamd.models.rule import rule_scores
 from streamd.server.engine.explain import Pair, Pairs, explained, reasons_of
 from streamd.serving.following_graph import ServerGraph
 from streamd.serving.loaded_version import UNKNOWN, LoadedVersion
-from streamd.serving.node_filter import is_in
 from streamd.serving.requests import (
     Answer,
     Embedding,
@@ -125,6 +124,15 @@ def scores_of(
     return np.split(scores, np.cumsum(counts)[:-1])
 
 
+def best_of(moment: Moment, request: Recommend, pool: Int64, scores: Float32) -> Int64:
+    """Indices in a pool of the best `k` nodes that have the request's diversity, best first; equal
+    scores are ordered by node id. The best of a pool are among the best of each of its parts."""
+    best = np.lexsort((pool, -scores))
+    if request.diversity is not None:
+        best = best[moment.view.candidates.diverse(request.diversity, pool[best])]
+    return best[: request.k]
+
+
 def recommended(
     moment: Moment, request: Recommend, source: int, pool: Int64, scores: Float32
 ) -> Answer:
@@ -133,10 +141,7 @@ def recommended(
     Equal scores are ordered by node id. Raises: NotFinite.
     """
     view = moment.view
-    best = np.lexsort((pool, -scores))
-    if request.diversity is not None:
-        best = best[view.candidates.diverse(request.diversity, pool[best])]
-    best = best[: request.k]
+    best = best_of(moment, request, pool, scores)
     nodes = pool[best]
     reasons: tuple[Reason | None, ...] = ()
     if request.reasons:
@@ -191,7 +196,7 @@ def _targets(moment: Moment, request: Score | Recommend, source: int) -> Int64:
     view = moment.view
     if isinstance(request, Score):
         return view.ids(list(request.dst))
-    likely = view.candidates.likely(request, source, view.newest_us + 1, moment.served)
+    likely = view.candidates.likely(request, source, moment.served)
     unseen = view.candidates.unseen
     return unseen(likely, source, request.edge_set) if request.exclude_seen else likely
 
@@ -212,14 +217,14 @@ def _similar(moment: Moment, request: Similar, node: int) -> Answer:
     # Partners need no model; without embeddings the answer has none, and no node.
     if request.by == "partners":
         nodes, scores = view.candidates.sharing_partners(node, request.edge_set)
-        is_allowed = is_in(nodes, view.candidates.of_request(request))
+        is_allowed = view.candidates.allows(nodes, request)
         nodes, scores = nodes[is_allowed], scores[is_allowed]
     elif served is None or not served.has_embeddings:
         nodes, scores = np.zeros(0, np.int64), np.zeros(0, np.float32)
     else:
         embedding = tuple(served.embedding_of(node, view.live).tolist())
         # A node never seen has the embedding of all such nodes, which is like nothing.
-        nodes = view.candidates.alike(request, node, view.newest_us + 1, served)
+        nodes = view.candidates.alike(request, node, served)
         nodes = nodes if node != UNKNOWN else nodes[:0]
         scores = served.likeness(node, nodes, view.live)
 

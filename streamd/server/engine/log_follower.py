@@ -6,7 +6,7 @@ from streamd.eventlog.reader import LogReader
 from streamd.registry import Registry
 from streamd.server.engine.freshness import Freshness
 from streamd.server.engine.lag import Completeness
-from streamd.server.engine.pace import Pace
+from streamd.server.engine.pace import STARTING_SECONDS, Pace
 from streamd.server.engine.rebuild import Rebuild, share_caught_up
 from streamd.server.engine.status import EngineStatus, NextVersion
 from streamd.serving.champion import read_champion
@@ -21,6 +21,8 @@ from streamd.telemetry.progress import Reading
 
 SLOW_SECONDS = 5.0
 """A version on its way for less is not worth a word: one comes with each window."""
+COVER_SECONDS = 0.002
+"""Time of a step in which nodes are looked at to find the popular ones, while requests wait."""
 KEEP_SECONDS = 1.0
 """Time between two looks at what should be stored: each reads whether compaction was asked for."""
 
@@ -75,7 +77,8 @@ class LogFollower:
     @property
     def has_caught_up(self) -> bool:
         """Whether the graph has the whole log, and no version is on its way."""
-        return self.view.caught_up and not self._swap.is_under_way
+        is_caught_up = self.view.caught_up and self.view.candidates.covers_all
+        return is_caught_up and not self._swap.is_under_way
 
     @property
     def _catching_up(self) -> bool:
@@ -138,6 +141,9 @@ class LogFollower:
             until, view.log, view.edge, view.watermark
         )
         if num_taken or memory_behind:
+            return True
+        seconds = COVER_SECONDS if is_ready else STARTING_SECONDS
+        if not view.candidates.cover(time.monotonic() + seconds):
             return True
         metrics.caught_up_at.set(time.time())
         return False

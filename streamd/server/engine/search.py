@@ -3,11 +3,13 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from streamd.events import Float32, Int64
-from streamd.server.engine.answers import Moment, recommended, scores_of
+from streamd.server.engine.answers import Moment, best_of, recommended, scores_of
 from streamd.serving.requests import (
     Answer,
     Done,
@@ -16,6 +18,7 @@ from streamd.serving.requests import (
     Overloaded,
     Recommend,
     Request,
+    TooManyNodes,
 )
 from streamd.settings.loading import ServerSettings
 from streamd.telemetry import metrics
@@ -23,6 +26,8 @@ from streamd.telemetry import metrics
 MEASURE_EVERY = 50
 """One in so many recommendations, if it is among likely nodes, is compared with the exact one:
 often enough for a metric, seldom enough to cost little."""
+MEASURE_REST = 50.0
+"""After such a search, none for so many times as long: of many nodes one takes seconds."""
 LEARNING = 0.1
 """Weight of the newest slice in the mean time of a node: a slice that a stall made long is
 forgotten after a few dozen others."""
@@ -30,30 +35,85 @@ SURE_SHARE = 0.8
 """A search begins only if it should end within this share of the time to its deadline, since the
 estimate is rough and requests that come meanwhile slow it down."""
 
+SLICE_SECONDS = 0.003
+"""Time of a slice, for which no other request is answered."""
+FIRST_SLICE = 64
+"""Nodes of the first slice, when nothing is known of the time of a node."""
+SURE_SLICES = 10
+"""Slices of a search after which it ends early if there is too little time for it."""
+
 
 @dataclass
 class _Search:
-    """A request under way. pool: int64 ids of all nodes to score. at: how many are scored."""
+    """A request under way.
+
+    source: its node. nodes: all nodes that the answer may name, and others. at: how many of them
+    were looked at, in num_slices slices. best, scores: the best ones so far, as many as the answer
+    has, and their scores.
+    """
 
     moment: Moment
     request: Recommend
-    pool: Int64
+    source: int
+    nodes: NDArray[Any]
     deadline: float
     done: Done
-    scores: list[Float32] = field(default_factory=list)
     at: int = 0
+    num_slices: int = 0
+    best: Int64 = field(default_factory=lambda: np.zeros(0, np.int64))
+    scores: Float32 = field(default_factory=lambda: np.zeros(0, np.float32))
+
+    @property
+    def num_left(self) -> int:
+        return len(self.nodes) - self.at
+
+    def select(self, nodes: Int64) -> Int64:
+        """The nodes that the answer may name now, in their order."""
+        request = self.request
+        candidates = self.moment.view.candidates
+        nodes = nodes[candidates.allows(nodes, request)]
+        if not request.exclude_seen:
+            return nodes
+        return candidates.unseen(nodes, self.source, request.edge_set)
+
+    def take(self, count: int) -> None:
+        """Score the next `count` nodes, and keep the best. Raises: NotFinite."""
+        part = np.sort(self.nodes[self.at : self.at + count].astype(np.int64))
+        self.at += len(part)
+        self.num_slices += 1
+        part = self.select(part)
+        if not len(part):
+            return
+        sources, edge_sets = np.array([self.source]), [self.request.edge_set]
+        scores = scores_of([self.moment], sources, [part], edge_sets)[0]
+        nodes = np.concatenate([self.best, part])
+        scores = np.concatenate([self.scores, scores])
+        order = best_of(self.moment, self.request, nodes, scores)
+        self.best, self.scores = nodes[order], scores[order]
+
+    def answer(self) -> Answer:
+        """The answer, without nodes that were deleted or changed since they were scored."""
+        still = np.isin(self.best, self.select(self.best))
+        best, scores = self.best[still], self.scores[still]
+        return recommended(self.moment, self.request, self.source, best, scores)
 
 
 class Searches:
     """The exact recommendations under way, oldest first. Owner: the engine."""
 
     def __init__(self, settings: ServerSettings) -> None:
-        self._slice = settings.max_candidates
+        self._largest_slice = settings.max_candidates
         self._deadline_seconds = settings.deadline_seconds
         self._searches: list[_Search] = []
         self._recommended = 0
+        self._measure_from = 0.0
+        """Monotonic time before which none is compared with the exact one."""
         self._node_seconds = 0.0
-        """Mean time of a node, seconds, with the work between two slices: a moving mean."""
+        """Mean time of a node, seconds, with the work between two slices: a moving mean, 0 before
+        the first slice."""
+        self._num_slices = 0
+        self._own_seconds = SLICE_SECONDS / FIRST_SLICE
+        """The same without that work."""
         self._stepped_at: float | None = None
         """Monotonic time of the end of the last slice; None where nothing was searched since."""
 
@@ -63,8 +123,9 @@ class Searches:
     def begin(
         self, requests: list[Recommend], moments: list[Moment], deadline: float, done: Done
     ) -> None:
-        """Begin the searches of several requests, which are answered together at the end. If the
-        searches under way leave them too little time, they get Overloaded at once."""
+        """Begin the searches of several requests, which are answered together at the end. If there
+        is too little time for them, they get TooManyNodes at once, or Overloaded if the searches
+        under way take the time."""
         # Answers are collected until the last search is done; an error ends them all.
         answers: list[Answer] = []
 
@@ -80,37 +141,55 @@ class Searches:
         begun: list[_Search] = []
         for request, moment in zip(requests, moments, strict=True):
             view = moment.view
-            pool = view.candidates.of_request(request)
-            if request.exclude_seen:
-                source = int(view.ids([request.src])[0])
-                pool = view.candidates.unseen(pool, source, request.edge_set)
-            begun.append(_Search(moment, request, pool, deadline, one_done))
-        wait = sum(len(s.pool) - s.at for s in (*self._searches, *begun)) * self._node_seconds
-        if self._searches and wait > SURE_SHARE * (deadline - time.monotonic()):
+            source = int(view.ids([request.src])[0])
+            nodes = view.candidates.nodes_of(request)
+            begun.append(_Search(moment, request, source, nodes, deadline, one_done))
+        seconds = deadline - time.monotonic()
+        own = sum(s.num_left for s in begun)
+        if 0 < seconds < own * self._node_seconds:
+            done(self._too_many(own))
+
+            # After some refusals one is tried again: the estimate may be of a stall.
+            self._node_seconds *= 1 - LEARNING
+            return
+        wait = (own + sum(s.num_left for s in self._searches)) * self._node_seconds
+        if self._searches and wait > SURE_SHARE * seconds:
             done(Overloaded("more searches of all nodes come than can be answered"))
             return
         self._searches += begun
 
+    def _too_many(self, num_nodes: int) -> TooManyNodes:
+        seconds = num_nodes * self._node_seconds
+        return TooManyNodes(
+            f"exact: {num_nodes:,} nodes would take about {seconds:,.0f} s, and "
+            f"server.deadline_seconds is {self._deadline_seconds:g}; raise it, or ask without exact"
+        )
+
     def measure(
         self, requests: Sequence[Request], moments: Sequence[Moment], answers: Sequence[Answer]
     ) -> None:
-        """Compare one in MEASURE_EVERY recommendations, if it is among likely nodes, with the exact
-        one."""
+        """Compare one in MEASURE_EVERY recommendations, if it is among likely nodes and there is
+        time for it, with the exact one."""
         for request, moment, answer in zip(requests, moments, answers, strict=True):
             if not isinstance(request, Recommend):
                 continue
-            # Not while callers' own searches wait.
+            # Not while callers' own searches wait, and not all the time.
             self._recommended += 1
             if self._recommended % MEASURE_EVERY != 1 or self._searches or not answer.dst:
                 continue
+            if time.monotonic() < self._measure_from:
+                continue
             candidates = moment.view.candidates
-            if len(candidates.of_request(request)) > candidates.limit:
+            if len(candidates.nodes_of(request)) > candidates.limit:
                 self._compare(request, moment, answer)
 
     def _compare(self, request: Recommend, moment: Moment, answer: Answer) -> None:
         """Begin the search that tells which share of the best nodes an answer has."""
+        begun = time.monotonic()
 
         def done(result: list[Answer] | BaseException) -> None:
+            now = time.monotonic()
+            self._measure_from = now + MEASURE_REST * (now - begun)
             if not isinstance(result, BaseException):
                 metrics.recommend_recall.observe(
                     len({*answer.dst} & {*result[0].dst}) / max(1, len(result[0].dst))
@@ -126,32 +205,38 @@ class Searches:
         if not self._searches:
             self._stepped_at = None
             return 0
-        since = self._stepped_at or time.monotonic()
+        begun = time.monotonic()
+        since = self._stepped_at or begun
         search = self._searches[0]
-        moment = search.moment
-        request = search.request
-        part = search.pool[search.at : search.at + self._slice]
-        if time.monotonic() > search.deadline:
+        if begun > search.deadline:
             self.fail(TimeoutError("the search took longer than server.deadline_seconds"))
             return 0
 
-        # Score the next part of its nodes.
-        source = moment.view.ids([request.src])
-        # A kind without nodes has no part.
-        if len(part):
-            search.scores += scores_of([moment], source, [part], [request.edge_set])
-            search.at += len(part)
+        # Score the next of its nodes, as many as a slice has time for.
+        count = int(SLICE_SECONDS / max(self._own_seconds, 1e-9))
+        count = min(max(count, FIRST_SLICE), self._largest_slice, search.num_left)
+        if count:
+            search.take(count)
             self._stepped_at = time.monotonic()
-            seconds = (self._stepped_at - since) / len(part)
-            self._node_seconds += LEARNING * (seconds - self._node_seconds)
+            self._learn(since, begun, self._stepped_at, count)
 
-        # Answer once all nodes are scored.
-        if search.at < len(search.pool):
+        # Answer once all nodes are scored; end early if they never would be.
+        if search.num_left:
+            left = search.deadline - time.monotonic()
+            is_sure = search.num_slices >= SURE_SLICES
+            if is_sure and search.num_left * self._node_seconds > left:
+                self.fail(self._too_many(len(search.nodes)))
             return 0
-        scores = np.concatenate([*search.scores, np.zeros(0, np.float32)])
-        answer = recommended(moment, request, int(source[0]), search.pool, scores)
-        self._searches.pop(0).done([answer])
+        self._searches.pop(0).done([search.answer()])
         return 1
+
+    def _learn(self, since: float, begun: float, ended: float, count: int) -> None:
+        """Take a slice into the mean times of a node. since: end of the slice before."""
+        # The first slices count alike.
+        self._num_slices += 1
+        weight = max(LEARNING, 1 / self._num_slices)
+        self._node_seconds += weight * ((ended - since) / count - self._node_seconds)
+        self._own_seconds += weight * ((ended - begun) / count - self._own_seconds)
 
     def fail(self, error: Exception) -> None:
         """End the oldest search by an error."""

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from streamd.errors import KafkaError, VersionError
 from streamd.server.engine.conditions import BadCondition
 from streamd.server.http.methods import method_of
-from streamd.serving.requests import NotReached, NotReady, Overloaded, TooOld
+from streamd.serving.requests import NotReached, NotReady, Overloaded, TooManyNodes, TooOld
 
 MEDIA_TYPE = "application/problem+json"
 AGAIN = {"Retry-After": "1"}
@@ -52,6 +52,7 @@ def add_handlers(app: FastAPI) -> None:
     """Register the handler of every error that a route may raise."""
     for kind, handler in (
         (Overloaded, _overloaded),
+        (TooManyNodes, _too_many_nodes),
         (NotReady, _not_ready),
         (TimeoutError, _too_late),
         (BadCondition, _bad_condition),
@@ -70,6 +71,10 @@ def add_handlers(app: FastAPI) -> None:
 
 async def _overloaded(request: Request, error: Exception) -> JSONResponse:
     return problem(request.url.path, 429, str(error), AGAIN)
+
+
+async def _too_many_nodes(request: Request, error: Exception) -> JSONResponse:
+    return problem(request.url.path, 422, str(error))
 
 
 async def _not_ready(request: Request, error: Exception) -> JSONResponse:
