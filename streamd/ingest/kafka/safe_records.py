@@ -113,7 +113,7 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
             if len(columns.keys):
                 self._next_record_index += len(columns.keys)
                 return RecordRun(columns, self.timestamp_type)
-            # A producer of malformed ones must not make each of them as dear as a reading of many.
+            # Else each of many malformed records would cost a reading of thousands.
             self._is_read_one_by_one = True
         return RecordRun(columns_of(self._read_one_by_one()), self.timestamp_type)
 

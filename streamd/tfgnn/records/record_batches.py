@@ -87,7 +87,7 @@ class _BatchReader:
         try:
             return _Batch(self._layout, iter(columns)).graph()
         except (_Unusual, TFGNNError):
-            # Records with absent keys, or wrong ones, which one by one are named.
+            # Decoded one by one, absent keys get their defaults and errors name their record.
             graphs = [
                 self._codec.decode(record, f"{where} {number}")
                 for number, record in enumerate(records, first)
@@ -96,7 +96,7 @@ class _BatchReader:
 
 
 class _Unusual(Exception):  # noqa: N818 - never leaves this module
-    """The records are not all whole and right, as far as their columns show."""
+    """The columns show that a record lacks a key or contradicts itself."""
 
 
 class _Batch:
@@ -178,13 +178,13 @@ def _value(keys: FeatureKeys, columns: list[Column], num_R: Array) -> Value:
     flat = columns[0]
     rows_R = num_R
     lengths = []
-    told = iter(columns[1:])
+    length_columns = iter(columns[1:])
     num_leading = max((i + 1 for i, size in enumerate(keys.shape) if size is None), default=0)
     for size in keys.shape[:num_leading]:
         if size is not None:
             rows_R = rows_R * size
             continue
-        row_lengths = next(told)
+        row_lengths = next(length_columns)
         if not np.array_equal(row_lengths.count_R, rows_R):
             raise _Unusual
         lengths.append(row_lengths.values)
