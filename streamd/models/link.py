@@ -212,7 +212,7 @@ class LinkModel(nn.Module):
         )
         return out
 
-    def residual(self, z_UD: Tensor, inputs: LinkInputs, dropout: int | None) -> Tensor:
+    def residual(self, z_UD: Tensor, inputs: LinkInputs, dropout: int | Tensor | None) -> Tensor:
         """What the graph adds to each pair's logit: float32[E, C]. dropout: as in `forward`."""
         # Each root is projected once, however many pairs it is in.
         src_E1D = embedding(inputs.src_E, self.head_src(z_UD))[:, None]
@@ -258,7 +258,9 @@ class LinkModel(nn.Module):
         # bfloat16 would round the logits themselves to 8 bits.
         return in_float32(self.pair[-1], self.pair[:-1](self.fact_stats(facts_ECF)))[..., 0]
 
-    def forward(self, inputs: LinkInputs, state_MD: Tensor, dropout: int | None = None) -> Tensor:
+    def forward(
+        self, inputs: LinkInputs, state_MD: Tensor, dropout: int | Tensor | None = None
+    ) -> Tensor:
         """Logits of all candidates, float32[E, C]. dropout: a `dropout_key` while learning, None
         otherwise."""
         logits = self.pair_logits(inputs.facts_ECF)
@@ -269,10 +271,11 @@ class LinkModel(nn.Module):
     def optimizer(self, learning_rate: float) -> torch.optim.AdamW:
         """AdamW: pair network and label head at the full rate, the rest slower and with weight
         decay; without pair facts all at the full rate."""
+        # On a GPU all in one kernel, which a CUDA graph may hold.
+        on_gpu = self.device.type == "cuda"
+        way: Any = {"fused": True, "capturable": True} if on_gpu else {"foreach": True}
         if not self.settings.pair_facts:
-            return torch.optim.AdamW(
-                self.parameters(), lr=learning_rate, weight_decay=0.0, foreach=True
-            )
+            return torch.optim.AdamW(self.parameters(), lr=learning_rate, weight_decay=0.0, **way)
         pair = list(self.pair.parameters())
         heads = [m for m in self.modules() if isinstance(m, LabelHead)]
         pair += [p for head in heads for p in head.net.parameters()]
@@ -288,7 +291,7 @@ class LinkModel(nn.Module):
         if heads:
             history = [p for head in heads for p in head.history.parameters()]
             groups.append({"params": history, "lr": learning_rate, "weight_decay": 0.0})
-        return torch.optim.AdamW(groups, foreach=True)
+        return torch.optim.AdamW(groups, **way)
 
     def gap(self) -> Tensor:
         """What time differences are divided by, microseconds, float64."""

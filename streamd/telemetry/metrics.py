@@ -444,6 +444,12 @@ gpu_kernel_seconds = Counter(
     ["kernel"],
     registry=MODEL,
 )
+gpu_steps = Counter(
+    "streamd_gpu_steps",
+    "Learning steps on the GPU: replayed as one CUDA graph, or launched kernel by kernel",
+    ["how"],
+    registry=TRAIN,
+)
 gpu_cache_rows = Counter(
     "streamd_gpu_cache_rows", "Feature rows asked of the GPU's cache", ["result"], registry=TRAIN
 )

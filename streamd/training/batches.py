@@ -4,13 +4,15 @@ device."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from streamd.models import EdgeRows, LinkInputs
+from streamd.models import EdgeRows, LinkInputs, LinkModel, Memory, link_loss
 from streamd.models.inputs import joined, joined_inputs
 from streamd.models.labels import LabelInputs
 from streamd.ranks import Ranks
 from streamd.training.device_transfer import DeviceTransfer
+from streamd.training.padding import PackedInputs
 from streamd.training.replay import ReplayChunk
 
 
@@ -32,6 +34,7 @@ class Step:
     labels: LabelInputs | None
     label_share: float
     events: float
+    packed: PackedInputs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +97,57 @@ def prepared(step: PlannedStep, transfer: DeviceTransfer) -> Step:
         learned.append(own)
     there = [transfer.inputs(inputs) for inputs in learned]
     labels = step.labels
+    inputs = joined_inputs(there) if there else None
+    packed = None
+    if inputs is not None and transfer.replays_steps:
+        packed = PackedInputs.of(inputs)
+        inputs = packed.without_padding(inputs)
     return Step(
         edges=step.edges,
-        inputs=joined_inputs(there) if there else None,
+        packed=packed,
+        inputs=inputs,
         past_states=[transfer.send(state_MD) for _, state_MD in step.past],
-        own_node_M=None if own is None else there[-1].node_M,
+        own_node_M=None if own is None or inputs is None else inputs.node_M[-len(own.node_M) :],
         labels=None if labels is None else transfer.labels(labels.inputs),
         label_share=0.0 if labels is None else len(labels.inputs.set_L) / labels.num_labels,
         events=step.past_events + step.own_events,
     )
+
+
+def step_losses(
+    model: LinkModel,
+    memory: Memory,
+    step: Step,
+    updated_PD: Tensor,
+    dropout: int,
+    transfer: DeviceTransfer,
+) -> tuple[list[Tensor], Tensor | None]:
+    """Losses of a step, of links and of labels, each a share of all ranks' events. updated_PD: as
+    of `LinkModel.over`. dropout: a `dropout_key`.
+
+    Returns: also the sum of the losses of links, None where there are none.
+    """
+    losses = []
+    of_links = None
+
+    # Links of this chunk and of the past, in one batch.
+    if step.inputs is not None and step.events:
+        states = list(step.past_states)
+        if step.own_node_M is not None:
+            states.append(memory.gather(step.own_node_M, updated_PD))
+        with transfer.autocast():
+            logits_EC = model(step.inputs, torch.cat(states), dropout)
+        of_links = link_loss(logits_EC.float(), step.inputs.weight_E, step.inputs.is_candidate_EC)
+        losses.append(of_links / step.events)
+
+    # Labels of this chunk, from the same memory.
+    labels = step.labels
+    if labels is not None and model.label_head is not None:
+        state_MD = memory.gather(labels.around.node_M, updated_PD)
+        # A rank without any goes along: gradients of others may be of its nodes.
+        loss = state_MD.sum() * 0.0
+        if len(labels.set_L):
+            predicted = model.labels(labels, state_MD)
+            loss = model.label_head.losses(predicted, labels.target_LT, labels.set_L)
+        losses.append(loss * step.label_share)
+    return losses, of_links

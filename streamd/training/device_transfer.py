@@ -47,6 +47,8 @@ class DeviceTransfer:
             )
         # One for all epochs: torch keeps the memory that was freed on a stream to that stream.
         self._side: Any = None
+        self.replays_steps = self.device.type == "cuda"
+        """Whether learning steps are replayed as CUDA graphs."""
         # Whether inputs stay on the device over epochs. On a CPU nothing is copied there.
         self._keeps = self.device.type == "cuda"
         if self.device.type == "cuda":
@@ -88,13 +90,14 @@ class DeviceTransfer:
         )
         return logits_EC
 
-    def autocast(self) -> AbstractContextManager[None]:
+    def autocast(self, keep_casts: bool = True) -> AbstractContextManager[None]:
         """A context with matrix products in bfloat16 where `gpu.mixed_precision` says so.
 
-        Weights and sums stay float32.
+        Weights and sums stay float32. keep_casts: whether a weight is cast once for all products.
         """
+        mixed = self._mixed and self.device.type != "cpu"
         return torch.autocast(
-            self.device.type, torch.bfloat16, enabled=self._mixed and self.device.type != "cpu"
+            self.device.type, torch.bfloat16, enabled=mixed, cache_enabled=keep_casts
         )
 
     def ahead(self, steps: Iterable[T], prepare: Callable[[T], R]) -> Iterator[R]:

@@ -7,13 +7,13 @@ import copy
 import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from streamd.errors import RanksError
 from streamd.eventlog.log_changes import Changes
@@ -22,11 +22,18 @@ from streamd.events import Float32
 from streamd.gpu import memory_for, run_freeing_memory
 from streamd.graph.negatives import LEARNED, SCORED
 from streamd.graph.ranking import among_candidates
-from streamd.models import EdgeRows, LinkModel, Memory, build_model, link_loss
+from streamd.models import EdgeRows, LinkModel, Memory, build_model
 from streamd.models.layers.dropout import dropout_key
 from streamd.ranks import ALONE, Ranks
 from streamd.registry.candidate import TrainResult
-from streamd.training.batches import PlannedStep, RecordedLabels, Step, planned_steps, prepared
+from streamd.training.batches import (
+    PlannedStep,
+    RecordedLabels,
+    Step,
+    planned_steps,
+    prepared,
+    step_losses,
+)
 from streamd.training.device_transfer import DeviceTransfer
 from streamd.training.held_out import (
     TailMeasures,
@@ -39,6 +46,7 @@ from streamd.training.learning_settings import LearningSettings
 from streamd.training.measures import LabelScores, Measures, measures
 from streamd.training.recorder import Chunk
 from streamd.training.replay import ReplayChunk, ReplayStore
+from streamd.training.step_graphs import StepGraphs
 from streamd.windows.history import RULES
 
 RECALLED_CHUNKS = 10
@@ -106,6 +114,7 @@ class Learner:
         self.label_scores: list[LabelScores] = []
         """For each chunk with labels."""
         self._steps = (0, 0)
+        self._graphs: StepGraphs | None = None
         self._backup: Backup | None = None
         self.begin()
         log.follow(self)
@@ -299,6 +308,8 @@ class Learner:
 
     def restore_weights(self, weights: dict[str, Tensor], optimizer: dict[str, Any] | None) -> None:
         """Replace the weights and the optimizer's state; None makes a fresh optimizer."""
+        # Graphs hold the places of the optimizer's tensors, which others replace.
+        self._graphs = None
         self.model.restore(weights)
         if optimizer is None:
             self.optimizer = self.model.optimizer(self.learning_rate)
@@ -340,48 +351,48 @@ class Learner:
         # On the device: to read a loss is to wait for it.
         total = torch.zeros((), dtype=torch.float64, device=self.transfer.device)
         count = 0.0
-        for step in steps:
-            with self._over(memory, step.edges) as updated_PD:
-                losses = []
-
-                # Links of this chunk and of the past, in one batch.
-                if step.inputs is not None and step.events:
-                    states = list(step.past_states)
-                    if step.own_node_M is not None:
-                        states.append(memory.gather(step.own_node_M, updated_PD))
-                    with self.transfer.autocast():
-                        logits_EC = self.model(step.inputs, torch.cat(states), dropout)
-                    loss = link_loss(
-                        logits_EC.float(), step.inputs.weight_E, step.inputs.is_candidate_EC
-                    )
-                    losses.append(loss / step.events)
-                    total += loss.detach()
+        graphs = self._step_graphs()
+        with nullcontext() if graphs is None else graphs.epoch(dropout):
+            for step in steps:
+                if graphs is not None and graphs.take(step, memory):
                     count += step.events
-
-                # Labels of this chunk, from the same memory.
-                labels = step.labels
-                if labels is not None and self.model.label_head is not None:
-                    state_MD = memory.gather(labels.around.node_M, updated_PD)
-                    # A rank without any goes along: gradients of others may be of its nodes.
-                    loss = state_MD.sum() * 0.0
-                    if len(labels.set_L):
-                        predicted = self.model.labels(labels, state_MD)
-                        heads = self.model.label_head
-                        loss = heads.losses(predicted, labels.target_LT, labels.set_L)
-                    losses.append(loss * step.label_share)
-
-                # One step of the optimizer, before memory moves on.
-                if losses:
-                    for parameter in parameters:
-                        parameter.grad = None
-                    together = torch.stack(losses).sum()
-                    if together.requires_grad:
-                        together.backward()  # type: ignore[no-untyped-call]
-                    self.ranks.add_gradients(parameters)
-                    self.optimizer.step()
-            self._steps = (self._steps[0] + 1, self._steps[1])
-            self.on_progress(*self._steps)
+                    with memory.over(step.edges, partial(graphs.learn, step=step)):
+                        pass
+                else:
+                    with self._over(memory, step.edges) as updated_PD:
+                        losses, of_links = step_losses(
+                            self.model, memory, step, updated_PD, dropout, self.transfer
+                        )
+                        if of_links is not None:
+                            total += of_links.detach()
+                            count += step.events
+                        self._optimize(losses, parameters)
+                self._steps = (self._steps[0] + 1, self._steps[1])
+                self.on_progress(*self._steps)
+        if graphs is not None:
+            total += graphs.total
         return self.ranks.total([float(total)])[0] / count if count else math.nan
+
+    def _optimize(self, losses: list[Tensor], parameters: list[nn.Parameter]) -> None:
+        """One step of the optimizer, before memory moves on."""
+        if not losses:
+            return
+        for parameter in parameters:
+            parameter.grad = None
+        together = torch.stack(losses).sum()
+        if together.requires_grad:
+            together.backward()  # type: ignore[no-untyped-call]
+        self.ranks.add_gradients(parameters)
+        self.optimizer.step()
+
+    def _step_graphs(self) -> StepGraphs | None:
+        """Graphs of the present model and optimizer, where steps are learned by them."""
+        usual = self.memory_step is LinkModel.over and self.ranks.size == 1
+        if not (usual and self.transfer.replays_steps):
+            return None
+        if self._graphs is None or not self._graphs.are_of(self.model, self.optimizer):
+            self._graphs = StepGraphs(self.model, self.optimizer, self.transfer)
+        return self._graphs
 
     def _of_all_ranks(self, parts: Sequence[Float32]) -> Float32:
         """Logits of all ranks' events, float32[E, 11]. parts: of this rank's."""

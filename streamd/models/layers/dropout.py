@@ -20,19 +20,21 @@ def dropout_key(seed: int, window: int, epoch: int) -> int:
     return int(key[0])
 
 
-def half_dropout(x_ECD: Tensor, key: int, event_E: Tensor) -> Tensor:
+def half_dropout(x_ECD: Tensor, key: int | Tensor, event_E: Tensor) -> Tensor:
     """Dropout at 1/2 of float32[E, C, D]: unit d of candidate c of an event falls by a bit of a
     SplitMix64 hash.
 
-    event_E: int64 edge ids. A word of 64 units costs one hash; drawing units singly took a tenth of
-    a training step.
+    key: a `dropout_key`, or a tensor of its bits, int64[]. event_E: int64 edge ids. A word of 64
+    units costs one hash; drawing units singly took a tenth of a training step.
     """
     num_events, num_candidates, width = x_ECD.shape
     words = -(-width // WORD)
     number = torch.arange(1, num_candidates * words + 1, device=x_ECD.device)
 
     # A hash of the event, then one of each word of 64 units.
-    of_event_E = mix_tensor(event_E * _signed(GOLDEN) + _signed(key))
+    of_event_E = mix_tensor(
+        event_E * _signed(GOLDEN) + (key if isinstance(key, Tensor) else _signed(key))
+    )
     word_EW = mix_tensor(of_event_E[:, None] + number * _signed(GOLDEN))
 
     # A bit of the word for each unit.

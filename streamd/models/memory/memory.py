@@ -252,19 +252,28 @@ class Memory:
         import torch
         from torch.nn.functional import embedding
 
-        rows = as_tensor(self.rows.state(as_array(node_M)))
         if not len(updated_PD):
-            return rows
+            return as_tensor(self.rows.state(as_array(node_M)))
+        rows, index_M, waits_M = self.rows_and_messages(node_M, len(updated_PD))
+        return torch.where(waits_M[:, None], embedding(index_M, updated_PD), rows)
 
+    def rows_and_messages(
+        self, node_M: "Tensor", num_updated: int
+    ) -> "tuple[Tensor, Tensor, Tensor]":
+        """Of nodes that this rank owns their rows without the pending messages, float32[M, D],
+        their places among the `num_updated` > 0 nodes with one, int64[M], and whether they are
+        among them, bool[M]."""
+        import torch
+
+        rows = as_tensor(self.rows.state(as_array(node_M)))
         # Pending nodes ascend, so a search finds a node's message where it has one.
         pending_node = as_tensor(self.pending_node)
-        index_M = torch.searchsorted(pending_node, node_M).clamp_max(len(updated_PD) - 1)
+        index_M = torch.searchsorted(pending_node, node_M).clamp_max(num_updated - 1)
         waits_M = pending_node[index_M] == node_M
         # Nodes without one take any row, each another: backward adds up the gradients of a row one
         # by one, theirs of zero too.
-        any_M = torch.arange(len(node_M), device=node_M.device) % len(updated_PD)
-        index_M = torch.where(waits_M, index_M, any_M)
-        return torch.where(waits_M[:, None], embedding(index_M, updated_PD), rows)
+        any_M = torch.arange(len(node_M), device=node_M.device) % num_updated
+        return rows, torch.where(waits_M, index_M, any_M), waits_M
 
     def host_states(self, node_M: Int64, updated_PD: Float32) -> Float32:
         """As `gather`, of a memory on the host and in numpy."""

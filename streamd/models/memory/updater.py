@@ -32,7 +32,13 @@ class MemoryUpdater(nn.Module):
 
         # A node's first message has none before it: the time since is 0.
         own = as_tensor(memory.rows.state(node))
-        since = as_tensor(memory.since_last())
-        message = torch.cat([own, other, features_PD, self.time(in_gaps(since, gap_us))], 1)
-        updated: Tensor = self.gru(message, own)
+        return self.updated(own, other, features_PD, as_tensor(memory.since_last()), gap_us)
+
+    def updated(
+        self, own_PD: Tensor, other_PD: Tensor, features_PD: Tensor, since_P: Tensor, gap_us: Tensor
+    ) -> Tensor:
+        """The same from the parts of the messages. since_P: int64 microseconds since the message
+        before."""
+        message = torch.cat([own_PD, other_PD, features_PD, self.time(in_gaps(since_P, gap_us))], 1)
+        updated: Tensor = self.gru(message, own_PD)
         return updated

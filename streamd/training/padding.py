@@ -1,0 +1,118 @@
+"""Inputs of a step padded to sizes that many steps share, in one piece of memory for each dtype."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from streamd.models import LinkInputs
+
+PARTS = 4
+"""A size is rounded up to a multiple of this share of the power of two below it: at most a quarter
+of a step is padding, and few steps differ in size."""
+ALIGNED = 64
+"""Tensors begin at multiples of so many elements: kernels that load several at once need it."""
+Shapes = tuple[tuple[str, torch.dtype, torch.Size], ...]
+"""Names, dtypes and padded shapes of all tensors, in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedInputs:
+    """Padded inputs. pieces: a tensor for each dtype, of which `inputs` has views.
+
+    What is added weighs nothing: an event of weight 0, a neighbour that is masked, an unknown node,
+    roots that nobody asks for. It is spread over what it names, since a GPU adds up the gradients
+    of a row one by one, zeros too.
+    """
+
+    shapes: Shapes
+    pieces: tuple[Tensor, ...]
+    inputs: LinkInputs
+
+    @classmethod
+    def of(cls, inputs: LinkInputs) -> "PackedInputs":
+        """Pad a copy of inputs, on their device."""
+        values = inputs.tensors()
+        shapes = padded_shapes(values)
+        size_of = {name: shape[0] for name, _, shape in shapes}
+        num_nodes, num_roots = size_of["node_M"], size_of["hops.0.root_U"]
+        pieces, views = _laid_out(shapes, inputs.node_M.device)
+        for name, tensor in values.items():
+            view, own = views[name], len(tensor)
+            view[:own].copy_(tensor, non_blocking=True)
+            rest = view[own:]
+            if not rest.numel():
+                continue
+            field = name.rsplit(".", 1)[-1]
+            places = torch.arange(rest.numel(), device=rest.device).view(rest.shape)
+            if field == "node_M":
+                rest.fill_(-1)
+            elif field == "root_U":
+                rest.copy_(places + num_nodes - len(rest))
+            elif field == "neighbor_UK":
+                rest.copy_(places % num_nodes)
+            elif field in ("src_E", "candidate_EC"):
+                rest.copy_(places % num_roots)
+            else:
+                rest.zero_()
+        return cls(shapes, pieces, LinkInputs.restored(views))
+
+    def copy(self) -> "PackedInputs":
+        """The same in memory of its own."""
+        pieces, views = _laid_out(self.shapes, self.pieces[0].device)
+        out = PackedInputs(self.shapes, pieces, LinkInputs.restored(views))
+        out.fill(self)
+        return out
+
+    def fill(self, other: "PackedInputs") -> None:
+        """Take over inputs of the same shapes."""
+        for piece, source in zip(self.pieces, other.pieces, strict=True):
+            piece.copy_(source)
+
+    def without_padding(self, inputs: LinkInputs) -> LinkInputs:
+        """Views of these inputs with the sizes of `inputs`, which they are of."""
+        views = self.inputs.tensors()
+        return LinkInputs.restored({n: views[n][: len(t)] for n, t in inputs.tensors().items()})
+
+
+def padded_shapes(values: dict[str, Tensor]) -> Shapes:
+    """The shapes of inputs once they are padded: a function of their shapes alone, so that a
+    restart pads alike. values: by the names of `LinkInputs.tensors`, whose capitals at the end are
+    the axes: sizes of the same letter are equal, but for the U roots of each hop."""
+    sizes = {axis_of(name): rounded(len(tensor)) for name, tensor in values.items()}
+    # Roots that are added to a hop are nodes of their own: states are written by root.
+    roots = [name for name in values if name.endswith("root_U")]
+    added = max(sizes[axis_of(name)] - len(values[name]) for name in roots)
+    sizes["M"] = rounded(len(values["node_M"]) + added)
+    return tuple(
+        (name, tensor.dtype, torch.Size([sizes[axis_of(name)], *tensor.shape[1:]]))
+        for name, tensor in values.items()
+    )
+
+
+def axis_of(name: str) -> str:
+    """The first axis of a value by its name; that of a hop's roots has the hop's number."""
+    *hop, field = name.rsplit(".", 1)
+    return "".join(hop) + field.rsplit("_", 1)[1][0]
+
+
+def rounded(size: int) -> int:
+    """A size that many others are padded to."""
+    part = max(1, (1 << max(size - 1, 1).bit_length() - 1) // PARTS)
+    return -(-size // part) * part
+
+
+def _laid_out(shapes: Shapes, device: torch.device) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    """Room for tensors of some shapes: a piece for each dtype, and the views by name."""
+    dtypes = list(dict.fromkeys(dtype for _, dtype, _ in shapes))
+    ends = dict.fromkeys(dtypes, 0)
+    begins = {}
+    for name, dtype, shape in shapes:
+        begins[name] = ends[dtype]
+        ends[dtype] += -(-shape.numel() // ALIGNED) * ALIGNED
+    piece_of = {dtype: torch.zeros(ends[dtype], dtype=dtype, device=device) for dtype in dtypes}
+    views = {
+        name: piece_of[dtype][begins[name] : begins[name] + shape.numel()].view(shape)
+        for name, dtype, shape in shapes
+    }
+    return tuple(piece_of.values()), views

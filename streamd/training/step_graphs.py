@@ -1,0 +1,214 @@
+"""Learning steps as CUDA graphs: some 550 kernels of a step are launched by one call.
+
+A graph replays the same kernels on the same memory, so the values of a step are first copied to
+where its graph reads them, padded to sizes that many steps share. What is added weighs nothing: an
+event of weight 0, a neighbour that is masked, a node that nobody asks for.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding
+
+from streamd.gpu import lacks_memory
+from streamd.models import LinkModel, Memory, link_loss
+from streamd.models.device_arrays import as_tensor
+from streamd.telemetry import metrics
+from streamd.training.batches import Step
+from streamd.training.device_transfer import DeviceTransfer
+from streamd.training.padding import PackedInputs, rounded
+
+logger = structlog.get_logger()
+MAX_GRAPHS = 32
+"""Graphs that are kept; each holds a padded copy of a step's inputs on the device."""
+Values = dict[str, Tensor]
+"""Tensors by name."""
+
+
+@dataclass(slots=True)
+class StepGraph:
+    """A captured step of certain sizes.
+
+    inputs, of_memory: what it reads. updated_PD: the states of the nodes with a message, which it
+    writes.
+    """
+
+    inputs: PackedInputs
+    of_memory: Values
+    graph: Any = None
+    updated_PD: Tensor | None = None
+
+
+class StepGraphs:
+    """Learns steps of one model by one optimizer, on a stream of its own. Owner: one thread.
+
+    A step of sizes that were not seen before runs kernel by kernel, on padded inputs too, so that
+    it changes the weights as its graph would, to the same bits; the second one is captured.
+    """
+
+    def __init__(
+        self, model: LinkModel, optimizer: torch.optim.AdamW, transfer: DeviceTransfer
+    ) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._transfer = transfer
+        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._graphs: dict[Any, StepGraph] = {}
+        """By the sizes of inputs and of messages."""
+        device = transfer.device
+        self._captures = device.type == "cuda"
+        # Read by every graph, so made once: the key of dropout, the weights of a step's events, and
+        # the losses so far.
+        self._dropout = torch.zeros((), dtype=torch.int64, device=device)
+        self._events = torch.ones((), device=device)
+        self.total = torch.zeros((), dtype=torch.float64, device=device)
+        self._stream: Any = None
+        self._pool: Any = None
+        if self._captures:
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._pool = torch.cuda.graph_pool_handle()
+
+    def are_of(self, model: LinkModel, optimizer: torch.optim.AdamW) -> bool:
+        """Whether they change the weights of this model by this optimizer."""
+        return self._model is model and self._optimizer is optimizer
+
+    def take(self, step: Step, memory: Memory) -> bool:
+        """Whether a step can be learned here: one with events to learn and without labels, once
+        memory has messages."""
+        return (
+            step.packed is not None
+            and bool(step.events)
+            and (step.labels is None or self._model.label_head is None)
+            and self._model.has_graph
+            and len(memory.pending_node) > 0
+        )
+
+    @contextmanager
+    def epoch(self, dropout: int) -> Iterator[None]:
+        """An epoch's steps are learned inside. dropout: key of the dropout's hash."""
+        self.total.zero_()
+        self._dropout.fill_(dropout - (1 << 64) if dropout >= 1 << 63 else dropout)
+        if self._stream is None:
+            yield
+            return
+        # Each stream goes on where the other has ended.
+        outer = torch.cuda.current_stream()
+        self._stream.wait_stream(outer)
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            outer.wait_stream(self._stream)
+
+    def learn(self, memory: Memory, step: Step) -> Tensor:
+        """Change the weights by one step. Returns: states of the nodes with a pending message under
+        the weights before, float32[P, D]."""
+        assert step.packed is not None
+        values = memory_values(self._model, memory, step)
+        room = {n: rounded(len(t)) if n in MESSAGES else len(t) for n, t in values.items()}
+        key = (step.packed.shapes, tuple(room.values()))
+        found = self._graphs.get(key)
+        is_new = found is None
+        if found is None:
+            of_memory = {n: t.new_zeros(room[n], *t.shape[1:]) for n, t in values.items()}
+            found = StepGraph(step.packed.copy(), of_memory)
+            if len(self._graphs) < MAX_GRAPHS:
+                self._graphs[key] = found
+        # Nobody asks for the states behind those of a step's own messages.
+        found.inputs.fill(step.packed)
+        for name, tensor in values.items():
+            found.of_memory[name][: len(tensor)].copy_(tensor)
+        self._events.fill_(step.events)
+
+        # Kernel by kernel first, and where it could not be captured.
+        if found.graph is None and not is_new and self._captures:
+            self._capture(found)
+        if found.graph is None:
+            found.updated_PD = self._run(found)
+            metrics.gpu_steps.labels("launched").inc()
+        else:
+            found.graph.replay()
+            metrics.gpu_steps.labels("replayed").inc()
+        assert found.updated_PD is not None
+        if not self._model.has_memory:
+            return as_tensor(memory.pending_other)
+        return found.updated_PD[: len(memory.pending_node)]
+
+    def _capture(self, into: StepGraph) -> None:
+        """Record the kernels of a step, none of which runs."""
+        graph: Any = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        # The next step is prepared meanwhile by another thread, which may allocate and wait.
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
+            into.updated_PD = self._run(into)
+            graph.capture_end()
+        except RuntimeError as error:
+            with suppress(RuntimeError):
+                graph.capture_end()
+            if lacks_memory(error):
+                raise
+            self._captures = False
+            logger.warning("gpu_step_not_captured", error=str(error), effect="steps are slower")
+            return
+        into.graph = graph
+
+    def _run(self, of: StepGraph) -> Tensor:
+        """One step on padded values. Returns: the updated states, padded."""
+        model, inputs = self._model, of.inputs.inputs
+        updated_PD, states_MD = states(model, of.of_memory)
+        # Weights that were cast for one graph must not be used by another.
+        with self._transfer.autocast(keep_casts=False):
+            logits_EC = model(inputs, states_MD, self._dropout)
+        loss = link_loss(logits_EC.float(), inputs.weight_E, inputs.is_candidate_EC)
+        self.total += loss.detach()
+        for parameter in self._parameters:
+            parameter.grad = None
+        (loss / self._events).backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        return updated_PD.detach()
+
+
+MESSAGES = ("own_PD", "other_PD", "message_PF", "since_P")
+"""Values of the pending messages, by name."""
+
+
+def memory_values(model: LinkModel, memory: Memory, step: Step) -> Values:
+    """What a step depends on of memory: of all nodes, padding included, their rows, and where their
+    messages are; the messages. Nodes of the past come first, as their inputs do."""
+    assert step.packed is not None
+    num_updated = len(memory.pending_node)
+    past = sum(len(states_MD) for states_MD in step.past_states)
+    node_M = step.packed.inputs.node_M
+    row_MD, index_M, waits_M = memory.rows_and_messages(node_M[past:], num_updated)
+    if past:
+        row_MD = torch.cat([*step.past_states, row_MD])
+        # States of the past are as they were recorded: no message changes them.
+        index_M = torch.cat([torch.arange(past, device=node_M.device) % num_updated, index_M])
+        waits_M = torch.cat([waits_M.new_zeros(past), waits_M])
+    values = {"row_MD": row_MD, "index_M": index_M, "waits_M": waits_M}
+    if model.has_memory:
+        values["own_PD"] = as_tensor(memory.rows.state(memory.pending_node))
+        values["other_PD"] = as_tensor(memory.pending_other)
+        values["message_PF"] = as_tensor(memory.pending_features)
+        values["since_P"] = as_tensor(memory.since_last())
+    return values
+
+
+def states(model: LinkModel, values: Values) -> tuple[Tensor, Tensor]:
+    """The states of nodes with a pending message, float32[P, D], and of all nodes, float32[M,
+    D]."""
+    row_MD = values["row_MD"]
+    if not model.has_memory:
+        return row_MD[:0], row_MD
+    features_PF = model.edge_stats(values["message_PF"])
+    updated_PD = model.updater.updated(
+        values["own_PD"], values["other_PD"], features_PF, values["since_P"], model.gap()
+    )
+    updated_MD = embedding(values["index_M"], updated_PD)
+    return updated_PD, torch.where(values["waits_M"][:, None], updated_MD, row_MD)

@@ -1,0 +1,83 @@
+"""A step on padded values, as a CUDA graph replays it, changes what the plain step changes. Without a GPU it runs kernel by kernel."""
+
+import numpy as np
+import pytest
+import torch
+
+from streamd.eventlog.reader import LogReader
+from streamd.events import Schema
+from streamd.models import LinkModel
+from streamd.models.architectures import ARCHITECTURES
+from streamd.training.learner import Learner
+from streamd.training.padding import rounded
+from streamd.training.recorder import Recorder
+from streamd.training.replay import ReplayStore
+from streamd.training.step_graphs import MAX_GRAPHS
+from streamd.windows import next_window
+from tests.builders import HOUR, learning, settings, stream, write_log
+
+
+def learned(path, name, device, replays, **more):
+    """What two windows come to, the second with replay: weights, memory, losses; and the learner."""
+    s = settings(path, stream__edge_feature_dim=2, device=device, **{"model__name": name, "model__neighbors": 3, "model__dim": 8, "model__memory_chunk": 50,
+                 "training__replay_events": 20, "training__epochs": 3, **more})
+    log = LogReader.open(path)
+    learner, recorder = Learner(learning(s), log, ReplayStore(None, 10, 0)), Recorder(learning(s), log)
+    learner.transfer.replays_steps = replays
+    losses, edge = [], 0
+    while (window := next_window(log, edge, HOUR)) is not None and len(losses) < 3:
+        learner.begin()
+        for chunk in recorder.chunks(window):
+            learner.score(chunk)
+        result = learner.learn(window.first_edge)
+        losses += [] if result is None else [result.loss]
+        edge = window.end_edge
+    return learner, losses
+
+
+@pytest.fixture
+def log(tmp_path):
+    write_log(tmp_path, *stream(900), Schema(2, 0, 0), watermark=100 * HOUR)
+    return tmp_path
+
+
+def assert_alike(ours, plain, losses, plain_losses, tolerance):
+    assert len(losses) == 3 and np.allclose(losses, plain_losses, rtol=tolerance)
+    for name, weight in plain.model.state_dict().items():
+        assert torch.allclose(ours.model.state_dict()[name].cpu(), weight.cpu(), rtol=tolerance, atol=tolerance), name
+    for name, tensor in plain.memory.tensors().items():
+        assert torch.allclose(ours.memory.tensors()[name].cpu(), tensor.cpu(), rtol=tolerance, atol=tolerance), name
+
+
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "pair"])
+def test_padded_steps_learn_what_plain_steps_learn(log, name, on):
+    plain, plain_losses = learned(log, name, on, replays=False)
+    ours, losses = learned(log, name, on, replays=True)
+    assert_alike(ours, plain, losses, plain_losses, 1e-4)
+    sizes = list(ours._graphs._graphs)
+    assert 0 < len(sizes) < MAX_GRAPHS
+    if on == "cuda":
+        assert any(graph.graph is not None for graph in ours._graphs._graphs.values())
+
+
+def test_steps_learn_the_same_bits_again(log, on):
+    first, losses = learned(log, "tgn", on, replays=True)
+    again, losses_again = learned(log, "tgn", on, replays=True)
+    assert losses == losses_again
+    for name, weight in first.model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], weight), name
+
+
+def test_graphs_go_with_the_optimizer_that_they_step(log, on):
+    learner, _ = learned(log, "tgn", on, replays=True)
+    graphs = learner._graphs
+    assert graphs.are_of(learner.model, learner.optimizer) and learner._step_graphs() is graphs
+    learner.refuse()
+    assert learner._step_graphs() is not graphs
+    learner.memory_step = lambda model, memory, chunk: LinkModel.over(model, memory, chunk)
+    assert learner._step_graphs() is None
+
+
+@pytest.mark.parametrize(("size", "padded"), [(0, 0), (1, 1), (2, 2), (5, 5), (9, 10), (600, 640), (1025, 1280), (1281, 1536), (2048, 2048)])
+def test_sizes_are_rounded_up_by_less_than_a_quarter(size, padded):
+    assert rounded(size) == padded
