@@ -15,7 +15,7 @@ class ServerSettings(Branch):
     """Where the server listens, who may ask, and how much it takes on."""
 
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "cpu", description="where the server runs graph and model; auto: cpu"
+        "cpu", description="where the server runs graph and model; auto: on a GPU, if any"
     )
     host: str = Field(
         "127.0.0.1", description="address to bind; other than loopback needs api_keys"

@@ -389,7 +389,7 @@ class Settings(BaseSettings):
         Path("streamd-data"), description="directory of log, models and checkpoints"
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="where the trainer runs graph and model; auto: cpu"
+        "auto", description="where the trainer runs graph and model; auto: on a GPU, if any"
     )
     sources: tuple[SourceSettings, ...] = Field(
         (), description="how topics in a shape of their own become events, one entry a topic"

@@ -308,7 +308,7 @@ class Learner:
 
     def restore_weights(self, weights: dict[str, Tensor], optimizer: dict[str, Any] | None) -> None:
         """Replace the weights and the optimizer's state; None makes a fresh optimizer."""
-        # Graphs hold the places of the optimizer's tensors, which others replace.
+        # Graphs point to tensors of the optimizer, which are replaced now.
         self._graphs = None
         self.model.restore(weights)
         if optimizer is None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from streamd.models import LinkInputs
 
 PARTS = 4
-"""A size is rounded up to a multiple of this share of the power of two below it: at most a quarter
+"""A size is round_up up to a multiple of this share of the power of two below it: at most a quarter
 of a step is padding, and few steps differ in size."""
 ALIGNED = 64
 """Tensors begin at multiples of so many elements: kernels that load several at once need it."""
@@ -21,7 +21,7 @@ class PackedInputs:
     """Padded inputs. pieces: a tensor for each dtype, of which `inputs` has views.
 
     What is added weighs nothing: an event of weight 0, a neighbour that is masked, an unknown node,
-    roots that nobody asks for. It is spread over what it names, since a GPU adds up the gradients
+    roots that no event asks for. It is spread over what it names, since a GPU adds up the gradients
     of a row one by one, zeros too.
     """
 
@@ -44,15 +44,15 @@ class PackedInputs:
             if not rest.numel():
                 continue
             field = name.rsplit(".", 1)[-1]
-            places = torch.arange(rest.numel(), device=rest.device).view(rest.shape)
+            index = torch.arange(rest.numel(), device=rest.device).view(rest.shape)
             if field == "node_M":
                 rest.fill_(-1)
             elif field == "root_U":
-                rest.copy_(places + num_nodes - len(rest))
+                rest.copy_(index + num_nodes - len(rest))
             elif field == "neighbor_UK":
-                rest.copy_(places % num_nodes)
+                rest.copy_(index % num_nodes)
             elif field in ("src_E", "candidate_EC"):
-                rest.copy_(places % num_roots)
+                rest.copy_(index % num_roots)
             else:
                 rest.zero_()
         return cls(shapes, pieces, LinkInputs.restored(views))
@@ -79,11 +79,11 @@ def padded_shapes(values: dict[str, Tensor]) -> Shapes:
     """The shapes of inputs once they are padded: a function of their shapes alone, so that a
     restart pads alike. values: by the names of `LinkInputs.tensors`, whose capitals at the end are
     the axes: sizes of the same letter are equal, but for the U roots of each hop."""
-    sizes = {axis_of(name): rounded(len(tensor)) for name, tensor in values.items()}
+    sizes = {axis_of(name): round_up(len(tensor)) for name, tensor in values.items()}
     # Roots that are added to a hop are nodes of their own: states are written by root.
     roots = [name for name in values if name.endswith("root_U")]
     added = max(sizes[axis_of(name)] - len(values[name]) for name in roots)
-    sizes["M"] = rounded(len(values["node_M"]) + added)
+    sizes["M"] = round_up(len(values["node_M"]) + added)
     return tuple(
         (name, tensor.dtype, torch.Size([sizes[axis_of(name)], *tensor.shape[1:]]))
         for name, tensor in values.items()
@@ -96,7 +96,7 @@ def axis_of(name: str) -> str:
     return "".join(hop) + field.rsplit("_", 1)[1][0]
 
 
-def rounded(size: int) -> int:
+def round_up(size: int) -> int:
     """A size that many others are padded to."""
     part = max(1, (1 << max(size - 1, 1).bit_length() - 1) // PARTS)
     return -(-size // part) * part

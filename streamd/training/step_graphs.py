@@ -2,7 +2,7 @@
 
 A graph replays the same kernels on the same memory, so the values of a step are first copied to
 where its graph reads them, padded to sizes that many steps share. What is added weighs nothing: an
-event of weight 0, a neighbour that is masked, a node that nobody asks for.
+event of weight 0, a neighbour that is masked, a node that no event asks for.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from streamd.models.device_arrays import as_tensor
 from streamd.telemetry import metrics
 from streamd.training.batches import Step
 from streamd.training.device_transfer import DeviceTransfer
-from streamd.training.padding import PackedInputs, rounded
+from streamd.training.padding import PackedInputs, round_up
 
 logger = structlog.get_logger()
 MAX_GRAPHS = 32
@@ -110,7 +110,7 @@ class StepGraphs:
         the weights before, float32[P, D]."""
         assert step.packed is not None
         values = memory_values(self._model, memory, step)
-        room = {n: rounded(len(t)) if n in MESSAGES else len(t) for n, t in values.items()}
+        room = {n: round_up(len(t)) if n in MESSAGES else len(t) for n, t in values.items()}
         key = (step.packed.shapes, tuple(room.values()))
         found = self._graphs.get(key)
         is_new = found is None
@@ -119,7 +119,7 @@ class StepGraphs:
             found = StepGraph(step.packed.copy(), of_memory)
             if len(self._graphs) < MAX_GRAPHS:
                 self._graphs[key] = found
-        # Nobody asks for the states behind those of a step's own messages.
+        # No event reads the states after those of the step's own messages.
         found.inputs.fill(step.packed)
         for name, tensor in values.items():
             found.of_memory[name][: len(tensor)].copy_(tensor)
@@ -143,9 +143,9 @@ class StepGraphs:
         """Record the kernels of a step, none of which runs."""
         graph: Any = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        # The next step is prepared meanwhile by another thread, which may allocate and wait.
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
+            # The next step is prepared meanwhile by another thread, which may allocate and wait.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             into.updated_PD = self._run(into)
             graph.capture_end()
         except RuntimeError as error:
@@ -207,7 +207,7 @@ def states(model: LinkModel, values: Values) -> tuple[Tensor, Tensor]:
     if not model.has_memory:
         return row_MD[:0], row_MD
     features_PF = model.edge_stats(values["message_PF"])
-    updated_PD = model.updater.updated(
+    updated_PD = model.updater.from_parts(
         values["own_PD"], values["other_PD"], features_PF, values["since_P"], model.gap()
     )
     updated_MD = embedding(values["index_M"], updated_PD)

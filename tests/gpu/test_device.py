@@ -25,12 +25,19 @@ def gpu(monkeypatch, cupy):
     monkeypatch.setattr(device, "find_spec", lambda name: cupy)
 
 
-def test_a_cpu_is_taken_where_it_is_asked_for_or_nothing_else_is_proven(monkeypatch, capsys):
+def test_auto_takes_a_gpu_where_cupy_can_drive_it_and_says_what_it_took(monkeypatch, capsys):
     assert choose_device("cpu") == choose_device("auto") == "cpu" and capsys.readouterr().out == ""
     choose_device.cache_clear()
     gpu(monkeypatch, cupy=True)
+    assert choose_device("auto") == "cuda" and "gpu_chosen" in capsys.readouterr().out
+    assert choose_device("cpu") == "cpu"
+
+
+def test_auto_leaves_a_gpu_idle_without_cupy_and_says_what_to_install(monkeypatch, capsys):
+    gpu(monkeypatch, cupy=None)
     assert choose_device("auto") == "cpu"
-    assert "gpu_idle" in capsys.readouterr().out, "an idle GPU is said"
+    said = capsys.readouterr().out
+    assert "gpu_idle" in said and "pip install" in said
 
 
 def test_cuda_without_a_gpu_or_without_cupy_says_what_is_missing(monkeypatch):
@@ -44,7 +51,7 @@ def test_cuda_without_a_gpu_or_without_cupy_says_what_is_missing(monkeypatch):
 
 def test_cuda_where_all_is_there_is_taken_and_said(monkeypatch, capsys):
     gpu(monkeypatch, cupy=True)
-    assert choose_device("cuda") == "cuda" and "gpu_unproven" in capsys.readouterr().out
+    assert choose_device("cuda") == "cuda" and "gpu_chosen" in capsys.readouterr().out
 
 
 def test_roles_compute_the_same_bits_again_and_do_not_fill_what_they_are_about_to_write():

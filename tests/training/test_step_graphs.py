@@ -9,10 +9,10 @@ from streamd.events import Schema
 from streamd.models import LinkModel
 from streamd.models.architectures import ARCHITECTURES
 from streamd.training.learner import Learner
-from streamd.training.padding import rounded
+from streamd.training.padding import round_up
 from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore
-from streamd.training.step_graphs import MAX_GRAPHS
+from streamd.training.step_graphs import MAX_GRAPHS, StepGraphs
 from streamd.windows import next_window
 from tests.builders import HOUR, learning, settings, stream, write_log
 
@@ -80,4 +80,35 @@ def test_graphs_go_with_the_optimizer_that_they_step(log, on):
 
 @pytest.mark.parametrize(("size", "padded"), [(0, 0), (1, 1), (2, 2), (5, 5), (9, 10), (600, 640), (1025, 1280), (1281, 1536), (2048, 2048)])
 def test_sizes_are_rounded_up_by_less_than_a_quarter(size, padded):
-    assert rounded(size) == padded
+    assert round_up(size) == padded
+
+
+class Refusing:
+    """A CUDA graph that nothing can be captured into."""
+
+    begun = ended = 0
+
+    def capture_begin(self, pool, capture_error_mode):
+        Refusing.begun += 1
+        assert capture_error_mode == "thread_local", "another thread prepares the next step meanwhile"
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    def capture_end(self):
+        Refusing.ended += 1
+
+
+def test_steps_that_cannot_be_captured_are_launched_and_a_warning_says_so_once(log, monkeypatch, capsys):
+    plain, plain_losses = learned(log, "tgn", "cpu", replays=True)
+    made = StepGraphs.__init__
+
+    def on_gpu(self, *args):
+        made(self, *args)
+        self._captures = True
+
+    monkeypatch.setattr(StepGraphs, "__init__", on_gpu)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Refusing)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    ours, losses = learned(log, "tgn", "cpu", replays=True)
+    assert losses == plain_losses and Refusing.begun == Refusing.ended == 1
+    assert capsys.readouterr().out.count("gpu_step_not_captured") == 1
+    assert not ours._graphs._captures

@@ -261,7 +261,7 @@ class Memory:
         self, node_M: "Tensor", num_updated: int
     ) -> "tuple[Tensor, Tensor, Tensor]":
         """Of nodes that this rank owns their rows without the pending messages, float32[M, D],
-        their places among the `num_updated` > 0 nodes with one, int64[M], and whether they are
+        their indices among the `num_updated` > 0 nodes with one, int64[M], and whether they are
         among them, bool[M]."""
         import torch
 

@@ -32,9 +32,9 @@ class MemoryUpdater(nn.Module):
 
         # A node's first message has none before it: the time since is 0.
         own = as_tensor(memory.rows.state(node))
-        return self.updated(own, other, features_PD, as_tensor(memory.since_last()), gap_us)
+        return self.from_parts(own, other, features_PD, as_tensor(memory.since_last()), gap_us)
 
-    def updated(
+    def from_parts(
         self, own_PD: Tensor, other_PD: Tensor, features_PD: Tensor, since_P: Tensor, gap_us: Tensor
     ) -> Tensor:
         """The same from the parts of the messages. since_P: int64 microseconds since the message
