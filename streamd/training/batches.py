@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from streamd.models import EdgeRows, LinkInputs, LinkModel, Memory, link_loss
 from streamd.models.inputs import joined, joined_inputs
@@ -88,8 +88,9 @@ def planned_steps(
     ]
 
 
-def prepared(step: PlannedStep, transfer: DeviceTransfer) -> Step:
-    """Move what a training step needs to the device."""
+def prepared(step: PlannedStep, transfer: DeviceTransfer, pads: bool) -> Step:
+    """Move what a training step needs to the device. pads: whether steps may be replayed as CUDA
+    graphs. Those with labels, or of past events alone, never are."""
     learned = [inputs for inputs, _ in step.past]
     own = None
     if step.seen is not None and step.own_events:
@@ -99,7 +100,7 @@ def prepared(step: PlannedStep, transfer: DeviceTransfer) -> Step:
     labels = step.labels
     inputs = joined_inputs(there) if there else None
     packed = None
-    if inputs is not None and transfer.replays_steps:
+    if pads and inputs is not None and own is not None and labels is None:
         packed = PackedInputs.of(inputs)
         inputs = packed.without_padding(inputs)
     return Step(
@@ -107,7 +108,9 @@ def prepared(step: PlannedStep, transfer: DeviceTransfer) -> Step:
         packed=packed,
         inputs=inputs,
         past_states=[transfer.send(state_MD) for _, state_MD in step.past],
-        own_node_M=None if own is None or inputs is None else inputs.node_M[-len(own.node_M) :],
+        own_node_M=None
+        if own is None or inputs is None
+        else inputs.node_M[len(inputs.node_M) - len(own.node_M) :],
         labels=None if labels is None else transfer.labels(labels.inputs),
         label_share=0.0 if labels is None else len(labels.inputs.set_L) / labels.num_labels,
         events=step.past_events + step.own_events,
@@ -151,3 +154,21 @@ def step_losses(
             loss = model.label_head.losses(predicted, labels.target_LT, labels.set_L)
         losses.append(loss * step.label_share)
     return losses, of_links
+
+
+def optimize(
+    losses: Sequence[Tensor],
+    parameters: Sequence[nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    ranks: Ranks,
+) -> None:
+    """One step of the optimizer along the gradients of all ranks' losses; none without losses."""
+    if not losses:
+        return
+    for parameter in parameters:
+        parameter.grad = None
+    together = torch.stack(list(losses)).sum()
+    if together.requires_grad:
+        together.backward()  # type: ignore[no-untyped-call]
+    ranks.add_gradients(parameters)
+    optimizer.step()

@@ -48,11 +48,18 @@ class DeviceTransfer:
         # One for all epochs: torch keeps the memory that was freed on a stream to that stream.
         self._side: Any = None
         self.replays_steps = self.device.type == "cuda"
-        """Whether learning steps are replayed as CUDA graphs."""
+        """Whether learning steps are padded, so that they may be replayed as CUDA graphs."""
+        self.captures_steps = self.replays_steps
+        """Whether graphs are captured; padded steps are launched kernel by kernel otherwise, to the
+        same bits."""
+        self.graph_stream: Any = None
         # Whether inputs stay on the device over epochs. On a CPU nothing is copied there.
         self._keeps = self.device.type == "cuda"
         if self.device.type == "cuda":
+            # Both made once: torch hands out the same few streams again and again, and a graph must
+            # not be captured on the one that the next step is prepared on.
             self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            self.graph_stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
     def inputs(self, inputs: LinkInputs) -> LinkInputs:
         """The inputs on the device."""
@@ -159,6 +166,12 @@ class DeviceTransfer:
         most = KEPT_SHARE * torch.cuda.get_device_properties(self.device).total_memory
         return torch.cuda.memory_allocated(self.device) < most
 
+    @property
+    def savings(self) -> tuple[Callable[[], bool], ...]:
+        """Ways to need less memory of the GPU, the one that costs least first. Each returns whether
+        it saved any."""
+        return self.stop_capturing, self.stop_keeping
+
     def stop_keeping(self) -> bool:
         """Let nothing stay that was prepared, from the next epochs on: the GPU lacks memory.
         Returns: whether anything could have stayed until now."""
@@ -170,6 +183,15 @@ class DeviceTransfer:
                 reason="the GPU has no room for a training step and the inputs of others",
             )
         return kept
+
+    def stop_capturing(self) -> bool:
+        """Capture no more graphs: the GPU lacks memory for them. Returns: whether there could have
+        been any until now."""
+        captured = self.captures_steps
+        self.captures_steps = False
+        if captured:
+            logger.warning("gpu_steps_not_captured", reason="the GPU has no room for CUDA graphs")
+        return captured
 
     def report(self) -> None:
         """Set the metric of allocated device memory."""

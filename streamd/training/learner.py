@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from streamd.errors import RanksError
 from streamd.eventlog.log_changes import Changes
@@ -26,10 +26,12 @@ from streamd.models import EdgeRows, LinkModel, Memory, build_model
 from streamd.models.layers.dropout import dropout_key
 from streamd.ranks import ALONE, Ranks
 from streamd.registry.candidate import TrainResult
+from streamd.telemetry import metrics
 from streamd.training.batches import (
     PlannedStep,
     RecordedLabels,
     Step,
+    optimize,
     planned_steps,
     prepared,
     step_losses,
@@ -46,7 +48,7 @@ from streamd.training.learning_settings import LearningSettings
 from streamd.training.measures import LabelScores, Measures, measures
 from streamd.training.recorder import Chunk
 from streamd.training.replay import ReplayChunk, ReplayStore
-from streamd.training.step_graphs import StepGraphs
+from streamd.training.step_graphs import StepGraphs, can_replay
 from streamd.windows.history import RULES
 
 RECALLED_CHUNKS = 10
@@ -210,9 +212,9 @@ class Learner:
         epochs = epochs or self._settings.epochs_of(num_events)
         loss = run_freeing_memory(
             partial(self._passes, epochs, window_edge, steps),
-            # Inputs that stay on the device over epochs, then what others keep there. Several ranks
-            # end instead: the others would not know that one starts over.
-            (self.transfer.stop_keeping, self.free_device_memory) if self.ranks.size == 1 else (),
+            # CUDA graphs, inputs that stay on the device over epochs, then what others keep there.
+            # Several ranks end instead: the others would not know that one starts over.
+            (*self.transfer.savings, self.free_device_memory) if self.ranks.size == 1 else (),
             partial(self._start_over, backup),
         )
         self.model.eval()
@@ -248,7 +250,9 @@ class Learner:
 
     def take_over(self, other: "Learner") -> None:
         """Copy another learner's weights, optimizer, memory and past. The other does not change."""
-        self.model, self.optimizer = copy.deepcopy((other.model, other.optimizer))
+        self.model = copy.deepcopy(other.model)
+        self.optimizer = self.model.optimizer(self.learning_rate)
+        self.optimizer.load_state_dict(copy_of(other.optimizer.state_dict()))
         self.memory = other.memory.copy()
         self.replay = other.replay.copy()
         self.tail = list(other.tail)
@@ -333,9 +337,9 @@ class Learner:
         """Learn the window `passes` times. Returns: the last epoch's loss."""
         loss = math.nan
         self._steps = (0, passes * len(steps))
-        for epoch, ready in enumerate(
-            self.transfer.epochs(passes, steps, partial(prepared, transfer=self.transfer))
-        ):
+        pads = self._step_graphs() is not None
+        prepare = partial(prepared, transfer=self.transfer, pads=pads)
+        for epoch, ready in enumerate(self.transfer.epochs(passes, steps, prepare)):
             loss = self._epoch(ready, dropout_key(self._training.seed, window_edge, epoch))
         return loss
 
@@ -354,11 +358,15 @@ class Learner:
         graphs = self._step_graphs()
         with nullcontext() if graphs is None else graphs.epoch(dropout):
             for step in steps:
+                # A delete may leave no message, which a graph needs.
+                memory.forget(step.edges.deletes)
                 if graphs is not None and graphs.take(step, memory):
                     count += step.events
                     with memory.over(step.edges, partial(graphs.learn, step=step)):
                         pass
                 else:
+                    if self.transfer.replays_steps:
+                        metrics.gpu_steps.labels("launched").inc()
                     with self._over(memory, step.edges) as updated_PD:
                         losses, of_links = step_losses(
                             self.model, memory, step, updated_PD, dropout, self.transfer
@@ -366,29 +374,17 @@ class Learner:
                         if of_links is not None:
                             total += of_links.detach()
                             count += step.events
-                        self._optimize(losses, parameters)
+                        optimize(losses, parameters, self.optimizer, self.ranks)
                 self._steps = (self._steps[0] + 1, self._steps[1])
                 self.on_progress(*self._steps)
         if graphs is not None:
             total += graphs.total
         return self.ranks.total([float(total)])[0] / count if count else math.nan
 
-    def _optimize(self, losses: list[Tensor], parameters: list[nn.Parameter]) -> None:
-        """One step of the optimizer, before memory moves on."""
-        if not losses:
-            return
-        for parameter in parameters:
-            parameter.grad = None
-        together = torch.stack(losses).sum()
-        if together.requires_grad:
-            together.backward()  # type: ignore[no-untyped-call]
-        self.ranks.add_gradients(parameters)
-        self.optimizer.step()
-
     def _step_graphs(self) -> StepGraphs | None:
         """Graphs of the present model and optimizer, where steps are learned by them."""
         usual = self.memory_step is LinkModel.over and self.ranks.size == 1
-        if not (usual and self.transfer.replays_steps):
+        if not (usual and can_replay(self.model, self.transfer)):
             return None
         if self._graphs is None or not self._graphs.are_of(self.model, self.optimizer):
             self._graphs = StepGraphs(self.model, self.optimizer, self.transfer)

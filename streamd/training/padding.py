@@ -57,12 +57,10 @@ class PackedInputs:
                 rest.zero_()
         return cls(shapes, pieces, LinkInputs.restored(views))
 
-    def copy(self) -> "PackedInputs":
-        """The same in memory of its own."""
+    def zeros_like(self) -> "PackedInputs":
+        """Room for inputs of these shapes."""
         pieces, views = _laid_out(self.shapes, self.pieces[0].device)
-        out = PackedInputs(self.shapes, pieces, LinkInputs.restored(views))
-        out.fill(self)
-        return out
+        return PackedInputs(self.shapes, pieces, LinkInputs.restored(views))
 
     def fill(self, other: "PackedInputs") -> None:
         """Take over inputs of the same shapes."""

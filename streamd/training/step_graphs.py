@@ -17,6 +17,7 @@ from torch.nn.functional import embedding
 
 from streamd.gpu import lacks_memory
 from streamd.models import LinkModel, Memory, link_loss
+from streamd.models.architectures import ARCHITECTURES
 from streamd.models.device_arrays import as_tensor
 from streamd.telemetry import metrics
 from streamd.training.batches import Step
@@ -59,18 +60,16 @@ class StepGraphs:
         self._transfer = transfer
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._graphs: dict[Any, StepGraph] = {}
-        """By the sizes of inputs and of messages."""
+        """By the sizes of inputs and of messages, the one used last at the end."""
+        self._failed: list[Any] = []
         device = transfer.device
-        self._captures = device.type == "cuda"
         # Read by every graph, so made once: the key of dropout, the weights of a step's events, and
         # the losses so far.
         self._dropout = torch.zeros((), dtype=torch.int64, device=device)
         self._events = torch.ones((), device=device)
         self.total = torch.zeros((), dtype=torch.float64, device=device)
-        self._stream: Any = None
         self._pool: Any = None
-        if self._captures:
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        if device.type == "cuda":
             self._pool = torch.cuda.graph_pool_handle()
 
     def are_of(self, model: LinkModel, optimizer: torch.optim.AdamW) -> bool:
@@ -78,32 +77,27 @@ class StepGraphs:
         return self._model is model and self._optimizer is optimizer
 
     def take(self, step: Step, memory: Memory) -> bool:
-        """Whether a step can be learned here: one with events to learn and without labels, once
-        memory has messages."""
-        return (
-            step.packed is not None
-            and bool(step.events)
-            and (step.labels is None or self._model.label_head is None)
-            and self._model.has_graph
-            and len(memory.pending_node) > 0
-        )
+        """Whether a step can be learned here: a padded one, once memory has messages. The deletes
+        before it are in memory already."""
+        return step.packed is not None and bool(step.events) and len(memory.pending_node) > 0
 
     @contextmanager
     def epoch(self, dropout: int) -> Iterator[None]:
         """An epoch's steps are learned inside. dropout: key of the dropout's hash."""
         self.total.zero_()
         self._dropout.fill_(dropout - (1 << 64) if dropout >= 1 << 63 else dropout)
-        if self._stream is None:
+        stream = self._transfer.graph_stream
+        if stream is None:
             yield
             return
         # Each stream goes on where the other has ended.
         outer = torch.cuda.current_stream()
-        self._stream.wait_stream(outer)
+        stream.wait_stream(outer)
         try:
-            with torch.cuda.stream(self._stream):
+            with torch.cuda.stream(stream):
                 yield
         finally:
-            outer.wait_stream(self._stream)
+            outer.wait_stream(stream)
 
     def learn(self, memory: Memory, step: Step) -> Tensor:
         """Change the weights by one step. Returns: states of the nodes with a pending message under
@@ -112,13 +106,15 @@ class StepGraphs:
         values = memory_values(self._model, memory, step)
         room = {n: round_up(len(t)) if n in MESSAGES else len(t) for n, t in values.items()}
         key = (step.packed.shapes, tuple(room.values()))
-        found = self._graphs.get(key)
+        found = self._graphs.pop(key, None)
         is_new = found is None
         if found is None:
+            if len(self._graphs) == MAX_GRAPHS:
+                self._drop_oldest()
             of_memory = {n: t.new_zeros(room[n], *t.shape[1:]) for n, t in values.items()}
-            found = StepGraph(step.packed.copy(), of_memory)
-            if len(self._graphs) < MAX_GRAPHS:
-                self._graphs[key] = found
+            found = StepGraph(step.packed.zeros_like(), of_memory)
+        # The one used last comes last.
+        self._graphs[key] = found
         # No event reads the states after those of the step's own messages.
         found.inputs.fill(step.packed)
         for name, tensor in values.items():
@@ -126,7 +122,7 @@ class StepGraphs:
         self._events.fill_(step.events)
 
         # Kernel by kernel first, and where it could not be captured.
-        if found.graph is None and not is_new and self._captures:
+        if found.graph is None and not is_new and self._transfer.captures_steps:
             self._capture(found)
         if found.graph is None:
             found.updated_PD = self._run(found)
@@ -139,24 +135,46 @@ class StepGraphs:
             return as_tensor(memory.pending_other)
         return found.updated_PD[: len(memory.pending_node)]
 
+    def _drop_oldest(self) -> None:
+        """Drop the graph that was used least lately, once the GPU is done with it."""
+        if self._pool is not None:
+            torch.cuda.synchronize()
+        del self._graphs[next(iter(self._graphs))]
+
     def _capture(self, into: StepGraph) -> None:
         """Record the kernels of a step, none of which runs."""
         graph: Any = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
+        # A graph needs memory of its own, and no cached memory is freed while it is captured.
+        torch.cuda.empty_cache()
         try:
             # The next step is prepared meanwhile by another thread, which may allocate and wait.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             into.updated_PD = self._run(into)
             graph.capture_end()
         except RuntimeError as error:
-            with suppress(RuntimeError):
-                graph.capture_end()
+            self._end_failed_capture(graph)
             if lacks_memory(error):
                 raise
-            self._captures = False
+            self._transfer.captures_steps = False
             logger.warning("gpu_step_not_captured", error=str(error), effect="steps are slower")
             return
         into.graph = graph
+
+    def _end_failed_capture(self, graph: Any) -> None:
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            # CUDA has ended it already, and the allocator still takes memory for it: as long as it
+            # does it asks the graph for which stream.
+            self._failed.append(graph)
+            device = self._transfer.device
+            with suppress(RuntimeError):
+                end: Any = torch._C._cuda_endAllocateToPool
+                end(
+                    torch.cuda.current_device() if device.index is None else device.index,
+                    self._pool,
+                )
 
     def _run(self, of: StepGraph) -> Tensor:
         """One step on padded values. Returns: the updated states, padded."""
@@ -172,6 +190,12 @@ class StepGraphs:
         (loss / self._events).backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         return updated_PD.detach()
+
+
+def can_replay(model: LinkModel, transfer: DeviceTransfer) -> bool:
+    """Whether steps of a model are learned by `StepGraphs`. Those of a plug-in are not: its layers
+    may look at all rows at once, padding too."""
+    return transfer.replays_steps and model.has_graph and model.settings.name in ARCHITECTURES
 
 
 MESSAGES = ("own_PD", "other_PD", "message_PF", "since_P")

@@ -148,7 +148,7 @@ def test_the_last_events_of_a_window_are_not_learned_with_it(tmp_path, monkeypat
     assert wanted[-num_tail:].any() and wanted[:-num_tail].any()
     wanted[-num_tail:] = 0
     learned = []
-    monkeypatch.setattr("streamd.training.learner.link_loss",
+    monkeypatch.setattr("streamd.training.batches.link_loss",
                         lambda logits, weight, *rest: (learned.append(weight), link_loss(logits, weight, *rest))[1])
     learner.learn(window.first_edge)
     assert float(torch.cat(learned).sum()) == float(wanted.sum())
@@ -260,9 +260,9 @@ def learned_with_room(s, log, room, monkeypatch):
         calls["asked"] += 1
         return calls["asked"] <= room
 
-    def counted(step, transfer):
+    def counted(step, transfer, pads):
         calls["prepared"] += 1
-        return prepared(step, transfer)
+        return prepared(step, transfer, pads)
 
     learner.transfer.has_room = has_room
     monkeypatch.setattr("streamd.training.learner.prepared", counted)

@@ -1,29 +1,32 @@
 """A step on padded values, as a CUDA graph replays it, changes what the plain step changes. Without a GPU it runs kernel by kernel."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
 from streamd.eventlog.reader import LogReader
-from streamd.events import Schema
+from streamd.events import NodeDeletes, Schema
 from streamd.models import LinkModel
 from streamd.models.architectures import ARCHITECTURES
 from streamd.training.learner import Learner
 from streamd.training.padding import round_up
 from streamd.training.recorder import Recorder
 from streamd.training.replay import ReplayStore
-from streamd.training.step_graphs import MAX_GRAPHS, StepGraphs
+from streamd.training.step_graphs import MAX_GRAPHS
 from streamd.windows import next_window
 from tests.builders import HOUR, learning, settings, stream, write_log
 
 
-def learned(path, name, device, replays, **more):
+def learned(path, name, device, replays, captures=None, **more):
     """What two windows come to, the second with replay: weights, memory, losses; and the learner."""
     s = settings(path, stream__edge_feature_dim=2, device=device, **{"model__name": name, "model__neighbors": 3, "model__dim": 8, "model__memory_chunk": 50,
                  "training__replay_events": 20, "training__epochs": 3, **more})
     log = LogReader.open(path)
     learner, recorder = Learner(learning(s), log, ReplayStore(None, 10, 0)), Recorder(learning(s), log)
     learner.transfer.replays_steps = replays
+    learner.transfer.captures_steps = replays and device == "cuda" if captures is None else captures
     losses, edge = [], 0
     while (window := next_window(log, edge, HOUR)) is not None and len(losses) < 3:
         learner.begin()
@@ -99,16 +102,38 @@ class Refusing:
 
 def test_steps_that_cannot_be_captured_are_launched_and_a_warning_says_so_once(log, monkeypatch, capsys):
     plain, plain_losses = learned(log, "tgn", "cpu", replays=True)
-    made = StepGraphs.__init__
-
-    def on_gpu(self, *args):
-        made(self, *args)
-        self._captures = True
-
-    monkeypatch.setattr(StepGraphs, "__init__", on_gpu)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Refusing)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    ours, losses = learned(log, "tgn", "cpu", replays=True)
+    ours, losses = learned(log, "tgn", "cpu", replays=True, captures=True)
     assert losses == plain_losses and Refusing.begun == Refusing.ended == 1
     assert capsys.readouterr().out.count("gpu_step_not_captured") == 1
-    assert not ours._graphs._captures
+    assert not ours.transfer.captures_steps
+
+
+def test_steps_of_the_past_alone_leave_the_updater_as_it_was(log, on):
+    """Where a chunk's own events are all held out, no message of it is asked for."""
+    plain, plain_losses = learned(log, "tgn", on, replays=False, training__tail_share=0.4, training__learning_rate=0.01)
+    ours, losses = learned(log, "tgn", on, replays=True, training__tail_share=0.4, training__learning_rate=0.01)
+    assert_alike(ours, plain, losses, plain_losses, 1e-3 if on == "cuda" else 1e-4)
+    steps = [[int(state["step"]) for state in learner.optimizer.state.values()] for learner in (ours, plain)]
+    assert steps[0] == steps[1] and len(set(steps[0])) > 1
+
+
+def test_deletes_that_leave_no_message_leave_a_step_to_learn(log, on):
+    """A chunk of one event, both of whose ends are deleted right after it."""
+    def losses(replays):
+        learner, _ = learned(log, "tgn", on, replays, model__memory_chunk=1, training__learning_rate=1e-5)
+        edges = learner._edges
+        both = np.unique([edges[0].src_E, edges[0].dst_E])
+        gone = NodeDeletes(np.array([edges[1].first_edge] * len(both)), both)
+        learner._edges = [edges[0], *(dataclasses.replace(chunk, deletes=gone) for chunk in edges[1:])]
+        return learner.learn(edges[0].first_edge).loss
+
+    assert np.isclose(losses(True), losses(False), rtol=1e-4)
+
+
+def test_only_the_graphs_used_lately_are_kept(log, on, monkeypatch):
+    plain, plain_losses = learned(log, "tgn", on, replays=True)
+    monkeypatch.setattr("streamd.training.step_graphs.MAX_GRAPHS", 1)
+    ours, losses = learned(log, "tgn", on, replays=True)
+    assert losses == plain_losses and len(ours._graphs._graphs) == 1
