@@ -362,7 +362,7 @@ def _device(settings: Settings) -> str:
 
     from streamd.gpu import choose_device
 
-    trainer = choose_device(settings.device)
+    trainer = choose_device(settings.device, _num_ranks(settings))
     server = choose_device(settings.server.device)
     used = f"trainer on {trainer}, server on {server}; "
     used += f"torch {torch.__version__}, {torch.get_num_threads()} threads; "
@@ -373,6 +373,12 @@ def _device(settings: Settings) -> str:
         f"{used}GPU {torch.cuda.get_device_name()}, {free / 1e9:.1f} of {whole / 1e9:.1f} GB free, "
         f"graph {settings.gpu.placement}, {settings.gpu.cache_rows} feature rows cached"
     )
+
+
+def _num_ranks(settings: Settings) -> int:
+    """Ranks that learn together, on all machines."""
+    replicas, shards = settings.training.mesh or (1, settings.training.ranks)
+    return replicas * shards
 
 
 def _ranks(settings: Settings) -> str:
@@ -388,14 +394,14 @@ def _ranks(settings: Settings) -> str:
             "next start.",
             f"set {UNSHARED_STORE}=1 where torchrun is started.",
         )
-    mesh = training.mesh or (1, training.ranks)
-    if mesh[0] * mesh[1] % training.ranks:
+    mesh, num_ranks = training.mesh or (1, training.ranks), _num_ranks(settings)
+    if num_ranks % training.ranks:
         raise StreamdError(
             f"training.mesh has {mesh[0]} x {mesh[1]} ranks, which machines of {training.ranks} do "
             "not make.",
             "correct training.mesh or training.ranks.",
         )
-    if choose_device(settings.device) == "cuda":
+    if choose_device(settings.device, num_ranks) == "cuda":
         import torch
 
         unit, have = "GPUs", torch.cuda.device_count()

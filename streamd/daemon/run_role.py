@@ -237,7 +237,7 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
     beat = Heartbeat(paths.learned, "train", paths.role)
     with ended_by_signals(stop) if place.size > 1 else contextlib.nullcontext():
         make_kernels_ready(should_stop=beat.until(stop, "preparing"))
-    device = choose_device(settings.device)
+    device = choose_device(settings.device, place.size)
     metrics.gpu_in_use.set(device == "cuda")
 
     # One trainer for each data directory. Of its ranks the first alone can be asked; the others

@@ -46,14 +46,15 @@ def take_gpu(local_rank: int) -> None:
 
 
 @cache
-def choose_device(setting: str) -> str:
-    """Return "cpu" or "cuda" for the setting auto, cpu or cuda. Raises: DeviceError where cuda is
-    asked for and cannot be.
+def choose_device(setting: str, num_ranks: int = 1) -> str:
+    """Return "cpu" or "cuda" for the setting auto, cpu or cuda. num_ranks: that learn together.
+    Raises: DeviceError where cuda is asked for and cannot be.
 
     `auto` takes a GPU where there is one and cupy is installed: a window of TGN is learned there
-    in a fifth of the time of eight cores (docs/benchmarks.md).
+    in a fifth of the time of eight threads (docs/benchmarks.md). Several ranks would each need a
+    GPU, and were never measured on any: for them `auto` is the CPU.
     """
-    if setting == "cpu":
+    if setting == "cpu" or (setting == "auto" and num_ranks > 1):
         return "cpu"
 
     # torch is loaded only where a GPU may be used.

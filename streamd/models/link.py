@@ -271,11 +271,13 @@ class LinkModel(nn.Module):
     def optimizer(self, learning_rate: float) -> torch.optim.AdamW:
         """AdamW: pair network and label head at the full rate, the rest slower and with weight
         decay; without pair facts all at the full rate."""
-        # On a GPU all in one kernel, which a CUDA graph may hold.
+        # On a GPU one kernel updates all weights, and a CUDA graph may hold it.
         on_gpu = self.device.type == "cuda"
-        way: Any = {"fused": True, "capturable": True} if on_gpu else {"foreach": True}
+        kernels: Any = {"fused": True, "capturable": True} if on_gpu else {"foreach": True}
         if not self.settings.pair_facts:
-            return torch.optim.AdamW(self.parameters(), lr=learning_rate, weight_decay=0.0, **way)
+            return torch.optim.AdamW(
+                self.parameters(), lr=learning_rate, weight_decay=0.0, **kernels
+            )
         pair = list(self.pair.parameters())
         heads = [m for m in self.modules() if isinstance(m, LabelHead)]
         pair += [p for head in heads for p in head.net.parameters()]
@@ -291,7 +293,7 @@ class LinkModel(nn.Module):
         if heads:
             history = [p for head in heads for p in head.history.parameters()]
             groups.append({"params": history, "lr": learning_rate, "weight_decay": 0.0})
-        return torch.optim.AdamW(groups, **way)
+        return torch.optim.AdamW(groups, **kernels)
 
     def gap(self) -> Tensor:
         """What time differences are divided by, microseconds, float64."""

@@ -360,7 +360,7 @@ class Learner:
             for step in steps:
                 # A delete may leave no message, which a graph needs.
                 memory.forget(step.edges.deletes)
-                if graphs is not None and graphs.take(step, memory):
+                if graphs is not None and graphs.can_learn(step, memory):
                     count += step.events
                     with memory.over(step.edges, partial(graphs.learn, step=step)):
                         pass

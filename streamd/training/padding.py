@@ -8,7 +8,7 @@ from torch import Tensor
 from streamd.models import LinkInputs
 
 PARTS = 4
-"""A size is round_up up to a multiple of this share of the power of two below it: at most a quarter
+"""A size is rounded up to a multiple of this share of the power of two below it: at most a quarter
 of a step is padding, and few steps differ in size."""
 ALIGNED = 64
 """Tensors begin at multiples of so many elements: kernels that load several at once need it."""
@@ -95,7 +95,7 @@ def axis_of(name: str) -> str:
 
 
 def round_up(size: int) -> int:
-    """A size that many others are padded to."""
+    """The next size that steps are padded to, as of PARTS."""
     part = max(1, (1 << max(size - 1, 1).bit_length() - 1) // PARTS)
     return -(-size // part) * part
 

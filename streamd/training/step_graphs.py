@@ -26,9 +26,12 @@ from streamd.training.padding import PackedInputs, round_up
 
 logger = structlog.get_logger()
 MAX_GRAPHS = 32
-"""Graphs that are kept; each holds a padded copy of a step's inputs on the device."""
+"""Graphs that are kept, each with a padded copy of a step's inputs on the device. 36,000 events
+needed 4; with replay a step comes in more sizes."""
 Values = dict[str, Tensor]
 """Tensors by name."""
+MESSAGES = ("own_PD", "other_PD", "message_PF", "since_P")
+"""Values of the pending messages, by name."""
 
 
 @dataclass(slots=True)
@@ -76,7 +79,7 @@ class StepGraphs:
         """Whether they change the weights of this model by this optimizer."""
         return self._model is model and self._optimizer is optimizer
 
-    def take(self, step: Step, memory: Memory) -> bool:
+    def can_learn(self, step: Step, memory: Memory) -> bool:
         """Whether a step can be learned here: a padded one, once memory has messages. The deletes
         before it are in memory already."""
         return step.packed is not None and bool(step.events) and len(memory.pending_node) > 0
@@ -179,7 +182,7 @@ class StepGraphs:
     def _run(self, of: StepGraph) -> Tensor:
         """One step on padded values. Returns: the updated states, padded."""
         model, inputs = self._model, of.inputs.inputs
-        updated_PD, states_MD = states(model, of.of_memory)
+        updated_PD, states_MD = node_states(model, of.of_memory)
         # Weights that were cast for one graph must not be used by another.
         with self._transfer.autocast(keep_casts=False):
             logits_EC = model(inputs, states_MD, self._dropout)
@@ -198,13 +201,9 @@ def can_replay(model: LinkModel, transfer: DeviceTransfer) -> bool:
     return transfer.replays_steps and model.has_graph and model.settings.name in ARCHITECTURES
 
 
-MESSAGES = ("own_PD", "other_PD", "message_PF", "since_P")
-"""Values of the pending messages, by name."""
-
-
 def memory_values(model: LinkModel, memory: Memory, step: Step) -> Values:
-    """What a step depends on of memory: of all nodes, padding included, their rows, and where their
-    messages are; the messages. Nodes of the past come first, as their inputs do."""
+    """The part of a step's inputs that memory holds: rows of all nodes, padding included, the
+    indices of their messages, and the messages. Nodes of the past come first, as in the inputs."""
     assert step.packed is not None
     num_updated = len(memory.pending_node)
     past = sum(len(states_MD) for states_MD in step.past_states)
@@ -224,7 +223,7 @@ def memory_values(model: LinkModel, memory: Memory, step: Step) -> Values:
     return values
 
 
-def states(model: LinkModel, values: Values) -> tuple[Tensor, Tensor]:
+def node_states(model: LinkModel, values: Values) -> tuple[Tensor, Tensor]:
     """The states of nodes with a pending message, float32[P, D], and of all nodes, float32[M,
     D]."""
     row_MD = values["row_MD"]

@@ -33,6 +33,11 @@ def test_auto_takes_a_gpu_where_cupy_can_drive_it_and_says_what_it_took(monkeypa
     assert choose_device("cpu") == "cpu"
 
 
+def test_auto_leaves_several_ranks_on_the_cpu_though_there_is_a_gpu(monkeypatch):
+    gpu(monkeypatch, cupy=True)
+    assert choose_device("auto", 2) == "cpu" and choose_device("cuda", 2) == choose_device("auto", 1) == "cuda"
+
+
 def test_auto_leaves_a_gpu_idle_without_cupy_and_says_what_to_install(monkeypatch, capsys):
     gpu(monkeypatch, cupy=None)
     assert choose_device("auto") == "cpu"

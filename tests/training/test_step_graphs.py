@@ -20,7 +20,7 @@ from tests.builders import HOUR, learning, settings, stream, write_log
 
 
 def learned(path, name, device, replays, captures=None, **more):
-    """What two windows come to, the second with replay: weights, memory, losses; and the learner."""
+    """The learner after three windows, the last two with replay, and its loss in each."""
     s = settings(path, stream__edge_feature_dim=2, device=device, **{"model__name": name, "model__neighbors": 3, "model__dim": 8, "model__memory_chunk": 50,
                  "training__replay_events": 20, "training__epochs": 3, **more})
     log = LogReader.open(path)
@@ -125,7 +125,7 @@ def test_deletes_that_leave_no_message_leave_a_step_to_learn(log, on):
         learner, _ = learned(log, "tgn", on, replays, model__memory_chunk=1, training__learning_rate=1e-5)
         edges = learner._edges
         both = np.unique([edges[0].src_E, edges[0].dst_E])
-        gone = NodeDeletes(np.array([edges[1].first_edge] * len(both)), both)
+        gone = NodeDeletes(node=both, edge=np.array([edges[1].first_edge] * len(both)))
         learner._edges = [edges[0], *(dataclasses.replace(chunk, deletes=gone) for chunk in edges[1:])]
         return learner.learn(edges[0].first_edge).loss
 
