@@ -15,6 +15,7 @@ from streamd.training.learning_settings import LearningSettings
 from streamd.training.measures import Measures
 from streamd.windows import Window, is_mostly_late, recorded_windows
 from streamd.windows.history import SetScores
+from streamd.windows.means import mean_negatives
 from streamd.windows.novelty import NOVELTIES
 
 # Regimes and rules in the order of the report, with the names that it prints.
@@ -111,6 +112,21 @@ class Result:
         """Negatives that a scored event was ranked against, on average."""
         weights = [w.num_scored for w in self.windows]
         return float(np.average([w.mean_negatives for w in self.windows], weights=weights))
+
+    def mean_negatives_of_sets(self) -> dict[str, float]:
+        """`mean_negatives` of each edge set's events; empty if the log has one edge set."""
+        # A window lacks the sets without an event in it.
+        names = dict.fromkeys(name for w in self.windows for name in w.edge_sets)
+        return {
+            name: mean
+            for name in names
+            if (
+                mean := mean_negatives(
+                    w.edge_sets[name] for w in self.windows if name in w.edge_sets
+                )
+            )
+            is not None
+        }
 
     def table(self) -> list[list[str]]:
         """The report's table as text: a row a regime and rule, then one an age of facts."""
@@ -229,8 +245,10 @@ class Result:
         mean = self.mean_negatives
         if mean >= NUM_SCORED:
             return ""
+        of_sets = ", ".join(f"{of:,.1f} of {n}" for n, of in self.mean_negatives_of_sets().items())
         return (
-            f"An event had {mean:,.1f} negatives on average, not {NUM_SCORED}, as few destinations "
+            f"An event had {mean:,.1f} negatives on average{of_sets and f' ({of_sets})'}, not "
+            f"{NUM_SCORED}, as few destinations "
             "were known: compare its MRR with that of the rules here, not with other streams."
         )
 

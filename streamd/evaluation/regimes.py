@@ -218,7 +218,7 @@ class Regimes:
             seconds=self._seconds,
             num_labels=labels.num_scored,
             labels=labels.table,
-            edge_sets=scores_of_sets(all_scores, novelty, set_E, self._edge_sets),
+            edge_sets=scores_of_sets(all_scores, novelty, set_E, num_negatives_E, self._edge_sets),
             node_sets=labels.node_sets,
             nightly_learned=nightly_learned,
             mean_negatives=float(num_negatives_E.mean()) if len(set_E) else 0.0,

@@ -154,11 +154,24 @@ class Times:
         self._forms[form] = None
 
     def summary(self) -> str:
-        """The range in UTC and the notation of the times, for people."""
+        """The range in UTC and the notation of the times, for people; also whether the earliest
+        look like numbers of another unit than the latest."""
         if self._last_us < 0:
             return "no times"
         forms = " and ".join(self._forms)
-        return f"times {utc(self._first_us)} to {utc(self._last_us)}, read as {forms}"
+        text = f"times {utc(self._first_us)} to {utc(self._last_us)}, read as {forms}"
+        first, last = self._looks_like(self._first_us), self._looks_like(self._last_us)
+        if first and first != last and UNIT_WORDS[self._unit] in self._forms:
+            text += f"; the earliest look like {UNIT_WORDS[first]}, the latest do not"
+        return text
+
+    def _looks_like(self, time_us: int) -> str | None:
+        """The other unit in which a time is near the clock, if any. Not days: seconds that count
+        from 0 pass through their numbers."""
+        if self._unit not in UNITS_NS:
+            return None
+        other = other_unit(time_us, self._clock.now_us(), self._unit)
+        return other if other in UNITS_NS and other != "days" else None
 
     def _unreadable(self, value: Any) -> Misfit:
         if value is None:

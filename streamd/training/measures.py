@@ -62,12 +62,17 @@ def measures(score_EC: Float32, novelty: Novelty | None = None) -> Measures:
 
 
 def scores_of_sets(
-    scores: Mapping[str, Float32], novelty: Novelty, set_E: Int64, edge_sets: Sequence[str]
+    scores: Mapping[str, Float32],
+    novelty: Novelty,
+    set_E: Int64,
+    num_negatives_E: Int64,
+    edge_sets: Sequence[str],
 ) -> dict[str, SetScores]:
     """Measures of the events of each edge set that has any, by its name.
 
-    scores: name of a model -> its scores, float32[E, 101]. novelty: of the events. set_E: number of
-    each event's set. Empty where the log has one edge set.
+    scores: name of a model -> its scores, float32[E, 101]. novelty: of the events. set_E,
+    num_negatives_E: number of each event's set, and that of its negatives, int64[E]. Empty where
+    the log has one edge set.
     """
     out = {}
     for number, name in enumerate(edge_sets if len(edge_sets) > 1 else ()):
@@ -79,6 +84,7 @@ def scores_of_sets(
                 scores={model: measures(rows[own], new) for model, rows in scores.items()},
                 num_known=int(new.known_E.sum()),
                 novelty=new.counts,
+                mean_negatives=float(num_negatives_E[own].mean()),
             )
     return out
 

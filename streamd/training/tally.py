@@ -140,7 +140,10 @@ class Tally:
         all_scores = {name: np.concatenate(parts) for name, parts in self._scores.items()}
         table = {name: measures(scores, novelty) for name, scores in all_scores.items()}
         set_E = np.concatenate(self._set_of)
-        edge_sets = scores_of_sets(all_scores, novelty, set_E, self._schema.edge_set_names)
+        num_negatives_E = np.concatenate([NO_EVENTS, *self._num_negatives])
+        edge_sets = scores_of_sets(
+            all_scores, novelty, set_E, num_negatives_E, self._schema.edge_set_names
+        )
 
         # Models that scored other events than those of the window, or only some.
         partial = {}
@@ -174,8 +177,5 @@ class Tally:
                 label_task, predicted, target_LT, set_L, self._schema.node_set_names
             )
         scored = ScoredWindow(table, len(set_E), novelty, edge_sets, node_sets)
-        return scored._replace(mean_negatives=self._mean_negatives())
-
-    def _mean_negatives(self) -> float | None:
-        num_negatives_E = np.concatenate([NO_EVENTS, *self._num_negatives])
-        return float(num_negatives_E.mean()) if len(num_negatives_E) else None
+        mean = float(num_negatives_E.mean()) if len(num_negatives_E) else None
+        return scored._replace(mean_negatives=mean)

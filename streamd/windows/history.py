@@ -26,14 +26,15 @@ which answers until there is a version."""
 class SetScores:
     """Scores of a window's events of one edge set, or of its labels of one node set.
 
-    num_scored: those events or labels. scores: as of `WindowRecord`; num_known and novelty
-    too, of labels 0 and None.
+    num_scored: those events or labels. scores: as of `WindowRecord`; num_known, novelty and
+    mean_negatives too, of labels 0, None and None.
     """
 
     num_scored: int
     scores: dict[str, dict[str, float]]
     num_known: int = 0
     novelty: NoveltyCounts | None = None
+    mean_negatives: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,14 +118,27 @@ def history_until(data_dir: Path, edge: int) -> int:
 
     They stay where learning goes back to that event.
     """
-    # Records are encoded as they were written, so their sizes add up to the file's.
-    reader = HistoryReader(data_dir)
+    path = data_dir / FILE
+    if not path.exists():
+        return 0
     size = 0
-    for record in reader.refresh():
-        if record.end_edge > edge:
-            break
-        size += len(record.line())
+    with path.open("rb") as file:
+        for line in file:
+            # Of the bytes in the file: a record of another release may be encoded otherwise.
+            record = _decode_record(line, path, size) if line.endswith(b"\n") else None
+            if not line.endswith(b"\n") or (record is not None and record.end_edge > edge):
+                break
+            size += len(line)
     return size
+
+
+def _decode_record(line: bytes, path: Path, at_byte: int) -> WindowRecord | None:
+    """The record of a line of the history; a damaged one is logged and gives None."""
+    try:
+        return msgspec.json.decode(line, type=WindowRecord)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        logger.error("history_line_passed_over", file=str(path), at_byte=at_byte, error=str(error))
+        return None
 
 
 class HistoryReader:
@@ -154,14 +168,8 @@ class HistoryReader:
             for line in file:
                 if not line.endswith(b"\n"):
                     break
+                record = _decode_record(line, self._path, self._at)
                 self._at += len(line)
-                try:
-                    self.records.append(msgspec.json.decode(line, type=WindowRecord))
-                except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                    logger.error(
-                        "history_line_passed_over",
-                        file=str(self._path),
-                        at_byte=self._at,
-                        error=str(error),
-                    )
+                if record is not None:
+                    self.records.append(record)
         return self.records

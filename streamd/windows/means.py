@@ -1,6 +1,6 @@
 """Means over windows, or over their events of one edge set: of a model, and of the best rule."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from streamd.windows.history import RULES, SetScores, WindowRecord
@@ -37,3 +37,13 @@ def best_rule(parts: Sequence[Part]) -> tuple[str, float]:
     means = {name: mean_mrr(parts, name) for name in RULES if name in names}
     name = max(means, key=lambda one: means[one])
     return name, means[name]
+
+
+def mean_negatives(parts: Iterable[Part]) -> float | None:
+    """Destinations that a scored event was ranked against, on average; None if older releases alone
+    scored the parts, which did not count them."""
+    # Each part weighs its scored events.
+    counted = [(p.mean_negatives, p.num_scored) for p in parts if p.mean_negatives is not None]
+    if not counted:
+        return None
+    return sum(mean * number for mean, number in counted) / sum(number for _, number in counted)

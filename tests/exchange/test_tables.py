@@ -451,3 +451,17 @@ graph: {edge_sets: {default: {features: {flag: bool}}}}""")
     assert '{"src":"02134","dst":"s1","time":1764000000000,"features":[1.0]}' in said and '{"src":"10001","dst":"s1","time":1764000001000,"features":[0.0]}' in said
     (tmp_path / "s.yaml").write_text("sources: [{topic: t, time: ms, fields: {src: zip, dst: shop, time: ts}}]")
     assert "row 2: column 'zip': it has '02134'" in run("sources", "check", tmp_path / "t.csv", "--config", tmp_path / "s.yaml")
+
+
+def test_seconds_among_milliseconds_are_named_beside_the_range_of_times(tmp_path):
+    now_s = 1_790_000_000
+
+    def summary(unit, *numbers):
+        read = Times(unit, "us", 60, ManualClock(now_s * 1_000_000))
+        for number in numbers:
+            read.read(number)
+        return read.summary()
+
+    assert summary("ms", now_s * 1000, now_s - 5).endswith("read as milliseconds; the earliest look like seconds, the latest do not")
+    assert summary("ms", now_s * 1000, now_s * 1000 - 5).endswith("read as milliseconds")
+    assert summary("s", 20_000, 3_000_000).endswith("read as seconds"), "seconds that count from 0 are no days"

@@ -424,13 +424,13 @@ def test_while_it_starts_the_page_says_what_it_does_and_for_how_long(browser, se
 
 def test_a_log_of_several_edge_sets_has_a_row_for_each(browser, served, monkeypatch):
     scores = {"live": {"mrr": 0.5}, "rule": {"mrr": 0.55}, "edgebank": {"mrr": 0.25}}
-    records = [replace(r, edge_sets={"views": SetScores(num_scored=30, scores=scores), "b<i>uys": SetScores(num_scored=10, scores=scores, novelty=NoveltyCounts(pair_seen=4, pair_new=6, destination_new=0, source_new=0))})
+    records = [replace(r, edge_sets={"views": SetScores(num_scored=30, scores=scores, mean_negatives=7.5), "b<i>uys": SetScores(num_scored=10, scores=scores, novelty=NoveltyCounts(pair_seen=4, pair_new=6, destination_new=0, source_new=0))})
                for r in served.world.state.page._history.refresh()]
     monkeypatch.setattr(served.world.state.page._history, "refresh", lambda: records)
     page = opened(browser, served)
     page.wait_for_selector("#sets td")
     rows = page.locator("#sets tr").all_inner_texts()
-    assert rows[1].split("\t") == ["views", f"{30 * len(records)}", "75.0 %", "-", "0.500", "0.550 partners + popularity", "0.500"]
+    assert rows[1].split("\t") == ["views", f"{30 * len(records)}\nagainst 7.5 others\n", "75.0 %", "-", "0.500", "0.550 partners + popularity", "0.500"]
     assert rows[2].split("\t")[:4] == ["b<i>uys", f"{10 * len(records)}", "25.0 %", "40.0 %"]
     assert page.locator("#sets td.bad").count() == 4, "below the rule in both sets, and in their newest windows"
     close(page, served)

@@ -92,7 +92,7 @@ def test_an_edge_set_has_the_best_of_its_own_rules():
         parts(views=(10, 0.1, rules(0.3, edgebank=0.2)))])]
     views, buys = edge_sets(records)
     assert views == {"name": "views", "scored": 40, "mrr": pytest.approx(0.4), "rule_name": "rule", "rule": pytest.approx(0.375),
-                     "newest_mrr": 0.1, "newest_rule": 0.3, "recurrence": None}
+                     "newest_mrr": 0.1, "newest_rule": 0.3, "recurrence": None, "negatives": None}
     assert (buys["rule_name"], buys["rule"], buys["mrr"]) == ("popularity", 0.5, 0.2)
 
 

@@ -200,6 +200,9 @@ def test_windows_say_the_scores_of_each_edge_set_and_add_up(tmp_path):
     assert history_until(tmp_path, records[2].end_edge) == sum(map(len, (tmp_path / FILE).read_bytes().splitlines(True)[:3]))
     rows = edge_sets(records)
     assert [r["name"] for r in rows] and sum(r["scored"] for r in rows) == sum(r.num_scored for r in records)
+    negatives = sum(s.mean_negatives * s.num_scored for s in last.edge_sets.values()) / last.num_scored
+    assert negatives == pytest.approx(last.mean_negatives) and len({round(s.mean_negatives, 6) for s in last.edge_sets.values()}) > 1
+    assert {r["name"]: r["negatives"] for r in edge_sets(records[-1:])} == {name: s.mean_negatives for name, s in last.edge_sets.items()}
 
 
 def test_a_set_without_events_is_counted_from_zero(tmp_path):

@@ -298,6 +298,7 @@ def _figures(result: Result) -> dict[str, Any]:
         "start": _time(result.windows[0].window.start_us),
         "end": _time(result.windows[-1].window.end_us),
         "mean_negatives": result.mean_negatives,
+        "mean_negatives_by_edge_set": result.mean_negatives_of_sets(),
         "recurrence": recurrence(w.novelty.counts for w in result.windows),
         "events_by_novelty": result.novelty_counts(),
         "means": {name: dict(result.mean(name)) for name in names},

@@ -6,7 +6,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from streamd.windows.history import WindowRecord
-from streamd.windows.means import best_rule, mean_mrr, rules_of, with_rules_of_newest
+from streamd.windows.means import (
+    best_rule,
+    mean_mrr,
+    mean_negatives,
+    rules_of,
+    with_rules_of_newest,
+)
 from streamd.windows.novelty import recurrence
 
 NUM_WINDOWS = 24
@@ -117,15 +123,6 @@ def headline_of(records: Sequence[WindowRecord]) -> Headline | None:
         )
         if len(scored) > len(newest)
         else None,
-        mean_negatives=_mean_negatives(scored),
+        mean_negatives=mean_negatives(scored),
         recurrence=recurrence(r.novelty for r in scored),
     )
-
-
-def _mean_negatives(scored: Sequence[WindowRecord]) -> float | None:
-    """Destinations that an event was ranked against, on average; None if older releases alone
-    scored the windows, which did not count them."""
-    counted = [(r.mean_negatives, r.num_scored) for r in scored if r.mean_negatives is not None]
-    if not counted:
-        return None
-    return sum(mean * number for mean, number in counted) / sum(number for _, number in counted)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from streamd.windows.history import WindowRecord
-from streamd.windows.means import best_rule, mean_mrr, with_rules_of_newest
+from streamd.windows.means import best_rule, mean_mrr, mean_negatives, with_rules_of_newest
 from streamd.windows.novelty import NOVELTIES, recurrence
 
 
@@ -41,8 +41,8 @@ def window_row(r: WindowRecord) -> dict[str, Any]:
 
 def edge_sets(records: Sequence[WindowRecord]) -> list[dict[str, Any]]:
     """The scores of each edge set over all windows that the rules of its newest one scored: its
-    scored events, and MRR over them by the version that served and by the best rule; of the newest
-    window too. Empty if the log has one edge set."""
+    scored events, the mean number of their negatives, and MRR over them by the version that served
+    and by the best rule; of the newest window too. Empty if the log has one edge set."""
     names = dict.fromkeys(name for record in records for name in record.edge_sets)
     out = []
     for name in names:
@@ -60,6 +60,7 @@ def edge_sets(records: Sequence[WindowRecord]) -> list[dict[str, Any]]:
                 "newest_mrr": own[-1].scores["live"]["mrr"],
                 "newest_rule": newest_rule,
                 "recurrence": recurrence(part.novelty for part in own),
+                "negatives": mean_negatives(own),
             }
         )
     return out
