@@ -1,5 +1,6 @@
-"""What ends a process."""
+"""What ends a process, and what it asks of the system."""
 
+import ctypes
 import signal
 import subprocess
 
@@ -36,3 +37,26 @@ def test_a_signal_ends_a_process_that_waits_for_others_and_is_seen_by_its_own_ha
 def test_a_containers_quota_bounds_the_cpus(tmp_path, text, most):
     (tmp_path / "cpu.max").write_text(text)
     assert num_cpus(tmp_path / "cpu.max") == min(most, num_cpus(tmp_path / "none"))
+
+
+KEEPS = """
+import ctypes, os
+import numpy as np
+from streamd.processes import keep_freed_memory
+
+class Info(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()]
+
+mallinfo = ctypes.CDLL(None).mallinfo2
+mallinfo.restype = Info
+print(keep_freed_memory(os.environ))
+array = np.ones(100 << 20, np.uint8)
+print(mallinfo().hblkhd > 100 << 20)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="glibc before 2.33, or another library")
+@pytest.mark.parametrize(("environ", "said"), [({}, "True\nFalse\n"), ({"MALLOC_ARENA_MAX": "8"}, "False\nTrue\n")])
+def test_a_process_that_learns_keeps_the_memory_of_large_arrays_unless_the_environment_decides(environ, said):
+    done = subprocess.run([*PYTHON, "-c", KEEPS], capture_output=True, text=True, env=environ)
+    assert done.stdout == said, done.stderr

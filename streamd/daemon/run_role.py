@@ -36,6 +36,7 @@ from streamd.processes import (
     Place,
     end_with_supervisor,
     ended_by_signals,
+    keep_freed_memory,
     place_of,
     raise_file_limit,
 )
@@ -225,6 +226,7 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
     # Set up the process: learning yields to ingest and server.
     os.nice(settings.training.nice)
     fix_torch(settings.training.threads)
+    keep_freed_memory(os.environ)
     if unused := unused_settings(settings.model):
         logger.warning(
             "model_settings_unused",
