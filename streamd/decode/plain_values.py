@@ -79,7 +79,7 @@ def batch_rows(batch: Any) -> list[dict[str, Any]]:
 def arrow_values(column: Any) -> list[Any]:
     """The Python values of an Arrow array: of a dictionary its values, of an extension its storage.
 
-    Times are in microseconds and UTC, since Python has no finer ones.
+    Times and durations are in microseconds and UTC, since Python has no finer ones.
     Raises: ArrowException, ValueError or OverflowError for a time that Python cannot hold.
     """
     import pyarrow as pa
@@ -92,6 +92,8 @@ def arrow_values(column: Any) -> list[Any]:
         # Rows share the objects of the dictionary.
         values = arrow_values(column.dictionary)
         return [None if at is None else values[at] for at in column.indices.to_pylist()]
+    if pa.types.is_run_end_encoded(kind):
+        return arrow_values(pa.compute.run_end_decode(column))
     # Digits below a microsecond are cut.
     wanted = _in_microseconds(kind, pa)
     if wanted != kind:
@@ -102,13 +104,22 @@ def arrow_values(column: Any) -> list[Any]:
 
 
 def _in_microseconds(kind: Any, pa: Any) -> Any:
-    """A type with its timestamps and dates in microseconds without a zone, also inside others."""
+    """A type with its timestamps and dates in microseconds without a zone, and its times of day and
+    durations in microseconds if they are finer, also inside others."""
     types = pa.types
     if types.is_timestamp(kind) or types.is_date(kind):
         return pa.timestamp("us")
+    if types.is_time64(kind):
+        return pa.time64("us")
+    if types.is_duration(kind) and kind.unit == "ns":
+        return pa.duration("us")
     if types.is_struct(kind):
         fields = [kind.field(at) for at in range(kind.num_fields)]
         return pa.struct([one.with_type(_in_microseconds(one.type, pa)) for one in fields])
-    if types.is_list(kind):
-        return pa.list_(_in_microseconds(kind.value_type, pa))
+    if types.is_map(kind):
+        return pa.map_(_in_microseconds(kind.key_type, pa), _in_microseconds(kind.item_type, pa))
+    # Arrow casts views of lists to wrong ones, so they stay as they are.
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        inside = _in_microseconds(kind.value_type, pa)
+        return kind if inside == kind.value_type else pa.list_(inside)
     return kind

@@ -205,7 +205,7 @@ def _parquet_rows(path: Path, wanted: Sequence[str]) -> Iterator[Row]:
         with file:
             check_columns(file.schema_arrow.names, wanted)
             for batch in file.iter_batches():
-                yield from _batch_rows(batch)
+                yield from _batch_rows(batch, wanted)
     except pa.ArrowException as error:
         raise ValueError(str(error)) from None
 
@@ -223,21 +223,31 @@ def _arrow_rows(path: Path, kind: str, wanted: Sequence[str]) -> Iterator[Row]:
                 reader = pa.ipc.open_stream(source)
                 check_columns(reader.schema.names, wanted)
                 for batch in reader:
-                    yield from _batch_rows(batch)
+                    yield from _batch_rows(batch, wanted)
                 return
             file = pa.ipc.open_file(source)
             check_columns(file.schema.names, wanted)
             for number in range(file.num_record_batches):
-                yield from _batch_rows(file.get_batch(number))
+                yield from _batch_rows(file.get_batch(number), wanted)
     except pa.ArrowException as error:
         raise ValueError(str(error)) from None
 
 
-def _batch_rows(batch: Any) -> Iterator[Row]:
-    """The rows of one batch, of plain values. Raises: Misfit or ArrowException."""
+def _batch_rows(batch: Any, wanted: Sequence[str]) -> Iterator[Row]:
+    """The rows of one batch, of plain values. wanted: columns that are read, empty if any may be.
+
+    Raises: Misfit or ArrowException.
+    """
     # Buffers of a damaged file may point beyond its bytes.
     batch.validate(full=True)
     names = batch.schema.names
-    columns = [column_values(batch.column(at), name) for at, name in enumerate(names)]
+    columns: list[Sequence[Any]] = []
+    for at, name in enumerate(names):
+        try:
+            columns.append(column_values(batch.column(at), name))
+        except OddCell:
+            if not wanted or name in wanted:
+                raise
+            columns.append([None] * len(batch))
     for values in zip(*columns, strict=True):
         yield dict(zip(names, values, strict=True))

@@ -30,6 +30,7 @@ OWN_TYPES_HINT = (
 KEYS_HINT = "add --keys text, and read all other files of these nodes so too."
 EDGE_SET = "edge_set"
 """The column that names the edge set of a row, unless another is named."""
+_CONSTANTS = {"NaN": None, "Infinity": math.inf, "-Infinity": -math.inf}
 _json = json.JSONEncoder(separators=(",", ":")).encode
 T = TypeVar("T")
 
@@ -173,7 +174,7 @@ def _read_events(
             event = _edge(row, columns, times, readers)
         except Misfit as misfit:
             raise misfit.at(file.position(number)) from None
-        yield Outgoing(str(event["src"]).encode(), _json(event).encode(), event["time"], number)
+        yield Outgoing(_record_key(event["src"]), _json(event).encode(), event["time"], number)
 
 
 def _from_line(line: str, number: int, columns: Columns, times: Times) -> Outgoing:
@@ -183,13 +184,19 @@ def _from_line(line: str, number: int, columns: Columns, times: Times) -> Outgoi
     # An event that is unchanged is sent as it was written.
     key = event.get("src", event.get("id", event.get("node", "")))
     value = line.strip() if event is parsed else _json(event)
-    return Outgoing(str(key).encode(), value.encode(), event.get("time"), number)
+    return Outgoing(_record_key(key), value.encode(), event.get("time"), number)
+
+
+def _record_key(key: Any) -> bytes:
+    """The key of a record. JSON may hold halves of characters, which the decoder refuses."""
+    return str(key).encode(errors="replace")
 
 
 def _parsed(line: str) -> Row:
     """The object on an NDJSON line. Raises: Misfit."""
     try:
-        parsed = json.loads(line)
+        # Python writes NaN for a missing number, which no JSON has.
+        parsed = json.loads(line, parse_constant=lambda name: _CONSTANTS.get(name))
     except (ValueError, RecursionError) as error:
         raise Misfit(f"not JSON: {error}") from None
     if not isinstance(parsed, dict):
@@ -205,18 +212,20 @@ def _of_object(parsed: Row, columns: Columns, times: Times) -> Row:
     is_delete = parsed.get("type") == "delete" and "src" in parsed
     if columns.edge_set and EDGE_SET not in parsed and (is_delete or not is_own):
         parsed = parsed | {EDGE_SET: columns.edge_set}
+    read_key = _key_as_text if columns.keys == "text" else _typed_key
     if not is_own and columns.has_names:
         try:
             check_columns(list(parsed), columns.names)
         except Misfit as misfit:
             raise Misfit(str(misfit), OWN_TYPES_HINT if is_typed else misfit.action) from None
-        key = _key_as_text if columns.keys == "text" else _typed_key
-        return _edge(parsed, columns, times, (key, key))
+        return _edge(parsed, columns, times, (read_key, read_key))
     if not is_own:
         # An edge may lack a time: it gets that of its record.
         check_columns(list(parsed), ("src", "dst"))
         for name in ("src", "dst"):
-            _cell(name, _typed_key, parsed[name])
+            key = _cell(name, read_key, parsed[name])
+            if columns.keys and key != parsed[name]:
+                parsed = parsed | {name: key}
 
     # Times are written in the unit of the stream; that of a delete does not count for the range.
     if parsed.get("time") is None:
@@ -239,7 +248,9 @@ def _edge(
         "dst": _cell(columns.dst, keys[1], row[columns.dst]),
         "time": _cell(columns.time, times.read, row[columns.time]),
     }
-    edge_set = columns.edge_set or row.get(columns.edge_set_column)
+    # The header of an index that pandas wrote is empty too, and names no set.
+    of_column = columns.edge_set_column and row.get(columns.edge_set_column)
+    edge_set = columns.edge_set or of_column
     if edge_set:
         event[EDGE_SET] = edge_set
     # Features are several columns, or one of lists or mappings; by name an empty cell has none.
@@ -316,6 +327,14 @@ def _list_or_object(value: Any) -> Any:
 
 def _typed_key(value: Any) -> int | str:
     """A key as it is, text or integer; whole floats are integers. Raises: Misfit."""
+    key = _any_key(value)
+    if type(key) is int and not -(2**63) <= key < 2**63:
+        raise Misfit(f"{key} does not fit int64", KEYS_HINT)
+    return key
+
+
+def _any_key(value: Any) -> int | str:
+    """As `_typed_key`, also an integer beyond int64. Raises: Misfit."""
     value = as_key(value, None)
     if type(value) is int or type(value) is str:
         return value
@@ -327,7 +346,7 @@ def _typed_key(value: Any) -> int | str:
 
 def _key_as_text(value: Any) -> str:
     """A key as text. Raises: Misfit."""
-    return str(_typed_key(value))
+    return str(_any_key(value))
 
 
 def _csv_key(cells: KeyCells) -> Callable[[Any], int | str]:

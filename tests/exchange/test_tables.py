@@ -274,6 +274,39 @@ def test_a_feature_that_is_no_number_is_named(path, value):
         events(path, Columns(features=("x",)))
 
 
+def test_the_index_that_pandas_writes_first_is_no_column_of_edge_sets(tmp_path):
+    (tmp_path / "t.csv").write_text(",u,i,ts\n0,u1,p1,5\n1,u2,p1,6\n")
+    assert [(e[1]["src"], e[1].get("edge_set")) for e in events(tmp_path / "t.csv", Columns("u", "i", "ts"))] == [("u1", None), ("u2", None)]
+
+
+@pytest.mark.parametrize("columns", [Columns(keys="text"), Columns("src", "dst", "time", ("x",), keys="text")])
+@pytest.mark.parametrize(("key", "want"), [(8, "8"), (8.0, "8"), ("u", "u"), (2**63, str(2**63)), (2**64 - 1, str(2**64 - 1))])
+def test_text_keys_are_text_in_every_file_named_columns_or_not(tmp_path, columns, key, want):
+    for name in ("t.ndjson", "t.parquet", "t.csv")[: 2 if type(key) is float else 3]:
+        cell = np.uint64(key) if name == "t.parquet" and type(key) is int else key
+        path = write(tmp_path / name, [("src", "dst", "time", "x"), (cell, "p", 5, 1)])
+        assert [e[1]["src"] for e in events(path, columns)] == [want], name
+
+
+@pytest.mark.parametrize("name", ["t.ndjson", "t.parquet"])
+@pytest.mark.parametrize("columns", [Columns(), Columns("src", "dst", "time", ("x",))])
+def test_an_id_beyond_int64_names_the_way_out(tmp_path, name, columns):
+    path = write(tmp_path / name, [("src", "dst", "time", "x"), (np.uint64(2**63) if name == "t.parquet" else 2**63, "p", 5, 1)])
+    with pytest.raises(SettingsError, match=r"1: column 'src': 9223372036854775808 does not fit int64.*--keys text"):
+        events(path, columns)
+
+
+def test_nan_is_a_missing_value_in_ndjson_as_in_parquet(tmp_path):
+    for name in ("t.ndjson", "t.parquet"):
+        path = write(tmp_path / name, [("src", "dst", "time", "x", "other"), ("u", "p", 5, float("nan"), float("nan"))])
+        assert [e[1]["features"] for e in events(path, Columns(features=("x",), by_name=(True,)))] == [{}]
+
+
+def test_half_a_character_of_json_is_refused_by_the_decoder_and_not_before(tmp_path):
+    (tmp_path / "t.ndjson").write_text('{"src": "\\ud800", "dst": "p", "time": 5}\n')
+    assert [e[1]["src"] for e in events(tmp_path / "t.ndjson")] == ["\ud800"]
+
+
 def test_parquet_nulls_are_no_keys(tmp_path):
     pyarrow.parquet.write_table(pa.table({"src": ["u", None], "dst": ["p", "p"], "time": [5, 6]}), tmp_path / "t.parquet")
     with pytest.raises(SettingsError, match="row 2: column 'src': there is no value"):
