@@ -309,6 +309,7 @@ class Regimes:
             self._part("nightly")
         if self._day is not None and self._nightly_recorder is not None:
             self.learners["nightly"].memory_step = nightly_memory_step
+            self.learners["nightly"].model.new_destinations.stop()
             self._nightly_is_stale = True
             self._nightly_recorder.rebuild(window.first_edge)
         self._day = day

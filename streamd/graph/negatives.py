@@ -81,9 +81,9 @@ class Pool:
         position = self._positions(dst_E)
         return (position >= 0) & (position < known_E)
 
-    def has_others(self, dst_E: Int64, known_E: Int64) -> Bools:
-        """Whether there is a negative to draw for each event, bool[E]."""
-        return self._alive(known_E) - self.holds(dst_E, known_E) > 0
+    def num_others(self, dst_E: Int64, known_E: Int64) -> Int64:
+        """How many negatives there are to draw for each event, int64[E]."""
+        return self._alive(known_E) - self.holds(dst_E, known_E)
 
     def draw(self, event_E: Int64, dst_E: Int64, known_E: Int64, count: int, seed: int) -> Int64:
         """Draw `count` negatives per event, int64[E, count].
@@ -91,7 +91,7 @@ class Pool:
         They are of the first `known_E` destinations without the deleted and the true one. Of more
         than `count` they are drawn uniformly, with replacement. Of `count` or fewer each comes
         once, in an order drawn by the hash, and the true destination fills the columns that are
-        left (`streamd.graph.ranking.is_candidate`). `has_others` must hold for each event. The hash
+        left (`streamd.graph.ranking.is_candidate`). `num_others` must be above 0. The hash
         is SplitMix64 of the seed and (100 * event + j + 1), the protocol of the accuracy baselines.
 
         event_E: int64 event ids. dst_E: int64 true destinations.
@@ -194,12 +194,16 @@ class Pools:
             out[rows] = pool.holds(dst_E[rows], known_E[rows])
         return out
 
+    def num_others(self, dst_E: Int64, known_E: Int64) -> Int64:
+        """How many negatives there are to draw for each event, int64[E]."""
+        out = np.zeros(len(dst_E), np.int64)
+        for pool, rows in self._each(dst_E):
+            out[rows] = pool.num_others(dst_E[rows], known_E[rows])
+        return out
+
     def has_others(self, dst_E: Int64, known_E: Int64) -> Bools:
         """Whether there is a negative to draw for each event, bool[E]."""
-        out = np.zeros(len(dst_E), np.bool_)
-        for pool, rows in self._each(dst_E):
-            out[rows] = pool.has_others(dst_E[rows], known_E[rows])
-        return out
+        return self.num_others(dst_E, known_E) > 0
 
     def draw(self, event_E: Int64, dst_E: Int64, known_E: Int64, count: int, seed: int) -> Int64:
         """Draw negatives as `Pool.draw` does, int64[E, count]."""

@@ -17,6 +17,7 @@ from streamd.graph.facts.columns import num_facts
 from streamd.graph.neighborhood import SamplingPlan
 from streamd.models.architectures import architecture_of
 from streamd.models.device_arrays import Array, as_tensor
+from streamd.models.inference.new_rates import COUNTS
 from streamd.models.inference.stored_weights import HISTORY_WEIGHT, with_all_facts
 from streamd.models.inputs import LinkInputs
 from streamd.models.labels import LabelHead, LabelHeads, LabelInputs
@@ -25,6 +26,7 @@ from streamd.models.layers.table import layers_of
 from streamd.models.memory.edge_rows import EdgeRows
 from streamd.models.memory.memory import Memory
 from streamd.models.memory.updater import MemoryUpdater
+from streamd.models.new_destinations import NewDestinations
 from streamd.models.pair import pair_network
 from streamd.models.schema_inputs import SchemaInput
 from streamd.models.standardize import RunningStandardizer, standardizer
@@ -68,6 +70,9 @@ class LinkModel(nn.Module):
         self.edge_stats = standardizer(schema.edge_feature_dim, schema.all_edge_columns)
         self.node_stats = standardizer(schema.node_feature_dim, schema.all_node_columns)
         self.register_buffer("gap_us", torch.zeros((), dtype=torch.float64))
+
+        # Destinations without an event have a logit of their own.
+        self.new_destinations = NewDestinations(schema.num_edge_sets)
 
         # Every model holds a pair network; without `model.pair_facts` it is not asked.
         self.pair = pair_network(facts)
@@ -118,7 +123,8 @@ class LinkModel(nn.Module):
         filled up, so that what they say stays the same. Raises: VersionError where they are of
         another model."""
         own, num_sets = self.state_dict(), self.schema.num_edge_sets
-        full = {n: torch.zeros_like(t) for n, t in own.items() if n == HISTORY_WEIGHT}
+        absent = (HISTORY_WEIGHT, COUNTS)
+        full = {n: torch.zeros_like(t) for n, t in own.items() if n in absent}
         for name, weight in weights.items():
             shape = own[name].shape if name in own else ()
             full[name] = with_all_facts(as_tensor(weight), shape, num_sets, name)
@@ -221,7 +227,8 @@ class LinkModel(nn.Module):
         hidden_ECD = (src_E1D + embedding(inputs.candidate_EC, self.head_dst(z_UD))).relu()
         if dropout is not None and self.settings.pair_facts:
             hidden_ECD = half_dropout(hidden_ECD, dropout, inputs.event_E)
-        return in_float32(self.head_out, hidden_ECD)[..., 0]
+        added = in_float32(self.head_out, hidden_ECD)[..., 0]
+        return added if self.training else self.mask_new(added, inputs.facts_ECF)
 
     def asked_set(self, facts_F: Tensor) -> Tensor:
         """What the head adds for the edge set that facts [..., F] are asked about: [..., D], where
@@ -235,6 +242,12 @@ class LinkModel(nn.Module):
         be kept."""
         out: Tensor = self.head_out((src_D + dst_D).relu())[..., 0]
         return out
+
+    def mask_new(self, added: Tensor, facts: Tensor) -> Tensor:
+        """Set the graph's part [...] to 0 for new destinations. facts: [..., F]."""
+        if not self.settings.pair_facts:
+            return added
+        return added.masked_fill(self.new_destinations.replaces(facts), 0.0)
 
     def labels(self, inputs: LabelInputs, state_MD: Tensor) -> Tensor:
         """What the label heads say of each label, float32[L, T], before `predictions`."""
@@ -256,7 +269,12 @@ class LinkModel(nn.Module):
         if not self.settings.pair_facts:
             return facts_ECF.new_zeros(facts_ECF.shape[:-1])
         # bfloat16 would round the logits themselves to 8 bits.
-        return in_float32(self.pair[-1], self.pair[:-1](self.fact_stats(facts_ECF)))[..., 0]
+        logits_EC = in_float32(self.pair[-1], self.pair[:-1](self.fact_stats(facts_ECF)))[..., 0]
+        # While learning a new one is a negative like others, whose weights it moves.
+        if self.training:
+            return logits_EC
+        out: Tensor = self.new_destinations(logits_EC, facts_ECF)
+        return out
 
     def forward(
         self, inputs: LinkInputs, state_MD: Tensor, dropout: int | Tensor | None = None

@@ -329,14 +329,17 @@ class LoadedVersion:
         return self.model.pair_logits(facts_RF)
 
     def residual(
-        self, facts_F: Float32, src_1: Int64, dst_1: Int64, live: LiveGraph
-    ) -> float | None:
-        """What the graph adds to the facts of one pair, None where the model looks at no graph."""
+        self, facts_RF: Float32, src_1: Int64, dst_1: Int64, live: LiveGraph
+    ) -> Float32 | None:
+        """What the graph adds to each of several rows of facts of one pair, float32[R], None where
+        the model looks at no graph."""
         if not self.has_embeddings:
             return None
         self.embed(np.concatenate([src_1, dst_1]), live)
-        ends = self._embeddings.of(1, src_1), self._embeddings.of(2, dst_1)
-        return float(self.model.residual(facts_F[None], *ends)[0])
+        number = len(facts_RF)
+        src_R, dst_R = src_1.repeat(number), dst_1.repeat(number)
+        ends = self._embeddings.of(1, src_R), self._embeddings.of(2, dst_R)
+        return self.model.residual(facts_RF, *ends)
 
     def looked_at(self, nodes: Int64, live: LiveGraph) -> tuple[Neighborhood, tuple[Float32, ...]]:
         """The neighbourhood that the embeddings of distinct nodes are made of, and how much each

@@ -112,6 +112,7 @@ class Learner:
         self.logits: list[Float32] = []
         """For each chunk in `seen` that is not None: logits of the candidates that are learned,
         float32[E, 11], before any of it was, -inf where there is none. Others only read them."""
+        self._new_counts: list[Tensor] = []  # of each scored chunk
         self._labels: list[RecordedLabels | None] = []
         self.label_scores: list[LabelScores] = []
         """For each chunk with labels."""
@@ -132,6 +133,7 @@ class Learner:
         self._edges = []
         self.seen = []
         self.logits = []
+        self._new_counts = []
         self._labels = []
         self.label_scores = []
         self._backup = None
@@ -160,6 +162,8 @@ class Learner:
         logits_EC = among_candidates(logits_EC, chunk.score.is_candidate_EC.numpy())
         state_MD = self.memory.gather(self.transfer.send(chunk.learn.node_M), updated_PD).cpu()
         self.logits.append(logits_EC[:, LEARNED])
+        num_sets, has_learned = self.model.schema.num_edge_sets, self.num_learned > 0
+        self._new_counts.append(chunk.new_counts(logits_EC[:, SCORED], num_sets, has_learned))
         seen = ReplayChunk(chunk.first_edge, chunk.learn, state_MD, chunk.num_events)
         return logits_EC[:, SCORED], seen
 
@@ -191,12 +195,13 @@ class Learner:
         window_edge: first event id of the window, a seed of dropout and draws.
         epochs: passes over the window; None for `LearningSettings.epochs_of` its events.
         replay: first event ids of the past chunks to learn with it; drawn by `draw` where None.
-        Returns: None where there is nothing to learn. Where a loss, weight, statistic, logit or
-        memory row is not finite, the weights from before are restored and `finite` is False.
+        Returns: None where nothing but the rate of new destinations is to be learned. If a loss,
+        weight, statistic, logit or memory row is not finite, all is restored, `finite` is False.
         """
         seen = [s for s in self.seen if s is not None]
         weight_of = self.ranks.total([float(s.inputs.weight_E.sum()) for s in seen])
         if not any(weight_of):
+            self.model.new_destinations.observe(self._new_counts, self.ranks)
             self._advance_all()
             return None
 
@@ -327,6 +332,7 @@ class Learner:
         for edges, seen in zip(self._edges, self.seen, strict=True):
             if seen is not None:
                 self.model.observe(seen.inputs, edges, self.ranks)
+        self.model.new_destinations.observe(self._new_counts, self.ranks)
         for labels in self._labels:
             if labels is not None and self.model.label_head is not None:
                 target_LT = torch.cat(self.ranks.gather_tensor(labels.inputs.target_LT))

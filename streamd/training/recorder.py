@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from streamd.eventlog.reader import LogReader
 from streamd.events import Bools, Float32, Int64
@@ -27,6 +28,7 @@ from streamd.graph.neighborhood import Neighborhood, sample_neighborhood
 from streamd.graph.node_features import FeatureRows, NodeFeatures
 from streamd.graph.temporal import TemporalGraph
 from streamd.models import EdgeRows, LinkInputs, architecture_of
+from streamd.models.inference.new_rates import asked_sets, log_sum_odds
 from streamd.models.inputs import link_inputs
 from streamd.models.labels import LabelInputs, label_inputs
 from streamd.ranks import ALONE, Ranks
@@ -61,6 +63,7 @@ class Chunk:
     weight 0 in learning: all negatives were seen before, so a destination never seen would be true
     by construction, and the model would rank unknown nodes first. In a backtest with older facts
     the same holds for destinations that these facts have not seen.
+    num_others_E: how many other destinations of its set were known before each event.
     labels: labels whose time is after the previous chunk's last event and not after this chunk's
     last event, with inputs as of the chunk's start; they come with the last slice.
     num_events, num_labels: in all; of several ranks each has its even share of both, in order.
@@ -71,6 +74,7 @@ class Chunk:
     score: LinkInputs | None
     learn: LinkInputs | None
     known_E: Bools = field(default_factory=lambda: np.zeros(0, np.bool_))
+    num_others_E: Int64 = field(default_factory=lambda: np.zeros(0, np.int64))
     labels: LabelInputs | None = None
     num_events: int = 0
     num_labels: int = 0
@@ -88,6 +92,19 @@ class Chunk:
     def novelty(self) -> Novelty:
         """What was new of each scored event, as its facts have it. The chunk must be scored."""
         return Novelty.of(self.scored_facts[:, 0], self.known_E)
+
+    def new_counts(self, logits_EC: Float32, num_edge_sets: int, has_learned: bool) -> Tensor:
+        """Counts of the scored events for `NewDestinations`: float64[3, S].
+
+        logits_EC, has_learned: as of `log_sum_odds`.
+        """
+        of_known_E = log_sum_odds(logits_EC, self.known_E, self.num_others_E, has_learned)
+        columns = (np.ones(len(self.known_E)), ~self.known_E, of_known_E)
+        set_E = np.broadcast_to(
+            asked_sets(self.scored_facts[:, 0], num_edge_sets), self.known_E.shape
+        )
+        rows = [np.bincount(set_E, column, num_edge_sets) for column in columns]
+        return torch.from_numpy(np.stack(rows))
 
     @property
     def is_candidate_EC(self) -> Bools:
@@ -309,6 +326,7 @@ class Recorder:
             score=score,
             learn=learn,
             known_E=is_known,
+            num_others_E=pool.num_others(dst, known),
             num_events=num_events,
         )
 

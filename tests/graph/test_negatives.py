@@ -50,7 +50,7 @@ def test_negatives_are_the_protocols_over_the_destinations_known_before_each_eve
     first = {d: int(time[np.flatnonzero(dst == d)[0]]) for d in sighted}
     known_E = pool.known_before(time[before:])
     facts.advance(src[before:], dst[before:], time[before:])  # the facts move on while a window is recorded
-    asked = np.flatnonzero(pool.has_others(dst[before:], known_E) & ~np.isin(dst[before:], deleted))
+    asked = np.flatnonzero((pool.num_others(dst[before:], known_E) > 0) & ~np.isin(dst[before:], deleted))
     event, true = 10**9 + before + asked, dst[before:][asked]
     got = pool.draw(event, true, known_E[asked], 100, 3)
     learned = pool.draw(event, true, np.full(len(asked), pool.size), 10, 1)

@@ -194,7 +194,7 @@ def test_a_plain_model_has_no_pair_facts_and_starts_undamped():
     model = model_of("tgn", pair_facts=False)
     assert not model.pair_logits(torch.randn(4, 3, NUM_FACTS)).any()
     assert {g["lr"] for g in model.optimizer(0.01).param_groups} == {0.01}
-    z, inputs = torch.randn(4, 8), SimpleNamespace(src_E=torch.arange(2), candidate_EC=torch.tensor([[2], [3]]), event_E=torch.arange(2))
+    z, inputs = torch.randn(4, 8), SimpleNamespace(src_E=torch.arange(2), candidate_EC=torch.tensor([[2], [3]]), event_E=torch.arange(2), facts_ECF=None)
     assert torch.equal(model.residual(z, inputs, 5), model.residual(z, inputs, None)), "nothing is dropped"
 
 

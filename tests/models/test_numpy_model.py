@@ -16,6 +16,7 @@ from streamd.graph.live import LiveGraph
 from streamd.graph.neighborhood import sample_neighborhood
 from streamd.graph.node_features import NodeFeatures
 from streamd.models import EdgeRows, architecture_of, build_model
+from streamd.models.inference.new_rates import COUNTS
 from streamd.models.inference.numpy_layers import sigmoid
 from streamd.models.inference.numpy_model import BLOCK_ROOTS, NumpyModel
 from streamd.models.inference.stored_weights import HISTORY_WEIGHT
@@ -49,6 +50,8 @@ def drawn(settings, schema, seed):
         for name, tensor in model.state_dict().items():
             if name == "gap_us":
                 tensor.fill_(3e6)
+            elif name == COUNTS:
+                tensor.copy_(torch.tensor([[90.0], [20.0], [300.0]]).to(tensor).expand_as(tensor))
             elif name.endswith((".var", ".count")):
                 # A column that never varied is scaled to zero.
                 tensor.uniform_(0.1, 2.0).masked_fill_(torch.rand_like(tensor) < 0.2, 0.0)

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from streamd.graph.blocks.draws import Draw
-from streamd.graph.facts.columns import num_facts
+from streamd.graph.facts.columns import NUM_FACTS, FactColumn, num_facts
+from streamd.graph.facts.kernels import NEVER_LOG_SECONDS
 from streamd.graph.neighborhood import SamplingPlan
 from streamd.models import ARCHITECTURES, build_model
 from streamd.models.architectures import Architecture
@@ -46,6 +47,9 @@ def inputs_of(schema, model, seed=0):
     facts = rng.normal(size=(events, 3, num_facts(schema))).astype(np.float32)
     if schema.num_edge_sets > 1:
         facts[..., -schema.num_edge_sets:] = np.eye(schema.num_edge_sets, dtype=np.float32)[rng.integers(0, schema.num_edge_sets, (events, 1))]
+    # The last candidate of each event had no event before.
+    late = FactColumn.LOG_SECONDS_SINCE_DESTINATION
+    facts[:, -1, [late, NUM_FACTS + late] if schema.num_edge_sets > 1 else late] = NEVER_LOG_SECONDS
     node_M = np.arange(nodes) - 1
 
     def rows(count, make, num_sets, columns):
@@ -87,6 +91,8 @@ def trained(name, schema):
         optimizer.zero_grad()
         link_loss(model(inputs, state_of(inputs, model)), inputs.weight_E).backward()
         optimizer.step()
+    counts = torch.tensor([[90.0], [20.0], [300.0]], dtype=torch.float64)
+    model.new_destinations.observe(counts.repeat(1, schema.num_edge_sets)[None])
     return model.eval(), optimizer
 
 
@@ -107,7 +113,13 @@ def check_that_a_widened_model_says_the_same(name, old, new):
     assert fits(inputs, old) and not fits(inputs, new)
     there = widened_inputs(inputs, old, new)
     assert fits(there, new) and not fits(there, old)
-    torch.testing.assert_close(wide(there, state_of(there, wide)), model(inputs, state_of(inputs, model)))
+    said = model(inputs, state_of(inputs, model))
+    torch.testing.assert_close(wide(there, state_of(there, wide)), said)
+    rate = model.new_destinations.logit_S[0].expand(len(said))
+    assert torch.equal(said[:, -1], rate) and (said[:, :-1] != rate[0]).all(), "what a new destination has"
+    # A set that had no event says nothing of new ones yet.
+    old_sets = old.num_edge_sets
+    assert torch.isneginf(wide.new_destinations.logit_S[old_sets:]).all()
     assert torch.isfinite(wide(inputs_of(new, wide, 4), state_of(inputs, wide))).all()
     return wide
 

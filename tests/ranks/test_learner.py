@@ -114,6 +114,10 @@ def test_what_ranks_learn_is_what_one_rank_learns(tmp_path, size, name):
         assert part["replay"] == one["replay"] and part["tail"] == one["tail"]
         for key, tensor in parts[0]["weights"].items():
             assert torch.equal(part["weights"][key], tensor), "all ranks have the same weights"
+    # How many destinations were new is counted over all ranks, chunk by chunk.
+    counts, alone = (run["weights"]["new_destinations.counts"] for run in (parts[0], one))
+    assert alone[1, 0] > 1 and torch.allclose(counts[:2], alone[:2], rtol=1e-12)
+    assert torch.allclose(counts[2], alone[2], rtol=1e-2)
     events, logits = together(parts)
     np.testing.assert_array_equal(events, one["events"])
     # Columns without a candidate of their own are the same, minus infinity on each side.

@@ -320,9 +320,9 @@ def test_inputs_that_stay_are_the_first_to_go_where_a_gpu_lacks_memory(tmp_path,
         learner.recall()
 
 
-def test_a_destination_never_seen_ranks_behind_those_that_were(tmp_path):
+def test_a_destination_never_seen_ranks_behind_those_that_are_asked_for_more_often(tmp_path):
     """Items come up one after another, and people go to the newest ones: what is new is often true, if one looks only at
-    what was seen."""
+    what was seen. An event in 15 goes to a new item; of the others three in ten to the newest one, and so on."""
     rng = np.random.default_rng(0)
     time = np.sort(rng.integers(0, 8 * 3600, 1200)) * 1_000_000
     src = rng.integers(0, 20, 1200)
@@ -337,8 +337,9 @@ def test_a_destination_never_seen_ranks_behind_those_that_were(tmp_path):
         for chunk in recorder.chunks(window):
             learner.score(chunk)
         learner.learn(window.first_edge)
-    known = rng.choice(recorder.live.facts.all.sighted, (300, 20))
-    candidates = np.concatenate([np.full((300, 1), nobody), known], 1)
+    # The very last is no item, but who the odd last event went to.
+    newest = np.tile(recorder.live.facts.all.sighted[-4:-1], (300, 1))
+    candidates = np.concatenate([np.full((300, 1), nobody), newest], 1)
     facts = recorder.live.facts.all.compute(rng.integers(0, 20, 300), np.full(300, time[-1] + 1_000_000), candidates)
     with torch.no_grad():
-        assert ranks(learner.model.pair_logits(torch.from_numpy(facts)).numpy()).mean() > 15
+        assert ranks(learner.model.pair_logits(torch.from_numpy(facts)).numpy()).mean() > 3.5, "the last of four"

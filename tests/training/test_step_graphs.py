@@ -63,6 +63,24 @@ def test_padded_steps_learn_what_plain_steps_learn(log, name, on):
         assert any(graph.graph is not None for graph in ours._graphs._graphs.values())
 
 
+def test_the_rate_of_new_destinations_changes_no_weight_in_padded_steps_either(log, on, monkeypatch):
+    """New ones come in each window, which are negatives of events before them: their logits are learned as all others are."""
+    path = log / "growing"
+    src, dst, time = stream(900)
+    dst = np.where(np.arange(900) % 10 == 9, 1000 + np.arange(900), dst)
+    write_log(path, src, dst, time, Schema(2, 0, 0), watermark=100 * HOUR)
+    runs = {replays: learned(path, "tgn", on, replays) for replays in (False, True)}
+    counted = runs[True][0].model
+    assert_alike(runs[True][0], runs[False][0], runs[True][1], runs[False][1], 1e-3 if on == "cuda" else 1e-4)
+    assert counted.new_destinations.counts[1, 0] > 20 and counted.new_destinations.logit_S.isfinite().all()
+
+    monkeypatch.setattr("streamd.models.new_destinations.NewDestinations.observe", lambda self, counts, ranks: None)
+    uncounted, losses = learned(path, "tgn", on, replays=True)
+    assert losses == runs[True][1] and not uncounted.model.new_destinations.counts.any()
+    for name, weight in counted.named_parameters():
+        assert torch.equal(uncounted.model.get_parameter(name), weight), name
+
+
 def test_steps_learn_the_same_bits_again(log, on):
     first, losses = learned(log, "tgn", on, replays=True)
     again, losses_again = learned(log, "tgn", on, replays=True)

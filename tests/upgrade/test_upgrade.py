@@ -7,10 +7,12 @@ import sys
 import tarfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from streamd.eventlog.reader import LogReader
 from streamd.eventlog.writer import LogWriter
+from streamd.models.inference.new_rates import COUNTS
 from streamd.registry import Registry
 from streamd.settings.loading import as_environment, schema_of
 from tests.builders import HOUR, settings
@@ -62,6 +64,12 @@ def test_its_versions_answer_as_they_did_and_the_trainer_goes_on(old):
         world.train()
         assert registry.champion() not in (None, want["champion"]), "it learned on and published"
         wait(lambda: world.engine.status.version == registry.champion())
+
+        # The old version had no rate of new destinations; the one that went on from it has.
+        assert COUNTS not in registry.load(want["champion"]).weights
+        assert registry.load(registry.champion()).weights[COUNTS][0].sum() > 0
+        now = world.client.post("/v1/score", json={"src": "u:7", "dst": ["never seen", "neither was this"]}).json()
+        assert np.isfinite(now["scores"][0]["score"]) and now["scores"][0]["score"] == now["scores"][1]["score"]
     finally:
         world.stop()
 

@@ -42,6 +42,10 @@ class StoredWeights:
         """A weight that older releases did not store: zeros where it is not there."""
         return self.float32(name, *shape) if name in self._left else np.zeros(shape, np.float32)
 
+    def optional64(self, name: str, *shape: int) -> Float64:
+        """The same in double precision."""
+        return self.take(name, *shape) if name in self._left else np.zeros(shape)
+
     def linear(self, name: str, inputs: int, outputs: int) -> "Linear":
         weight_OI = self.float32(f"{name}.weight", outputs, inputs)
         return Linear(np.ascontiguousarray(weight_OI.T), self.float32(f"{name}.bias", outputs))

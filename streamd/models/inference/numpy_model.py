@@ -16,6 +16,7 @@ from streamd.graph.facts.columns import num_facts
 from streamd.graph.label_rows import LabelRows
 from streamd.graph.neighborhood import Hop, Neighborhood
 from streamd.models.architectures import architecture_of
+from streamd.models.inference.new_rates import COUNTS, NUM_COUNTS, NewRates
 from streamd.models.inference.numpy_layers import (
     GRUCell,
     Linear,
@@ -67,6 +68,9 @@ class NumpyModel:
             stored.linear("pair.4", PAIR_HIDDEN, 1),
         )
 
+        # Destinations without an event.
+        self._new = NewRates(stored.optional64(COUNTS, NUM_COUNTS, schema.num_edge_sets))
+
         # What looks at the graph.
         gap_us = float(stored.take("gap_us"))
         gap_us = gap_us if gap_us > 0 else 1.0
@@ -116,18 +120,20 @@ class NumpyModel:
     def logits(self, facts_RF: Float32, src_RD: Float32, dst_RD: Float32) -> Float32:
         out = self.pair_logits(facts_RF)
         if self._graph is not None:
-            out += self._graph.residual(facts_RF, src_RD, dst_RD)
+            out += self.residual(facts_RF, src_RD, dst_RD)
         return out
 
     def pair_logits(self, facts_RF: Float32) -> Float32:
         if not self.settings.pair_facts:
             return np.zeros(len(facts_RF), np.float32)
-        out: Float32 = self._pair(self._fact_stats(facts_RF))[:, 0]
-        return out
+        return self._new(self._pair(self._fact_stats(facts_RF))[:, 0], facts_RF)
 
     def residual(self, facts_RF: Float32, src_RD: Float32, dst_RD: Float32) -> Float32:
         assert self._graph is not None
-        return self._graph.residual(facts_RF, src_RD, dst_RD)
+        added_R = self._graph.residual(facts_RF, src_RD, dst_RD)
+        if self.settings.pair_facts:
+            added_R[self._new.replaces(facts_RF)] = 0.0
+        return added_R
 
     @property
     def mean_facts(self) -> Float32:

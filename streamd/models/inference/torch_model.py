@@ -98,7 +98,7 @@ class TorchModel:
         src, dst = as_tensor(src_RD), as_tensor(dst_RD)
         if self.model.head_set is not None:
             src = src + self.model.asked_set(facts)
-        return self.model.residual_of(src, dst)
+        return self.model.mask_new(self.model.residual_of(src, dst), facts)
 
     def _states(self, memory: Memory, updated_PD: Array, inputs: LinkInputs) -> Tensor:
         """Memory of nodes with pending messages applied, float32[M, D]."""

@@ -64,26 +64,27 @@ def explained(view: ServerGraph, served: LoadedVersion | None, pair: Pair) -> Ex
         baseline_F = _facts(view, UNKNOWN, UNKNOWN, pair)
         score = float(rule_scores(facts_F[None])[0])
         value_S = rule_scores(_coalition_rows(facts_F, baseline_F)).astype(np.float64)
-        residual = None
+        residual_S = None
     else:
         ends = np.array([pair.src]), np.array([pair.dst])
         score = float(served.scores(facts_F[None], *ends, view.live)[0])
         rows = _coalition_rows(facts_F, served.mean_facts)
         value_S = served.pair_logits(rows).astype(np.float64)
-        residual = served.residual(facts_F, *ends, view.live)
-        if residual is not None:
-            value_S = np.concatenate([value_S, value_S + residual])
+        # The graph adds nothing to facts of a new destination.
+        residual_S = served.residual(rows, *ends, view.live)
+        if residual_S is not None:
+            value_S = np.concatenate([value_S, value_S + residual_S])
     if not (np.isfinite(value_S).all() and np.isfinite(score)):
         raise NotFinite("a score is not finite")
 
     neighbors: tuple[NeighborShare, ...] = ()
     weights = "none"
-    if served is not None and residual is not None:
+    if served is not None and residual_S is not None:
         neighbors, weights = _neighbors(view, served, pair)
     return Explanation(
         score=score,
         baseline=float(value_S[0]),
-        groups=_groups(facts_F, value_S, residual is not None),
+        groups=_groups(facts_F, value_S, residual_S is not None),
         neighbors=neighbors,
         weights=weights,
     )

@@ -264,6 +264,7 @@ class Nightly:
 
         # Memory shares with the live one what does not change.
         model = copy.deepcopy(learner.model).eval()
+        model.new_destinations.stop()
         logger.info("nightly_twin_made", edge=edge, facts_bytes=_num_bytes(folder))
         return Twin(about, model, learner.memory.copy(), self._mapped(folder))
 
@@ -313,6 +314,7 @@ class Nightly:
             raise CorruptionError(f"{folder / WEIGHTS} differs from its checksum.", "remove it.")
         model = copy.deepcopy(learner.model)
         model.restore(load(weights))
+        model.new_destinations.stop()
         files = [
             ImmutableFile(folder / name, about.checksums[name])
             for name in sorted(about.checksums)

@@ -1,0 +1,76 @@
+"""The logit of a destination that had no event yet, as learning keeps it.
+
+Such a candidate cannot be learned like others: all negatives of learning were destinations before,
+so that "never seen" would mean "true". Its logit is the rate at which events of its edge set went
+to a new destination lately, on the scale of the logits of the known ones.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from streamd.models.inference.new_rates import NUM_COUNTS, asked_sets, is_new, kept_share, logits_of
+from streamd.models.schema_inputs import SchemaInput
+from streamd.ranks import ALONE, Ranks
+
+
+class NewDestinations(nn.Module):
+    """Counts of the events that were scored lately, and the logits of new destinations.
+
+    counts: float64[3, S] for each edge set: events, those with a new destination, and the sum over
+    the events of `log_sum_odds`. logit_S: float32, made of them, minus infinity before an event
+    was counted.
+    """
+
+    counts: Tensor
+    logit_S: Tensor
+
+    def __init__(self, num_edge_sets: int) -> None:
+        super().__init__()
+        self.register_buffer("counts", torch.zeros(NUM_COUNTS, num_edge_sets, dtype=torch.float64))
+        self._is_stopped = False
+        self.register_buffer("logit_S", torch.zeros(num_edge_sets), persistent=False)
+        self.register_load_state_dict_post_hook(  # type: ignore[no-untyped-call]
+            lambda module, _: module._derive()
+        )
+        self._derive()
+
+    def schema_inputs(self) -> dict[str, SchemaInput]:
+        return {"counts": SchemaInput("edge_sets")}
+
+    @torch.no_grad()
+    def observe(self, of_chunks: Sequence[Tensor], ranks: Ranks = ALONE) -> None:
+        """Count the events of chunks in their order, float64[3, S] each; the past fades by their
+        number. ranks: each of which counted a share of every chunk."""
+        if self._is_stopped or not len(of_chunks):
+            return
+        own = torch.stack(tuple(of_chunks)).flatten().tolist()
+        all_N3S = torch.tensor(ranks.total(own), dtype=torch.float64)
+        counts = self.counts.cpu()
+        for of_chunk in all_N3S.view(len(of_chunks), *counts.shape):
+            counts = counts * kept_share(of_chunk[0]) + of_chunk
+        self.counts.copy_(counts)
+        self._derive()
+
+    def stop(self) -> None:
+        """Count nothing any more, and leave all logits as they are: for a model whose facts are as
+        of midnight, to which known destinations are new too."""
+        self._is_stopped = True
+        self.counts.zero_()
+        self._derive()
+
+    def replaces(self, facts: Tensor) -> Tensor:
+        """Which candidates have the logit of new ones, by their facts [..., F]: bool[...]."""
+        own = self.logit_S[asked_sets(facts, len(self.logit_S))]
+        out: Tensor = is_new(facts) & own.isfinite()
+        return out
+
+    def forward(self, logits: Tensor, facts: Tensor) -> Tensor:
+        """Logits [...], those of new destinations replaced. facts: [..., F], raw."""
+        own = self.logit_S[asked_sets(facts, len(self.logit_S))]
+        return torch.where(self.replaces(facts), own.to(logits.dtype), logits)
+
+    def _derive(self) -> None:
+        logit_S = torch.from_numpy(logits_of(self.counts.cpu().numpy()))
+        self.logit_S.copy_(logit_S)
