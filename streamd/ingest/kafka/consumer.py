@@ -301,10 +301,11 @@ class KafkaSource:
 
     def _replace_client(self) -> None:
         """Continue with a new client: one that raised may raise again, or never return."""
-        # `_open` makes a new table, and what was seen of the ends is still true.
+        # A new client has a new table, and what was seen of the ends is still true.
         known_ends = self._stable
         self._consumer.close(autocommit=False)
-        self._open()
+        self._consumer = self._open()
+        self._stable = stable_offsets(self._consumer)
         self._stable.update(known_ends)
         self._consumer.assign(self.partitions)
         for tp in self.partitions:
