@@ -7,12 +7,14 @@ CLIENTS ?= triton kserve openapi registry producers beam store
 TESTS ?= $(CLIENTS:%=% or) none
 RECORDS ?= 1000000
 SEEDS ?= 200
+SECONDS ?= 3600
+FIRST ?= $(shell date +%s)
 ROUNDS ?= 5
 # What is imported is compiled then, once; to compile all that is installed would double the time this takes.
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo demos test screenshots states contract mlflow tgb slow fences fuzz mutants lint bench bench-smoke bench-compare docs helm wheel proto clean keys image image-release sign pin-base wheels-arm64 containers leaders
+.PHONY: demo demos test screenshots states contract mlflow tgb slow fences simulate fuzz mutants lint bench bench-smoke bench-compare docs helm wheel proto clean keys image image-release sign pin-base wheels-arm64 containers leaders
 
 demo: $(VENV)/.demo
 	$(BIN)/streamd demo $(DEMO_ARGS)
@@ -67,6 +69,10 @@ slow: $(VENV)/.dev
 # Two live leaders on three brokers, one of them stopped amid a commit while the other takes over.
 fences: $(VENV)/.dev
 	FENCE_SEEDS=$(SEEDS) $(BIN)/python -m pytest -m slow -s --timeout 3600 tests/replica/test_fences.py
+
+# Roles in one process, with a broker, disks, networks and clocks that go wrong, under new seeds for an hour; FIRST=7 begins with seed 7.
+simulate: $(VENV)/.dev
+	$(BIN)/python -m tests.simulator 1000000000 $(FIRST) --cpu-seconds $(SECONDS)
 
 # Hostile records of topics in a shape of their own, and rows of files and topics in every format; each run draws others.
 fuzz: $(VENV)/.dev

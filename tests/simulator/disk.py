@@ -1,0 +1,126 @@
+"""Disks of simulated machines: real files, and a model of what is synced, by which a power cut loses the rest."""
+
+import itertools
+import os
+
+from streamd.storage import Disk
+from tests.faults import Crash, FaultyDisk
+from tests.simulator.scheduler import Kill
+
+STALLS = 0.003
+"""Share of the syncs that take long."""
+
+
+class MachineDisk(FaultyDisk):
+    """The disk of one machine. Killed processes leave their bytes in the page cache; only a power cut takes what was not synced."""
+
+    def __init__(self, folder, seed):
+        super().__init__(seed=seed)
+        self._seed = seed
+        self._stash = folder / "stash"
+        self._stash.mkdir(parents=True)
+        self._numbers = itertools.count()
+
+    def plan(self, calls, mode):
+        """Strike at a later call."""
+        self.at, self.mode, self.struck = self.calls + calls, mode, False
+        self._random.seed(f"{mode} {self.at} {self._seed}")
+
+    def _keep(self, path):
+        kept = self._stash / f"{next(self._numbers)}"
+        os.link(path, kept)
+        return kept
+
+    def _step(self, writes=False):
+        super()._step(writes)
+        if self.struck and self.mode != "torn":
+            self.at = -1
+
+    def end_process(self, has_power):
+        """Close what the dead process had open. has_power: else what was not synced is lost."""
+        for fd in list(self._paths):
+            os.close(fd)
+        self._paths.clear()
+        self.at, self.struck = -1, False
+        if not has_power:
+            self.cut_power()
+            self._dirty.clear()
+            self._lost.clear()
+            self._entries.clear()
+            for kept in self._stash.iterdir():
+                kept.unlink()
+
+
+class SimulatedDisk(Disk):
+    """Sends each call to the disk of the machine whose process runs, and hands over the baton before. Outside of any process it is the
+    machine's own disk. world: which simulates."""
+
+    world = None
+
+    def _act(self, name, where, *values, seconds=0.0):
+        world = SimulatedDisk.world
+        task = None if world is None else world.scheduler.current
+        if task is None:
+            return getattr(Disk, name)(self, *values)
+        machine = task.process.machine
+        world.scheduler.seam(f"{name} {where if isinstance(where, int) else where.name}", seconds)
+        try:
+            return getattr(machine.disk, name)(*values)
+        except Crash:
+            world.scheduler.kill(task.process)
+            raise Kill from None
+
+    def _path(self, fd):
+        world = SimulatedDisk.world
+        task = None if world is None else world.scheduler.current
+        return fd if task is None else task.process.machine.disk._paths.get(fd, fd)
+
+    def open(self, path, flags):
+        return self._act("open", path, path, flags)
+
+    def allocate(self, fd, num_bytes, offset=0):
+        return self._act("allocate", self._path(fd), fd, num_bytes, offset)
+
+    def write(self, fd, data, offset):
+        path = self._path(fd)
+        if isinstance(path, int):
+            # A file that was not opened by a disk, such as a lock.
+            return Disk.write(self, fd, data, offset)
+        self._act("write", path, fd, data, offset)
+        if path.name == "published":
+            SimulatedDisk.world.shown(SimulatedDisk.world.scheduler.current.process.machine)
+        return None
+
+    def truncate(self, fd, num_bytes):
+        return self._act("truncate", self._path(fd), fd, num_bytes)
+
+    def sync(self, fd):
+        return self._act("sync", self._path(fd), fd, seconds=self._seconds())
+
+    def _seconds(self):
+        world = SimulatedDisk.world
+        if world is None or world.scheduler.current is None:
+            return 0.0
+        chance = world.scheduler.random
+        return chance.uniform(0.1, 3.0) if chance.random() < STALLS else chance.uniform(0.0002, 0.002)
+
+    def sync_folder(self, folder):
+        return self._act("sync_folder", folder, folder, seconds=self._seconds())
+
+    def make_folder(self, folder):
+        return self._act("make_folder", folder, folder)
+
+    def remove_folder(self, folder):
+        return self._act("remove_folder", folder, folder)
+
+    def link(self, old, new):
+        return self._act("link", new, old, new)
+
+    def replace(self, old, new):
+        return self._act("replace", new, old, new)
+
+    def unlink(self, path):
+        return self._act("unlink", path, path)
+
+    def close(self, fd):
+        return self._act("close", self._path(fd), fd)

@@ -1,0 +1,94 @@
+"""What goes wrong, drawn by a seed: kills at any seam, torn writes, power cuts, disks that refuse or lie, networks, brokers, clocks."""
+
+MEAN_SECONDS = 4.0, 15.0, 60.0
+"""Mean times between two faults, of which a seed has one."""
+CALLS = 1, 10, 100, 1000
+"""Most seams, or calls of the disk, until a fault strikes."""
+
+
+class Faults:
+    """Draws the faults of a seed. Owner: the world. counts: how many of each kind came."""
+
+    def __init__(self, world):
+        self._world, self._random = world, world.scheduler.random
+        self._mean = self._random.choice(MEAN_SECONDS)
+        kinds = [self._kill, self._torn, self._power, self._disk_error, self._cut, self._broker, self._election, self._restart,
+                 self._grow]
+        # Each seed leaves some out, so that what one hides another shows.
+        self._kinds = [kind for kind in kinds if self._random.random() < 0.7] or [self._kill]
+        self.counts, self.is_on = {}, True
+
+    def begin(self):
+        self._world.scheduler.at(self._random.expovariate(1 / self._mean), self._turn)
+
+    def _turn(self):
+        if self.is_on:
+            kind = self._random.choice(self._kinds)
+            machine = self._random.choice(self._world.machines)
+            name = kind.__name__.strip("_")
+            self.counts[name] = self.counts.get(name, 0) + 1
+            self._world.scheduler.note(f"fault: {name} of {machine.name}")
+            kind(machine)
+            self.begin()
+
+    def end(self):
+        """Repair all."""
+        self.is_on = False
+        broker = self._world.broker
+        broker.is_up = True
+        broker.cut.clear()
+        broker.deaf.clear()
+        for topic in broker.topics.values():
+            for partition in topic.partitions:
+                if not partition.has_leader:
+                    partition.elect()
+        for machine in self._world.machines:
+            machine.disk.at, machine.skew = -1, 0.0
+            if machine.process is not None:
+                machine.process.kill_in = None
+
+    def _later(self, seconds, call):
+        self._world.scheduler.at(seconds, lambda: call() if self.is_on else None)
+
+    def _calls(self):
+        return self._random.randint(0, self._random.choice(CALLS))
+
+    def _kill(self, machine):
+        if machine.process is not None:
+            machine.process.kill_in = self._calls()
+
+    def _torn(self, machine):
+        machine.disk.plan(self._calls(), "torn")
+
+    def _power(self, machine):
+        if machine.process is not None:
+            machine.loses_power = True
+            machine.process.kill_in = self._calls()
+
+    def _disk_error(self, machine):
+        machine.disk.plan(self._calls(), self._random.choice(["full", "broken", "unsynced"]))
+
+    def _cut(self, machine):
+        table = self._random.choice([self._world.broker.cut, self._world.broker.deaf])
+        table.add(machine.name)
+        self._later(self._random.uniform(0.1, 20.0), lambda: table.discard(machine.name))
+
+    def _broker(self, machine):
+        broker = self._world.broker
+        broker.is_up = False
+        self._later(self._random.uniform(0.1, 15.0), lambda: setattr(broker, "is_up", True))
+
+    def _election(self, machine):
+        topic = self._random.choice(sorted(self._world.broker.topics))
+        partition = self._random.choice(self._world.broker.topics[topic].partitions)
+        partition.has_leader = False
+        self._later(self._random.uniform(0.0, 10.0), partition.elect)
+
+    def _restart(self, machine):
+        if machine.process is not None:
+            machine.stop.set()
+
+    def _grow(self, machine):
+        topic = self._world.broker.topics["events"]
+        if len(topic.partitions) < 8:
+            topic.grow()

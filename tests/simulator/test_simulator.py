@@ -1,0 +1,55 @@
+"""Seeds of the simulator: new ones each day, those that once failed for good, and the simulator's own promises."""
+
+import datetime
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.simulator import clients
+from tests.simulator.world import World
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 15
+"""Time of CPU for the seeds of the day."""
+ONCE_FAILED = {
+    0: "ingest went on with the client that it had closed, after one that broke",
+}
+"""Seeds that found something in the code of their day. What a seed draws changes with the simulator; a test of its own holds each finding."""
+
+
+def run(*arguments):
+    """Run the command. Returns: its output, after it succeeded."""
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-m", "tests.simulator", *map(str, arguments)], cwd=ROOT, env=environment, capture_output=True,
+                          text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-5_000:]
+    return done.stdout
+
+
+def test_seeds_of_the_day():
+    first = datetime.datetime.now(datetime.UTC).date().toordinal() * 1000
+    assert " seeds, " in run(1000, first, "--cpu-seconds", SECONDS)
+
+
+@pytest.mark.parametrize("seed", ONCE_FAILED)
+def test_seeds_that_once_failed(seed):
+    run(1, seed, "--seconds", 40)
+
+
+def test_a_seed_replays_to_the_same_turns():
+    first, second = (re.search(r"digest (\w+)", run(1, 7, "--seconds", 10)).group(1) for _ in range(2))
+    assert first == second
+
+
+def test_ingest_goes_on_with_a_new_client_where_one_breaks(monkeypatch):
+    """kafka-python's consumer may fail for good after an error that no list names."""
+    monkeypatch.setattr(clients, "ODD_POLLS", 0.2)
+    world = World(3)
+    world.odds = 1
+    world.faults.is_on = False
+    world.run(20)
+    assert world.checks.num_edges > 100
