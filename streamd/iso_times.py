@@ -13,7 +13,9 @@ USUAL_TIME = re.compile(
     r"(?:Z|[+-](?:[01][0-9]|2[0-3])(?::?[0-5][0-9])?)?"
 )
 """Forms that Python's own reader, which is quicker, reads alike."""
-DIGITS = re.compile(r"[0-9]{14}")
+DIGITS = re.compile(r"[0-9]{12}(?:[0-9]{2})?|(?:19[7-9][0-9]|20[0-9]{2})[0-9]{6}")
+"""A day and its hour, minute and second, of which the later ones may be absent. Ten digits of other
+years are rather seconds since 1970."""
 ISO_TIME = re.compile(
     # A day, or a day of a week, each with or without marks.
     r"(?P<day>[0-9]{4}(?:-[0-9]{2}-[0-9]{2}|[0-9]{4}|-W[0-9]{2}-[0-9]|W[0-9]{3}))"
@@ -30,9 +32,9 @@ def iso_us(text: str) -> int:
     """Microseconds since 1970 of RFC 3339 or ISO 8601 text, negative before 1970.
 
     A time without a zone is UTC, a date is its midnight, and digits below a microsecond are cut.
-    24:00 is the midnight after the day. 14 digits are a day and its time. A leap second, 60, is the
-    next minute's first second, as in POSIX, in any minute, since offsets and smeared clocks move
-    it. Raises: ValueError for other text.
+    24:00 is the midnight after the day. 10, 12 or 14 digits are a day and its time. A leap second,
+    60, is the next minute's first second, as in POSIX, in any minute, since offsets and smeared
+    clocks move it. Raises: ValueError for other text.
     """
     if USUAL_TIME.fullmatch(text):
         try:

@@ -21,7 +21,7 @@ from streamd.telemetry.progress import ProgressLine
 FileArgument = Annotated[
     Path,
     typer.Argument(
-        help="A .tguf, .csv, .tsv, .ndjson, .jsonl, .parquet, .arrow or .feather file in order "
+        help="A .tguf, .csv, .tsv, .ndjson, .json, .parquet, .arrow or .feather file in order "
         "of time, a folder of such files, or a pipe."
     ),
 ]

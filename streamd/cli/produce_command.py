@@ -14,7 +14,7 @@ from streamd.telemetry.progress import ProgressLine
 FileArgument = Annotated[
     Path,
     typer.Argument(
-        help="A .csv, .tsv, .ndjson, .jsonl, .parquet, .arrow or .feather file, a folder of such "
+        help="A .csv, .tsv, .ndjson, .json, .parquet, .arrow or .feather file, a folder of such "
         "files, or a pipe."
     ),
 ]

@@ -32,6 +32,7 @@ from streamd.settings.sources import KeyType
 Float64 = NDArray[np.float64]
 INTEGER = re.compile(r"-?[0-9]{1,19}")
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
+YEAR = re.compile(r"[0-9]{4}")
 MAX_NUMBER_TEXT = 64
 """Longest text that is read as a number."""
 MAX_TIME_TEXT = 64
@@ -56,8 +57,8 @@ class Times:
     """Reads times of one form as int64 microseconds. form: days, s, ms, us, ns or iso8601.
 
     Digits below a microsecond are cut from integers of ns. As iso8601, integers are dates in
-    digits, 20260131 or 20260131093000. `record`, by which no times are read, writes them as iso8601
-    does.
+    digits: 2026, 20260131, 2026013109, 202601310930 or 20260131093000. `record`, by which no times
+    are read, writes them as iso8601 does.
     """
 
     def __init__(self, form: str) -> None:
@@ -130,6 +131,8 @@ class Times:
         # Dates in digits have 14 at most.
         text = str(value) if type(value) is int and 0 <= value < 10**14 else value
         if isinstance(text, str) and len(text) <= MAX_TIME_TEXT:
+            # A year alone is its first day, as graphs of papers and trade have it.
+            text = f"{text}-01-01" if YEAR.fullmatch(text) else text
             try:
                 return iso_us(text)
             except (ValueError, OverflowError):

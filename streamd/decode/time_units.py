@@ -16,7 +16,7 @@ UNITS_NS = {
 }
 """Nanoseconds in each unit of a source's or a table's times."""
 DATES = "iso8601"
-"""The form of times that reads dates in digits, such as 20260131 and 20260131093000."""
+"""The form of times that reads dates in digits, such as 2026, 20260131 and 20260131093000."""
 UNIT_WORDS = {
     "days": "days",
     "s": "seconds",
@@ -69,10 +69,18 @@ def number_in(time_us: int, unit: str) -> int | None:
 
 
 def are_dates(number_N: Int64, now_us: int) -> bool:
-    """Whether integers all read as dates in digits, since 1970 and hardly after the clock."""
-    long = number_N >= 10**13
-    day_N = np.where(long, number_N // 10**6, number_N)
-    of_day_N = np.where(long, number_N % 10**6, 0)
+    """Whether integers all read as dates in digits, since 1970 and hardly after the clock: years,
+    days, and days with an hour, with minutes or with seconds."""
+    # Digits of the time of day by the number of all digits; any other number is no date.
+    scale_N = np.zeros_like(number_N)
+    for digits, scale in ((8, 1), (10, 10**2), (12, 10**4), (14, 10**6)):
+        scale_N[(number_N >= 10 ** (digits - 1)) & (number_N < 10**digits)] = scale
+    is_year_N = (number_N > 0) & (number_N < 10**4)
+    scale_N = np.maximum(scale_N, is_year_N)
+    if not scale_N.all():
+        return False
+    day_N = np.where(is_year_N, number_N * 10**4 + 101, number_N // scale_N)
+    of_day_N = np.where(is_year_N, 0, number_N % scale_N * (10**6 // scale_N))
     year_N, month_N, monthday_N = day_N // 10_000, day_N // 100 % 100, day_N % 100
     last_year = 1970 + int(now_us * (1 + NEAR) / 31_556_952e6)
     fits_N = (year_N >= 1970) & (year_N <= last_year)

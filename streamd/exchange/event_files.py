@@ -22,6 +22,7 @@ KINDS = {
     ".tsv": CSV,
     ".tab": CSV,
     ".ndjson": NDJSON,
+    ".json": NDJSON,
     ".jsonl": NDJSON,
     ".parquet": PARQUET,
     ".arrow": ARROW,
@@ -32,6 +33,13 @@ KINDS = {
 TEXT_KINDS = (CSV, NDJSON)
 MAGIC = {b"PAR1": PARQUET, b"ARRO": ARROW}
 """First bytes of files that are not text."""
+AGAIN = "write the file again."
+ACTIONS = {
+    UnicodeDecodeError: "save it as UTF-8.",
+    csv.Error: "correct the row; if a quotation mark is a character like any other, add "
+    "--quoting none, and if cells are separated otherwise, --delimiter.",
+}
+"""Operator actions by error of a text file."""
 NO_PYARROW = "pip install 'streamd-gnn[arrow]'."
 
 
@@ -68,8 +76,13 @@ class EventFile:
         if not kind and self._any_ending:
             return CSV
         if not kind and part.is_file() and not self._path.is_dir():
+            # A packed file is known by its first bytes rather than by its name.
+            try:
+                open_bytes(part).close()
+            except Misfit as misfit:
+                raise misfit.at(str(part)) from None
             raise SettingsError(
-                f"{part} is neither .csv, .tsv, .ndjson, .jsonl, .parquet, .arrow nor .feather.",
+                f"{part} is neither .csv, .tsv, .ndjson, .json, .parquet, .arrow nor .feather.",
                 "name the file by what it holds, or describe it: --delimiter.",
             )
         return kind
@@ -110,8 +123,7 @@ class EventFile:
             except (OSError, ValueError, EOFError, OverflowError, csv.Error, zlib.error) as error:
                 word = "line" if self._kinds[at] == NDJSON else "row"
                 where = f"behind {word} {number - before}" if number > before else "from its start"
-                is_encoding = isinstance(error, UnicodeDecodeError)
-                action = "save it as UTF-8." if is_encoding else "write the file again."
+                action = next((a for kind, a in ACTIONS.items() if isinstance(error, kind)), AGAIN)
                 raise SettingsError(f"{part} cannot be read {where}: {error}.", action) from None
 
     def _part_rows(self, at: int, part: Path, wanted: Sequence[str]) -> Iterator[Row | str]:

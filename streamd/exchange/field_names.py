@@ -36,6 +36,7 @@ OBJECTS = (
     _words("recipient receiver payee callee peer target asset object document file recording"),
     _words("course lesson campaign ad banner app bucket endpoint topic game category service"),
     _words("resource record gateway content entity query keyword card token client assignee"),
+    _words("group team community"),
 )
 """Nouns for the destination of an edge, the likeliest first."""
 DIRECTIONS = (

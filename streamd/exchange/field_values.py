@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streamd.decode.error_texts import foreign
+from streamd.decode.plain_values import as_id
 from streamd.decode.sources.cloudevents import ATTRIBUTE
 from streamd.decode.sources.paths import open_text, parsed
 from streamd.decode.sources.registry_framing import ID_HEADER
@@ -72,19 +73,34 @@ class SeenList:
     elements: int = 0
     longest: int = 0
 
+    def doubt(self, name: str, is_each: bool) -> str:
+        """Whether all elements of the list of a name are read. is_each: each is an edge."""
+        if self.longest == 1:
+            of_more = "each would be an edge of its own" if is_each else "only the first is read"
+            return f"{name} has one element in all of these records: of several, {of_more}"
+        if is_each:
+            edges = f"each an edge of its own: {self.elements} edges of {self.count} records"
+            return f"{name} has up to {self.longest} elements, {edges}"
+        return (
+            f"{name} has up to {self.longest} elements, only the first is read: "
+            f"{self.elements - self.count} of {self.elements} are lost; send an event for each"
+        )
+
 
 @dataclass(slots=True)
 class Fields:
     """What is at each path of some rows, in the order in which they have them.
 
     scalars: by path; elements of lists by the path of the first. lists: of objects or text. texts:
-    paths of text that holds JSON. rows: all of them.
+    paths of text that holds JSON. rows: all of them. too_deep: a path below which nothing was
+    looked at.
     """
 
     rows: list[dict[str, Any]]
     scalars: dict[str, Seen] = field(default_factory=dict)
     lists: dict[str, SeenList] = field(default_factory=dict)
     texts: dict[str, None] = field(default_factory=dict)
+    too_deep: str = ""
 
     @property
     def count(self) -> int:
@@ -92,9 +108,9 @@ class Fields:
         return len(self.rows)
 
     def list_of(self, path: str) -> tuple[str, SeenList] | None:
-        """The list of several elements that a path leads through by its first, if any."""
+        """The list that a path leads through by its first element, if any."""
         for name, found in self.lists.items():
-            if path.startswith(f"{name}.0") and found.longest > 1:
+            if path.startswith(f"{name}.0"):
                 return name, found
         return None
 
@@ -114,6 +130,13 @@ def fields_of_rows(rows: list[dict[str, Any]]) -> Fields:
             at = seen.setdefault(path, Seen())
             at.types[type(value).__name__] += 1
             at.values[tuple(value) if isinstance(value, list) else value] += 1
+    # A column of whole floats is one of integers, as it is for keys.
+    for at in seen.values():
+        if at.types.keys() <= {"int", "float"}:
+            ids = [as_id(value) for value in at.values]
+            if set(map(type, ids)) == {int}:
+                at.types = Counter({"int": at.count})
+                at.values = Counter(dict(zip(ids, at.values.values(), strict=True)))
     return fields
 
 
@@ -122,6 +145,7 @@ def _scalars(
 ) -> Iterator[tuple[str, Any]]:
     """The paths of an object that lead to a scalar or to a list of numbers, and its value."""
     if depth > MAX_DEPTH:
+        fields.too_deep = ".".join(steps)
         return
     if type(value) is dict:
         for name, inner in value.items():

@@ -21,7 +21,13 @@ from streamd.exchange.field_values import (
 )
 from streamd.exchange.guess_changes import DeleteMark, delete_rule, find_delete_mark
 from streamd.exchange.guess_endpoints import doubts_of_endpoints, find_endpoints, source_paths
-from streamd.exchange.guess_times import FORMS, FoundTimes, find_time, form_of
+from streamd.exchange.guess_times import (
+    FORMS,
+    FoundTimes,
+    find_time,
+    form_of,
+    take_envelope_time,
+)
 from streamd.schema import DEFAULT_SET
 from streamd.settings.sets import nearest_of
 from streamd.settings.sources import steps_of
@@ -129,6 +135,8 @@ def guess(
     if features:
         settings["graph"] = {"edge_sets": {edge_set: {"features": features}}}
         doubts.append("features are fixed for the life of a log: leave out those that tell nothing")
+    if envelope == "cloudevents":
+        take_envelope_time(objects, sources, doubts)
     tree = settings | {"sources": [source | one for one in sources]}
     return Guess(tree=tree, doubts=doubts, paths=list(mapped.fields.scalars))
 
@@ -435,12 +443,9 @@ def _doubts_of_lists(fields: Fields, paths: Iterable[str], each: str) -> list[st
     for path in paths:
         if (found := fields.list_of(path)) is not None:
             name, of = found
-            doubts[name] = f"{name} has up to {of.longest} elements, " + (
-                f"each an edge of its own: {of.elements} edges of {of.count} records"
-                if name == each
-                else f"only the first is read: {of.elements - of.count} of {of.elements} are lost; "
-                "send an event for each"
-            )
+            doubts[name] = of.doubt(name, name == each)
+    if fields.too_deep:
+        doubts[""] = f"fields inside {fields.too_deep} are nested too deep to be looked at"
     for path in fields.texts:
         doubts[path] = f"{path} holds JSON as text: fields inside it are read as those of an object"
     return list(doubts.values())

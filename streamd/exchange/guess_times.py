@@ -17,18 +17,23 @@ from streamd.exchange.field_names import (
     names_time,
 )
 from streamd.exchange.field_values import Fields, Seen
-from streamd.iso_times import iso_us
 from streamd.settings.sources import TimeForm, steps_of
 
 ROWS = frozenset(("data", "after", "fullDocument", "payload", "row", "new", "dynamodb"))
 """Names of the object that holds the row, in changes of rows."""
+NO_TIME = "no field could be read as a time: the Kafka timestamp is taken"
+"""The doubt about records without a time."""
 FORMS = frozenset(get_args(TimeForm))
 """Forms that a source can read."""
 YEAR_US = 365 * 86_400_000_000
 NAMED_FROM_US = 10 * YEAR_US
 """From 1980 on a number is a time if its name is one's; others have to be nearer to the clock."""
-DIGITS = re.compile(r"(19|20)\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])(\d{6})?")
+DIGITS = re.compile(
+    r"(19|20)\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])(([01]\d|2[0-3])([0-5]\d){0,2})?"
+)
 """A date, or a date and a time, without marks."""
+YEAR = re.compile(r"(19[7-9]|20)\d+")
+"""Digits that are a year in a field of that name."""
 FOREIGN = re.compile(
     r"\d{1,4}[./]\d{1,2}[./]\d{2,4}([ ,T].*)?|\d{1,2}[-/ ][A-Z][a-z]{2}[-/ ,]+\d{4}.*"
     r"|[A-Z][a-z]{2},? .*\d{1,2}:\d{2}.*|\d{4}-\d\d-\d\d[T ]\d\d:\d\d.*"
@@ -58,7 +63,8 @@ def find_time(
     for path, at in fields.scalars.items():
         if form := form_of(path, at, now_us):
             # Of two times of one event, a date is the coarser one.
-            found.append((_rank(path, at, fields.count) - are_dates_in_digits(at), path, form))
+            is_coarse = are_dates_in_digits(path, at)
+            found.append((_rank(path, at, fields.count) - is_coarse, path, form))
         elif why := why_unread(path, at, now_us):
             unread[path] = why
     # A row's own time is better than that of its change.
@@ -75,7 +81,7 @@ def find_time(
             )
             return FoundTimes(counted, "s", times | {counted})
         doubts.extend(f"{path} looks like a time, but {why}" for path, why in unread.items())
-        doubts.append("no field could be read as a time: the Kafka timestamp is taken")
+        doubts.append(NO_TIME)
         return FoundTimes("", "record", times)
 
     # A time that cannot be read is doubted if its name fits as well as that of the chosen one.
@@ -85,14 +91,28 @@ def find_time(
             doubts.append(f"{other} looks like a time too, but {why}")
     if others := [one[1] for one in readable[1:] if not is_technical(one[1])]:
         doubts.append(f"the time may also be {', '.join(others[:4])}; none of them is a feature")
-    if are_dates_in_digits(fields.scalars[path]):
+    if are_dates_in_digits(path, fields.scalars[path]):
         example = next(iter(fields.scalars[path].values))
         doubts.append(
-            f"{path} is read as dates in digits, in UTC: {example} is {utc(iso_us(str(example)))}"
+            f"{path} is read as dates in digits, in UTC: {example} is "
+            f"{utc(Times(DATES).one(example, path))}"
         )
     if missing := fields.missing(path):
         doubts.append(f"{path} is missing in {missing} of {fields.count} records")
     return FoundTimes(path, form, times)
+
+
+def take_envelope_time(
+    objects: list[dict[str, Any]], sources: list[dict[str, Any]], doubts: list[str]
+) -> None:
+    """Take the time of CloudEvents for sources without one, if all of the objects have it."""
+    if not all("time" in one for one in objects):
+        return
+    for one in sources:
+        if one["time"] == "record":
+            one["time"] = DATES
+            one["fields"]["time"] = "$envelope.time"
+    doubts[:] = [doubt.replace(NO_TIME, "the time is that of the envelope") for doubt in doubts]
 
 
 def _rank(path: str, at: Seen, count: int) -> float:
@@ -110,7 +130,7 @@ def _rank(path: str, at: Seen, count: int) -> float:
 def form_of(path: str, at: Seen, now_us: int) -> str:
     """The form of the times at a path; empty if they are none."""
     values = list(at.values)
-    if are_dates_in_digits(at):
+    if are_dates_in_digits(path, at):
         return DATES
     if at.types.keys() == {"str"}:
         iso = Times("iso8601")
@@ -156,10 +176,12 @@ def _forms_of_each(path: str, at: Seen, now_us: int) -> dict[str, Any]:
     return forms
 
 
-def are_dates_in_digits(at: Seen) -> bool:
-    """Whether all values are 8 or 14 digits that are a date, or a date and a time."""
+def are_dates_in_digits(path: str, at: Seen) -> bool:
+    """Whether all values are digits of a date, or of a date and a time, or years by their name."""
     texts = [str(v) for v in at.values]
     is_possible = bool(texts) and at.types.keys() <= {"int", "str"}
+    if is_possible and last_words(path)[-1:] == ("year",):
+        return all(YEAR.fullmatch(text) and len(text) == 4 for text in texts)
     return is_possible and all(map(DIGITS.fullmatch, texts))
 
 

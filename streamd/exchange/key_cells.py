@@ -12,8 +12,12 @@ from streamd.settings.sources import KeyType
 
 INTEGER_KEY = re.compile(r"0|-?[1-9][0-9]{0,18}")
 """Text in a table that is an integer key: as Python writes it, so that 007 stays text."""
-DIGITS = re.compile(r"[+-]?[0-9]+")
+CUT = r"[0-9](?:\.[0-9]+)?E\+[0-9]{1,3}"
+"""An integer as a spreadsheet shows long ones."""
+DIGITS = re.compile(rf"[+-]?(?:[0-9]+(?:\.0)?|{CUT})")
 """Text that looks like an integer, and may have another form than `INTEGER_KEY`."""
+NO_INTEGER = re.compile(rf"-?(?:[0-9]+\.0|{CUT})")
+"""Integers as numbers of another type are written."""
 
 
 def has_two_kinds(texts: Iterable[str], has_integers: bool) -> bool:
@@ -52,6 +56,7 @@ class KeyCells:
         self._text = ""
         self._is_mixed = False
         self._has_blanks = False
+        self._has_numbers = False
 
     def read(self, cell: str) -> int | str:
         """One cell that is not empty. Raises: Misfit if the column has digits of two kinds."""
@@ -61,6 +66,8 @@ class KeyCells:
                 f"column {self._column!r} has {shown_value(cell)}, which is another key than "
                 f"{shown_value(cell.strip())}: {self._strip}"
             )
+        if not self._has_numbers and (cell[-2:] == ".0" or "E+" in cell):
+            self._look_at_number(cell)
         if self._kind == "text":
             return cell
         # Remember one example of each kind, to compare and to name them.
@@ -75,6 +82,21 @@ class KeyCells:
         if self._integer:
             self._compare()
         return int(cell) if is_integer_key(cell) else cell
+
+    def _look_at_number(self, cell: str) -> None:
+        """Doubt a key that was an integer before another program wrote it."""
+        if not NO_INTEGER.fullmatch(cell):
+            return
+        self._has_numbers = True
+        by = "a spreadsheet writes long ids so, and cuts their digits"
+        if cell.endswith(".0"):
+            by = (
+                f"another key than {cell[:-2]}; pandas writes integers so if one of them is missing"
+            )
+        self._doubt(
+            f"column {self._column!r} has {shown_value(cell)}, which is text: {by}, so write the "
+            "column as integers or text before"
+        )
 
     def _compare(self) -> None:
         """Compare integers with the other keys so far. Raises: Misfit."""

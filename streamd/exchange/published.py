@@ -13,12 +13,18 @@ from typing import Literal
 from streamd.decode.encoding import Times
 from streamd.errors import SettingsError
 from streamd.events import MICROSECONDS
+from streamd.exchange.field_names import names_time
 from streamd.exchange.text_files import BLANKS, Row, TextForm
+from streamd.exchange.times import Misfit
 from streamd.settings.contradictions import check_sources
 from streamd.settings.loading import Settings, edge_sets, schema_of
 from streamd.settings.sets import nearest_of
 from streamd.settings.sources import SourceSettings
 
+OTHER_FORM = (
+    "if it is not that data set, name its columns instead of --as: --delimiter, --no-header, "
+    "--src, --dst, --time."
+)
 FEATURES_HINT = "declare features of these names in graph.edge_sets to take them"
 GDELT_ACTOR = (
     "Code",
@@ -62,6 +68,8 @@ GDELT_EVENT = (
 )
 """The first columns of all events of GDELT; geographies and the date of adding are after them."""
 GDELT_WIDTHS = (57, 58, 61)
+YEAR = "year"
+"""The first column of the data set of TGB that has years as times."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,21 +97,44 @@ def _is_number(line: str) -> bool:
     return re.match(r"[0-9.]", line) is not None
 
 
+def _check_line(fits: bool, cells: list[str], form: str) -> None:
+    """Refuse a first line of another form, since its columns would mean other things. form: the
+    columns, for people. Raises: Misfit."""
+    if not fits:
+        shown = ", ".join(cells[:6])[:80]
+        raise Misfit(f"the first line has {len(cells)} cells ({shown}): {form}", OTHER_FORM)
+
+
 def _jodie_form(line: str) -> TextForm:
     """The header of JODIE's files has one name for all columns of features."""
     columns = ("user_id", "item_id", "timestamp", "state_label", "features")
+    cells = [cell.strip() for cell in line.split(",")]
+    fits = len(cells) >= 4 and (_is_number(line) or cells[:4] == [*columns[:4]])
+    _check_line(fits, cells, f"files of JODIE begin with {', '.join(columns[:4])}")
     return TextForm(header=not _is_number(line), columns=columns, last_is_list=True)
 
 
+def _cells_of_snap(line: str) -> tuple[str, list[str]]:
+    """The delimiter of one of SNAP's files, and the cells of its first line: blanks or tabs, in
+    some files commas, of which some have a header."""
+    return (",", line.split(",")) if "," in line else (BLANKS, line.split())
+
+
 def _snap_form(line: str) -> TextForm:
-    """SNAP's edges are separated by blanks or tabs, some by commas with a header."""
-    delimiter = "," if "," in line else BLANKS
+    delimiter, cells = _cells_of_snap(line)
     header = not _is_number(line)
+    # A word after the time is the kind of an edge; a number means that the third is no time.
+    fits = len(cells) in (2, 3) or (len(cells) == 4 and not header and cells[3].isalpha())
+    fits = fits and (delimiter == "," or all(map(_is_number, cells[:2])))
+    form = "edges of SNAP are source, destination and maybe a time; --as snap-signed reads ratings"
+    _check_line(fits, cells, form)
     return TextForm(delimiter=delimiter, header=header, columns=("src", "dst", "time"))
 
 
 def _signed_form(line: str) -> TextForm:
-    delimiter = "," if "," in line else BLANKS
+    delimiter, cells = _cells_of_snap(line)
+    form = "signed edges of SNAP are source, destination, sign or rating, and maybe a time"
+    _check_line(len(cells) in (3, 4), cells, form)
     columns = ("SOURCE", "TARGET", "RATING", "TIME")
     return TextForm(delimiter=delimiter, header=not _is_number(line), columns=columns)
 
@@ -112,14 +143,21 @@ def _movielens_form(line: str) -> TextForm:
     """CSV with a header since 2013; `::` or tabs without one before."""
     delimiter = next((one for one in ("::", "\t") if one in line), ",")
     columns = ("userId", "movieId", "rating", "timestamp")
+    cells = line.split(delimiter)
+    # The file of tags has a tag instead of the rating.
+    fits = len(cells) == 4 and (
+        _is_number(line) or (*cells[:2], cells[3]) == (*columns[:2], columns[3])
+    )
+    _check_line(fits, cells, f"ratings of MovieLens are {', '.join(columns)}")
     return TextForm(delimiter=delimiter, header=not _is_number(line), columns=columns)
 
 
 def _gdelt_form(line: str) -> TextForm:
     width = line.count("\t") + 1
     if width not in GDELT_WIDTHS:
-        raise ValueError(
-            f"{width} columns: events of GDELT have 58 (1.0) or 61 (2.0), separated by tabs"
+        raise Misfit(
+            f"{width} columns: events of GDELT have 58 (1.0) or 61 (2.0), separated by tabs",
+            OTHER_FORM,
         )
     columns = _gdelt_columns(width)
     return TextForm(delimiter="\t", header=False, quoting="none", columns=columns)
@@ -132,7 +170,11 @@ def _tgb_form(line: str) -> TextForm:
     if names[0] == "user_id":
         columns = ("src", "dst", "time", "state_label", "features")
         return TextForm(columns=columns, last_is_list=True)
-    return TextForm(columns=("time", "src", "dst"), header=not _is_number(line), strip=True)
+    header = not _is_number(line)
+    fits = len(names) >= 3 and (not header or names[0] == YEAR or names_time(names[0]))
+    _check_line(fits, names, "files of TGB have time, source and destination first")
+    time = YEAR if names[0] == YEAR else "time"
+    return TextForm(columns=(time, "src", "dst"), header=header, strip=True)
 
 
 def _with_time(row: Row) -> Row:
@@ -150,8 +192,8 @@ def _of_lastfm(row: Row) -> Row:
 
 
 def _of_tgb(row: Row) -> Row:
-    """Times are seconds or, in tgbl-flight, days."""
-    time = row["time"]
+    """Times are seconds or, in tgbl-flight, days, in tgbn-trade years."""
+    time = f"{row[YEAR]}-01-01" if YEAR in row else row["time"]
     if type(time) is str and "-" in time:
         row = row | {"time": Times("iso8601").one(time, "time") // MICROSECONDS["s"]}
     # In JODIE's form, users and items are both counted from 0.

@@ -198,7 +198,14 @@ def _parsed(line: str) -> Row:
         # Python writes NaN for a missing number, which no JSON has.
         parsed = json.loads(line, parse_constant=lambda name: _CONSTANTS.get(name))
     except (ValueError, RecursionError) as error:
+        # Other programs write one object over several lines, or a list of them.
+        if line.strip() in ("{", "[", "[{"):
+            raise Misfit(
+                "JSON of several lines", "write one event a line, as jq -c does."
+            ) from None
         raise Misfit(f"not JSON: {error}") from None
+    if isinstance(parsed, list):
+        raise Misfit("a list, not an object", "write one event a line, as jq -c '.[]' does.")
     if not isinstance(parsed, dict):
         raise Misfit("not an object", "write one event a line.")
     return parsed

@@ -1,9 +1,11 @@
 """Reads text files row by row: CSV in the many ways in which it is written, and lines of NDJSON."""
 
+import codecs
 import csv
 import gzip
 import io
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +21,22 @@ DELIMITERS = {"tab": "\t", "blanks": BLANKS, "\\t": "\t"}
 """Delimiters that a command line has a word for."""
 GZIP = b"\x1f\x8b"
 """The first bytes of a gzip file."""
+PACKED = {
+    b"BZh": "bzcat",
+    b"\xfd7zXZ": "xzcat",
+    b"\x28\xb5\x2f\xfd": "zstdcat",
+    b"PK\3\4": "unzip -p",
+}
+"""Programs that unpack other files, by the first bytes of these."""
+UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+"""The first bytes of the text that spreadsheets call Unicode."""
+MAX_CELL = 2**24
+"""Longest cell in characters: one without an end must not take all memory."""
 SEPARATOR = re.compile("sep=(.)", re.IGNORECASE)
 """A line that Excel reads as the delimiter of the lines after it."""
 NAME_COLUMNS = (
     "name the columns with --src, --dst, --time and --features, or a topic of `sources`, which has "
-    "their names, with --source."
+    "their names, with --source; add --no-header if the file has no names."
 )
 Row = dict[str, Any]
 
@@ -52,10 +65,21 @@ class TextForm:
 
 
 def open_bytes(path: Path) -> BinaryIO:
-    """Open a file that may be gzip, whatever its name is; a pipe is read once, from here on."""
+    """Open a file that may be gzip under any name; a pipe is read once, from here on.
+
+    Raises: Misfit if it is packed in another way.
+    """
     file = io.BufferedReader(io.FileIO(path), 1 << 16)
     # A pipe may give fewer bytes than were asked for, but at least one.
-    if file.peek(2)[:2] == GZIP:
+    head = file.peek(8)[:8]
+    for first, program in PACKED.items():
+        if head.startswith(first):
+            file.close()
+            raise Misfit(
+                "it is packed, and not by gzip",
+                f"unpack it, or let a pipe do so, as <({program} {path.name}).",
+            )
+    if head[:2] == GZIP:
         unzipped = gzip.GzipFile(fileobj=file)
         # Closing it closes the file too.
         unzipped.myfileobj = cast(Any, file)
@@ -64,8 +88,14 @@ def open_bytes(path: Path) -> BinaryIO:
 
 
 def as_text(file: BinaryIO, newline: str) -> TextIO:
-    """A file as text, without the byte order mark that some programs write."""
-    return io.TextIOWrapper(file, encoding="utf-8-sig", newline=newline)
+    """A file as text without its byte order mark, UTF-8 unless that is one of UTF-16."""
+    # Damage at the start of a gzip file is found here.
+    try:
+        is_utf16 = cast(Any, file).peek(2)[:2] in UTF16
+    except (OSError, EOFError, zlib.error):
+        file.close()
+        raise
+    return io.TextIOWrapper(file, encoding="utf-16" if is_utf16 else "utf-8-sig", newline=newline)
 
 
 def csv_rows(
@@ -73,15 +103,18 @@ def csv_rows(
 ) -> Iterator[Row]:
     """Yield the rows of a CSV file, and close it.
 
-    Args: wanted: columns that it must have; delimiter: used where the form names none.
+    Args: wanted: columns that it must have; delimiter: used where neither the form nor the header
+    has another. A file without a line, as an empty part of a folder, has no rows.
     Raises: Misfit, ValueError or csv.Error.
     """
+    csv.field_size_limit(MAX_CELL)
     with as_text(file, "") as text:
         lines: Iterable[str] = text
         if comment := form.comment:
             lines = (line for line in text if not line.startswith(comment))
         lines = iter(lines)
-        first = next(lines, None)
+        # Blank lines may be before the first row too.
+        first = next((line for line in lines if not line.isspace()), None)
         if form.of_first_line is not None and first is not None:
             form = form.of_first_line(first.rstrip("\r\n"))
         if form.delimiter:
@@ -90,14 +123,16 @@ def csv_rows(
         elif first is not None and (named := SEPARATOR.fullmatch(first.rstrip("\r\n"))):
             delimiter = named[1]
             first = next(lines, None)
+        elif first is not None and form.header and not form.columns:
+            delimiter = _delimiter_of(first, delimiter)
         # The first row has the names of the columns, or is the first one of data.
         rows = _split(_prepend(first, lines), form, delimiter)
         head = next(rows, None)
-        names = _names(head or [], form)
-        if not form.columns and form.header and not form.delimiter:
-            _check_delimiter(names, delimiter)
+        if head is None:
+            return
+        names = _names(head, form)
         check_columns(names, wanted)
-        if head is not None and not form.header:
+        if not form.header:
             rows = _prepend(head, rows)
         # A blank line is no row.
         for cells in rows:
@@ -154,18 +189,14 @@ def _names(head: list[str], form: TextForm) -> list[str]:
     return names[: len(form.columns)] if form.last_is_list and form.columns else names
 
 
-def _check_delimiter(names: list[str], delimiter: str) -> None:
-    """Refuse a header of one name that has another delimiter in it. Raises: Misfit."""
-    words = "comma" if delimiter == "," else repr(delimiter)
-    if len(names) == 1 and (other := re.search(r"[;\t|]", names[0])):
-        raise Misfit(
-            f"the header has {other[0]!r} and no {words}",
-            f"name it: --delimiter {'tab' if other[0] == chr(9) else repr(other[0])}.",
-        )
+def _delimiter_of(header: str, usual: str) -> str:
+    """The delimiter of a header: another one that programs write if it lacks the usual."""
+    other = re.search(r"[;\t|]", header)
+    return usual if usual in header or other is None else other[0]
 
 
 def _row(cells: list[str], names: list[str], form: TextForm) -> Row:
-    """The cells by name; absent ones are None. Raises: ValueError if there are too many."""
+    """The cells by name; absent ones are None. Raises: csv.Error if there are too many."""
     # Numbers at once: a row of JODIE's has 172 of them.
     if form.last_is_list:
         last = len(names) - 1
@@ -173,7 +204,7 @@ def _row(cells: list[str], names: list[str], form: TextForm) -> Row:
         row[names[last]] = [_number(cell) for cell in cells[last:]]
         return row
     if len(cells) > len(names):
-        raise ValueError("the next row has more cells than the header")
+        raise csv.Error(f"the next row has {len(cells)} cells, the header {len(names)}")
     row = dict(zip(names, cells, strict=False))
     for name in names[len(cells) :]:
         row[name] = None

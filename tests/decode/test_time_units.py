@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamd.decode.block import NO_STAMP, Origin, timestamp_us
+from streamd.decode.encoding import Times
 from streamd.decode.time_units import (
     DATES,
     UNITS_NS,
@@ -60,7 +61,8 @@ def test_the_unit_of_a_time_far_ahead_of_the_clock_is_found(sent, read, years_ag
 
 @pytest.mark.parametrize(("unit", "numbers"), [
     ("s", [20_150_218]), ("s", [20_150_218, 20_151_231, 20_261_121]), ("ms", [20_150_218]), ("ms", [20_150_218] * 3), ("us", [20_150_218]),
-    ("us", [20_150_218_123_000, 19_800_101_000_000]), ("us", [19_700_101])])
+    ("us", [20_150_218_123_000, 19_800_101_000_000]), ("us", [19_700_101]), ("ms", [2015, 1987, 2026]), ("s", [1986]), ("us", [2000]), ("days", [1999]), ("ms", [2_015_021_812]),
+    ("ms", [201_502_181_230, 201_512_312_359]), ("us", [201_502_181_230]), ("ms", [20_150_218, 2_015_021_812, 201_502_181_230])])
 def test_dates_in_digits_are_found(unit, numbers):
     check = UnitCheck(unit, "the unit")
     check.add(np.array(numbers) * (UNITS_NS[unit] // 1_000), NOW)
@@ -70,14 +72,20 @@ def test_dates_in_digits_are_found(unit, numbers):
 
 
 @pytest.mark.parametrize("numbers", [[20_150_218, 20_150_230 + 9], [20_151_301], [20_150_018], [20_150_200], [20_991_231], [18_991_231], [2_015_021], [201_502_181],
-                                     [20_150_218_240_000], [20_150_218_126_000], [20_150_218_000_061], [0], [-20_150_218]])
+                                     [20_150_218_240_000], [20_150_218_126_000], [20_150_218_000_061], [0], [-20_150_218],
+                                     [1969], [2040], [9999], [999], [20_151], [201_512], [2_015_021_824], [201_502_181_260], [2015, 5], [-2015], [2_015_021_812_300]])
 def test_other_numbers_are_no_dates(numbers):
     assert not are_dates(np.array(numbers), NOW)
 
 
 @given(st.dates(datetime.date(1970, 1, 1), datetime.date(2026, 12, 31)), st.times())
 def test_every_date_in_digits_is_one(day, time):
-    assert are_dates(np.array([int(f"{day:%Y%m%d}"), int(f"{day:%Y%m%d}{time:%H%M%S}")]), NOW)
+    forms = ("%Y", "%Y%m%d", "%Y%m%d%H", "%Y%m%d%H%M", "%Y%m%d%H%M%S")
+    numbers = [int(datetime.datetime.combine(day, time).strftime(form)) for form in forms]
+    assert are_dates(np.array(numbers), NOW)
+    read = Times(DATES)
+    whole = [datetime.datetime.strptime(str(number), form).replace(tzinfo=datetime.UTC) for number, form in zip(numbers, forms, strict=True)]
+    assert [read.one(number, "") for number in numbers] == [read.one(str(number), "") for number in numbers] == [int(when.timestamp()) * 10**6 for when in whole]
 
 
 @pytest.mark.parametrize(("unit", "first", "step"), [("s", 0, 1), ("s", 1, 60), ("ms", 0, 1_000), ("us", 5, 10**6), ("days", 0, 1), ("s", 1, 86_400), ("ms", 1, 3_600_000)])

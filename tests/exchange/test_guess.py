@@ -95,17 +95,59 @@ def test_a_second_time_is_named_and_is_no_feature(kind):
     assert any("the time may also be" in doubt and kind in doubt for doubt in guessed.doubts)
 
 
+@pytest.mark.parametrize(("data", "time", "form"), [({"user": 1}, "$envelope.time", "iso8601"), ({"user": 1, "ts": S0 * 1000}, "ts", "ms")])
+def test_the_time_of_a_cloudevent_is_that_of_its_data_or_of_its_envelope(tmp_path, data, time, form):
+    def event(i):
+        return {"specversion": "1.0", "id": str(i), "source": "/s", "type": "view", "time": "2026-11-18T11:06:41Z", "data": data | {"user": i % 7, "item": i % 9}}
+
+    guessed = guess("t", rows(event), NOW_US)
+    assert (guessed.source["fields"]["time"], guessed.source["time"]) == (time, form)
+    assert ("the time is that of the envelope" in guessed.doubts) == (time == "$envelope.time") and not any("Kafka timestamp" in doubt for doubt in guessed.doubts)
+    (tmp_path / "g.yaml").write_text(guessed.settings)
+    settings = load_settings(tmp_path / "g.yaml", {"data_dir": tmp_path}, {})[0]
+    assert judge(settings, Sample("t", {0: rows(event)}), ManualClock(NOW_US)).counts == {"edge": NUM_RECORDS}
+    without = rows(lambda i: {name: value for name, value in event(i).items() if i or name != "time"})
+    assert guess("t", without, NOW_US).source["time"] == ("record" if form == "iso8601" else form), "one event lacks it"
+
+
+def test_a_list_of_one_element_is_read_as_one_of_more_would_be():
+    guessed = guess("t", rows(lambda i: {"user": i % 7, "items": [{"sku": f"s{i % 9}"}], "tags": [f"t{i % 5}"], "ts": (S0 + i) * 1000}), NOW_US)
+    assert (guessed.source["each"], guessed.source["fields"]["dst"]) == ("items", "items.sku")
+    assert "items has one element in all of these records: of several, each would be an edge of its own" in guessed.doubts
+    assert "features" not in guessed.source["fields"]
+
+
+def test_whole_floats_are_keys_as_they_are_in_a_topic():
+    guessed = guess("t", rows(lambda i: {"user": float(i % 7), "item": float(i % 9), "ts": (S0 + i) * 1000.0, "part": i % 9 + 0.5}), NOW_US)
+    fields = guessed.source["fields"]
+    assert (fields["src"], fields["dst"], fields["time"], fields["features"]) == ("user", "item", "ts", {"part": "part"})
+
+
+def test_fields_that_are_nested_too_deep_are_named():
+    guessed = guess("t", rows(lambda i: {"a": [{"b": [{"c": [{"user": i % 7}]}]}]}), NOW_US)
+    assert "fields inside a.0.b.0.c.0.user are nested too deep to be looked at" in guessed.doubts
+
+
 def test_days_of_the_name_of_a_time_are_read_as_days():
     guessed = guess("t", rows(lambda i: {"user": i % 7, "item": i % 9, "when": 20_415 + i // 20}), NOW_US)
     assert (guessed.source["fields"]["time"], guessed.source["time"]) == ("when", "days")
 
 
 @pytest.mark.parametrize(("value", "shown"), [("20261122", "2026-11-22T00:00:00Z"), (20261122, "2026-11-22T00:00:00Z"), ("20261122101500", "2026-11-22T10:15:00Z"),
-                                             (20261122101500, "2026-11-22T10:15:00Z")])
+                                             (20261122101500, "2026-11-22T10:15:00Z"), (202611221015, "2026-11-22T10:15:00Z"), ("2026112210", "2026-11-22T10:00:00Z")])
 def test_dates_in_digits_are_read_and_doubted(value, shown):
     guessed = guess("t", rows(lambda i: {"user": i % 7, "item": i % 9, "when": value}), NOW_US)
     assert (guessed.source["fields"]["time"], guessed.source["time"]) == ("when", "iso8601")
     assert f"when is read as dates in digits, in UTC: {value} is {shown}" in guessed.doubts
+
+
+@pytest.mark.parametrize("name", ["year", "pubYear", "publication_year"])
+def test_years_are_times_by_their_name_alone(name):
+    guessed = guess("t", rows(lambda i: {"author": i % 7, "paper": i % 9, name: 2000 + i % 20}), NOW_US)
+    assert (guessed.source["fields"]["time"], guessed.source["time"]) == (name, "iso8601")
+    assert f"{name} is read as dates in digits, in UTC: 2000 is 2000-01-01T00:00:00Z" in guessed.doubts
+    guessed = guess("t", rows(lambda i: {"author": i % 7, "paper": i % 9, "score": 2000 + i % 20}), NOW_US)
+    assert guessed.source["time"] == "record"
 
 
 @pytest.mark.parametrize("forms", [("2026-11-22T10:00:00Z", 1_795_255_200), (1_795_255_200, 1_795_255_200_000)])

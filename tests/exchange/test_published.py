@@ -52,6 +52,9 @@ JODIE = "user_id,item_id,timestamp,state_label,comma_separated_list_of_features\
     ("gdelt", gdelt(57, "USA", "FRA", "20150218") + "\n", [("USA", "FRA", 1424217600 * S)]),
     ("tgb", "time,src,dst,weight\n1648811421,0x27,0x84,800.0\n", [("0x27", "0x84", 1648811421 * S)]),
     ("tgb", "day,src,dst,callsign,typecode\n2019-01-01,EHAM,KJFK,X,Y\n", [("EHAM", "KJFK", 1546300800 * S)]),
+    ("tgb", "year,nation,trading nation,weight\n1986,France,Italy,0.5\n1987,Italy,France,0.25\n", [("France", "Italy", 504921600 * S), ("Italy", "France", 536457600 * S)]),
+    ("tgb", "timestamp,head,tail,relation_type\n1546300800,3,4,1\n", [(3, 4, 1546300800 * S)]),
+    ("snap", "223789 213163 1341100972 MT\n", [(223789, 213163, 1341100972 * S)]),
     ("tgb", "ts,src,dst,subreddit,num_words,score\n1134028003,a,b,r,7,2\n", [("a", "b", 1134028003 * S)]),
     ("tgb", JODIE, [("user:0", "item:0", 0), ("user:1", "item:0", 36 * S), ("user:0", "item:1", 77_500_000)]),
 ])
@@ -76,6 +79,24 @@ def test_what_is_left_out_is_named(tmp_path):
     output = run(tmp_path, "gdelt", gdelt(58, "USA", "", "20150218") + "\n" + gdelt(58, "USA", "FRA", "20150218"))[2]
     assert "1 rows without Actor1Code or Actor2Code were left out" in output
     assert "not taken as features: GoldsteinScale, NumMentions, AvgTone; declare features of these names" in output
+
+
+WRONG_FORMS = {
+    "snap": ["6,2,4,1289241911\n", "1 2 3 4\n", "0\t2010-10-19T23:55:27Z\t30.2\t-97.7\t22847\n", "Id:   0\nASIN: 077\n", "SOURCE_SUBREDDIT\tTARGET_SUBREDDIT\tPOST_ID\tTIMESTAMP\n", "a b\n", "7\n"],
+    "snap-signed": ["SRC:Steel1943\nTGT:BDD\n", "0 4\n", "a,b,c,d,e\n"],
+    "jodie": [",u,i,ts,label,idx\n0,1,8228,0.0,0.0,1\n", "time,src,dst,weight\n5,1,2,3\n", "userId,movieId,rating,timestamp\n1,31,2.5,1260759144\n", "0,0,0.0\n"],
+    "movielens": ["movieId,title,genres\n1,Toy Story (1995),Adventure\n", "1::F::1::10::48067\n", "movieId,userId,rating,timestamp\n1,2,3,4\n", "1,2,3\n"],
+    "tgb": ["src,dst,time,w\n1,2,1546300800,1\n", "userId,movieId,rating,timestamp\n1,31,2.5,1260759144\n", "time,src\n1,2\n"],
+    "gdelt": ["\t".join("x" * 27) + "\n"],
+}
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in WRONG_FORMS.items() for text in texts])
+def test_a_file_of_another_data_set_is_refused_and_not_read_by_the_wrong_columns(tmp_path, name, text):
+    (tmp_path / "data.txt").write_text(text)
+    done = CliRunner().invoke(app, ["import", str(tmp_path / "data.txt"), "--as", name, "--data-dir", str(tmp_path / "log")])
+    assert re.search(rf"data.txt: .*{'columns' if name == 'gdelt' else 'the first line has'}.*name its columns instead of --as", str(done.exception)), done.exception
+    assert not (tmp_path / "log").exists()
 
 
 def test_users_and_items_of_two_node_sets_need_no_prefix(tmp_path):
