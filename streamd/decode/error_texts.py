@@ -187,6 +187,8 @@ def debezium(found: Mapping[str, msgspec.Raw]) -> str:
 
 def foreign(start: bytes) -> str:
     """Guess the format of a value that is not JSON from its first bytes; empty where unknown."""
+    if start.strip() in (b"{", b"[", b"[{"):
+        return "JSON of several lines; write one object a line, as jq -c does"
     # Confluent's wire format: a zero byte and the schema's number in four bytes.
     if start[:1] == b"\0" and len(start) >= 5:
         number = int.from_bytes(start[1:5], "big")

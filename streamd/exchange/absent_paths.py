@@ -1,20 +1,23 @@
-"""Paths of a topic's sources at which no record of a sample has a value."""
+"""Paths of a topic's sources at which no record of a sample has a value, or none of the type that a
+condition names."""
 
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
+from json import dumps
 from typing import Any
 
 from streamd.decode.sources.paths import follow, open_text
 from streamd.decode.sources.rules import meets
 from streamd.exchange.field_values import fields_of_rows, objects_of, unwrapped
-from streamd.settings.sets import nearest_of
-from streamd.settings.sources import SourceSettings, fields_of, is_outside, steps_of
+from streamd.settings.sets import nearest_of, text_of
+from streamd.settings.sources import Scalar, SourceSettings, fields_of, is_outside, steps_of
 
 
 def absent_paths(sources: Sequence[SourceSettings], records: Sequence[Any]) -> list[str]:
     """The paths of a topic's sources at which no record has a value, a sentence each.
 
-    A rule's fields are searched in the records that meet its conditions, and that no source before
+    So is a condition on a value that the records have with another type, as "1" is not 1. A rule's
+    fields are searched in the records that meet its conditions, and that no source before
     it takes. Paths into the envelope, the record's key and its headers are not checked; records
     that are not JSON are skipped.
     """
@@ -34,6 +37,9 @@ def absent_paths(sources: Sequence[SourceSettings], records: Sequence[Any]) -> l
             # A condition may test for null, which an absent field satisfies.
             of_rule = [[path] for path, values in rule.where.items() if None not in values]
             _find(source, of_rule, among, seen, sentences)
+            for path, values in rule.where.items():
+                found = [value for row in among for value in _read(source, row, path)]
+                sentences |= dict.fromkeys(_of_other_types(path, values, found))
             _find(source, (f.path for _, f in fields_of(rule.fields)), met, seen, sentences)
         left = [row for row in left if id(row) not in taken]
     return list(sentences)
@@ -54,6 +60,22 @@ def _find(
         if all(value is None for value in values):
             near = nearest_of(paths[0], seen)
             sentences[f"No record has a value at {' or '.join(paths)}{near}."] = None
+
+
+def _of_other_types(path: str, values: Iterable[Scalar], found: Sequence[Any]) -> Iterable[str]:
+    """The values of a condition that no record has, but with another type. found: at its path."""
+    scalars = [one for one in found if isinstance(one, str | int)]
+    for value in values:
+        if value is None or meets({path: (value,)}, lambda _: found):
+            continue
+        for one in scalars:
+            text = text_of(value) if isinstance(value, str | int) else str(value)
+            if one == value or text_of(one) == text:
+                yield (
+                    f"No record has {dumps(value)} at {path}, but {dumps(one)}, whose type is "
+                    "another: correct it in `where`."
+                )
+                break
 
 
 def _read(source: SourceSettings, row: Any, path: str) -> list[Any]:

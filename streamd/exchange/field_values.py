@@ -114,6 +114,14 @@ class Fields:
                 return name, found
         return None
 
+    def doubts_of_names(self) -> list[str]:
+        """Names that are values, as those of a table without a header are."""
+        names = (path.replace("\\.", ".") for path in self.scalars)
+        number = next((name for name in names if NUMBER.fullmatch(name)), None)
+        if number is None:
+            return []
+        return [f"a field is called {number}: if that is a value, the table has no header; add one"]
+
     def missing(self, path: str) -> int:
         """Number of rows without a value at a path."""
         return self.count - self.scalars[path].count if path in self.scalars else 0

@@ -119,6 +119,7 @@ def guess(
         return Guess(tree=settings | {"sources": [declared]}, doubts=doubts, paths=[])
 
     whole = fields_of_rows(rows)
+    doubts += whole.doubts_of_names()
     mark = None if envelope == "debezium" else find_delete_mark(whole)
     of_whole: list[str] = []
     mapped = _map_rows(rows, mark, chosen, now_us, of_whole)

@@ -23,7 +23,7 @@ from streamd.exchange.load import RECORDS, FileRow
 from streamd.exchange.produce import Outgoing
 from streamd.exchange.published import Published, add_published_source, find_data_set
 from streamd.exchange.sorting import TimedRow, sort_rows
-from streamd.exchange.tables import Columns, read_first
+from streamd.exchange.tables import Columns, read_first, without_nan
 from streamd.exchange.text_files import Row
 from streamd.exchange.times import UNIT_OPTION, Misfit
 from streamd.ingest.order.batch_builder import as_json
@@ -107,7 +107,7 @@ def _rows_as_json(
     for number, row in file.rows(wanted):
         if isinstance(row, str):
             if line := row.strip():
-                yield number, line.encode()
+                yield number, without_nan(line).encode()
             continue
         if cells is None:
             cells = CellReaders(sources if file.kind == CSV else (), doubt)

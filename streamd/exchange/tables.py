@@ -195,8 +195,7 @@ def _record_key(key: Any) -> bytes:
 def _parsed(line: str) -> Row:
     """The object on an NDJSON line. Raises: Misfit."""
     try:
-        # Python writes NaN for a missing number, which no JSON has.
-        parsed = json.loads(line, parse_constant=lambda name: _CONSTANTS.get(name))
+        parsed = _read_json(line)
     except (ValueError, RecursionError) as error:
         # Other programs write one object over several lines, or a list of them.
         if line.strip() in ("{", "[", "[{"):
@@ -209,6 +208,19 @@ def _parsed(line: str) -> Row:
     if not isinstance(parsed, dict):
         raise Misfit("not an object", "write one event a line.")
     return parsed
+
+
+def _read_json(line: str) -> Any:
+    """A line as JSON. Python writes NaN for a missing number, which no JSON has."""
+    return json.loads(line, parse_constant=lambda name: _CONSTANTS.get(name))
+
+
+def without_nan(line: str) -> str:
+    """A line of JSON with null instead of NaN; as it is if it cannot be read."""
+    try:
+        return _json(_read_json(line)) if "NaN" in line else line
+    except (ValueError, RecursionError):
+        return line
 
 
 def _of_object(parsed: Row, columns: Columns, times: Times) -> Row:

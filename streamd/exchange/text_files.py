@@ -141,8 +141,11 @@ def csv_rows(
 
 
 def check_columns(found: Sequence[str], wanted: Sequence[str]) -> None:
-    """Refuse a table that lacks a column, or has it twice. Raises: Misfit."""
-    for column in wanted:
+    """Refuse a table that lacks a column, or has it twice. wanted: empty if any may be read.
+
+    Raises: Misfit.
+    """
+    for column in wanted or filter(None, found):
         if column not in found:
             blank = next((name for name in found if name.strip() == column), None)
             if blank is not None:

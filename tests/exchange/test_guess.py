@@ -4,9 +4,12 @@ import json
 
 import pytest
 
+from streamd.errors import SettingsError
+from streamd.exchange.event_files import EventFile
 from streamd.exchange.field_names import head_of, is_measure, is_technical, last_words
 from streamd.exchange.guess import Chosen, guess
 from streamd.exchange.sample import Sample, judge
+from streamd.exchange.sourced import read_rows
 from streamd.settings.loading import load_settings
 from streamd.settings.sources import UNAVAILABLE
 from tests.builders import ManualClock, Record
@@ -115,6 +118,28 @@ def test_a_list_of_one_element_is_read_as_one_of_more_would_be():
     assert (guessed.source["each"], guessed.source["fields"]["dst"]) == ("items", "items.sku")
     assert "items has one element in all of these records: of several, each would be an edge of its own" in guessed.doubts
     assert "features" not in guessed.source["fields"]
+
+
+def test_a_table_without_a_header_is_doubted(tmp_path):
+    (tmp_path / "t.csv").write_text("".join(f"u{i % 7},p{i % 9},{(S0 + i) * 1000},{i % 5}.5\n" for i in range(40)))
+    doubts = guess("t", [Record(value, n) for n, value in read_rows(EventFile(tmp_path / "t.csv"))], NOW_US).doubts
+    assert f"a field is called {S0 * 1000}: if that is a value, the table has no header; add one" in doubts
+
+
+def test_a_table_with_a_name_twice_is_refused_and_one_with_blank_names_is_not(tmp_path):
+    (tmp_path / "t.csv").write_text("user,item,ts,ts\n1,2,3,4\n")
+    with pytest.raises(SettingsError, match="2 columns 'ts'"):
+        list(read_rows(EventFile(tmp_path / "t.csv")))
+    (tmp_path / "u.csv").write_text("user,item,ts,,\n1,2,3,,\n")
+    assert len(list(read_rows(EventFile(tmp_path / "u.csv")))) == 1
+
+
+def test_json_that_no_topic_has_is_named_or_read(tmp_path):
+    (tmp_path / "t.json").write_text('[\n{"user": 1}\n]\n')
+    doubts = guess("t", [Record(value, n) for n, value in read_rows(EventFile(tmp_path / "t.json"))], NOW_US).doubts
+    assert any("JSON of several lines; write one object a line" in doubt for doubt in doubts)
+    (tmp_path / "n.json").write_text('{"user": 1, "x": NaN, "y": "NaN"}\n')
+    assert [json.loads(value) for _, value in read_rows(EventFile(tmp_path / "n.json"))] == [{"user": 1, "x": None, "y": "NaN"}]
 
 
 def test_whole_floats_are_keys_as_they_are_in_a_topic():

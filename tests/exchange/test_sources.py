@@ -265,6 +265,19 @@ def test_a_path_that_no_record_has_is_named_by_check(tmp_path, old, new, says):
     assert code == 1 and says in text and text.count("No record") == 1
 
 
+@pytest.mark.parametrize(("condition", "value", "shown"), [
+    ("[1]", "1", '1 at k, but "1"'), ("['1']", 1, '"1" at k, but 1'), ("[true]", "true", 'true at k, but "true"'), ("[true]", 1, "true at k, but 1"), ("[1]", True, "1 at k, but true"),
+    ("['true', x]", True, '"true" at k, but true')])
+def test_a_condition_on_a_value_of_another_type_is_named_by_check(tmp_path, condition, value, shown):
+    text = f"sources: [{{topic: t, time: ms, where: {{k: {condition}}}, fields: {{src: u, dst: v, time: ts}}}}]"
+    row = {"u": 1, "v": 2, "ts": NOW // 1000, "k": value}
+    code, said = checked(tmp_path, text, [row, row])
+    assert code == 1 and f"No record has {shown}, whose type is another" in said
+    # A record that meets it proves that the type is right.
+    right = {"[1]": 1, "['1']": "1", "[true]": True, "['true', x]": "true"}[condition]
+    assert "No record has" not in checked(tmp_path, text, [row, row | {"k": right}])[1]
+
+
 def test_a_rule_that_no_record_of_a_sample_meets_is_not_judged(tmp_path):
     text = CLICKS + "    deletes: {where: {kind: [gone], gone: [null, true]}, fields: {node: who.id}}\n"
     assert checked(tmp_path, text, [click(), click(kind="other")])[0] == 0

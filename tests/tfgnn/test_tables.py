@@ -284,16 +284,16 @@ def test_columns_that_no_feature_takes_are_told(papers, tmp_path):
 
 
 def test_a_column_of_times_may_be_named_and_hold_iso_8601(papers, tmp_path):
-    (papers / "cites-0.csv").write_text("source,target,when\np1,p0,1999\n")
-    (papers / "cites-1.csv").write_text("source,target,when\np2,p1,2000\n")
+    (papers / "cites-0.csv").write_text("source,target,when\np1,p0,5990\n")
+    (papers / "cites-1.csv").write_text("source,target,when\np2,p1,6000\n")
     (papers / "graph.pbtxt").write_text(SCHEMA.replace('key: "cites" value {', 'key: "cites" value { features { key: "when" value { dtype: DT_INT32 } }'))
     made = settings_for(papers, tmp_path)
     text = streamd("tfgnn", "import", papers, "--time-column", "when", "--time-unit", "s", "--config", tmp_path / "papers.yaml", "--data-dir", made.data_dir)
-    assert "cites: times 1970-01-01T00:33:19Z to 1970-01-01T00:33:20Z, read as seconds" in text
+    assert "cites: times 1970-01-01T01:39:50Z to 1970-01-01T01:40:00Z, read as seconds" in text
     assert "writes: times 1970-01-01T00:00:00.02Z to 2001-02-03T00:00:00Z, read as ISO 8601" in text
     found = edges_of(LogReader.open(made.data_dir))
     assert [e[2] for e in found["writes"]] == [20_000, 981_158_400_000_000]
-    assert [e[2:] for e in found["cites"]] == [(1_999_000_000, [1999]), (2_000_000_000, [2000])]
+    assert [e[2:] for e in found["cites"]] == [(5_990_000_000, [5990]), (6_000_000_000, [6000])]
     (papers / "writes.csv").write_text("source,target,position,when\n7,p0,1,soon\n")
     with pytest.raises(SettingsError, match="writes.csv row 1, column 'when': 'soon' is neither"):
         events_of(made, papers, column="when")
