@@ -96,12 +96,7 @@ class Pool:
 
         event_E: int64 event ids. dst_E: int64 true destinations.
         """
-        # 64 random bits a negative.
-        with np.errstate(over="ignore"):
-            number = np.arange(1, count + 1, dtype=np.uint64)
-            counter: UInt64 = event_E.astype(np.uint64)[:, None] * np.uint64(NUM_SCORED) + number
-            start: UInt64 = np.array([seed], np.uint64) + GOLDEN
-            h = mix(np.add(mix(start), counter * GOLDEN, dtype=np.uint64))
+        h = hashes(event_E, count, seed)
 
         # An index among the destinations that are left without the true and the deleted ones.
         in_pool = self.holds(dst_E, known_E)
@@ -150,6 +145,16 @@ class Pool:
         out[before] = self.facts.sighted[position[before]]
         out[~before] = self.new_N[position[~before] - self.num_before]
         return out
+
+
+def hashes(event_E: Int64, count: int, seed: int) -> UInt64:
+    """64 random bits for each of `count` negatives of each event: uint64[E, count]."""
+    with np.errstate(over="ignore"):
+        number = np.arange(1, count + 1, dtype=np.uint64)
+        counter: UInt64 = event_E.astype(np.uint64)[:, None] * np.uint64(NUM_SCORED) + number
+        start: UInt64 = np.array([seed], np.uint64) + GOLDEN
+        out: UInt64 = mix(np.add(mix(start), counter * GOLDEN, dtype=np.uint64))
+    return out
 
 
 def _each_once(hash_EC: UInt64, left_E: UInt64) -> tuple[Int64, Bools]:
@@ -215,7 +220,11 @@ class Pools:
     def sizes(self, dst_E: Int64) -> Int64:
         """Number of destinations of each node's set at the window's end: int64[E]."""
         sizes = np.array([pool.size for pool in self._pools], np.int64)
-        return sizes[self._facts.node_set_of(dst_E)]
+        return sizes[self.node_sets_of(dst_E)]
+
+    def node_sets_of(self, dst_E: Int64) -> Int64:
+        """Number of each node's set, int64[E]."""
+        return self._facts.node_set_of(dst_E)
 
     def _each(self, dst_E: Int64) -> Iterator[tuple[Pool, slice | Int64]]:
         """Yield each pool with the rows whose destinations are of its set."""

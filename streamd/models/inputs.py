@@ -44,7 +44,8 @@ class LinkInputs:
 
     event_E: int64 edge ids. facts_ECF: float32. src_E, candidate_EC: int64 places among the U roots
     of the first hop. An event with fewer candidates repeats the true destination after them.
-    weight_E: float32, 0 leaves an event out of the loss. The rest is
+    weight_E: float32, 0 leaves an event out of the loss. log_draws_EC: float32, of
+    `streamd.graph.recent_negatives.draw_for_learning`: only the loss reads it. The rest is
     `streamd.graph.neighborhood.Neighborhood` as tensors.
     """
 
@@ -53,6 +54,7 @@ class LinkInputs:
     src_E: Tensor
     candidate_EC: Tensor
     weight_E: Tensor
+    log_draws_EC: Tensor
     node_M: Tensor
     node_MD: Tensor
     hops: tuple[HopInputs, ...]
@@ -90,6 +92,9 @@ class LinkInputs:
             if name.startswith("hops."):
                 _, number, field = name.split(".")
                 hops.setdefault(int(number), {})[field] = tensors[name]
+        # Releases before this one drew all negatives uniformly.
+        uniform_EC = torch.zeros_like(tensors["candidate_EC"], dtype=torch.float32)
+        tensors = {"log_draws_EC": uniform_EC, **tensors}
         rest = {f.name: tensors[f.name] for f in fields(cls) if f.name != "hops"}
         return cls(**rest, hops=tuple(HopInputs(**hops[n]) for n in sorted(hops)))
 
@@ -128,6 +133,7 @@ def link_inputs(
         src_E=t(src_E),
         candidate_EC=t(candidate_EC),
         weight_E=torch.ones(len(src_E)),
+        log_draws_EC=torch.zeros(candidate_EC.shape),
         node_M=t(around.node_M),
         node_MD=t(around.node_MD),
         hops=tuple(
@@ -166,7 +172,6 @@ def sampled_inputs(
         neighbor_UK = torch.zeros(layer.mask.shape, dtype=torch.int64)
         count = int(layer.mask.sum())
         neighbor_UK[mask_UK] = torch.arange(reached, reached + count)
-
         # Features are fetched of sampled events only; padding stays zero.
         rows = edge_rows(t(layer.eid)[mask_UK])
         edge_UKD = rows.new_zeros(*layer.mask.shape, rows.shape[1])
@@ -193,6 +198,7 @@ def sampled_inputs(
         src_E=torch.arange(num_events),
         candidate_EC=torch.arange(num_events, len(asked)).view(num_events, num_candidates),
         weight_E=torch.ones(num_events),
+        log_draws_EC=torch.zeros(num_events, num_candidates),
         node_M=node_M,
         node_MD=torch.zeros(len(node_M), 0),
         hops=tuple(hops),
@@ -240,6 +246,7 @@ def joined_inputs(inputs: Sequence[LinkInputs]) -> LinkInputs:
         src_E=cat("src_E", inputs, roots),
         candidate_EC=cat("candidate_EC", inputs, roots),
         weight_E=cat("weight_E", inputs),
+        log_draws_EC=cat("log_draws_EC", inputs),
         node_M=cat("node_M", inputs),
         node_MD=cat("node_MD", inputs),
         hops=tuple(hops),
@@ -271,7 +278,12 @@ def some_events(
         around,
     )
     return (
-        dataclasses.replace(some, weight_E=inputs.weight_E[events], node_M=inputs.node_M[kept]),
+        dataclasses.replace(
+            some,
+            weight_E=inputs.weight_E[events],
+            log_draws_EC=inputs.log_draws_EC[events],
+            node_M=inputs.node_M[kept],
+        ),
         state_MD[kept],
     )
 

@@ -333,14 +333,21 @@ def build_model(
     return LinkModel(settings, schema).to(device)
 
 
-def link_loss(logits_EC: Tensor, weight_E: Tensor, is_candidate_EC: Tensor | None = None) -> Tensor:
+def link_loss(
+    logits_EC: Tensor,
+    weight_E: Tensor,
+    is_candidate_EC: Tensor | None = None,
+    log_draws_EC: Tensor | None = None,
+) -> Tensor:
     """Sum over events of softmax over the candidates (the first is true) plus binary cross-entropy,
     weighted.
 
     The latter makes scores of different sources comparable, which average precision asks for.
     is_candidate_EC: columns that count, bool. None counts all, and so does True in each, to the
-    same bits.
+    same bits. log_draws_EC: as of `LinkInputs`, taken off the logits.
     """
+    if log_draws_EC is not None:
+        logits_EC = logits_EC - log_draws_EC
     if is_candidate_EC is None:
         is_candidate_EC = torch.ones_like(logits_EC, dtype=torch.bool)
 

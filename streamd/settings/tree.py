@@ -337,6 +337,13 @@ class TrainingSettings(Branch):
     )
     replay_events: Natural = Field(2000, description="most events replayed per window and epoch")
     replay_capacity_events: Natural = Field(20_000, description="past events kept for replay")
+    recent_negatives: float = Field(
+        0.0,
+        ge=0,
+        le=0.9,
+        description="share of the ten negatives an event is learned with that are destinations of "
+        "recent events, corrected for how often these come",
+    )
     tail_share: float = Field(
         0.1, ge=0, lt=1, description="share of a window held out to check the new version"
     )

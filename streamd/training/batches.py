@@ -140,7 +140,10 @@ def step_losses(
             states.append(memory.gather(step.own_node_M, updated_PD))
         with transfer.autocast():
             logits_EC = model(step.inputs, torch.cat(states), dropout)
-        of_links = link_loss(logits_EC.float(), step.inputs.weight_E, step.inputs.is_candidate_EC)
+        inputs = step.inputs
+        of_links = link_loss(
+            logits_EC.float(), inputs.weight_E, inputs.is_candidate_EC, inputs.log_draws_EC
+        )
         losses.append(of_links / step.events)
 
     # Labels of this chunk, from the same memory.

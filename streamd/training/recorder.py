@@ -17,8 +17,6 @@ from streamd.graph.facts.columns import NUM_FACTS
 from streamd.graph.live import CATCH_UP_EDGES, LiveGraph, read_back
 from streamd.graph.negatives import (
     LEARNED,
-    LEARNED_SEED,
-    NUM_LEARNED,
     NUM_SCORED,
     SCORED,
     SCORED_SEED,
@@ -26,6 +24,7 @@ from streamd.graph.negatives import (
 )
 from streamd.graph.neighborhood import Neighborhood, sample_neighborhood
 from streamd.graph.node_features import FeatureRows, NodeFeatures
+from streamd.graph.recent_negatives import RecentDestinations, draw_for_learning
 from streamd.graph.temporal import TemporalGraph
 from streamd.models import EdgeRows, LinkInputs, architecture_of
 from streamd.models.inference.new_rates import asked_sets, log_sum_odds
@@ -246,6 +245,10 @@ class Recorder:
             possible[: max(0, first_recorded - rows.first_edge)] = False
             chosen = self._chosen(rows, possible, max_events or self._settings.windows.max_events)
 
+        # Destinations that a share of the negatives for learning is drawn from.
+        share = self._settings.training.recent_negatives if len(chosen) else 0.0
+        recent = RecentDestinations.until(self._log, window.end_edge, share)
+
         self.sight.enter(window)
         for a, b in canonical_chunks(rows.time_E, self._settings.model.memory_chunk):
             part = rows.cut(a, b)
@@ -261,7 +264,7 @@ class Recorder:
                 whole = asked[slice(*np.searchsorted(asked, cut))]
                 own = whole[self._ranks.share(len(whole))]
                 chunk = self._slice(
-                    part, cut, own, known_E[a + own], pool, before_event, len(whole)
+                    part, cut, own, known_E[a + own], pool, recent, before_event, len(whole)
                 )
                 yield (
                     chunk
@@ -285,6 +288,7 @@ class Recorder:
         asked: Int64,
         known: Int64,
         pool: Pools,
+        recent: RecentDestinations,
         before_event: int,
         num_events: int,
     ) -> Chunk:
@@ -300,14 +304,9 @@ class Recorder:
         is_known = pool.holds(dst, known)
 
         # Candidates: the true destination, those known at the event, those of the window.
-        candidates = np.concatenate(
-            [
-                dst[:, None],
-                pool.draw(event, dst, known, NUM_SCORED, SCORED_SEED),
-                pool.draw(event, dst, pool.sizes(dst), NUM_LEARNED, LEARNED_SEED),
-            ],
-            1,
-        )
+        scored = pool.draw(event, dst, known, NUM_SCORED, SCORED_SEED)
+        learned, log_draws = draw_for_learning(pool, recent, event, dst)
+        candidates = np.concatenate([dst[:, None], scored, learned], 1)
 
         # Facts as of each event; asking for them advances them.
         facts = self.sight.facts(part, until, asked, candidates)
@@ -319,7 +318,11 @@ class Recorder:
             src = part.src_E[asked]
             score, learn = self._inputs(event, facts, src, candidates, before_event, query_us)
             is_learned = is_known & self.sight.know(facts[:, 0])
-            learn = learn.weighted(torch.from_numpy(is_learned).float())
+            learn = replace(
+                learn,
+                weight_E=torch.from_numpy(is_learned).float(),
+                log_draws_EC=torch.from_numpy(log_draws),
+            )
         return Chunk(
             first_edge=part.first_edge + first,
             edges=part if last else part.cut(0, 0),

@@ -186,7 +186,9 @@ class StepGraphs:
         # Weights that were cast for one graph must not be used by another.
         with self._transfer.autocast(keep_casts=False):
             logits_EC = model(inputs, states_MD, self._dropout)
-        loss = link_loss(logits_EC.float(), inputs.weight_E, inputs.is_candidate_EC)
+        loss = link_loss(
+            logits_EC.float(), inputs.weight_E, inputs.is_candidate_EC, inputs.log_draws_EC
+        )
         self.total += loss.detach()
         for parameter in self._parameters:
             parameter.grad = None

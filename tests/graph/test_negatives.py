@@ -7,8 +7,8 @@ from streamd.graph.negatives import Pool
 from streamd.graph.ranking import is_candidate
 
 
-def plain_negatives(pool, event, dst, seed, count):
-    """The protocol's words, in Python integers."""
+def hash_of(event, j, seed):
+    """The protocol's hash of an event's j-th negative, in Python integers."""
     two, g = 2**64, 0x9E3779B97F4A7C15
 
     def mix(x):
@@ -16,14 +16,16 @@ def plain_negatives(pool, event, dst, seed, count):
         x = (x ^ (x >> 27)) * 0x94D049BB133111EB % two
         return x ^ (x >> 31)
 
-    def hash_of(j):
-        return mix((mix((seed + g) % two) + (100 * event + j + 1) * g) % two)
+    return mix((mix((seed + g) % two) + (100 * event + j + 1) * g) % two)
 
+
+def plain_negatives(pool, event, dst, seed, count):
+    """The protocol's words."""
     others = [node for node in pool if node != dst]
     if len(others) <= count:
-        order = sorted(range(len(others)), key=hash_of)
+        order = sorted(range(len(others)), key=lambda j: hash_of(event, j, seed))
         return [others[i] for i in order] + [dst] * (count - len(others))
-    return [others[hash_of(j) % len(others)] for j in range(count)]
+    return [others[hash_of(event, j, seed) % len(others)] for j in range(count)]
 
 
 def random_window(rng):

@@ -56,7 +56,7 @@ REST = {
     "model.time_dim": 4, "model.heads": 1, "model.direction": "out", "model.neighbors": 3, "model.id_rows": 5, "model.snapshots": 2,
     "model.snapshot_seconds": 60, "model.memory_chunk": 40, "model.max_pairs": 50, "model.half_lives_seconds": [1, 2, 3, 4, 5],
     "training.epochs": 1, "training.min_steps": 1, "training.learning_rate": 0.01, "training.replay": "recent", "training.replay_share": 0.5,
-    "training.replay_events": 10, "training.replay_capacity_events": 20, "training.tail_share": 0.2, "training.seed": 1, "training.threads": 2,
+    "training.replay_events": 10, "training.replay_capacity_events": 20, "training.recent_negatives": 0.5, "training.tail_share": 0.2, "training.seed": 1, "training.threads": 2,
     "training.ranks": 2, "training.rank_timeout_seconds": 9, "training.mesh": [1, 2], "training.checkpoint_dir": "/c", "training.nice": 0,
     "training.nightly_twin": False, "bootstrap.max_events": 0, "bootstrap.epochs": 1, "registry.keep": 3, "registry.gate_events": 50,
     "server.device": "auto", "server.host": "localhost", "server.port": 8001, "server.workers": 2, "server.api_keys": ["a" * 20],

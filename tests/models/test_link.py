@@ -19,6 +19,13 @@ def test_the_loss_is_softmax_and_binary_cross_entropy():
     assert abs(float(link_loss(logits, torch.tensor([1.0, 0.0]))) - want) < 1e-6
 
 
+def test_the_loss_takes_off_how_often_candidates_are_drawn():
+    logits, draws = torch.randn(5, 11), torch.randn(5, 11)
+    weight, few = torch.rand(5), torch.arange(11) < torch.tensor([[11], [4], [2], [9], [11]])
+    torch.testing.assert_close(link_loss(logits, weight, few, draws), link_loss(logits - draws, weight, few))
+    assert link_loss(logits, weight, few, torch.zeros(5, 11)).item() == link_loss(logits, weight, few).item(), "to the bit"
+
+
 def test_the_loss_of_fewer_candidates_is_that_of_those_alone_and_of_all_the_same_bits():
     torch.manual_seed(0)
     logits = torch.randn(40, 11).requires_grad_()

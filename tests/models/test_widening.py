@@ -71,7 +71,8 @@ def inputs_of(schema, model, seed=0):
         hops = [HopInputs(torch.arange(roots), none, none, none.bool(), none, torch.zeros((roots, 0, schema.edge_feature_dim)))]
     return LinkInputs(
         event_E=torch.arange(events), facts_ECF=torch.from_numpy(facts), src_E=torch.from_numpy(rng.integers(0, roots, events)),
-        candidate_EC=torch.from_numpy(rng.integers(0, roots, (events, 3))), weight_E=torch.ones(events), node_M=torch.from_numpy(node_M),
+        candidate_EC=torch.from_numpy(rng.integers(0, roots, (events, 3))), weight_E=torch.ones(events),
+        log_draws_EC=torch.zeros(events, 3), node_M=torch.from_numpy(node_M),
         node_MD=torch.from_numpy(node_MD), hops=tuple(hops))
 
 

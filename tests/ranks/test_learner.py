@@ -71,7 +71,7 @@ def together(parts):
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("name", ["tgn", "tgat", "dysat"])
 def test_draws_samples_and_facts_are_those_of_one_rank_to_the_bit(tmp_path, size, name):
-    s = plain_world(tmp_path, model__name=name)
+    s = plain_world(tmp_path, model__name=name, training__recent_negatives=0.5)
     whole = recorded(s, run(1, lambda ranks: ranks)[0])
     parts = run(size, lambda ranks: recorded(s, ranks))
     for number, chunk in enumerate(whole):
@@ -82,7 +82,7 @@ def test_draws_samples_and_facts_are_those_of_one_rank_to_the_bit(tmp_path, size
             continue
         for kind in ("score", "learn"):
             one, split = getattr(chunk, kind), [getattr(x, kind) for x in shares]
-            for field in ("event_E", "facts_ECF", "weight_E"):
+            for field in ("event_E", "facts_ECF", "weight_E", "log_draws_EC"):
                 assert torch.equal(torch.cat([getattr(x, field) for x in split]), getattr(one, field))
             assert torch.equal(torch.cat([named(x) for x in split]), named(one))
             samples = dict(sampled(one))

@@ -26,7 +26,8 @@ VALUES = {
     "model.time_dim": 3, "model.heads": 3, "model.direction": "out", "model.neighbors": 4, "model.id_rows": 5, "model.snapshots": 2,
     "model.snapshot_seconds": 7200, "model.memory_chunk": 30, "model.max_pairs": 50, "model.half_lives_seconds": [60, 600, 1000, 2000, 3000],
     "training.epochs": 1, "training.min_steps": 1, "training.learning_rate": 0.01, "training.replay": "recent", "training.replay_share": 0.5,
-    "training.replay_events": 30, "training.replay_capacity_events": 60, "training.tail_share": 0.2, "training.seed": 1,
+    "training.replay_events": 30, "training.replay_capacity_events": 60, "training.recent_negatives": 0.4, "training.tail_share": 0.2,
+    "training.seed": 1,
     "training.nightly_twin": False, "bootstrap.max_events": 100, "bootstrap.epochs": 1, "registry.keep": 3, "registry.gate_events": 50}
 MACHINES = ("threads", "ranks", "rank_timeout_seconds", "mesh", "checkpoint_dir", "nice")
 """Settings of processes, which `tests/ranks` has."""

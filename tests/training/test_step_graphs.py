@@ -52,6 +52,19 @@ def assert_alike(ours, plain, losses, plain_losses, tolerance):
         assert torch.allclose(ours.memory.tensors()[name].cpu(), tensor.cpu(), rtol=tolerance, atol=tolerance), name
 
 
+def test_padded_steps_take_off_how_often_a_candidate_is_drawn(log, on, monkeypatch):
+    def runs(replays):
+        return learned(log, "tgn", on, replays, training__recent_negatives=0.5)
+
+    plain, plain_losses = runs(False)
+    ours, losses = runs(True)
+    assert_alike(ours, plain, losses, plain_losses, 1e-4)
+    assert all(c.inputs.log_draws_EC.any() for c in ours.replay.chunks), "replayed events too"
+    monkeypatch.setattr("streamd.graph.recent_negatives.log_draw_frequency", lambda candidates, *_: np.zeros(candidates.shape))
+    for replays, ours in ((False, plain_losses), (True, losses)):
+        assert abs(np.array(runs(replays)[1]) - ours).min() > 1e-3, "it is not taken off"
+
+
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "pair"])
 def test_padded_steps_learn_what_plain_steps_learn(log, name, on):
     plain, plain_losses = learned(log, name, on, replays=False)
