@@ -90,7 +90,7 @@ class ServerState:
             key_prefixes=frozenset(p for s in settings.sources for p in s.prefixes()),
             broker=settings.kafka.bootstrap_servers,
         )
-        self.page = StatusPage(shown, engine, registry)
+        self.page = StatusPage(shown, engine, registry, self.ready)
         self.forwarder = Forwarder(settings.kafka, settings.sources, self._make_decoder)
         self.inferences = InferenceStatistics()
         self.may_listen: Callable[[], bool] = lambda: True

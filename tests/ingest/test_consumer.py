@@ -1,11 +1,16 @@
 """Which partitions a reader takes, and where it begins in each."""
 
+import time
 from contextlib import nullcontext
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 from kafka import TopicPartition
+from kafka.consumer.fetcher import Fetcher
+from kafka.consumer.subscription_state import SubscriptionState
 
-from streamd.errors import DataLossError, KafkaError, SettingsError
+from streamd.errors import DataLossError, KafkaError, SettingsError, SilentBrokerError
 from streamd.eventlog.writer import LogWriter
 from streamd.events import Gap, Position, Progress, Run, Schema, empty_batch
 from streamd.ingest.kafka import consumer
@@ -51,6 +56,7 @@ def begin(tmp_path, monkeypatch):
     for name in ("bound_polls", "seek", "make_reading_safe"):
         monkeypatch.setattr(consumer, name, lambda *_: None)
     monkeypatch.setattr(consumer, "stable_offsets", lambda _: {})
+    monkeypatch.setattr(consumer, "note_fetches", lambda *_: None)
     monkeypatch.setattr(consumer, "BrokerWatch", lambda *_: None)
     monkeypatch.setattr(consumer, "asking_about_topics", lambda _: nullcontext())
     log = LogWriter(tmp_path, Schema(), 100)
@@ -104,3 +110,61 @@ def test_of_records_that_were_deleted_before_they_were_read_the_runs_behind_them
     begin(Broker("id", 1), read=Position(5, 0, (Run((6, 0), (7, 0)), Run((9, 0), (30, 2)), Run((40, 0), (40, 0)))))
     positions, gaps = begin(Broker("id", 1, first=20))
     assert positions == [Position(20, 0, (Run((9, 0), (30, 2)), Run((40, 0), (40, 0))))] and gaps == [Gap("t", 0, 5, 20)]
+
+
+class Polled(Broker):
+    """A client whose poll raises until it is closed, as one that a broken answer left in disorder."""
+
+    def __init__(self):
+        super().__init__("id", 1)
+        self._fetcher = Fetcher(MagicMock(), SubscriptionState())
+        self._subscription = MagicMock()
+        self.fails, self.is_closed = True, False
+
+    def seek(self, *_): ...
+
+    def position(self, tp, _):
+        return 3
+
+    def poll(self, **_):
+        if self.fails or self.is_closed:
+            raise ValueError("broken, or closed")
+        return {}
+
+    def close(self, autocommit):
+        self.is_closed = True
+
+
+@pytest.fixture
+def source(monkeypatch):
+    """A source, and the clients that it made."""
+    made = []
+
+    def make(_):
+        made.append(Polled())
+        return made[-1]
+
+    for name in ("seek", "make_reading_safe"):
+        monkeypatch.setattr(consumer, name, lambda *_: None)
+    monkeypatch.setattr(consumer, "make_consumer", make)
+    settings, _ = load_settings(None, {"kafka.topics": ["t"]}, environ={})
+    source = KafkaSource(settings.kafka, settings.ingest)
+    source.partitions, source._positions = [TopicPartition("t", 0)], {TopicPartition("t", 0): 3}
+    return source, made
+
+
+def test_after_an_error_of_the_client_a_new_one_reads_on(source):
+    source, made = source
+    with pytest.raises(SilentBrokerError, match="broken"):
+        source.poll(0.1, 10)
+    assert len(made) == 2 and made[0].is_closed and not made[1].is_closed
+    made[1].fails = False
+    assert source.poll(0.1, 10) == {} and source.position(0) == 3
+
+
+def test_an_answer_to_a_fetch_without_a_record_counts_as_an_answer(source):
+    source, made = source
+    assert source.answered_at == 0.0 and not source.has_asked
+    before = time.monotonic()
+    made[0]._fetcher._handle_fetch_response(1, {}, before, SimpleNamespace(API_VERSION=4, responses=[]))
+    assert before <= source.answered_at <= time.monotonic()

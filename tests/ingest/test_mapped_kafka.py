@@ -11,7 +11,7 @@ from kafka.errors import CoordinatorLoadInProgressError
 from streamd.clock import SystemClock
 from streamd.eventlog.reader import LogReader
 from streamd.eventlog.writer import LogWriter
-from streamd.events import Position
+from streamd.events import Position, Progress
 from streamd.exchange.sample import judge, read_sample
 from streamd.ingest.dead_letters.sinks import LocalDeadLetters
 from streamd.ingest.kafka.consumer import KafkaSource
@@ -55,6 +55,23 @@ def test_the_record_before_an_offset_is_read_again(topic, tmp_path):
         source.discover()
         assert [r.offset for r in source.records_before(0, 101)][-2:] == [99, 100], "the delete before its tombstone"
         assert [r.offset for r in source.records_before(0, 1)] == [0] and not source.records_before(0, 0)
+    finally:
+        source.close()
+
+
+def test_a_broker_that_answers_fetches_counts_as_answering_before_the_watch_asked(topic, tmp_path):
+    s = mapped(tmp_path, topic)
+    source = KafkaSource(s.kafka, s.ingest)
+    try:
+        source.discover()
+        source.begin(Progress("", {}, {}))
+        discovered, read = source.answered_at, 0
+        while source.position(0) < source.end(0) or read == 0:
+            read += sum(map(len, source.poll(1, 1000).values()))
+        at_end = source.answered_at
+        # At the topic's end the broker answers each fetch, after half a second, with nothing.
+        assert source.poll(2, 1000) == {}
+        assert source.answered_at > at_end > discovered and not source.has_asked
     finally:
         source.close()
 

@@ -60,6 +60,8 @@ class FakeSource:
     def answered_at(self):
         return self.clock.monotonic() if self.answers else -1e9
 
+    has_asked = True
+
     def confirm_all_read(self):
         return self.answers and all(self.at[p] >= self.end(p) for p in range(len(self.parts)))
 

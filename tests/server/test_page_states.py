@@ -4,6 +4,7 @@ Pictures of all states go to the folder that PICTURES names (`make states`), for
 """
 
 import os
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,10 @@ from pathlib import Path
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
+from streamd.roles import folder_of
 from streamd.server.engine.status import NextVersion
 from streamd.server.page.trend import RecentRefusals
-from streamd.telemetry.heartbeat import Beat
+from streamd.telemetry.heartbeat import HELD_STATE, Beat, Heartbeat
 from streamd.telemetry.progress import Reading
 from tests.server.test_page import CHROMIUM, DESKTOP, PHONE, Served, Small, browser, close, opened  # noqa: F401
 from tests.server.world import World
@@ -113,10 +115,10 @@ def refused(scene):
 
 
 STATES = [(well, "", "good"), (no_data, f"Kafka {BROKER} has no topic events", "bad"), (rebuilding, "", "bad"),
-          (kafka_dead, f"Kafka {BROKER} has not answered for 95 s", "bad"),
+          (kafka_dead, f"Kafka {BROKER} has not answered for 95 s: events wait there, answers go on without them", "bad"),
           (wrong_broker, f"Kafka {BROKER} does not serve ingest: The broker takes no user shop.", "bad"),
           (trainer_hung, "train hangs: its loop has not turned for 4 min", "bad"),
-          (trainer_stopped, "train has given no sign of life for 30 s", "bad"), (below_the_rule, "", "good"),
+          (trainer_stopped, "train has given no sign of life for 30 s: after 60 s it is killed and started again", "bad"), (below_the_rule, "", "good"),
           (catching_up, "catches up, 12 %, the rule answers until then", "late"),
           (refused, "2,204 of 3,000 records refused: user_id is missing", "bad")]
 
@@ -152,8 +154,34 @@ def test_each_state_has_its_line_and_its_colour(browser, small, empty, monkeypat
 def test_before_the_first_window_the_page_names_the_time_it_waits_for(browser, small, empty, monkeypatch):  # noqa: F811
     Scene(small, monkeypatch)
     monkeypatch.setattr(small.world.state.page._history, "refresh", list)
+    monkeypatch.setattr(small.world.state.page._trend, "num_waiting", lambda train: 0)
     page = opened(browser, small)
     assert page.inner_text("#sentence") == "Nothing is learned yet: the first window closes when events pass 1970-01-02 05:00 UTC."
+    close(page, small)
+
+
+def test_while_windows_are_over_and_not_learned_the_page_names_the_trainer_s_state(browser, small, monkeypatch):  # noqa: F811
+    scene = Scene(small, monkeypatch)
+    monkeypatch.setattr(small.world.state.page._history, "refresh", list)
+    says = {"preparing": "the trainer is preparing (compiling kernels); 10 windows wait for it.", None: "the trainer has not begun yet; 10 windows wait for it."}
+    for state, words in says.items():
+        scene.roles(train=lambda s=state: s and beat("train", s))
+        page = opened(browser, small)
+        page.wait_for_selector(f"#sentence:text-is('Nothing is learned yet: {words}')")
+        assert page.inner_text("#windows-note") == "No window is learned yet: 10 windows wait."
+        close(page, small)
+
+
+def test_a_server_that_is_not_ready_is_not_called_answering(browser, small, monkeypatch):  # noqa: F811
+    scene = Scene(small, monkeypatch)
+    Heartbeat(small.world.path, "ingest").touch(HELD_STATE, held="all times are in 1970")
+    scene.roles(ingest=lambda: beat("ingest", HELD_STATE, held="all times are in 1970"))
+    page = opened(browser, small)
+    assert small.world.client.get("/readyz").status_code == 503
+    page.wait_for_selector("#state.bad:text-is('not ready')")
+    shutil.rmtree(folder_of(small.world.path, "ingest"))
+    scene.roles()
+    page.wait_for_selector("#state:text-is('answering')")
     close(page, small)
 
 

@@ -6,7 +6,7 @@ from streamd.eventlog.reader import LogReader
 from streamd.roles import roles_of
 from streamd.server.engine.status import NextVersion
 from streamd.server.page.trend import RecentRefusals, Trend
-from streamd.server.page.troubles import MachineFacts, find_troubles
+from streamd.server.page.troubles import AWAY, MachineFacts, find_troubles
 from streamd.telemetry.heartbeat import Beat
 from tests.builders import HOUR, stream, write_log
 from tests.server.world import SCHEMA, World, wait
@@ -30,22 +30,24 @@ def found(beats=None, **more):
 
 def test_a_machine_that_is_well_has_none_though_idle_or_busy_for_a_while():
     assert found() == []
+    begins = {"ingest": beat(age=1, broker_age_seconds=40.0, broker_asked=False)}
+    assert found(begins) == [], "the first question to Kafka is under way"
     busy = {"ingest": beat(age=30, broker_age_seconds=-25.0), "train": beat("train", "learning", age=55)}
     assert found(busy, unlearned_seconds=170.0, memory_behind=9_999, refusals=RecentRefusals(records=10_000, letters=99, error="x")) == []
 
 
 @pytest.mark.parametrize(("name", "given", "text", "is_bad"), [
     ("train", beat("train", age=100, silent=100), "train has given no sign of life for 2 min", True),
-    ("train", beat("train", age=12, silent=12), "train has given no sign of life for 12 s", True),
+    ("train", beat("train", age=12, silent=12), "train has given no sign of life for 12 s: after 60 s it is killed and started again", True),
     ("train", beat("train", age=80, silent=1), "train hangs: its loop has not turned for 80 s", True),
     ("train", beat("train", age=30, silent=30, exists=False), "train ended 30 s ago and is not back", True),
     ("train", beat("train", "refused", exists=False, why="another cluster"), "train refused its data: another cluster", True),
     ("train", None, "train never ran", True),
     ("ingest", beat(state="connecting", unanswered_seconds=95.0, answers=False, why="No broker answers"),
-     f"Kafka {BROKER} has not answered for 95 s", True),
+     f"Kafka {BROKER} has not answered for 95 s: {AWAY}", True),
     ("ingest", beat(state="connecting", unanswered_seconds=4.0, answers=False, why="No broker answers"),
      f"Kafka {BROKER} has not answered for 4 s", False),
-    ("ingest", beat(age=1, broker_age_seconds=94.0), f"Kafka {BROKER} has not answered for 95 s", True),
+    ("ingest", beat(age=1, broker_age_seconds=94.0), f"Kafka {BROKER} has not answered for 95 s: {AWAY}", True),
     ("ingest", beat(state="connecting", unanswered_seconds=95.0, answers=True, why="The broker takes no user x."),
      f"Kafka {BROKER} does not serve ingest: The broker takes no user x.", True),
     ("ingest", beat(state="connecting", missing_topics=["events", "labels"], why="create it"),
@@ -105,6 +107,18 @@ def test_a_window_that_waits_counts_while_the_trainer_gets_no_further(tmp_path):
     assert after(50, edge=0, state="learning", share=0.2) == 0, "a long window is learned part by part"
     assert after(1, edge=100) == 0 and after(1, edge=log.num_edges) is None, "all is learned"
     assert after(500, edge=log.num_edges) is None
+
+
+def test_windows_that_are_over_are_counted_from_the_edge_that_is_learned(tmp_path):
+    src, dst, time_us = stream(500, hours=10)
+    write_log(tmp_path, src, dst, time_us, SCHEMA, watermark=100 * HOUR)
+    log = LogReader.open(tmp_path, keep_keys=False)
+    trend = Trend(lambda: log, HOUR)
+    assert trend.num_waiting(None) == trend.num_waiting(beat("train", "preparing")) == 10
+    assert trend.num_waiting(beat("train", edge=int(log.lower_bound(3 * HOUR)))) == 7
+    assert trend.num_waiting(beat("train", edge=log.num_edges)) == 0
+    assert Trend(lambda: log, HOUR // 20).num_waiting(None) == 100, "no further ones are counted"
+    assert Trend(lambda: None, HOUR).num_waiting(None) == 0
 
 
 def test_refused_records_are_those_of_the_last_ten_minutes():

@@ -17,7 +17,13 @@ from streamd.clock import parse_time_us
 from streamd.errors import DataLossError, KafkaError, SettingsError, SilentBrokerError
 from streamd.events import Gap, Position, Progress
 from streamd.ingest.kafka.client import asking_about_topics, make_consumer
-from streamd.ingest.kafka.safe_records import bound_polls, make_reading_safe, seek, stable_offsets
+from streamd.ingest.kafka.safe_records import (
+    bound_polls,
+    make_reading_safe,
+    note_fetches,
+    seek,
+    stable_offsets,
+)
 from streamd.ingest.kafka.topic_watch import BrokerWatch, Topics, describe
 from streamd.ingest.order.runs import runs_from
 from streamd.settings.loading import IngestSettings, KafkaSettings
@@ -47,6 +53,7 @@ class KafkaSource:
         self._kafka = kafka
         self._ingest = ingest
         make_reading_safe(ingest.max_batch_bytes)
+        self._fetched_at = 0.0
         self._consumer = self._open()
         self._stable = stable_offsets(self._consumer)
         self._topics = Topics("", {}, ())
@@ -64,7 +71,13 @@ class KafkaSource:
         """Make a client whose polls are bounded in bytes."""
         consumer = make_consumer(self._kafka)
         bound_polls(consumer, self._ingest.max_batch_bytes)
+        note_fetches(consumer, self._note_fetch)
         return consumer
+
+    def _note_fetch(self) -> None:
+        """Note that the broker answered a fetch, with records or without. Called by the client's
+        thread."""
+        self._fetched_at = time.monotonic()
 
     def discover(self) -> tuple[str, ...]:
         """Learn cluster, topics and partitions.
@@ -355,8 +368,15 @@ class KafkaSource:
 
     @property
     def answered_at(self) -> float:
-        """When the broker last answered the watch, in monotonic seconds."""
-        return self._watch.answered_at if self._watch is not None else 0.0
+        """When the broker last answered the watch or a fetch, in monotonic seconds."""
+        watched = self._watch.answered_at if self._watch is not None else 0.0
+        return max(watched, self._fetched_at)
+
+    @property
+    def has_asked(self) -> bool:
+        """Whether a turn of the watch has ended, well or not. The first takes long on a busy
+        machine; silence before its end proves nothing."""
+        return self._watch is not None and self._watch.has_asked
 
     def confirm_all_read(self) -> bool:
         """Ask the broker whether every partition is read to its end.

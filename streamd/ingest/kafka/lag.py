@@ -15,6 +15,7 @@ def unread(source: KafkaSource, merger: Merger, clock: Clock) -> dict[str, Any]:
     lag: number of records. behind: topic -> partition -> the end of what can be read, of partitions
     with such records, by which a server tells until when it has all that was in Kafka.
     broker_age_seconds: time since the broker last answered, without which the ends are old.
+    broker_asked: whether the watch had its first answer or failure since it began.
     """
     lag = 0
     behind: dict[str, dict[int, int]] = {}
@@ -25,7 +26,12 @@ def unread(source: KafkaSource, merger: Merger, clock: Clock) -> dict[str, Any]:
             lag += records
             behind.setdefault(tp.topic, {})[tp.partition] = end
     age = max(0.0, clock.monotonic() - source.answered_at)
-    return {"lag": lag, "behind": behind, "broker_age_seconds": age}
+    return {
+        "lag": lag,
+        "behind": behind,
+        "broker_age_seconds": age,
+        "broker_asked": source.has_asked,
+    }
 
 
 def report_lag(source: KafkaSource, merger: Merger, clock: Clock, stamps_ms: Sequence[int]) -> None:

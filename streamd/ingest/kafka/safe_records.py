@@ -8,7 +8,7 @@ other value that does not fit.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, ClassVar
 
@@ -321,6 +321,19 @@ def bound_polls(consumer: KafkaConsumer, max_bytes: int) -> None:
 
     fetcher.fetched_records = fetch_bounded
     fetcher._append = append_bounded
+
+
+def note_fetches(consumer: KafkaConsumer, note: Callable[[], None]) -> None:
+    """Call `note` after each answer to a fetch, also one without records, from the client's own
+    thread."""
+    # kafka-python has no listener for it, so its callback is wrapped.
+    handle = consumer._fetcher._handle_fetch_response
+
+    def handle_and_note(*args: Any) -> None:
+        handle(*args)
+        note()
+
+    consumer._fetcher._handle_fetch_response = handle_and_note
 
 
 def seek(consumer: KafkaConsumer, partition: TopicPartition, offset: int, epoch: int) -> None:

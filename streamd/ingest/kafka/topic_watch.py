@@ -85,6 +85,8 @@ class BrokerWatch:
         self._well = True
         self.answered_at = time.monotonic()
         """When the broker last answered, in monotonic seconds; at first, with what is `known`."""
+        self.has_asked = False
+        """Whether a turn has ended, well or not."""
         self._stop = threading.Event()
         self.changed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="broker-watch", daemon=True)
@@ -123,6 +125,7 @@ class BrokerWatch:
                     logger.warning("broker_watch_failed", error=str(error))
                 self._well = False
                 self._drop_admin()
+            self.has_asked = True
         self._drop_admin()
 
     def _commit_offsets(self, offsets: dict[TopicPartition, OffsetAndMetadata]) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,15 @@ class PageSettings:
 class StatusPage:
     """Collects the state of all roles from the data directory. Owner: the event loop's thread."""
 
-    def __init__(self, settings: PageSettings, engine: Engine, registry: Registry) -> None:
+    def __init__(
+        self,
+        settings: PageSettings,
+        engine: Engine,
+        registry: Registry,
+        is_ready: Callable[[], tuple[bool, str]],
+    ) -> None:
+        """is_ready: whether the server answers, and why not, as `/readyz`."""
+        self._is_ready = is_ready
         self._settings = settings
         self._engine = engine
         self._registry = registry
@@ -108,6 +116,7 @@ class StatusPage:
             "now": time.time(),
             "rule": RULE,
             "ready": status.ready,
+            "answers": self._is_ready()[0],
             "why": status.why,
             "version": status.version,
             "trained_until_us": status.trained_until_us,
@@ -140,6 +149,7 @@ class StatusPage:
             "ranks": num_ranks,
             "workers": s.workers,
             "window_seconds": s.window_seconds,
+            "windows_waiting": self._trend.num_waiting(roles.get("train")),
             "nightly_twin": s.nightly_twin,
             "time_unit": s.time_unit,
             "edge_set_names": list(schema.edge_set_names),

@@ -13,6 +13,8 @@ from streamd.windows import next_window
 
 KEPT_SECONDS = 600.0
 """Time over which refused records are counted."""
+MAX_WAITING = 100
+"""Most windows that are counted as waiting: each costs a search of the log."""
 APART_SECONDS = 5.0
 """Least time between two samples that are kept."""
 
@@ -52,6 +54,22 @@ class Trend:
         waits."""
         since = self._waiting_since
         return None if since is None else self._monotonic() - since
+
+    def num_waiting(self, train: Beat | None) -> int:
+        """Number of windows that are over and not learned, at most MAX_WAITING. train: None before
+        the trainer's first heartbeat; its detail has the edge that it learned up to."""
+        log = self._log()
+        if log is None:
+            return 0
+        count = 0
+        try:
+            edge = max(int(train.detail.get("edge", 0)) if train else 0, log.first_edge)
+            while count < MAX_WAITING and (window := next_window(log, edge, self._width_us)):
+                edge, count = window.end_edge, count + 1
+        except StreamdError:
+            # A damaged log is reported by the roles that read it.
+            return count
+        return count
 
     def look(self, ingest: Beat | None, train: Beat | None) -> None:
         """Take in the newest heartbeats."""

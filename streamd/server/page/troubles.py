@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from streamd.server.engine.lag import ANSWERS_SECONDS
 from streamd.server.engine.status import NextVersion
 from streamd.server.page.trend import RecentRefusals
-from streamd.telemetry.heartbeat import HELD_STATE, REFUSED_STATE, UNSEEN_SECONDS, Beat
+from streamd.telemetry.heartbeat import (
+    HELD_STATE,
+    REFUSED_STATE,
+    STALLED_SECONDS,
+    UNSEEN_SECONDS,
+    Beat,
+)
 from streamd.telemetry.progress import span
 
 START_SECONDS = 60.0
@@ -21,6 +27,11 @@ FEW_REFUSED = 0.01
 letters."""
 MOST_REFUSED = 0.5
 """Share from which on the stream as a whole does not fit its settings."""
+AWAY = (
+    "events wait there, answers go on without them; restore the broker or correct "
+    "kafka.bootstrap_servers"
+)
+"""The consequence of a silent Kafka, and the action."""
 WAITS = ("waiting for the clock", "asking for schemas", "schema registry away")
 """States of ingest in which it reads nothing for a reason other than Kafka."""
 
@@ -92,6 +103,8 @@ def _of_roles(facts: MachineFacts) -> Iterator[Trouble]:
             yield Trouble(text=f"{name} ended {span(silent)} ago and is not back", detail=doing)
         elif silent >= UNSEEN_SECONDS:
             text = f"{name} has given no sign of life for {span(silent)}"
+            if silent < STALLED_SECONDS:
+                text += f": after {STALLED_SECONDS:.0f} s it is killed and started again"
             yield Trouble(text=text, detail=f"it is stopped or stuck; {doing}")
         elif not beat.alive:
             text = f"{name} hangs: its loop has not turned for {span(beat.age_seconds)}"
@@ -110,9 +123,10 @@ def _of_reading(facts: MachineFacts) -> Iterator[Trouble]:
 def _of_ingest(broker: str, beat: Beat) -> Iterator[Trouble]:
     detail = beat.detail
     why = str(detail.get("why", ""))
-    away = (
-        detail.get("unanswered_seconds", detail.get("broker_age_seconds", 0.0)) + beat.age_seconds
-    )
+    # Until it was asked once since the start, its silence is no trouble.
+    was_asked = detail.get("broker_asked", True)
+    silent = detail.get("broker_age_seconds", 0.0) if was_asked else -beat.age_seconds
+    away = detail.get("unanswered_seconds", silent) + beat.age_seconds
 
     # A broker that answers gives a reason; for a silent one there is the time alone.
     if topics := detail.get("missing_topics"):
@@ -122,7 +136,7 @@ def _of_ingest(broker: str, beat: Beat) -> Iterator[Trouble]:
     elif why and "unanswered_seconds" in detail or away > ANSWERS_SECONDS:
         late = away > ANSWERS_SECONDS
         text = f"Kafka {broker} has not answered for {span(away)}"
-        yield Trouble(text=text, is_bad=late, detail=why)
+        yield Trouble(text=f"{text}: {AWAY}" if late else text, is_bad=late, detail=why)
 
     # Reasons of ingest's own.
     if beat.state == HELD_STATE:
