@@ -26,9 +26,8 @@ from streamd.gpu.mirror import Mirror, Placement
 from streamd.gpu.out_of_memory import lacks_memory, memory_for
 from streamd.gpu.page_locks import Pages
 from streamd.graph.blocks.block_store import BlockGraph
-from streamd.graph.blocks.draws import ALL_SETS, Direction, Draw, Neighbors
+from streamd.graph.blocks.draws import ALL_SETS, Direction, Draw, HopDraws, Neighbors
 from streamd.graph.blocks.hops import (
-    HopDraws,
     NextRoots,
     NumberedHop,
     NumberedHops,
@@ -225,12 +224,12 @@ class DeviceGraph:
 
     @on_own_stream
     def sample(
-        self, root_R: Int64, since: int | Int64, before: int | Int64, draw: Draw
+        self, root_R: Int64, since: int | Int64, before: int | Int64, draws: HopDraws
     ) -> Neighbors[Int64]:
         """Answer as the host's graph does. Raises: ValueError where too many are drawn at
         random."""
         there = self._roots_to_device(Roots(root_R, since, before))
-        found = self.sample_on_device(there.node, there.since, there.before, draw)
+        found = self.sample_on_device(there.node, there.since, there.before, draws)
         return Neighbors(*(to_host(t) for t in (found.neighbor, found.event, found.mask)))
 
     @on_own_stream
@@ -252,9 +251,22 @@ class DeviceGraph:
         return NumberedHops(to_host(found.node_M), hops)
 
     def sample_on_device(
-        self, root_R: Tensor, since: int | Tensor, before: int | Tensor, draw: Draw
+        self, root_R: Tensor, since: int | Tensor, before: int | Tensor, draws: HopDraws
     ) -> Neighbors[Tensor]:
         """`sample` from and to the device."""
+        if isinstance(draws, Draw):
+            return self._draw(root_R, since, before, draws)
+        parts = [self._draw(root_R, since, before, draw) for draw in draws]
+        return Neighbors(
+            torch.cat([part.neighbor for part in parts], 1),
+            torch.cat([part.event for part in parts], 1),
+            torch.cat([part.mask for part in parts], 1),
+        )
+
+    def _draw(
+        self, root_R: Tensor, since: int | Tensor, before: int | Tensor, draw: Draw
+    ) -> Neighbors[Tensor]:
+        """Sample by one draw."""
         if STRATEGIES[draw.strategy].draws and draw.fanout > MAX_FANOUT:
             raise ValueError(
                 f"at most {MAX_FANOUT} neighbours are drawn on the GPU, not {draw.fanout}"
@@ -439,9 +451,9 @@ class OnDevice:
     graph: DeviceGraph
 
     def sample(
-        self, root_R: Tensor, since: int | Tensor, before: int | Tensor, draw: Draw
+        self, root_R: Tensor, since: int | Tensor, before: int | Tensor, draws: HopDraws
     ) -> Neighbors[Tensor]:
-        return self.graph.sample_on_device(root_R, since, before, draw)
+        return self.graph.sample_on_device(root_R, since, before, draws)
 
 
 def _filled(root_R: Tensor, value: int | Tensor) -> Tensor:

@@ -8,8 +8,9 @@ import numpy as np
 
 from streamd.eventlog.columns import EdgeColumns
 from streamd.events import Bools, Float32, Int64
+from streamd.graph.blocks.draws import HopDraws
 from streamd.graph.blocks.gather import edge_features, edge_times, edges_before
-from streamd.graph.blocks.hops import HopDraws, NextRoots, Roots, distinct_nodes, earlier_windows
+from streamd.graph.blocks.hops import NextRoots, Roots, distinct_nodes, earlier_windows
 from streamd.graph.node_features import FeatureRows
 from streamd.graph.temporal import TemporalGraph
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from streamd.eventlog.columns import EdgeColumns
 from streamd.events import Bools, Int64
-from streamd.graph.blocks.draws import Direction, Draw, Neighbors, NeighborSampler
+from streamd.graph.blocks.draws import Direction, Draw, HopDraws, Neighbors, NeighborSampler
 from streamd.graph.blocks.gather import edge_times, edges_before, next_roots
 from streamd.graph.blocks.hops import NextRoots, Roots, SampledHop, sample_hops
 
@@ -73,19 +73,19 @@ class Threads:
         self._pool = ThreadPoolExecutor(threads)
 
     def sample(
-        self, root_R: Int64, since: int | Int64, before: int | Int64, draw: Draw
+        self, root_R: Int64, since: int | Int64, before: int | Int64, draws: HopDraws
     ) -> Neighbors[Int64]:
         # Few roots are answered by the thread that asks.
         num_parts = min(self._threads, len(root_R) // SPLIT_ROOTS)
         if num_parts <= 1:
-            return self._sampler.sample(root_R, since, before, draw)
+            return self._sampler.sample(root_R, since, before, draws)
 
         # Cut the roots in their order, so that the parts' answers need only be joined.
         bounds = np.linspace(0, len(root_R), num_parts + 1).astype(int).tolist()
 
         def part(a: int, b: int) -> Neighbors[Int64]:
             low, high = (x if isinstance(x, int) else x[a:b] for x in (since, before))
-            return self._sampler.sample(root_R[a:b], low, high, draw)
+            return self._sampler.sample(root_R[a:b], low, high, draws)
 
         found = list(self._pool.map(part, bounds[:-1], bounds[1:]))
         return Neighbors(

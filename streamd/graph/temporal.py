@@ -4,8 +4,8 @@ from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 from streamd.events import Int64
-from streamd.graph.blocks.draws import Direction, NeighborSampler
-from streamd.graph.blocks.hops import HopDraws, NextRoots, NumberedHops, Roots
+from streamd.graph.blocks.draws import Direction, HopDraws, NeighborSampler
+from streamd.graph.blocks.hops import NextRoots, NumberedHops, Roots
 
 
 class TemporalGraph(NeighborSampler[Int64], Protocol):

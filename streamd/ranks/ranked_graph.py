@@ -9,9 +9,8 @@ import torch
 
 from streamd.events import Float32, Int64
 from streamd.graph.blocks.block_store import BlockGraph
-from streamd.graph.blocks.draws import Direction, Draw, Neighbors
+from streamd.graph.blocks.draws import Direction, HopDraws, Neighbors
 from streamd.graph.blocks.hops import (
-    HopDraws,
     NextRoots,
     NumberedHops,
     Roots,
@@ -68,7 +67,7 @@ class RankedGraph:
         self._own.offload(before_event)
 
     def sample(
-        self, root_R: Int64, since: int | Int64, before: int | Int64, draw: Draw
+        self, root_R: Int64, since: int | Int64, before: int | Int64, draws: HopDraws
     ) -> Neighbors[Int64]:
         """As `BlockGraph.sample` of a graph with all nodes, to the bit. A bound that is one number
         is the same on every rank."""
@@ -77,13 +76,14 @@ class RankedGraph:
             bound if isinstance(bound, int) else route.back(torch.from_numpy(bound)).numpy()
             for bound in (since, before)
         )
-        found = self._own.sample(route.asked, low, high, draw)
+        found = self._own.sample(route.asked, low, high, draws)
 
         # The answers come back in one buffer, where event -1 is padding.
         event = np.where(found.mask, found.event, -1)
         packed = torch.from_numpy(np.concatenate([found.neighbor, event], 1))
         got = route.answer(packed).numpy()
-        neighbor, event = got[:, : draw.fanout].copy(), got[:, draw.fanout :]
+        fanout = found.mask.shape[1]
+        neighbor, event = got[:, :fanout].copy(), got[:, fanout:]
         mask = event >= 0
         return Neighbors(neighbor, np.where(mask, event, 0), mask)
 

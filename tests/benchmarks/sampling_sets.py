@@ -6,7 +6,6 @@
 import numpy as np
 
 from streamd.graph import BlockGraph, Draw
-from streamd.graph.blocks.hops import Roots, sample_parts
 from tests.benchmarks import synth
 from tests.benchmarks.measure import Row, best_seconds
 
@@ -32,6 +31,6 @@ def run() -> list[Row]:
 
 def rate(graph: BlockGraph, batches, draws) -> float:
     """M sampled edges a second."""
-    count = sum(int(sample_parts(graph, Roots(roots, 0, before), draws).mask.sum()) for roots, before in batches)
-    seconds = best_seconds(lambda: [sample_parts(graph, Roots(roots, 0, before), draws) for roots, before in batches], 5)
+    count = sum(int(graph.sample(roots, 0, before, draws).mask.sum()) for roots, before in batches)
+    seconds = best_seconds(lambda: [graph.sample(roots, 0, before, draws) for roots, before in batches], 5)
     return count / seconds / 1e6

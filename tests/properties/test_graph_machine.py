@@ -9,7 +9,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from streamd.eventlog.columns import EdgeColumns
 from streamd.graph import BlockGraph, Draw, TemporalSampler
 from streamd.graph.blocks.draws import ALL_SETS
-from streamd.graph.blocks.hops import Roots, sample_parts
 from streamd.graph.blocks.strategies import STRATEGIES
 from tests.graph.drawing import rows, wanted
 from tests.graph.reference_draws import entries
@@ -103,7 +102,7 @@ class GraphMachine(RuleBasedStateMachine):
             return
         direction, before = data.draw(st.sampled_from(self.directions)), self.first + len(self.src)
         draws = tuple(Draw(direction=direction, edge_set=n, fanout=k) for n in range(self.num_sets))
-        found = sample_parts(self.graph, Roots(ROOTS, 0, before), draws)
+        found = self.graph.sample(ROOTS, 0, before, draws)
         whole = rows(self.graph.sample(ROOTS, 0, before, Draw(direction=direction, fanout=k)))
         for r, want in enumerate(whole):
             mask = found.mask[r]

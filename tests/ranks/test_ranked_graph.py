@@ -46,13 +46,18 @@ def test_neighbourhoods_are_those_of_one_graph(size, plan):
             np.testing.assert_array_equal(a, b)
 
 
-def test_roots_may_each_have_a_range_of_their_own():
+@pytest.mark.parametrize("draws", [
+    Draw(fanout=3, strategy="uniform", direction="out"),
+    (Draw(fanout=2, direction="out"), Draw(fanout=3, strategy="uniform", seed=7), Draw(fanout=1))], ids=["one draw", "three draws"])
+def test_roots_may_each_have_a_range_of_their_own(draws):
     whole = made(run(1, lambda ranks: ranks)[0])
     since, before = np.arange(30) * 10, 3000 + np.arange(30)
-    draw = Draw(fanout=3, strategy="uniform", direction="out")
     roots = ASKED[0]
-    expected = whole.sample(roots, since, before, draw)
-    for got in run(3, lambda ranks: made(ranks).sample(roots, since, before, draw)):
+    expected = whole.sample(roots, since, before, draws)
+    for part, first in zip(draws, (0, 2, 5), strict=True) if isinstance(draws, tuple) else ():
+        alone = whole.sample(roots, since, before, part)
+        np.testing.assert_array_equal(alone.event, expected.event[:, first: first + part.fanout])
+    for got in run(3, lambda ranks: made(ranks).sample(roots, since, before, draws)):
         np.testing.assert_array_equal(got.event, expected.event)
         np.testing.assert_array_equal(got.neighbor, expected.neighbor)
         np.testing.assert_array_equal(got.mask, expected.mask)

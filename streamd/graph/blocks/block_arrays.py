@@ -36,13 +36,17 @@ class Query(NamedTuple):
     """What is asked of a block store: each root's neighbours in events [since, before).
 
     root, since, before: int64[R], the latter clipped to the store's events [first, next); roots
-    from num_nodes on are unknown. node: int64[R], their ids. replace, seed: for draws at random.
+    from num_nodes on are unknown. node: int64[R], their ids. distinct: int32[D], indices of the
+    roots that ask something new; first_asked: int32[R], for each root the index of the first one
+    that asks the same. replace, seed: for draws at random.
     """
 
     root: NDArray[Any]
     node: NDArray[Any]
     since: NDArray[Any]
     before: NDArray[Any]
+    distinct: NDArray[Any]
+    first_asked: NDArray[Any]
     num_nodes: int
     first: int
     next: int
@@ -50,17 +54,20 @@ class Query(NamedTuple):
     seed: int
 
 
-QUERY = record(Query, *[WRITTEN_INTS] * 4, INT, INT, INT, FLAG, INT)
+QUERY = record(Query, *[WRITTEN_INTS] * 4, *[writes(np.int32)] * 2, INT, INT, INT, FLAG, INT)
 
 
 class Sampled(NamedTuple):
-    """Where a sampling kernel writes: neighbor, event int64[R, k], mask bool[R, k], and missing
-    bool[R], True where the answer needs entries that are offloaded."""
+    """Where a sampling kernel writes: `fanout` columns of neighbor, event int64[R, K] and mask
+    bool[R, K], from column `first` on, and missing bool[R], True where the answer needs entries
+    that are offloaded."""
 
     neighbor: NDArray[Any]
     event: NDArray[Any]
     mask: NDArray[Any]
     missing: NDArray[Any]
+    first: int
+    fanout: int
 
 
-SAMPLED = record(Sampled, *[writes(np.int64, 2)] * 2, writes(np.bool_, 2), WRITTEN_FLAGS)
+SAMPLED = record(Sampled, *[writes(np.int64, 2)] * 2, writes(np.bool_, 2), WRITTEN_FLAGS, INT, INT)

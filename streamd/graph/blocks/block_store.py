@@ -15,9 +15,8 @@ from streamd.events import Bools, Int64
 from streamd.graph.blocks import kernels, offloading
 from streamd.graph.blocks.arena import Arena
 from streamd.graph.blocks.block_arrays import BlockArrays, Query, Sampled
-from streamd.graph.blocks.draws import ALL_SETS, Direction, Draw, Neighbors
+from streamd.graph.blocks.draws import ALL_SETS, Direction, Draw, HopDraws, Neighbors
 from streamd.graph.blocks.hops import (
-    HopDraws,
     NextRoots,
     NumberedHops,
     Roots,
@@ -25,6 +24,7 @@ from streamd.graph.blocks.hops import (
     sample_hops,
 )
 from streamd.graph.blocks.kernels import DEGREE
+from streamd.graph.blocks.sampling_kernels import find_distinct
 from streamd.graph.blocks.strategies import STRATEGIES, StrategyName
 from streamd.graph.ownership import OwnedNodes
 from streamd.telemetry import metrics
@@ -148,17 +148,9 @@ class BlockStore:
         assert self.direction == "both"
         kernels.hide_nodes(self.arrays, nodes)
 
-    def sample(self, query: Query, strategy: StrategyName, fanout: int) -> Sampled:
+    def sample(self, query: Query, strategy: StrategyName, out: Sampled) -> None:
         """Answer a query. Where `missing`, a root's answer is not complete."""
-        shape = (len(query.root), fanout)
-        out = Sampled(
-            neighbor=np.empty(shape, np.int64),
-            event=np.empty(shape, np.int64),
-            mask=np.empty(shape, np.bool_),
-            missing=np.zeros(len(query.root), np.bool_),
-        )
         STRATEGIES[strategy].kernel(self.arrays, query, out)
-        return out
 
     def offload(self, before_event: int) -> int:
         """Take blocks that hold only events before an id out of memory. Returns: directory slots
@@ -358,19 +350,31 @@ class BlockGraph:
         self.since_event = max(self.since_event, event)
 
     def sample(
-        self, root_R: Int64, since: int | Int64, before: int | Int64, draw: Draw
+        self, root_R: Int64, since: int | Int64, before: int | Int64, draws: HopDraws
     ) -> Neighbors[Int64]:
+        # All parts are of one query, and write their columns of the same arrays.
+        parts = draws if isinstance(draws, tuple) else (draws,)
+        query = self._query(root_R, since, before)
+        shape = (len(root_R), sum(draw.fanout for draw in parts))
+        neighbor, event = np.empty(shape, np.int64), np.empty(shape, np.int64)
+        mask, missing = np.empty(shape, np.bool_), np.zeros(len(root_R), np.bool_)
+        first = 0
+        for draw in parts:
+            out = Sampled(neighbor, event, mask, missing, first, draw.fanout)
+            self._draw(query._replace(replace=draw.replace, seed=draw.seed), draw, out)
+            first += draw.fanout
+        return Neighbors(neighbor, event, mask)
+
+    def _draw(self, query: Query, draw: Draw, out: Sampled) -> None:
+        """Answer a query by one draw."""
         name = draw.edge_set, draw.direction
         store = self.stores[name]
-        query = self.query(root_R, since, before, draw)
-        got = store.sample(query, draw.strategy, draw.fanout)
-
+        store.sample(query, draw.strategy, out)
         # Roots that need offloaded entries have them read back; then the whole query is asked
         # again.
-        while got.missing.any():
-            self.restore(name, np.unique(query.root[got.missing]))
-            got = store.sample(query, draw.strategy, draw.fanout)
-        return Neighbors(got.neighbor, got.event, got.mask)
+        while out.missing.any():
+            self.restore(name, np.unique(query.root[out.missing]))
+            store.sample(query, draw.strategy, out)
 
     def sample_neighborhood(
         self, roots: Roots[Int64], draws: Sequence[HopDraws], next_roots: NextRoots[Any]
@@ -378,8 +382,8 @@ class BlockGraph:
         """Sample hop after hop, and number the nodes reached."""
         return renumbered(sample_hops(self, roots, draws, next_roots))
 
-    def query(self, root_R: Int64, since: int | Int64, before: int | Int64, draw: Draw) -> Query:
-        """The query that a draw is for the kernels."""
+    def _query(self, root_R: Int64, since: int | Int64, before: int | Int64) -> Query:
+        """A question as kernels take it, without what a draw adds."""
         # Fresh arrays: in a record, kernels take no read-only ones for them.
         since_R, before_R = (np.empty(len(root_R), np.int64) for _ in range(2))
         since_R[:] = since
@@ -394,17 +398,22 @@ class BlockGraph:
         if self._owned is not None:
             root_R = self._owned.slots(node_R)
 
+        distinct, first_asked = (np.empty(len(root_R), np.int32) for _ in range(2))
+        count = find_distinct(root_R, since_R, before_R, distinct, first_asked)
+
         # Kernels divide by next - first, which is therefore above 0 in an empty store too.
         return Query(
             root=root_R,
             node=node_R,
             since=since_R,
             before=before_R,
+            distinct=distinct[:count],
+            first_asked=first_asked,
             num_nodes=self.num_nodes,
             first=self.first_event,
             next=max(self.next_event, self.first_event + 1),
-            replace=draw.replace,
-            seed=draw.seed,
+            replace=False,
+            seed=0,
         )
 
     def offload(self, before_event: int) -> None:

@@ -31,6 +31,10 @@ class Draw:
     seed: int = 0
 
 
+HopDraws = Draw | tuple[Draw, ...]
+"""How one hop is drawn: at once, or part by part, as of several edge sets and directions."""
+
+
 @dataclass(frozen=True, slots=True)
 class Neighbors(Generic[A]):
     """Sampled neighbours of R roots. neighbor, event: int64[R, k]; mask: bool[R, k], True first;
@@ -46,8 +50,11 @@ class NeighborSampler(Protocol[A]):
     """Who draws neighbours: the block graph on the host, its mirror on a device, several threads of
     either."""
 
-    def sample(self, root_R: A, since: "int | A", before: "int | A", draw: Draw) -> Neighbors[A]:
-        """Neighbours of each root among its events [since, before).
+    def sample(
+        self, root_R: A, since: "int | A", before: "int | A", draws: HopDraws
+    ) -> Neighbors[A]:
+        """Neighbours of each root among its events [since, before), of several draws one after the
+        other.
 
         Both may be one number for all roots, or int64[R]. Unknown nodes have none.
         Raises: OffloadedError where the answer needs what cannot be read back.

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from streamd.graph.blocks.draws import Draw, Neighbors, NeighborSampler
+from streamd.graph.blocks.draws import HopDraws, Neighbors, NeighborSampler
 
 A = TypeVar("A")
 """An array of the host (numpy) or of a device (torch)."""
@@ -31,8 +31,6 @@ class SampledHop(Generic[A]):
     found: Neighbors[A]
 
 
-HopDraws = Draw | tuple[Draw, ...]
-"""How one hop is drawn: at once, or part by part, as of several edge sets and directions."""
 NextRoots = Callable[[int, SampledHop[A]], Roots[A]]
 """(number of the hop that was sampled, that hop) -> the roots of the next."""
 
@@ -46,26 +44,12 @@ def sample_hops(
     """Sample hop after hop."""
     hops: list[SampledHop[A]] = []
     for number, draw in enumerate(draws):
-        found = sample_parts(sampler, roots, draw)
+        found = sampler.sample(roots.node, roots.since, roots.before, draw)
         hops.append(SampledHop(roots, found))
         # What the last hop reached is nobody's root.
         if number + 1 < len(draws):
             roots = next_roots(number, hops[-1])
     return hops
-
-
-def sample_parts(sampler: NeighborSampler[A], roots: Roots[A], draws: HopDraws) -> Neighbors[A]:
-    """Sample one hop: what each draw gave, one behind the other."""
-    if isinstance(draws, Draw):
-        return sampler.sample(roots.node, roots.since, roots.before, draws)
-    parts = [sampler.sample(roots.node, roots.since, roots.before, draw) for draw in draws]
-    arrays: Any = arrays_of(roots.node)
-    return Neighbors(
-        *(
-            arrays.concatenate([getattr(p, n) for p in parts], 1)
-            for n in ("neighbor", "event", "mask")
-        )
-    )
 
 
 def distinct_nodes(_: int, hop: SampledHop[A]) -> Roots[A]:

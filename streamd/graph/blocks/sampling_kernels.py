@@ -19,35 +19,42 @@ from streamd.graph.blocks.kernels import (
 )
 from streamd.graph.hashing import GOLDEN, mixed
 from streamd.graph.jit import compiled_for, inner
+from streamd.graph.kernel_types import INTS, writes
 
 
 @inner
 def _pad(r: int, found: int, out: Sampled) -> None:
     """Mark the first `found` neighbours of root r as real, and zero the rest."""
-    for i in range(found):
+    for i in range(out.first, out.first + found):
         out.mask[r, i] = True
-    for i in range(found, out.neighbor.shape[1]):
+    for i in range(out.first + found, out.first + out.fanout):
         out.neighbor[r, i] = out.event[r, i] = 0
         out.mask[r, i] = False
 
 
-@inner
-def _distinct(q: Query, distinct: NDArray[Any], first_asked: NDArray[Any]) -> int:
+@compiled_for(INTS, INTS, INTS, writes(np.int32), writes(np.int32))
+def find_distinct(
+    node_R: NDArray[Any],
+    since_R: NDArray[Any],
+    before_R: NDArray[Any],
+    distinct: NDArray[Any],
+    first_asked: NDArray[Any],
+) -> int:
     """Find the roots that ask what an earlier root asks: the same node, since and before.
 
-    Writes distinct[:n], the places of the n roots that ask something new, and first_asked[r], the
-    place of the first root that asks what root r asks. Returns: n.
+    Writes int32[R]: distinct[:n], indices of the n roots that ask something new, and
+    first_asked[r], the index of the first root that asks the same as root r. Returns: n.
     """
     # A hash table with open addressing, its size a power of two, at most half full. 0 is an empty
     # slot, so a root is stored as its place + 1.
     size = 16
-    while size < 2 * len(q.root):
+    while size < 2 * len(node_R):
         size *= 2
     table = np.zeros(size, np.int32)
     found = 0
-    for r in range(len(q.root)):
+    for r in range(len(node_R)):
         # Any quick hash does, as what it finds is compared (the factor is xxHash's second prime).
-        key = np.uint64(q.root[r]) * GOLDEN ^ np.uint64(q.before[r]) * np.uint64(0xC2B2AE3D27D4EB4F)
+        key = np.uint64(node_R[r]) * GOLDEN ^ np.uint64(before_R[r]) * np.uint64(0xC2B2AE3D27D4EB4F)
         slot = (key ^ (key >> np.uint64(32))) & np.uint64(size - 1)
         while True:
             other = table[slot] - 1
@@ -59,8 +66,8 @@ def _distinct(q: Query, distinct: NDArray[Any], first_asked: NDArray[Any]) -> in
                 break
 
             # The slot is taken, by the same question or by chance.
-            same = q.before[other] == q.before[r] and q.since[other] == q.since[r]
-            if same and q.root[other] == q.root[r]:
+            same = before_R[other] == before_R[r] and since_R[other] == since_R[r]
+            if same and node_R[other] == node_R[r]:
                 first_asked[r] = other
                 break
             slot = (slot + np.uint64(1)) & np.uint64(size - 1)
@@ -68,13 +75,13 @@ def _distinct(q: Query, distinct: NDArray[Any], first_asked: NDArray[Any]) -> in
 
 
 @inner
-def _repeat(first_asked: NDArray[Any], out: Sampled) -> None:
+def _repeat(q: Query, out: Sampled) -> None:
     """Copy the answer of the first root that asked something to the others that ask the same."""
-    for r in range(len(first_asked)):
-        first = first_asked[r]
+    for r in range(len(q.first_asked)):
+        first = q.first_asked[r]
         if first != r:
             out.missing[r] = out.missing[first]
-            for i in range(out.neighbor.shape[1]):
+            for i in range(out.first, out.first + out.fanout):
                 out.neighbor[r, i] = out.neighbor[first, i]
                 out.event[r, i] = out.event[first, i]
                 out.mask[r, i] = out.mask[first, i]
@@ -88,10 +95,8 @@ def sample_recent(g: BlockArrays, q: Query, out: Sampled) -> None:
     Search the directory, then one block, then walk backwards. Roots that ask the same are answered
     once.
     """
-    k = out.neighbor.shape[1]
-    distinct = np.empty(len(q.root), np.int32)
-    first_asked = np.empty(len(q.root), np.int32)
-    num_distinct = _distinct(q, distinct, first_asked)
+    k = out.fanout
+    distinct, num_distinct = q.distinct, len(q.distinct)
     counts = np.empty(AHEAD, np.int64)
     blocks = np.empty(AHEAD, np.int64)
     for low in range(0, num_distinct, AHEAD):
@@ -127,13 +132,13 @@ def sample_recent(g: BlockArrays, q: Query, out: Sampled) -> None:
                     if event < since:
                         break
                     if row & NEIGHBOR_BITS != GONE:
-                        out.neighbor[r, found] = row & NEIGHBOR_BITS
-                        out.event[r, found] = event
+                        out.neighbor[r, out.first + found] = row & NEIGHBOR_BITS
+                        out.event[r, out.first + found] = event
                         found += 1
                     entry -= 1
             out.missing[r] = missing
             _pad(np.int64(r), found, out)
-    _repeat(first_asked, out)
+    _repeat(q, out)
 
 
 @inner
@@ -195,7 +200,7 @@ def sample_uniform(g: BlockArrays, q: Query, out: Sampled) -> None:
     Without `q.replace`, all of them where there are at most k. Random numbers are a hash of seed,
     node, the query's end and the draw.
     """
-    k = out.neighbor.shape[1]
+    k = out.fanout
     ends = np.empty(AHEAD, np.int64)
     end_blocks = np.empty(AHEAD, np.int64)
     begins = np.zeros(AHEAD, np.int64)
@@ -204,9 +209,7 @@ def sample_uniform(g: BlockArrays, q: Query, out: Sampled) -> None:
     found = np.empty(AHEAD, np.int64)
     in_block = np.empty((AHEAD, k), np.int64)
     listed = np.empty(0, np.int64)
-    distinct = np.empty(len(q.root), np.int32)
-    first_asked = np.empty(len(q.root), np.int32)
-    num_distinct = _distinct(q, distinct, first_asked)
+    distinct, num_distinct = q.distinct, len(q.distinct)
 
     # Search for the lower ends of the ranges only where some root has one.
     bounded = False
@@ -270,7 +273,7 @@ def sample_uniform(g: BlockArrays, q: Query, out: Sampled) -> None:
             r = distinct[low + i]
             for j in range(found[i]):
                 row = g.entries[chosen[i, j]]
-                out.neighbor[r, j] = row & NEIGHBOR_BITS
-                out.event[r, j] = g.blocks[2 * in_block[i, j]] + (row >> 32)
+                out.neighbor[r, out.first + j] = row & NEIGHBOR_BITS
+                out.event[r, out.first + j] = g.blocks[2 * in_block[i, j]] + (row >> 32)
             _pad(np.int64(r), found[i], out)
-    _repeat(first_asked, out)
+    _repeat(q, out)
