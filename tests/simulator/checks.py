@@ -9,6 +9,7 @@ from crc32c import crc32c
 
 from streamd.eventlog.reader import LogReader
 from tests.simulator.broker import ABORTED, OPEN
+from tests.simulator.history import Told
 from tests.simulator.scheduler import Failure
 
 START = (-1, 0, ())
@@ -25,8 +26,8 @@ class Directory:
     """What the checks know of one data directory. shown: the newest commit that readers were shown; compared: up to which its lines are
     compared since its process began."""
 
-    def __init__(self, path):
-        self.path, self.shown, self.compared, self.reader = path, 0, 0, None
+    def __init__(self, name, path):
+        self.name, self.path, self.shown, self.compared, self.reader = name, path, 0, 0, None
 
 
 class Checks:
@@ -37,12 +38,16 @@ class Checks:
 
     def __init__(self, broker):
         self._broker = broker
+        self._told = Told(broker)
+        self._directories = []
         self.history, self.places, self.num_edges, self.newest_us = [], {}, 0, 0
         self._letters, self._letters_read, self.num_refused = set(), {}, 0
 
     def begin(self, directory):
         """Another process opens a directory: all that is there is looked at again."""
         directory.compared, directory.reader = 0, None
+        if directory not in self._directories:
+            self._directories.append(directory)
         self._letters_read.clear()
 
     def look(self, directory):
@@ -50,17 +55,18 @@ class Checks:
         raw = (directory.path / "published").read_bytes()[:8]
         seq = int.from_bytes(raw, "little")
         if seq < directory.shown:
-            raise Failure(f"{directory.path.name} shows commit {seq}, and has shown {directory.shown}")
+            raise Failure(f"{directory.name} shows commit {seq}, and has shown {directory.shown}")
         directory.shown = seq
         if seq == directory.compared:
             return
         for number, crc, fields in _lines(directory.path, directory.compared, seq):
             if number > len(self.history) + 1:
-                raise Failure(f"{directory.path.name} shows commit {number}, the one before was shown nowhere")
+                raise Failure(f"{directory.name} shows commit {number}, the one before was shown nowhere")
             if number <= len(self.history):
                 if self.history[number - 1].crc != crc:
-                    raise Failure(f"{directory.path.name} shows another commit {number}: {fields}, not {self.history[number - 1].fields}")
+                    raise Failure(f"{directory.name} shows another commit {number}: {fields}, not {self.history[number - 1].fields}")
             else:
+                self._told.check(number, crc)
                 self.history.append(Line(crc, fields))
                 self._take(directory, fields)
         directory.compared = seq
@@ -93,7 +99,7 @@ class Checks:
                 raise Failure(f"commit {fields['seq']} has {item} with time {when}")
         missing = [where for _, where in due.values()]
         for where in (*missing, *due_refused):
-            if not self._is_letter(directory, where):
+            if not self._is_letter(where):
                 item = next((i for i, w in due.values() if w == where), "a refused one")
                 raise Failure(f"commit {fields['seq']} passes {item} at {where}, which is neither in the log nor a dead letter")
         self.num_refused += len(missing) + len(due_refused)
@@ -110,9 +116,10 @@ class Checks:
         events = np.arange(first, end)
         return directory.reader.features_of(events)[:, 0].astype(np.int64), directory.reader.time_of(events)
 
-    def _is_letter(self, directory, where):
+    def _is_letter(self, where):
+        """Whether the machine that led has a dead letter of an event."""
         if where not in self._letters:
-            for path in (directory.path / "deadletter").glob("*.jsonl"):
+            for path in [p for d in self._directories for p in (d.path / "deadletter").glob("*.jsonl")]:
                 # Lines behind those that were read; a power cut may have torn some of them.
                 at = self._letters_read.get(path.stat().st_ino, 0)
                 data = path.read_bytes()

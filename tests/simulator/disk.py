@@ -63,7 +63,10 @@ class SimulatedDisk(Disk):
         if task is None:
             return getattr(Disk, name)(self, *values)
         machine = task.process.machine
-        world.scheduler.seam(f"{name} {where if isinstance(where, int) else where.name}", seconds)
+        world.scheduler.seam(f"{name} {'?' if isinstance(where, int) else where.name}", seconds)
+        if isinstance(where, int):
+            # A file that no disk opened, such as an object of the store.
+            return getattr(Disk, name)(self, *values)
         try:
             return getattr(machine.disk, name)(*values)
         except Crash:

@@ -1,5 +1,7 @@
 """What goes wrong, drawn by a seed: kills at any seam, torn writes, power cuts, disks that refuse or lie, networks, brokers, clocks."""
 
+from streamd.replica.leader import leading
+
 MEAN_SECONDS = 4.0, 15.0, 60.0
 """Mean times between two faults, of which a seed has one."""
 CALLS = 1, 10, 100, 1000
@@ -13,7 +15,7 @@ class Faults:
         self._world, self._random = world, world.scheduler.random
         self._mean = self._random.choice(MEAN_SECONDS)
         kinds = [self._kill, self._torn, self._power, self._disk_error, self._cut, self._broker, self._election, self._restart,
-                 self._grow]
+                 self._grow, self._clock, self._ask]
         # Each seed leaves some out, so that what one hides another shows.
         self._kinds = [kind for kind in kinds if self._random.random() < 0.7] or [self._kill]
         self.counts, self.is_on = {}, True
@@ -92,3 +94,12 @@ class Faults:
         topic = self._world.broker.topics["events"]
         if len(topic.partitions) < 8:
             topic.grow()
+
+    def _clock(self, machine):
+        """Wall time jumps, as an operator or NTP sets it."""
+        machine.skew = self._random.uniform(-20.0, 20.0)
+
+    def _ask(self, machine):
+        """An operator asks a standby to lead."""
+        if machine.settings.log.member == "standby":
+            leading.ask_to_lead(machine.data_dir, 20.0)

@@ -1,94 +1,36 @@
 """A seed's world: machines whose roles run streamd's own code, the broker, what goes wrong, and the checks."""
 
-import gc
-import os
 import shutil
 import tempfile
 from pathlib import Path
 
-from streamd.daemon.log_roles import run_ingest
-from streamd.daemon.run_role import TRIED_AGAIN
-from streamd.errors import DataLossError, FencedError, StreamdError
 from streamd.eventlog.journal import journal
 from streamd.eventlog.upkeep.verify import verify_log
-from tests.builders import settings
+from streamd.replica.follower.follower import Follower
+from streamd.store.changelog import changelog_topic
+from tests.replica.directories import difference
 from tests.simulator import seams
 from tests.simulator.broker import Broker
-from tests.simulator.checks import Checks, Directory
-from tests.simulator.disk import MachineDisk
+from tests.simulator.checks import Checks
 from tests.simulator.faults import Faults
-from tests.simulator.scheduler import Failure, Process, Scheduler
+from tests.simulator.history import PlainReader
+from tests.simulator.machines import Machine
+from tests.simulator.scheduler import Failure, Scheduler
 from tests.simulator.workload import Producers
 
 SECONDS = 120.0
 """Virtual time with load and faults."""
 CALM_SECONDS = 150.0
 """Longest time after it until all is read and shown everywhere."""
+LOG = "log"
+"""Name of the log of several machines."""
 IN_MEMORY = "/dev/shm"
 """Where directories lie if there is such a file system: no real disk is waited for."""
+KINDS = (("leader",), ("leader",), ("leader", "replica"), ("standby", "standby"), ("standby", "standby", "replica"),
+         ("standby", "standby", "standby"))
+"""What the machines of a seed are; one alone that leads has no changelog."""
 LINES = 40
 """Lines of a journal file, so that files end often."""
-
-
-class Machine:
-    """One data directory and its disk. process: None while nothing runs. is_wanted: whether its supervisor starts it again."""
-
-    def __init__(self, world, name, **values):
-        self.world, self.name = world, name
-        self.folder = world.folder / name
-        self.data_dir = self.folder / "data"
-        self.disk = MachineDisk(self.folder, f"{world.seed} {name}")
-        self.data_dir.mkdir()
-        self.settings = settings(self.data_dir, **values)
-        self.directory = Directory(self.data_dir)
-        self.process, self.stop, self.skew, self.is_wanted, self.loses_power, self.num_starts = None, None, 0.0, True, False, 0
-        self.errors = []
-
-    def start(self):
-        """Run its role in a new process."""
-        world = self.world
-        self.num_starts += 1
-        world.checks.begin(self.directory)
-        self.stop = seams.Event(world.scheduler)
-        self.process = process = Process(f"{self.name}{self.num_starts}", self, self._ended)
-        scheduler = world.scheduler
-
-        def main():
-            try:
-                run_ingest(self.settings, self.stop)
-                process.ended = "stopped"
-            except StreamdError as error:
-                process.ended = error
-                scheduler.note(f"{process.name} ends: {type(error).__name__} {error}")
-            finally:
-                scheduler.kill(process)
-
-        scheduler.spawn(process, "main", main)
-
-    def _ended(self, process):
-        """Its last thread is over: the kernel closes what it had open, and the supervisor starts it again."""
-        for fd, path in process.locks:
-            try:
-                if str(Path(f"/proc/self/fd/{fd}").readlink()) == path:
-                    os.close(fd)
-            except OSError:
-                continue
-        self.disk.end_process(has_power=not self.loses_power)
-        self.loses_power, self.process = False, None
-        self.directory.reader = None
-        gc.collect()
-        error = process.ended
-        is_known = isinstance(error, TRIED_AGAIN) and not isinstance(error, DataLossError)
-        if isinstance(error, StreamdError) and not is_known and not isinstance(error, FencedError):
-            self.world.scheduler.fail(f"{process.name} ended for good: {type(error).__name__} {error}")
-        if isinstance(error, StreamdError):
-            self.errors.append(error)
-        if self.is_wanted:
-            self.world.scheduler.at(self.world.scheduler.random.uniform(0.1, 2.0), self._start_again)
-
-    def _start_again(self):
-        if self.is_wanted and self.process is None:
-            self.start()
 
 
 class World:
@@ -122,9 +64,11 @@ class World:
         finally:
             self.scheduler.current = task
 
-    def draw_settings(self):
+    def _make_machines(self):
+        """Machines of one log, with the same settings but for what each is."""
         chance = self.scheduler.random
-        return {
+        members = chance.choice(KINDS)
+        values = {
             "kafka__topics": ["events"], "stream__edge_feature_dim": 1, "stream__time_unit": "ms",
             "windows__width_seconds": chance.choice([60, 3600]),
             "ingest__segment_edges": chance.choice([256, 4096]),
@@ -133,6 +77,11 @@ class World:
             "ingest__late_policy": chance.choice(["clamp", "clamp", "dead_letter"]),
             "ingest__idle_timeout_seconds": chance.choice([0, 10, 60]),
         }
+        if len(members) > 1:
+            (self.folder / "store").mkdir()
+            values |= {"log__name": LOG, "log__store": f"file://{self.folder}/store",
+                       "leader__timeout_seconds": chance.choice([2, 3, 10])}
+        return [Machine(self, name, **values, log__member=member) for name, member in zip("abc", members, strict=False)]
 
     def run(self, seconds=SECONDS):
         """Run all of the seed. Raises: Failure."""
@@ -147,7 +96,7 @@ class World:
     def _run(self, seconds):
         chance = self.scheduler.random
         self.broker.create("events", chance.randint(1, 4))
-        self.machines = [Machine(self, "a", **self.draw_settings())]
+        self.machines = self._make_machines()
         for machine in self.machines:
             machine.start()
         self.producers.begin()
@@ -165,18 +114,41 @@ class World:
             self.scheduler.run(1.0)
         if why:
             raise Failure(f"{CALM_SECONDS:.0f} s after the faults ended: {why}")
-        for machine in self.machines:
-            machine.is_wanted = False
-            machine.stop.set()
-        self.scheduler.run(30.0)
-        for machine in self.machines:
-            if machine.process is not None:
-                raise Failure(f"{machine.name} does not stop")
-            if damaged := verify_log(machine.data_dir)[1]:
-                raise Failure(f"{machine.name} has damage: {damaged}")
+        self._stop()
+        self._compare()
 
     def _unsettled(self):
-        return self.checks.unread()
+        """What is not done yet, in words; "" where all is."""
+        if why := self.checks.unread():
+            return why
+        newest = len(self.checks.history)
+        behind = [f"{m.name} shows commit {m.directory.shown} of {newest}" for m in self.machines if m.directory.shown < newest]
+        return "; ".join(behind)
+
+    def _stop(self):
+        """All roles stop when they are told to."""
+        for machine in self.machines:
+            machine.is_wanted = False
+            if machine.process is not None:
+                machine.stop.set()
+        self.scheduler.run(30.0)
+        if running := [m.name for m in self.machines if m.process is not None]:
+            raise Failure(f"{', '.join(running)} goes on 30 s after it was told to stop")
+
+    def _compare(self):
+        """Bring all directories to the end of the changelog: then they have the same bytes, and each verifies."""
+        topic = self.broker.topics.get(changelog_topic(LOG))
+        for machine in self.machines:
+            if topic is not None:
+                reader = PlainReader(topic)
+                follower = Follower(machine.data_dir, reader)
+                while reader.position < reader.bounds()[1]:
+                    follower.step(0)
+                follower.close()
+            if damaged := verify_log(machine.data_dir)[1]:
+                raise Failure(f"{machine.name} has damage: {damaged}")
+            if why := difference(self.machines[0].data_dir, machine.data_dir):
+                raise Failure(f"{self.machines[0].name} and {machine.name} differ: {why}")
 
     def _end(self):
         """End all threads of the seed, and remove its files."""
