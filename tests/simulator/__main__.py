@@ -13,6 +13,7 @@ def main():
     parser.add_argument("first", type=int, nargs="?", default=0, help="the first one")
     parser.add_argument("--seconds", type=float, default=120.0, help="virtual time with load and faults, of each seed")
     parser.add_argument("--cpu-seconds", type=float, default=None, help="begin no seed after so much time of the CPU")
+    parser.add_argument("--first-failure", action="store_true", help="end at the first seed that fails")
     parser.add_argument("--stop-at", type=int, default=None, help="stop at this turn of each seed, and print the trace")
     parser.add_argument("--trace", type=int, default=60, help="turns of a trace that are printed")
     given = parser.parse_args()
@@ -33,12 +34,14 @@ def main():
         totals["simulated"] += world.scheduler.now
         totals["turns"] += world.scheduler.turns
         totals["faults"] += sum(world.faults.counts.values())
-        totals["events"] += world.checks.num_edges
+        totals["events"] += world.checks.model.num_edges
         totals["commits"] += len(world.checks.history)
         if why:
             failed.append(seed)
             print(told(world.scheduler, given.trace))
             print(f"seed {seed} fails at turn {world.scheduler.turns}, digest {world.scheduler.digest:08x}: {why}\n", flush=True)
+            if given.first_failure:
+                break
     took, used = time.perf_counter() - begun, time.process_time() - used
     print(f"{totals['seeds']} seeds, {totals['simulated']:.0f} simulated seconds in {took:.1f} s, {used:.1f} s of CPU. A second of CPU: "
           f"{totals['simulated'] / used:.0f} simulated seconds, {totals['turns'] / used:.0f} steps, {totals['faults'] / used:.1f} faults. "

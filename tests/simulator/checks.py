@@ -4,22 +4,13 @@ import bisect
 import contextlib
 import json
 
-import numpy as np
 from crc32c import crc32c
 
 from streamd.eventlog.reader import LogReader
-from tests.simulator.broker import ABORTED, OPEN
 from tests.simulator.history import Told
+from tests.simulator.model import Model
+from tests.simulator.records import START, is_aborted
 from tests.simulator.scheduler import Failure
-
-START = (-1, 0, ())
-
-
-class Line:
-    """A commit as the first directory that showed it has it."""
-
-    def __init__(self, crc, fields):
-        self.crc, self.fields = crc, fields
 
 
 class Directory:
@@ -29,19 +20,25 @@ class Directory:
     def __init__(self, name, path):
         self.name, self.path, self.shown, self.compared, self.reader = name, path, 0, 0, None
 
+    def refreshed(self):
+        """A reader of what is shown."""
+        if self.reader is None or self.reader.superseded:
+            self.reader = LogReader.open(self.path)
+        else:
+            self.reader.refresh()
+        return self.reader
+
 
 class Checks:
-    """The one history that all directories show, and what it says. Owner: the world.
-
-    history: the lines shown anywhere, from commit 1. places: (topic, partition) -> the position of the newest line there.
-    """
+    """The one history that all directories show, and what it says. Owner: the world. history: (checksum, fields) of the lines that were shown
+    anywhere, from commit 1."""
 
     def __init__(self, broker):
         self._broker = broker
         self._told = Told(broker)
         self._directories = []
-        self.history, self.places, self.num_edges, self.newest_us = [], {}, 0, 0
-        self._letters, self._letters_read, self.num_refused = set(), {}, 0
+        self.history, self.model = [], Model(broker, self._is_letter)
+        self._letters, self._letters_read = set(), {}
 
     def begin(self, directory):
         """Another process opens a directory: all that is there is looked at again."""
@@ -52,8 +49,7 @@ class Checks:
 
     def look(self, directory):
         """Compare what a directory has just shown. Raises: Failure."""
-        raw = (directory.path / "published").read_bytes()[:8]
-        seq = int.from_bytes(raw, "little")
+        seq = int.from_bytes((directory.path / "published").read_bytes()[:8], "little")
         if seq < directory.shown:
             raise Failure(f"{directory.name} shows commit {seq}, and has shown {directory.shown}")
         directory.shown = seq
@@ -63,58 +59,13 @@ class Checks:
             if number > len(self.history) + 1:
                 raise Failure(f"{directory.name} shows commit {number}, the one before was shown nowhere")
             if number <= len(self.history):
-                if self.history[number - 1].crc != crc:
-                    raise Failure(f"{directory.name} shows another commit {number}: {fields}, not {self.history[number - 1].fields}")
+                if self.history[number - 1][0] != crc:
+                    raise Failure(f"{directory.name} shows another commit {number} than was shown: {json.dumps(fields)[:300]}")
             else:
                 self._told.check(number, crc)
-                self.history.append(Line(crc, fields))
-                self._take(directory, fields)
+                self.history.append((crc, fields))
+                self.model.take(directory, fields)
         directory.compared = seq
-
-    def _take(self, directory, fields):
-        """A line that is shown for the first time: its rows are the events between the positions, each once."""
-        due, due_refused = {}, []
-        for topic, parts in fields["progress"]["positions"].items():
-            for number, (offset, index, ahead, *_) in parts.items():
-                partition = self._broker.topics[topic].partitions[int(number)]
-                before = self.places.get((topic, int(number)), START)
-                after = offset, index, tuple(tuple(run) for run in ahead)
-                self.places[topic, int(number)] = after
-                for place, item in _passed(partition, before, after):
-                    where = (topic, int(number), *place)
-                    if item.id:
-                        due[item.id] = item, where
-                    else:
-                        due_refused.append(where)
-        segments = fields["segments"]
-        end = max([self.num_edges, *(first + rows for first, rows, *_ in segments)])
-        found, times = self._rows(directory, self.num_edges, end)
-        if len(times) and (np.diff(times) < 0).any() or len(times) and times[0] < self.newest_us:
-            raise Failure(f"commit {fields['seq']}: times fall")
-        for event, when in zip(found.tolist(), times.tolist(), strict=True):
-            item, _ = due.pop(event, (None, None))
-            if item is None:
-                raise Failure(f"commit {fields['seq']} has event {event}, which its positions do not cover, or twice")
-            if when < item.time_us:
-                raise Failure(f"commit {fields['seq']} has {item} with time {when}")
-        missing = [where for _, where in due.values()]
-        for where in (*missing, *due_refused):
-            if not self._is_letter(where):
-                item = next((i for i, w in due.values() if w == where), "a refused one")
-                raise Failure(f"commit {fields['seq']} passes {item} at {where}, which is neither in the log nor a dead letter")
-        self.num_refused += len(missing) + len(due_refused)
-        self.num_edges, self.newest_us = end, int(times[-1]) if len(times) else self.newest_us
-
-    def _rows(self, directory, first, end):
-        """(ids, times) of events that the log has."""
-        if directory.reader is None or directory.reader.superseded:
-            directory.reader = LogReader.open(directory.path)
-        else:
-            directory.reader.refresh()
-        if first == end:
-            return np.empty(0, np.int64), np.empty(0, np.int64)
-        events = np.arange(first, end)
-        return directory.reader.features_of(events)[:, 0].astype(np.int64), directory.reader.time_of(events)
 
     def _is_letter(self, where):
         """Whether the machine that led has a dead letter of an event."""
@@ -132,54 +83,12 @@ class Checks:
 
     def unread(self):
         """What the log lacks of the topics, in words; "" where it has all."""
-        for topic in ("events",):
-            for partition in self._broker.topics[topic].partitions:
-                offset, index, ahead = self.places.get((topic, partition.number), START)
-                wanted = max((e.offset + 1 for e in partition.history if e.told and not _is_aborted(e)), default=0)
-                if offset < wanted or ahead:
-                    return f"{topic}-{partition.number} is at {offset}, {index}, {ahead} of {wanted}"
+        for partition in self._broker.topics["events"].partitions:
+            offset, index, ahead = self.model.places.get(("events", partition.number), START)
+            wanted = max((e.offset + 1 for e in partition.history if e.told and not is_aborted(e)), default=0)
+            if offset < wanted or ahead:
+                return f"events-{partition.number} is at {offset}, {index}, {ahead} of {wanted}"
         return ""
-
-
-def _is_aborted(entry):
-    return entry.transaction is not None and entry.transaction.state == ABORTED
-
-
-def _passed(partition, before, after):
-    """((offset, index), item) of the events that a position has and the one before has not. Raises: Failure where it falls."""
-    base, base_ahead = before[:2], _ahead(partition, before[2])
-    end, end_ahead = after[:2], _ahead(partition, after[2])
-    if end < base:
-        raise Failure(f"{partition.topic.name}-{partition.number} falls from {before} to {after}")
-    if lost := [place for place in base_ahead if place >= end and place not in end_ahead]:
-        raise Failure(f"{partition.topic.name}-{partition.number} forgets {lost} ahead, from {before} to {after}")
-    for offset in range(max(base[0], 0), min(end[0] + 1, len(partition.history))):
-        for place, item in _items(partition, offset):
-            if base <= place < end and place not in base_ahead:
-                yield place, item
-    for place, item in end_ahead.items():
-        if place not in base_ahead and place >= end:
-            yield place, item
-
-
-def _items(partition, offset):
-    """Events that a record has for whoever reads what is committed."""
-    entry = partition.history[offset]
-    if entry.transaction is not None and entry.transaction.state == OPEN and entry.told:
-        return [((offset, 0), None)]
-    if entry.told is None or _is_aborted(entry):
-        return []
-    return [((offset, index), item) for index, item in enumerate(entry.told)]
-
-
-def _ahead(partition, runs):
-    """The events of runs ahead, by place."""
-    out = {}
-    for offset, index, *last in runs:
-        end = tuple(last) or (offset, index)
-        for at in range(offset, end[0] + 1):
-            out |= {place: item for place, item in _items(partition, at) if (offset, index) <= place <= end}
-    return out
 
 
 def _lines(path, after, until):

@@ -52,4 +52,4 @@ def test_ingest_goes_on_with_a_new_client_where_one_breaks(monkeypatch):
     world.odds = 1
     world.faults.is_on = False
     world.run(20)
-    assert world.checks.num_edges > 100
+    assert world.checks.model.num_edges > 100

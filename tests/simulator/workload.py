@@ -1,35 +1,33 @@
-"""What producers send, drawn by a seed: bursts of equal times, late events, records of one event or many, refused ones, transactions."""
+"""What producers send, drawn by a seed: bursts of equal times, late events, deletes, node rows, records of one event or many, refused ones,
+transactions."""
 
+import io
 import itertools
 import json
-from typing import NamedTuple
+
+import pyarrow as pa
 
 from tests.simulator.broker import ABORTED, COMMITTED
+from tests.simulator.records import DELETE_EDGE, DELETE_NODE, EDGE, NODE, REFUSED, Item
 
-FORMATS = ("one", "array", "ndjson")
-NDJSON = [("content-type", b"application/x-ndjson")]
-
-
-class Item(NamedTuple):
-    """An event as it was sent. id: its only feature, by which the log is compared; 0 of one that must be refused."""
-
-    id: int
-    source: str
-    target: str
-    time_us: int
+FORMATS = ("one", "one", "array", "ndjson", "arrow")
+HEADERS = {"ndjson": [("content-type", b"application/x-ndjson")], "arrow": [("content-type", b"application/vnd.apache.arrow.stream")]}
+REMEMBERED = 200
+"""Newest edges of which one may be deleted."""
 
 
 class Producers:
     """Sends to the topics of a world. Owner: the world. Each call of `send` is a moment's traffic."""
 
     def __init__(self, world):
-        self._world, self._random, self._ids = world, world.scheduler.random, itertools.count(1)
+        self._world, self._random, self._ids, self._numbers = world, world.scheduler.random, itertools.count(1), itertools.count()
         self._late, self._bad = self._random.choice([0.0, 0.02, 0.2]), self._random.choice([0.0, 0.02])
+        self._deletes, self._nodes = self._random.choice([0.0, 0.01, 0.1]), self._random.choice([0.0, 0.05])
         self._pace = self._random.choice([0.05, 0.2, 1.0])
         self._rush = self._random.choice([1, 4, 30])
         self._uses_transactions = self._random.random() < 0.3
-        self._open = None
-        self.num_sent, self.is_on = 0, True
+        self._open, self._edges = None, []
+        self.is_on = True
 
     def begin(self):
         self._world.scheduler.at(self._random.expovariate(1 / self._pace), self._turn)
@@ -68,27 +66,55 @@ class Producers:
 
     def _record(self, partition, now_us, time_us):
         form = self._random.choice(FORMATS)
-        items = [self._item(now_us, time_us) for _ in range(1 if form == "one" else self._random.randint(1, 6))]
-        texts = [_text(item) for item in items]
-        if form == "one":
-            value, headers = texts[0], ()
+        number = 1 if form == "one" else self._random.randint(1, 6)
+        items = [self._edge(now_us, time_us) if form == "arrow" else self._item(now_us, time_us) for _ in range(number)]
+        texts = [json.dumps(_fields(item)) for item in items]
+        if form == "arrow":
+            value = _arrow(items)
         elif form == "array":
-            value, headers = f"[{','.join(texts)}]", ()
+            value = f"[{','.join(texts)}]".encode()
         else:
-            value, headers = "\n".join(texts), NDJSON
+            value = "\n".join(texts).encode()
         transaction = self._open if self._random.random() < 0.5 else None
-        partition.append(value.encode(), headers=headers, timestamp=now_us // 1000, transaction=transaction, told=items)
-        self.num_sent += len(items)
+        partition.append(value, headers=HEADERS.get(form, ()), timestamp=now_us // 1000, transaction=transaction, told=items)
 
     def _item(self, now_us, time_us):
-        if self._random.random() < self._bad:
-            return Item(0, "u", "i", now_us)
+        drawn, number = self._random.random(), next(self._numbers)
+        if drawn < self._bad:
+            return Item(REFUSED, 0, number, "u", "i", now_us)
+        if drawn < self._bad + self._deletes and self._edges:
+            named = self._random.choice(self._edges)
+            if self._random.random() < 0.3:
+                return Item(DELETE_NODE, 0, number, self._random.choice([named.key, named.target]))
+            return Item(DELETE_EDGE, 0, number, named.key, named.target, named.time_us)
+        if drawn < self._bad + self._deletes + self._nodes:
+            return Item(NODE, next(self._ids), number, self._random.choice([f"u{self._random.randrange(12)}", f"n{number}"]))
+        return self._edge(now_us, time_us)
+
+    def _edge(self, now_us, time_us):
         when = time_us or now_us - self._random.randint(0, 300) * 1000
         if self._random.random() < self._late:
             when = now_us - self._random.randint(1, 600_000) * 1000
-        return Item(next(self._ids), f"u{self._random.randrange(12)}", f"i{self._random.randrange(20)}", when)
+        item = Item(EDGE, next(self._ids), next(self._numbers), f"u{self._random.randrange(12)}", f"i{self._random.randrange(20)}", when)
+        self._edges = [*self._edges[-REMEMBERED:], item]
+        return item
 
 
-def _text(item):
-    fields = {"src": item.source, "dst": item.target, "time": item.time_us // 1000, "features": [item.id or "wrong"]}
-    return json.dumps(fields)
+def _fields(item):
+    time = item.time_us // 1000
+    return {
+        EDGE: {"src": item.key, "dst": item.target, "time": time, "features": [item.id]},
+        REFUSED: {"src": item.key, "dst": item.target, "time": time, "features": ["wrong"]},
+        NODE: {"type": "node", "id": item.key, "features": [item.id]},
+        DELETE_NODE: {"type": "delete", "node": item.key},
+        DELETE_EDGE: {"type": "delete", "src": item.key, "dst": item.target, "time": time},
+    }[item.kind]
+
+
+def _arrow(items):
+    table = pa.table({"src": [i.key for i in items], "dst": [i.target for i in items], "time": [i.time_us // 1000 for i in items],
+                      "features": pa.array([[float(i.id)] for i in items], pa.list_(pa.float32()))})
+    stream = io.BytesIO()
+    with pa.ipc.new_stream(stream, table.schema) as writer:
+        writer.write_table(table)
+    return stream.getvalue()

@@ -69,7 +69,8 @@ class World:
         chance = self.scheduler.random
         members = chance.choice(KINDS)
         values = {
-            "kafka__topics": ["events"], "stream__edge_feature_dim": 1, "stream__time_unit": "ms",
+            "kafka__topics": ["events"], "stream__edge_feature_dim": 1, "stream__node_feature_dim": 1,
+            "stream__time_unit": "ms",
             "windows__width_seconds": chance.choice([60, 3600]),
             "ingest__segment_edges": chance.choice([256, 4096]),
             "ingest__commit_interval_seconds": chance.choice([0.01, 0.1, 1.0]),
@@ -145,6 +146,9 @@ class World:
                 while reader.position < reader.bounds()[1]:
                     follower.step(0)
                 follower.close()
+            self.checks.begin(machine.directory)
+            self.checks.look(machine.directory)
+            self.checks.model.compare(machine.directory)
             if damaged := verify_log(machine.data_dir)[1]:
                 raise Failure(f"{machine.name} has damage: {damaged}")
             if why := difference(self.machines[0].data_dir, machine.data_dir):

@@ -1,0 +1,232 @@
+"""The log as a plain list, built from its published commits and the records of the broker; what both say must agree."""
+
+import json
+
+import numpy as np
+
+from streamd.eventlog.layout import DELETIONS, FEATURES, KEYS, feature_row
+from streamd.eventlog.node_keys import decode_keys
+from streamd.events import DELETION
+from tests.simulator.records import (
+    DELETE_EDGE,
+    DELETE_NODE,
+    EDGE,
+    NODE,
+    REFUSED,
+    START,
+    Item,
+    passed,
+)
+from tests.simulator.scheduler import Failure
+
+
+class Model:
+    """Owner: the checks. places: (topic, partition) -> the position of the newest line. edges: as they were sent, by event id. hidden: event
+    ids that deletes hide."""
+
+    def __init__(self, broker, is_letter):
+        """is_letter: whether there is a dead letter of an event of a place."""
+        self._broker, self._is_letter = broker, is_letter
+        self.places, self.edges, self.hidden, self.keys, self.newest_us = {}, [], set(), [], 0
+        self.num_letters = 0
+        self._ids = {}
+        """Place of each edge that the log has -> its event id."""
+        self._visible = {}
+        """Key -> the event ids of its edges that are not hidden."""
+        self._known = set()
+        """Keys that a node has."""
+
+    @property
+    def num_edges(self):
+        return len(self.edges)
+
+    def take(self, directory, fields):
+        """Take a line in that is shown for the first time; `directory` has its rows. Raises: Failure."""
+        self._seq = fields["seq"]
+        due = {sent.where: sent for sent in self._due(fields)}
+        self._take_keys(directory, fields)
+        edges = self._edges(directory, fields)
+        deletes = self._rows(directory, fields, DELETIONS, DELETION)
+        self._take_nodes(directory, fields, due)
+        self._take_in_order(edges, deletes, due)
+
+        # Whatever else the positions passed was refused, and is kept.
+        for sent in due.values():
+            if not self._is_letter(sent.where):
+                raise Failure(f"commit {self._seq} passes {sent}, which is neither in the log nor a dead letter")
+            self._check_letter(sent)
+            self.num_letters += 1
+
+    def _due(self, fields):
+        """The events between the positions of this line and those before it."""
+        for topic, parts in fields["progress"]["positions"].items():
+            for number, (offset, index, ahead, *_) in parts.items():
+                partition = self._broker.topics[topic].partitions[int(number)]
+                after = offset, index, tuple(tuple(run) for run in ahead)
+                yield from passed(partition, self.places.get((topic, int(number)), START), after)
+                self.places[topic, int(number)] = after
+
+    def _rows(self, directory, fields, path, dtype):
+        """The rows that this line appended to a file."""
+        for change in fields["files"]:
+            if change["path"] == path and "revision" not in change:
+                first, end = change["bytes"]
+                with (directory.path / path).open("rb") as file:
+                    file.seek(first)
+                    return np.frombuffer(file.read(end - first), dtype)
+        return np.zeros(0, dtype)
+
+    def _take_keys(self, directory, fields):
+        raw = self._rows(directory, fields, KEYS, np.uint8).tobytes()
+        self.keys += list(decode_keys(raw))
+        if len(self.keys) != fields["nodes"]:
+            raise Failure(f"commit {self._seq} counts {fields['nodes']} nodes, and there are {len(self.keys)} keys")
+
+    def _edges(self, directory, fields):
+        """(id, source, target, time) of the edges of this line."""
+        first = self.num_edges
+        end = max([first, *(start + rows for start, rows, *_ in fields["segments"])])
+        reader = directory.refreshed()
+        if first == end:
+            return []
+        ids = reader.features_of(np.arange(first, end)).max(axis=1)
+        return list(zip(ids.astype(int).tolist(), *(column.tolist() for column in reader.edges(first, end)), strict=True))
+
+    def _take_nodes(self, directory, fields, due):
+        """Features of nodes: each that is due, once."""
+        dim = directory.refreshed().state.schema.node_feature_dim
+        waiting = {sent.item.id: sent for sent in due.values() if sent.item.kind == NODE}
+        for row in self._rows(directory, fields, FEATURES, feature_row(dim)):
+            sent = waiting.pop(int(row["values"].max()), None)
+            if sent is None or self.keys[row["node"]] != sent.item.key:
+                raise Failure(f"commit {self._seq} has features {row}, which its positions do not cover")
+            del due[sent.where]
+            self._known.add(sent.item.key)
+
+    def _take_in_order(self, edges, deletes, due):
+        """Edges and deletes, as they lie between each other."""
+        by_id = {sent.item.id: sent for sent in due.values() if sent.item.kind == EDGE}
+        waiting = [sent for sent in due.values() if sent.item.kind in (DELETE_NODE, DELETE_EDGE)]
+        at, rows = 0, []
+        for row in deletes:
+            while self.num_edges < row["edge"]:
+                self._take_edge(edges[at], by_id, due)
+                at += 1
+            rows.append(self._take_delete(row, waiting))
+        for edge in edges[at:]:
+            self._take_edge(edge, by_id, due)
+        self._match(rows, due)
+
+    def _take_edge(self, edge, by_id, due):
+        number, source, target, time_us = edge
+        sent = by_id.pop(number, None)
+        if sent is None:
+            raise Failure(f"commit {self._seq} has edge {number}, which its positions do not cover, or twice")
+        item = sent.item
+        if (self.keys[source], self.keys[target]) != (item.key, item.target) or time_us < item.time_us or time_us < self.newest_us:
+            raise Failure(f"commit {self._seq} has {item} as {self.keys[source]}, {self.keys[target]}, {time_us}")
+        del due[sent.where]
+        self.newest_us = time_us
+        event = self.num_edges
+        self.edges.append(sent)
+        self._ids[sent.where] = event
+        for key in (item.key, item.target):
+            self._visible.setdefault(key, set()).add(event)
+            self._known.add(key)
+
+    def _take_delete(self, row, waiting):
+        """A delete hides what it names of the edges before it. Returns: what it names, and those of `waiting` that it may be, each with why not,
+        "" where nothing is against it."""
+        is_node = row["dst"] < 0
+        kind, key = DELETE_NODE if is_node else DELETE_EDGE, self.keys[row["src"]]
+        names = (kind, key) if is_node else (kind, key, self.keys[row["dst"]], int(row["time"]))
+        found = self._named(Item(kind, 0, 0, key, *names[2:]))
+        candidates = {sent: self._wrong_order(sent, found) for sent in waiting if _names(sent.item) == names}
+        for event in found:
+            self._hide(event)
+        if is_node:
+            self._known.discard(key)
+        return names, candidates
+
+    def _match(self, rows, due):
+        """Find a delete for each row: several may have the same names, of which each order fits some rows only. Raises: Failure."""
+        taken = {}
+
+        def place(number, seen):
+            _, candidates = rows[number]
+            for sent in sorted(candidates, key=lambda sent: (self._is_letter(sent.where), sent.item.number)):
+                if not candidates[sent] and sent not in seen:
+                    seen.add(sent)
+                    if sent not in taken or place(taken[sent], seen):
+                        taken[sent] = number
+                        return True
+            return False
+
+        for number, (names, candidates) in enumerate(rows):
+            if not place(number, set()):
+                why = next(filter(None, candidates.values()), "its positions cover no such delete, or one less")
+                raise Failure(f"commit {self._seq} deletes {names}: {why}")
+        for sent in taken:
+            del due[sent.where]
+
+    def _named(self, item):
+        """Visible edges that a delete names."""
+        events = self._visible.get(item.key, set())
+        if item.kind == DELETE_NODE:
+            return sorted(events)
+        return sorted(e for e in events if (i := self.edges[e].item).key == item.key and (i.target, i.time_us) == (item.target, item.time_us))
+
+    def _hide(self, event):
+        self.hidden.add(event)
+        for key in (self.edges[event].item.key, self.edges[event].item.target):
+            self._visible[key].discard(event)
+
+    def _wrong_order(self, sent, found):
+        """Why a delete cannot lie here, "" where it can: in its partition a delete of a node lies before all that came after, and behind each
+        edge that it names and that came before."""
+        if sent.item.kind == DELETE_NODE:
+            for event in found:
+                other = self.edges[event]
+                if other.partition == sent.partition and other.place > sent.place:
+                    return f"{sent} hides {other}, which follows it"
+        partition = self._broker.topics[sent.partition[0]].partitions[sent.partition[1]]
+        for entry in partition.history[max(0, sent.place[0] - 200): sent.place[0] + 1]:
+            for index, item in enumerate(entry.told or ()):
+                where = (*sent.partition, entry.offset, index)
+                is_before = (entry.offset, index) < sent.place and item.kind == EDGE and _is_named(sent.item, item)
+                if is_before and where not in self._ids and _was_read(entry) and not self._is_letter(where):
+                    return f"{sent} comes before {item}, which it names and follows"
+        return ""
+
+    def _check_letter(self, sent):
+        """Check that an event could be refused. Raises: Failure."""
+        if sent.item.kind == REFUSED:
+            return
+        if sent.item.kind in (DELETE_NODE, DELETE_EDGE):
+            mine = [e for e in self._named(sent.item) if self.edges[e].partition == sent.partition and self.edges[e].place < sent.place]
+            if mine:
+                raise Failure(f"{sent} is refused, and names {self.edges[mine[0]]}")
+        elif sent.item.kind != EDGE:
+            raise Failure(f"{sent} is refused")
+
+    def compare(self, directory):
+        """Compare what a reader of a directory hides. Raises: Failure."""
+        reader = directory.refreshed()
+        hides = np.flatnonzero(reader.hidden(0, reader.num_edges)).tolist() if reader.num_edges else []
+        wanted = sorted(event for event in self.hidden if event < reader.num_edges)
+        if hides != wanted:
+            raise Failure(f"{directory.name} hides {json.dumps(sorted(set(hides) ^ set(wanted)))} wrongly")
+
+
+def _was_read(entry):
+    return entry.transaction is None or entry.transaction.state == "committed"
+
+
+def _names(item):
+    return (item.kind, item.key) if item.kind == DELETE_NODE else (item.kind, item.key, item.target, item.time_us)
+
+
+def _is_named(delete, edge):
+    if delete.kind == DELETE_NODE:
+        return delete.key in (edge.key, edge.target)
+    return (delete.key, delete.target, delete.time_us) == (edge.key, edge.target, edge.time_us)

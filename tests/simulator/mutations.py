@@ -1,0 +1,103 @@
+"""`python -m tests.simulator.mutations`: put faults into the product, and see how fast the simulator finds each.
+
+The first is a fault that the product had. Each is made in a copy of the tree, and looked for by new seeds until one fails.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+
+
+class Mutation(NamedTuple):
+    """path: a file of the product. old: a text that it has once. new: what takes its place."""
+
+    name: str
+    path: str
+    old: str
+    new: str
+
+
+MUTATIONS = (
+    Mutation("the closed client is used on", "streamd/ingest/kafka/consumer.py",
+             "        self._consumer = self._open()\n        self._stable = stable_offsets(self._consumer)\n        self._stable.update",
+             "        self._open()\n        self._stable.update"),
+    Mutation("rows are not synced before the line", "streamd/eventlog/log_files.py",
+             "            self.segment.sync()\n", "            pass\n"),
+    Mutation("keys are not synced before the line", "streamd/eventlog/log_files.py",
+             "        for fd in self._unsynced:\n            self.disk.sync(fd)\n", ""),
+    Mutation("lines are not synced", "streamd/eventlog/journal/journal.py",
+             "        self._disk.write(self._fd, lines, self._size)\n        self._disk.sync(self._fd)\n",
+             "        self._disk.write(self._fd, lines, self._size)\n"),
+    Mutation("commits are shown before the changelog has them", "streamd/eventlog/commits.py",
+             "        acknowledged = self._files.state.seq if position is None else position.seq\n",
+             "        acknowledged = self._files.state.seq\n"),
+    Mutation("a deposed leader does not look at gaps", "streamd/replica/leader/publisher.py",
+             "                if offset != self._next_offset:\n", "                if offset < 0:\n"),
+    Mutation("a second claim of a term leads too", "streamd/replica/changelog/admission.py",
+             "        if claim.term <= self.term:\n", "        if claim.term < self.term:\n"),
+    Mutation("records of older terms count", "streamd/replica/changelog/admission.py",
+             "        if entry.term < self.term:\n", "        if entry.term < self.term - 1:\n"),
+    Mutation("a follower keeps its lines beyond the changelog's end", "streamd/replica/follower/follower.py",
+             "            elif last_state(self.data_dir, schema).seq > self._position.seq:\n", "            elif False:\n"),
+    Mutation("positions are those of what was read, not of what is in the log", "streamd/ingest/loop.py",
+             "        events = at.merger.release(now, limit)\n        positions = at.positions\n",
+             "        events = at.merger.release(now, limit)\n"
+             "        from streamd.events import Position\n"
+             "        positions = [Position(source.position(n)) for n in range(len(at.positions))]\n"),
+    Mutation("a restart reads batched records from their begin", "streamd/ingest/loop.py",
+             "            events = events.take(not_yet_appended(events.rows, resume))\n", ""),
+    Mutation("letters are not flushed before the commit", "streamd/ingest/loop.py",
+             "        self._letters.flush()\n", ""),
+    Mutation("late events are dropped", "streamd/ingest/order/batch_builder.py",
+             '        if late.any() and self._late_policy == "dead_letter":\n', "        if late.any():\n            kept = kept & ~late\n        if False:\n"),
+)
+"""Each one alone."""
+
+
+def find(mutation, cpu_seconds, first):
+    """Look for a mutation. Returns: the seed that found it and the first line of what it found, None where none did; and the CPU time."""
+    with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
+        shutil.copytree(ROOT / "streamd", Path(folder) / "streamd")
+        (Path(folder) / "tests").symlink_to(ROOT / "tests")
+        path = Path(folder) / mutation.path
+        code = path.read_text()
+        assert code.count(mutation.old) == 1, f"{mutation.path} has the text of {mutation.name!r} {code.count(mutation.old)} times"
+        path.write_text(code.replace(mutation.old, mutation.new))
+        environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": folder}
+        done = subprocess.run([sys.executable, "-m", "tests.simulator", "1000000", str(first), "--cpu-seconds", str(cpu_seconds), "--first-failure"],
+                              cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    used = re.search(r"([\d.]+) s of CPU", done.stdout)
+    if used is None:
+        raise RuntimeError(done.stdout + done.stderr)
+    why = re.search(r"^seed (\d+) fails at turn \d+, digest \w+: (.*)$", done.stdout, re.MULTILINE)
+    return (why and (int(why[1]), why[2])), float(used[1])
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m tests.simulator.mutations", description=__doc__)
+    parser.add_argument("--cpu-seconds", type=float, default=600, help="longest search for each")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--only", default="", help="part of the names of those to look for")
+    given = parser.parse_args()
+    missed = 0
+    for mutation in MUTATIONS:
+        if given.only in mutation.name:
+            begun = time.perf_counter()
+            found, used = find(mutation, given.cpu_seconds, given.first)
+            missed += found is None
+            what = "NOT FOUND" if found is None else f"seed {found[0]}: {found[1]}"
+            print(f"{mutation.name}: {used:.0f} s of CPU, {time.perf_counter() - begun:.0f} s; {what}", flush=True)
+    return missed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
