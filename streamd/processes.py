@@ -84,13 +84,21 @@ def end_with_parent(number: int = signal.SIGTERM) -> None:
 
 
 def end_with_supervisor(number: int = signal.SIGTERM) -> None:
-    """End this process, by a signal, with the one that started it, even where that was killed while
-    this process started."""
-    parent = int(os.environ.get(SUPERVISED_BY, os.getppid()))
+    """End this process, by a signal, with the supervisor that started it, even if that was killed
+    while this process started. A process of a shell or service manager outlives it."""
+    if SUPERVISED_BY not in os.environ:
+        return
     end_with_parent(number)
-    if os.getppid() != parent:
-        logger.error("supervisor_gone", pid=parent)
+    if (gone := gone_supervisor()) is not None:
+        logger.error("supervisor_gone", pid=gone)
         sys.exit(1)
+
+
+def gone_supervisor() -> int | None:
+    """The process id of the supervisor that started this process, if that has ended; None if it
+    runs, or if there was none."""
+    started_by = os.environ.get(SUPERVISED_BY)
+    return None if started_by in (None, str(os.getppid())) else int(started_by)
 
 
 @contextlib.contextmanager

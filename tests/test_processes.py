@@ -1,12 +1,14 @@
 """What ends a process, and what it asks of the system."""
 
 import ctypes
+import os
 import signal
 import subprocess
 
 import pytest
 
-from streamd.processes import PYTHON, num_cpus
+from streamd.processes import PYTHON, gone_supervisor, num_cpus
+from tests.processes import is_alive, soon
 
 PROGRAM = """
 import os, signal, threading
@@ -60,3 +62,43 @@ print(mallinfo().hblkhd > 100 << 20)
 def test_a_process_that_learns_keeps_the_memory_of_large_arrays_unless_the_environment_decides(environ, said):
     done = subprocess.run([*PYTHON, "-c", KEEPS], capture_output=True, text=True, env=environ)
     assert done.stdout == said, done.stderr
+
+
+ROLE = """
+import os, sys, time
+from streamd.processes import end_with_supervisor, gone_supervisor
+
+end_with_supervisor()
+print(os.getpid(), flush=True)
+while os.getppid() == int(sys.argv[1]):
+    time.sleep(0.01)
+# The signal may come a moment after the parent changes.
+time.sleep(0.5)
+print("goes on", gone_supervisor(), flush=True)
+"""
+STARTER = """
+import os, subprocess, sys, time
+
+child = subprocess.Popen([sys.executable, "-P", "-c", sys.argv[1], str(os.getpid())],
+                         env=os.environ | ({"SUPERVISED_BY": str(os.getpid())} if sys.argv[2] else {}))
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("supervised", ["", "yes"])
+def test_a_role_ends_with_its_supervisor_and_outlives_a_shell(supervised):
+    starter = subprocess.Popen([*PYTHON, "-c", STARTER, ROLE, supervised], stdout=subprocess.PIPE, text=True,
+                               env={k: v for k, v in os.environ.items() if k != "SUPERVISED_BY"})
+    child = int(starter.stdout.readline())
+    starter.kill()
+    starter.wait()
+    # The pipe closes when the role has ended.
+    assert starter.stdout.read() == ("" if supervised else "goes on None\n")
+    soon(lambda: not is_alive(child), "it ended")
+    starter.stdout.close()
+
+
+def test_the_supervisor_that_has_ended_is_named(monkeypatch):
+    for started_by, gone in ((os.getppid(), None), (1 << 22, 1 << 22)):
+        monkeypatch.setenv("SUPERVISED_BY", str(started_by))
+        assert gone_supervisor() == gone

@@ -34,8 +34,10 @@ from streamd.errors import (
 from streamd.processes import (
     SUPERVISED_BY,
     Place,
+    end_with_parent,
     end_with_supervisor,
     ended_by_signals,
+    gone_supervisor,
     keep_freed_memory,
     place_of,
     raise_file_limit,
@@ -82,6 +84,8 @@ def run_role(
     # torchrun, and one that hangs would not see a signal that can be caught.
     name = name or role
     place = place_of(os.environ)
+    if place is not None:
+        end_with_parent(signal.SIGKILL)
     end_with_supervisor(signal.SIGTERM if place is None else signal.SIGKILL)
     raise_file_limit()
     configure_logs(
@@ -104,6 +108,8 @@ def run_role(
             make_data_dir(settings.data_dir)
         with _disk_errors(role, settings):
             _run(settings, role, name, rank, stop, at_once)
+        if (gone := gone_supervisor()) is not None:
+            logger.info("ended_with_supervisor", pid=gone, meaning="what started this role ended")
     except StreamdError as error:
         return _status_after(error, settings, role, name, rank, stop)
     except (PermissionError, NotADirectoryError, FileExistsError) as error:

@@ -19,6 +19,7 @@ from streamd.daemon.erasures import keep_erasing
 from streamd.daemon.kernels_ready import make_kernels_ready
 from streamd.daemon.role_lock import lock_name
 from streamd.gpu import choose_device
+from streamd.processes import gone_supervisor
 from streamd.registry import Registry
 from streamd.roles import server_names
 from streamd.server.listening import listen, web_config
@@ -142,6 +143,8 @@ def _end_after_drain(
     stop.wait()
     # A stop makes the server unready first, so that a balancer sends requests elsewhere.
     server.state.draining = True
-    logger.info("draining", seconds=seconds)
+    gone = gone_supervisor()
+    why = "a signal" if gone is None else f"the process that started it (pid {gone}) has ended"
+    logger.info("draining", seconds=seconds, why=why)
     at_once.wait(seconds if server.state.engine.status.ready else 0)
     server.should_exit = True
