@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, TextIO, cast
 
 from streamd.errors import SettingsError
-from streamd.exchange.times import Misfit
+from streamd.exchange.times import Misfit, shown_value
 from streamd.settings.sets import nearest_of
 
 BLANKS = "blanks"
@@ -34,6 +34,9 @@ MAX_CELL = 2**24
 """Longest cell in characters: one without an end must not take all memory."""
 SEPARATOR = re.compile("sep=(.)", re.IGNORECASE)
 """A line that Excel reads as the delimiter of the lines after it."""
+TIME = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}($|[T ])")
+"""The beginning of a day in digits, in any order of its parts."""
+NUMBER = re.compile(r"[+-]?\d+(\.\d*)?(e[+-]?\d+)?", re.IGNORECASE)
 NAME_COLUMNS = (
     "name the columns with --src, --dst, --time and --features, or a topic of `sources`, which has "
     "their names, with --source; add --no-header if the file has no names."
@@ -131,6 +134,8 @@ def csv_rows(
         if head is None:
             return
         names = _names(head, form)
+        if not form.columns and form.header and not (wanted and {*wanted} <= {*names}):
+            _check_header(names)
         check_columns(names, wanted)
         if not form.header:
             rows = _prepend(head, rows)
@@ -196,6 +201,28 @@ def _delimiter_of(header: str, usual: str) -> str:
     """The delimiter of a header: another one that programs write if it lacks the usual."""
     other = re.search(r"[;\t|]", header)
     return usual if usual in header or other is None else other[0]
+
+
+def _check_header(names: list[str]) -> None:
+    """Refuse a first row that has a time or a number among its cells. Raises: Misfit."""
+    numbers = [name for name in names if NUMBER.fullmatch(name.strip())]
+    # A table without names of its own numbers its columns: 0, 1, 2, or a part of them.
+    if _count_up(numbers):
+        numbers = []
+    times = [name for name in names if TIME.match(name.strip())]
+    if odd := (*times, *numbers):
+        raise Misfit(
+            f"row 1 looks like data ({shown_value(odd[0])} is no name): is there a header?",
+            "write the columns' names into row 1; `import`, `produce` and `backtest` also number "
+            "the columns from 1 by --no-header.",
+        )
+
+
+def _count_up(numbers: list[str]) -> bool:
+    """Whether names are 0, 1, 2 and so on, or at least two from 1."""
+    first = numbers[0] if numbers else "0"
+    is_start = first == "0" or (first == "1" and len(numbers) > 1)
+    return is_start and numbers == [str(int(first) + n) for n in range(len(numbers))]
 
 
 def _row(cells: list[str], names: list[str], form: TextForm) -> Row:

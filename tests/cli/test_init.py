@@ -122,10 +122,13 @@ def test_a_table_of_another_program_is_read(tmp_path, delimiter):
     assert done.exit_code == 0 and "20 records: 20 edges" in done.output, done.output
 
 
-def test_a_table_in_another_encoding_is_refused_by_what_to_change(tmp_path):
-    (tmp_path / "shop.csv").write_text("who,what,at\nu1,Süd,1790000000\n", encoding="latin-1")
+@pytest.mark.parametrize(("text", "says"), [
+    ("u1,i1,2026-09-01 08:02:21\n", "row 1 looks like data ('2026-09-01 08:02:21' is no name): is there a header?"),
+    ("who,what,at\nu1,Süd,1790000000\n", "save it as UTF-8")])
+def test_a_table_that_cannot_be_read_is_refused_by_what_to_change(tmp_path, text, says):
+    (tmp_path / "shop.csv").write_text(text, encoding="latin-1")
     done = invoke(tmp_path, "--topic", "shop", "--sample", tmp_path / "shop.csv")
-    assert done.exit_code == 1 and "save it as UTF-8" in str(done.exception) and not (tmp_path / "settings.yaml").exists()
+    assert done.exit_code == 1 and says in str(done.exception) and not (tmp_path / "settings.yaml").exists()
 
 
 def test_a_table_whose_times_cannot_be_read_is_said(tmp_path):

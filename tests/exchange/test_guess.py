@@ -120,9 +120,8 @@ def test_a_list_of_one_element_is_read_as_one_of_more_would_be():
     assert "features" not in guessed.source["fields"]
 
 
-def test_a_table_without_a_header_is_doubted(tmp_path):
-    (tmp_path / "t.csv").write_text("".join(f"u{i % 7},p{i % 9},{(S0 + i) * 1000},{i % 5}.5\n" for i in range(40)))
-    doubts = guess("t", [Record(value, n) for n, value in read_rows(EventFile(tmp_path / "t.csv"))], NOW_US).doubts
+def test_records_of_a_table_without_a_header_are_doubted():
+    doubts = guess("t", rows(lambda i: {"u0": f"u{i % 7}", "p0": f"p{i % 9}", str(S0 * 1000): (S0 + i) * 1000, "0.5": i % 5 + 0.5}), NOW_US).doubts
     assert f"a field is called {S0 * 1000}: if that is a value, the table has no header; add one" in doubts
 
 

@@ -11,7 +11,10 @@ import zstandard
 from typer.testing import CliRunner
 
 from streamd.cli.main import app
+from streamd.errors import SettingsError
 from streamd.eventlog.reader import LogReader
+from streamd.exchange.event_files import EventFile
+from streamd.exchange.sourced import read_rows
 
 ROWS = "src,dst,time\na,b,5\nc,d,6\n"
 LINES = '{"src": "a", "dst": "b", "time": 5}\n{"src": "c", "dst": "d", "time": 6}\n'
@@ -136,3 +139,25 @@ def test_other_text_with_points_and_letters_is_a_key_as_it_is(tmp_path, cell):
 def test_an_integer_in_two_forms_is_refused(tmp_path, cell):
     said, _ = imported(tmp_path, "t.csv", f"src,dst,time\n{cell},b,5\n1,b,6\n")
     assert f"row 2: column 'src': it has '{cell}', which stays text, and 1, which would be an integer" in said
+
+
+NAMED_COLUMNS = ("--src", "a", "--dst", "b", "--time", "c", "--time-unit", "s")
+
+
+@pytest.mark.parametrize(("head", "says"), [
+    ("B007,r12,2026-09-01 08:02:21", "'2026-09-01 08:02:21'"), ("B007,r12,01/09/2026", "'01/09/2026'"), ("8,12,1790000000", "'8'"), ("u,i,1790000000", "'1790000000'"),
+    ("u,i,t,4.5", "'4.5'"), ("u,i,t,-1", "'-1'"), ("u,i,t,1e3", "'1e3'"), ("0,1,2", ""), ("1,2,3", ""), ("u,i,t,0,1", ""), (",0", ""), ("2_3,q4,v1.5", ""), ("nan,inf,2026q1", "")])
+def test_a_first_row_of_data_is_no_header(tmp_path, head, says):
+    (tmp_path / "t.csv").write_text(f"{head}\n{','.join('x' * (head.count(',') + 1))}\n")
+    if says:
+        with pytest.raises(SettingsError, match=rf"t.csv: row 1 looks like data \({re.escape(says)} is no name\): is there a header\?.*--no-header"):
+            read_rows(EventFile(tmp_path / "t.csv"))
+    else:
+        assert len(list(read_rows(EventFile(tmp_path / "t.csv")))) == 1
+
+
+def test_a_table_without_a_header_says_so_in_the_place_of_a_column_and_columns_that_are_named_are_taken(tmp_path):
+    (tmp_path / "t.csv").write_text("u1,i1,1700000000\nu2,i2,1700000001\n")
+    assert "row 1 looks like data ('1700000000' is no name)" in run("import", tmp_path / "t.csv", "--data-dir", tmp_path / "log")
+    (tmp_path / "t.csv").write_text("a,b,c,2026-01-01\nu1,i1,1700000000,4\n")
+    assert "1 events" in run("import", tmp_path / "t.csv", *NAMED_COLUMNS, "--data-dir", tmp_path / "log")
