@@ -78,10 +78,15 @@ class OddKeys:
         for odd in self.keys:
             name = json.dumps(odd.key, ensure_ascii=False)
             share = f"{100 * odd.num / self.num_edges:.3g} %"
-            what = "a placeholder, no node" if odd.is_placeholder else "one key in very many edges"
+            drop = f"`drop_keys: [{name}]` in the source drops "
+            what = (
+                f"a placeholder, no node; {drop}such events"
+                if odd.is_placeholder
+                else f"fine if it is popular; if it means that there is none, {drop}its events"
+            )
             found.append(
                 f"{name} is the {odd.role} of {odd.num:,} of {self.num_edges:,} edges ({share}): "
-                f"{what}; `drop_keys: [{name}]` in the source drops such events"
+                f"{what}"
             )
         if self.blank:
             written, plain = (

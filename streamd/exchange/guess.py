@@ -133,6 +133,8 @@ def guess(
     else:
         doubts += of_whole
         _doubt_kinds(mapped.fields, mark, doubts)
+    if envelope == "debezium":
+        doubts.append(_doubt_of_updates(mapped.source["fields"].get("time")))
     if features:
         settings["graph"] = {"edge_sets": {edge_set: {"features": features}}}
         doubts.append("features are fixed for the life of a log: leave out those that tell nothing")
@@ -185,7 +187,7 @@ def _map_rows(
     paths = {"src": src, "dst": (ends.dst,)}
     if times.path:
         paths["time"] = (times.path,)
-    doubts += doubts_of_endpoints(fields, ends, frozenset(taken | {*src}))
+    doubts += doubts_of_endpoints(fields, ends, frozenset(taken | {*src}), src)
     doubts += _doubts_of_decimals(fields, (ends.src, ends.dst))
     if len(src) > 1:
         doubts.append(
@@ -317,6 +319,15 @@ def _without_missing(declared: dict[str, Any]) -> dict[str, Any]:
 def _is_same(source: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether two sources differ in their conditions alone."""
     return {k: v for k, v in source.items() if k != "where"} == other
+
+
+def _doubt_of_updates(time: str | None) -> str:
+    """The doubt about changes of rows. time: path of their times, None for the records'."""
+    late = "" if time is None else f" with its {time}, and one that comes late gets the newest time"
+    return (
+        f"each update of a row (op u) makes a further edge{late}; for first states only: where: "
+        "{$envelope.op: [c, r, d]}"
+    )
 
 
 def _printable(value: str) -> str:

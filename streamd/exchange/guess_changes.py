@@ -32,6 +32,10 @@ OPERATIONS: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...]
     (("created", "updated", "modified"), ("deleted", "removed"), ()),
 )
 """Words for changes that leave a row, those that delete one, and those of no row, by families."""
+UPDATES = frozenset(
+    ("u", "+u", "update", "replace", "upsert", "update_postimage", "modify", "updated", "modified")
+)
+"""Words for a change of a row that is there already."""
 TRUNCATES = ("t", "truncate", "truncate-table", "truncated", "drop", "drop-table", "dropdatabase")
 """Words for a change that deletes all rows, in any family."""
 MARK_WORDS = frozenset(
@@ -187,9 +191,11 @@ def delete_rule(
             "cannot name the edge of its row, which stays"
         )
         return None
+    updates = [value for value in mark.kept if str(value).lower() in UPDATES]
+    first = f"; for first states only, leave {', '.join(updates)} out of `where`" if updates else ""
     doubts.append(
         f"{words}: they delete the edge of the same fields, so deletes must hold whole rows; each "
-        "update of a row makes one more edge"
+        f"update of a row makes one more edge, and a late one gets the newest time{first}"
     )
     return {"where": {mark.path: list(mark.deleted)}, "fields": of_edge}
 

@@ -1,7 +1,9 @@
 """The fields of an edge's source and destination, guessed of names and values."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from streamd.decode.sources.paths import first_value, follow
 from streamd.eventlog.odd_keys import PLACEHOLDERS
 from streamd.exchange.field_names import (
     ACTORS,
@@ -258,9 +260,12 @@ def source_paths(fields: Fields, src: str, taken: frozenset[str]) -> tuple[str, 
     return (other, src) if is_anonymous else (src, other)
 
 
-def doubts_of_endpoints(fields: Fields, ends: Endpoints, times: frozenset[str]) -> list[str]:
-    """Everything doubtful about source and destination."""
+def doubts_of_endpoints(
+    fields: Fields, ends: Endpoints, times: frozenset[str], src: Sequence[str]
+) -> list[str]:
+    """Everything doubtful about source and destination. src: all paths of the source."""
     doubts = []
+    paths = {"src": src, "dst": (ends.dst,)}
     for role, path in ends.named:
         if path not in fields.scalars:
             doubts.append(
@@ -269,6 +274,9 @@ def doubts_of_endpoints(fields: Fields, ends: Endpoints, times: frozenset[str]) 
             continue
         if role in ends.unsure:
             doubts.append(f"{role} is {path} only because its values look like keys")
+        if missing := fields.missing(path):
+            sentence = f"{path} ({role}) is missing in {missing} of {fields.count} records"
+            doubts.append(sentence + _way_out_of_missing(role, paths[role], fields))
         doubts += _doubts_of_key(role, path, fields)
         if others := _alternatives(role, path, fields, ends, times):
             doubts.append(f"{role} may also be {', '.join(others)}")
@@ -280,12 +288,24 @@ def doubts_of_endpoints(fields: Fields, ends: Endpoints, times: frozenset[str]) 
     return doubts
 
 
+def _way_out_of_missing(role: str, paths: Sequence[str], fields: Fields) -> str:
+    """The end of a doubt about records without a key; empty if all have one at another path."""
+    # A record without the list of events has none, and is no dead letter.
+    walks = [follow(steps_of(path)) for path in paths]
+    has_all = all(first_value([walk(row) for walk in walks]) is not None for row in fields.rows)
+    if has_all or any(fields.list_of(path) for path in paths):
+        return ""
+    path = paths[0] if len(paths) == 1 else f"[{', '.join(paths)}]"
+    return (
+        f": such records become dead letters; to drop them, write {role}: {{path: {path}, default: "
+        "anonymous} and drop_keys: [anonymous]"
+    )
+
+
 def _doubts_of_key(role: str, path: str, fields: Fields) -> list[str]:
     """Everything doubtful about the values of a key."""
     at = fields.scalars[path]
     doubts = []
-    if missing := fields.missing(path):
-        doubts.append(f"{path} ({role}) is missing in {missing} of {fields.count} records")
     if at.count >= ENOUGH and len(at.values) == 1:
         doubts.append(f"{path} ({role}) is the same in all records: nothing can be ranked by it")
     if len(at.values) == at.count >= ENOUGH:

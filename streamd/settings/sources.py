@@ -241,6 +241,15 @@ class SourceSettings(_Rule):
     labels: LabelRule | None = Field(None, description="which records are labels")
     nodes: NodeRule | None = Field(None, description="which records are node features")
 
+    @field_validator("drop_keys", mode="before")
+    @classmethod
+    def _has_keys(cls, keys: Any) -> Any:
+        if None in as_tuple(keys):
+            raise ValueError(
+                "null is no key: write default: anonymous at the field and drop_keys: [anonymous]"
+            )
+        return keys
+
     @field_validator("unavailable_value")
     @classmethod
     def _is_a_word(cls, word: str) -> str:

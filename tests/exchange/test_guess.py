@@ -1,6 +1,7 @@
 """`streamd sources guess` on the shapes of public sources: the first proposal is right, or a doubt names what is wrong with it."""
 
 import json
+import re
 
 import pytest
 
@@ -211,6 +212,20 @@ def test_marks_of_change_streams_without_their_envelope_make_deletes(live, gone,
     (tmp_path / "guess.yaml").write_text(guessed.settings)
     verdict = judge(load_settings(tmp_path / "guess.yaml", {"data_dir": tmp_path}, {})[0], Sample("t", {0: records}), ManualClock(NOW_US))
     assert verdict.counts == {"edge": 50, "delete": 10}
+
+
+@pytest.mark.parametrize(("path", "words"), [
+    ("__op", "cud"), ("op_type", "IUD"), ("row_kind", ["+I", "+U", "-D"]), ("operation", ["insert", "replace", "delete"]), ("Op", ["Created", "Modified", "Deleted"])])
+def test_first_states_alone_are_edges_without_the_words_that_a_guess_names(path, words, tmp_path):
+    records = rows(lambda i: {"customer_id": i % 7, "product_id": 40 + i % 9, "at": (S0 + i) * 1000, path: words[i % 3]})
+    guessed = guess("t", records, NOW_US)
+    (named,) = (found[1].split(", ") for doubt in guessed.doubts if (found := re.search("for first states only, leave (.*) out of `where`", doubt)))
+    part = NUM_RECORDS // 3
+    for left_out, edges in (((), 2 * part), (named, part)):
+        guessed.source["where"][path] = [word for word in guessed.source["where"][path] if word not in left_out]
+        (tmp_path / "guess.yaml").write_text(guessed.settings)
+        verdict = judge(load_settings(tmp_path / "guess.yaml", {"data_dir": tmp_path}, {})[0], Sample("t", {0: records}), ManualClock(NOW_US))
+        assert verdict.counts == {"edge": edges, "delete": part}, (guessed.source, named)
 
 
 @pytest.mark.parametrize(("path", "words", "gone"), [

@@ -68,10 +68,34 @@ def test_an_event_bus_goes_in_as_it_is(tmp_path):
 def test_nested_json_with_float_seconds_goes_in_but_for_null_users(tmp_path):
     guessed, _, verdict = verdict_of(nested, tmp_path)
     assert guessed.source["time"] == "s" and (guessed.source["fields"]["src"], guessed.source["fields"]["dst"]) == ("event.user.id", "event.item.sku")
-    assert verdict.counts == {"edge": 40} and verdict.refused == {"missing_field": 20} and "event.user.id (src) is missing in 20 of 60 records" in guessed.doubts
+    assert verdict.counts == {"edge": 40} and verdict.refused == {"missing_field": 20}
+    (doubt,) = (doubt for doubt in guessed.doubts if doubt.startswith("event.user.id (src) is missing in 20 of 60 records: such records become dead letters"))
     # One edit gives those visitors a node.
     _, _, verdict = verdict_of(nested, tmp_path, [("src: event.user.id", "src: {path: event.user.id, default: visitor}")])
     assert verdict.counts == {"edge": NUM} and not verdict.refused
+    # The edits that the guess names drop them.
+    edits = [("src: event.user.id", "src: {path: event.user.id, default: anonymous}"), ("  fields:", "  drop_keys: [anonymous]\n  fields:")]
+    assert edits[0][1] in doubt and "drop_keys: [anonymous]" in doubt
+    _, _, verdict = verdict_of(nested, tmp_path, edits)
+    assert verdict.counts == {"edge": 40} and not verdict.refused and verdict.num_skipped == 20
+
+
+def test_a_key_that_another_path_has_is_no_dead_letter(tmp_path):
+    for anonymous, whole in ((lambda i: f"a{i % 5}", True), (lambda i: None if i % 6 == 0 else f"a{i % 5}", False)):
+        guessed, _, verdict = verdict_of(lambda i, a=anonymous: {"userId": None if i % 3 == 0 else i % 9, "anonymousId": a(i), "item": d(i, 7, 2), "ts": S0 + i}, tmp_path)
+        (doubt,) = (doubt for doubt in guessed.doubts if "(src) is missing in 20 of 60 records" in doubt)
+        assert guessed.source["fields"]["src"] == ["userId", "anonymousId"] and bool(verdict.refused) != whole
+        assert ("src: {path: [userId, anonymousId], default: anonymous}" in doubt) != whole, guessed.doubts
+
+
+def test_first_states_only_are_the_edges_of_a_table_by_the_condition_that_the_guess_names(tmp_path):
+    """Rows of id 3, 9, ... are updates: each is an edge more, unless the condition leaves it out."""
+    guessed, _, _ = verdict_of(orders, tmp_path)
+    (doubt,) = (doubt for doubt in guessed.doubts if "each update of a row (op u) makes a further edge with its created_at" in doubt)
+    condition = "where: {$envelope.op: [c, r, d]}"
+    assert condition in doubt
+    _, _, verdict = verdict_of(orders, tmp_path, [("  fields:", f"  {condition}\n  fields:")])
+    assert verdict.counts == {"edge": 40, "delete": 10} and verdict.num_skipped == 10
 
 
 def test_a_tables_changes_go_in_as_they_are(tmp_path):

@@ -319,7 +319,8 @@ def odd_rows():
 def test_check_import_and_doctor_name_odd_keys(tmp_path):
     code, text = checked(tmp_path, ODD, odd_rows())
     assert code == 0 and '"u:null" is the source of 5 of 100 edges (5 %): a placeholder' in text.replace("\n", " ")
-    assert '"front" is the destination of 32 of 100 edges' in text and "1 of 100 edges are exact copies" in text
+    assert '"front" is the destination of 32 of 100 edges (32 %): fine if it is popular; if it means that there is none, `drop_keys' in text.replace("\n", " ")
+    assert "1 of 100 edges are exact copies" in text
     log = ("--config", tmp_path / "s.yaml", "--data-dir", tmp_path / "log")
     done = invoke("tguf", "import", tmp_path / "clicks.ndjson", "--source", "clicks", *log)
     assert done.exit_code == 0 and '"u:null" is the source of 5 of 100 edges' in done.output and "exact copies" in done.output

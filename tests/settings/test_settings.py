@@ -171,7 +171,7 @@ def test_widths_and_topics_follow_from_what_is_declared(tmp_path):
     ("src: u", "src: {constant: a, prefix: b}", r"neither prefix nor default"), ("time: t", "time: {path: t, prefix: x}", r"fields\.time .*line 8\): only keys have a prefix"),
     ("time: t, ", "", r"sources\.0 .*fields needs a time"), ("topic: clicks", "topic: clicks\n    time: record", r"time is record"),
     ("seconds: s", "secs: s", r"features\.secs .*line 8\): secs is not declared"), ("seconds: s, ", "", r"line 8\): seconds of .* has no path here, and no `missing`"),
-    ("where: {kind: forget}, ", "", r"deletes has no where, so nothing is left for fields"), ("[view]", "[]", r"kind has no values"), ("{node: u}", "{src: u}", r"src, dst and time"),
+    ("where: {kind: forget}, ", "", r"deletes has no where, so nothing is left for fields"), ("[view]", "[]", r"kind has no values"), ("topic: clicks", "topic: clicks\n    drop_keys: [null]", r"drop_keys .*null is no key: write default: anonymous"), ("{node: u}", "{src: u}", r"src, dst and time"),
     ("number", "numbr", r"features\.seconds\.type .*line 5\): .*'number' or 'bool'"), ("number", "{hash: 0}", r"features\.seconds\.hash .*line 5\).*greater than 0"),
     ("number", "{hash: 2, vector: 2}", r"a feature is number, bool"), ("number", "{hash: 2, text: 2}", r"a feature is number, bool"), ("number", "{text: 0}", r"features\.seconds\.text .*line 5\).*greater than 0"), ("number", "{text: 2, missing: [1]}", r"missing is not a value of text: 2"), ("number", "{vector: 2, missing: [1]}", r"missing is not a value of vector: 2"),
     ("seconds: s", "seconds: {path: s, default: soon}", r"features\.seconds .*line 8\): default is no value of number"), ("seconds: s", "seconds: {constant: s}", r"constant is no value of number"),
