@@ -41,6 +41,9 @@ class StreamdError(Exception):
     status 2."""
 
     def __init__(self, message: str, action: str = "") -> None:
+        # A hint such as "did you mean 'views'?" may be the end of a sentence.
+        if message.endswith("?."):
+            message = message[:-1]
         super().__init__(f"{message} Operator action: {action}" if action else message)
 
 

@@ -17,6 +17,16 @@ MAX_SHOWN = 80
 """Most characters of a wrong value that an error shows."""
 ORDER = ("file", "environment", "command line", "default")
 """The sources of settings, in the order in which errors are listed."""
+EXAMPLES: dict[str | int, str] = {
+    "where": "{kind: [view]}",
+    "fields": "{src: user_id, dst: item_id, time: ts}",
+    "features": "{price: {type: number}}",
+    "edge_sets": "{views: {source: user, target: item}}",
+    "node_sets": "{user: {}, item: {}}",
+}
+"""Mappings by the name of the setting that holds them."""
+TYPES = ("str", "int", "float", "bool")
+"""Names that pydantic adds to the key of a value of several types."""
 Place = Sequence[str | int]
 """A key, step by step, such as ("sources", 0, "fields")."""
 
@@ -91,7 +101,7 @@ class Mistakes:
             value_at = _existing(tree, place)
             if value_at not in known:
                 known.add(value_at)
-                self.add(place, e["msg"].removeprefix("Value error, ") + _got(place, e["input"]))
+                self.add(_without_types(place, value_at), _wrong(place, e))
 
     def raise_any(self) -> None:
         """Raise SettingsError with all that was added, if there is any."""
@@ -156,6 +166,27 @@ def _existing(tree: Any, place: Place) -> Place:
         except (TypeError, LookupError):
             return place[:number]
     return place
+
+
+def _without_types(place: Place, in_tree: Place) -> Place:
+    """A key without the names of types that pydantic adds to it. in_tree: its part in the tree."""
+    added = [step for step in place[len(in_tree) :] if str(step) in TYPES or "[" in str(step)]
+    return place[: len(place) - len(added)]
+
+
+def _wrong(place: Place, error: Any) -> str:
+    """An error of pydantic in the words of a settings file, with the wrong value."""
+    got = _got(place, error["input"])
+    if error["type"] in ("tuple_type", "list_type"):
+        if place[-1] == "sources":
+            return f"it must be a list of mappings, each with a topic{got}"
+        # One value instead of a list of them is the usual slip.
+        shown = f": [{error['input']}]" if got and isinstance(error["input"], str | int) else ""
+        return f"it must be a list{shown}" + ("" if shown else got)
+    if error["type"] in ("dict_type", "model_type", "model_attributes_type"):
+        example = next((EXAMPLES[s] for s in reversed(place) if s in EXAMPLES), "{name: value}")
+        return f"it must be a mapping, such as {example}{got}"
+    return str(error["msg"]).removeprefix("Value error, ") + got
 
 
 def _got(place: Place, value: Any) -> str:

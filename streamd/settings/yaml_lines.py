@@ -11,6 +11,9 @@ from pydantic import BaseModel
 from streamd.errors import SettingsError
 from streamd.settings.sets import Part
 
+MAX_SHOWN = 60
+"""Most characters of a line that an error shows."""
+
 
 class _Loader(yaml.SafeLoader):
     """Notes the keys that a mapping has twice; of such keys YAML's own loader takes the last one
@@ -39,10 +42,13 @@ class SettingsFile:
             loader = _Loader(path.read_text(encoding="utf-8"))
             self._root = loader.get_single_node()
             content = {} if self._root is None else loader.construct_document(self._root) or {}
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        except yaml.YAMLError as error:
             raise SettingsError(
-                f"Settings file {path} cannot be read: {' '.join(str(error).split())}."
+                f"Settings file {path} cannot be read: {_yaml_words(error)}.",
+                "put text with marks such as : or # in quotes, and check the indentation.",
             ) from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(f"Settings file {path} cannot be read: {error}.") from None
         if not isinstance(content, dict):
             raise SettingsError(
                 f"Settings file {path} must hold a mapping, not a {type(content).__name__}."
@@ -78,6 +84,21 @@ class SettingsFile:
             node = below
             step += num_steps
         return line
+
+
+def _yaml_words(error: yaml.YAMLError) -> str:
+    """An error of YAML with line and column, both from 1, and the line up to the column."""
+    if isinstance(error, yaml.reader.ReaderError):
+        return f"character {error.position + 1}, U+{int(error.character):04X}, is not allowed"
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return " ".join(str(error).split())
+    mark, begun = error.problem_mark, error.context_mark
+    words = f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+    if error.context:
+        since = "" if begun is None else f" from line {begun.line + 1}"
+        words += f" {error.context}{since}"
+    before = mark.buffer[: mark.pointer].rpartition("\n")[2] if mark.buffer else ""
+    return f"{words}, after {before[-MAX_SHOWN:]!r}" if before.strip() else words
 
 
 def nearest_name(model: type[BaseModel], place: Sequence[str | int]) -> str:

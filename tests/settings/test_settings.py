@@ -37,7 +37,14 @@ def each_is_a_line(text):
 @pytest.mark.parametrize(("yaml", "environ", "says"), [
     ("trainin: {}", {}, "trainin"), ("training: {epoch: 1}", {}, "did you mean 'training.epochs'"),
     ("training: 5", {}, "Setting training .*mapping"), ("training: {epochs: 0}", {}, r"Setting training\.epochs .*greater than 0"), ("[1]", {}, "mapping"),
-    ("a: b: c", {}, "cannot be read"), ("model: {dim: 7}", {}, r"model\.dim \(file .* line 1\): 7 .*model\.heads"),
+    ("a: b: c", {}, r"s\.yaml cannot be read: line 1, column 5: mapping values are not allowed here, after 'a: b'\. Operator action: put text"),
+    ("kafka:\n  topics: [a, b\nserver: {port: 1}", {}, r"line 3, column 7: expected ',' or ']', but got ':' while parsing a flow sequence from line 2, after 'server'"),
+    ("kafka:\n\ttopics: [a]", {}, r"line 2, column 1: found character '\\t'"), ("a: \x07", {}, r"character 4, U\+0007, is not allowed"),
+    ("kafka: {topics: rides}", {}, r"kafka\.topics .*: it must be a list: \[rides\]\.$"), ("training: {mesh: 4}", {}, r"it must be a list: \[4\]\.$"),
+    ("server: {api_keys: hush}", {}, r"api_keys .*: it must be a list\.$"), ("sources: rides", {}, r"it must be a list of mappings, each with a topic, got 'rides'"),
+    ("sources: [{topic: t, time: s, where: view, fields: {src: a, dst: b, time: c}}]", {}, r"where .*: it must be a mapping, such as \{kind: \[view\]\}, got 'view'\.$"),
+    ("sources: [{topic: t, time: s, drop_keys: [[1]], fields: {src: a, dst: b, time: c}}]", {}, r"Setting sources\.0\.drop_keys\.0 \("),
+    ("graph: {node_sets: {reader: {}, item: {}}, edge_sets: {loan: {source: readr, target: item}}}", {}, r"did you mean 'reader'\?$"), ("model: {dim: 7}", {}, r"model\.dim \(file .* line 1\): 7 .*model\.heads"),
     ("", {"STREAMD_SERVER__PROT": "1"}, "STREAMD_SERVER__PORT"), ("", {"STREAMD_KAFKA__TOPICS": "x"}, "STREAMD_KAFKA__TOPICS.*JSON"),
     ("", {"STREAMD_SERVER__PORT": "http"}, "server.port"), ("kafka: {client: {group_id: x}}", {}, "group_id")])
 def test_a_wrong_setting_is_one_line_that_names_it(tmp_path, yaml, environ, says):
