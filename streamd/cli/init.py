@@ -1,11 +1,9 @@
 """The `streamd init` command: a settings file to start from, by a few questions or by options."""
 
-import logging
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -171,8 +169,7 @@ def _sample_of(
     if sample is not None and not Path(sample).is_file():
         raise SettingsError(f"{sample} is not a file.", "check the path.")
     try:
-        with _quiet_client():
-            records = read_with_progress(settings, name, count).all
+        records = read_with_progress(settings, name, count).all
         if records:
             return Found(records=records, words=_words(len(records), name), file=sample or "")
         why = f"{name} is empty"
@@ -189,18 +186,6 @@ def _sample_of(
     if Path(text).is_file():
         return _sample_of(broker, topic, text, count, asks, now_ms)
     return Found(records=pasted_records(text, now_ms), words="a pasted record")
-
-
-@contextmanager
-def _quiet_client() -> Iterator[None]:
-    """Keep the Kafka client from saying each of its attempts; one sentence is enough here."""
-    logger = logging.getLogger("kafka")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def _pasted(text: str, now_ms: int) -> Found:

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from streamd import __version__
 from streamd.cli.backtest import GridCommand, backtest
@@ -33,6 +34,7 @@ from streamd.cli.options import (
     out,
     printable,
     printable_lines,
+    quiet_client,
     settings_of,
 )
 from streamd.cli.produce_command import produce
@@ -252,13 +254,26 @@ def doctor(config: ConfigOption = None, data_dir: DataOption = None) -> None:
     from streamd.cli.doctor_checks import examine
 
     settings = settings_of(config, data_dir)
-    table = Table("check", "result", "what was seen", box=None)
     healthy = True
-    for check in examine(settings):
-        healthy &= check.good
-        table.add_row(check.name, "[green]good" if check.good else "[red]bad", check.seen)
-    out.print(table)
+    _print_check("check", Text("result"), "what was seen")
+    # Each at once: the kernels alone may take half a minute.
+    with quiet_client():
+        for check in examine(settings):
+            healthy &= check.good
+            result = Text("good", "green") if check.good else Text("bad", "red")
+            _print_check(check.name, result, check.seen)
     raise typer.Exit(0 if healthy else 1)
+
+
+def _print_check(name: str, result: Text, seen: str) -> None:
+    """Print a line of a table, with columns of the same width each time."""
+    row = Table(box=None, show_header=False)
+    row.add_column(width=16)
+    row.add_column(width=6)
+    row.add_column(overflow="fold")
+    row.add_row(name, result, Text(printable(seen)))
+    out.print(row)
+    out.file.flush()
 
 
 @app.command()

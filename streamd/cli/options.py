@@ -1,6 +1,8 @@
 """The options that several commands take, and the two consoles that all of them print to."""
 
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,6 +40,18 @@ def loaded_settings(
     # What the command line says is stronger than file and environment.
     overrides: dict[str, Any] = {} if data_dir is None else {"data_dir": data_dir}
     return load_settings(config, overrides | dict(values or {}))
+
+
+@contextmanager
+def quiet_client() -> Iterator[None]:
+    """Keep the Kafka client from logging each of its attempts; the command's error is enough."""
+    logger = logging.getLogger("kafka")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def printable(text: str) -> str:

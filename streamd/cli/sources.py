@@ -6,7 +6,15 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from streamd.cli.options import ConfigOption, err, out, print_rounded, printable, settings_of
+from streamd.cli.options import (
+    ConfigOption,
+    err,
+    out,
+    print_rounded,
+    printable,
+    quiet_client,
+    settings_of,
+)
 from streamd.schema import DEFAULT_SET
 from streamd.settings.loading import Settings
 from streamd.telemetry.progress import ProgressLine
@@ -29,7 +37,7 @@ def read_with_progress(settings: Settings, name: str, count: int, source: str = 
     from streamd.clock import SystemClock
     from streamd.exchange.sample import read_sample
 
-    with ProgressLine(err, f"reading {name}", "records") as line:
+    with quiet_client(), ProgressLine(err, f"reading {name}", "records") as line:
         line.begin(f"reading {name}", "records")
         return read_sample(settings, name, count, SystemClock(), source)
 

@@ -27,6 +27,7 @@ from streamd.ingest.kafka.client import make_consumer
 from streamd.ingest.kafka.safe_records import make_reading_safe
 from streamd.ingest.order.batch_builder import as_json
 from streamd.settings.loading import Settings, schema_of
+from streamd.settings.sets import nearest_of
 from streamd.settings.sources import by_topic
 
 PATIENCE_SECONDS = 10.0
@@ -90,8 +91,10 @@ def _of_topic(settings: Settings, topic: str, count: int) -> dict[int, list[Any]
     try:
         numbers = sorted(consumer.partitions_for_topic(topic) or ())
         if not numbers:
+            known = sorted(one for one in consumer.topics() if not one.startswith("__"))
             raise KafkaError(
-                f"There is no topic {topic}, and no file of that name.", "check its name."
+                f"There is no topic {topic}, and no file of that name{nearest_of(topic, known)}.",
+                "check its name.",
             )
         partitions = [TopicPartition(topic, number) for number in numbers]
         consumer.assign(partitions)

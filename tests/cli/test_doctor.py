@@ -3,12 +3,15 @@
 import os
 import resource
 import socket
+import sys
 import time
 
 import pytest
+from typer.testing import CliRunner
 
 from streamd.cli import doctor_checks as doctor
 from streamd.cli.doctor_checks import run_check
+from streamd.cli.main import app
 from streamd.errors import KafkaError
 from streamd.events import Schema
 from streamd.ingest.kafka.topic_watch import Topics
@@ -32,6 +35,20 @@ def test_topics_that_do_not_exist_are_named_with_what_makes_them(tmp_path, monke
     assert not check.good and "topic 'rides' does not exist" in check.seen and "--create" in check.seen
     kafka_says(monkeypatch)
     assert run_check("broker", settings(tmp_path)).seen == "nobody answers"
+
+
+def test_each_check_is_printed_as_it_ends(tmp_path, monkeypatch):
+    seen = []
+
+    def look(_):
+        seen.append(sys.stdout.buffer.getvalue().decode())
+        return 'drop_keys: ["nan"], [red]'
+
+    monkeypatch.setattr(doctor, "CHECKS", {"first": look, "second": look})
+    done = CliRunner().invoke(app, ["doctor", "--data-dir", str(tmp_path)], env={"COLUMNS": "100"})
+    lines = [line.rstrip().split(maxsplit=2) for line in done.stdout.splitlines()]
+    assert done.exit_code == 0 and lines == [["check", "result", "what was seen"], *([name, "good", 'drop_keys: ["nan"], [red]'] for name in ("first", "second"))]
+    assert "first" not in seen[0] and "first" in seen[1] and "second" not in seen[1]
 
 
 @pytest.mark.parametrize("below", ["", "below/it"])

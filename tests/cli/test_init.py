@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 
 import pytest
 import yaml
@@ -14,6 +15,7 @@ from streamd.demo.standin import StandIn
 from streamd.errors import KafkaError, SettingsError
 from streamd.exchange.first_settings import SampledTopic, pasted_records, settings_text
 from streamd.exchange.guess import guess
+from streamd.processes import PYTHON
 from streamd.settings.loading import load_settings
 
 RECORD = {"user_id": 8, "item": {"id": "b41"}, "ts": "2026-11-22T10:00:00Z", "dwell": 3.5}
@@ -87,11 +89,20 @@ def test_a_topic_is_read_where_the_broker_is_there(tmp_path):
     os.environ["STREAMD_KAFKA__CLIENT"] = json.dumps(broker.client)
     try:
         done = CliRunner().invoke(app, ["init", str(tmp_path / "s.yaml"), "--topic", "clicks", "--broker", broker.bootstrap_servers])
+        slip = CliRunner().invoke(app, ["sources", "guess", "click"], env={"STREAMD_KAFKA__BOOTSTRAP_SERVERS": broker.bootstrap_servers})
     finally:
         del os.environ["STREAMD_KAFKA__CLIENT"]
         broker.close()
     assert done.exit_code == 0, done.output
     assert "20 records: 20 edges; 0 skipped; 0 refused" in done.output and "backtest" not in done.output
+    assert str(slip.exception).startswith("There is no topic click, and no file of that name; there are clicks; did you mean 'clicks'? Operator action")
+
+
+def test_a_broker_that_is_away_is_one_sentence_without_the_clients_lines(tmp_path):
+    for command in ("guess", "check"):
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("STREAMD_")} | {"STREAMD_KAFKA__BOOTSTRAP_SERVERS": AWAY}
+        done = subprocess.run([*PYTHON, "-m", "streamd", "sources", command, "clicks"], env=clean, capture_output=True, text=True, check=False)
+        assert done.returncode == 2 and done.stderr.startswith(f"streamd: No broker answers at {AWAY}: connection refused") and done.stderr.count("\n") == 1, done.stderr
 
 
 def test_what_comes_from_outside_cannot_spoil_the_terminal(tmp_path):

@@ -17,7 +17,7 @@ from kafka.errors import SaslAuthenticationFailedError
 
 from streamd.errors import KafkaError, SettingsError, SilentBrokerError
 from streamd.ingest.kafka.fresh_secrets import client_of
-from streamd.ingest.kafka.listener import find_rejection, refused_login
+from streamd.ingest.kafka.listener import find_rejection, refused_login, why_silent
 from streamd.ingest.kafka.safe_records import make_reading_safe
 from streamd.settings.loading import KafkaSettings
 from streamd.settings.mistakes import joined
@@ -339,8 +339,9 @@ def _made(
             rejection = refused_login(kafka.bootstrap_servers, options, str(error))
         if rejection is not None:
             raise KafkaError(f"{rejection.why}.", rejection.action) from None
+        why = why_silent(kafka.bootstrap_servers, options) or error
         raise SilentBrokerError(
-            f"No broker answers at {kafka.bootstrap_servers}: {error}.",
+            f"No broker answers at {kafka.bootstrap_servers}: {why}.",
             "check kafka.bootstrap_servers, kafka.client and kafka.client_file.",
         ) from None
     except (TypeError, ValueError, OSError, AssertionError) as error:

@@ -28,6 +28,10 @@ PLACES = "kafka.client, or in the file that kafka.client_file names."
 """The words that end an operator action about the client's options."""
 
 
+class NoKafka(OSError):
+    """An answer that no broker gives, or the end of a connection."""
+
+
 class Rejection(NamedTuple):
     """Why a broker takes no client, as a sentence without its full stop, and what to do."""
 
@@ -50,6 +54,39 @@ def find_rejection(servers: str, options: Mapping[str, Any]) -> Rejection | None
             # No answer, or none that Kafka gives.
             continue
     return None
+
+
+def why_silent(servers: str, options: Mapping[str, Any]) -> str:
+    """Why the brokers of some addresses give no answer, a few words for each; empty if it cannot be
+    found. servers, options: as of `find_rejection`."""
+    if options.get("proxy_url") or options.get("socks5_proxy"):
+        return ""
+    reasons = {server.strip(): _why_silent(server.strip()) for server in servers.split(",")}
+    if len(reasons) == 1:
+        return next(iter(reasons.values()))
+    return "; ".join(f"{server}: {why}" for server, why in reasons.items() if why)
+
+
+def _why_silent(server: str) -> str:
+    """Why the broker of one address gives no answer, empty if it gives one."""
+    host, colon, port = server.rpartition(":")
+    name = host if colon else server
+    if colon and not port.isdecimal():
+        return f"{port!r} is no port"
+    ending = "" if colon else f"; {server} has no port, and {DEFAULT_PORT} was tried"
+    try:
+        _ask(server, None)
+    except socket.gaierror:
+        return f"the name {name} is not known{ending}"
+    except ConnectionRefusedError:
+        return f"connection refused{ending}"
+    except TimeoutError:
+        return f"no answer within {ASK_SECONDS:g} s{ending}"
+    except (NoKafka, ValueError, LookupError, struct.error):
+        return f"the program that listens there does not answer as Kafka{ending}"
+    except OSError as error:
+        return f"{error.strerror or error}{ending}"
+    return ""
 
 
 def refused_login(servers: str, options: Mapping[str, Any], words: str) -> Rejection:
@@ -201,7 +238,7 @@ def _request(line: socket.socket, number: int, body: bytes) -> bytes:
     line.sendall(struct.pack(">i", len(sent)) + sent)
     (size,) = struct.unpack(">i", _read(line, 4))
     if not 4 <= size <= MAX_ANSWER:
-        raise OSError("no answer of Kafka")
+        raise NoKafka("no answer of Kafka")
     return _read(line, size)[4:]
 
 
@@ -215,7 +252,7 @@ def _read(line: socket.socket, size: int) -> bytes:
     while len(data) < size:
         part = line.recv(size - len(data))
         if not part:
-            raise OSError("the connection ended")
+            raise NoKafka("the connection ended")
         data += part
     return data
 
