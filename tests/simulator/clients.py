@@ -75,6 +75,8 @@ class Consumer:
         self._line, self._broker, self._random = line, line.broker, line.scheduler.random
         self._at, self._epochs, self._paused, self._ends, self.stable = {}, {}, set(), {}, {}
         self._is_open, self._is_broken = True, False
+        self.notes = []
+        """Called after each answer to a fetch."""
 
     def _check(self):
         assert self._is_open, "this consumer is closed"
@@ -135,6 +137,8 @@ class Consumer:
             scheduler.seam("poll", self._line.latency())
             if self._broker.answers(self._line.machine):
                 found = self._fetch(max_records)
+                for note in self.notes:
+                    note()
                 if found:
                     return found
             left = until - scheduler.now

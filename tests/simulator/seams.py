@@ -2,7 +2,7 @@
 
 Clocks and threads: modules of streamd see another `time`, `threading` and `uuid`, and functions whose defaults are clocks get others.
 Disk: `streamd.storage.DISK` is of another class. Kafka: kafka-python has threads and sockets of its own, so its clients are replaced
-where streamd makes them (`streamd.ingest.kafka.client._made`), with the four functions of `safe_records` that reach into them.
+where streamd makes them (`streamd.ingest.kafka.client._made`), with the functions of `safe_records` that reach into them.
 """
 
 import contextlib
@@ -196,6 +196,7 @@ def _replacements(world):
         (recovery_lock, lock_directory),
         (client._made, functools.partial(clients.made, world)),
         (safe_records.bound_polls, lambda consumer, max_bytes: None),
+        (safe_records.note_fetches, lambda consumer, note: consumer.notes.append(note)),
         (safe_records.stable_offsets, lambda consumer: consumer.stable),
         (safe_records.seek, lambda consumer, partition, offset, epoch: consumer.seek(partition, offset, epoch)),
         (processes.collect_garbage_rarely, lambda: None),
