@@ -140,7 +140,10 @@ def demo(
     """Play a real month through the whole daemon and watch it learn."""
     from streamd.demo.play import play
 
-    raise typer.Exit(play(stream, speed, exit_, days, cold, bootstrap_servers, port, data_dir))
+    # The client's lines would be between those of the demo.
+    with quiet_client():
+        status = play(stream, speed, exit_, days, cold, bootstrap_servers, port, data_dir)
+    raise typer.Exit(status)
 
 
 app.command()(produce)

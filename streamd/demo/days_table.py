@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from rich.table import Table
 
+from streamd.evaluation.backtest import NIGHTLY
 from streamd.evaluation.regimes import DAY_US, RegimeWindow, best_half_life
 from streamd.training.measures import Measures
 from streamd.windows.history import WindowRecord
@@ -21,24 +22,33 @@ COLUMNS = {
     "popularity": "popularity",
 }
 """Heading of each regime's column."""
+MARK = "*"
+"""After a score of a nightly model that is, in a part of the windows, the rule's."""
 
 
 class Part(NamedTuple):
-    """The scores of a window by regime. num_known: scored events with a destination seen before."""
+    """The scores of a window by regime. num_known: scored events with a destination seen before.
+    nightly_learned: as of `RegimeWindow`."""
 
     first_edge: int
     num_scored: int
     num_known: int
     scores: dict[str, Measures]
+    nightly_learned: bool
 
 
 @dataclass(frozen=True)
 class Row:
-    """Event-weighted means over windows, by regime: (MRR, AP), AP None for a part of the events."""
+    """Event-weighted means over windows, by regime: (MRR, AP), AP None for a part of the events.
+
+    has_rule: whether the nightly models have the scores of the rule in some windows, those before
+    the first night.
+    """
 
     label: str
     num_events: int
     means: dict[str, tuple[float, float | None]]
+    has_rule: bool = False
 
 
 def rows(
@@ -62,7 +72,9 @@ def rows(
             "popularity": twin.scores[f"popularity_{half_life}"],
             **twin.scores,
         }
-        part = Part(record.first_edge, record.num_scored, record.num_known, scores)
+        part = Part(
+            record.first_edge, record.num_scored, record.num_known, scores, twin.nightly_learned
+        )
         days.setdefault(record.start_us // DAY_US, []).append(part)
 
     # A row a day, then the totals.
@@ -78,6 +90,7 @@ def rows(
                 "known before",
                 sum(weight),
                 {r: (_mean(known, weight, r, "mrr_known"), None) for r in COLUMNS},
+                _has_rule(known),
             )
         )
     return out
@@ -90,7 +103,12 @@ def _row(label: str, parts: Sequence[Part]) -> Row:
         label,
         sum(weight),
         {r: (_mean(parts, weight, r, "mrr"), _mean(parts, weight, r, "ap")) for r in COLUMNS},
+        _has_rule(parts),
     )
+
+
+def _has_rule(parts: Sequence[Part]) -> bool:
+    return not all(part.nightly_learned for part in parts)
 
 
 def _mean(parts: Sequence[Part], weight: Sequence[int], regime: str, measure: str) -> float:
@@ -104,6 +122,8 @@ def render(table_rows: Sequence[Row], title: str) -> Table:
         "MRR / AP of every event before it was learned, against the same negatives; "
         "last row: MRR where the destination was known before"
     )
+    if any(row.has_rule for row in table_rows):
+        caption += f"; {MARK} with windows before the first night, which the rule scores"
     table = Table(title=title, caption=caption)
     table.add_column("")
     table.add_column("events", justify="right")
@@ -113,7 +133,11 @@ def render(table_rows: Sequence[Row], title: str) -> Table:
     last_day = [row for row in table_rows if row.label.startswith("day")][-1:]
     for row in table_rows:
         best = max(mrr for mrr, _ in row.means.values())
-        cells = [_cell(*row.means[r], bold=row.means[r][0] == best) for r in COLUMNS]
+        cells = [
+            _cell(*row.means[r], bold=row.means[r][0] == best)
+            + (MARK if row.has_rule and r in NIGHTLY else "")
+            for r in COLUMNS
+        ]
         table.add_row(row.label, f"{row.num_events:,}", *cells, end_section=row in last_day)
     return table
 

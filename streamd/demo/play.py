@@ -45,6 +45,7 @@ MERGE_WAIT_SECONDS = 0.25
 SETTLE_SECONDS = 600.0
 """Longest wait for the last window after the last event: training may be far behind by then."""
 POLL_SECONDS = 0.2
+MOVED = "All days are moved so that the last one ends last midnight (UTC)."
 COMPARISONS = "models to compare with (nightly, nightly weights with live state, frozen)"
 
 
@@ -84,9 +85,10 @@ def play(
         broker = find_broker(bootstrap_servers, data_dir / "kafka")
         stack.callback(broker.close)
         console.print(
-            f"[bold]streamd demo[/bold]: {stream.title}\nBroker: {broker.note}", highlight=False
+            f"[bold]streamd demo[/bold]: {title_of(stream, days)}\nBroker: {broker.note}",
+            highlight=False,
         )
-        console.print(stream.remark)
+        console.print(f"{stream.remark} {MOVED}")
 
         # Topic and daemon.
         topic = f"{TOPIC}-{stream.name}-{os.getpid()}"
@@ -106,6 +108,13 @@ def play(
             tail = (data_dir / "daemon.log").read_text(errors="replace")[-3000:]
             console.print(f"The end of daemon.log:\n{tail}", markup=False, highlight=False)
             raise
+
+
+def title_of(stream: DemoStream, days: int | None) -> str:
+    """The title of the part of a stream that is played. days: None for all."""
+    if days is None:
+        return stream.title
+    return f"the first {'day' if days == 1 else f'{days} days'} of {stream.title}"
 
 
 def _print_kernel_notice(console: Console) -> None:

@@ -22,6 +22,7 @@ from streamd.events import DELETE, EDGE, LABEL, NODE, Key, Schema, split_key
 from streamd.exchange.absent_paths import absent_paths
 from streamd.exchange.event_files import EventFile
 from streamd.exchange.load import FileRow
+from streamd.exchange.named_features import with_named_features
 from streamd.exchange.sourced import read_rows, rows_of_sources, sources_of
 from streamd.ingest.kafka.client import make_consumer
 from streamd.ingest.kafka.safe_records import make_reading_safe
@@ -180,7 +181,8 @@ def judge(settings: Settings, sample: Sample, clock: Clock) -> Verdict:
         blocks.append(block)
         told: list[Judged] = []
         for row, event in enumerate(block.rows):
-            text = as_json(block, row, decoder.keys.keys, unit, schema).decode()
+            written = as_json(block, row, decoder.keys.keys, unit, schema)
+            text = with_named_features(written, settings)
             place = (partition, int(event["offset"]), int(event["item"]))
             told.append(Judged(*place, WORDS[int(event["kind"])], text))
         told += [Judged(partition, r.offset, r.index, r.reason, "", r.error) for r in rejected]

@@ -32,7 +32,8 @@ class Reading:
     """How far some work is.
 
     done, total: in units of the work. share: from 0 to 1, it never falls. rate: units a second,
-    None until one was measured. seconds_left: None until then, and before SURE_SHARE of the work.
+    None until one was measured. seconds_left: None until then, and before SURE_SHARE and the
+    second unit of the work.
     """
 
     done: int
@@ -113,7 +114,8 @@ class Meter:
 
         # A share that falls, as where the total grew, would look like lost work.
         self._share = max(self._share, min(1.0, done / total) if total > 0 else 1.0)
-        is_sure = done - self._first >= SURE_SHARE * (total - self._first)
+        # The first unit took the start too.
+        is_sure = self._is_warm and done - self._first >= SURE_SHARE * (total - self._first)
         left = 0.0 if done >= total else (total - done) / rate if rate and is_sure else None
         return Reading(done=done, total=total, share=self._share, rate=rate, seconds_left=left)
 

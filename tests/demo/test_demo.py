@@ -17,7 +17,7 @@ from rich.console import Console
 from streamd.clock import SystemClock
 from streamd.decode.decoder import make_decoder
 from streamd.demo import play
-from streamd.demo.days_table import render, rows
+from streamd.demo.days_table import COLUMNS, Row, render, rows
 from streamd.demo.player import MAX_WINDOWS_IN_FLIGHT, Player
 from streamd.demo.role_reader import display, reason_to_wait
 from streamd.demo.standin import StandIn
@@ -211,6 +211,9 @@ def test_twins_score_every_window_the_live_model_scores_and_frozen_equals_live_u
     known = np.average([r.scores["live"]["mrr_known"] for r in late], weights=[r.num_known for r in late])
     assert abs(table[-1].means["live"][0] - known) < 1e-12 and table[-1].means["live"][1] is None
     assert render(table, "t").row_count == 5
+    # No night passed before the first day, nor before all that is after its first events.
+    assert [r.has_rule for r in table] == [True, False, False, True, True]
+    assert table[0].means["nightly"] == table[0].means["nightly_live"] == pytest.approx(table[0].means["rule"])
     reader = LogReader.open(tmp_path)
     assert reader.num_edges == 900
 
@@ -238,6 +241,23 @@ def test_the_demo_says_in_a_log_how_far_the_learning_is():
             show(watch, player, 0.0)
     line, = out.getvalue().splitlines()
     assert "learned 25 %, 250 of 1,000 events" in line, "a line in ten seconds, however long it is"
+
+
+def test_scores_of_a_nightly_model_before_its_first_night_are_marked():
+    def printed(*has_rule):
+        out = io.StringIO()
+        Console(file=out, width=130).print(render([Row(f"day {n}", 5, dict.fromkeys(COLUMNS, (0.5, 0.4)), one) for n, one in enumerate(has_rule)], "t"))
+        return out.getvalue()
+
+    lines = [line.split("│") for line in printed(True, False).splitlines() if "│" in line]
+    stars = {line[1].strip(): [cell.strip().endswith("*") for cell in line[3:10]] for line in lines}
+    assert stars["day 0"] == [name in ("nightly", "nightly_live") for name in COLUMNS] and not any(stars["day 1"])
+    assert "* with windows before the first night" in printed(True, False) and "*" not in printed(False)
+
+
+def test_the_title_is_of_the_days_that_are_played():
+    assert [play.title_of(stream_named("taxi"), days).partition(":")[0] for days in (None, 1, 3)] == [
+        "a month of New York green taxi trips", "the first day of a month of New York green taxi trips", "the first 3 days of a month of New York green taxi trips"]
 
 
 def test_before_the_first_window_the_demo_says_what_it_waits_for():

@@ -139,7 +139,7 @@ def test_check_shows_events_and_reasons_and_writes_nothing(config, clicks, tmp_p
     done = invoke("sources", "check", clicks, "--records", 5, "--config", config)
     assert done.exit_code == 0 and "5 records: 5 edges; 0 skipped; 0 refused" in done.output
     narrow = invoke("sources", "check", clicks, "--records", 1, "--config", config, COLUMNS="60").output
-    assert "…" not in narrow and '[3.5,1.0,0.0,0.0]}' in re.sub(r"\s", "", narrow)
+    assert "…" not in narrow and '{"seconds":3.5,"how":"card"}}' in re.sub(r"\s", "", narrow)
     assert sorted(tmp_path.iterdir()) == before
     assert "There is no source of topic x" in str(invoke("sources", "check", clicks, "--source", "x", "--config", config).exception)
 
@@ -228,8 +228,21 @@ def test_a_check_shows_events_with_their_sets(tmp_path):
     settings = load_settings(None, {"data_dir": tmp_path} | sets, {})[0]
     rows = [{"u": 1, "v": 2, "ts": 1_795_000_000_000, "p": 3}, {"u": 1, "v": 2, "ts": 1_795_000_000_000}]
     told = judge(settings, Sample("t", {0: [record(r, i) for i, r in enumerate(rows)]}), ManualClock(NOW))
-    assert told.judged[0].event == '{"edge_set":"buys","src":1,"dst":2,"time":1795000000000,"features":[3.0]}'
+    assert told.judged[0].event == '{"edge_set":"buys","src":1,"dst":2,"time":1795000000000,"features":{"price":3}}'
     assert told.refused == {"missing_field": 1}
+
+
+def test_a_check_shows_features_by_their_names(tmp_path):
+    features = {"branch": {"categories": ["north", 7, True]}, "loan": "bool", "pages": "number", "size": {"vector": 2}}
+    source = {"topic": "t", "time": "s", "fields": {"src": "u", "dst": "v", "time": "t", "features": {name: name for name in features}},
+              "nodes": {"where": {"kind": ["user"]}, "fields": {"id": "u", "features": {"age": "age"}}}}
+    sets = {"graph.edge_sets": {"default": {"features": features}}, "graph.node_sets": {"default": {"features": {"age": "number"}}}, "sources": [source]}
+    settings = load_settings(None, {"data_dir": tmp_path} | sets, {})[0]
+    row = {"u": "a", "v": "b", "t": 1_795_000_000, "loan": True, "pages": 565.1, "size": [1, 0.1]}
+    rows = [*(row | {"branch": one} for one in ("north", "7", True, "moon")), {"kind": "user", "u": "a", "age": 41}]
+    told = judge(settings, Sample("t", {0: [record(r, i) for i, r in enumerate(rows)]}), ManualClock(NOW))
+    shown = [json.loads(one.event)["features"] for one in told.judged]
+    assert shown == [*({"branch": one, "loan": True, "pages": 565.1, "size": [1, 0.1]} for one in ("north", "7", "true", None)), {"age": 41}], told.judged
 
 
 def test_binary_cloudevents_are_told_by_their_headers(tmp_path):

@@ -49,6 +49,14 @@ def test_a_time_left_is_told_after_a_twentieth_of_the_work(clock, before, done, 
     assert (now.rate, now.seconds_left) == (pytest.approx(5.0), left and pytest.approx(left))
 
 
+def test_the_first_unit_which_took_the_start_too_promises_nothing(clock):
+    meter = Meter(0, clock.monotonic)
+    clock.advance(60)
+    assert meter.at(300, 3000).text("events") == "10 %, 300 of 3,000 events, 5/s"
+    clock.advance(2)
+    assert meter.at(400, 3000).text("events") == "13 %, 400 of 3,000 events, 50/s, 52 s left"
+
+
 def test_a_part_that_is_slower_is_told_within_a_minute(clock):
     meter, done = Meter(0, clock.monotonic), 0
     for second in range(1, 240):
