@@ -199,10 +199,16 @@ def labels(
 
 
 def nodes(
-    prefix: str = "", limit: int = 10, *, node_set: str | None = None
+    prefix: str = "",
+    limit: int = 10,
+    *,
+    node_set: str | None = None,
+    source_in: str | None = None,
 ) -> Call[CompletionResponse]:
-    """Keys of nodes that begin with a prefix, at most 50, newest nodes first."""
-    query = urlencode({"prefix": prefix, "limit": limit} | _given(node_set=node_set))
+    """Keys of nodes that begin with a prefix, at most 50, newest nodes first. source_in: an edge
+    set, for only those that were a source in it."""
+    given = _given(node_set=node_set, source_in=source_in)
+    query = urlencode({"prefix": prefix, "limit": limit} | given)
     return Call(method="GET", path=f"/v1/nodes?{query}", answer=CompletionResponse)
 
 

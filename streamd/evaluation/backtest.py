@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from streamd.evaluation.intervals import Difference, difference
 from streamd.evaluation.label_scores import AVERAGE, MEAN
 from streamd.evaluation.regimes import DAY_US, LEARNED, Regimes, RegimeWindow, best_half_life
 from streamd.eventlog.reader import LogReader
@@ -15,6 +14,7 @@ from streamd.training.learning_settings import LearningSettings
 from streamd.training.measures import Measures
 from streamd.windows import Window, is_mostly_late, recorded_windows
 from streamd.windows.history import SetScores
+from streamd.windows.intervals import Difference, difference
 from streamd.windows.means import mean_negatives
 from streamd.windows.novelty import NOVELTIES
 

@@ -11,7 +11,6 @@ import yaml
 
 from streamd.errors import SettingsError
 from streamd.evaluation.backtest import Plan, Result, mrr_difference, run_live
-from streamd.evaluation.intervals import MIN_WINDOWS, Difference, score_text
 from streamd.evaluation.regimes import RegimeWindow
 from streamd.evaluation.verdict import (
     GIVE_MORE,
@@ -26,6 +25,7 @@ from streamd.gpu import choose_device
 from streamd.settings.loading import Settings, effective, leaves
 from streamd.training.learning_settings import LearningSettings
 from streamd.training.measures import Measures
+from streamd.windows.intervals import MIN_WINDOWS, Difference, score_text
 
 MAX_COMBINATIONS = 32
 """Most combinations of a grid: five settings of two values. Each is a whole run over the log."""

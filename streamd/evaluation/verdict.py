@@ -4,7 +4,7 @@ nightly, and what its lead comes from."""
 from collections.abc import Mapping
 
 from streamd.evaluation.backtest import RULES, TITLES, Result, counted
-from streamd.evaluation.intervals import MIN_WINDOWS, Difference
+from streamd.windows.intervals import MIN_WINDOWS, Difference
 
 GIVE_MORE = f"it takes {MIN_WINDOWS}, so give more events or a smaller windows.width_seconds"
 """The number of windows that is enough, and how to get it."""
@@ -83,7 +83,7 @@ def comparison(other: str, by: Difference) -> str:
     if by.is_level:
         return f"is level with {other}, {by} MRR"
     if by.mean < 0:
-        return f"loses to {other} by {by.reversed()} MRR"
+        return f"loses to {other} by {by.opposite()} MRR"
     return f"beats {other} by {by} MRR"
 
 
@@ -103,5 +103,5 @@ def _effect(by: Difference) -> str:
     if by.is_level:
         return f"brings nothing that shows ({by})"
     if by.mean < 0:
-        return f"costs {by.reversed()}"
+        return f"costs {by.opposite()}"
     return f"brings little ({by})" if by.mean < LITTLE else f"brings {by}"

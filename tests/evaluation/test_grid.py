@@ -8,11 +8,11 @@ from streamd.cli.main import app
 from streamd.errors import SettingsError
 from streamd.evaluation.backtest import Plan, Result, backtest
 from streamd.evaluation.grid import MAX_COMBINATIONS, GridResult, Run, combinations, run_grid
-from streamd.evaluation.intervals import MIN_WINDOWS
 from streamd.evaluation.regimes import RegimeWindow
 from streamd.eventlog.reader import LogReader
 from streamd.settings.loading import load_settings
 from streamd.windows import Window
+from streamd.windows.intervals import MIN_WINDOWS
 from tests.builders import learning, settings, stream, write_log
 
 

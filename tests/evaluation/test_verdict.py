@@ -2,8 +2,8 @@ import itertools
 
 import pytest
 
-from streamd.evaluation.intervals import MIN_WINDOWS, Difference
 from streamd.evaluation.verdict import LITTLE, comparison, effects, verdict
+from streamd.windows.intervals import MIN_WINDOWS, Difference
 
 CLEAR = Difference(0.2, 0.01, 21)
 

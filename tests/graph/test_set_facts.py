@@ -98,6 +98,18 @@ def test_a_deleted_node_is_forgotten_in_every_set_at_its_place():
     assert all(not one.is_known(np.array([node]))[0] for one in (facts.all, *facts.per_set))
 
 
+def test_a_source_is_one_in_the_sets_of_its_events_until_it_is_deleted():
+    r"""Node 0 goes to 1 in the first set, 1 to 2 in the second."""
+    facts = facts_of()
+    facts.advance(np.array([0, 1]), np.array([1, 2]), np.array([5, 6]), np.array([0, 1]))
+    ids = np.array([-1, 0, 1, 2, 99])
+    assert facts.of_set(0).is_source(ids).tolist() == [False, True, False, False, False]
+    assert facts.of_set(1).is_source(ids).tolist() == [False, False, True, False, False]
+    none = np.zeros(0, np.int64)
+    facts.advance(none, none, none, none, NodeDeletes(np.array([0]), np.array([2])))
+    assert not facts.of_set(0).is_source(ids).any() and facts.of_set(1).is_source(ids)[2]
+
+
 def test_a_log_of_one_set_has_the_facts_it_always_had():
     src, dst, time, _, candidates = world(3)
     facts = facts_of(Schema())

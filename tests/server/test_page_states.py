@@ -17,7 +17,17 @@ from streamd.server.engine.status import NextVersion
 from streamd.server.page.trend import RecentRefusals
 from streamd.telemetry.heartbeat import HELD_STATE, Beat, Heartbeat
 from streamd.telemetry.progress import Reading
-from tests.server.test_page import CHROMIUM, DESKTOP, PHONE, Served, Small, browser, close, opened  # noqa: F401
+from tests.server.test_page import (  # noqa: F401
+    CHROMIUM,
+    DESKTOP,
+    PHONE,
+    Served,
+    Small,
+    browser,
+    close,
+    longer,
+    opened,
+)
 from tests.server.world import World
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
@@ -101,7 +111,7 @@ def trainer_stopped(scene):
 
 
 def below_the_rule(scene):
-    real = scene.page._history.refresh()
+    real = longer(scene.page._history.refresh())
     worse = [replace(r, scores=r.scores | {"live": r.scores["live"] | {"mrr": 0.01}}) for r in real]
     scene.monkeypatch.setattr(scene.page._history, "refresh", lambda: worse)
 

@@ -20,6 +20,7 @@ from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.windows.history import SetScores, WindowRecord
 from streamd.windows.means import rules_of
+from streamd.windows.over_rule import are_newest_worse
 from tests.builders import HOUR, stream, write_log
 from tests.server.world import SCHEMA, World
 
@@ -40,8 +41,9 @@ def test_the_headline_weighs_windows_by_their_events_and_compares_over_the_same_
     head = headline_of(records)
     assert head.num_windows == 3 and head.num_events == 500 and head.live == pytest.approx((90 + 150 + 10) / 500)
     assert head.rule_name == "edgebank" and head.rule == pytest.approx((10 + 150 + 10) / 500) and not head.is_below_rule
+    assert head.content()["over_rule"] == {"mean": pytest.approx(0.16), "radius": None}, "three windows are too few to tell"
     assert head.nightly == pytest.approx((0.4 * 50 + 0.2 * 150) / 200) and head.live_beside == pytest.approx((0.6 * 50 + 0.2 * 150) / 200)
-    assert headline_of([record(0, 5, live=of(0.1), edgebank=of(0.2), popularity=of(0.1))]).is_below_rule
+    assert headline_of([record(i, 5, live=of(0.1), edgebank=of(0.2), popularity=of(0.1)) for i in range(12)]).is_below_rule
     assert head.mean_negatives is None, "of older releases"
     counted = [records[0], replace(records[1], mean_negatives=4.0), replace(records[3], mean_negatives=8.0)]
     assert headline_of(counted).content()["mean_negatives"] == pytest.approx((4 * 300 + 8 * 100) / 400)
@@ -59,7 +61,7 @@ def test_the_best_rule_is_the_one_with_the_highest_mean_and_windows_of_older_rel
     head = headline_of(old + new)
     assert (head.rule_name, head.num_windows, head.num_events) == ("rule", 5, 500), "model and rule over the same events"
     assert head.rule == pytest.approx(0.53) and head.live == pytest.approx(0.6) and not head.is_below_rule
-    assert headline_of([record(0, 10, live=of(0.2), **rules(0.3, edgebank=0.1))]).content()["below_rule"], "though it is above EdgeBank"
+    assert headline_of([record(i, 10, live=of(0.2), **rules(0.3, edgebank=0.1)) for i in range(12)]).content()["below_rule"], "though it is above EdgeBank"
     assert rules_of(old[0].scores) == ["edgebank", "popularity"] and rules_of({}) == []
 
 
@@ -79,7 +81,20 @@ def test_a_fall_of_the_newest_three_windows_is_said_though_the_mean_of_all_is_hi
 
 def test_three_windows_are_no_others_than_the_newest_three():
     head = headline_of([record(i, 100, live=of(0.1), **rules(0.3)) for i in range(3)])
-    assert head.newest is None and head.is_below_rule and not head.is_newest_below_rule and not head.has_fallen
+    assert head.newest is None and not head.is_below_rule and not head.is_newest_below_rule and not head.has_fallen
+
+
+@pytest.mark.parametrize("lead", [0.002, -0.002])
+def test_differences_that_chance_explains_make_no_model_worse_and_no_newest_windows(lead):
+    gaps = np.random.default_rng(0).normal(0, 0.02, 24)
+    gaps += lead - gaps.mean()
+    head = headline_of([record(i, 100, live=of(0.4 + gap), **rules(0.0, popularity=0.4)) for i, gap in enumerate(gaps)])
+    over = head.content()["over_rule"]
+    assert over["mean"] == pytest.approx(lead) and 0.003 < over["radius"] < 0.03 and not head.is_below_rule
+    newest = [record(24 + i, 100, live=of(0.37), **rules(0.0, popularity=0.4)) for i in range(3)]
+    before = [record(i, 100, live=of(0.4 + gap), **rules(0.0, popularity=0.4)) for i, gap in enumerate(gaps)]
+    assert [are_newest_worse([*before, *newest[:n]], n, "popularity") for n in (1, 3)] == [False, True], "three windows of such a gap are no chance, one is"
+    assert not are_newest_worse([*before[:11], *newest], 3, "popularity"), "too few windows before them"
 
 
 def test_an_edge_set_has_the_best_of_its_own_rules():
@@ -92,8 +107,10 @@ def test_an_edge_set_has_the_best_of_its_own_rules():
         parts(views=(10, 0.1, rules(0.3, edgebank=0.2)))])]
     views, buys = edge_sets(records)
     assert views == {"name": "views", "scored": 40, "mrr": pytest.approx(0.4), "rule_name": "rule", "rule": pytest.approx(0.375),
-                     "newest_mrr": 0.1, "newest_rule": 0.3, "recurrence": None, "negatives": None}
+                     "newest_mrr": 0.1, "newest_rule": 0.3, "recurrence": None, "negatives": None, "below_rule": False, "newest_below_rule": False}
     assert (buys["rule_name"], buys["rule"], buys["mrr"]) == ("popularity", 0.5, 0.2)
+    (buys,) = edge_sets([replace(record(i, 10), edge_sets=parts(buys=(10, 0.2, rules(0.1, popularity=0.5)))) for i in range(13)])
+    assert buys["below_rule"] and buys["newest_below_rule"], "over enough windows to tell"
 
 
 def test_without_a_scored_window_there_is_no_headline_and_without_a_twin_no_night():

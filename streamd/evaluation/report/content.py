@@ -13,9 +13,9 @@ import numpy as np
 from streamd.evaluation.backtest import COLUMNS, TITLES, Result, age_text, counted
 from streamd.evaluation.grid import COLUMNS as GRID_COLUMNS
 from streamd.evaluation.grid import GridResult
-from streamd.evaluation.intervals import Difference
 from streamd.evaluation.verdict import verdict_of
 from streamd.graph.negatives import NUM_SCORED
+from streamd.windows.intervals import Difference
 from streamd.windows.novelty import recurrence
 
 MAX_POINTS = 120

@@ -11,10 +11,10 @@ import structlog
 
 from streamd.errors import SettingsError
 from streamd.evaluation.backtest import NOVELTY_MEASURES, RULES
-from streamd.evaluation.intervals import score_text
 from streamd.evaluation.report.content import Report
 from streamd.evaluation.report.text import as_json
 from streamd.storage import write_durably
+from streamd.windows.intervals import score_text
 from streamd.windows.novelty import NOVELTIES
 
 logger = structlog.get_logger()

@@ -166,6 +166,13 @@ class PairFacts:
         known[inside] = self._f.seen[node_N[inside]] > 0
         return known
 
+    def is_source(self, node_N: Int64) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+        """Whether each id was the source of an event whose destination is not deleted."""
+        inside = (node_N >= 0) & (node_N < self.num_nodes)
+        sources = np.zeros(len(node_N), np.bool_)
+        sources[inside] = self._f.visited[node_N[inside], 0] > 0
+        return sources
+
     def popularity(self, nodes: Int64) -> Float64:
         """A number that orders nodes by their share among destinations, at each half-life: -inf for
         one that never was a destination, float64[N, 5].

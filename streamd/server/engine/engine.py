@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+import numpy as np
 import structlog
 
 from streamd.eventlog.reader import LogReader
-from streamd.events import Key
+from streamd.events import Bools, Int64, Key
 from streamd.gpu import memory_for
 from streamd.graph.jit import compile_notice
 from streamd.registry import Registry
@@ -114,6 +115,12 @@ class Engine:
     def keys(self) -> Sequence[Key | None]:
         """Keys of all nodes by their ids, None for a deleted one; none before there is a log."""
         return () if self._view is None else self._view.log.keys
+
+    def is_source(self, node_N: Int64, edge_set: int) -> Bools:
+        """Whether each node was a source in an edge set, by its id: bool[N], int64[N]."""
+        if self._view is None:
+            return np.zeros(len(node_N), np.bool_)
+        return self._view.facts.of_set(edge_set).is_source(node_N)
 
     def lag_seconds(self) -> float | None:
         """Seconds by which answers of now may lag behind Kafka, None if that is not known."""

@@ -1,9 +1,11 @@
 """Completion of a node's key by its first characters."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from streamd.events import Key, SetKey
+import numpy as np
+
+from streamd.events import Bools, Int64, Key, SetKey
 from streamd.server.engine.set_names import PlainKey
 
 SLICE_KEYS = 20_000
@@ -13,12 +15,17 @@ MAX_KEYS = 400_000
 
 
 async def completed(
-    keys: Sequence[Key | None], prefix: str, node_set: int | None, limit: int
+    keys: Sequence[Key | None],
+    prefix: str,
+    node_set: int | None,
+    limit: int,
+    is_wanted: Callable[[Int64], Bools] | None = None,
 ) -> tuple[list[PlainKey], bool]:
     """Find keys that begin with a prefix, newest nodes first; the key that equals it comes first.
 
     keys: of all nodes, by their ids, None for a deleted one; it may grow meanwhile. node_set:
-    number of the set that is meant, all sets where None. An integer begins with its digits.
+    number of the set that is meant, all sets if None. An integer begins with its digits. is_wanted:
+    of nodes by their ids, int64[N] -> bool[N]; all are if None.
     Returns: at most `limit` keys, and whether all keys were looked at or enough were found.
     """
     exact: list[PlainKey] = []
@@ -27,9 +34,13 @@ async def completed(
     first = max(0, end - MAX_KEYS)
     while end > first and len(found) < limit:
         begin = max(first, end - SLICE_KEYS)
-        for key in reversed(keys[begin:end]):
+        wanted_N = np.ones(end - begin, np.bool_)
+        if is_wanted is not None:
+            wanted_N = is_wanted(np.arange(begin, end))
+        rows = zip(reversed(keys[begin:end]), wanted_N[::-1].tolist(), strict=True)
+        for key, counts in rows:
             number, own = key if isinstance(key, SetKey) else (0, key)
-            if own is None or (node_set is not None and number != node_set):
+            if not counts or own is None or (node_set is not None and number != node_set):
                 continue
             text = own if isinstance(own, str) else str(own)
             if text == prefix:

@@ -1,11 +1,13 @@
 """The page's first sentence in numbers: how well the live model ranks lately, beside the best rule
 and the nightly twin."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from streamd.windows.history import WindowRecord
+from streamd.windows.intervals import Difference
 from streamd.windows.means import (
     best_rule,
     mean_mrr,
@@ -14,6 +16,7 @@ from streamd.windows.means import (
     with_rules_of_newest,
 )
 from streamd.windows.novelty import recurrence
+from streamd.windows.over_rule import are_newest_worse, over_rule
 
 NUM_WINDOWS = 24
 """Newest scored windows that the numbers are over: a day of hours."""
@@ -28,17 +31,15 @@ FALLEN_SHARE = 0.5
 class Lately:
     """Mean MRR over the newest windows, each weighing its scored events.
 
-    live: of what served. rule_name, rule: the best rule over them.
+    live: of what served. rule_name, rule: the best rule over them. is_below_rule: whether chance
+    does not explain that it is above live.
     """
 
     num_windows: int
     live: float
     rule_name: str
     rule: float
-
-    @property
-    def is_below_rule(self) -> bool:
-        return self.live < self.rule
+    is_below_rule: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,10 +47,11 @@ class Headline:
     """Mean MRR over the newest scored windows, each weighing its scored events.
 
     num_windows, num_events: that it is over. live: of what served. rule_name, rule: the best rule
-    over all of them. nightly: of the twin, and live_beside: of what served over the events that
-    the twin scored; None where it scored none of these windows. newest: the last `NUM_NEWEST` of
-    them alone; None where there are no others. mean_negatives: that an event was ranked against.
-    recurrence: share of the events whose pair was seen before, None of older releases.
+    over all of them. over_rule: by how much live is above it. nightly: of the twin, and
+    live_beside: of what served over the events that the twin scored; None where it scored none of
+    these windows. newest: the last `NUM_NEWEST` of them alone; None where there are no others.
+    mean_negatives: that an event was ranked against. recurrence: share of the events whose pair was
+    seen before, None of older releases.
     """
 
     num_windows: int
@@ -57,6 +59,7 @@ class Headline:
     live: float
     rule_name: str
     rule: float
+    over_rule: Difference
     nightly: float | None
     live_beside: float | None
     newest: Lately | None
@@ -65,7 +68,8 @@ class Headline:
 
     @property
     def is_below_rule(self) -> bool:
-        return self.live < self.rule
+        """Whether the windows rank below the best rule by more than chance explains."""
+        return self.over_rule.is_worse
 
     @property
     def is_newest_below_rule(self) -> bool:
@@ -78,9 +82,12 @@ class Headline:
         return self.newest is not None and self.newest.live < FALLEN_SHARE * self.live
 
     def content(self) -> dict[str, Any]:
-        """It as the page's JSON."""
+        """It as the page's JSON. `over_rule` has a radius of None over too few windows."""
+        over = self.over_rule
+        is_sure = over.is_sure and math.isfinite(over.radius)
         return {
             **asdict(self),
+            "over_rule": {"mean": over.mean, "radius": over.radius if is_sure else None},
             "below_rule": self.is_below_rule,
             "newest_below_rule": self.is_newest_below_rule,
             "fell": self.has_fallen,
@@ -113,6 +120,7 @@ def headline_of(records: Sequence[WindowRecord]) -> Headline | None:
         live=mean_mrr(scored, "live"),
         rule_name=rule_name,
         rule=rule,
+        over_rule=over_rule(scored, rule_name),
         nightly=nightly,
         live_beside=live_beside,
         newest=Lately(
@@ -120,6 +128,7 @@ def headline_of(records: Sequence[WindowRecord]) -> Headline | None:
             live=mean_mrr(newest, "live"),
             rule_name=newest_name,
             rule=newest_rule,
+            is_below_rule=are_newest_worse(scored, NUM_NEWEST, newest_name),
         )
         if len(scored) > len(newest)
         else None,

@@ -6,6 +6,7 @@ from typing import Any
 from streamd.windows.history import WindowRecord
 from streamd.windows.means import best_rule, mean_mrr, mean_negatives, with_rules_of_newest
 from streamd.windows.novelty import NOVELTIES, recurrence
+from streamd.windows.over_rule import are_newest_worse, over_rule
 
 
 def window_row(r: WindowRecord) -> dict[str, Any]:
@@ -42,14 +43,15 @@ def window_row(r: WindowRecord) -> dict[str, Any]:
 def edge_sets(records: Sequence[WindowRecord]) -> list[dict[str, Any]]:
     """The scores of each edge set over all windows that the rules of its newest one scored: its
     scored events, the mean number of their negatives, and MRR over them by the version that served
-    and by the best rule; of the newest window too. Empty if the log has one edge set."""
+    and by the best rule; of the newest window too. Whether either is below the rule by more than
+    chance explains. Empty if the log has one edge set."""
     names = dict.fromkeys(name for record in records for name in record.edge_sets)
     out = []
     for name in names:
         own = with_rules_of_newest([r.edge_sets[name] for r in records if name in r.edge_sets])
         # A set may have another best rule than the log, and than in its newest window.
         rule_name, rule = best_rule(own)
-        _, newest_rule = best_rule(own[-1:])
+        newest_name, newest_rule = best_rule(own[-1:])
         out.append(
             {
                 "name": name,
@@ -59,6 +61,8 @@ def edge_sets(records: Sequence[WindowRecord]) -> list[dict[str, Any]]:
                 "rule": rule,
                 "newest_mrr": own[-1].scores["live"]["mrr"],
                 "newest_rule": newest_rule,
+                "below_rule": over_rule(own, rule_name).is_worse,
+                "newest_below_rule": are_newest_worse(own, 1, newest_name),
                 "recurrence": recurrence(part.novelty for part in own),
                 "negatives": mean_negatives(own),
             }

@@ -1,6 +1,7 @@
 """The `/v1` routes. Each translates a request for the engine, and the engine's answer back."""
 
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -58,6 +59,10 @@ direct = APIRouter(prefix="/v1", dependencies=[Depends(require_key)], route_clas
 NodeSetQuery = Annotated[
     str | None,
     Query(max_length=256, description="set of the node; needed where several are declared"),
+]
+SourceInQuery = Annotated[
+    str | None,
+    Query(max_length=256, description="edge set; only nodes that were a source in it"),
 ]
 NodePath = Annotated[str, Path(min_length=1, max_length=1024, examples=["user:74"])]
 
@@ -130,11 +135,15 @@ async def nodes(
     prefix: Annotated[str, Query(max_length=1024)] = "",
     limit: Annotated[int, Query(ge=1, le=50)] = 10,
     node_set: NodeSetQuery = None,
+    source_in: SourceInQuery = None,
 ) -> CompletionResponse:
     """Keys of nodes that begin with a prefix, newest nodes first, the key that equals it before
     all others."""
     number = None if node_set is None else state.sets.node_set(node_set)
-    found, complete = await completed(state.engine.keys, prefix, number, limit)
+    is_source = None
+    if source_in is not None:
+        is_source = partial(state.engine.is_source, edge_set=state.sets.edge_set(source_in))
+    found, complete = await completed(state.engine.keys, prefix, number, limit, is_source)
     return CompletionResponse(nodes=found, complete=complete)
 
 

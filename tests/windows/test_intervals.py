@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from streamd.evaluation.intervals import (
+from streamd.windows.intervals import (
     MIN_WINDOWS,
     Difference,
     block_length,
@@ -72,7 +72,7 @@ def test_the_same_windows_give_the_same_interval_and_the_reverse_has_the_same_wi
     found = difference(weight, one, other)
     assert found == difference(weight, one, other)
     assert math.isclose(difference(weight, other, one).radius, found.radius)
-    assert found.reversed() == Difference(-found.mean, found.radius, 31)
+    assert found.opposite() == Difference(-found.mean, found.radius, 31)
 
 
 def test_every_window_is_drawn_as_often_the_last_ones_too():

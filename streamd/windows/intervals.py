@@ -1,4 +1,4 @@
-"""The difference between two regimes' scores, with an interval by a block bootstrap over windows.
+"""The difference between two models' scores, with an interval by a block bootstrap over windows.
 
 Windows that follow one another are alike, so blocks of them are drawn, not single windows: the
 moving-block bootstrap (Künsch 1989, "The jackknife and the bootstrap for general stationary
@@ -30,7 +30,7 @@ class Difference:
     """How much better one regime is than another.
 
     mean: of the event-weighted differences. radius: half the width of the 95 % interval around it,
-    infinite where it cannot be told. num_windows: windows that both were scored on.
+    infinite if unknown. num_windows: windows that both were scored on.
     """
 
     mean: float
@@ -44,15 +44,20 @@ class Difference:
 
     @property
     def is_level(self) -> bool:
-        """Whether the interval holds 0: nobody can tell who is better."""
+        """Whether the interval holds 0: it is unknown which is better."""
         return abs(self.mean) <= self.radius
 
-    def reversed(self) -> "Difference":
+    @property
+    def is_worse(self) -> bool:
+        """Whether the one is worse by more than chance explains, over enough windows."""
+        return self.is_sure and not self.is_level and self.mean < 0
+
+    def opposite(self) -> "Difference":
         """How much better the other one is."""
         return Difference(-self.mean, self.radius, self.num_windows)
 
     def text(self, digits: int) -> str:
-        """As ".110 ± .010"; without the interval where there are too few windows for one."""
+        """As ".110 ± .010"; without the interval if there are too few windows for one."""
         radius = f" ± {score_text(self.radius, digits)}" if self.is_sure else ""
         return score_text(self.mean, digits) + radius
 
@@ -91,7 +96,7 @@ def radius(weight_W: Float64, gap_W: Float64, block: int) -> float:
     of the very windows they are drawn from, too little by (W - block) / W in variance, which is
     made up for.
 
-    weight_W, gap_W: float64[W]. block: windows in a block. Returns: infinity where there is no more
+    weight_W, gap_W: float64[W]. block: windows in a block. Returns: infinity if there is no more
     than one block.
     """
     count = len(gap_W)
@@ -105,12 +110,12 @@ def radius(weight_W: Float64, gap_W: Float64, block: int) -> float:
     start_DB = np.random.default_rng(SEED).integers(0, count, (DRAWS, num_blocks))
 
     # A block's sum is the difference of two running sums over the windows, laid end to end twice.
-    def drawn(value_W: Float64) -> Float64:
+    def draw_sums(value_W: Float64) -> Float64:
         running = np.concatenate([[0.0], np.cumsum(np.concatenate([value_W, value_W]))])
         sums: Float64 = (running[start_DB + length_B] - running[start_DB]).sum(1)
         return sums
 
     # Of distances from the mean, so that equal differences have none.
     centred_W = gap_W - np.average(gap_W, weights=weight_W)
-    distance_D = np.abs(drawn(weight_W * centred_W) / drawn(weight_W))
+    distance_D = np.abs(draw_sums(weight_W * centred_W) / draw_sums(weight_W))
     return float(np.quantile(distance_D, CONFIDENCE)) * math.sqrt(count / (count - block))
