@@ -42,7 +42,7 @@ def read_again(
         if others := [key for key in differ if key not in taken_over]:
             raise SettingsError(
                 f"Only a restart takes over {', '.join(others)}.",
-                f"set them back, or restart the process; taken over are {', '.join(taken_over)}.",
+                f"restart the process, or undo the change; taken over are {', '.join(taken_over)}.",
             )
         # The log may have more than both.
         if log := JournalTail.open(old.data_dir):

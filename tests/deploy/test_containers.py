@@ -85,7 +85,7 @@ def test_it_starts_answers_finds_all_again_and_stops_in_time(project):
     once = ["run", "--rm", "-v", f"{volume}:/data", "-v", f"{backups}:/backups", project.run("inspect", project.container("streamd"), "--format", "{{.Config.Image}}")]
     project.run(*once, "backup", "file:///backups/b")
     stop_in_time(project, "streamd")
-    project.run(*once[:2], "--entrypoint", "mv", *once[2:], "/data/log", "/data/lost")
+    project.run(*once[:2], "--entrypoint", "sh", *once[2:], "-c", "mv /data/log /data/log.$(date +%s)")
     project.run(*once, "restore", "file:///backups/b", "--data-dir", "/data/log")
     project.run(*once, "verify")
     project.run("start", project.container("streamd"))
