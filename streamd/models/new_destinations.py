@@ -19,7 +19,7 @@ class NewDestinations(nn.Module):
     """Counts of the events that were scored lately, and the logits of new destinations.
 
     counts: float64[3, S] for each edge set: events, those with a new destination, and the sum over
-    the events of `log_sum_odds`. logit_S: float32, made of them, minus infinity before an event
+    the events of `log_mean_odds`. logit_S: float32, made of them, minus infinity before an event
     was counted.
     """
 

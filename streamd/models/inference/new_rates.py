@@ -30,9 +30,10 @@ def kept_share(num_events: Any) -> Any:
 def logits_of(counts: NDArray[np.float64]) -> Float32:
     """The logit of a new destination in each edge set, float32[S]; -inf without an event.
 
-    counts: as of `NewDestinations`. By softmax over all known destinations and one more, that one
-    has the chance of the rate if its logit is the log of the rate's odds plus the log of the sum
-    over the known ones.
+    counts: as of `NewDestinations`. By softmax all new ones together have the chance of the rate if
+    each has the log of the rate's odds plus the log of the mean over the known ones, and as many
+    new ones could come as are known. How many could is not known: any key may. One of them must
+    not have the chance of all, or a mistyped key would rank above most destinations.
     """
     num_events, num_new, sum_of_known = counts
     odds = (num_new + UNSEEN_EVENTS) / (num_events - num_new + UNSEEN_EVENTS)
@@ -40,25 +41,25 @@ def logits_of(counts: NDArray[np.float64]) -> Float32:
     return np.where(num_events > 0, logit_S, -np.inf).astype(np.float32)
 
 
-def log_sum_odds(
+def log_mean_odds(
     logits_EC: Float32, known_E: Bools, num_others_E: Int64, has_learned: bool
 ) -> NDArray[np.float64]:
-    """The log of the sum of exp(logit) over all destinations known before each event: float64[E].
+    """The log of the mean of exp(logit) over all destinations known before each event: float64[E].
 
     The negatives are a sample of them. logits_EC: float32[E, C], the true destination first, -inf
     in columns without a candidate. known_E: whether that was one of them. num_others_E: the number
     of the others, above 0. has_learned: False for a model that has learned nothing yet; once it has
-    learned against n negatives the sum is about 1 / n of the number.
+    learned against n negatives the mean is about 1 / n.
     """
     if not has_learned:
-        return np.log((num_others_E + known_E) / NUM_LEARNED)
+        return np.full(len(known_E), -np.log(NUM_LEARNED))
 
     # Of extreme logits the exponential would be infinite.
     odds_EC = np.exp(np.clip(logits_EC.astype(np.float64), -MAX_LOGIT, MAX_LOGIT))
     counts_EC = ~np.isneginf(logits_EC[:, 1:])
     mean_E = (odds_EC[:, 1:] * counts_EC).sum(1) / np.maximum(counts_EC.sum(1), 1)
     others_E = mean_E * num_others_E + odds_EC[:, 0] * known_E
-    out: NDArray[np.float64] = np.log(others_E)
+    out: NDArray[np.float64] = np.log(others_E / (num_others_E + known_E))
     return out
 
 
