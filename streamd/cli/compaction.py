@@ -62,12 +62,12 @@ def compact_log(settings: Settings, deadline: float, line: ProgressLine) -> tupl
         late = late_roles(settings.data_dir, request)
         if late.keys() - explained:
             explained = set(late)
-            line.note(compaction_reason(settings, request))
+            line.note(_reason(settings, request))
         if time.monotonic() >= deadline and asked_to_compact(settings.data_dir) is not None:
             line.leave()
             return False, (
-                f"not all is gone yet: {compaction_reason(settings, request)}; the request stays, "
-                "and ingest continues with it"
+                f"not all is gone yet: {_reason(settings, request)}; the request stays, and "
+                "ingest continues with it"
             )
         _show_progress(settings.data_dir, request, late, line)
         time.sleep(POLL_SECONDS)
@@ -75,8 +75,7 @@ def compact_log(settings: Settings, deadline: float, line: ProgressLine) -> tupl
     return _wait_for_store(settings, deadline, line, gone)
 
 
-def compaction_reason(settings: Settings, request: int) -> str:
-    """The reason why a request for compaction waits. request: the event of its newest delete."""
+def _reason(settings: Settings, request: int) -> str:
     width_us = int(settings.windows.width_seconds * 1_000_000)
     return wait_reason(settings.data_dir, request, width_us, SystemClock().now_us())
 

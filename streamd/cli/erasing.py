@@ -4,10 +4,9 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from streamd.cli.compaction import compact_log, compaction_reason
+from streamd.cli.compaction import compact_log
 from streamd.cli.proof import print_finding, prove_erasure
 from streamd.errors import SettingsError, StreamdError
-from streamd.eventlog.upkeep.holds import asked_to_compact
 from streamd.events import Key
 from streamd.ingest.delete_events import SentDelete, send_deletes, topic_for_deletes
 from streamd.schema import Schema
@@ -54,8 +53,6 @@ def erase_nodes(
     # 1. Delete. A node that is deleted already only waits for compaction.
     erasure = Erasure.open(settings.data_dir, [key for some in of_text for key in some])
     of_text = _resolve(texts, of_text, erasure, schema, line)
-    if not erasure.rows and (text := _prove_absent(settings, texts, of_text, line)):
-        return True, text
     _delete(settings, erasure, schema, topic, deadline, line)
 
     # 2. Make the deletes physical, also in store and changelog.
@@ -67,23 +64,6 @@ def erase_nodes(
     found, summary = prove_erasure(settings, texts, of_text, line, partial(print_finding, line))
     text = f"{text}; {summary}"
     return not found, text if found else f"{text}. {copies_elsewhere(settings)}"
-
-
-def _prove_absent(
-    settings: Settings, texts: Sequence[str], keys: Sequence[Sequence[Key]], line: ProgressLine
-) -> str:
-    """Prove that nothing is left of keys that the log does not hold, even if others wait.
-
-    Returns: a text for the user; empty if something is left, which a compaction may remove.
-    """
-    found, summary = prove_erasure(settings, texts, keys, line, lambda _: None)
-    if found:
-        return ""
-    text = f"nothing was deleted; {summary}"
-    if (request := asked_to_compact(settings.data_dir)) is not None:
-        waits = compaction_reason(settings, request)
-        text += f"; proven absent. The request to erase other nodes still waits: {waits}"
-    return f"{text}. {copies_elsewhere(settings)}"
 
 
 def _resolve(

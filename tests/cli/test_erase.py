@@ -20,7 +20,7 @@ from streamd.daemon.log_roles import make_loop
 from streamd.decode.wire import ARROW
 from streamd.errors import StreamdError
 from streamd.eventlog.reader import LogReader
-from streamd.eventlog.upkeep.holds import Hold, ask_to_compact, asked_to_compact, write_hold
+from streamd.eventlog.upkeep.holds import Hold, asked_to_compact, write_hold
 from streamd.eventlog.writer import LogWriter
 from streamd.settings.loading import as_environment, schema_of
 from streamd.store.erasure import Erasure
@@ -234,10 +234,6 @@ def test_it_says_what_it_waits_for_and_the_same_command_continues(kafka, tmp_pat
                      "no event has come after the delete yet", "Run the same command again"):
             assert part in done.stdout, done
         assert asked_to_compact(tmp_path) == 20
-        # A key that the log never held waits for nobody; one that is deleted waits again.
-        done = run(s, "user:nobody")
-        assert done.exit_code == 0 and "The request to erase other nodes still waits: waiting for serve, which does not run" in done.stdout, done
-        assert run(s, "user:1", "--wait", "0").exit_code == 1
         sent = loop._letters.num_letters
         write_hold(tmp_path, "train", Hold(20, 20))
         write_hold(tmp_path, "serve", Hold(20, 20))
@@ -254,14 +250,5 @@ def test_without_ingest_nothing_is_sent_and_keys_that_the_log_lacks_are_looked_f
     assert done.exit_code == 2 and "holds no key nobody" in done.stderr
     done = run(s, "nobody")
     assert done.exit_code == 0 and "nothing was deleted" in done.stdout and "1 keys looked up in 35 rows of the key table" in done.stdout
-    # The request to erase another node waits for a trainer, which this key need not.
-    ask_to_compact(tmp_path, 20)
-    write_hold(tmp_path, "train", Hold(0, 0))
-    done = run(s, "nobody")
-    assert done.exit_code == 0 and "proven absent. The request to erase other nodes still waits: waiting for train, which" in done.stdout, done
-    # In a file that a compaction may rewrite, it is no such case.
-    (tmp_path / "note").write_text("nobody")
-    done = run(s, "nobody", "--wait", "0")
-    assert done.exit_code == 1 and "found 1 times" in done.stdout, done
     with pytest.raises(StreamdError, match="holds no log"):
         Erasure.open(tmp_path / "none", [])

@@ -459,7 +459,7 @@ def test_cells_of_a_source_are_compared_and_typed_as_its_records_are(tmp_path):
 graph: {edge_sets: {default: {features: {flag: bool}}}}""")
     said = run("sources", "check", tmp_path / "t.csv", "--config", tmp_path / "s.yaml")
     said = re.sub(r"\s", "", said)
-    assert '{"src":"02134","dst":"s1","time":1764000000000,"features":[1.0]}' in said and '{"src":"10001","dst":"s1","time":1764000001000,"features":[0.0]}' in said
+    assert '{"src":"02134","dst":"s1","time":1764000000000,"features":{"flag":true}}' in said and '{"src":"10001","dst":"s1","time":1764000001000,"features":{"flag":false}}' in said
     (tmp_path / "s.yaml").write_text("sources: [{topic: t, time: ms, fields: {src: zip, dst: shop, time: ts}}]")
     assert "row 2: column 'zip': it has '02134'" in run("sources", "check", tmp_path / "t.csv", "--config", tmp_path / "s.yaml")
 
