@@ -232,7 +232,7 @@ def _run_train(settings: Settings, stop: threading.Event, place: Place) -> None:
     # Set up the process: learning yields to ingest and server.
     os.nice(settings.training.nice)
     fix_torch(settings.training.threads)
-    keep_freed_memory(os.environ)
+    logger.info("allocator", keeps_freed_memory=keep_freed_memory(os.environ))
     if unused := unused_settings(settings.model):
         logger.warning(
             "model_settings_unused",

@@ -126,6 +126,8 @@ def _snap_form(line: str) -> TextForm:
     # A word after the time is the kind of an edge; a number means that the third is no time.
     fits = len(cells) in (2, 3) or (len(cells) == 4 and not header and cells[3].isalpha())
     fits = fits and (delimiter == "," or all(map(_is_number, cells[:2])))
+    # The third cell of a signed network is its sign; times that count begin with 0.
+    fits = fits and not (len(cells) == 3 and cells[2] in ("1", "+1", "-1"))
     form = "edges of SNAP are source, destination and maybe a time; --as snap-signed reads ratings"
     _check_line(fits, cells, form)
     return TextForm(delimiter=delimiter, header=header, columns=("src", "dst", "time"))

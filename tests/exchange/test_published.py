@@ -82,7 +82,7 @@ def test_what_is_left_out_is_named(tmp_path):
 
 
 WRONG_FORMS = {
-    "snap": ["6,2,4,1289241911\n", "1 2 3 4\n", "0\t2010-10-19T23:55:27Z\t30.2\t-97.7\t22847\n", "Id:   0\nASIN: 077\n", "SOURCE_SUBREDDIT\tTARGET_SUBREDDIT\tPOST_ID\tTIMESTAMP\n", "a b\n", "7\n"],
+    "snap": ["6,2,4,1289241911\n", "1 2 3 4\n", "0\t2010-10-19T23:55:27Z\t30.2\t-97.7\t22847\n", "Id:   0\nASIN: 077\n", "SOURCE_SUBREDDIT\tTARGET_SUBREDDIT\tPOST_ID\tTIMESTAMP\n", "a b\n", "7\n", "0\t1\t-1\n", "0 4 1\n"],
     "snap-signed": ["SRC:Steel1943\nTGT:BDD\n", "0 4\n", "a,b,c,d,e\n"],
     "jodie": [",u,i,ts,label,idx\n0,1,8228,0.0,0.0,1\n", "time,src,dst,weight\n5,1,2,3\n", "userId,movieId,rating,timestamp\n1,31,2.5,1260759144\n", "0,0,0.0\n"],
     "movielens": ["movieId,title,genres\n1,Toy Story (1995),Adventure\n", "1::F::1::10::48067\n", "movieId,userId,rating,timestamp\n1,2,3,4\n", "1,2,3\n"],
