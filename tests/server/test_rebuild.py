@@ -29,9 +29,13 @@ def held_after(monkeypatch, slices):
 
 def test_while_it_rebuilds_it_says_how_far_it_is_and_how_long_it_takes(tmp_path, monkeypatch):
     write_log(tmp_path, *stream(400), SCHEMA)
-    slices, world = [3], World(tmp_path)
+    slices, world = [1], World(tmp_path)
     held_after(monkeypatch, slices)
     world.run()
+
+    # A rate needs two readings that differ: a quick machine takes in three slices at once.
+    wait(lambda: "10 %" in world.client.get("/readyz").json()["why"])
+    slices[0] = 2
     wait(lambda: "30 %" in world.client.get("/readyz").json()["why"])
     said = world.client.get("/readyz")
     assert said.status_code == 503 and said.json()["share"] == 0.3 and ratio() == 0.3
