@@ -136,7 +136,7 @@ class SimilarResponse(_Answer, frozen=True, omit_defaults=True):
 
 
 class EmbeddingResponse(_Answer, frozen=True, omit_defaults=True):
-    """The embedding of a node; empty where the model has no graph layers."""
+    """The embedding of a node."""
 
     node: Key
     known: bool
@@ -222,11 +222,13 @@ class Produced(_Answer, frozen=True):
 
 
 class EventsResponse(_Answer, frozen=True):
-    """Where events were sent. after: what a request must see that is to know all of them."""
+    """Where events were sent. after: what a request must see that is to know all of them. hint: if
+    all times look like another unit."""
 
     topic: str
     events: list[Produced]
     after: str
+    hint: str = ""
 
 
 class Feature(_Answer, frozen=True):

@@ -106,6 +106,13 @@ class Decoder:
         readers: list[TopicReader] = [self.own, *self.mapped.values()]
         return next((found for of in readers if (found := of.notices.units.found)), None)
 
+    def unit_hint(self, block: Block, now_us: int, topic: str) -> str:
+        """A hint if all times of these events alone look like another unit, else empty. topic: as
+        `decode` takes it."""
+        check = self.mapped.get(topic, self.own).notices.units.fresh()
+        check.add(block.rows["time"][has_time(block.rows)], now_us)
+        return check.found.hint if check.found else ""
+
     def decode(self, records: Sequence[Any], source: int, now_us: int, topic: str = "") -> Decoded:
         """Decode kafka-python's records (offset, timestamp, key, value, headers) in order.
 

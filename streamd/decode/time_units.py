@@ -109,6 +109,11 @@ class OtherUnit:
         return f"{read}: {shown} was read as {utc(self.example_us)}"
 
     @property
+    def hint(self) -> str:
+        """The finding and both remedies, for the producer of the times."""
+        return f"{self.words}; send {UNIT_WORDS[self.unit]}, or {self.action}"
+
+    @property
     def action(self) -> str:
         """The setting to change, for people."""
         return change_unit(self.setting, self.looks_like)
@@ -136,6 +141,10 @@ class UnitCheck:
         self._setting = setting
         self._may_be = [*self._coarser(), DATES] if unit in UNITS_NS and setting else []
         self._num_seen = 0
+
+    def fresh(self) -> "UnitCheck":
+        """A check of the same unit that looked at no time."""
+        return UnitCheck(self._unit, self._setting)
 
     @property
     def is_open(self) -> bool:

@@ -45,7 +45,10 @@ class FirstTimes:
             return False
         self.is_held = True
         metrics.first_times_held.set(1)
-        action = f"{found.action}, or set {ACCEPT_SETTING}: true, and start again"
+        action = (
+            f"{found.action}, or set {ACCEPT_SETTING}: true, and start again; or, if these events "
+            "were a mistake, send right ones and start again: they are taken together"
+        )
         logger.error("first_times_held", why=found.words, action=action)
         self._beat.note(held=f"{found.words}; {action}")
         return True

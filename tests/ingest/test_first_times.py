@@ -62,6 +62,19 @@ def test_a_restart_with_the_right_unit_reads_all_of_it(tmp_path):
     assert world.writer.progress.positions["events"][0] == Position(30) and world.dead_letters() == []
 
 
+def test_a_restart_after_right_events_takes_them_with_those_that_were_a_mistake(tmp_path):
+    world = World(tmp_path, stream__time_unit="ms")
+    world.send(0, edge(NOW_S))
+    world.run(1)
+    assert is_held(world) and "send right ones and start again" in held_times(tmp_path)
+    world.send(0, edge(NOW_S * 1000))
+    world.run(1)
+    assert is_held(world), "what is decoded already is held until the start"
+    world.stop()
+    world.start().run(1)
+    assert not is_held(world) and [time for _, _, time in world.events()] == [NOW_S * 1000, NOW_S * 10**6]
+
+
 def test_a_setting_takes_them_as_they_are(tmp_path):
     world = World(tmp_path, stream__time_unit="ms", ingest__accept_first_times=True)
     world.send(0, edge(NOW_S))

@@ -30,7 +30,6 @@ ANSWERS = [
     ("POST", "/v1/score", BODY), ("POST", "/v1/score/batch", {"requests": [BODY, BODY]}),
     ("POST", "/v1/recommend", {"src": "n:3", "k": 2}), ("POST", "/v1/recommend", {"src": "n:3", "k": 2, "exact": True}),
     ("POST", "/v1/recommend/batch", {"requests": [{"src": "n:3"}]}),
-    ("GET", "/v1/embeddings/n:3", None), ("POST", "/v1/embeddings", {"nodes": ["n:3", "n:4"]}),
     ("POST", "/v2/models/streamd/infer", INFER), ("POST", "/v2/models/streamd/versions/rule/infer", INFER)]
 
 

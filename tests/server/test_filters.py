@@ -137,6 +137,16 @@ def test_kind_and_filters_meet_and_deleted_or_bare_nodes_match_nothing(world, ev
     assert names(post(world, "/v1/recommend", asked | {"where": {"in_stock": False}})) == [], "without features nothing is known of stock"
 
 
+@pytest.mark.parametrize(("filters", "says"), [
+    ({"kind": "B"}, "no destination has the kind 'B' (text before the first ':')"), ({"only": ["nope"]}, "none of the nodes in only is known"),
+    ({"kind": "B", "exact": True}, "no node has the kind 'B' (text before the first ':')"), ({"kind": "B", "only": ["nope"]}, "no node passes kind and only")])
+def test_filters_that_leave_no_node_are_named(world, filters, says):
+    (one,) = post(world, "/v1/recommend/batch", {"requests": [{"src": "user:1"} | filters]})
+    for answer in (one, post(world, "/v1/recommend", {"src": "user:1"} | filters)):
+        assert answer["scores"] == [] and answer["hint"] == says
+    assert "hint" not in post(world, "/v1/recommend", {"src": "user:1", "k": 1})
+
+
 def test_a_batch_has_a_filter_each(world, everything):
     asked = [{"src": "user:3", "k": 5, "where": {"category": "bags"}}, {"src": "user:3", "k": 5, "only": everything[:2]},
              {"src": "user:3", "k": 5, "exact": True, "exclude": everything[:2]}]

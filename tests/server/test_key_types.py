@@ -64,12 +64,11 @@ def test_text_of_an_integer_key_gets_a_hint_in_every_answer_about_it(integers):
     assert infer(integers, "BYTES", "5", ["21"])["parameters"]["hint"].startswith(hint)
     for path, body in (("score", {"src": "5", "dst": [21]}), ("recommend", {"src": "5", "k": 2}),
                        ("recommend", {"src": "5", "k": 2, "exact": True}), ("explain", {"src": "5", "dst": 21}),
-                       ("score/batch", {"requests": [{"src": "5", "dst": [21]}]}), ("recommend/batch", {"requests": [{"src": "5"}]}),
-                       ("embeddings", {"nodes": ["5"]})):
+                       ("score/batch", {"requests": [{"src": "5", "dst": [21]}]}), ("recommend/batch", {"requests": [{"src": "5"}]})):
         answer = post(f"/v1/{path}", json=body).json()
         answer = answer[0] if isinstance(answer, list) else answer
         assert answer["hint"].startswith(hint) and answer["known"] is False, path
-    assert "integer=true" in get("/v1/embeddings/5").json()["hint"]
+    assert get("/v1/embeddings/5").status_code == 404, "the rule makes none"
     dst = post("/v1/score", json={"src": 5, "dst": [21, "22"]}).json()
     assert dst["hint"].startswith('The text "22" is no node') and dst["known"]
 
@@ -79,8 +78,7 @@ def test_an_answer_about_known_nodes_or_about_strangers_has_no_hint(integers):
     assert "parameters" not in infer(integers, "INT64", 5, [21, 22]) and "parameters" not in infer(integers, "BYTES", "05", ["no"])
     for body in ({"src": 5, "dst": [21]}, {"src": "stranger", "dst": ["99999", 77777, "5.0", " 5", "٥"]}):
         assert "hint" not in post("/v1/score", json=body).json()
-    assert "hint" not in get("/v1/embeddings/5?integer=true").json() and "hint" not in get("/v1/embeddings/stranger").json()
-    assert "hint" not in post("/v1/explain", json={"src": 5, "dst": 21}).json()
+    assert "hint" not in post("/v1/explain", json={"src": 5, "dst": 21}).json() and get("/v1/embeddings/stranger").status_code == 404
 
 
 def test_the_integer_of_a_text_key_gets_one_too(both):

@@ -193,7 +193,7 @@ def test_a_request_has_an_id_and_a_line_in_the_log_without_its_content(tmp_path,
     world.stop()
     lines = [line for line in logged() if line["event"] == "request"]
     assert [(x["id"], x["status"], x["route"]) for x in lines] == [
-        ("abc-1", 200, "/v1/embeddings/{node:path}"), (strange, 401, "/v1/models")] and len(strange) == 32
+        ("abc-1", 404, "/v1/embeddings/{node:path}"), (strange, 401, "/v1/models")] and len(strange) == 32
     assert not any(word in json.dumps(lines) for word in ("private", "sesame", "wrong"))
 
 
@@ -221,8 +221,35 @@ def test_events_by_rest_say_where_the_newest_of_each_partition_is(world, monkeyp
     monkeypatch.setattr(world.state.forwarder, "produce", lambda events: places)
     good = {"src": "n:1", "dst": "n:30", "time": 1, "features": [1, 2]}
     told = post(world, "/v1/events", {"events": [good] * 5}, 202)
+    assert "hint" not in told
     assert [e["position"] for e in told["events"]] == [f"events:{p}:{o}" for p, o in places]
     assert told["after"] == "events:0:30, events:2:10, events:11:0"
+
+
+def test_times_by_rest_that_all_look_like_another_unit_get_a_hint_with_every_request(world, monkeypatch):
+    monkeypatch.setattr(world.state.forwarder, "produce", lambda events: [(0, i) for i in range(len(events))])
+    now = 1_700_000_000
+    seconds, right = ({"src": "n:1", "dst": "n:30", "time": time, "features": [1, 2]} for time in (now, now * 1_000_000))
+    gone = {"type": "delete", "node": "n:1"}
+    says = f"all times look like seconds, not microseconds: {now} was read as 1970-01-01T00:28:20Z; send microseconds, or set stream.time_unit to s"
+    for events, hint in (([right], None), ([seconds, gone], says), ([seconds, right], None), ([gone], None), ([seconds] * 2, says)):
+        assert post(world, "/v1/events", {"events": events}, 202).get("hint") == hint
+
+
+@pytest.mark.parametrize(("path", "body", "says"), [
+    ("/v1/recommend", {"src": "n:1", "n": 3}, "body.n: no such field; there are src, k, kind, "),
+    ("/v1/score", {"scr": "n:1", "dst": ["n:2"]}, "body.scr: no such field; did you mean 'src'?"),
+    ("/v1/recommend", {"src": "n:1", "knid": "x"}, "body.knid: no such field; did you mean 'kind'?"),
+    ("/v1/recommend", {"src": "n:1", "diversity": {"featur": "a", "max_per_value": 1}}, "body.diversity.featur: no such field; did you mean 'feature'?"),
+    ("/v1/events", {"events": [{"src": "n:1", "dest": "n:2"}]}, "body.events.0.dest: no such field; did you mean 'dst'?"),
+    ("/v1/score/batch", {"requests": [{"src": "n:1", "dsts": ["n:2"], "dst": ["n:2"]}]}, "body.requests.0.dsts: no such field; did you mean 'dst'?"),
+    ("/v1/score", {"src": "n:1", "dst": []}, "body.dst is empty"), ("/v1/embeddings", {"nodes": []}, "body.nodes is empty")])
+def test_a_body_that_is_refused_is_named_with_the_nearest_field(world, path, body, says):
+    assert post(world, path, body, 422)["detail"].startswith(says)
+
+
+def test_a_route_that_does_not_exist_leads_to_those_that_do(world):
+    assert post(world, "/v1/recomend", {}, 404)["detail"] == "no such route; see /docs"
 
 
 def replace_forwarder(world, monkeypatch, chosen, sent):

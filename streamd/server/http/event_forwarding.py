@@ -62,17 +62,20 @@ class Forwarder:
         with self._lock:
             self._decoder = None
 
-    async def send(self, values: Sequence[bytes], mapped: bool = False) -> list[tuple[int, int]]:
+    async def send(
+        self, values: Sequence[bytes], mapped: bool = False
+    ) -> tuple[list[tuple[int, int]], str]:
         """Send records of one event each and wait until all are acknowledged.
 
-        mapped: whether they are in the topic's own shape. Returns: partition and offset of each.
+        mapped: whether they are in the topic's own shape. Returns: partition and offset of each,
+        and a hint if all their times look like another unit, else empty.
         Raises: BadEvent naming the first event that ingest would refuse, before any is sent;
         KafkaError.
         """
         # Decode them as ingest will, and refuse all where one is refused.
         source = self._source
         if mapped != (source is not None):
-            own = "records in a shape of its own" if source is not None else "our own events"
+            own = "records in a shape of its own" if source is not None else "streamd's own events"
             field = "records" if source is not None else "events"
             raise BadEvent("wrong_type", f"topic {self.topic} holds {own}: send {field}")
         if source is not None and source.format not in JSON_FORMATS:
@@ -84,6 +87,7 @@ class Forwarder:
             decoder = self._decoder = self._decoder or self._make_decoder()
             block, rejected = decoder.decode(records, 0, now_us, self.topic)
             first = first_events(block, decoder.keys.keys)
+            hint = decoder.unit_hint(block, now_us, self.topic)
             decoder.keys.shrink(np.zeros(0, np.int64))
         if rejected:
             raise BadEvent(rejected[0].reason, f"event {rejected[0].offset}: {rejected[0].error}")
@@ -91,11 +95,11 @@ class Forwarder:
         # Keyed by source, a node's events stay in one partition. The client blocks, so it runs in
         # another thread.
         keyed = [(first.get(i, ("", None))[0].encode(), value) for i, value in enumerate(values)]
-        return await asyncio.to_thread(self.produce, keyed)
+        return await asyncio.to_thread(self.produce, keyed), hint
 
     def produce(self, events: Sequence[tuple[bytes, bytes]]) -> list[tuple[int, int]]:
-        """Send events that were checked, waiting in this thread. Returns: as `send`. Raises:
-        KafkaError."""
+        """Send events that were checked, waiting in this thread. Returns: partition and
+        offset of each. Raises: KafkaError."""
         topic = self.topic
         timeout = ACKNOWLEDGED_SECONDS
         # The commit's span links to the request that the events came by.

@@ -1,12 +1,14 @@
 """Errors are answered as RFC 9457 problem details, on `/v2` as the Open Inference Protocol asks."""
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterator, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, get_args
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from streamd.errors import KafkaError, VersionError
@@ -112,6 +114,8 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, StarletteHTTPException)
     detail = str(error.detail)
     headers = dict(error.headers or {})
+    if error.status_code == 404 and detail == HTTPStatus.NOT_FOUND.phrase:
+        detail = "no such route; see /docs"
     if error.status_code == 405 and "Allow" in headers:
         methods = [m.strip() for m in headers["Allow"].split(",")]
         methods += ["HEAD"] if "GET" in methods and "HEAD" not in methods else []
@@ -123,19 +127,55 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     # One error is enough to correct the request, and bounds the answer.
-    return problem(request.url.path, 422, _first_error(error.errors()))
+    body = getattr(request.scope.get("route"), "body_field", None)
+    model = body.field_info.annotation if body is not None else None
+    return problem(request.url.path, 422, _first_error(error.errors(), model))
 
 
-def _first_error(errors: Sequence[Any]) -> str:
-    """The first of pydantic's errors in words.
+def _first_error(errors: Sequence[Any], model: Any) -> str:
+    """The first of pydantic's errors in words. model: of the body, if any.
 
     Of a key, which is an integer or text, there is an error for either: the one counts that is not
     about being the other.
     """
-    first = errors[0]
-    place, message = first["loc"], first["msg"].removeprefix("Value error, ")
-    if str(place[-1]).startswith(EITHER):
-        place = place[:-1]
-        own = [e for e in errors if e["loc"][:-1] == place and e["type"] not in OTHER_TYPE]
+    # A field that is missing may be there under a wrong name.
+    unknown = [e for e in errors if e["type"] == "extra_forbidden"]
+    first = unknown[0] if unknown and errors[0]["type"] == "missing" else errors[0]
+    path, message = first["loc"], first["msg"].removeprefix("Value error, ")
+    if str(path[-1]).startswith(EITHER):
+        path = path[:-1]
+        own = [e for e in errors if e["loc"][:-1] == path and e["type"] not in OTHER_TYPE]
         message = own[0]["msg"] if own else "Input should be an integer or text"
-    return f"{'.'.join(str(x) for x in place)}: {message}"
+    named = ".".join(str(x) for x in path)
+    if first["type"] == "too_short" and not first["ctx"]["actual_length"]:
+        return f"{named} is empty"
+    if first["type"] == "extra_forbidden":
+        message = _unknown_field(str(path[-1]), _fields_at(model, path[1:-1]))
+    return f"{named}: {message}"
+
+
+def _unknown_field(name: str, known: list[str]) -> str:
+    """The message about a field that does not exist. known: those that do."""
+    close = difflib.get_close_matches(name, known, 1, 0.5)
+    if close:
+        return f"no such field; did you mean {close[0]!r}?"
+    return f"no such field; there are {', '.join(known)}" if known else "no such field"
+
+
+def _fields_at(model: Any, path: Sequence[str | int]) -> list[str]:
+    """Names of the fields of the models at a path within a body's model, as pydantic gives it."""
+    models = list(_models_in(model))
+    for step in path:
+        inner = [own for one in models if (own := one.model_fields.get(str(step)))]
+        # An index of a list leads to its items, which have the same models.
+        if inner:
+            models = [found for own in inner for found in _models_in(own.annotation)]
+    return list(dict.fromkeys(name for one in models for name in one.model_fields))
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """All models that an annotation such as `list[Event] | None` names."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models_in(inner)

@@ -51,6 +51,25 @@ def to_recommend(state: ServerState, body: RecommendRequest) -> Recommend:
     )
 
 
+def empty_hint(body: RecommendRequest) -> str:
+    """The reason for which an answer has no node, by the filters of its request; empty if it has
+    none."""
+    filters = {
+        "kind": body.kind is not None,
+        "only": body.only is not None,
+        "exclude": bool(body.exclude),
+        "where": bool(body.where),
+        "exclude_seen": body.exclude_seen,
+    }
+    given = [name for name, is_given in filters.items() if is_given]
+    if given == ["kind"]:
+        nodes = "node" if body.exact else "destination"
+        return f"no {nodes} has the kind {body.kind!r} (text before the first ':')"
+    if given == ["only"]:
+        return "none of the nodes in only is known"
+    return f"no node passes {' and '.join(given)}" if given else ""
+
+
 def to_similar(state: ServerState, body: SimilarRequest) -> Similar:
     """The same of similar nodes."""
     edge_set = state.sets.edge_set(body.edge_set)

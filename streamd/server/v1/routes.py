@@ -19,7 +19,14 @@ from streamd.server.http.completion import completed
 from streamd.server.http.fast_routes import DirectRoute
 from streamd.server.page.status import passed_over
 from streamd.server.state import Asked, ServerState, State, require_admin_key, require_key
-from streamd.server.v1.bodies import nodes_of, to_explain, to_recommend, to_score, to_similar
+from streamd.server.v1.bodies import (
+    empty_hint,
+    nodes_of,
+    to_explain,
+    to_recommend,
+    to_score,
+    to_similar,
+)
 from streamd.server.v1.schema_response import schema_response
 from streamd.server.v1.schemas import (
     AsOf,
@@ -93,7 +100,7 @@ async def recommend(body: RecommendRequest, state: State, asked: Asked) -> Respo
     """The k likeliest next destinations of a source, best first."""
     request = to_recommend(state, body)
     answer = await state.engine.ask(request, asked)
-    return _json(_scored(state, request.src, answer), answer)
+    return _json(_recommendation(state, body, request.src, answer), answer)
 
 
 @direct.post("/recommend/batch", tags=["answers"], response_model=list[ScoreResponse])
@@ -102,8 +109,9 @@ async def recommend_batch(body: RecommendBatch, state: State, asked: Asked) -> R
     _check_batch(state, len(body.requests))
     requests = [to_recommend(state, one) for one in body.requests]
     answers = await state.engine.ask_all(requests, asked)
-    scored = [_scored(state, r.src, a) for r, a in zip(requests, answers, strict=True)]
-    return _json(scored, answers[0])
+    rows = zip(body.requests, requests, answers, strict=True)
+    found = [_recommendation(state, own, r.src, a) for own, r, a in rows]
+    return _json(found, answers[0])
 
 
 @direct.post("/similar", tags=["answers"], response_model=SimilarResponse)
@@ -214,7 +222,7 @@ async def explain(body: ExplainRequest, state: State, asked: Asked) -> Response:
 # Events
 
 
-@router.post("/events", tags=["events"], status_code=202)
+@router.post("/events", tags=["events"], status_code=202, response_model_exclude_unset=True)
 async def events(body: EventsRequest, state: State) -> EventsResponse:
     """Send events to the first of `kafka.topics`, for producers without a Kafka client. They are in
     the log, and seen by answers, once ingest has read them; an event that ingest would refuse is
@@ -227,7 +235,7 @@ async def events(body: EventsRequest, state: State) -> EventsResponse:
             if body.events is not None
             else [msgspec.json.encode(record) for record in body.records or ()]
         )
-        places = await state.forwarder.send(values, mapped=body.records is not None)
+        places, hint = await state.forwarder.send(values, mapped=body.records is not None)
     except BadEvent as error:
         raise HTTPException(422, f"{error.reason}: {error}") from None
     except OverflowError:
@@ -240,6 +248,7 @@ async def events(body: EventsRequest, state: State) -> EventsResponse:
         topic=topic,
         events=[Produced(partition=t.partition, offset=t.offset, position=str(t)) for t in tokens],
         after=", ".join(str(RecordToken(topic, p, o)) for p, o in newest),
+        **({"hint": hint} if hint else {}),
     )
 
 
@@ -326,6 +335,8 @@ def models(state: State) -> ModelsResponse:
 
 
 def _embedded(state: ServerState, key: Key, answer: Answer) -> EmbeddingResponse:
+    if not answer.embedding:
+        raise HTTPException(404, f"version {answer.version} makes no embeddings")
     return EmbeddingResponse(
         node=plain(key),
         known=answer.src_known,
@@ -450,6 +461,15 @@ def _scored(state: ServerState, src: Key, answer: Answer) -> dict[str, Any]:
         "as_of": _as_of(state, answer).model_dump(),
         **_hint(state, src, answer),
     }
+
+
+def _recommendation(
+    state: ServerState, body: RecommendRequest, src: Key, answer: Answer
+) -> dict[str, Any]:
+    """As `_scored`, with a hint if the filters of the request leave no node."""
+    content = _scored(state, src, answer)
+    hint = "" if answer.dst or "hint" in content else empty_hint(body)
+    return content | ({"hint": hint} if hint else {})
 
 
 def _json(content: object, answer: Answer) -> Response:

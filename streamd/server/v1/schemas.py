@@ -216,6 +216,7 @@ class EventsResponse(BaseModel):
         description="positions of the last event in each partition: as the header `streamd-after`, "
         "it makes a request wait until all these events are in its answer"
     )
+    hint: str = Field("", description="only if all times look like another unit")
 
 
 class CompletionResponse(BaseModel):
@@ -328,8 +329,9 @@ Hint = Annotated[
     str,
     Field(
         "",
-        description="only where a key is no node, and the key that is written alike is one: the "
-        'text "5" for the integer 5, or the other way round',
+        description="only if a key is no node, and the key that is written alike is one (the "
+        'text "5" for the integer 5, or the other way round); or if the filters of a '
+        "recommendation leave no node",
     ),
 ]
 
