@@ -4,8 +4,8 @@ All are of one architecture, and share epochs, replay and starting point:
 
 - live: learns every window after it was scored;
 - live without replay: the same, but learns nothing of the past again;
-- frozen: learns like the live one until a cut. Then its weights are fixed, while graph, facts,
-  memory and the running statistics of its inputs advance;
+- frozen: learns like the live one until a cut. Then its weights are fixed, and its rate of new
+  destinations, while graph, facts, memory and the running statistics of its inputs advance;
 - nightly weights, live state: learns each midnight (of event time) over the day before, from
   inputs as of each event;
 - nightly: the same, but its weights, graph, facts and memory are fixed for the day, and it learns
@@ -135,13 +135,12 @@ class Regimes:
             "nightly_live": daily,
         }
         self.learners = {
-            name: Learner(own, log, ReplayStore.of(own))
-            for name, own in ((n, of_regime.get(n, settings)) for n in names)
+            name: _new_learner(of_regime.get(name, settings), log, stale_events) for name in names
         }
         # While two are alike, one of them runs.
         self._alike = {n: other for n, other in ALIKE.items() if {n, other} <= set(names)}
         self._label_rules = LabelRules(log.state.schema.node_set_names)
-        self.base = Learner(settings, log, ReplayStore.of(settings)) if initial_epochs else None
+        self.base = _new_learner(settings, log, stale_events) if initial_epochs else None
         self._nightly_is_stale = False
         self._seconds = dict.fromkeys(names, 0.0)
         self.on_initial: Callable[[int, int], None] = lambda done, total: None
@@ -187,6 +186,8 @@ class Regimes:
         self._midnight(window)
         if window.first_edge >= self._cut:
             self._part("frozen")
+            if "frozen" in self.learners:
+                self.learners["frozen"].model.new_destinations.hold()
         nightly_learned = "nightly" in self.learners and self.learners["nightly"].num_learned > 0
 
         # Score it by all, then learn it: labels are measured before any of them is learned.
@@ -331,6 +332,15 @@ class Regimes:
             scores = logits if learner.num_learned else rule_scores(chunk.scored_facts)
             ranked = among_candidates(scores, chunk.is_candidate_EC)
             parts.setdefault(name, []).append(ranked)
+
+
+def _new_learner(settings: LearningSettings, log: LogReader, stale_events: int | None) -> Learner:
+    """A learner from facts of an age, as `Regimes` has it."""
+    learner = Learner(settings, log, ReplayStore.of(settings))
+    if stale_events != 0:
+        # To older facts destinations are new that had their first events since.
+        learner.model.new_destinations.stop()
+    return learner
 
 
 def _with_training(settings: LearningSettings, **changed: int | str) -> LearningSettings:

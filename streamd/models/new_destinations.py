@@ -29,7 +29,7 @@ class NewDestinations(nn.Module):
     def __init__(self, num_edge_sets: int) -> None:
         super().__init__()
         self.register_buffer("counts", torch.zeros(NUM_COUNTS, num_edge_sets, dtype=torch.float64))
-        self._is_stopped = False
+        self._is_held = False
         self.register_buffer("logit_S", torch.zeros(num_edge_sets), persistent=False)
         self.register_load_state_dict_post_hook(  # type: ignore[no-untyped-call]
             lambda module, _: module._derive()
@@ -43,7 +43,7 @@ class NewDestinations(nn.Module):
     def observe(self, of_chunks: Sequence[Tensor], ranks: Ranks = ALONE) -> None:
         """Count the events of chunks in their order, float64[3, S] each; the past fades by their
         number. ranks: each of which counted a share of every chunk."""
-        if self._is_stopped or not len(of_chunks):
+        if self._is_held or not len(of_chunks):
             return
         own = torch.stack(tuple(of_chunks)).flatten().tolist()
         all_N3S = torch.tensor(ranks.total(own), dtype=torch.float64)
@@ -53,10 +53,14 @@ class NewDestinations(nn.Module):
         self.counts.copy_(counts)
         self._derive()
 
+    def hold(self) -> None:
+        """Count nothing any more, so that the rate stays: for a model that is frozen."""
+        self._is_held = True
+
     def stop(self) -> None:
-        """Count nothing any more, and leave all logits as they are: for a model whose facts are as
-        of midnight, to which known destinations are new too."""
-        self._is_stopped = True
+        """Count nothing any more, and leave all logits as they are: for a model with older facts,
+        such as those of midnight, to which known destinations are new too."""
+        self.hold()
         self.counts.zero_()
         self._derive()
 

@@ -130,6 +130,8 @@ class Run:
         if stale:
             self.recorder.sight = StaleSight(FreshSight(self.recorder.live), self.recorder.live, stale)
         self.learner = Learner(learning(settings), log, ReplayStore.of(learning(settings)))
+        if stale:
+            self.learner.model.new_destinations.stop()
 
     def windows(self, part: str) -> Iterator[Window]:
         """The days of a part, cut where the part begins and ends."""

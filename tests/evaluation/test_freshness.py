@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import torch
 
 from streamd.evaluation.freshness import NightlySight, StaleSight
 from streamd.evaluation.regimes import Regimes
@@ -80,3 +81,42 @@ def test_nightly_does_not_find_new_destinations_by_their_being_new(tmp_path):
     last = [w for w in map(run.window, recorded_windows(log, HOUR)) if w is not None][-20:]
     mean = {name: np.average([w.scores[name]["mrr_known"] for w in last], weights=[w.num_known for w in last]) for name in ("live", "nightly")}
     assert mean["nightly"] < 0.6 * mean["live"]
+
+
+def growing_log(path):
+    """One event in five goes to a destination that is new, and others to one of the last 20."""
+    rng = np.random.default_rng(0)
+    newest, dst = 100, []
+    for is_new in rng.random(900) < 0.2:
+        newest += is_new
+        dst.append(newest if is_new else newest - rng.integers(0, min(20, newest - 99)))
+    write_log(path, rng.integers(0, 30, 900), np.array(dst), stream(900)[2])
+    return settings(path, model__name="pair"), LogReader.open(path)
+
+
+@pytest.mark.parametrize(("age", "initial_epochs"), [(0, 2), (5, 0), (5, 2), (None, 2)])
+def test_a_rate_of_new_destinations_is_learned_from_fresh_facts_alone(tmp_path, age, initial_epochs):
+    """To older facts those are new too that had a first event since: the logit of new ones is not theirs."""
+    s, log = growing_log(tmp_path / "log")
+    run = Regimes(learning(s), log, ("live", "frozen"), 300, initial_epochs, age)
+    scored = [w for w in map(run.window, recorded_windows(log, HOUR)) if w is not None]
+    assert sum(w.num_scored for w in scored) > 400
+    for learner in run.learners.values():
+        assert learner.num_learned and bool(learner.model.new_destinations.logit_S.isfinite()) == (age == 0)
+
+
+@pytest.mark.parametrize("initial_epochs", [0, 2])
+def test_frozen_weights_keep_the_rate_of_new_destinations_of_the_cut(tmp_path, initial_epochs):
+    s, log = growing_log(tmp_path / "log")
+    run = Regimes(learning(s), log, ("live", "frozen"), 300, initial_epochs)
+    counts, statistics = [], []
+    for window in recorded_windows(log, HOUR):
+        run.window(window)
+        model = run.learners["frozen"].model
+        if window.first_edge >= 300:
+            counts.append(model.new_destinations.counts.clone())
+            statistics.append(model.fact_stats.shift.clone())
+    assert len(counts) >= 3 and counts[0][1] > 0
+    assert all(torch.equal(one, counts[0]) for one in counts)
+    assert not torch.equal(run.learners["live"].model.new_destinations.counts, counts[0])
+    assert not torch.equal(statistics[-1], statistics[0]), "statistics of inputs move on"

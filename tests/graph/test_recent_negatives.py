@@ -49,7 +49,8 @@ def plain_draws(event, true, others, recent, num_drawn):
 def test_draws_are_those_of_a_plain_reference(tmp_path, share):
     (log, pools, _), dst = world(tmp_path)
     recent = RecentDestinations.until(log, log.num_edges, share)
-    assert np.array_equal(recent.dst_R, dst) and recent.num_drawn == round(10 * share)
+    number = round(10 * share)
+    assert np.array_equal(recent.dst_R, dst) and (recent.num_drawn(np.arange(3000)) == number).all()
     sighted = list(dict.fromkeys(dst.tolist()))
     event = np.arange(200, 260)
     got, log_draws = draw_for_learning(pools, recent, event, dst[event])
@@ -58,8 +59,8 @@ def test_draws_are_those_of_a_plain_reference(tmp_path, share):
     for i, e in enumerate(event.tolist()):
         true = int(dst[e])
         others = [n for n in sighted if n != true]
-        assert got[i].tolist() == plain_draws(e, true, others, dst.tolist(), recent.num_drawn)
-        hits += sum(dst[hash_of(e, j, RECENT_SEED) % len(dst)] == true for j in range(recent.num_drawn))
+        assert got[i].tolist() == plain_draws(e, true, others, dst.tolist(), number)
+        hits += sum(dst[hash_of(e, j, RECENT_SEED) % len(dst)] == true for j in range(number))
         want = [share * times[n] * len(others) + 1 - share + (j > 0) * share * times[true] for j, n in enumerate([true, *got[i].tolist()])]
         assert np.allclose(log_draws[i], np.log(want), atol=1e-6)
     assert hits > 5, "true destinations were drawn and replaced"
@@ -87,11 +88,33 @@ def test_how_often_a_negative_is_drawn_is_the_frequency_it_is_corrected_by(tmp_p
 def test_no_share_draws_what_was_drawn_before(tmp_path):
     (log, pools, _), dst = world(tmp_path)
     event = np.arange(100)
-    for share in (0.0, 0.04):
-        recent = RecentDestinations.until(log, log.num_edges, share)
-        got, log_draws = draw_for_learning(pools, recent, event, dst[event])
-        assert np.array_equal(got, pools.draw(event, dst[event], pools.sizes(dst[event]), NUM_LEARNED, LEARNED_SEED))
-        assert log_draws.shape == (100, 11) and not log_draws.any()
+    recent = RecentDestinations.until(log, log.num_edges, 0.0)
+    got, log_draws = draw_for_learning(pools, recent, event, dst[event])
+    assert np.array_equal(got, pools.draw(event, dst[event], pools.sizes(dst[event]), NUM_LEARNED, LEARNED_SEED))
+    assert log_draws.shape == (100, 11) and not log_draws.any()
+
+
+@pytest.mark.parametrize("share", [0.01, 0.04, 0.1, 0.25, 0.29, 0.7, 0.9])
+def test_a_share_that_is_no_whole_number_of_negatives_is_exact_on_average(share):
+    recent, event = RecentDestinations(np.zeros(0, np.int64), share), np.arange(50_000)
+    number = recent.num_drawn(event)
+    exact, low = 10 * share, int(10 * share + 1e-9)
+    assert set(number.tolist()) <= {low, low + 1}
+    rest = exact - low
+    assert number.mean() == pytest.approx(exact, abs=4 * np.sqrt(max(rest * (1 - rest), 0) / len(event)) + 1e-9)
+    assert np.array_equal(number[7:90], recent.num_drawn(event[7:90])), "it is of the event alone"
+
+
+def test_each_event_is_corrected_by_its_own_number_of_recent_negatives(tmp_path):
+    (log, pools, _), dst = world(tmp_path)
+    event = np.arange(200)
+    got, log_draws = draw_for_learning(pools, mixed := RecentDestinations.until(log, log.num_edges, 0.04), event, dst[event])
+    number = mixed.num_drawn(event)
+    assert 0 < number.sum() < 200 and not log_draws[number == 0].any()
+    uniform, _ = draw_for_learning(pools, RecentDestinations.until(log, log.num_edges, 0.0), event, dst[event])
+    one, of_one = draw_for_learning(pools, RecentDestinations.until(log, log.num_edges, 0.1), event, dst[event])
+    assert np.array_equal(got, np.where(number[:, None] > 0, one, uniform))
+    assert np.array_equal(log_draws, np.where(number[:, None] > 0, of_one, 0)) and log_draws.any()
 
 
 def test_of_few_destinations_each_comes_once_and_nothing_is_corrected(tmp_path):
