@@ -18,12 +18,13 @@ class Directory:
     compared since its process began."""
 
     def __init__(self, name, path):
-        self.name, self.path, self.shown, self.compared, self.reader = name, path, 0, 0, None
+        self.name, self.path, self.shown, self.compared, self.reader, self._inode = name, path, 0, 0, None, 0
 
     def refreshed(self):
-        """A reader of what is shown."""
-        if self.reader is None or self.reader.superseded:
-            self.reader = LogReader.open(self.path)
+        """A reader of what is shown; a manifest may have put another log into the place of the one that was read."""
+        inode = (self.path / "published").stat().st_ino
+        if self.reader is None or self.reader.superseded or inode != self._inode:
+            self.reader, self._inode = LogReader.open(self.path), inode
         else:
             self.reader.refresh()
         return self.reader

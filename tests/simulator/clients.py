@@ -3,6 +3,7 @@
 from collections import deque
 
 from kafka import KafkaConsumer, KafkaProducer
+from kafka.admin import OffsetSpec
 from kafka.consumer.fetcher import ConsumerRecord
 from kafka.errors import (
     InvalidTopicError,
@@ -10,6 +11,7 @@ from kafka.errors import (
     LogTruncationError,
     OffsetOutOfRangeError,
     TopicAlreadyExistsError,
+    UnknownTopicOrPartitionError,
 )
 from kafka.structs import OffsetAndMetadata
 
@@ -334,6 +336,23 @@ class Admin:
             out.setdefault("TOPIC", {})[resource.name] = {k: {"value": v} for k, v in found.items()}
         self._line.answer("describe configs")
         return out
+
+    def list_partition_offsets(self, wanted):
+        self._line.ask("list offsets")
+        out = {}
+        for tp, spec in wanted.items():
+            partition = self._broker.find(tp)
+            if partition is None:
+                raise UnknownTopicOrPartitionError(tp)
+            out[tp] = Stored(partition.start if spec == OffsetSpec.EARLIEST else partition.end)
+        self._line.answer("list offsets")
+        return out
+
+    def delete_records(self, before):
+        self._line.ask("delete records")
+        for tp, offset in before.items():
+            self._broker.find(tp).trim(offset)
+        self._line.answer("delete records")
 
     def alter_group_offsets(self, group, offsets):
         self._line.ask("commit offsets")

@@ -20,6 +20,8 @@ class MachineDisk(FaultyDisk):
         self._stash = folder / "stash"
         self._stash.mkdir(parents=True)
         self._numbers = itertools.count()
+        self.owners = {}
+        """Descriptor -> the process that opened it."""
 
     def plan(self, calls, mode):
         """Strike at a later call."""
@@ -36,19 +38,22 @@ class MachineDisk(FaultyDisk):
         if self.struck and self.mode != "torn":
             self.at = -1
 
-    def end_process(self, has_power):
-        """Close what the dead process had open. has_power: else what was not synced is lost."""
-        for fd in list(self._paths):
-            os.close(fd)
-        self._paths.clear()
+    def end_process(self, process):
+        """Close what a dead process had open, as the kernel does."""
+        for fd in [fd for fd, owner in self.owners.items() if owner is process]:
+            del self.owners[fd]
+            if self._paths.pop(fd, None) is not None:
+                os.close(fd)
         self.at, self.struck = -1, False
-        if not has_power:
-            self.cut_power()
-            self._dirty.clear()
-            self._lost.clear()
-            self._entries.clear()
-            for kept in self._stash.iterdir():
-                kept.unlink()
+
+    def lose_power(self):
+        """Lose what was not synced; no process runs."""
+        self.cut_power()
+        self._dirty.clear()
+        self._lost.clear()
+        self._entries.clear()
+        for kept in self._stash.iterdir():
+            kept.unlink()
 
 
 class SimulatedDisk(Disk):
@@ -79,7 +84,12 @@ class SimulatedDisk(Disk):
         return fd if task is None else task.process.machine.disk._paths.get(fd, fd)
 
     def open(self, path, flags):
-        return self._act("open", path, path, flags)
+        fd = self._act("open", path, path, flags)
+        world = SimulatedDisk.world
+        if world is not None and world.scheduler.current is not None:
+            process = world.scheduler.current.process
+            process.machine.disk.owners[fd] = process
+        return fd
 
     def allocate(self, fd, num_bytes, offset=0):
         return self._act("allocate", self._path(fd), fd, num_bytes, offset)
@@ -90,7 +100,7 @@ class SimulatedDisk(Disk):
             # A file that was not opened by a disk, such as a lock.
             return Disk.write(self, fd, data, offset)
         self._act("write", path, fd, data, offset)
-        if path.name == "published":
+        if path.name == "published" and path.parent == SimulatedDisk.world.scheduler.current.process.machine.data_dir:
             SimulatedDisk.world.shown(SimulatedDisk.world.scheduler.current.process.machine)
         return None
 

@@ -46,8 +46,8 @@ class Faults:
                     partition.elect()
         for machine in self._world.machines:
             machine.disk.at, machine.skew = -1, 0.0
-            if machine.process is not None:
-                machine.process.kill_in = None
+            for process in machine.processes:
+                process.kill_in = None
 
     def _later(self, seconds, call):
         self._world.scheduler.at(seconds, lambda: call() if self.is_on else None)
@@ -56,16 +56,14 @@ class Faults:
         return self._random.randint(0, self._random.choice(CALLS))
 
     def _kill(self, machine):
-        if machine.process is not None:
-            machine.process.kill_in = self._calls()
+        if machine.processes:
+            self._random.choice(machine.processes).kill_in = self._calls()
 
     def _torn(self, machine):
         machine.disk.plan(self._calls(), "torn")
 
     def _power(self, machine):
-        if machine.process is not None:
-            machine.loses_power = True
-            machine.process.kill_in = self._calls()
+        machine.cut_power(self._random.choice(sorted(machine.roles)), self._calls())
 
     def _disk_error(self, machine):
         machine.disk.plan(self._calls(), self._random.choice(["full", "broken", "unsynced"]))
@@ -87,8 +85,7 @@ class Faults:
         self._later(self._random.uniform(0.0, 10.0), partition.elect)
 
     def _restart(self, machine):
-        if machine.process is not None:
-            machine.stop.set()
+        machine.stop()
 
     def _grow(self, machine):
         topic = self._world.broker.topics["events"]

@@ -1,11 +1,12 @@
-"""Simulated machines: a data directory, its disk, and the process of the role that writes its log."""
+"""Simulated machines: a data directory, its disk, and the processes of the roles that write its log and store it."""
 
 import contextlib
 import gc
+import itertools
 import os
 from pathlib import Path
 
-from streamd.daemon.log_roles import run_follow, run_ingest
+from streamd.daemon.log_roles import run_archive, run_follow, run_ingest
 from streamd.daemon.run_role import TRIED_AGAIN
 from streamd.errors import DataLossError, FencedError, StreamdError
 from tests.builders import settings
@@ -16,11 +17,12 @@ from tests.simulator.scheduler import Process
 
 PAUSES = 0.1, 2.0
 """Seconds after which a supervisor starts a process again."""
+PROCESS_IDS = itertools.count(1_000_000)
 
 
 class Machine:
-    """process: the one that writes the log here, None while none runs. is_wanted: whether the supervisor starts it again. skew: of its wall
-    clock, seconds. loses_power: whether the end of the process is that of the machine."""
+    """roles: name -> the process that runs it, None while none does. is_wanted: whether the supervisor starts them again. skew: of its wall
+    clock, seconds."""
 
     def __init__(self, world, name, **values):
         self.world, self.name = world, name
@@ -30,22 +32,46 @@ class Machine:
         self.data_dir.mkdir()
         self.settings = settings(self.data_dir, **values)
         self.directory = Directory(name, self.data_dir)
-        self.process, self.stop, self.num_starts = None, None, 0
-        self.skew, self.is_wanted, self.loses_power = 0.0, True, False
+        log = self.settings.log
+        self._mains = {"follow": run_follow} if log.member == "replica" else {"ingest": run_ingest}
+        if log.store and log.member != "replica":
+            self._mains["archive"] = run_archive
+        self.roles, self._stops, self._num_starts = dict.fromkeys(self._mains), {}, itertools.count(1)
+        self.skew, self.is_wanted, self._loses_power = 0.0, True, None
+
+    @property
+    def processes(self):
+        return [process for process in self.roles.values() if process is not None]
 
     def start(self):
-        """Run its role in a new process."""
+        """Run all roles."""
+        for role in self.roles:
+            self._start(role)
+
+    def stop(self):
+        """As SIGTERM to all of them does."""
+        for role, process in self.roles.items():
+            if process is not None:
+                self._stops[role].set()
+
+    def cut_power(self, role, seams_left):
+        """Lose power after some seams of one of its processes."""
+        if self.roles[role] is not None:
+            self.roles[role].kill_in, self._loses_power = seams_left, self.roles[role]
+
+    def _start(self, role):
+        if not self.is_wanted or self.roles[role] is not None:
+            return
         scheduler = self.world.scheduler
-        self.num_starts += 1
-        self.world.checks.begin(self.directory)
-        self.stop = seams.Event(scheduler)
-        self.process = process = Process(f"{self.name}{self.num_starts}", self, self._ended)
-        role = run_follow if self.settings.log.member == "replica" else run_ingest
+        if role != "archive":
+            self.world.checks.begin(self.directory)
+        stop = self._stops[role] = seams.Event(scheduler)
+        name = f"{self.name}-{role}-{next(self._num_starts)}"
+        self.roles[role] = process = Process(name, self, lambda ended: self._ended(role, ended), next(PROCESS_IDS))
 
         def main():
             try:
-                role(self.settings, self.stop)
-                process.ended = "stopped"
+                self._mains[role](self.settings, stop)
             except StreamdError as error:
                 process.ended = error
                 scheduler.note(f"{process.name} ends: {type(error).__name__} {error}")
@@ -54,26 +80,31 @@ class Machine:
 
         scheduler.spawn(process, "main", main)
 
-    def _ended(self, process):
+    def _ended(self, role, process):
         """Its last thread is over: the kernel closes what it had open, and the supervisor starts it again."""
+        self.roles[role] = None
         for fd, path in process.locks:
             with contextlib.suppress(OSError):
                 if str(Path(f"/proc/self/fd/{fd}").readlink()) == path:
                     os.close(fd)
-        self.disk.end_process(has_power=not self.loses_power)
-        self.loses_power, self.process = False, None
-        self.directory.reader = None
+        self.disk.end_process(process)
+        if role != "archive":
+            self.directory.reader = None
+        if self._loses_power is process:
+            for other in self.processes:
+                self.world.scheduler.kill(other)
+            self._loses_power = self
+        if self._loses_power is self and not self.processes:
+            self.disk.lose_power()
+            self._loses_power = None
         gc.collect()
         if isinstance(process.ended, StreamdError) and not self._begins_again(process.ended):
             self.world.scheduler.fail(f"{process.name} ended for good: {type(process.ended).__name__} {process.ended}")
-        self.world.scheduler.at(self.world.scheduler.random.uniform(*PAUSES), self._start_again)
+        pause = self.world.scheduler.random.uniform(*PAUSES)
+        self.world.scheduler.at(pause, lambda: self._start(role))
 
     def _begins_again(self, error):
         """As `run_role` and the supervisor decide it."""
         if isinstance(error, FencedError):
             return self.settings.log.member != "leader"
         return isinstance(error, TRIED_AGAIN) and not isinstance(error, DataLossError)
-
-    def _start_again(self):
-        if self.is_wanted and self.process is None:
-            self.start()

@@ -28,8 +28,9 @@ class Process:
     kill_in: number of seams after which it is killed, None for no plan. locks: descriptors of lock files, which end with it.
     """
 
-    def __init__(self, name, machine, on_end):
-        self.name, self.machine, self.on_end = name, machine, on_end
+    def __init__(self, name, machine, on_end, number):
+        """number: as the system counts processes."""
+        self.name, self.machine, self.on_end, self.number = name, machine, on_end, number
         self.dead, self.kill_in, self.tasks, self.locks, self.ended = False, None, [], [], None
 
 

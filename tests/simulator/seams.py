@@ -32,6 +32,7 @@ import streamd.replica.leader.election
 import streamd.replica.leader.led_here
 import streamd.replica.leader.succession
 import streamd.replica.parts  # noqa: F401 - see above
+import streamd.store.archive
 from streamd import processes, storage
 from streamd.eventlog import recovery
 from streamd.ingest.kafka import client, safe_records
@@ -40,6 +41,8 @@ from tests.simulator import clients
 from tests.simulator.disk import SimulatedDisk
 from tests.simulator.scheduler import Kill
 
+BOOTSTRAP_SECONDS = 15.0
+"""After which the changelog is trimmed up to a manifest."""
 EPOCH = 1_700_000_000.0
 """Wall time at which a seed begins, seconds."""
 
@@ -164,13 +167,20 @@ class Names:
 
 
 class System:
-    """The module `os` of the heartbeat, whose watchdog ends the process."""
+    """The module `os` of the heartbeat, whose watchdog ends the process, and which knows processes by their numbers."""
 
     def __init__(self, world):
         self._world = world
 
     def __getattr__(self, name):
         return getattr(os, name)
+
+    def getpid(self):
+        return self._world.scheduler.current.process.number
+
+    def kill(self, number, signal):
+        if number not in [process.number for machine in self._world.machines for process in machine.processes]:
+            raise ProcessLookupError
 
     def _exit(self, status):
         scheduler = self._world.scheduler
@@ -231,6 +241,10 @@ def installed(world):
                     changed = ({k: table.get(id(v), v) for k, v in values.items()} if isinstance(values, dict)
                                else tuple(table.get(id(v), v) for v in values))
                     setattr(function, name, changed)
+    # A manifest counts for followers that begin for minutes; here soon all of them have.
+    defaults = streamd.store.archive.Archive.__init__.__kwdefaults__
+    undo.append((streamd.store.archive.Archive.__init__, "__kwdefaults__", defaults))
+    streamd.store.archive.Archive.__init__.__kwdefaults__ = {**defaults, "bootstrap_seconds": BOOTSTRAP_SECONDS}
     undo.append((heartbeat, "os", heartbeat.os))
     heartbeat.os = System(world)
     random.seed(world.seed)

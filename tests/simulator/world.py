@@ -69,7 +69,7 @@ class World:
         chance = self.scheduler.random
         members = chance.choice(KINDS)
         values = {
-            "kafka__topics": ["events"], "stream__edge_feature_dim": 1, "stream__node_feature_dim": 1,
+            "kafka__topics": ["events"], "stream__edge_feature_dim": 1, "telemetry__archive_port": 0, "stream__node_feature_dim": 1,
             "stream__time_unit": "ms",
             "windows__width_seconds": chance.choice([60, 3600]),
             "ingest__segment_edges": chance.choice([256, 4096]),
@@ -81,7 +81,7 @@ class World:
         if len(members) > 1:
             (self.folder / "store").mkdir()
             values |= {"log__name": LOG, "log__store": f"file://{self.folder}/store",
-                       "leader__timeout_seconds": chance.choice([2, 3, 10])}
+                       "log__manifest_seconds": chance.choice([3, 10, 600]), "leader__timeout_seconds": chance.choice([2, 3, 10])}
         return [Machine(self, name, **values, log__member=member) for name, member in zip("abc", members, strict=False)]
 
     def run(self, seconds=SECONDS):
@@ -130,10 +130,9 @@ class World:
         """All roles stop when they are told to."""
         for machine in self.machines:
             machine.is_wanted = False
-            if machine.process is not None:
-                machine.stop.set()
+            machine.stop()
         self.scheduler.run(30.0)
-        if running := [m.name for m in self.machines if m.process is not None]:
+        if running := [process.name for machine in self.machines for process in machine.processes]:
             raise Failure(f"{', '.join(running)} goes on 30 s after it was told to stop")
 
     def _compare(self):
@@ -160,8 +159,8 @@ class World:
         self.scheduler.stop_at = None
         for machine in self.machines:
             machine.is_wanted = False
-            if machine.process is not None:
-                self.scheduler.kill(machine.process)
+            for process in machine.processes:
+                self.scheduler.kill(process)
         self.scheduler.run(0.0)
         shutil.rmtree(self.folder, ignore_errors=True)
 
