@@ -103,6 +103,8 @@ class LogFiles:
             # Show readers the newest commit: a crash may have come between its line and this.
             self._published = disk.open(data_dir / "published", os.O_RDWR | os.O_CREAT)
             self._position: PositionFile | None = None
+            self._position_synced_in = Path()
+            """The journal file that was the newest at the last sync of the position."""
             if changelog is not None:
                 self._position = PositionFile(data_dir, changelog, disk)
             self.publish(self.state.seq)
@@ -272,8 +274,14 @@ class LogFiles:
 
     def move(self, position: ChangelogPosition) -> None:
         """Write the log's position in the changelog; all commits before it must be durable."""
-        if self._position is not None:
-            self._position.write(position)
+        if self._position is None:
+            return
+        self._position.write(position)
+        # Without a sync a power cut may restore any older position. One sync for each journal file
+        # bounds it; one for each commit would take a quarter of the commit's time.
+        if self._position_synced_in != self.journal.path:
+            self._position.sync()
+            self._position_synced_in = self.journal.path
 
     # Files that take the place of others
 

@@ -17,6 +17,7 @@ import structlog
 
 from streamd.clock import Clock, SystemClock
 from streamd.errors import CorruptionError, ManifestError, SettingsError, StreamdError
+from streamd.eventlog.journal.changelog_position import durable_position
 from streamd.eventlog.journal.journal import journal_files
 from streamd.eventlog.upkeep.holds import Compacted, read_compacted
 from streamd.roles import folder_of
@@ -311,12 +312,18 @@ class Archive:
             return
         until = self._deletable() if compaction is None else self._behind(compaction)
         first, end = self._changelog.bounds()
-        if until is not None and until > first:
+        if until is not None and until > first and self._is_read_to(until):
             self._lead.check()
             self._changelog.delete_before(until)
             logger.info("changelog_trimmed", first_offset=until, records=until - first)
             first = until
         metrics.changelog_records.set(end - first)
+
+    def _is_read_to(self, offset: int) -> bool:
+        """Whether the directory's position is durable, and at an offset or after it. A leader with
+        a position before the changelog's begin cannot start."""
+        position = durable_position(self._data_dir, self._disk)
+        return position is not None and position.offset >= offset
 
     def _deletable(self) -> int | None:
         """The offset before which no follower reads that took a manifest lately."""

@@ -1,4 +1,4 @@
-"""What goes wrong, drawn by a seed: kills at any seam, torn writes, power cuts, disks that refuse or lie, networks, brokers, clocks."""
+"""What goes wrong, drawn by a seed: kills at any seam, torn writes, power cuts, disks that refuse, networks, brokers, clocks."""
 
 from streamd.replica.leader import leading
 

@@ -4,8 +4,9 @@ which other machines follow, and which changelog that is.
 512 bytes: four numbers of eight bytes, little-endian (the format, 2; term, commit, offset), then
 the ids of Kafka's cluster and of the topic and the topic's name, each with a zero byte behind it,
 then zeros; the CRC32C of all that in the first four of the last eight bytes. Format 1 had 40 bytes
-and no names: it is read, and written anew as format 2. Like `published` the file is written in
-place and not synced: one that a power cut made older only lets more be read again.
+and no names: it is read, and written again as format 2. The file is written in place, and synced
+once for each journal file and before the archive trims the changelog. So a power cut may restore an
+older position, but never one that the changelog no longer has.
 """
 
 import os
@@ -97,6 +98,22 @@ def read_position(data_dir: Path) -> ChangelogPosition | None:
     return ChangelogPosition(term, seq, offset, ChangelogId(*names))
 
 
+def durable_position(data_dir: Path, disk: Disk = DISK) -> ChangelogPosition | None:
+    """Read a directory's position, and make it durable: no power cut restores an older one.
+
+    Returns: None as `read_position`. Raises: OSError.
+    """
+    position = read_position(data_dir)
+    if position is not None:
+        fd = disk.open(data_dir / CHANGELOG, os.O_RDWR)
+        try:
+            disk.sync(fd)
+        finally:
+            disk.close(fd)
+        disk.sync_folder(data_dir)
+    return position
+
+
 class PositionFile:
     """Writes the position of a directory. Owner: the process that writes its log."""
 
@@ -104,11 +121,17 @@ class PositionFile:
         """changelog: which one the positions are in."""
         self._disk = disk
         self._changelog = changelog
+        self._folder = data_dir
         self._fd = disk.open(data_dir / CHANGELOG, os.O_RDWR | os.O_CREAT)
 
     def write(self, position: ChangelogPosition) -> None:
         """Write the position; what it says must be durable. Raises: OSError."""
         self._disk.write(self._fd, replace(position, changelog=self._changelog).pack(), 0)
+
+    def sync(self) -> None:
+        """Make the newest position durable, and the file's name. Raises: OSError."""
+        self._disk.sync(self._fd)
+        self._disk.sync_folder(self._folder)
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""

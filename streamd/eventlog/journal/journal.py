@@ -353,7 +353,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
 
 
 class JournalWriter:
-    """Appends lines to the newest journal file. Owner: the log writer."""
+    """Appends lines to the newest journal file. Owner: the log writer. path: of that file."""
 
     def __init__(self, folder: Path, state: LogState, disk: Disk = DISK) -> None:
         """Begin a new file with `state` as its checkpoint.
@@ -366,7 +366,7 @@ class JournalWriter:
         self._disk = disk
         self._seen_at = 0
         # Of the newest file; `_begin` sets them.
-        self._path = folder
+        self.path = folder
         self._fd = -1
         self._size = 0
         self._num_commits = -1
@@ -377,8 +377,8 @@ class JournalWriter:
 
         A file of that name is replaced whole: on the disk it may end earlier than it seems to.
         """
-        self._path = self.folder / f"{state.seq + 1:020d}{JOURNAL}"
-        scratch = self._path.with_suffix(SCRATCH)
+        self.path = self.folder / f"{state.seq + 1:020d}{JOURNAL}"
+        scratch = self.path.with_suffix(SCRATCH)
         self._fd = self._disk.open(scratch, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         self._size = 0
         # The first line, a checkpoint, is appended below and is no commit.
@@ -386,7 +386,7 @@ class JournalWriter:
 
         # The checkpoint is durable before the file gets its name, so no file is ever without one.
         self.append(encode_line(state.checkpoint()))
-        self._disk.replace(scratch, self._path)
+        self._disk.replace(scratch, self.path)
         self._disk.sync_folder(self.folder)
 
     def append(self, lines: bytes, number: int = 1) -> None:
@@ -419,7 +419,7 @@ class JournalWriter:
             return
         # Another process may have begun a file of the same name: only the inode tells them apart.
         newest = self.folder / max(p.name for p in self.folder.iterdir() if p.suffix == JOURNAL)
-        if newest != self._path or not os.path.samestat(newest.stat(), os.fstat(self._fd)):
+        if newest != self.path or not os.path.samestat(newest.stat(), os.fstat(self._fd)):
             raise LockedError(
                 f"Another process has begun to write {self.folder.parent}, in spite of the lock.",
                 "run one ingest per data_dir; the lock (flock) does not work on this volume.",

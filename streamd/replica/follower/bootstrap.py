@@ -19,7 +19,7 @@ from streamd.eventlog.journal.changelog_position import (
 from streamd.eventlog.journal.journal import LogState
 from streamd.eventlog.layout import APPENDED
 from streamd.eventlog.recovery import lock_directory, state_at
-from streamd.replica.start import published_seq
+from streamd.replica.start import settled_seq
 from streamd.roles import FOLDER as ROLES_FOLDER
 from streamd.storage import DISK, SCRATCH, Disk, write_durably
 from streamd.store import manifests
@@ -63,18 +63,20 @@ def take_manifest(
     Returns: whether it helps; False if the log here has more commits and others than the manifest,
     or is at its position already. Raises: as `bootstrap`.
     """
-    if manifest.seq > published_seq(data_dir):
-        bootstrap(store, manifest, data_dir, progress, disk)
-        return True
     place = manifest.position
-    own = read_position(data_dir)
-    if place is None or (own is not None and own.offset >= place.offset):
+    if place is not None and state_at(data_dir, manifest.seq) == LogState.restored(manifest.log):
+        own = read_position(data_dir)
+        if own is not None and own.offset >= place.offset:
+            return False
+        with _writing(data_dir, disk):
+            write_durably(data_dir / CHANGELOG, place.pack(), disk)
+        logger.info("position_restored", seq=place.seq, changelog_offset=place.offset)
+        return True
+
+    # After a power cut `published` may be older than the journal's begin.
+    if manifest.seq <= settled_seq(data_dir):
         return False
-    if state_at(data_dir, manifest.seq) != LogState.restored(manifest.log):
-        return False
-    with _writing(data_dir, disk):
-        write_durably(data_dir / CHANGELOG, place.pack(), disk)
-    logger.info("position_restored", seq=place.seq, changelog_offset=place.offset)
+    bootstrap(store, manifest, data_dir, progress, disk)
     return True
 
 
