@@ -226,6 +226,11 @@ window_surprise = Gauge(
     "Standard deviations that the newest window's MRR lies below the mean of the 100 before",
     registry=TRAIN,
 )
+below_rule = Gauge(
+    "streamd_below_rule",
+    "1 where the newest 24 windows rank below the best rule by more than chance explains",
+    registry=TRAIN,
+)
 trained_until = Gauge(
     "streamd_trained_until_timestamp_seconds",
     "Event time up to which windows are learned",

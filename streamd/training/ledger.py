@@ -24,6 +24,7 @@ from streamd.roles import FACTS
 from streamd.settings.loading import BootstrapSettings
 from streamd.settings.paths import Paths
 from streamd.storage import ImmutableFile
+from streamd.telemetry import metrics
 from streamd.training import initial_training
 from streamd.training import window_attempts as attempts
 from streamd.training.checkpoint import (
@@ -48,6 +49,7 @@ from streamd.windows.history import (
     history_until,
     truncate_records,
 )
+from streamd.windows.over_rule import BelowRule
 
 logger = structlog.get_logger()
 T = TypeVar("T")
@@ -130,6 +132,7 @@ class Ledger:
         self._version_memory.sweep()
         self._history_bytes = 0
         self._drift = Drift()
+        self._below_rule = BelowRule()
         if ranks.is_first:
             versions.sweep()
 
@@ -238,6 +241,8 @@ class Ledger:
             return record
         record = replace(record, surprise=self._drift.surprise(record))
         self._history_bytes = append_record(self._paths.learned, record)
+        self._below_rule.add(record)
+        metrics.below_rule.set(self._below_rule.holds)
         return record
 
     def checkpoint(
@@ -388,5 +393,7 @@ class Ledger:
             self._live.restore_facts(self._paths.folder / FACTS, edge)
             return
         truncate_records(self._paths.learned, self._history_bytes)
-        self._drift = Drift(HistoryReader(self._paths.learned).refresh())
+        records = HistoryReader(self._paths.learned).refresh()
+        self._drift, self._below_rule = Drift(records), BelowRule(records)
+        metrics.below_rule.set(self._below_rule.holds)
         self._hold.resume(edge)

@@ -5,6 +5,8 @@ from typing import TypeVar
 
 from streamd.windows.history import RULES, SetScores, WindowRecord
 
+NUM_NEWEST_WINDOWS = 24
+"""Windows that the newest are judged over: a day of hours."""
 Part = TypeVar("Part", WindowRecord, SetScores)
 """A window, or its part of one edge set."""
 
@@ -20,6 +22,13 @@ def with_rules_of_newest(parts: Sequence[Part]) -> list[Part]:
     # An upgrade adds a rule from one window on.
     rules = rules_of(parts[-1].scores) if parts else []
     return [part for part in parts if set(rules) <= set(rules_of(part.scores))]
+
+
+def newest_windows(records: Iterable[WindowRecord]) -> list[WindowRecord]:
+    """The newest windows that a model and each rule of the last of them scored, oldest first."""
+    # Windows of mostly late events were scored by nothing.
+    scored = [r for r in records if r.num_scored and "live" in r.scores and rules_of(r.scores)]
+    return with_rules_of_newest(scored[-NUM_NEWEST_WINDOWS:])
 
 
 def mean_mrr(parts: Sequence[Part], model: str) -> float:

@@ -1,12 +1,13 @@
 """By how much the live model ranks above a rule over windows, and whether chance explains it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from streamd.windows.history import WindowRecord
 from streamd.windows.intervals import MIN_WINDOWS, Difference, difference
-from streamd.windows.means import Part, mean_mrr
+from streamd.windows.means import Part, best_rule, mean_mrr, newest_windows
 
 
 def over_rule(parts: Sequence[Part], rule: str) -> Difference:
@@ -29,3 +30,22 @@ def are_newest_worse(parts: Sequence[Part], num_newest: int, rule: str) -> bool:
         return False
     radius = over_rule(before, rule).radius * math.sqrt(len(before) / len(newest))
     return mean_mrr(newest, "live") - mean_mrr(newest, rule) < -radius
+
+
+class BelowRule:
+    """Follows whether the newest windows rank below the best rule over them. Owner: the trainer."""
+
+    def __init__(self, records: Iterable[WindowRecord] = ()) -> None:
+        """records: windows before, oldest first."""
+        self._newest = newest_windows(records)
+
+    def add(self, record: WindowRecord) -> None:
+        """Take in the next window."""
+        self._newest = newest_windows([*self._newest, record])
+
+    @property
+    def holds(self) -> bool:
+        """Whether they rank below by more than chance explains, as on the status page; False over
+        too few windows."""
+        newest = self._newest
+        return bool(newest) and over_rule(newest, best_rule(newest)[0]).is_worse

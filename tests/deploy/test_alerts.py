@@ -31,7 +31,6 @@ SLOW = [f'serve streamd_request_seconds_bucket{{le="{le}",route="/v1/score"}}'
 LAG = 'ingest streamd_lag_records{partition="0",topic="events"}'
 COMMIT = "ingest streamd_last_commit_timestamp_seconds"
 MARK, UNTIL = "ingest streamd_watermark_timestamp_seconds", "train streamd_trained_until_timestamp_seconds"
-LIVE, RULE, BANK = (f'train streamd_window_mrr{{model="{name}"}}' for name in ("live", "rule", "edgebank"))
 TRAIN = {"role": "train", "instance": "train"}
 INGEST = {"role": "ingest", "instance": "ingest"}
 FAILED = 'archive streamd_archive_rounds_total{outcome="failed"}'
@@ -69,8 +68,7 @@ CASES = {
                                {'ingest streamd_silent_partitions_total{partition="1",topic="events"}': "0 1x30"}, {}),
     "StreamdTrainerBehind": ("1m", 35, {MARK: "20000x40", UNTIL: "3600x40"}, {MARK: "18000x40", UNTIL: "3600x40"}, {},
                              "The newest version knows nothing of the last 4h 33m 20s of event time."),
-    "StreamdModelBelowRule": ("1h", 30, {LIVE: "0.5x12 0.2x40", RULE: "0.3x60", BANK: "0.1x60"},
-                              {LIVE: "0.5x12 0.3x40", RULE: "0.3x60", BANK: "0.1x60"}, TRAIN),
+    "StreamdModelBelowRule": ("5m", 15, {"train streamd_below_rule": "1x20"}, {"train streamd_below_rule": "1x10 0 1x9"}, {}),
     "StreamdRolledBack": ("1m", 5, {'train streamd_gate_verdicts_total{verdict="worse"}': "0 0 1x9"},
                           {'train streamd_gate_verdicts_total{verdict="proven"}': "0 0 1x9"}, TRAIN | {"verdict": "worse"}),
     "StreamdVersionsRefused": ("1h", 5, {'train streamd_versions_total{promoted="false"}': "0+1x9"},

@@ -12,14 +12,11 @@ from streamd.windows.means import (
     best_rule,
     mean_mrr,
     mean_negatives,
-    rules_of,
-    with_rules_of_newest,
+    newest_windows,
 )
 from streamd.windows.novelty import recurrence
 from streamd.windows.over_rule import are_newest_worse, over_rule
 
-NUM_WINDOWS = 24
-"""Newest scored windows that the numbers are over: a day of hours."""
 NUM_NEWEST = 3
 """Newest of these that are judged alone too: a day's mean hides for hours that a model fell, and a
 single window may be chance."""
@@ -96,9 +93,7 @@ class Headline:
 
 def headline_of(records: Sequence[WindowRecord]) -> Headline | None:
     """Sum up the newest windows. Returns: None before one was scored."""
-    # Windows of mostly late events were scored by nothing.
-    scored = [r for r in records if r.num_scored and "live" in r.scores and rules_of(r.scores)]
-    scored = with_rules_of_newest(scored[-NUM_WINDOWS:])
+    scored = newest_windows(records)
     if not scored:
         return None
 
