@@ -22,6 +22,7 @@ from streamd.cli.options import (
     out,
     settings_of,
 )
+from streamd.cli.table_output import print_table
 from streamd.errors import SettingsError, TrackingError
 from streamd.settings.loading import Settings, effective
 from streamd.storage import write_durably
@@ -156,7 +157,10 @@ def _print_results(
         return
     for part in shown:
         # A sentence is not wrapped, so that it can be searched for.
-        out.print(part, soft_wrap=isinstance(part, str), markup=False, highlight=False)
+        if isinstance(part, Table):
+            print_table(out, part)
+        else:
+            out.print(part, soft_wrap=True, markup=False, highlight=False)
     if file is not None:
         write_durably(file, report_text(found, form).encode())
         out.print(f"report: {file}", soft_wrap=True)
@@ -211,4 +215,4 @@ def _print_past(folder: Path) -> None:
             table.add_column(name, justify=justify, no_wrap=is_number, overflow="fold")
         for row in rows:
             table.add_row(*row)
-        out.print(table, markup=False, highlight=False)
+        print_table(out, table)

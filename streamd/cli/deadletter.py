@@ -6,10 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from streamd.cli.options import ConfigOption, DataOption, out, printable, settings_of
+from streamd.cli.table_output import print_records
 from streamd.clock import SystemClock, utc
 from streamd.errors import SettingsError
 from streamd.settings.loading import Settings
@@ -81,11 +80,9 @@ def deadletter_list(
         )
 
     # Values come from outside, so they are shown as plain text without control characters.
-    heads = ("partition", "offset", "index", "sent again", "reason", "error", "value")
-    table = Table(*heads, box=None)
-    for row in newest:
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    out.print(table)
+    head = ("partition", "offset", "index", "sent again", "reason", "error", "value")
+    rows = [tuple(map(printable, row)) for row in newest]
+    print_records(out, head, rows, num_long=2)
     summary = ", ".join(f"{printable(r)} {n:,}" for r, n in counts.most_common())
     if num_sent:
         summary += f"; {num_sent:,} sent again"

@@ -40,6 +40,7 @@ from streamd.cli.options import (
 from streamd.cli.produce_command import produce
 from streamd.cli.sources import sources_app
 from streamd.cli.store import backup, restore, verify
+from streamd.cli.table_output import join_help_lines, print_table
 from streamd.cli.tfgnn import tfgnn_app
 from streamd.cli.tguf import tguf_app
 from streamd.errors import SettingsError, StreamdError
@@ -247,8 +248,15 @@ def show_config(
     settings, origin = load_settings(config, {} if data_dir is None else {"data_dir": data_dir})
     table = Table("setting", "value", "from", box=None)
     for key, value in effective(settings).items():
-        table.add_row(key, str(value), origin[key])
-    out.print(table)
+        table.add_row(key, _as_written(value), origin[key])
+    print_table(out, table)
+
+
+def _as_written(value: Any) -> str:
+    """Write a setting's value as a settings file has it."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, default=str, ensure_ascii=False)
 
 
 @app.command()
@@ -269,13 +277,13 @@ def doctor(config: ConfigOption = None, data_dir: DataOption = None) -> None:
 
 
 def _print_check(name: str, result: Text, seen: str) -> None:
-    """Print a line of a table, with columns of the same width each time."""
+    """Print a row of a table, with columns of the same width each time."""
     row = Table(box=None, show_header=False)
     row.add_column(width=16)
     row.add_column(width=6)
     row.add_column(overflow="fold")
     row.add_row(name, result, Text(printable(seen)))
-    out.print(row)
+    print_table(out, row)
     out.file.flush()
 
 
@@ -318,6 +326,9 @@ def top(
 
     structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
     route_library_lines(logging.WARNING)
+
+
+join_help_lines(app)
 
 
 def main() -> None:

@@ -8,6 +8,8 @@ import typer
 from rich.table import Table
 
 from streamd.cli.options import ConfigOption, DataOption, err, out, settings_of
+from streamd.cli.table_output import print_table
+from streamd.clock import utc
 from streamd.errors import VersionError
 
 WAIT_SECONDS = 60.0
@@ -24,7 +26,7 @@ def models_list(config: ConfigOption = None, data_dir: DataOption = None) -> Non
 
     registry = _registry(config, data_dir)
     last = registry.shown()
-    table = Table("version", "edge", "loss", "MRR of its window", "", box=None)
+    table = Table("version", "learned until (UTC)", "loss", "MRR", "role", box=None)
     # Champion and shadow are named by the last move, not by the manifests.
     for m in read_manifests(registry):
         mark = (
@@ -38,8 +40,9 @@ def models_list(config: ConfigOption = None, data_dir: DataOption = None) -> Non
         )
         live = m.scores.get("live")
         mrr = f"{live['mrr']:.4f}" if live and "mrr" in live else "-"
-        table.add_row(m.name, f"{m.edge:,}", f"{m.loss:.4f}", mrr, mark)
-    out.print(table)
+        until = utc(m.window_end_us)[:16].replace("T", " ")
+        table.add_row(m.name, until, f"{m.loss:.4f}", mrr, mark)
+    print_table(out, table)
 
 
 @models_app.command("show")

@@ -3,8 +3,6 @@
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from streamd.cli.options import (
     ConfigOption,
@@ -15,6 +13,7 @@ from streamd.cli.options import (
     quiet_client,
     settings_of,
 )
+from streamd.cli.table_output import print_records
 from streamd.schema import DEFAULT_SET
 from streamd.settings.loading import Settings
 from streamd.telemetry.progress import ProgressLine
@@ -61,15 +60,13 @@ def sources_check(
     verdict = judge(settings, sample, SystemClock())
 
     # What is in the records comes from outside, so it is shown as plain text.
-    table = Table("partition", "offset", "place", "becomes", box=None)
-    table.add_column("event or reason", overflow="fold")
+    rows = []
     for judged in verdict.judged:
         place = "" if judged.index < 0 else str(judged.index)
         cells = (judged.what, judged.event or judged.error)
-        table.add_row(
-            str(judged.partition), str(judged.offset), place, *(Text(printable(c)) for c in cells)
-        )
-    out.print(table)
+        rows.append((str(judged.partition), str(judged.offset), place, *map(printable, cells)))
+    head = ("partition", "offset", "place", "becomes", "event or reason")
+    print_records(out, head, rows, num_long=1)
     out.print(verdict.words(len(sample)), soft_wrap=True, markup=False, highlight=False)
     print_rounded(verdict.rounded.words)
     held = (verdict.held,) if verdict.held else ()

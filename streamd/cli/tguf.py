@@ -8,6 +8,7 @@ from rich.table import Table
 
 from streamd.cli.import_ import import_
 from streamd.cli.options import ConfigOption, DataOption, err, out, settings_of
+from streamd.cli.table_output import print_table
 from streamd.errors import StreamdError
 from streamd.telemetry.progress import ProgressLine
 
@@ -24,11 +25,11 @@ def tguf_inspect(file: Annotated[Path, typer.Argument(help="A TGUF file.")]) -> 
     table = Table("", "", box=None, show_header=False)
     for name, value in header:
         table.add_row(name, value)
-    out.print(table)
+    print_table(out, table)
     table = Table("section", "offset", "rows", "room for", "a row", box=None)
     for row in sections:
         table.add_row(*row)
-    out.print(table)
+    print_table(out, table)
 
 
 @tguf_app.command("verify")

@@ -1,6 +1,6 @@
 """The demo's final table, which compares the live model with the alternatives by day and in all."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,6 +22,10 @@ COLUMNS = {
     "popularity": "popularity",
 }
 """Heading of each regime's column."""
+WIDE = 130
+"""Columns of a terminal with room for MRR and AP of all regimes in one table."""
+LABEL_WIDTH = 9
+"""Columns of a row's label in a narrower one."""
 MARK = "*"
 """After a score of a nightly model that is, in a part of the windows, the rule's."""
 
@@ -116,36 +120,66 @@ def _mean(parts: Sequence[Part], weight: Sequence[int], regime: str, measure: st
     return float(np.average([part.scores[regime][measure] for part in parts], weights=weight))
 
 
-def render(table_rows: Sequence[Row], title: str) -> Table:
-    """Render the rows as a table of MRR / AP with the best MRR of each row in bold."""
-    caption = (
-        "MRR / AP of every event before it was learned, against the same negatives; "
-        "last row: MRR where the destination was known before"
-    )
-    if any(row.has_rule for row in table_rows):
-        caption += f"; {MARK} with windows before the first night, which the rule scores"
-    table = Table(title=title, caption=caption)
-    table.add_column("")
-    table.add_column("events", justify="right")
+def render(table_rows: Sequence[Row], title: str, width: int = WIDE) -> list[Table]:
+    """Render the rows as a table of MRR / AP with the best MRR of each row in bold; in a terminal
+    of fewer than `WIDE` columns, of which 80 suffice, as a table of MRR and one of AP."""
+    end = "of every event before it was learned, against the same negatives"
+    marked = any(row.has_rule for row in table_rows)
+    note = f"; {MARK} with windows before the first night, which the rule scores"
+    known = "; last row: MRR where the destination was known before"
+    if width >= WIDE:
+        caption = f"MRR / AP {end}{known}{note if marked else ''}"
+        return [_table(table_rows, title, caption, _both)]
+    with_ap = [row for row in table_rows if all(ap is not None for _, ap in row.means.values())]
+    return [
+        _table(table_rows, title, f"MRR {end}{known}{note if marked else ''}", _mrr, narrow=True),
+        _table(with_ap, title, f"AP {end}", _ap, narrow=True),
+    ]
+
+
+def _table(
+    table_rows: Sequence[Row],
+    title: str,
+    caption: str,
+    text: Callable[[float, float | None], str],
+    narrow: bool = False,
+) -> Table:
+    """A row for each of `table_rows`. text: of a cell, given MRR and AP."""
+    if narrow:
+        table = Table(title=title, caption=caption, box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    else:
+        table = Table(title=title, caption=caption)
+    table.add_column("", max_width=LABEL_WIDTH if narrow else None)
+    table.add_column("events", justify="right", no_wrap=True)
     for name in COLUMNS.values():
-        table.add_column(name, justify="right")
+        heading = name.replace(" ", "\n") if narrow and "partners" not in name else name
+        table.add_column(heading, justify="right")
+
     # A line separates the days from the totals.
     last_day = [row for row in table_rows if row.label.startswith("day")][-1:]
     for row in table_rows:
         best = max(mrr for mrr, _ in row.means.values())
-        cells = [
-            _cell(*row.means[r], bold=row.means[r][0] == best)
-            + (MARK if row.has_rule and r in NIGHTLY else "")
-            for r in COLUMNS
-        ]
+        cells = []
+        for regime in COLUMNS:
+            cell = text(*row.means[regime])
+            is_best = row.means[regime][0] == best
+            mark = MARK if row.has_rule and regime in NIGHTLY else ""
+            cells.append((f"[bold]{cell}[/bold]" if is_best else cell) + mark)
         table.add_row(row.label, f"{row.num_events:,}", *cells, end_section=row in last_day)
     return table
 
 
-def _cell(mrr: float, ap: float | None, bold: bool) -> str:
+def _both(mrr: float, ap: float | None) -> str:
     # Rows over a part of the events have no AP.
-    text = _short(mrr) if ap is None else f"{_short(mrr)} / {_short(ap)}"
-    return f"[bold]{text}[/bold]" if bold else text
+    return _short(mrr) if ap is None else f"{_short(mrr)} / {_short(ap)}"
+
+
+def _mrr(mrr: float, ap: float | None) -> str:
+    return _short(mrr)
+
+
+def _ap(mrr: float, ap: float | None) -> str:
+    return "" if ap is None else _short(ap)
 
 
 def _short(value: float) -> str:

@@ -323,14 +323,14 @@ def _finish(
     console: Console,
 ) -> int:
     """Print the table, the speed and an example, and check the end. Returns: the exit status."""
-    from streamd.demo.days_table import render, rows
+    from streamd.demo.days_table import WIDE, render, rows
 
     # Scores of the live model and of its twins.
     records = watch.history.refresh()
     table_rows = rows(records, twins.windows, twins.cut, player.status.total)
-    Console(width=max(console.width, 130)).print(
-        render(table_rows, f"{stream.name}: prequential scores")
-    )
+    width = console.width if console.is_terminal else max(console.width, WIDE)
+    for table in render(table_rows, f"{stream.name}: prequential scores", width):
+        Console(width=width).print(table)
     console.print(stream.remark)
     for one in edge_sets(records):
         console.print(

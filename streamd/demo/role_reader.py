@@ -90,12 +90,17 @@ def _facts(watch: RoleReader, player: Player, begun: float, meter: Meter) -> dic
 
     # The speed of learning is that of the last seconds, by the meter.
     elapsed = time.monotonic() - begun
-    learned = meter.at(records[-1].end_edge if records else 0, player.status.total or 1)
+    # Before the trainer has begun, all events wait for it.
+    end_edge = records[-1].end_edge if records else 0
+    num_events = ingest.get("edges", 0)
     wait = reason_to_wait(watch, len(records))
+    if not player.status.total:
+        return {"waits for": wait or "the file to be read", "seconds": f"{elapsed:.0f}"}
+    learned = meter.at(end_edge, player.status.total)
     return ({"waits for": wait} if wait else {}) | {
-        "events": f"{ingest.get('edges', 0):,} of {player.status.total:,}",
+        "events": f"{num_events:,} of {player.status.total:,}",
         "lag": f"{ingest.get('lag', 0):,}",
-        "not yet learned": f"{train.get('lag', 0):,}",
+        "not yet learned": f"{max(0, num_events - end_edge):,}",
         "windows": f"{len(records):,}",
         "learned": learned.text("events"),
         "MRR of the last 24": score,

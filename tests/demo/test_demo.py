@@ -210,7 +210,7 @@ def test_twins_score_every_window_the_live_model_scores_and_frozen_equals_live_u
     assert abs(table[-2].means["live"][0] - want) < 1e-12
     known = np.average([r.scores["live"]["mrr_known"] for r in late], weights=[r.num_known for r in late])
     assert abs(table[-1].means["live"][0] - known) < 1e-12 and table[-1].means["live"][1] is None
-    assert render(table, "t").row_count == 5
+    assert render(table, "t")[0].row_count == 5
     # No night passed before the first day, nor before all that is after its first events.
     assert [r.has_rule for r in table] == [True, False, False, True, True]
     assert table[0].means["nightly"] == table[0].means["nightly_live"] == pytest.approx(table[0].means["rule"])
@@ -246,13 +246,38 @@ def test_the_demo_says_in_a_log_how_far_the_learning_is():
 def test_scores_of_a_nightly_model_before_its_first_night_are_marked():
     def printed(*has_rule):
         out = io.StringIO()
-        Console(file=out, width=130).print(render([Row(f"day {n}", 5, dict.fromkeys(COLUMNS, (0.5, 0.4)), one) for n, one in enumerate(has_rule)], "t"))
+        Console(file=out, width=130).print(*render([Row(f"day {n}", 5, dict.fromkeys(COLUMNS, (0.5, 0.4)), one) for n, one in enumerate(has_rule)], "t"))
         return out.getvalue()
 
     lines = [line.split("│") for line in printed(True, False).splitlines() if "│" in line]
     stars = {line[1].strip(): [cell.strip().endswith("*") for cell in line[3:10]] for line in lines}
     assert stars["day 0"] == [name in ("nightly", "nightly_live") for name in COLUMNS] and not any(stars["day 1"])
     assert "* with windows before the first night" in printed(True, False) and "*" not in printed(False)
+
+
+def test_in_a_narrow_terminal_the_last_table_is_two_of_80_columns():
+    table = [Row("day 31", 12_345, dict.fromkeys(COLUMNS, (0.512, 0.987)), True),
+             Row("after 47,242 events", 110_232, dict.fromkeys(COLUMNS, (0.512, 0.987))), Row("known before", 110_000, dict.fromkeys(COLUMNS, (0.498, None)))]
+    out = io.StringIO()
+    for one in render(table, "wikipedia: prequential scores", 80):
+        Console(file=out, width=80).print(one)
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80 and "…" not in out.getvalue() and "popularity" in out.getvalue()
+    assert [sum(line.count(score) for line in lines) for score in (".512", ".987", ".498")] == [14, 14, 7]
+    assert sum("110,000" in line for line in lines) == 1, "the row without AP is in the table of MRR alone"
+
+
+def test_all_events_wait_for_a_trainer_that_has_not_begun():
+    watch = SimpleNamespace(beat=lambda role: None, detail=lambda role: {"edges": 3634} if role == "ingest" else {}, history=SimpleNamespace(refresh=list))
+
+    def line(total):
+        out = io.StringIO()
+        with display(Console(file=out, width=40, soft_wrap=True)) as show:
+            show(watch, SimpleNamespace(status=SimpleNamespace(total=total)), 0.0)
+        return out.getvalue()
+
+    assert "events 3,634 of 157,474" in line(157_474) and "not yet learned 3,634" in line(157_474)
+    assert " of " not in line(0) and "waits for ingest" in line(0), "the file is not read yet, so nobody knows how many there are"
 
 
 def test_the_title_is_of_the_days_that_are_played():

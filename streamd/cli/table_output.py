@@ -1,0 +1,78 @@
+"""Tables of commands: in a terminal as wide as it, elsewhere a line for each row, never wrapped."""
+
+import io
+import os
+from collections.abc import Iterable, Sequence
+
+import typer
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.table import Table
+
+UNBOUNDED = 100_000
+"""Columns of a file or a pipe, in which nothing is wrapped."""
+
+
+def line_width(console: Console) -> int:
+    """Columns that a line of output may have: those of the terminal, or of the variable COLUMNS."""
+    if console.is_terminal:
+        return console.width
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) if columns.isdigit() else UNBOUNDED
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table. In a file or a pipe each row is a line, without blanks at its end."""
+    if console.is_terminal:
+        console.print(table, markup=False, highlight=False)
+        return
+    # Title and caption are centred over the table, so it has its own width there.
+    printed = io.StringIO()
+    sheet = Console(file=printed, width=line_width(console), color_system=None)
+    sheet.width = max(1, sheet.measure(table).maximum)
+    sheet.print(table, markup=False, highlight=False)
+    print_lines(console, printed.getvalue().splitlines())
+
+
+def print_records(
+    console: Console, head: Sequence[str], rows: Sequence[Sequence[str]], num_long: int
+) -> None:
+    """Print rows whose last cells are long texts.
+
+    Args: num_long: number of these cells. If a row does not fit into a line, its short cells are
+    one, and each long cell follows on a line of its own, whole, so that it can be copied.
+    """
+    num_short = len(head) - num_long
+    cells = (head, *rows)
+    widths = [max(cell_len(row[i]) for row in cells) for i in range(len(head))]
+    whole = 1 + sum(widths) + 2 * (len(head) - 1)
+    if whole <= line_width(console):
+        print_lines(console, (_line(row, widths) for row in cells))
+        return
+    print_lines(console, [_line(head[:num_short], widths)])
+    for row in rows:
+        long = (f"   {cell}" for cell in row[num_short:] if cell)
+        print_lines(console, [_line(row[:num_short], widths), *long])
+
+
+def print_lines(console: Console, lines: Iterable[str]) -> None:
+    """Print lines as they are, without blanks at their ends; a terminal breaks those too long."""
+    for line in lines:
+        console.print(line.rstrip(), markup=False, highlight=False, soft_wrap=True)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = (set_cell_size(cell, width) for cell, width in zip(cells, widths, strict=False))
+    return " " + "  ".join(padded)
+
+
+def join_help_lines(app: typer.Typer) -> None:
+    """Make one line of each paragraph of the commands' descriptions, which are docstrings: a list
+    of commands in a terminal would keep the line ends of the source."""
+    for command in app.registered_commands:
+        text = (command.callback.__doc__ if command.callback else None) or ""
+        paragraphs = text.replace("\n    ", "\n").split("\n\n")
+        command.help = "\n\n".join(" ".join(part.split()) for part in paragraphs)
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            join_help_lines(group.typer_instance)
