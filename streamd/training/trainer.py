@@ -34,7 +34,13 @@ from streamd.training.tally import ScoredWindow, Tally
 from streamd.training.versions.contest import Contest, Verdict
 from streamd.training.versions.nightly import Nightly
 from streamd.training.window_attempts import MAX_FAILURES, Stopped
-from streamd.training.window_report import rebuilding, records_of, report, report_trained_until
+from streamd.training.window_report import (
+    Forgetting,
+    rebuilding,
+    records_of,
+    report,
+    report_trained_until,
+)
 from streamd.windows import Window, is_mostly_late, mergeable, next_window, num_late
 from streamd.windows.history import ONE_DESTINATION, WindowRecord
 
@@ -96,6 +102,7 @@ class Trainer:
         self.recorder = recorder = Recorder(own, reader, ranks)
         learner.on_progress = self._when_learning = lambda *_: self._touch("learning")
         learner.free_device_memory = recorder.free_device_memory
+        self._forgetting = Forgetting(learner)
         self._ledger = ledger = Ledger(
             paths, own, settings.bootstrap, reader, versions, recorder.live, ranks
         )
@@ -232,6 +239,7 @@ class Trainer:
         self._renew_shadow()
         for record in records:
             report(record, self.learner, self.contest.compared)
+        self._forgetting.measure()
         return records[-1]
 
     def _score(self, window: Window, step: Step) -> ScoredWindow:

@@ -2,6 +2,7 @@
 
 import math
 import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -30,6 +31,9 @@ LOGGED = {
     "left_out": "window_left_out",
 }
 """Outcome -> event name in the log."""
+FORGETTING_SECONDS = 10.0
+"""Least time between two measurements of forgetting: it takes a tenth of a small window's time, and
+windows of a replayed history come faster than metrics are scraped."""
 
 
 def records_of(
@@ -159,8 +163,6 @@ def report(record: WindowRecord, learner: Learner, compared: Comparison) -> None
     metrics.trained_until.set(record.end_us / 1e6)
     metrics.gate_events.set(compared.num_events)
     metrics.gate_difference.set(compared.mean if compared.num_events else math.nan)
-    if learner.num_learned and (recall := learner.recall()) is not None:
-        metrics.past_mrr.set(recall["mrr"])
     metrics.replay_events.set(learner.replay.num_events)
     metrics.memory_bytes.set(learner.memory.rows.pool.num_bytes)
     if not learner.ranks.is_first:
@@ -181,6 +183,28 @@ def report(record: WindowRecord, learner: Learner, compared: Comparison) -> None
         loss=record.loss and round(record.loss, 4),
         seconds={k: round(v, 3) for k, v in record.seconds.items()},
     )
+
+
+class Forgetting:
+    """Sets the metric of forgetting after a step, at most once in FORGETTING_SECONDS. Owner: the
+    trainer."""
+
+    def __init__(self, learner: Learner, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._learner = learner
+        self._monotonic = monotonic
+        self._measured_at = -math.inf
+
+    def measure(self) -> None:
+        """Measure it if it is time. All ranks call this after the same step."""
+        learner = self._learner
+        now = self._monotonic()
+        # The clocks of ranks differ, and all take part in a measurement.
+        is_due = now - self._measured_at >= FORGETTING_SECONDS
+        if not learner.num_learned or not learner.ranks.tell(is_due):
+            return
+        self._measured_at = now
+        if (recall := learner.recall()) is not None:
+            metrics.past_mrr.set(recall["mrr"])
 
 
 def _report_scores(record: WindowRecord, schema: Schema) -> None:

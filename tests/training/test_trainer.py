@@ -27,6 +27,7 @@ from streamd.training.recorder import Recorder
 from streamd.training.trainer import Trainer
 from streamd.training.versions.shadow import Comparison
 from streamd.training.window_attempts import Stopped, last_attempt
+from streamd.training.window_report import Forgetting
 from streamd.windows.history import HistoryReader
 from tests.builders import HOUR, batch, settings, stream, write_log
 
@@ -441,6 +442,19 @@ def test_forgetting_is_measured_on_a_part_of_the_past_that_stays_the_same(tmp_pa
     for p in trainer.learner.model.parameters():
         torch.nn.init.normal_(p)
     assert trainer.learner.recall()["mrr"] < before["mrr"]
+
+
+def test_forgetting_is_measured_at_most_every_ten_seconds(tmp_path, monkeypatch):
+    write_log(tmp_path, *stream(900, hours=12), SCHEMA, watermark=100 * HOUR)
+    trainer, _, _ = make(tmp_path)
+    at, measured = [100.0], []
+    monkeypatch.setattr(trainer.learner, "recall", lambda: {"mrr": measured.append(at[0]) or 0.5})
+    forgetting = trainer._forgetting = Forgetting(trainer.learner, monotonic=lambda: at[0])
+    forgetting.measure()
+    assert not measured, "nothing was learned"
+    for at[0] in (100.0, 109.9, 110.0, 115.0):
+        process_all(trainer, 1)
+    assert measured == [100.0, 110.0] and metrics.TRAIN.get_sample_value("streamd_past_mrr") == 0.5
 
 
 def test_a_trainer_that_lags_learns_several_windows_as_one_but_scores_each(tmp_path):
