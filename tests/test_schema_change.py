@@ -5,7 +5,9 @@ import pytest
 
 from streamd.errors import SchemaError
 from streamd.eventlog.reader import LogReader
+from streamd.eventlog.writable import check_writable
 from streamd.eventlog.writer import LogWriter
+from streamd.events import Position, Progress, empty_batch
 from streamd.schema import Schema
 from streamd.schema_change import check_extends, widened_edges, widened_nodes
 from streamd.settings.loading import schema_of
@@ -74,6 +76,39 @@ def test_a_log_without_declared_sets_is_extended_too(tmp_path, old, new, says):
     again = LogWriter(tmp_path, after)
     assert again.state.schema == after and again.schema == after
     again.close()
+
+
+DECLARED = {"graph__edge_sets": {"default": {"features": {"a": {"vector": 3}}}}, "graph__node_sets": {"default": {"features": {"age": "number"}}}}
+
+
+@pytest.mark.parametrize(("old", "new"), [
+    ({}, {"stream__edge_feature_dim": 3, "stream__node_feature_dim": 2, "stream__label_dim": 1}),
+    ({"stream__edge_feature_dim": 3, "stream__node_feature_dim": 2, "stream__label_dim": 1}, {}),
+    ({"stream__edge_feature_dim": 2}, DECLARED), (DECLARED, {"stream__node_feature_dim": 2}),
+    ({"graph__edge_sets": {"views": {}, "buys": {}}}, {"graph__edge_sets": {"buys": {}}}),
+])
+@pytest.mark.parametrize("has_commit", [False, True])
+def test_a_log_in_which_no_event_ever_was_takes_any_schema(tmp_path, old, new, has_commit):
+    """Records that were refused moved the positions: that makes no rows."""
+    before, after = (schema_of(settings(tmp_path, **values)) for values in (old, new))
+    writer = LogWriter(tmp_path, before)
+    if has_commit:
+        writer.commit(empty_batch(before), Progress("c", {}, {"t": {0: Position(3)}}), 0)
+    writer.close()
+    waiting = LogReader.open(tmp_path)
+
+    # The next start has the settings corrected; the process of a reader starts again.
+    assert check_writable(tmp_path, after, 1000).is_blank
+    write_log(tmp_path, *stream(50), after)
+    log = LogReader.open(tmp_path)
+    assert log.state.schema == after and log.num_edges == 50 and log.features_of(np.arange(50)).shape == (50, after.edge_feature_dim)
+    if waiting is not None:
+        waiting.refresh()
+        assert waiting.superseded and waiting.num_edges == 0
+
+    # With a row the schema is fixed.
+    with pytest.raises(SchemaError):
+        LogWriter(tmp_path, before)
 
 
 def test_rows_of_one_set_become_rows_of_the_first_of_several(tmp_path):

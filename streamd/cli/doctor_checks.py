@@ -16,7 +16,6 @@ import numpy as np
 from streamd.errors import StreamdError
 from streamd.processes import num_cpus, place_of
 from streamd.roles import ARCHIVE, FOLLOW, RANK, SCORE, roles_of
-from streamd.schema_change import check_extends
 from streamd.settings.loading import Settings, check_access, has_keys, schema_of
 from streamd.settings.sources import REGISTRY_FORMATS
 from streamd.telemetry.heartbeat import held_times, read_beats
@@ -211,9 +210,11 @@ def _widths(settings: Settings) -> str:
         widths += f"; node sets {', '.join(nodes)}; edge sets {', '.join(edges)}"
     if not (settings.data_dir / "journal").is_dir():
         return f"{widths}; there is no log yet"
-    stored = last_state(settings.data_dir, wanted).schema
-    check_extends(stored, wanted)
-    return f"{widths}, {'as' if stored == wanted else 'more than'} in the log"
+    stored = last_state(settings.data_dir, wanted)
+    stored.check_takes(wanted)
+    if stored.is_blank:
+        return f"{widths}; the log has no event yet"
+    return f"{widths}, {'as' if stored.schema == wanted else 'more than'} in the log"
 
 
 def _keys(settings: Settings) -> str:

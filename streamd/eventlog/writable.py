@@ -12,7 +12,6 @@ from streamd.eventlog.recovery import last_state
 from streamd.eventlog.segment_files import newest_time
 from streamd.eventlog.sets_writer import new_segment
 from streamd.events import Schema
-from streamd.schema_change import check_extends
 from streamd.storage import DISK, SCRATCH, Disk
 
 READ_BYTES = 1 << 22
@@ -31,7 +30,7 @@ def check_writable(
     """
     try:
         state = last_state(data_dir, schema)
-        check_extends(state.schema, schema)
+        state.check_takes(schema)
         for path in (KEYS, DELETIONS):
             _check_bytes(data_dir, path, state)
         # With another width of rows, the writer reads and rewrites them.

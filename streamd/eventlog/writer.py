@@ -29,7 +29,6 @@ from streamd.eventlog.recovery import drop_journals, replacement, sweep
 from streamd.eventlog.segment_files import SegmentFiles, newest_time
 from streamd.eventlog.sets_writer import new_segment
 from streamd.events import Bools, EventBatch, Gap, Int64, Progress, Schema
-from streamd.schema_change import check_extends
 from streamd.storage import DISK, Disk, FileWithHoles
 
 logger = structlog.get_logger()
@@ -73,8 +72,8 @@ class LogWriter:
         changelog = None if publisher is None else publisher.changelog
         self.files = LogFiles(data_dir, schema, disk, changelog)
         with self.files.unlock_on_failure():
-            # Read what commits need of the log, and extend its schema to the one declared.
-            check_extends(self.schema, schema)
+            # Read what commits need of the log, and make its schema the one declared.
+            self.state.check_takes(schema)
             self.commits = Commits(self.files, publisher)
             self.keys = read_keys(data_dir, self.state)
             # Many keys take a while.
@@ -339,7 +338,7 @@ class LogWriter:
 
     def _widen(self, schema: Schema) -> None:
         """Continue with a schema that extends the log's, in a new segment: one line of the
-        journal."""
+        journal. A log without a row takes any schema so."""
         files = self.files
         old, files.schema = files.schema, schema
         with files.change():
@@ -347,8 +346,9 @@ class LogWriter:
             changes: list[dict[str, Any]] = []
             if old.node_feature_dim != schema.node_feature_dim:
                 new = FileWithHoles(replacement(self.data_dir / FEATURES, 0), files.disk)
-                for piece in widened(self.data_dir, self.state, schema):
-                    new.append(piece)
+                if not self.state.is_blank:
+                    for piece in widened(self.data_dir, self.state, schema):
+                        new.append(piece)
                 changes.append(files.finish_replacement(FEATURES, new))
                 files.adopt(FEATURES, new.fd)
 

@@ -40,6 +40,8 @@ RECORDS = 4096
 REMEDIES = {
     "late": "a log only grows forward in time: import into a new data_dir.",
     "node_limit": "raise ingest.max_nodes.",
+    "feature_width": "declare as many in the settings (stream.edge_feature_dim, "
+    "stream.node_feature_dim, stream.label_dim), or correct the row.",
 }
 """Operator action by reason, where it is not to correct the row."""
 KINDS = {EDGE: "", NODE: " (node features)", LABEL: " (label)", DELETE: " (delete)"}
@@ -191,7 +193,8 @@ class Loader:
         block, rejected = self._decoder.decode(pending, 0, self._clock.now_us(), self._topic)
         for r in rejected:
             raise StreamdError(
-                f"{self._place_of(r.offset)}: {r.error} ({r.reason}).", "correct it in the file."
+                f"{self._place_of(r.offset)}: {r.error} ({r.reason}).",
+                REMEDIES.get(r.reason, "correct it in the file."),
             )
         pending.clear()
         time = block.rows["time"][has_time(block.rows)]

@@ -354,3 +354,15 @@ def test_names_of_columns_mean_nothing_without_a_table(tmp_path, given):
     done = invoke("tguf", "import", tmp_path / "a.tguf", *given, "--data-dir", tmp_path / "log")
     says = {"--edge-set": "There is no edge set buys; there are default"}.get(given[0], "is a TGUF file, whose columns have no names")
     assert given == ("--src", "src") or (says in str(done.exception) and not (tmp_path / "log").exists())
+
+
+def test_after_an_import_without_an_event_the_widths_may_be_corrected(tmp_path):
+    path, data = tmp_path / "rides.csv", tmp_path / "log"
+    path.write_text("src,dst,time,km\na,b,1790000000000,1.5\n")
+    failed = invoke("import", path, "--features", "km", "--data-dir", data)
+    assert "stream.edge_feature_dim" in str(failed.exception) and "0 events went in before" in str(failed.exception)
+    done = invoke("import", path, "--features", "km", "--data-dir", data, STREAMD_STREAM__EDGE_FEATURE_DIM="1")
+    assert done.exit_code == 0, done.exception
+    assert LogReader.open(data).features_of(np.arange(1)).tolist() == [[1.5]]
+    widened = invoke("import", path, "--features", "km", "--data-dir", data, STREAMD_STREAM__EDGE_FEATURE_DIM="2")
+    assert "has 1 numbers in the log, 2 numbers in the settings" in str(widened.exception), "with an event they are fixed"

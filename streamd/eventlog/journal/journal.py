@@ -21,6 +21,7 @@ from crc32c import crc32c
 from streamd.errors import JournalError, LockedError
 from streamd.eventlog.layout import segment_path
 from streamd.events import Position, Progress, Run, Schema
+from streamd.schema_change import check_extends
 from streamd.storage import DISK, SCRATCH, Disk
 
 FORMAT = 5
@@ -140,6 +141,18 @@ class LogState:
     def num_edges(self) -> int:
         """One past the newest event id."""
         return 0 if self.last is None else self.last.end
+
+    def check_takes(self, schema: Schema) -> None:
+        """Check that the log can continue with a schema: any if it never had a node, even if
+        records were refused before, and otherwise with one that extends its own.
+        Raises: SchemaError."""
+        if not self.is_blank:
+            check_extends(self.schema, schema)
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether the log never had a node, and so no row of any width."""
+        return self.last is None and not self.num_nodes
 
     @property
     def first_edge(self) -> int:
