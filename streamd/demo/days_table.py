@@ -126,7 +126,7 @@ def render(table_rows: Sequence[Row], title: str, width: int = WIDE) -> list[Tab
     end = "of every event before it was learned, against the same negatives"
     marked = any(row.has_rule for row in table_rows)
     note = f"; {MARK} with windows before the first night, which the rule scores"
-    known = "; last row: MRR where the destination was known before"
+    known = "; last row: MRR where the destination was known before, by which they compare"
     if width >= WIDE:
         caption = f"MRR / AP {end}{known}{note if marked else ''}"
         return [_table(table_rows, title, caption, _both)]

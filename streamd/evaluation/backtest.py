@@ -5,6 +5,14 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from streamd.evaluation.compared import (
+    MEASURES,
+    NOVELTY_MEASURES,
+    mean_seconds,
+    means,
+    measure_over,
+    mrr_difference,
+)
 from streamd.evaluation.label_scores import AVERAGE, MEAN
 from streamd.evaluation.regimes import DAY_US, LEARNED, Regimes, RegimeWindow, best_half_life
 from streamd.eventlog.reader import LogReader
@@ -14,8 +22,8 @@ from streamd.training.learning_settings import LearningSettings
 from streamd.training.measures import Measures
 from streamd.windows import Window, is_mostly_late, recorded_windows
 from streamd.windows.history import SetScores
-from streamd.windows.intervals import Difference, difference
-from streamd.windows.means import mean_negatives
+from streamd.windows.intervals import Difference
+from streamd.windows.means import ALL, KNOWN, mean_negatives
 from streamd.windows.novelty import NOVELTIES
 
 # Regimes and rules in the order of the report, with the names that it prints.
@@ -43,9 +51,6 @@ SHORT_TITLES = {
 """Those of the tables by set in a terminal, which has 80 columns."""
 LABEL_RULES = {AVERAGE: f"mean of a node's last {LAST_LABELS}", MEAN: "mean of all so far"}
 """Rules of labels, with the names that the report prints."""
-MEASURES = ("mrr", "mrr_known", "hits10", "ap", "auc")
-NOVELTY_MEASURES = {f"mrr_{name}": name for name in NOVELTIES}
-"""Measures of parts of the events -> the part."""
 SHORT_LABEL_TITLES = {
     "live": "live",
     "nightly": "nightly",
@@ -61,7 +66,7 @@ COLUMNS = (
     "AP",
     "AUC",
     "s a\nwindow",
-    "live better\nby, MRR",
+    "live better\nby, known",
 )
 """Head of `Result.table`; the five after the first are MEASURES."""
 SLICE_EDGES = 1_000_000
@@ -136,13 +141,13 @@ class Result:
             rows.append(
                 [
                     TITLES[name],
-                    *_cells(self.mean(name)),
+                    *cells(self.mean(name)),
                     "" if seconds is None else f"{seconds:.3f}",
                     "" if name == "live" else self.difference("live", name).text(4),
                 ]
             )
         return rows + [
-            [stale_title(age), *_cells(m), "", ""] for age, m in self.stale.items() if age != 0
+            [stale_title(age), *cells(m), "", ""] for age, m in self.stale.items() if age != 0
         ]
 
     def novelty_counts(self) -> dict[str, int]:
@@ -159,7 +164,7 @@ class Result:
         means_of = {TITLES[name]: self.mean(name) for name in self.names()}
         means_of |= {stale_title(age): m for age, m in self.stale.items() if age != 0}
         return rows + [
-            [title, *_cells(m, ("mrr", *NOVELTY_MEASURES))] for title, m in means_of.items()
+            [title, *cells(m, ("mrr", *NOVELTY_MEASURES))] for title, m in means_of.items()
         ]
 
     def label_table(self) -> list[list[str]]:
@@ -177,14 +182,15 @@ class Result:
         return rows
 
     def set_table(self, titles: Mapping[str, str] = TITLES) -> list[list[str]]:
-        """MRR of each edge set's events as text, the head first: a row a set, a column a regime and
-        rule. Empty where the log has one edge set.
+        """MRR by `measure` of each edge set's events as text, the head first: a row a set, a column
+        a regime and rule. Empty if the log has one edge set.
 
         titles: regime or rule -> head of its column; others have none.
         """
         columns = {self.name_of(n): title for n, title in titles.items() if n in self.names()}
         windows = [w.edge_sets for w in self.windows]
-        return _by_set(["MRR by edge set", "events"], windows, "mrr", columns)
+        head = "MRR by edge set" + (", known" if self.measure == KNOWN else "")
+        return _by_set([head, "events"], windows, self.measure, columns)
 
     def label_set_table(self, titles: Mapping[str, str] | None = None) -> list[list[str]]:
         """The first measure of each node set's labels as text, as `set_table`. Empty where the log
@@ -206,14 +212,27 @@ class Result:
         """Number of scored labels in the windows."""
         return sum(w.num_labels for w in self.windows)
 
-    def difference(self, name: str, other: str) -> Difference:
-        """By how much the MRR of a regime or rule is above that of another.
+    @property
+    def measure(self) -> str:
+        """The measure by which regimes and rules compare, `measure_over` the windows."""
+        return measure_over(self.windows)
+
+    @property
+    def num_known_destinations(self) -> int:
+        """Number of scored events with a known destination."""
+        return sum(w.num_known for w in self.windows)
+
+    def difference(self, name: str, other: str, measure: str | None = None) -> Difference:
+        """By how much the MRR of a regime or rule is above that of another, over the events
+        with a known destination.
 
         A nightly model is compared over the windows before which it had learned a day.
+        measure: "mrr" over all events; None for `measure`.
         """
         is_nightly = name in NIGHTLY or other in NIGHTLY
         windows = self.nightly_windows if is_nightly else self.windows
-        return mrr_difference((windows, self.name_of(name)), (windows, self.name_of(other)))
+        one, two = self.name_of(name), self.name_of(other)
+        return mrr_difference((windows, one), (windows, two), measure)
 
     @property
     def nightly_windows(self) -> list[RegimeWindow]:
@@ -231,6 +250,15 @@ class Result:
         return (
             "Nightly models first learn at midnight (UTC): what lies before it, "
             f"{counted(num_left_out, 'window')}, is left out of live's difference to them."
+        )
+
+    def known_note(self) -> str:
+        """Over which events models compare, as a sentence; empty if that is all."""
+        if self.measure == ALL or self.num_known_destinations == self.num_events:
+            return ""
+        return (
+            f"They compare over the {self.num_known_destinations:,} of {self.num_events:,} events "
+            "with a destination known before."
         )
 
     def late_note(self) -> str:
@@ -283,7 +311,7 @@ class Result:
         return float(np.average(scores, weights=[w.num_labels for w in scored]))
 
 
-def _cells(mean: Measures, measures: Sequence[str] = MEASURES) -> list[str]:
+def cells(mean: Measures, measures: Sequence[str] = MEASURES) -> list[str]:
     """Measures as text, "-" where no event counts."""
     return ["-" if np.isnan(mean.get(m, np.nan)) else f"{mean[m]:.4f}" for m in measures]
 
@@ -313,59 +341,24 @@ def _by_set(
     rows = [[*head, *columns.values()]]
     for name in dict.fromkeys(name for sets in windows for name in sets):
         own = [sets[name] for sets in windows if name in sets]
-        cells = []
+        row = []
         for column in columns:
             told = [s for s in own if measure in s.scores[column]]
             scores = [s.scores[column][measure] for s in told]
-            weights = [s.num_scored for s in told]
-            cells.append(f"{np.average(scores, weights=weights):.4f}" if told else "")
-        rows.append([name, f"{sum(s.num_scored for s in own):,}", *cells])
+            weights = [_weight_of(s, measure) for s in told]
+            row.append(f"{np.average(scores, weights=weights):.4f}" if told else "")
+        rows.append([name, f"{sum(_weight_of(s, measure) for s in own):,}", *row])
     return rows if len(rows) > 1 else []
+
+
+def _weight_of(scores: SetScores, measure: str) -> int:
+    """Number of the events or labels of a set that a measure is over."""
+    return scores.num_known if measure == KNOWN else scores.num_scored
 
 
 def age_text(age: int | None) -> str:
     """An age of facts in words. age: in events, None for a window."""
     return "a window" if age is None else f"{age} events"
-
-
-def means(windows: Sequence[RegimeWindow], name: str) -> Measures:
-    """Event-weighted means of one regime or rule over windows; NaN where no event counts, and by
-    novelty nothing."""
-    averages = {}
-    for measure in (*MEASURES, *NOVELTY_MEASURES):
-        weight = [_num_of(w, name, measure) for w in windows]
-        if measure in NOVELTY_MEASURES and not sum(weight):
-            continue
-        scores = [w.scores[name].get(measure, 0.0) for w in windows]
-        averages[measure] = (
-            float(np.average(scores, weights=weight)) if sum(weight) else float("nan")
-        )
-    return averages
-
-
-def _num_of(window: RegimeWindow, name: str, measure: str) -> int:
-    """Number of the events that a measure of a regime or rule is over."""
-    if measure in NOVELTY_MEASURES:
-        of_part = getattr(window.novelty.counts, NOVELTY_MEASURES[measure])
-        return int(of_part) if measure in window.scores[name] else 0
-    return window.num_known if measure == "mrr_known" else window.num_scored
-
-
-def mean_seconds(windows: Sequence[RegimeWindow], name: str) -> float | None:
-    """Mean wall time in seconds in which a regime scores and learns a window; None for a rule."""
-    own = [w.seconds[name] for w in windows if name in w.seconds]
-    return float(np.mean(own)) if own else None
-
-
-def mrr_difference(
-    one: tuple[Sequence[RegimeWindow], str], other: tuple[Sequence[RegimeWindow], str]
-) -> Difference:
-    """By how much one MRR is above another. one, other: the same windows and, of each, the name of
-    a regime or rule."""
-    one_W, other_W = (
-        np.array([w.scores[name]["mrr"] for w in windows]) for windows, name in (one, other)
-    )
-    return difference(np.array([float(w.num_scored) for w in one[0]]), one_W, other_W)
 
 
 def backtest(

@@ -10,7 +10,8 @@ import torch
 import yaml
 
 from streamd.errors import SettingsError
-from streamd.evaluation.backtest import Plan, Result, mrr_difference, run_live
+from streamd.evaluation.backtest import Plan, Result, cells, run_live
+from streamd.evaluation.compared import mrr_difference
 from streamd.evaluation.regimes import RegimeWindow
 from streamd.evaluation.verdict import (
     GIVE_MORE,
@@ -34,7 +35,7 @@ COMPARABLE = ("model", "training", "graph", "gpu", "device")
 nor the windows, by which runs are compared."""
 SAME_COST = 1.1
 """Runs whose seconds differ by less than a tenth cost the same: measured again, they may swap."""
-COLUMNS = ("", "MRR", "AP", "better than\nfirst, MRR", "s a\nwindow")
+COLUMNS = ("", "MRR,\nknown", "AP", "better than\nfirst, MRR", "s a\nwindow")
 """Head of `GridResult.table`."""
 
 
@@ -68,9 +69,14 @@ class Run:
         """Mean wall time in seconds to score and learn a window."""
         return self.result.seconds("live") or 0.0
 
-    def better_than(self, other: "Run") -> Difference:
-        """By how much its MRR is above another run's."""
-        return mrr_difference((self.windows, "live"), (other.windows, "live"))
+    @property
+    def compared_mrr(self) -> float:
+        """Its MRR over the events by which runs compare, as of `Result.measure`."""
+        return self.mean[self.result.measure]
+
+    def better_than(self, other: "Run", measure: str | None = None) -> Difference:
+        """By how much its MRR is above another run's. measure: as of `Result.difference`."""
+        return mrr_difference((self.windows, "live"), (other.windows, "live"), measure)
 
 
 @dataclass(frozen=True)
@@ -85,8 +91,7 @@ class GridResult:
         return [
             [
                 run.name,
-                f"{run.mean['mrr']:.4f}",
-                f"{run.mean['ap']:.4f}",
+                *cells(run.mean, ("mrr_known", "ap")),
                 "" if run is first else run.better_than(first).text(4),
                 f"{run.seconds:.3f}",
             ]
@@ -96,7 +101,7 @@ class GridResult:
     def advice(self) -> str:
         """Which settings to take, the cheapest of those level with the best, and the verdict on
         live under them."""
-        best = max(self.runs, key=lambda run: run.mean["mrr"])
+        best = max(self.runs, key=lambda run: run.compared_mrr)
         count = len(best.windows)
         if count < MIN_WINDOWS:
             return f"{too_few(count)} to choose by: {GIVE_MORE}."
@@ -108,7 +113,8 @@ class GridResult:
         in_order = [run for run in self.runs if run in level]
         take = next(run for run in in_order if run.seconds <= SAME_COST * cheapest)
         text = (
-            f"Take {take.name}: MRR {score_text(take.mean['mrr'])} at {take.seconds:.3f} s a window"
+            f"Take {take.name}: MRR {score_text(take.compared_mrr)} at {take.seconds:.3f} s a "
+            "window"
         )
         # Nothing is cheaper and as good as what is taken.
         if take is not best:
@@ -117,12 +123,12 @@ class GridResult:
         elif len(level) > 1:
             text += "; it is the best, and none that is level with it is cheaper"
         elif others:
-            next_best = max(others, key=lambda run: run.mean["mrr"])
+            next_best = max(others, key=lambda run: run.compared_mrr)
             text += (
                 f"; it {comparison(f'the next ({next_best.name})', best.better_than(next_best))}"
             )
         said = f"{text}. {self._verdict(take)}"
-        return " ".join(filter(None, (said, take.result.few_note())))
+        return " ".join(filter(None, (said, take.result.known_note(), take.result.few_note())))
 
     def _verdict(self, run: Run) -> str:
         """The verdict on live under the settings of a run."""

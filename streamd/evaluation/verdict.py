@@ -30,12 +30,13 @@ def verdict_of(result: Result) -> str:
         learning = {LEARNING: result.difference("live", "nightly_live")}
         causes = effects({"state": state} | learning, nightly)
     said = verdict("Live", *over_best_rule(result), why or nightly or "", causes)
-    return " ".join(filter(None, (said, result.few_note())))
+    return " ".join(filter(None, (said, result.known_note(), result.few_note())))
 
 
 def over_best_rule(result: Result) -> tuple[str, Difference]:
-    """The best rule by its MRR, and live's difference to it."""
-    rule = max(RULES, key=lambda name: result.mean(name)["mrr"])
+    """The best rule by its MRR over the events by which models compare, and live's difference to
+    it."""
+    rule = max(RULES, key=lambda name: result.mean(name)[result.measure])
     return TITLES[rule], result.difference("live", rule)
 
 

@@ -381,7 +381,9 @@ class RegistrySettings(Branch):
 
     keep: Positive = Field(20, description="newest versions kept; champion and shadow always are")
     gate_events: Positive = Field(
-        2000, description="events over which champions are compared with the last proven version"
+        2000,
+        description="events with a known destination over which champions are compared with the "
+        "last proven version",
     )
 
 

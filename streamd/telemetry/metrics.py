@@ -240,7 +240,7 @@ trained_until = Gauge(
 nightly_difference = Gauge(
     "streamd_nightly_mrr_difference",
     "MRR of the version that serves less the nightly twin's, over the same events of the newest "
-    "window",
+    "window with a destination known before",
     registry=TRAIN,
 )
 nightly_bytes = Gauge(
@@ -251,7 +251,8 @@ nightly_bytes = Gauge(
 )
 gate_difference = Gauge(
     "streamd_gate_mrr_difference",
-    "MRR of champions less the last proven version's, so far",
+    "MRR of champions less the last proven version's over events with a destination known before, "
+    "so far",
     registry=TRAIN,
 )
 gate_events = Gauge(

@@ -94,6 +94,11 @@ class Tally:
         return np.concatenate(self._scores["live"])
 
     @property
+    def novelty(self) -> Novelty:
+        """Novelty of the events."""
+        return Novelty.join(self._novelty)
+
+    @property
     def shadow_EC(self) -> Float32 | None:
         """Scores by the shadow, float32[E, 101]; None where there is none to compare."""
         return np.concatenate(self._scores["shadow"]) if "shadow" in self._scores else None
@@ -107,7 +112,7 @@ class Tally:
         order = np.argsort(event_E)
         whole._events = [event_E[order]]
         # Ranks gather arrays, so each column goes by itself.
-        own = Novelty.join(self._novelty)
+        own = self.novelty
         columns = (own.pair_seen_E, own.known_E, own.source_known_E)
         whole._novelty = [Novelty(*(ranks.gather(column)[order] for column in columns))]
         whole._num_negatives = [
@@ -123,20 +128,21 @@ class Tally:
 
     def measured(
         self,
-        incumbent: tuple[Int64, Float32] | None,
+        incumbent: tuple[Int64, Float32, Novelty] | None,
         nightly: NightlyScores | None,
         labels: Sequence[LabelScores],
         label_task: str,
     ) -> ScoredWindow:
         """Measures of all models, baselines and labels.
 
-        incumbent: edge sets of the events that the incumbent scored meanwhile, int64[E], and its
-        scores of them, float32[E, 101]. Its windows may be others: of an edge set without an event
-        in this window it is not told. nightly: scores by the nightly twin, of some events;
-        `mrr_live` is the MRR of the version that serves over the same ones, `events` their number.
+        incumbent: edge sets of the events that the incumbent scored meanwhile, int64[E], its scores
+        of them, float32[E, 101], and their novelty. Its windows may be others: of an edge set
+        without an event in this window it is not told. nightly: scores by the nightly twin, of some
+        events; `mrr_live` is the MRR of the version that serves over the same ones, `events` their
+        number; `mrr_live_known` and `events_known` are those of events with a known destination.
         label_task: as `label_measures`.
         """
-        novelty = Novelty.join(self._novelty)
+        novelty = self.novelty
         all_scores = {name: np.concatenate(parts) for name, parts in self._scores.items()}
         table = {name: measures(scores, novelty) for name, scores in all_scores.items()}
         set_E = np.concatenate(self._set_of)
@@ -150,17 +156,16 @@ class Tally:
         if incumbent is not None and len(incumbent[1]):
             partial["incumbent"] = incumbent
         if nightly is not None:
-            partial["nightly"] = set_E[nightly.row_N], nightly.score_NC
-        for model, (own_E, score_NC) in partial.items():
-            table[model] = measures(score_NC)
+            of_night = novelty.rows(nightly.row_N)
+            partial["nightly"] = set_E[nightly.row_N], nightly.score_NC, of_night
+        for model, (own_E, score_NC, new) in partial.items():
+            table[model] = measures(score_NC, new)
             for name, one in edge_sets.items():
                 own = own_E == self._schema.edge_set_names.index(name)
                 if own.any():
-                    one.scores[model] = measures(score_NC[own])
+                    one.scores[model] = measures(score_NC[own], new.rows(own))
         if nightly is not None:
-            live_NC = all_scores["live"][nightly.row_N]
-            table["nightly"]["mrr_live"] = measures(live_NC)["mrr"]
-            table["nightly"]["events"] = float(len(live_NC))
+            table["nightly"] |= _live_beside(all_scores["live"][nightly.row_N], of_night)
 
         # Labels.
         node_sets = {}
@@ -179,3 +184,13 @@ class Tally:
         scored = ScoredWindow(table, len(set_E), novelty, edge_sets, node_sets)
         mean = float(num_negatives_E.mean()) if len(num_negatives_E) else None
         return scored._replace(mean_negatives=mean)
+
+
+def _live_beside(live_NC: Float32, novelty: Novelty) -> Measures:
+    """The version that serves, in a window's nightly scores: over the twin's events."""
+    live = measures(live_NC, novelty)
+    out = {"mrr_live": live["mrr"], "events": float(len(live_NC))}
+    if "mrr_known" in live:
+        out["mrr_live_known"] = live["mrr_known"]
+        out["events_known"] = float(novelty.known_E.sum())
+    return out

@@ -266,13 +266,15 @@ class Trainer:
         # The events of all ranks, and the shadow over them.
         tally = tally.gathered(self._ranks)
         if (shadow_EC := tally.shadow_EC) is not None:
-            self.contest.compare(tally.live_EC, shadow_EC)
+            self.contest.compare(tally.live_EC, shadow_EC, tally.novelty.known_E)
 
         # The incumbent, with windows of its own width, and the nightly baseline.
         incumbent = of_night = None
         on_chunk = partial(self._touch, "scoring")
         if len(tally) and step.version:
-            incumbent = self.contest.score_window(tally.event_E, tally.live_EC, window, on_chunk)
+            incumbent = self.contest.score_window(
+                tally.event_E, tally.live_EC, tally.novelty, window, on_chunk
+            )
             of_night = self.nightly.score(tally.event_E, on_chunk)
         labels = self.learner.label_scores[num_labelled:]
         if labels:

@@ -226,7 +226,12 @@ def _report_scores(record: WindowRecord, schema: Schema) -> None:
         metrics.recurrence.set(share)
     night = record.scores.get("nightly")
     if night is not None:
-        metrics.nightly_difference.set(night["mrr_live"] - night["mrr"])
+        live, twin = (
+            (night["mrr_live_known"], night["mrr_known"])
+            if "mrr_live_known" in night
+            else (night["mrr_live"], night["mrr"])
+        )
+        metrics.nightly_difference.set(live - twin)
 
     # Those of sets, of edges and of nodes.
     if schema.num_edge_sets > 1:

@@ -7,20 +7,28 @@ import numpy as np
 
 from streamd.windows.history import WindowRecord
 from streamd.windows.intervals import MIN_WINDOWS, Difference, difference
-from streamd.windows.means import Part, best_rule, mean_mrr, newest_windows
+from streamd.windows.means import (
+    Part,
+    best_rule,
+    comparable,
+    compared_mrr,
+    mean_mrr,
+    newest_windows,
+    weight_of,
+)
 
 
 def over_rule(parts: Sequence[Part], rule: str) -> Difference:
-    """By how much the model that served is above a rule in MRR. Both scored each of the parts, of
-    which there must be one."""
-    weight_W = np.array([part.num_scored for part in parts], np.float64)
-    live_W = np.array([part.scores["live"]["mrr"] for part in parts])
-    rule_W = np.array([part.scores[rule]["mrr"] for part in parts])
+    """By how much the model that served is above a rule in MRR. Both scored each of the comparable
+    parts, of which there must be one."""
+    weight_W = np.array([weight_of(part) for part in parts], np.float64)
+    live_W = np.array([compared_mrr(part, "live") for part in parts])
+    rule_W = np.array([compared_mrr(part, rule) for part in parts])
     return difference(weight_W, live_W, rule_W)
 
 
 def are_newest_worse(parts: Sequence[Part], num_newest: int, rule: str) -> bool:
-    """Whether the newest parts rank below a rule by more than chance explains.
+    """Whether the newest of comparable parts rank below a rule by more than chance explains.
 
     Few windows have no interval of their own. The one over the parts before them is widened to so
     few windows: by the root of the ratio of their numbers. False if too few came before.
@@ -47,5 +55,5 @@ class BelowRule:
     def holds(self) -> bool:
         """Whether they rank below by more than chance explains, as on the status page; False over
         too few windows."""
-        newest = self._newest
+        newest = comparable(self._newest)
         return bool(newest) and over_rule(newest, best_rule(newest)[0]).is_worse

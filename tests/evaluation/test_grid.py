@@ -34,13 +34,13 @@ def table(path):
 
 def run_of(name, mrr, seconds, wobble=0.0, count=16):
     """A run whose windows differ from `mrr` by `wobble`, four up and four down in turn."""
-    rules = {rule: {"mrr": score} for rule, score in (("rule", 0.4), ("edgebank", 0.2), ("popularity_2", 0.1))}
+    rules = {rule: {"mrr": score, "mrr_known": score} for rule, score in (("rule", 0.4), ("edgebank", 0.2), ("popularity_2", 0.1))}
     windows = [
         RegimeWindow(
             window=Window(i, i + 1, i, i + 1),
             num_scored=10,
             num_known=10,
-            scores={"live": {"mrr": mrr + (-wobble if i // 4 % 2 else wobble), "ap": 0.5}, **rules},
+            scores={"live": dict.fromkeys(("mrr", "mrr_known"), mrr + (-wobble if i // 4 % 2 else wobble)) | {"ap": 0.5}, **rules},
             seconds={"live": seconds},
             mean_negatives=100.0,
         )

@@ -39,11 +39,21 @@ def test_runs_are_compared_by_their_scores_and_the_settings_that_differ(tmp_path
     rows = comparison(past_runs(tmp_path / "runs"))
     assert [row[-1] for row in rows] == ["model.name=tgn", "model.name=pair"], "neither equal settings nor the directory"
     assert rows[0][:4] == ["2026-11-26 19:30", "shop.csv", "40", f"{content['means']['live']['mrr']:.4f}"[1:]]
-    best = max(content["means"][name]["mrr"] for name in ("rule", "edgebank", "popularity"))
+    best = max(content["means"][name]["mrr_known"] for name in ("rule", "edgebank", "popularity"))
     assert float(rows[0][4]) == pytest.approx(best, abs=1e-4) and "±" in rows[0][5] and len(COLUMNS) == len(rows[0])
 
     # Of older runs nothing is told by novelty.
     assert comparison_by_novelty(past_runs(tmp_path / "runs"))[0] == [*rows[0][:2], rows[0][3], "-", "-", "-", "-"]
+
+    # And older differences are over all events.
+    assert content["live_better_by_mrr_known"].keys() == content["live_better_by_mrr"].keys()
+    file = tmp_path / "old" / first.name
+    file.parent.mkdir()
+    file.write_text(json.dumps({k: v for k, v in content.items() if k != "live_better_by_mrr_known"}))
+    assert comparison(past_runs(file.parent))[0][5] == rows[0][5] + " all"
+    without = {name: means | {"mrr_known": None} for name, means in content["means"].items()}
+    file.write_text(json.dumps(content | {"means": without}))
+    assert comparison(past_runs(file.parent))[0][3:5] == [rows[0][3] + " all", rows[0][4] + " all"]
     content["means"]["live"] |= {"mrr_pair_seen": 0.5, "mrr_pair_new": None}
     first.write_text(json.dumps(content))
     assert comparison_by_novelty(past_runs(tmp_path / "runs"))[0][3:5] == [".5000", "-"] and len(NOVELTY_COLUMNS) == 7

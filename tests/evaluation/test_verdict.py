@@ -2,7 +2,11 @@ import itertools
 
 import pytest
 
-from streamd.evaluation.verdict import LITTLE, comparison, effects, verdict
+from streamd.evaluation.backtest import Result
+from streamd.evaluation.compared import mrr_difference
+from streamd.evaluation.regimes import RegimeWindow
+from streamd.evaluation.verdict import LITTLE, comparison, effects, over_best_rule, verdict
+from streamd.windows import Window
 from streamd.windows.intervals import MIN_WINDOWS, Difference
 
 CLEAR = Difference(0.2, 0.01, 21)
@@ -78,3 +82,27 @@ def test_too_few_windows_tell_nothing():
     assert said(over_rule=few).startswith(f"{MIN_WINDOWS - 1} windows are too few to tell") and "beats" not in said(over_rule=few)
     assert "beats" in said(over_rule=of(0.2, 0.01, MIN_WINDOWS))
     assert said(over_rule=of(0.2, 0.01, 1)).startswith("1 window is too few to tell")
+
+
+def window_of(i, live, rule, num_known=40):
+    """A window of 100 events. live, rule: MRR over all of them and over those whose destination was known."""
+    names = ("mrr", "mrr_known") if num_known else ("mrr",)
+    scores = {name: dict(zip(names, pair, strict=False)) for name, pair in (("live", live), ("rule", rule))}
+    others = dict.fromkeys(("edgebank", "popularity_2"), dict.fromkeys(names, 0.01))
+    return RegimeWindow(window=Window(i, i + 1, i, i + 1), num_scored=100, num_known=num_known, scores=scores | others, seconds={}, mean_negatives=100.0)
+
+
+def test_regimes_and_rules_compare_over_the_events_whose_destination_was_known():
+    """A model that gives new destinations any score is ahead over all events of one that gives none."""
+    result = Result([window_of(i, (0.5, 0.4), (0.2, 0.4)) for i in range(16)], 2, {})
+    assert over_best_rule(result)[1].is_level and result.difference("live", "rule", "mrr").mean == pytest.approx(0.3)
+    assert result.known_note() == "They compare over the 640 of 1,600 events with a destination known before."
+    behind = Result([window_of(i, (0.5, 0.3), (0.2, 0.4)) for i in range(16)], 2, {})
+    assert over_best_rule(behind)[1].is_worse
+
+    # Windows without such an event do not count, unless none has one.
+    bare = [window_of(16 + i, (0.9, None), (0.1, None), num_known=0) for i in range(3)]
+    mixed = mrr_difference(([*result.windows, *bare], "live"), ([*result.windows, *bare], "rule"))
+    assert (mixed.mean, mixed.num_windows) == (pytest.approx(0), 16)
+    assert mrr_difference((bare, "live"), (bare, "rule")).mean == pytest.approx(0.8)
+    assert Result(bare, 2, {}).known_note() == "" and Result([window_of(0, (1, 1), (1, 1), 100)], 2, {}).known_note() == ""

@@ -165,6 +165,9 @@ def test_the_page_tells_the_story_in_one_sentence_three_numbers_and_a_curve(brow
     assert len(drawn) == 3 and min(drawn) > 20 and page.is_hidden("#notice")
     assert page.inner_text("#state") == "answering" and "UTC" in page.inner_text("#newest")
     assert page.locator("#sparks dt").count() == 6
+    said = page.inner_text("#over")
+    assert f"over the {head['num_compared']} of {head['num_events']} events whose destination was known before" in said
+    assert f"(over all of them the live model has {head['live_all']:.3f})" in said and 0 < head["num_compared"] < head["num_events"]
     print(f"page open and drawn after {time.perf_counter() - begun:.2f} s")
 
     # Pointer and keys read single windows.
@@ -329,7 +332,8 @@ def test_windows_expand_to_their_scores(browser, served):
     assert f"{record.scores['nightly']['mrr']:.3f}" in inner and "EdgeBank" in inner and "hits@10" in inner
     live = [row.split("\t") for row in page.locator("#windows table tr").all_inner_texts() if row.startswith("live (")]
     shown = [record.scores["live"].get(f"mrr_{name}") for name in NOVELTIES]
-    assert live[0][2:6] == [f"{value:.3f}" if value is not None else "-" for value in shown] and record.novelty.pair_seen
+    assert live[0][1:3] == [f"{record.scores['live'][name]:.3f}" for name in ("mrr_known", "mrr")]
+    assert live[0][3:7] == [f"{value:.3f}" if value is not None else "-" for value in shown] and record.novelty.pair_seen
     assert f"{100 * record.novelty.pair_seen / record.num_scored:.0f} % are of a pair that was seen before" in page.inner_text("#windows")
     with page.expect_response("**/status.json*"):
         pass
@@ -391,7 +395,7 @@ def longer(records):
 def test_the_sentence_has_the_error_of_the_difference_and_is_grey_within_it(browser, served, monkeypatch, leads, says, colour):
     def scored(record, lead):
         by_name = {"live": 0.4 + lead, "rule": 0.1, "edgebank": 0.1, "popularity": 0.4}
-        return replace(record, num_scored=50, scores={name: record.scores["live"] | {"mrr": mrr} for name, mrr in by_name.items()})
+        return replace(record, num_scored=50, num_known=50, scores={name: record.scores["live"] | {"mrr": mrr, "mrr_known": mrr} for name, mrr in by_name.items()})
 
     real = longer(served.world.state.page._history.refresh())
     monkeypatch.setattr(served.world.state.page._history, "refresh", lambda: [scored(r, leads[i % 2]) for i, r in enumerate(real)])
@@ -403,7 +407,7 @@ def test_the_sentence_has_the_error_of_the_difference_and_is_grey_within_it(brow
 
 def test_a_model_below_a_rule_has_a_banner(browser, served, monkeypatch):
     real = longer(served.world.state.page._history.refresh())
-    worse = [replace(r, scores=r.scores | {"live": r.scores["live"] | {"mrr": 0.01}}) for r in real]
+    worse = [replace(r, scores=r.scores | {"live": r.scores["live"] | {"mrr": 0.01, "mrr_known": 0.01}}) for r in real]
     monkeypatch.setattr(served.world.state.page._history, "refresh", lambda: worse)
     page = opened(browser, served)
     page.wait_for_selector("#notice")
@@ -428,7 +432,7 @@ def test_the_rule_is_said_to_answer_while_no_version_is_level_with_it(browser, s
 def test_newest_windows_that_fell_are_said_though_the_day_was_good(browser, served, monkeypatch, live, rule, says):
     def scored(record, live, rule):
         by_name = {"live": live, "rule": rule, "edgebank": 0.05, "popularity": 0.05}
-        return replace(record, num_scored=50, scores={name: record.scores["live"] | {"mrr": mrr} for name, mrr in by_name.items()})
+        return replace(record, num_scored=50, num_known=50, scores={name: record.scores["live"] | {"mrr": mrr, "mrr_known": mrr} for name, mrr in by_name.items()})
 
     real = longer(served.world.state.page._history.refresh())
     fallen = [scored(r, 0.7, 0.3) for r in real[:-3]] + [scored(r, live, rule) for r in real[-3:]]

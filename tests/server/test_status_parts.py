@@ -15,7 +15,7 @@ from streamd.server.page.headline import headline_of
 from streamd.server.page.letters import Letters
 from streamd.server.page.pulse import NUM_SAMPLES, Pulse, buckets_of, less, quantile
 from streamd.server.page.tap import newest_events
-from streamd.server.page.window_rows import edge_sets
+from streamd.server.page.window_rows import edge_sets, window_row
 from streamd.telemetry import metrics
 from streamd.telemetry.heartbeat import Heartbeat
 from streamd.windows.history import SetScores, WindowRecord
@@ -79,6 +79,56 @@ def test_a_fall_of_the_newest_three_windows_is_said_though_the_mean_of_all_is_hi
     assert (content["newest_below_rule"], content["fell"], content["newest"]["live"]) == (below, fell, head.newest.live)
 
 
+def known(mrr_all, mrr_known):
+    return {"mrr": mrr_all, "mrr_known": mrr_known}
+
+
+def of_new_ones(i, live=0.4, num_known=40):
+    """A window of 100 events in which the model ranks as the rule does, and new destinations by their rate."""
+    scores = {"rule": known(0.2, 0.4), "edgebank": known(0.1, 0.2), "popularity": known(0.1, 0.1)}
+    return replace(record(i, 100, live=known(0.5, live), **scores), num_known=num_known)
+
+
+def test_model_and_rule_compare_over_the_events_whose_destination_was_known():
+    """No negative is new, so that a model gains over all events by any score that it gives to new ones."""
+    records = [of_new_ones(i) for i in range(24)]
+    head = headline_of(records).content()
+    assert head["over_rule"] == {"mean": pytest.approx(0), "radius": pytest.approx(0)} and not head["below_rule"]
+    assert (head["measure"], head["num_compared"], head["num_events"]) == ("mrr_known", 24 * 40, 2400)
+    assert (head["live"], head["rule"], head["live_all"]) == (pytest.approx(0.4), pytest.approx(0.4), pytest.approx(0.5))
+    assert headline_of([of_new_ones(i, live=0.3) for i in range(24)]).is_below_rule, "though it is above it over all events"
+    fell = headline_of([*records[3:], *(of_new_ones(i, live=0.1) for i in range(3))])
+    assert fell.is_newest_below_rule and fell.newest.live == pytest.approx(0.1)
+
+    # Windows weigh the events that count.
+    few = headline_of([of_new_ones(0, live=0.4, num_known=30), of_new_ones(1, live=0.8, num_known=10)])
+    assert few.live == pytest.approx(0.5) and few.num_compared == 40
+
+
+def test_windows_without_a_known_destination_count_only_where_none_has_one():
+    bare = [record(i, 100, live=of(0.9), **rules(0.8)) for i in range(5)]
+    alone = headline_of(bare)
+    assert (alone.measure, alone.num_windows, alone.num_compared, alone.live) == ("mrr", 5, 500, pytest.approx(0.9))
+    mixed = headline_of([*bare, of_new_ones(5), record(6, 100, live=of(0.9), **rules(0.8))])
+    assert (mixed.measure, mixed.num_windows, mixed.live) == ("mrr_known", 1, pytest.approx(0.4))
+    half = replace(bare[0], num_known=50, scores=bare[0].scores | {"live": known(0.9, 0.7)})
+    assert headline_of([half]).measure == "mrr", "the rules of that window do not have it"
+
+
+def test_live_stands_beside_the_nightly_twin_by_the_measure_that_the_twin_has():
+    old = replace(of_new_ones(0), scores=of_new_ones(0).scores | {"nightly": of(0.2, mrr_live=0.5, events=100.0)})
+    twin = {**known(0.1, 0.3), "mrr_live": 0.5, "mrr_live_known": 0.35, "events": 100.0, "events_known": 40.0}
+    new = replace(of_new_ones(1), scores=of_new_ones(1).scores | {"nightly": twin})
+    assert (headline_of([old]).nightly, headline_of([old]).live_beside) == (0.2, 0.5)
+    assert (headline_of([old, new]).nightly, headline_of([old, new]).live_beside) == (pytest.approx(0.3), pytest.approx(0.35))
+
+
+def test_a_window_on_the_page_says_by_which_measure_its_models_compare():
+    assert window_row(of_new_ones(0))["compared_by"] == "mrr_known"
+    old = replace(of_new_ones(0), scores=of_new_ones(0).scores | {"nightly": of(0.2)})
+    assert window_row(old)["compared_by"] == "mrr" and window_row(record(0, 0))["mrr"] == {}
+
+
 def test_three_windows_are_no_others_than_the_newest_three():
     head = headline_of([record(i, 100, live=of(0.1), **rules(0.3)) for i in range(3)])
     assert head.newest is None and not head.is_below_rule and not head.is_newest_below_rule and not head.has_fallen
@@ -106,7 +156,7 @@ def test_an_edge_set_has_the_best_of_its_own_rules():
         parts(views=(30, 0.9, lone)), parts(views=(30, 0.5, rules(0.4)), buys=(10, 0.2, rules(0.1, popularity=0.5))),
         parts(views=(10, 0.1, rules(0.3, edgebank=0.2)))])]
     views, buys = edge_sets(records)
-    assert views == {"name": "views", "scored": 40, "mrr": pytest.approx(0.4), "rule_name": "rule", "rule": pytest.approx(0.375),
+    assert views == {"name": "views", "scored": 40, "compared": 40, "mrr": pytest.approx(0.4), "rule_name": "rule", "rule": pytest.approx(0.375),
                      "newest_mrr": 0.1, "newest_rule": 0.3, "recurrence": None, "negatives": None, "below_rule": False, "newest_below_rule": False}
     assert (buys["rule_name"], buys["rule"], buys["mrr"]) == ("popularity", 0.5, 0.2)
     (buys,) = edge_sets([replace(record(i, 10), edge_sets=parts(buys=(10, 0.2, rules(0.1, popularity=0.5)))) for i in range(13)])

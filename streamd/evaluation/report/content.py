@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 
 from streamd.evaluation.backtest import COLUMNS, TITLES, Result, age_text, counted
+from streamd.evaluation.compared import means
 from streamd.evaluation.grid import COLUMNS as GRID_COLUMNS
 from streamd.evaluation.grid import GridResult
 from streamd.evaluation.verdict import verdict_of
 from streamd.graph.negatives import NUM_SCORED
 from streamd.windows.intervals import Difference
+from streamd.windows.means import ALL, KNOWN
 from streamd.windows.novelty import recurrence
 
 MAX_POINTS = 120
@@ -112,16 +114,13 @@ def report_of(result: Result, title: str, asked: Asked) -> Report:
         tables.append(_by_row("Labels by node set", sets))
 
     # Curves over windows, and the live model by the age of its facts.
-    points = _points(result)
-    times = [result.windows[part[0]].window.start_us / 1e6 for part in points]
-    plots: list[Plot | Bars] = [
-        _plot("MRR over time", result, times, points, result.names(), _mean_mrr)
-    ]
+    points = _points(range(len(result.windows)))
+    plots: list[Plot | Bars] = [_mrr_plot(result)]
     if len(result.stale) > 1:
         plots.append(_ages(result))
     learned = [name for name in result.names() if result.seconds(name) is not None]
     plots.append(
-        _plot("Seconds a window, to score and learn", result, times, points, learned, _mean_seconds)
+        _plot("Seconds a window, to score and learn", result, points, learned, _mean_seconds)
     )
 
     count = counted(len(result.windows), "window")
@@ -131,7 +130,7 @@ def report_of(result: Result, title: str, asked: Asked) -> Report:
         "AUC against one; means are weighted by events. Behind ± is half the width of a 95 % "
         "interval by a block bootstrap over windows."
     )
-    if note := result.nightly_note():
+    for note in filter(None, (result.known_note(), result.nightly_note())):
         about += f" {note}"
     return Report(
         title=title,
@@ -155,7 +154,12 @@ def grid_report_of(result: GridResult, title: str, asked: Asked) -> Report:
             "settings": run.name,
             "means": run.mean,
             "seconds_per_window": run.seconds,
-            "mrr_better_than_first": None if run is first else _difference(run.better_than(first)),
+            "mrr_better_than_first": None
+            if run is first
+            else _difference(run.better_than(first, ALL)),
+            "mrr_known_better_than_first": None
+            if run is first
+            else _difference(run.better_than(first)),
         }
         for run in result.runs
     ]
@@ -220,20 +224,28 @@ def _best(cells: Sequence[tuple[str, int]], less: bool) -> list[int]:
     return [place for value, place in told if value == top]
 
 
-def _points(result: Result) -> list[list[int]]:
-    """Numbers of the windows of each point of a plot."""
-    count = min(MAX_POINTS, len(result.windows))
-    return [part.tolist() for part in np.array_split(np.arange(len(result.windows)), count)]
+def _points(windows: Sequence[int]) -> list[list[int]]:
+    """Numbers of the windows of each point of a plot. windows: numbers of those that are drawn."""
+    count = min(MAX_POINTS, len(windows))
+    return [part.tolist() for part in np.array_split(np.asarray(windows), count)]
+
+
+def _mrr_plot(result: Result) -> Plot:
+    """MRR by the measure that regimes and rules compare by, over the windows that have it."""
+    is_known = result.measure == KNOWN
+    drawn = [i for i, w in enumerate(result.windows) if w.num_known or not is_known]
+    title = "MRR over time" + (", destinations known before" if is_known else "")
+    return _plot(title, result, _points(drawn), result.names(), _mean_mrr)
 
 
 def _plot(
     title: str,
     result: Result,
-    times: Sequence[float],
     points: Sequence[Sequence[int]],
     names: Sequence[str],
     value: Callable[[Result, str, Sequence[int]], float],
 ) -> Plot:
+    times = [result.windows[part[0]].window.start_us / 1e6 for part in points]
     curves = [
         Curve(
             name=TITLES[name],
@@ -246,9 +258,7 @@ def _plot(
 
 
 def _mean_mrr(result: Result, name: str, part: Sequence[int]) -> float:
-    windows = [result.windows[i] for i in part]
-    scores = [w.scores[result.name_of(name)]["mrr"] for w in windows]
-    return float(np.average(scores, weights=[w.num_scored for w in windows]))
+    return means([result.windows[i] for i in part], result.name_of(name))[result.measure]
 
 
 def _negatives(result: Result) -> str:
@@ -262,13 +272,14 @@ def _mean_seconds(result: Result, name: str, part: Sequence[int]) -> float:
 
 
 def _ages(result: Result) -> Bars:
-    """MRR of live with facts of each age, then of the nightly and the frozen model."""
+    """MRR of live with facts of each age, then of the nightly and the frozen model, by the measure
+    that they compare by: those with older facts do without a rate of new destinations."""
     values = {
-        "live, fresh facts" if age == 0 else f"live, facts {age_text(age)} old": m["mrr"]
+        "live, fresh facts" if age == 0 else f"live, facts {age_text(age)} old": m[result.measure]
         for age, m in result.stale.items()
     }
     values |= {
-        TITLES[name]: result.mean(name)["mrr"]
+        TITLES[name]: result.mean(name)[result.measure]
         for name in ("nightly", "frozen")
         if name in result.names()
     }
@@ -301,13 +312,13 @@ def _figures(result: Result) -> dict[str, Any]:
         "mean_negatives_by_edge_set": result.mean_negatives_of_sets(),
         "recurrence": recurrence(w.novelty.counts for w in result.windows),
         "events_by_novelty": result.novelty_counts(),
+        "events_known": result.num_known_destinations,
         "means": {name: dict(result.mean(name)) for name in names},
         "seconds_per_window": {
             name: result.seconds(name) for name in names if result.seconds(name) is not None
         },
-        "live_better_by_mrr": {
-            name: _difference(result.difference("live", name)) for name in names if name != "live"
-        },
+        "live_better_by_mrr": _differences(result, ALL),
+        "live_better_by_mrr_known": _differences(result, None),
         "facts_age": {
             "fresh" if age == 0 else age_text(age): dict(means)
             for age, means in result.stale.items()
@@ -322,11 +333,24 @@ def _figures(result: Result) -> dict[str, Any]:
                 "start_us": w.window.start_us,
                 "end_us": w.window.end_us,
                 "events": w.num_scored,
-                "mrr": {name: w.scores[result.name_of(name)]["mrr"] for name in names},
+                "events_known": w.num_known,
+                **{
+                    measure: {name: w.scores[result.name_of(name)].get(measure) for name in names}
+                    for measure in (ALL, KNOWN)
+                },
                 "seconds": dict(w.seconds),
             }
             for w in result.windows
         ],
+    }
+
+
+def _differences(result: Result, measure: str | None) -> dict[str, dict[str, float | int]]:
+    """By how much live is above each other regime and rule. measure: as of `Result.difference`."""
+    return {
+        name: _difference(result.difference("live", name, measure))
+        for name in result.names()
+        if name != "live"
     }
 
 

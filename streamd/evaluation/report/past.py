@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 import structlog
 
 from streamd.errors import SettingsError
-from streamd.evaluation.backtest import NOVELTY_MEASURES, RULES
+from streamd.evaluation.backtest import RULES
+from streamd.evaluation.compared import NOVELTY_MEASURES
 from streamd.evaluation.report.content import Report
 from streamd.evaluation.report.text import as_json
 from streamd.storage import write_durably
 from streamd.windows.intervals import score_text
+from streamd.windows.means import ALL, KNOWN
 from streamd.windows.novelty import NOVELTIES
 
 logger = structlog.get_logger()
@@ -26,12 +28,14 @@ COLUMNS = (
     "at, UTC",
     "of",
     "windows",
-    "MRR",
-    "best rule,\nMRR",
+    "MRR,\nknown",
+    "best rule,\nknown",
     "better than\nnightly, MRR",
     "settings that differ",
 )
-"""Head of `comparison`."""
+"""Head of `comparison`: MRR over the events with a known destination."""
+OVER_ALL = " all"
+"""After a figure over all events, of a run that has none over known destinations."""
 NOVELTY_COLUMNS = (
     "at, UTC",
     "of",
@@ -57,7 +61,8 @@ def keep_report(folder: Path, report: Report, now: datetime) -> Path:
 
 class PastRun(NamedTuple):
     """One run of the live regime. means: of regimes and rules. better: than nightly, by MRR, None
-    without nightly. grid: the values that a grid gave it, "" without one."""
+    without nightly; better_by: the measure of that. grid: the values that a grid gave it, ""
+    without one."""
 
     at: str
     title: str
@@ -66,6 +71,7 @@ class PastRun(NamedTuple):
     better: Mapping[str, float] | None
     settings: Mapping[str, str]
     grid: str
+    better_by: str = ALL
 
 
 def past_runs(folder: Path) -> list[PastRun]:
@@ -94,8 +100,11 @@ def _runs_of(content: dict[str, Any]) -> list[PastRun]:
             PastRun(*common, windows, {"live": one["means"]}, None, settings, one["settings"])
             for one in content["runs"]
         ]
-    better = content["live_better_by_mrr"].get("nightly")
-    return [PastRun(*common, content["windows"], content["means"], better, settings, "")]
+    # Older reports have the difference over all events alone.
+    differences = content.get("live_better_by_mrr_known")
+    measure = ALL if differences is None else KNOWN
+    better = (differences or content["live_better_by_mrr"]).get("nightly")
+    return [PastRun(*common, content["windows"], content["means"], better, settings, "", measure)]
 
 
 def comparison(runs: Sequence[PastRun]) -> list[list[str]]:
@@ -105,10 +114,10 @@ def comparison(runs: Sequence[PastRun]) -> list[list[str]]:
     differ = [key for key in keys if len({run.settings.get(key) for run in runs}) > 1]
     rows = []
     for run in runs:
-        rules = [run.means[name]["mrr"] for name in RULES if name in run.means]
-        rules += [
-            means["mrr"] for name, means in run.means.items() if name.startswith("popularity_")
-        ]
+        measure = ALL if run.means["live"].get(KNOWN) is None else KNOWN
+        mark = _mark(measure)
+        names = [n for n in run.means if n in RULES or n.startswith("popularity_")]
+        rules = [run.means[name][measure] for name in names]
         own = [f"{key}={run.settings.get(key, 'absent')}" for key in differ]
         better = run.better
         rows.append(
@@ -116,9 +125,9 @@ def comparison(runs: Sequence[PastRun]) -> list[list[str]]:
                 run.at.replace("T", " "),
                 run.title,
                 f"{run.windows:,}",
-                _figure(run.means["live"]["mrr"]),
-                _figure(max(rules)) if rules else "",
-                "" if better is None else _with_radius(better),
+                _figure(run.means["live"][measure]) + mark,
+                _figure(max(rules)) + mark if rules else "",
+                "" if better is None else _with_radius(better) + _mark(run.better_by),
                 " ".join([*own, *filter(None, [run.grid])]),
             ]
         )
@@ -132,7 +141,7 @@ def comparison_by_novelty(runs: Sequence[PastRun]) -> list[list[str]]:
         [
             run.at.replace("T", " "),
             " ".join(filter(None, (run.title, run.grid))),
-            *(_figure(run.means["live"].get(measure)) for measure in ("mrr", *NOVELTY_MEASURES)),
+            *(_figure(run.means["live"].get(measure)) for measure in (ALL, *NOVELTY_MEASURES)),
         ]
         for run in runs
     ]
@@ -140,6 +149,10 @@ def comparison_by_novelty(runs: Sequence[PastRun]) -> list[list[str]]:
 
 def _figure(value: float | None) -> str:
     return "-" if value is None else score_text(value, 4)
+
+
+def _mark(measure: str) -> str:
+    return OVER_ALL if measure == ALL else ""
 
 
 def _with_radius(better: Mapping[str, float | None]) -> str:

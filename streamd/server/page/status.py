@@ -27,7 +27,7 @@ from streamd.server.page.window_rows import edge_sets, window_row
 from streamd.settings.loading import LogSettings
 from streamd.telemetry.heartbeat import Beat, read_beat, read_beats
 from streamd.windows.history import HistoryReader
-from streamd.windows.means import rules_of
+from streamd.windows.means import measure_of, rules_of
 
 REMOVED_SECONDS = 3600.0
 """A further server that has not run for so long was removed."""
@@ -240,18 +240,20 @@ class StatusPage:
         }
 
     def _version(self, m: Manifest) -> dict[str, Any]:
-        # The best rule over the version's own window.
-        by_rule = {name: m.scores[name]["mrr"] for name in rules_of(m.scores)}
+        # The best rule over the version's own window, by the measure that both have.
+        measure = measure_of(m.scores)
+        by_rule = {name: m.scores[name][measure] for name in rules_of(m.scores)}
         rule_name = max(by_rule, key=lambda name: by_rule[name], default=None)
         return {
             "name": m.name,
             "window_start_us": m.window_start_us,
             "trained_until_us": m.window_end_us,
             "servable": self._registry.is_servable(m),
-            "mrr": _mrr(m, "live"),
+            "mrr": m.scores.get("live", {}).get(measure),
+            "compared_by": measure,
             "rule_name": rule_name,
             "rule": by_rule.get(rule_name) if rule_name else None,
-            "nightly": _mrr(m, "nightly"),
+            "nightly": m.scores.get("nightly", {}).get(measure),
             "hits10": m.scores.get("live", {}).get("hits10"),
             "parent": m.parent,
             "loss": m.loss,
@@ -273,8 +275,3 @@ def passed_over(registry: Registry) -> dict[str, str]:
     lines = registry.journal.passed_over.items()
     moves = {f"journal.jsonl: {line[:80].decode(errors='replace')}": why for line, why in lines}
     return {**registry.passed_over, **moves}
-
-
-def _mrr(manifest: Manifest, model: str) -> float | None:
-    """MRR over the version's own window, before it was learned; None where it was not scored."""
-    return manifest.scores.get(model, {}).get("mrr")

@@ -4,14 +4,25 @@ from collections.abc import Sequence
 from typing import Any
 
 from streamd.windows.history import WindowRecord
-from streamd.windows.means import best_rule, mean_mrr, mean_negatives, with_rules_of_newest
+from streamd.windows.means import (
+    ALL,
+    KNOWN,
+    best_rule,
+    comparable,
+    compared_mrr,
+    mean_mrr,
+    mean_negatives,
+    weight_of,
+)
 from streamd.windows.novelty import NOVELTIES, recurrence
 from streamd.windows.over_rule import are_newest_worse, over_rule
 
 
 def window_row(r: WindowRecord) -> dict[str, Any]:
-    """A window, with its scores by each model that was scored."""
+    """A window, with its scores by each model that was scored. compared_by: the measure by which
+    they compare, which all of them have."""
 
+    # Label heads and the like have other measures.
     def by_model(measure: str) -> dict[str, float]:
         return {name: scores[measure] for name, scores in r.scores.items() if measure in scores}
 
@@ -27,8 +38,9 @@ def window_row(r: WindowRecord) -> dict[str, Any]:
         "negatives": r.mean_negatives,
         "late": r.num_late,
         "surprise": r.surprise,
-        "mrr": by_model("mrr"),
-        "mrr_known": by_model("mrr_known"),
+        "mrr": by_model(ALL),
+        "mrr_known": by_model(KNOWN),
+        "compared_by": KNOWN if by_model(ALL).keys() == by_model(KNOWN).keys() else ALL,
         "mrr_by_novelty": {name: by_model(f"mrr_{name}") for name in NOVELTIES},
         "recurrence": recurrence([r.novelty]),
         "ap": by_model("ap"),
@@ -42,13 +54,13 @@ def window_row(r: WindowRecord) -> dict[str, Any]:
 
 def edge_sets(records: Sequence[WindowRecord]) -> list[dict[str, Any]]:
     """The scores of each edge set over all windows that the rules of its newest one scored: its
-    scored events, the mean number of their negatives, and MRR over them by the version that served
-    and by the best rule; of the newest window too. Whether either is below the rule by more than
-    chance explains. Empty if the log has one edge set."""
+    scored events, the mean number of their negatives, and MRR by the version that served and by the
+    best rule over those with a known destination; of the newest window too. Whether either is
+    below the rule by more than chance explains. Empty if the log has one edge set."""
     names = dict.fromkeys(name for record in records for name in record.edge_sets)
     out = []
     for name in names:
-        own = with_rules_of_newest([r.edge_sets[name] for r in records if name in r.edge_sets])
+        own = comparable([r.edge_sets[name] for r in records if name in r.edge_sets])
         # A set may have another best rule than the log, and than in its newest window.
         rule_name, rule = best_rule(own)
         newest_name, newest_rule = best_rule(own[-1:])
@@ -56,10 +68,11 @@ def edge_sets(records: Sequence[WindowRecord]) -> list[dict[str, Any]]:
             {
                 "name": name,
                 "scored": sum(part.num_scored for part in own),
+                "compared": sum(weight_of(part) for part in own),
                 "mrr": mean_mrr(own, "live"),
                 "rule_name": rule_name,
                 "rule": rule,
-                "newest_mrr": own[-1].scores["live"]["mrr"],
+                "newest_mrr": compared_mrr(own[-1], "live"),
                 "newest_rule": newest_rule,
                 "below_rule": over_rule(own, rule_name).is_worse,
                 "newest_below_rule": are_newest_worse(own, 1, newest_name),

@@ -9,7 +9,7 @@ import structlog
 
 from streamd.errors import VersionError
 from streamd.eventlog.reader import LogReader
-from streamd.events import Float32, Int64
+from streamd.events import Bools, Float32, Int64
 from streamd.graph.ranking import ranks
 from streamd.models.loading import load_model
 from streamd.models.memory.files import MemoryReader
@@ -24,6 +24,7 @@ from streamd.training.recorder import Chunk, Recorder
 from streamd.training.versions.incumbent import Incumbent
 from streamd.training.versions.shadow import Comparison, ComparisonResult, Shadow, judge
 from streamd.windows import Window, next_window
+from streamd.windows.novelty import Novelty
 
 logger = structlog.get_logger()
 
@@ -120,25 +121,32 @@ class Contest:
         shadow_EC = self.shadow.score(chunk)
         return shadow_EC if self.shadow_is_older else None
 
-    def compare(self, live_EC: Float32, shadow_EC: Float32) -> None:
+    def compare(self, live_EC: Float32, shadow_EC: Float32, known_E: Bools) -> None:
         """Compare the learner's version with the shadow over a window. Args: logits of both,
-        float32[E, 101]."""
-        self.compared = self.compared.added(1 / ranks(live_EC), 1 / ranks(shadow_EC))
+        float32[E, 101]; bool[E], whether each event's destination was known."""
+        self.compared = self.compared.added(
+            1 / ranks(live_EC[known_E]), 1 / ranks(shadow_EC[known_E])
+        )
 
     def score_window(
-        self, event_E: Int64, logits_EC: Float32, window: Window, on_chunk: Callable[[], None]
-    ) -> tuple[Int64, Float32] | None:
+        self,
+        event_E: Int64,
+        logits_EC: Float32,
+        novelty: Novelty,
+        window: Window,
+        on_chunk: Callable[[], None],
+    ) -> tuple[Int64, Float32, Novelty] | None:
         """Move the incumbent over a window that was scored, and compare the learner's version with
         it; arguments as in `Incumbent.compare`.
 
-        Returns: edge sets of the events that it has scored meanwhile, int64[E], and its logits of
-        them, float32[E, 101]; None where there is no incumbent.
+        Returns: edge sets of the events that it has scored meanwhile, int64[E], its logits of them,
+        float32[E, 101], and their novelty; None where there is no incumbent.
         """
         if self.incumbent is None:
             return None
-        both_E, ours_EC, theirs_EC = self.incumbent.compare(event_E, logits_EC, window, on_chunk)
-        self.compared = self.compared.added(1 / ranks(ours_EC), 1 / ranks(theirs_EC))
-        return self._log.edge_sets_of(both_E), theirs_EC
+        paired = self.incumbent.compare(event_E, logits_EC, novelty, window, on_chunk)
+        self.compare(paired.learned_EC, paired.incumbent_EC, paired.novelty.known_E)
+        return self._log.edge_sets_of(paired.event_E), paired.incumbent_EC, paired.novelty
 
     def judge(self) -> Verdict:
         """Decide, once enough events were compared and before the window is learned; each verdict

@@ -6,6 +6,7 @@ Both score the same events, each with its own graph, facts, memory and window wi
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,17 @@ from streamd.training.learning_settings import LearningSettings
 from streamd.training.recorder import Recorder
 from streamd.training.versions.shadow import Shadow
 from streamd.windows import Window, next_window
+from streamd.windows.novelty import Novelty
+
+
+class Paired(NamedTuple):
+    """Events that two models have scored: their ids, int64[E], the logits of the model that is
+    learned and of the incumbent, float32[E, 101] each, and the events' novelty."""
+
+    event_E: Int64
+    learned_EC: Float32
+    incumbent_EC: Float32
+    novelty: Novelty
 
 
 class Incumbent:
@@ -61,18 +73,24 @@ class Incumbent:
         self._recorder = Recorder(own, log, ranks)
         self._recorder.live.restore_facts(facts, manifest.edge)
         self._recorder.rebuild(manifest.edge, on_slice=on_slice)
-        self._ours = self._theirs = np.zeros(0, np.int64), np.zeros((0, 101), np.float32)
+        none = np.zeros(0, np.int64), np.zeros((0, 101), np.float32)
+        self._ours = none
+        self._theirs = *none, Novelty.join([])
 
     def compare(
-        self, event_E: Int64, logits_EC: Float32, window: Window, on_chunk: Callable[[], None]
-    ) -> tuple[Int64, Float32, Float32]:
+        self,
+        event_E: Int64,
+        logits_EC: Float32,
+        novelty: Novelty,
+        window: Window,
+        on_chunk: Callable[[], None],
+    ) -> Paired:
         """Move to the end of a window of the other model, and pair the scores of both.
 
         event_E: int64 ids of the events that the other model scored in the window, ascending.
-        logits_EC: the other model's logits of them, float32[E, 101].
+        logits_EC: the other model's logits of them, float32[E, 101]. novelty: of them.
         on_chunk: called after each chunk, so that the heartbeat goes on.
-        Returns: ids of the events that both have scored since the last call, int64[E], and the
-        other model's and the incumbent's logits of them, float32[E, 101] each.
+        Returns: the events that both have scored since the last call.
         """
         # Score the incumbent's own windows that begin before the other's ends.
         events = [np.zeros(0, np.int64)]
@@ -97,6 +115,7 @@ class Incumbent:
         theirs = (
             np.concatenate([self._theirs[0], event_E]),
             np.concatenate([self._theirs[1], logits_EC]),
+            Novelty.join([self._theirs[2], novelty]),
         )
         both, own_at, at = np.intersect1d(
             ours[0], theirs[0], assume_unique=True, return_indices=True
@@ -104,5 +123,7 @@ class Incumbent:
 
         # Keep what the other side has yet to score.
         done = min(ours[0].max(initial=-1), theirs[0].max(initial=-1))
-        self._ours, self._theirs = ((e[e > done], x[e > done]) for e, x in (ours, theirs))
-        return both, theirs[1][at], ours[1][own_at]
+        left_E, ahead_E = ours[0] > done, theirs[0] > done
+        self._ours = ours[0][left_E], ours[1][left_E]
+        self._theirs = theirs[0][ahead_E], theirs[1][ahead_E], theirs[2].rows(ahead_E)
+        return Paired(both, theirs[1][at], ours[1][own_at], theirs[2].rows(at))

@@ -62,7 +62,10 @@ class Shadow:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Sums over events that the champion of the moment and the shadow both scored.
+    """Sums over events that the champion of the moment and the shadow both scored, with a
+    known destination.
+
+    Of others the two rates of new destinations alone would be compared, which are of other times.
 
     sum, sum_squares: of the differences of reciprocal ranks, champion's less shadow's.
     sum_shadow: of the shadow's reciprocal ranks.
@@ -99,9 +102,12 @@ def judge(compared: Comparison, enough: int) -> tuple[ComparisonResult, str]:
     n = compared.num_events
     mean = compared.mean
     if n < max(enough, 2):
-        return "open", f"{n} of {enough} events compared"
+        return "open", f"{n} of {enough} events with a known destination compared"
     error = math.sqrt(max(compared.sum_squares / n - mean * mean, 0.0) / (n - 1))
     shadow = compared.sum_shadow / n
-    why = f"MRR {mean:+.4f} against {shadow:.4f} over {n} events, standard error {error:.4f}"
+    why = (
+        f"MRR {mean:+.4f} against {shadow:.4f} over {n} events with a known destination, "
+        f"standard error {error:.4f}"
+    )
     worse = mean < -max(NUM_SPREADS * error, LEAST_EFFECT * shadow)
     return ("worse" if worse else "proven"), why
