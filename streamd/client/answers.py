@@ -40,7 +40,7 @@ class Diversity(Struct, frozen=True):
 class RecommendRequest(Struct, frozen=True, omit_defaults=True):
     """A source for which the best `k` destinations are wanted.
 
-    kind: only nodes whose key begins with this and a colon. exclude_seen: leave out the source's
+    kind: only destinations with this before their key's colon. exclude_seen: leave out the source's
     last partners. exact: score all nodes. only: only these nodes. exclude: none of these. `where`:
     feature of the nodes -> its value, a list of values, or a range as `{"gte": 10, "lt": 50}`.
     reasons: give the reason of each score.

@@ -94,7 +94,7 @@ def recommend(
 ) -> Call[ScoreResponse]:
     """The k likeliest next destinations of a source, best first.
 
-    kind: only nodes whose key begins with this and a colon. exclude_seen: leave out the source's
+    kind: only destinations with this before their key's colon. exclude_seen: leave out the source's
     last partners. exact: score all nodes rather than likely ones. only: keys of the nodes that may
     be named. exclude: keys of others. `where`: feature -> its value, a list of values, or a range
     as `{"gte": 10, "lt": 50}`. diversity: of the answer. reasons: give the reason of

@@ -21,7 +21,7 @@ Asked = Recommend | Similar
 
 
 class Candidates:
-    """Finds nodes by kind, without deleted ones. Owner: the server's graph that it belongs to."""
+    """Finds destinations, without deleted ones. Owner: the server's graph that it belongs to."""
 
     def __init__(self, live: LiveGraph, features: FeatureColumns, limit: int) -> None:
         """features: of the live graph. limit: most nodes that `likely` returns."""
@@ -54,11 +54,11 @@ class Candidates:
     def nodes_of(self, request: Asked) -> NDArray[Any]:
         """Ids of all nodes that an answer may name, and of others, which `allows` distinguishes:
         int32 or int64, a view."""
-        return self._pools.nodes_of(request.filter.kind, request.edge_set)
+        return self._pools.nodes_of(request.edge_set)
 
     def allows(self, nodes: Int64, request: Asked) -> Bools:
-        """Which nodes an answer may name: bool[N]. They are of the kind asked for, or destinations
-        of the edge set's node set, as far as the request's filter allows."""
+        """Which nodes an answer may name: bool[N]. They are destinations of the edge set's node
+        set, as far as the request's filter allows."""
         return self._pools.allows(nodes, request.filter, request.edge_set)
 
     def diverse(self, diversity: ValueLimit, nodes: Int64) -> Bools:

@@ -114,23 +114,19 @@ class NodePools:
 
     # Nodes by filter
 
-    def nodes_of(self, kind: str | None, edge_set: int) -> NDArray[Any]:
-        """All nodes that may be of a kind, or the destinations of an edge set's node set if it
-        is None: int32 or int64, in an order in which new ones come last."""
-        if kind is None:
-            return self._live.facts.destinations_in(self._node_set(edge_set)).sighted
-        return np.arange(len(self._live.log.keys))
+    def nodes_of(self, edge_set: int) -> NDArray[Any]:
+        """The destinations of an edge set's node set: int32 or int64, in an order in which new ones
+        come last."""
+        return self._live.facts.destinations_in(self._node_set(edge_set)).sighted
 
     def allows(self, nodes: Int64, filter: NodeFilter, edge_set: int) -> Bools:
         """Which nodes an answer may name: bool[N]. nodes: ids, or UNKNOWN."""
-        # Deleted nodes never; then the pool's own nodes.
+        # Deleted nodes never, and of others the destinations. A node that was none has the logit of
+        # any new destination, which says nothing about it and may be above those of known ones.
         log = self._live.log
         allowed = ~log.deletions.is_gone(nodes)
-        if filter.kind is None:
-            destinations = self._live.facts.destinations_in(self._node_set(edge_set))
-            allowed &= destinations.ranks_of(nodes) >= 0
-        else:
-            allowed &= self._is_of_kind(nodes, filter.kind)
+        destinations = self._live.facts.destinations_in(self._node_set(edge_set))
+        allowed &= destinations.ranks_of(nodes) >= 0
 
         # Keys that were never seen name no node.
         if filter.only is not None:
@@ -138,7 +134,10 @@ class NodePools:
         if filter.exclude:
             allowed &= ~is_in(nodes, self.ids_of(filter.exclude))
 
-        # Each condition looks only at the nodes that the ones before it left.
+        # Kind and conditions look only at the nodes that the parts before them left.
+        if filter.kind is not None:
+            left = np.flatnonzero(allowed)
+            allowed[left] = self._is_of_kind(nodes[left], filter.kind)
         for condition in filter.where:
             left = np.flatnonzero(allowed)
             numbers = self._features.numbers(nodes[left], condition.first, condition.end)
@@ -192,7 +191,7 @@ class NodePools:
 
     def _new(self, key: PoolKey) -> NodePool:
         return NodePool(
-            lambda: self.nodes_of(key.kind, key.edge_set),
+            lambda: self.nodes_of(key.edge_set),
             lambda nodes: self.allows(nodes, key.filter, key.edge_set),
             lambda nodes: self._live.facts.of_set(key.edge_set).popularity(nodes),
             self._limit,

@@ -128,9 +128,12 @@ def test_excluding_the_most_popular_nodes_leaves_as_many_others(world, everythin
 def test_kind_and_filters_meet_and_deleted_or_bare_nodes_match_nothing(world, everything):
     deleted = f"item:{GONE - USERS}"
     assert deleted not in everything and GONE - USERS in SHOP
-    users = post(world, "/v1/recommend", {"src": "user:3", "k": 50, "kind": "user", "exact": True})
-    assert len(names(users)) == USERS
-    assert names(post(world, "/v1/recommend", {"src": "user:3", "k": 50, "kind": "user", "only": ["user:4", "item:5"]})) == ["user:4"]
+    items = post(world, "/v1/recommend", {"src": "user:3", "k": 1000, "kind": "item", "exact": True})
+    assert set(names(items)) == set(everything)
+    assert names(post(world, "/v1/recommend", {"src": "user:3", "k": 50, "kind": "item", "only": ["user:4", "item:5"]})) == ["item:5"]
+    for asked in ({"exact": True}, {}, {"only": ["user:4"]}):
+        users = post(world, "/v1/recommend", {"src": "user:3", "k": 50, "kind": "user"} | asked)
+        assert names(users) == [], "no user was a destination"
     bare = [f"item:{i}" for i in range(ITEMS - BARE, ITEMS)]
     asked = {"src": "user:3", "k": 50, "only": [*bare, deleted]}
     assert set(names(post(world, "/v1/recommend", asked))) == set(bare)
@@ -139,7 +142,7 @@ def test_kind_and_filters_meet_and_deleted_or_bare_nodes_match_nothing(world, ev
 
 @pytest.mark.parametrize(("filters", "says"), [
     ({"kind": "B"}, "no destination has the kind 'B' (text before the first ':')"), ({"only": ["nope"]}, "none of the nodes in only is known"),
-    ({"kind": "B", "exact": True}, "no node has the kind 'B' (text before the first ':')"), ({"kind": "B", "only": ["nope"]}, "no node passes kind and only")])
+    ({"kind": "B", "exact": True}, "no destination has the kind 'B' (text before the first ':')"), ({"kind": "B", "only": ["nope"]}, "no node passes kind and only")])
 def test_filters_that_leave_no_node_are_named(world, filters, says):
     (one,) = post(world, "/v1/recommend/batch", {"requests": [{"src": "user:1"} | filters]})
     for answer in (one, post(world, "/v1/recommend", {"src": "user:1"} | filters)):

@@ -89,7 +89,7 @@ def test_a_filter_follows_the_features_of_nodes(world):
 
 def test_a_restart_recommends_the_same(world, tmp_path):
     write(world, send(f"item:{ITEMS - 1}", 30))
-    asked = [{}, {"where": BAGS}, {"kind": "user"}, {"exclude": recommended(world)}, {"exclude_seen": True}]
+    asked = [{}, {"where": BAGS}, {"kind": "item"}, {"exclude": recommended(world)}, {"exclude_seen": True}]
     before = [recommended(world, **one) for one in asked]
     assert all(before) and not {*before[0]} & {*before[3]}
     world.stop()

@@ -61,7 +61,7 @@ CONDITION: dict[str, Any] = {
 # Filters of the nodes that an answer may name. Lists have at most server.max_candidates items.
 KindFilter = Annotated[
     str | None,
-    Field(max_length=256, description="only nodes whose key begins with this and a colon"),
+    Field(max_length=256, description="only destinations whose key begins so, before a colon"),
 ]
 OnlyFilter = Annotated[
     list[NodeKey] | None,
