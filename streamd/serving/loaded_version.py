@@ -28,6 +28,10 @@ from streamd.windows import closed_chunks
 logger = structlog.get_logger()
 UNKNOWN = -1
 """Node id of a key never seen. Its embedding is kept like any other."""
+RATE_WINDOWS = 24
+"""Windows after a version's own for which its rate of new destinations counts, a day of hours. A
+new version comes with each window. If all are refused, or the trainer is stopped, the rate is of
+a time that may be long past."""
 
 
 @dataclass
@@ -54,6 +58,7 @@ class LoadedVersion:
 
     def __post_init__(self) -> None:
         self._embeddings = Embeddings(self.model.settings.dim, self.model.device)
+        self._forget_old_rate()
 
     @classmethod
     def restored(
@@ -96,6 +101,7 @@ class LoadedVersion:
                 error=str(error),
                 meaning="it is replayed from the version's place",
             )
+        self._forget_old_rate()
 
     def follow(self, log: LogReader, until_event: int, watermark: int, max_chunks: int) -> int:
         """Advance memory over at most `max_chunks` closed chunks of the events below `until_event`.
@@ -143,6 +149,13 @@ class LoadedVersion:
         if chunks:
             self._at_query = None
             self.forget_embeddings()
+            self._forget_old_rate()
+
+    def _forget_old_rate(self) -> None:
+        """Rank new destinations without a rate once memory is RATE_WINDOWS past the version's
+        window: by the log alone, so that all servers do so at the same event."""
+        if self.memory.now_us > self.manifest.window_end_us + RATE_WINDOWS * self._width_us:
+            self.model.forget_rate()
 
     def ahead(self, log: LogReader, until_event: int, as_of_us: int) -> "LoadedVersion":
         """This version as a query at `as_of_us` sees it, a time after every event in the graph.
@@ -307,7 +320,7 @@ class LoadedVersion:
     def scores(self, facts_RF: Float32, src_R: Int64, dst_R: Int64, live: LiveGraph) -> Float32:
         """Score pairs, float32[R] logits.
 
-        facts_RF: float32[R, F], which say the edge set where there are several. src_R, dst_R: int64
+        facts_RF: float32[R, F], with the edge set if there are several. src_R, dst_R: int64
         node ids or UNKNOWN.
         """
         if not self.has_embeddings:
@@ -316,7 +329,7 @@ class LoadedVersion:
         ends = self._embeddings.of(1, src_R), self._embeddings.of(2, dst_R)
         return self.model.logits(facts_RF, *ends)
 
-    # What explanations ask
+    # Of explanations
 
     @property
     def mean_facts(self) -> Float32:
@@ -325,7 +338,7 @@ class LoadedVersion:
         return self.model.mean_facts
 
     def pair_logits(self, facts_RF: Float32) -> Float32:
-        """What facts alone say, float32[R]."""
+        """Logits by facts alone, float32[R]."""
         return self.model.pair_logits(facts_RF)
 
     def residual(

@@ -55,6 +55,10 @@ class Inference(Protocol):
         """What the graph adds to that: float32[R]. Arguments as of `logits`."""
         ...
 
+    def forget_rate(self) -> None:
+        """Rank new destinations by the weights alone from now on, not by the version's rate."""
+        ...
+
     @property
     def mean_facts(self) -> Float32:
         """The mean of each fact over what the version was trained on, float32[F]."""

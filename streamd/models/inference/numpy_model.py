@@ -40,7 +40,8 @@ roots take no more memory than these."""
 
 
 class NumpyModel:
-    """The weights of a version as numpy arrays, which never change.
+    """The weights of a version as numpy arrays, which never change; its rate of new destinations
+    may be forgotten.
 
     `streamd.models.inference.inference.Inference` says what each method does.
     """
@@ -134,6 +135,9 @@ class NumpyModel:
         if self.settings.pair_facts:
             added_R[self._new.replaces(facts_RF)] = 0.0
         return added_R
+
+    def forget_rate(self) -> None:
+        self._new = NewRates(np.zeros((NUM_COUNTS, self.schema.num_edge_sets)))
 
     @property
     def mean_facts(self) -> Float32:

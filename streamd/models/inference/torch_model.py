@@ -65,6 +65,9 @@ class TorchModel:
         added_R: Float32 = on_host(self._residual(self._sent(facts_RF), src_RD, dst_RD))
         return added_R
 
+    def forget_rate(self) -> None:
+        self.model.new_destinations.stop()
+
     @property
     def mean_facts(self) -> Float32:
         mean_F: Float32 = on_host(self.model.fact_stats.shift)
