@@ -20,7 +20,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from streamd.evaluation.backtest import means
+from streamd.evaluation.backtest import Result, means
 from streamd.evaluation.regimes import Regimes, RegimeWindow, best_half_life
 from streamd.eventlog.reader import LogReader
 from streamd.graph.facts.columns import FACT_NAMES, NUM_HALF_LIVES
@@ -28,6 +28,7 @@ from streamd.schema import EdgeSet, Schema
 from streamd.settings.loading import load_settings
 from streamd.training.recorder import Chunk, Recorder
 from streamd.windows import next_window
+from streamd.windows.novelty import NOVELTIES
 from tests.benchmarks.measure import SHARED, Row, write_edges
 from tests.builders import learning
 
@@ -199,6 +200,7 @@ def main() -> None:
         print(json.dumps({"stream": asked.stream, "model": asked.name, **values, "stale": asked.stale, "seed": seed, "first": asked.first, "without": without, "sets": asked.sets,
                           "target": target, "seconds": round(seconds), "per_window": per_window,
                           **{k: (v["mrr"], v["ap"], v["mrr_known"]) for k, v in got.items() if not k.startswith("popularity")},
+                          "events": Result(windows, 2, {}).novelty_counts(), "mrr_by_novelty": {r: {n: got[r].get(f"mrr_{n}") for n in NOVELTIES} for r in windows[0].seconds},
                           "types": means_of_groups(windows),
                           "popularity": [got[f"popularity_{h}"]["mrr"] for h in range(NUM_HALF_LIVES)], "half_life": half}), flush=True)
 
