@@ -144,8 +144,10 @@ class IngestLoop:
         """Learn the partitions again: after they changed, after Kafka lost records, or after a
         begin that the broker did not answer.
 
-        What was buffered is dropped; the next assignment reads it again.
+        What was buffered is dropped; the next assignment reads it again. Before that nothing is
+        committed: the old positions may be of a topic that has been created again.
         """
+        self._assignment = None
         while not stop.is_set():
             try:
                 why = self._waiting.for_topics(source.discover())

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -67,6 +68,26 @@ def test_partitions_added_while_running_are_found_and_nothing_is_taken_twice(dae
     late.close()
     wait(lambda: daemon.edges() == 320, "the new partition is read", 40)
     assert len(set(daemon.events())) == len({*rows_of(300)}) + 20
+    assert daemon.stop() == 0
+
+
+def test_a_topic_that_is_made_anew_and_filled_at_once_is_read_from_its_beginning(daemon_on, kafka, topic, producer, admin):
+    """Ingest stands still meanwhile, as a paused machine does; then the new topic's offsets are beyond those of the old one."""
+    produce(producer, topic, rows_of(40))
+    daemon = daemon_on(kafka.bootstrap_servers, topic, ingest__on_data_loss="continue").start("ingest")
+    wait(lambda: daemon.edges() == 40, "the events are in")
+    newest = max(t for *_, t in daemon.events())
+    daemon.process.send_signal(signal.SIGSTOP)
+    admin.delete_topics([topic])
+    admin.create_topics({topic: {"num_partitions": 4}})
+    late = KafkaProducer(bootstrap_servers=kafka.bootstrap_servers)
+    for i in range(400):
+        late.send(topic, json.dumps({"src": "new", "dst": i, "time": newest + i}).encode(), partition=i % 4)
+    late.flush(30)
+    daemon.process.send_signal(signal.SIGCONT)
+    wait(lambda: daemon.edges() >= 440, "the new topic is read", 40)
+    time.sleep(6)
+    assert daemon.edges() == 440 == len(set(daemon.events())) and [end for *_, end in gaps(daemon)] == [-1] * 4
     assert daemon.stop() == 0
 
 

@@ -1,6 +1,7 @@
 """Which partitions a reader takes, and where it begins in each."""
 
 import time
+import uuid
 from contextlib import nullcontext
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -160,6 +161,16 @@ def test_after_an_error_of_the_client_a_new_one_reads_on(source):
     assert len(made) == 2 and made[0].is_closed and not made[1].is_closed
     made[1].fails = False
     assert source.poll(0.1, 10) == {} and source.position(0) == 3
+
+
+@pytest.mark.parametrize("topic_id, is_remade", [(uuid.UUID(int=1), False), (uuid.UUID(int=2), True), (uuid.UUID(int=0), False), (None, False)])
+def test_records_of_a_topic_made_anew_are_not_taken_for_those_of_the_old_one(source, topic_id, is_remade):
+    """The client reads on by name and offset."""
+    source, made = source
+    made[0].fails, made[0]._cluster = False, SimpleNamespace(topic_id={"t": topic_id}.get)
+    source._topics = Topics("c", {"t": str(uuid.UUID(int=1))}, (TopicPartition("t", 0),))
+    with pytest.raises(consumer.OutOfRange) if is_remade else nullcontext():
+        source.poll(0.1, 10)
 
 
 def test_an_answer_to_a_fetch_without_a_record_counts_as_an_answer(source):

@@ -375,3 +375,35 @@ def test_a_missing_topic_is_told_once_in_words_then_every_few_minutes_while_inge
     assert not source.waits and source.closed, "then it stops as it was told"
     assert "topic 'rides' does not exist on broker:9092" in told[0] and "--create --bootstrap-server broker:9092 --topic rides" in told[0]
     world.kill()
+
+
+def test_a_stop_between_two_assignments_commits_no_position_of_the_first_one(tmp_path, monkeypatch):
+    """The topic was created again meanwhile: an offset of the old one would stand for one of the new."""
+    world = World(tmp_path, 2)
+
+    class Source(FakeSource):
+        turns, closed = 0, False
+
+        def discover(self):
+            self.turns += 1
+            if self.turns > 1:
+                self.partitions = self.partitions[:1]
+                stop.set()
+            return ()
+
+        @property
+        def changed(self):
+            return self.turns == 1
+
+        def publish(self, positions): ...
+
+        def close(self):
+            self.closed = True
+
+    world.send(0, {"src": "a", "dst": "b", "time": 1})
+    source, stop = Source(world.clock, world.parts), threading.Event()
+    monkeypatch.setattr(loop, "KafkaSource", lambda *_: source)
+    world.loop.run(stop)
+    assert source.turns == 2 and source.closed
+    assert world.writer.progress.positions == {}
+    world.kill()

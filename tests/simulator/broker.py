@@ -101,14 +101,25 @@ class Broker:
     def __init__(self, scheduler, num_brokers=3):
         self.scheduler, self.num_brokers = scheduler, num_brokers
         self.topics, self.transactions, self.waiters = {}, [], []
+        self.by_id = {}
+        """All topics that there ever were."""
         self.is_up, self.cut, self.deaf = True, set(), set()
         self.offsets = {}
         self._producers = itertools.count(1)
         self._ids = itertools.count(1)
 
     def create(self, name, num_partitions, configs=()):
-        self.topics[name] = Topic(self, name, f"topic-{next(self._ids)}", num_partitions, configs)
-        return self.topics[name]
+        topic = Topic(self, name, f"topic-{next(self._ids)}", num_partitions, configs)
+        self.topics[name] = self.by_id[topic.id] = topic
+        self.scheduler.wake(self.waiters)
+        return topic
+
+    def remove(self, name):
+        """Delete a topic with all its records."""
+        for partition in self.topics.pop(name).partitions:
+            for transaction in self.transactions:
+                transaction.first.pop(partition, None)
+            partition.trim(partition.end)
 
     def find(self, partition):
         """The partition of a TopicPartition, None where there is none."""

@@ -79,13 +79,16 @@ class Checks:
                 for text in data[at:].split(b"\n"):
                     with contextlib.suppress(ValueError):
                         letter = json.loads(text.decode())
-                        self._letters.add((letter["topic"], letter["partition"], letter["offset"], letter["index"]))
+                        self._letters.add((letter["topic_id"], letter["partition"], letter["offset"], letter["index"]))
         return where in self._letters or (*where[:3], -1) in self._letters
 
     def unread(self):
         """What the log lacks of the topics, in words; "" where it has all."""
-        for partition in self._broker.topics["events"].partitions:
-            offset, index, ahead = self.model.places.get(("events", partition.number), START)
+        topic = self._broker.topics.get("events")
+        if topic is None:
+            return "there is no topic of events"
+        for partition in topic.partitions:
+            offset, index, ahead = self.model.places.get((topic.id, partition.number), START)
             wanted = max((e.offset + 1 for e in partition.history if e.told and not is_aborted(e)), default=0)
             if offset < wanted or ahead:
                 return f"events-{partition.number} is at {offset}, {index}, {ahead} of {wanted}"

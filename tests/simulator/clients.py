@@ -77,6 +77,8 @@ class Consumer:
         self._line, self._broker, self._random = line, line.broker, line.scheduler.random
         self._at, self._epochs, self._paused, self._ends, self.stable = {}, {}, set(), {}, {}
         self._is_open, self._is_broken = True, False
+        self.topic_ids = {}
+        """Topic -> its id in the newest metadata. A fetch of another id fails, and renews them."""
         self.notes = []
         """Called after each answer to a fetch."""
 
@@ -156,6 +158,10 @@ class Consumer:
         for tp in partitions:
             partition = self._broker.find(tp)
             if partition is None or not partition.has_leader or (out and self._random.random() < 0.3):
+                continue
+            known = self.topic_ids.get(tp.topic)
+            self.topic_ids[tp.topic] = partition.topic.id
+            if known not in (None, partition.topic.id):
                 continue
             self._check_epoch(tp, partition)
             at = self._at[tp]

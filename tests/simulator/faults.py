@@ -1,6 +1,7 @@
 """What goes wrong, drawn by a seed: kills at any seam, torn writes, power cuts, disks that refuse, networks, brokers, clocks."""
 
 from streamd.replica.leader import leading
+from tests.simulator.operator import Operator
 
 MEAN_SECONDS = 4.0, 15.0, 60.0
 """Mean times between two faults, of which a seed has one."""
@@ -9,13 +10,18 @@ CALLS = 1, 10, 100, 1000
 
 
 class Faults:
-    """Draws the faults of a seed. Owner: the world. counts: how many of each kind came."""
+    """Draws the faults of a seed. Owner: the world. counts: how many of each kind came. has_others: whether others trim and remove
+    the topic of events."""
 
     def __init__(self, world):
         self._world, self._random = world, world.scheduler.random
         self._mean = self._random.choice(MEAN_SECONDS)
         kinds = [self._kill, self._torn, self._power, self._disk_error, self._cut, self._broker, self._election, self._restart,
                  self._grow, self._clock, self._ask]
+        self.operator = Operator(world)
+        self.has_others = self._random.random() < 0.3
+        if self.has_others:
+            kinds += [self._trim, self._remake]
         # Each seed leaves some out, so that what one hides another shows.
         self._kinds = [kind for kind in kinds if self._random.random() < 0.7] or [self._kill]
         self.counts, self.is_on = {}, True
@@ -79,8 +85,10 @@ class Faults:
         self._later(self._random.uniform(0.1, 15.0), lambda: setattr(broker, "is_up", True))
 
     def _election(self, machine):
-        topic = self._random.choice(sorted(self._world.broker.topics))
-        partition = self._random.choice(self._world.broker.topics[topic].partitions)
+        partitions = [p for _, topic in sorted(self._world.broker.topics.items()) for p in topic.partitions]
+        if not partitions:
+            return
+        partition = self._random.choice(partitions)
         partition.has_leader = False
         self._later(self._random.uniform(0.0, 10.0), partition.elect)
 
@@ -88,9 +96,15 @@ class Faults:
         machine.stop()
 
     def _grow(self, machine):
-        topic = self._world.broker.topics["events"]
-        if len(topic.partitions) < 8:
+        topic = self._world.broker.topics.get("events")
+        if topic is not None and len(topic.partitions) < 8:
             topic.grow()
+
+    def _trim(self, machine):
+        self.operator.trim()
+
+    def _remake(self, machine):
+        self.operator.remake()
 
     def _clock(self, machine):
         """Wall time jumps, as an operator or NTP sets it."""

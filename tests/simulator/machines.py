@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from streamd.daemon.log_roles import run_archive, run_follow, run_ingest
-from streamd.daemon.run_role import TRIED_AGAIN
+from streamd.daemon.run_role import TRIED_AGAIN, _disk_errors
 from streamd.errors import DataLossError, FencedError, StreamdError
 from tests.builders import settings
 from tests.simulator import seams
@@ -30,6 +30,7 @@ class Machine:
         self.disk = MachineDisk(folder, f"{world.seed} {name}")
         self.data_dir = folder / "data"
         self.data_dir.mkdir()
+        self._values = values
         self.settings = settings(self.data_dir, **values)
         self.directory = Directory(name, self.data_dir)
         log = self.settings.log
@@ -38,6 +39,11 @@ class Machine:
             self._mains["archive"] = run_archive
         self.roles, self._stops, self._num_starts = dict.fromkeys(self._mains), {}, itertools.count(1)
         self.skew, self.is_wanted, self._loses_power = 0.0, True, None
+
+    def configure(self, **values):
+        """Change settings, for processes that start from now on."""
+        self._values |= values
+        self.settings = settings(self.data_dir, **self._values)
 
     @property
     def processes(self):
@@ -71,7 +77,8 @@ class Machine:
 
         def main():
             try:
-                self._mains[role](self.settings, stop)
+                with _disk_errors(role, self.settings):
+                    self._mains[role](self.settings, stop)
             except StreamdError as error:
                 process.ended = error
                 scheduler.note(f"{process.name} ends: {type(error).__name__} {error}")
@@ -99,7 +106,11 @@ class Machine:
             self._loses_power = None
         gc.collect()
         if isinstance(process.ended, StreamdError) and not self._begins_again(process.ended):
-            self.world.scheduler.fail(f"{process.name} ended for good: {type(process.ended).__name__} {process.ended}")
+            operator = self.world.faults.operator
+            if operator.is_expected(process.ended) and not operator.has_acted:
+                return
+            if not operator.is_expected(process.ended):
+                self.world.scheduler.fail(f"{process.name} ended for good: {type(process.ended).__name__} {process.ended}")
         pause = self.world.scheduler.random.uniform(*PAUSES)
         self.world.scheduler.at(pause, lambda: self._start(role))
 

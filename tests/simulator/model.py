@@ -22,13 +22,15 @@ from tests.simulator.scheduler import Failure
 
 class Model:
     """Owner: the checks. places: (topic, partition) -> the position of the newest line. edges: as they were sent, by event id. hidden: event
-    ids that deletes hide."""
+    ids that deletes hide. may_lose: whether lost records may be passed over. lost: places of events that were."""
 
     def __init__(self, broker, is_letter):
         """is_letter: whether there is a dead letter of an event of a place."""
         self._broker, self._is_letter = broker, is_letter
         self.places, self.edges, self.hidden, self.keys, self.newest_us = {}, [], set(), [], 0
-        self.num_letters = 0
+        self.num_letters, self.may_lose, self.lost = 0, False, set()
+        self._ids_of_topics = {}
+        """Topic -> its id in the newest line."""
         self._ids = {}
         """Place of each edge that the log has -> its event id."""
         self._visible = {}
@@ -59,12 +61,39 @@ class Model:
 
     def _due(self, fields):
         """The events between the positions of this line and those before it."""
-        for topic, parts in fields["progress"]["positions"].items():
+        progress = fields["progress"]
+        gaps = self._gaps(fields)
+        for topic, parts in progress["positions"].items():
             for number, (offset, index, ahead, *_) in parts.items():
-                partition = self._broker.topics[topic].partitions[int(number)]
+                where = progress["topics"][topic], int(number)
                 after = offset, index, tuple(tuple(run) for run in ahead)
-                yield from passed(partition, self.places.get((topic, int(number)), START), after)
-                self.places[topic, int(number)] = after
+                first, end = gaps.get(where, (0, 0))
+                for sent in passed(self._broker.by_id[where[0]].partitions[where[1]], self.places.get(where, START), after):
+                    if first <= sent.place[0] < end:
+                        self.lost.add(sent.where)
+                    else:
+                        yield sent
+                self.places[where] = after
+
+    def _gaps(self, fields):
+        """What a line says that it passes over: (id of a topic, partition) -> first offset and end. Raises: Failure where it is not lost."""
+        ids, out = fields["progress"]["topics"], {}
+        remade = {topic for topic, now in ids.items() if self._ids_of_topics.setdefault(topic, now) != now}
+        wanted = {(topic, n) for topic in remade for (old, n) in self.places if old == self._ids_of_topics[topic]}
+        for topic, number, first, end in fields.get("gaps", ()):
+            if not self.may_lose:
+                raise Failure(f"commit {self._seq} passes over a loss of {topic}-{number}, which nobody allowed")
+            if end < 0:
+                wanted.discard((topic, number))
+                continue
+            partition = self._broker.by_id[ids[topic]].partitions[number]
+            if end > partition.start or first != self.places.get((ids[topic], number), START)[0]:
+                raise Failure(f"commit {self._seq} passes over {first} to {end} of {topic}-{number}, which begins at {partition.start}")
+            out[ids[topic], number] = first, end
+        if wanted:
+            raise Failure(f"commit {self._seq} goes on with another topic, and says nothing of the loss of {sorted(wanted)}")
+        self._ids_of_topics |= ids
+        return out
 
     def _rows(self, directory, fields, path, dtype):
         """The rows that this line appended to a file."""
@@ -149,21 +178,24 @@ class Model:
         return names, candidates
 
     def _match(self, rows, due):
-        """Find a delete for each row: several may have the same names, of which each order fits some rows only. Raises: Failure."""
+        """Find a delete for each row: several may have the same names, of which each order fits some rows only. One that is a dead letter
+        too, of an attempt before a kill, is taken only where no other is left. Raises: Failure."""
         taken = {}
 
-        def place(number, seen):
+        def place(number, seen, with_letters):
             _, candidates = rows[number]
-            for sent in sorted(candidates, key=lambda sent: (self._is_letter(sent.where), sent.item.number)):
-                if not candidates[sent] and sent not in seen:
+            for sent in sorted(candidates, key=lambda sent: sent.item.number):
+                if not candidates[sent] and sent not in seen and (with_letters or not self._is_letter(sent.where)):
                     seen.add(sent)
-                    if sent not in taken or place(taken[sent], seen):
+                    if sent not in taken or place(taken[sent], seen, with_letters):
                         taken[sent] = number
                         return True
             return False
 
-        for number, (names, candidates) in enumerate(rows):
-            if not place(number, set()):
+        left = [number for number in range(len(rows)) if not place(number, set(), False)]
+        for number in left:
+            names, candidates = rows[number]
+            if not place(number, set(), True):
                 why = next(filter(None, candidates.values()), "its positions cover no such delete, or one less")
                 raise Failure(f"commit {self._seq} deletes {names}: {why}")
         for sent in taken:
@@ -189,12 +221,13 @@ class Model:
                 other = self.edges[event]
                 if other.partition == sent.partition and other.place > sent.place:
                     return f"{sent} hides {other}, which follows it"
-        partition = self._broker.topics[sent.partition[0]].partitions[sent.partition[1]]
+        partition = self._broker.by_id[sent.partition[0]].partitions[sent.partition[1]]
         for entry in partition.history[max(0, sent.place[0] - 200): sent.place[0] + 1]:
             for index, item in enumerate(entry.told or ()):
                 where = (*sent.partition, entry.offset, index)
                 is_before = (entry.offset, index) < sent.place and item.kind == EDGE and _is_named(sent.item, item)
-                if is_before and where not in self._ids and _was_read(entry) and not self._is_letter(where):
+                is_passed = where in self._ids or where in self.lost
+                if is_before and not is_passed and _was_read(entry) and not self._is_letter(where):
                     return f"{sent} comes before {item}, which it names and follows"
         return ""
 

@@ -23,7 +23,7 @@ class Item(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """An event at its place. partition: topic and number. place: offset and index in the record."""
+    """An event at its place. partition: id of the topic and number. place: offset and index in the record."""
 
     partition: tuple[str, int]
     place: tuple[int, int]
@@ -45,7 +45,7 @@ def events_at(partition, offset):
         return []
     if entry.transaction is not None and entry.transaction.state == OPEN:
         raise Failure(f"offset {offset} of {partition.topic.name}-{partition.number} is read, and its transaction is open")
-    name = partition.topic.name, partition.number
+    name = partition.topic.id, partition.number
     return [Sent(name, (offset, index), item) for index, item in enumerate(entry.told)]
 
 

@@ -200,7 +200,11 @@ class Scheduler:
                 self.now = max(self.now, due)
                 if token is None:
                     self.current = None
-                    who()
+                    try:
+                        who()
+                    except Exception:  # noqa: BLE001 - in the place of whichever thread looks for the next turn
+                        self.fail(f"the simulator failed by\n{traceback.format_exc()}")
+                        return self._main
                 elif who.token == token and not who.is_over and not who.process.dead:
                     who.token += 1
                     self._ready.append(who)

@@ -207,6 +207,7 @@ def _replacements(world):
         (client._made, functools.partial(clients.made, world)),
         (safe_records.bound_polls, lambda consumer, max_bytes: None),
         (safe_records.note_fetches, lambda consumer, note: consumer.notes.append(note)),
+        (safe_records.topic_ids, lambda consumer, topics: consumer.topic_ids),
         (safe_records.stable_offsets, lambda consumer: consumer.stable),
         (safe_records.seek, lambda consumer, partition, offset, epoch: consumer.seek(partition, offset, epoch)),
         (processes.collect_garbage_rarely, lambda: None),

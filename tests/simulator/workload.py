@@ -46,7 +46,9 @@ class Producers:
         """Some records to some partitions, at this moment."""
         if self._uses_transactions and self._random.random() < 0.1:
             self._finish() if self._open is not None else self._start()
-        topic = self._world.broker.topics["events"]
+        topic = self._world.broker.topics.get("events")
+        if topic is None:
+            return
         now_us = self._world.stamp(None) * 1000
         # Those of a burst are of one time.
         time_us = now_us if self._random.random() < 0.3 else None

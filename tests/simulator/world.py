@@ -77,6 +77,7 @@ class World:
             "ingest__merge_wait_seconds": chance.choice([0.0, 0.2, 2.0]),
             "ingest__late_policy": chance.choice(["clamp", "clamp", "dead_letter"]),
             "ingest__idle_timeout_seconds": chance.choice([0, 10, 60]),
+            "ingest__on_data_loss": chance.choice(["fail", "continue"]) if self.faults.has_others else "fail",
         }
         if len(members) > 1:
             (self.folder / "store").mkdir()
@@ -98,6 +99,7 @@ class World:
         chance = self.scheduler.random
         self.broker.create("events", chance.randint(1, 4))
         self.machines = self._make_machines()
+        self.checks.model.may_lose = self.machines[0].settings.ingest.on_data_loss == "continue"
         for machine in self.machines:
             machine.start()
         self.producers.begin()

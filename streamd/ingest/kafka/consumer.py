@@ -23,6 +23,7 @@ from streamd.ingest.kafka.safe_records import (
     note_fetches,
     seek,
     stable_offsets,
+    topic_ids,
 )
 from streamd.ingest.kafka.topic_watch import BrokerWatch, Topics, describe
 from streamd.ingest.order.runs import runs_from
@@ -40,7 +41,8 @@ AGAIN = "none is needed: ingest retries."
 
 
 class OutOfRange(Exception):
-    """When Kafka no longer has the offset to be read next; `begin` then decides what was lost."""
+    """When Kafka no longer has the offset to be read next, or a topic was created again; `begin`
+    then decides what was lost."""
 
 
 class KafkaSource:
@@ -305,6 +307,8 @@ class KafkaSource:
             raise SilentBrokerError(
                 f"The broker does not answer: {error!r}.", "ingest goes on trying."
             ) from error
+        if _has_new_topic(self._consumer, self._topics):
+            raise OutOfRange
         # The epoch of the last record lets the broker tell whether its log still agrees.
         self._epochs.update(
             {tp: records[-1].leader_epoch for tp, records in polled.items() if records}
@@ -433,3 +437,11 @@ def in_shard(tp: TopicPartition, shard: str | None) -> bool:
     # The topic's hash spreads topics of one partition over the shards.
     index, count = (int(x) for x in shard.split("/"))
     return int(crc32c(tp.topic.encode()) + tp.partition) % count == index - 1
+
+
+def _has_new_topic(consumer: Any, topics: Topics) -> bool:
+    """Whether the client knows a topic by another id: records may then be of a topic that was
+    created again, at the offsets of the old one."""
+    known = topics.topic_ids
+    found = topic_ids(consumer, list(known))
+    return any(known[topic] not in ("", now) for topic, now in found.items())

@@ -348,6 +348,17 @@ def seek(consumer: KafkaConsumer, partition: TopicPartition, offset: int, epoch:
     consumer._subscription.seek(partition, OffsetAndMetadata(offset, "", epoch))
 
 
+def topic_ids(consumer: KafkaConsumer, topics: Sequence[str]) -> dict[str, str]:
+    """The ids of topics in the client's newest metadata, without those that it does not know, as of
+    brokers before 2.8.
+
+    kafka-python fetches by name and offset: it reads on in a topic that was created again.
+    """
+    ids = {topic: consumer._cluster.topic_id(topic) for topic in topics}
+    # A topic that is gone may have the id 0.
+    return {topic: str(found) for topic, found in ids.items() if found is not None and found.int}
+
+
 def stable_offsets(consumer: KafkaConsumer) -> dict[TopicPartition, int]:
     """A table of the end up to which each partition can be read; the consumer keeps it current.
 
