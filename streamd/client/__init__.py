@@ -1,6 +1,7 @@
-"""A typed client of a server, blocking and for asyncio; the extra `client` has what it needs.
+"""A typed client of a server, blocking and for asyncio. The extra `client` installs its
+dependencies.
 
-It imports httpx2 and msgspec, and nothing else of streamd.
+It imports httpx2 and msgspec, and no other module of streamd.
 """
 
 from streamd.client.answers import (

@@ -1,8 +1,8 @@
-"""What a client sends and gets, as the server's schemas have it. Times are integers in the stream's
-unit (`stream.time_unit`).
+"""Requests and answers of the client, with the fields of the server's schemas. Times are integers
+in the stream's unit (`stream.time_unit`).
 
-They are msgspec's structs: the server's own are pydantic's, which take longer to import than all of
-the client.
+They are msgspec structs: the server's own are pydantic models, which take longer to import than the
+whole client.
 """
 
 from typing import Any, Literal
@@ -14,15 +14,15 @@ Key = str | int
 
 
 class _Answer(Struct, frozen=True, kw_only=True):
-    """Fields that a newer server adds are passed over. hint: why an asked key may be the wrong one;
-    empty if every key is a node, or no node is written alike."""
+    """The base of all answers. Fields that a newer server adds are ignored. hint: why an asked key
+    may be wrong; empty if every key is a node, or if no node has a similar key."""
 
 
-# What is sent
+# Requests
 
 
 class ScoreRequest(Struct, frozen=True, omit_defaults=True):
-    """Candidates to be scored for a source. time: of the query, None for now."""
+    """A request to score candidates of a source. time: of the query, None for now."""
 
     src: Key
     dst: list[Key]
@@ -31,14 +31,14 @@ class ScoreRequest(Struct, frozen=True, omit_defaults=True):
 
 
 class Diversity(Struct, frozen=True):
-    """At most so many nodes of an answer have the same value of a feature."""
+    """A limit on the nodes of an answer that share a value of a feature."""
 
     feature: str
     max_per_value: int
 
 
 class RecommendRequest(Struct, frozen=True, omit_defaults=True):
-    """A source for which the best `k` destinations are wanted.
+    """A request for the best `k` destinations of a source.
 
     kind: only destinations with this before their key's colon. exclude_seen: leave out the source's
     last partners. exact: score all nodes. only: only these nodes. exclude: none of these. `where`:
@@ -61,7 +61,7 @@ class RecommendRequest(Struct, frozen=True, omit_defaults=True):
 
 
 class Event(Struct, frozen=True, omit_defaults=True):
-    """An event as producers send it to Kafka; the README says which fields belong to which type."""
+    """An event as producers send it to Kafka; the README lists the fields of each type."""
 
     type: Literal["edge", "node", "label", "delete"] = "edge"
     src: Key | None = None
@@ -75,12 +75,12 @@ class Event(Struct, frozen=True, omit_defaults=True):
     node_set: str | None = None
 
 
-# What is answered
+# Answers
 
 
 class AsOf(_Answer, frozen=True, kw_only=True):
-    """The model that answered, the end of its training, and the newest data it used. memory_edge:
-    -1 from a server of an older release."""
+    """The model that answered, the end of its training, and the newest data that it used.
+    memory_edge: -1 from a server of an older release."""
 
     version: str
     trained_until: int | None
@@ -91,7 +91,7 @@ class AsOf(_Answer, frozen=True, kw_only=True):
 
 
 class ShortReason(_Answer, frozen=True):
-    """The facts of one kind, or the share of the graph, that add most to a score."""
+    """The kind of facts, or the share of the graph, that adds most to a score."""
 
     group: str
     words: str
@@ -100,7 +100,7 @@ class ShortReason(_Answer, frozen=True):
 
 class Scored(_Answer, frozen=True, omit_defaults=True):
     """One destination. score: higher is likelier, comparable within one answer. known: False for a
-    node never seen. reason: if it was asked for, None if no group adds anything."""
+    node without events. reason: if it was requested; None if no group adds anything."""
 
     dst: Key
     score: float
@@ -109,7 +109,7 @@ class Scored(_Answer, frozen=True, omit_defaults=True):
 
 
 class ScoreResponse(_Answer, frozen=True, omit_defaults=True):
-    """Scores of a source's destinations: in the order asked, or best first."""
+    """Scores of a source's destinations, in the order of the request or best first."""
 
     src: Key
     known: bool
@@ -119,14 +119,14 @@ class ScoreResponse(_Answer, frozen=True, omit_defaults=True):
 
 
 class SimilarNode(_Answer, frozen=True):
-    """One node that is like the asked one. score: higher is more alike."""
+    """One node that is similar to the asked one. score: higher is more similar."""
 
     node: Key
     score: float
 
 
 class SimilarResponse(_Answer, frozen=True, omit_defaults=True):
-    """The nodes that are most like another, most similar first."""
+    """The nodes that are most similar to another, most similar first."""
 
     node: Key
     known: bool
@@ -147,7 +147,7 @@ class EmbeddingResponse(_Answer, frozen=True, omit_defaults=True):
 
 
 class LabelsResponse(_Answer, frozen=True, omit_defaults=True):
-    """What the model predicts of a node's labels."""
+    """The model's prediction of a node's labels."""
 
     node: Key
     known: bool
@@ -158,7 +158,7 @@ class LabelsResponse(_Answer, frozen=True, omit_defaults=True):
 
 
 class ExplainedFact(_Answer, frozen=True):
-    """A fact about the two, and what it says in words."""
+    """A fact about source and destination, and its meaning in words."""
 
     name: str
     all_sets: bool
@@ -178,7 +178,7 @@ class ExplainedGroup(_Answer, frozen=True):
 
 
 class ExplainedNeighbor(_Answer, frozen=True):
-    """A neighbour that the embedding of one end is made of."""
+    """A neighbour that one end's embedding is computed from."""
 
     node: Key
     node_set: str
@@ -188,7 +188,7 @@ class ExplainedNeighbor(_Answer, frozen=True):
 
 
 class ExplainResponse(_Answer, frozen=True, omit_defaults=True):
-    """What a score is made of: the baseline and the groups' shares add up to it."""
+    """The parts of a score: the baseline and the groups' shares add up to it."""
 
     src: Key
     dst: Key
@@ -207,14 +207,14 @@ class ExplainResponse(_Answer, frozen=True, omit_defaults=True):
 
 
 class CompletionResponse(_Answer, frozen=True):
-    """Keys that begin with a prefix. complete: whether all keys were looked at."""
+    """Keys that begin with a prefix. complete: whether the search covered all keys."""
 
     nodes: list[Key]
     complete: bool
 
 
 class Produced(_Answer, frozen=True):
-    """Where in the topic an event is."""
+    """The offset of an event in its topic."""
 
     partition: int
     offset: int
@@ -222,8 +222,8 @@ class Produced(_Answer, frozen=True):
 
 
 class EventsResponse(_Answer, frozen=True):
-    """Where events were sent. after: what a request must see that is to know all of them. hint: if
-    all times look like another unit."""
+    """The offsets of events that were sent. after: the position that a request must have seen to
+    include all of them. hint: if all times look like another unit."""
 
     topic: str
     events: list[Produced]
@@ -260,7 +260,7 @@ class EdgeSetInfo(_Answer, frozen=True):
 
 
 class SchemaResponse(_Answer, frozen=True):
-    """What events hold."""
+    """The fields of events."""
 
     node_sets: list[NodeSetInfo]
     edge_sets: list[EdgeSetInfo]
@@ -282,7 +282,7 @@ class ModelInfo(_Answer, frozen=True):
 
 
 class ModelsResponse(_Answer, frozen=True):
-    """The versions kept, and which one serves."""
+    """The versions in the registry, and the one that serves."""
 
     champion: str | None
     shadow: str | None
@@ -291,7 +291,7 @@ class ModelsResponse(_Answer, frozen=True):
 
 
 class Moved(_Answer, frozen=True):
-    """What the journal of versions now says."""
+    """The state of the versions' journal after a promotion or a rollback."""
 
     action: str
     champion: str
@@ -299,13 +299,13 @@ class Moved(_Answer, frozen=True):
 
 
 class MoveRequested(_Answer, frozen=True):
-    """A replica asked the trainer, on another machine, which has not answered yet."""
+    """A replica sent the request to the trainer, on another machine, which has not answered yet."""
 
     request: str
 
 
 class RequestOutcome(_Answer, frozen=True):
-    """What became of a request to move the champion, as far as the server knows."""
+    """The outcome of a request to move the champion, as far as the server knows it."""
 
     state: Literal["waiting", "done", "refused"]
     reason: str = ""
@@ -320,11 +320,11 @@ class FoundKey(_Answer, frozen=True):
 
 
 class ErasureResponse(_Answer, frozen=True):
-    """How far a request to erase nodes is.
+    """The progress of a request to erase nodes.
 
-    waits_for: why it is not further, or why it failed. unknown: nodes that the log did not hold,
-    None until they were looked up. asked_at, ended_at: wall time in seconds. found: locations that
-    still hold a key. proof: what was searched, and what was not.
+    waits_for: the reason that it waits, or that it failed. unknown: nodes that the log did not
+    hold, None until they were looked up. asked_at, ended_at: wall time in seconds. found: locations
+    that still hold a key. proof: the files and topics that were searched, and those that were not.
     """
 
     request: str

@@ -1,4 +1,4 @@
-"""The calls of the API: what each sends, and the type of its answer."""
+"""The calls of the API: the request of each, and the type of its answer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,12 +33,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call(Generic[T]):
-    """One call. path: with its query. content: JSON, or None. accepted: type of the answer where
-    the server answers 202 by another one.
+    """One call. path: with its query. content: JSON, or None. accepted: type of the answer if the
+    server answers 202 with another one.
 
-    idempotent: whether it may be sent again when nobody knows whether it was done. sees_log:
-    whether its answer is computed from the log, so that it can be asked to have seen a place of it.
-    max_lag_seconds: how old that answer may be.
+    idempotent: whether the client may send it again after a failure that leaves open whether it was
+    executed. sees_log: whether its answer is computed from the log, so that the client can demand a
+    position in it. max_lag_seconds: the greatest age of that answer.
     """
 
     method: str
@@ -62,7 +62,7 @@ def score(
     """Score candidate destinations of a source, in their order.
 
     as_of: the time that the answer is for; None, or one not after the newest event, means now.
-    edge_set: needed where several are declared. max_lag_seconds: how old the answer may be.
+    edge_set: required if several are declared. max_lag_seconds: the greatest age of the answer.
     """
     body = ScoreRequest(src, list(dst), as_of, edge_set)
     return _asked("/v1/score", body, ScoreResponse, max_lag_seconds)
@@ -96,9 +96,9 @@ def recommend(
 
     kind: only destinations with this before their key's colon. exclude_seen: leave out the source's
     last partners. exact: score all nodes rather than likely ones. only: keys of the nodes that may
-    be named. exclude: keys of others. `where`: feature -> its value, a list of values, or a range
-    as `{"gte": 10, "lt": 50}`. diversity: of the answer. reasons: give the reason of
-    each score. The others are as of `score`.
+    be in the answer. exclude: keys of nodes that may not. `where`: feature -> its value, a list of
+    values, or a range as `{"gte": 10, "lt": 50}`. diversity: of the answer. reasons: give the
+    reason of each score. Other arguments are as of `score`.
     """
     # Fields at their defaults are not sent: an older server does not know all of them.
     body = RecommendRequest(
@@ -138,9 +138,9 @@ def similar(
     edge_set: str | None = None,
     max_lag_seconds: float | None = None,
 ) -> Call[SimilarResponse]:
-    """The k destinations that are most like one of them, most similar first.
+    """The k destinations that are most similar to one of them, most similar first.
 
-    by: the model's embeddings, or the partners that they lately share. The others are as of
+    by: the model's embeddings, or the partners that they lately share. Other arguments are as of
     `recommend`.
     """
     body = {"node": node, "k": k, "by": by, "exclude": list(exclude), "where": dict(where or {})}
@@ -156,7 +156,7 @@ def explain(
     edge_set: str | None = None,
     max_lag_seconds: float | None = None,
 ) -> Call[ExplainResponse]:
-    """What the score of one candidate is made of. Arguments are as of `score`."""
+    """The parts of one candidate's score. Arguments are as of `score`."""
     body = {"src": src, "dst": dst} | _given(time=as_of, edge_set=edge_set)
     return _asked("/v1/explain", body, ExplainResponse, max_lag_seconds)
 
@@ -167,7 +167,7 @@ def embeddings(
     node_set: str | None = None,
     max_lag_seconds: float | None = None,
 ) -> Call[list[EmbeddingResponse]]:
-    """The embeddings of nodes, in their order. node_set: needed where several are declared."""
+    """The embeddings of nodes, in their order. node_set: required if several are declared."""
     body = {"nodes": list(nodes)} | _given(node_set=node_set)
     return _asked("/v1/embeddings", body, list[EmbeddingResponse], max_lag_seconds)
 
@@ -186,7 +186,7 @@ def labels_of(
     node_set: str | None = None,
     max_lag_seconds: float | None = None,
 ) -> Call[list[LabelsResponse]]:
-    """What the model predicts of several nodes' labels, in their order."""
+    """The model's predictions of several nodes' labels, in their order."""
     body = {"nodes": list(nodes)} | _given(node_set=node_set)
     return _asked("/v1/labels", body, list[LabelsResponse], max_lag_seconds)
 
@@ -194,7 +194,7 @@ def labels_of(
 def labels(
     node: Key, *, node_set: str | None = None, max_lag_seconds: float | None = None
 ) -> Call[LabelsResponse]:
-    """What the model predicts of one node's labels."""
+    """The model's predictions of one node's labels."""
     return _looked_up(_of_node("/v1/labels", node, node_set), LabelsResponse, max_lag_seconds)
 
 
@@ -206,7 +206,7 @@ def nodes(
     source_in: str | None = None,
 ) -> Call[CompletionResponse]:
     """Keys of nodes that begin with a prefix, at most 50, newest nodes first. source_in: an edge
-    set, for only those that were a source in it."""
+    set; then only its sources."""
     given = _given(node_set=node_set, source_in=source_in)
     query = urlencode({"prefix": prefix, "limit": limit} | given)
     return Call(method="GET", path=f"/v1/nodes?{query}", answer=CompletionResponse)
@@ -217,9 +217,9 @@ def events(
 ) -> Call[EventsResponse]:
     """Send events to the first of `kafka.topics`, at most 1,000; later calls see them.
 
-    An event that is sent twice counts twice: the log does not know that it is the same. So what may
-    have been sent is not sent again, and raises an error that says `may_have_happened`.
-    at_least_once: send it again all the same, where events that are there twice do no harm.
+    An event that is sent twice counts twice, because the log does not recognize it. So the client
+    does not send events again that may have arrived; it raises an error with `may_have_happened`.
+    at_least_once: send them again nevertheless, if duplicates do no harm.
     """
     return _sent({"events": list(events)}, at_least_once)
 
@@ -227,7 +227,7 @@ def events(
 def records(
     records: Sequence[Mapping[str, Any]], *, at_least_once: bool = False
 ) -> Call[EventsResponse]:
-    """Send records in a shape of their own, where the topic has a source. As `events`."""
+    """Send records in the format of the topic's source. As `events`."""
     return _sent({"records": list(records)}, at_least_once)
 
 
@@ -237,25 +237,26 @@ def schema() -> Call[SchemaResponse]:
 
 
 def models() -> Call[ModelsResponse]:
-    """The versions kept, which one serves, and what each scored."""
+    """The versions in the registry, the one that serves, and the scores of each."""
     return Call(method="GET", path="/v1/models", answer=ModelsResponse)
 
 
 def promote(version: str, why: str) -> Call[Moved | MoveRequested]:
-    """Make a version champion; needs an admin key. It is not sent again when nobody knows whether
-    it was done: somebody may have moved the champion since.
+    """Make a version champion; needs an admin key. The client does not send it again if it may have
+    been executed: another caller may have moved the champion since.
 
-    A replica whose trainer does not answer in time returns a `MoveRequested`."""
+    A replica whose trainer does not answer in time returns a `MoveRequested`.
+    """
     return _moved(f"/v1/models/{quote(version, safe='')}/promote", why)
 
 
 def rollback(why: str) -> Call[Moved | MoveRequested]:
-    """Make the last proven version champion; as `promote`."""
+    """Make the last proven version champion; otherwise as `promote`."""
     return _moved("/v1/models/rollback", why)
 
 
 def move_outcome(request: str) -> Call[RequestOutcome]:
-    """What became of a `MoveRequested`."""
+    """The outcome of a `MoveRequested`."""
     path = f"/v1/models/requests/{quote(request, safe='')}"
     return Call(method="GET", path=path, answer=RequestOutcome)
 
@@ -276,15 +277,15 @@ def erase(
 
 
 def erasure(request: str) -> Call[ErasureResponse]:
-    """The progress of an erasure: its wait, and at last its proof."""
+    """The progress of an erasure: the reason that it waits, and at last its proof."""
     return Call(method="GET", path=f"/v1/erase/{quote(request, safe='')}", answer=ErasureResponse)
 
 
-# How they are made
+# Construction of calls
 
 
 def _asked(path: str, body: object, answer: type[T], max_lag_seconds: float | None) -> Call[T]:
-    """A call that reads the log and changes nothing."""
+    """Make a call that reads the log and changes nothing."""
     return Call(
         method="POST",
         path=path,
@@ -328,5 +329,5 @@ def _of_node(path: str, node: Key, node_set: str | None) -> str:
 
 
 def _given(**fields: object) -> dict[str, Any]:
-    """The fields that have a value."""
+    """The fields with a value."""
     return {name: value for name, value in fields.items() if value is not None}

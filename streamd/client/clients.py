@@ -26,7 +26,7 @@ TIMEOUT_SECONDS = 10.0
 def _blocking(
     build: Callable[P, Call[T]],
 ) -> "Callable[Concatenate[Client, P], T]":
-    """The method of `Client` that makes a call."""
+    """The method of `Client` for a call."""
 
     @functools.wraps(build)
     def method(self: "Client", /, *args: P.args, **more: P.kwargs) -> T:
@@ -38,7 +38,7 @@ def _blocking(
 def _awaited(
     build: Callable[P, Call[T]],
 ) -> "Callable[Concatenate[AsyncClient, P], Awaitable[T]]":
-    """The method of `AsyncClient` that makes a call."""
+    """The method of `AsyncClient` for a call."""
 
     @functools.wraps(build)
     async def method(self: "AsyncClient", /, *args: P.args, **more: P.kwargs) -> T:
@@ -48,7 +48,7 @@ def _awaited(
 
 
 class _Core(Generic[H]):
-    """What both clients are made of. http: the kind of transport."""
+    """The state that both clients share. http: the kind of transport."""
 
     def __init__(
         self,
@@ -61,13 +61,13 @@ class _Core(Generic[H]):
         headers: Mapping[str, str] | None = None,
         http: H | None = None,
     ) -> None:
-        """Where to ask, and how.
+        """Args: url: of the server, or of a proxy before several.
 
-        Args: api_key: one of `server.api_keys`, or of `server.admin_keys` to move the champion.
-        timeout: seconds for a call, with all its tries and waits. read_own_writes: whether answers
-        must have seen what this client sent. headers: of every request, such as `traceparent`.
-        http: what requests go through, with proxies and certificates of its own; it stays open when
-        this client closes.
+        api_key: one of `server.api_keys`, or of `server.admin_keys` to move the champion. timeout:
+        seconds for a call, with all its tries and waits. read_own_writes: whether answers must have
+        seen the events that this client sent. headers: of every request, such as `traceparent`.
+        http: the transport's client, with its own proxies and certificates; it stays open when this
+        client closes.
         """
         self._url = url.rstrip("/")
         self._timeout = timeout
@@ -83,7 +83,8 @@ class _Core(Generic[H]):
         raise NotImplementedError
 
     def forget_writes(self) -> None:
-        """See this client's earlier writes no longer: needed once the server has another log."""
+        """Stop waiting for this client's earlier writes: required after the server got another
+        log."""
         if self._positions is not None:
             self._positions.forget()
 
@@ -98,10 +99,10 @@ class _Core(Generic[H]):
 
 
 class Client(_Core[httpx2.Client]):
-    """Asks a server, and waits for its answers. Several threads may share one.
+    """A client that blocks until the server answers. Threads may share it.
 
-    Calls that read are sent again where a server cannot be reached, is overloaded or not ready
-    (`retries`), within `timeout` seconds in all. Raises: as `streamd.client.errors` says.
+    It sends calls that read again if a server is unreachable, overloaded or not ready (`retries`),
+    within `timeout` seconds in all. Raises: the errors of `streamd.client.errors`.
     """
 
     def _open(self) -> httpx2.Client:
@@ -126,7 +127,7 @@ class Client(_Core[httpx2.Client]):
                 headers=exchange.headers,
                 timeout=exchange.seconds_left,
             ) as answer:
-                # A body that comes byte by byte is bounded too: each wait alone would not be.
+                # Check the deadline after each part of the body: a timeout bounds only one wait.
                 parts = []
                 for part in answer.iter_bytes():
                     parts.append(part)
@@ -178,7 +179,7 @@ class Client(_Core[httpx2.Client]):
 
 
 class AsyncClient(_Core[httpx2.AsyncClient]):
-    """The same for asyncio. Several tasks of one event loop may share one."""
+    """The same for asyncio. Tasks of one event loop may share it."""
 
     def _open(self) -> httpx2.AsyncClient:
         return httpx2.AsyncClient()

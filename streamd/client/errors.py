@@ -1,25 +1,25 @@
-"""Every error a client raises on purpose.
+"""The errors of a client.
 
 ClientError
-|-- ConnectionFailed     no answer came: the server cannot be reached, or broke off
-|-- DeadlineExceeded     the call's time ran out; also a TimeoutError
-|-- BadAnswer            what came is no answer of this API
+|-- ConnectionFailed     no answer came: the server is unreachable, or closed the connection
+|-- DeadlineExceeded     the call's time is up; also a TimeoutError
+|-- BadAnswer            the answer does not follow this API
 `-- Problem              the server answered with an error
-    |-- Refused          400, 405, 408, 411, 413, 422: the request does not fit
+    |-- Refused          400, 405, 408, 411, 413, 422: the request is wrong
     |-- NotAllowed       401, 403: a key is needed, or another one
     |-- NotFound         404
     |-- NotPossible      409: not possible now
-    `-- TryAgain         429, 502, 503, 504: it passes by itself
+    `-- TryAgain         429, 502, 503, 504: a temporary state
         |-- TooOld       the answer would be older than the call allows
-        `-- NotReached   the log did not come to what the call must have seen
+        `-- NotReached   the log did not reach the client's own writes in time
 """
 
 
 class ClientError(Exception):
-    """The root of all errors of a client.
+    """The base of all errors of a client.
 
-    may_have_happened: whether the server may have done what was asked. False where the request was
-    not sent, or was refused.
+    may_have_happened: whether the server may have executed the call. False if the client did not
+    send the request, or the server refused it.
     """
 
     may_have_happened = False
@@ -34,8 +34,7 @@ class ConnectionFailed(ClientError):
 
 
 class DeadlineExceeded(ClientError, TimeoutError):
-    """The call's time ran out. Its `__cause__` says what the last try failed by, where it failed
-    before."""
+    """The call's time is up. Its `__cause__` is the error of the last try, if it failed before."""
 
     def __init__(self, message: str, may_have_happened: bool) -> None:
         super().__init__(message)
@@ -43,17 +42,17 @@ class DeadlineExceeded(ClientError, TimeoutError):
 
 
 class BadAnswer(ClientError):
-    """The server's answer is not what this API promises: no JSON, or other fields."""
+    """The server's answer does not follow this API: no JSON, or other fields."""
 
     may_have_happened = True
 
 
 class Problem(ClientError):
-    """An error that the server answered with, as RFC 9457 has it.
+    """An error of the server, as RFC 9457 defines it.
 
-    type: a URI, "about:blank" where the status says all. title: the status in words. detail: what
-    and why. request_id: names the request in the server's log. retry_after: seconds, None where the
-    server does not say.
+    type: a URI, "about:blank" if the status is all there is to know. title: the status in words.
+    detail: the fault and its reason. request_id: the request's name in the server's log.
+    retry_after: seconds, None if the server gives none.
     """
 
     def __init__(
@@ -73,12 +72,12 @@ class Problem(ClientError):
         self.type = type
         self.request_id = request_id
         self.retry_after = retry_after
-        # An error of the server may come when part of the work is done.
+        # The server may have done part of the work before the error.
         self.may_have_happened = status >= 500
 
 
 class Refused(Problem):
-    """The request does not fit; it would be refused again."""
+    """The request is wrong; the server would refuse it again."""
 
 
 class NotAllowed(Problem):
@@ -86,7 +85,7 @@ class NotAllowed(Problem):
 
 
 class NotFound(Problem):
-    """What was asked for does not exist, or the version does not predict it."""
+    """The node or version does not exist, or the version does not predict the labels."""
 
 
 class NotPossible(Problem):
@@ -94,7 +93,7 @@ class NotPossible(Problem):
 
 
 class TryAgain(Problem):
-    """It passes by itself: too many requests wait, or the server is not ready."""
+    """A temporary state: too many requests wait, or the server is not ready."""
 
 
 class TooOld(TryAgain):
@@ -102,7 +101,7 @@ class TooOld(TryAgain):
 
 
 class NotReached(TryAgain):
-    """The log did not come to the client's own writes in time."""
+    """The log did not reach the client's own writes in time."""
 
 
 BY_STATUS: dict[int, type[Problem]] = {
@@ -122,6 +121,6 @@ BY_TYPE: dict[str, type[Problem]] = {
 
 
 def problem_class(status: int, kind: str) -> type[Problem]:
-    """The class of a problem by its status, and by its type where that says more."""
+    """The class of a problem by its status, and by its type if that is more precise."""
     fallback = Refused if 400 <= status < 500 else Problem
     return BY_TYPE.get(kind) or BY_STATUS.get(status, fallback)

@@ -1,5 +1,5 @@
-"""One call from its first try to its answer, without any input or output: what to send, and what
-follows from what came back. Both transports drive it."""
+"""One call from its first try to its answer, without I/O: the bytes to send, and the next step
+after each answer or failure. Both transports drive it."""
 
 import math
 import random
@@ -33,11 +33,11 @@ DETAIL_CHARACTERS = 500
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retries:
-    """When and how often calls are sent again.
+    """The number of tries of a call and the waits between them.
 
     most: tries after the first. base_seconds, longest_seconds: the wait before try n is drawn
-    evenly from 0 to min(longest, base * 2**n) ("full jitter", Brooker 2015), and comes on top of
-    what Retry-After asks for.
+    evenly from 0 to min(longest, base * 2**n) ("full jitter", Brooker 2015), and is added to the
+    seconds of Retry-After.
     """
 
     most: int = 5
@@ -65,7 +65,7 @@ class Done(Generic[T]):
 
 
 class Exchange(Generic[T]):
-    """A call under way. Owner: the function of the transport that sends it."""
+    """A call that is not finished. Owner: the function of the transport that sends it."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Exchange(Generic[T]):
         draw: Callable[[], float] = random.random,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """positions: None where the client does not read its own writes. timeout: seconds for all
+        """positions: None if the client does not read its own writes. timeout: seconds for all
         tries and waits together."""
         self.call = call
         self._positions = positions
@@ -107,14 +107,14 @@ class Exchange(Generic[T]):
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the call's time runs out. Raises: DeadlineExceeded where it has."""
+        """Seconds until the call's deadline. Raises: DeadlineExceeded after it."""
         left = self._until - self._clock()
         if left <= 0:
             raise self.too_late(sent=self._num_failed > 0)
         return left
 
     def too_late(self, sent: bool) -> DeadlineExceeded:
-        """The error that the call's time ran out. sent: whether the request may have arrived."""
+        """The error of a call whose time is up. sent: whether the request may have arrived."""
         happened = (sent or self._num_failed > 0) and not self.call.idempotent
         error = DeadlineExceeded(
             f"{self.call.method} {self.call.path} took longer than {self._timeout:g} s"
@@ -125,7 +125,7 @@ class Exchange(Generic[T]):
         return error
 
     def broke(self, error: Exception, sent: bool) -> Again:
-        """What follows from a connection that failed. sent: whether the request may have arrived.
+        """The next step after a connection failed. sent: whether the request may have arrived.
 
         Raises: ConnectionFailed, DeadlineExceeded.
         """
@@ -136,7 +136,7 @@ class Exchange(Generic[T]):
         return self._again(failed, may_repeat=self.call.idempotent or not sent)
 
     def came(self, status: int, headers: Mapping[str, str], content: bytes) -> Done[T] | Again:
-        """What follows from an answer.
+        """The next step after an answer.
 
         Raises: Problem, BadAnswer, DeadlineExceeded.
         """
@@ -152,14 +152,14 @@ class Exchange(Generic[T]):
         )
 
     def _again(self, error: ClientError, may_repeat: bool, at_least: float = 0.0) -> Again:
-        """The wait before the next try. Raises: the error where there is none."""
+        """The wait before the next try. Raises: the error itself if no try is left."""
         self._last = error
         if not may_repeat or self._num_failed >= self._retries.most:
             raise error
         wait = at_least + self._retries.wait_seconds(self._num_failed, self._draw)
         self._num_failed += 1
         if self._clock() + wait >= self._until:
-            # A wait that leads nowhere would only keep the caller.
+            # Fail now rather than wait for a try that comes after the deadline.
             raise error
         return Again(wait)
 
@@ -172,7 +172,7 @@ class Exchange(Generic[T]):
         except msgspec.DecodeError as error:
             raise BadAnswer(f"{self.call.method} {self.call.path}: {error}") from error
 
-        # What was written, or was seen of it.
+        # Keep the positions of writes, and those that the answer had seen.
         if self._positions is not None:
             if isinstance(answer, EventsResponse) and answer.after:
                 self._positions.wrote(answer.after)
@@ -181,13 +181,13 @@ class Exchange(Generic[T]):
         return answer
 
     def _problem(self, status: int, headers: Mapping[str, str], content: bytes) -> Any:
-        """The error that an answer says."""
+        """The error in an answer."""
         try:
             told = msgspec.json.decode(content)
         except msgspec.DecodeError:
             told = None
         if not isinstance(told, dict):
-            # Not ours: a proxy's page, or a refusal before the request was read.
+            # Not in streamd's format: a proxy's page, or a refusal before the request was read.
             told = {"detail": content[:DETAIL_CHARACTERS].decode("utf-8", "replace").strip()}
         kind = str(told.get("type", "about:blank"))
         return problem_class(status, kind)(
@@ -208,10 +208,11 @@ def _phrase(status: int) -> str:
 
 
 def _seconds(retry_after: str | None) -> float | None:
-    """Seconds that Retry-After names, by their number or by a date (RFC 9110, section 10.2.3)."""
+    """The seconds of a Retry-After header, given as a number or as a date (RFC 9110, section
+    10.2.3)."""
     if retry_after is None:
         return None
-    # It comes from outside: a number may be larger than any float, a date beyond the calendar.
+    # The header may hold any text: a number larger than any float, a date beyond the calendar.
     try:
         return max(0.0, float(int(retry_after)))
     except OverflowError:

@@ -1,4 +1,4 @@
-"""What a client has written, as the header `streamd-after` names it, so that it reads its own
+"""The positions of a client's writes, for the header `streamd-after`, so that it reads its own
 writes."""
 
 import threading
@@ -8,10 +8,10 @@ MAX_TOKENS = 256
 
 
 class Positions:
-    """The places that answers must have seen. Owner: a client, whose threads may all use it.
+    """The positions that answers must have seen. Owner: a client; its threads may all use it.
 
-    A record's place stays until an answer has seen it. That answer's own position then stands for
-    it, since another server behind the same address may not have seen it yet.
+    The position of a record stays until an answer has seen it. The position of that answer then
+    takes over, since another server at the same address may not have seen the record yet.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Positions:
         self._commit: tuple[int, int] | None = None
 
     def wrote(self, after: str) -> None:
-        """Note records that were written. after: as the server's answer to events says it."""
+        """Add records that were written. after: from the server's answer to events."""
         with self._lock:
             for token in after.split(","):
                 place, _, offset = token.strip().rpartition(":")
@@ -29,7 +29,7 @@ class Positions:
 
     @property
     def header(self) -> str:
-        """What the next answer must have seen; empty where nothing was written."""
+        """The positions that the next answer must have seen; empty if there are none."""
         with self._lock:
             tokens = [f"{place}:{offset}" for place, offset in self._records.items()]
             if self._commit is not None:
@@ -37,18 +37,18 @@ class Positions:
         return ", ".join(tokens)
 
     def saw(self, header: str, position: str) -> None:
-        """Note that an answer which had to see `header` was computed at a position, TERM.SEQ."""
+        """Note that the server computed an answer at position TERM.SEQ which had seen `header`."""
         term, _, seq = position.partition(".")
         with self._lock:
             for token in header.split(", "):
                 place, _, offset = token.rpartition(":")
-                # More may have been written since the request was sent.
+                # The client may have written more since it sent the request.
                 if place and self._records.get(place) == int(offset):
                     del self._records[place]
             self._commit = max(self._commit or (0, 0), (int(term), int(seq)))
 
     def forget(self) -> None:
-        """Ask for nothing any more: positions mean nothing in another log."""
+        """Drop all positions: they have no meaning in another log."""
         with self._lock:
             self._records.clear()
             self._commit = None
