@@ -53,7 +53,7 @@ class World:
         self.labels = LabelHistory(self.log)
         self.recorder, self.learner = Recorder(learning(own), self.log), Learner(learning(own), self.log, ReplayStore(None, 10, 0))
         model = build_model(own.model, SCHEMA, 0)
-        self.version = LoadedVersion(SimpleNamespace(window_seconds=3600), TorchModel(model), model.new_memory())
+        self.version = LoadedVersion(SimpleNamespace(window_seconds=3600, window_end_us=0), TorchModel(model), model.new_memory())
         self.outbox = Outbox(lambda: None, lambda at: None, lambda reason, number: None)
         for follower in (self.version, self.outbox):
             self.log.follow(follower)

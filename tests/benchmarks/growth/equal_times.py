@@ -101,7 +101,7 @@ def main(path: Path, burst: int) -> None:
                  "most memory more than before": peak_megabytes() - before}
 
     # The server's memory, a chunk between two requests, over the whole log.
-    served = LoadedVersion(SimpleNamespace(window_seconds=3600), TorchModel(learner.model.eval()), learner.model.new_memory())
+    served = LoadedVersion(SimpleNamespace(window_seconds=3600, window_end_us=0), TorchModel(learner.model.eval()), learner.model.new_memory())
     begun = time.process_time()
     while served.follow(log, log.num_edges, log.watermark, 1):
         pass
