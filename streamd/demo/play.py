@@ -94,7 +94,8 @@ def play(
         topic = f"{TOPIC}-{stream.name}-{os.getpid()}"
         for own in stream.topics(topic):
             broker.create_topic(own, PARTITIONS)
-        settings = _settings(stream, broker, topic, data_dir, _usable_port(port, console))
+        used = _usable_port(port, console)
+        settings = _settings(stream, broker, topic, data_dir, used, title_of(stream, days))
         daemon = stack.enter_context(_daemon(settings, data_dir))
         _print_kernel_notice(console)
 
@@ -153,9 +154,9 @@ def _usable_port(port: int, console: Console) -> int:
 
 
 def _settings(
-    stream: DemoStream, broker: Broker, topic: str, data_dir: Path, port: int
+    stream: DemoStream, broker: Broker, topic: str, data_dir: Path, port: int, title: str
 ) -> Settings:
-    """The settings of the demo's daemon; the user's own are not read."""
+    """The settings of the demo's daemon; the user's own are not read. title: for the page."""
     return load_settings(
         None,
         {
@@ -169,6 +170,7 @@ def _settings(
             "windows.merge_after": 0,
             "ingest.merge_wait_seconds": MERGE_WAIT_SECONDS,
             "server.port": port,
+            "server.page_note": f"Demo: {title}. {MOVED}",
             "telemetry.ingest_port": 0,
             "telemetry.train_port": 0,
         },

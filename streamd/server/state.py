@@ -89,6 +89,7 @@ class ServerState:
             time_unit=settings.stream.time_unit,
             key_prefixes=frozenset(p for s in settings.sources for p in s.prefixes()),
             broker=settings.kafka.bootstrap_servers,
+            page_note=settings.server.page_note,
         )
         self.page = StatusPage(shown, engine, registry, self.ready)
         self.forwarder = Forwarder(settings.kafka, settings.sources, self._make_decoder)

@@ -21,6 +21,11 @@ class ServerSettings(Branch):
         "127.0.0.1", description="address to bind; other than loopback needs api_keys"
     )
     port: Natural = Field(8000, le=65535, description="port of REST, metrics and the status page")
+    page_note: str = Field(
+        "",
+        max_length=300,
+        description="a line under the status page's title, such as a name for this installation",
+    )
     workers: Positive = Field(
         1, le=16, description="serve processes that share the port, each with its own graph"
     )

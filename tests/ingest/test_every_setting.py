@@ -59,7 +59,7 @@ REST = {
     "training.replay_events": 10, "training.replay_capacity_events": 20, "training.recent_negatives": 0.5, "training.tail_share": 0.2, "training.seed": 1, "training.threads": 2,
     "training.ranks": 2, "training.rank_timeout_seconds": 9, "training.mesh": [1, 2], "training.checkpoint_dir": "/c", "training.nice": 0,
     "training.nightly_twin": False, "bootstrap.max_events": 0, "bootstrap.epochs": 1, "registry.keep": 3, "registry.gate_events": 50,
-    "server.device": "auto", "server.host": "localhost", "server.port": 8001, "server.workers": 2, "server.api_keys": ["a" * 20],
+    "server.device": "auto", "server.host": "localhost", "server.port": 8001, "server.page_note": "staging", "server.workers": 2, "server.api_keys": ["a" * 20],
     "server.api_keys_file": FILE, "server.admin_keys": ["b" * 20], "server.admin_keys_file": FILE, "server.tls_cert_file": FILE,
     "server.tls_key_file": FILE, "server.max_candidates": 9, "server.max_queue": 9, "server.max_batch": 3, "server.deadline_seconds": 2,
     "server.max_connections": 9, "server.max_connections_per_address": 5, "server.idle_seconds": 9, "server.drain_seconds": 1,

@@ -519,6 +519,28 @@ def test_the_page_says_what_this_machine_is_to_the_log(browser, served, monkeypa
     close(page, served)
 
 
+def test_a_note_of_the_settings_is_under_the_title_as_text(browser, served, monkeypatch):
+    page = opened(browser, served)
+    assert page.is_hidden("#page-note")
+    note = "Demo: a month of <b>edits</b>. All days are moved."
+    monkeypatch.setattr(served.world.state.page, "_settings", replace(served.world.state.page._settings, page_note=note))
+    page.reload()
+    page.wait_for_selector("#page-note:visible")
+    assert page.inner_text("#page-note") == note
+    close(page, served)
+
+
+def test_a_button_for_more_rows_does_not_promise_all_of_them_if_the_page_has_the_newest(browser, served, monkeypatch):
+    page = opened(browser, served)
+    assert page.inner_text("#more-windows") == "Show all 10 windows"
+    content = type(served.world.state.page).content
+    monkeypatch.setattr(type(served.world.state.page), "content", lambda *args: content(*args) | {"num_windows": 744})
+    page.reload()
+    page.wait_for_selector("#windows-note:has-text('744 finished')")
+    assert page.inner_text("#more-windows") == "Show the newest 10 windows"
+    close(page, served)
+
+
 def test_ranks_that_learn_together_are_listed_one_by_one(browser, served, monkeypatch):
     path, page = served.world.path, opened(browser, served)
     assert page.locator("#roles th:has-text('rank')").count() == 0
@@ -570,7 +592,7 @@ def test_the_page_names_what_is_no_version_and_shows_the_rest(browser, served):
     close(page, served)
     listed = CliRunner().invoke(cli, ["models", "list", "--data-dir", str(served.world.path)])
     structlog.reset_defaults()
-    assert listed.exit_code == 0 and [line.split()[3] for line in listed.stdout.splitlines()[1:3]] == ["0.5000", "-"]
+    assert listed.exit_code == 0 and [line.split()[4] for line in listed.stdout.splitlines()[1:3]] == ["0.5000", "-"]
 
 
 def test_the_docs_are_drawn_without_the_internet(browser, served):

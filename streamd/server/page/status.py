@@ -40,7 +40,8 @@ class PageSettings:
     """The settings that the page shows, and by which it finds the roles.
 
     roles: those of this machine. schema: of a log under these settings. time_unit: of the topics.
-    key_prefixes: those that sources put before keys. broker: addresses of Kafka.
+    key_prefixes: those that sources put before keys. broker: addresses of Kafka. page_note: as of
+    `ServerSettings`.
     """
 
     data_dir: Path
@@ -54,6 +55,7 @@ class PageSettings:
     time_unit: str
     key_prefixes: frozenset[str]
     broker: str
+    page_note: str
 
 
 class StatusPage:
@@ -146,6 +148,7 @@ class StatusPage:
             },
             "roles": {name: beat and _beat(beat) for name, beat in roles.items()},
             "troubles": [asdict(trouble) for trouble in find_troubles(self._facts(roles))],
+            "page_note": s.page_note,
             "ranks": num_ranks,
             "workers": s.workers,
             "window_seconds": s.window_seconds,

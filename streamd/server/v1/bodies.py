@@ -64,6 +64,8 @@ def empty_hint(body: RecommendRequest) -> str:
     given = [name for name, is_given in filters.items() if is_given]
     if given == ["kind"]:
         return f"no destination has the kind {body.kind!r} (text before the first ':')"
+    if body.only == []:
+        return "only is empty"
     if given == ["only"]:
         return "none of the nodes in only is known"
     return f"no node passes {' and '.join(given)}" if given else ""
