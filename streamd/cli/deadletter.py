@@ -100,13 +100,14 @@ def deadletter_replay(
         bool, typer.Option("--in-time", help="Only those that are not behind the log.")
     ] = False,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Send also those behind the log without asking.")
+        bool,
+        typer.Option("--yes", help="Send unasked also those behind the log or refused again."),
     ] = False,
     config: ConfigOption = None,
     data_dir: DataOption = None,
 ) -> None:
     """Send dead letters to the topics they came from, each once, after the cause is fixed. If some
-    are behind the log, explain how ingest will handle them, and ask."""
+    are behind the log or will be refused again, explain how ingest will handle them, and ask."""
     from streamd.eventlog.reader import LogReader
     from streamd.ingest.dead_letters.outlook import outlook
     from streamd.ingest.dead_letters.replay import plan, send
@@ -120,15 +121,16 @@ def deadletter_replay(
     for line in _outlook_lines(settings, found, len(chosen.letters), watermark_us, log is not None):
         out.print(line, soft_wrap=True, markup=False)
 
-    # Letters behind the log are sent only with the user's consent.
+    # Letters behind the log, and those that come back, are sent only with the user's consent.
     doubtful = found.late | found.unknown
+    asks = bool(found.refused or doubtful or (log is None and chosen.letters))
     if in_time:
         kept = [stored for i, stored in enumerate(chosen.letters) if i not in doubtful]
         chosen = replace(chosen, letters=kept)
-    elif (doubtful or (log is None and chosen.letters)) and not yes:
-        typer.confirm(
-            "Send them? (--yes sends without asking, --in-time the others only)", abort=True
-        )
+        asks = bool(found.refused - doubtful)
+    if asks and not yes:
+        others = "" if in_time else ", --in-time leaves out those behind the log"
+        typer.confirm(f"Send them? (--yes sends without asking{others})", abort=True)
     send(settings, chosen)
 
     # Each letter is in one of these counts, so that none is dropped silently.

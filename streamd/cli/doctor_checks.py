@@ -73,8 +73,11 @@ def _broker(settings: Settings) -> str:
     stand_in = (
         " (a mock, for a first look only)" if topics.cluster_id.startswith("mockCluster") else ""
     )
-    partitions = dict(Counter(tp.topic for tp in topics.partitions))
-    return f"cluster {topics.cluster_id}{stand_in}, partitions {partitions}"
+    counts = Counter(tp.topic for tp in topics.partitions)
+    partitions = ", ".join(
+        f"{topic} with {n} partition{'s'[: n > 1]}" for topic, n in counts.items()
+    )
+    return f"cluster {topics.cluster_id}{stand_in}, {partitions}"
 
 
 def _changelog(settings: Settings) -> str:

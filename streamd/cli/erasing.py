@@ -129,7 +129,8 @@ def _wait_for_deletes(
                 "run this command again once that is mended; until then it would send a second "
                 "delete.",
             )
-        line.of(f"waiting for the deletes in the log by {role}", len(sent) - len(live), len(sent))
+        done = len(sent) - len(live)
+        line.of(f"waiting for {role} to take the deletes", done, len(sent), "deletes")
         time.sleep(POLL_SECONDS)
 
 

@@ -7,7 +7,14 @@ from typing import Annotated
 import typer
 
 from streamd.cli.file_options import FileOptions, with_file_options
-from streamd.cli.options import ConfigOption, err, out, print_warnings, settings_of
+from streamd.cli.options import (
+    ConfigOption,
+    err,
+    out,
+    print_warnings,
+    quiet_client,
+    settings_of,
+)
 from streamd.errors import SettingsError
 from streamd.telemetry.progress import ProgressLine
 
@@ -37,7 +44,7 @@ def produce(
     """Send a file's events to a topic."""
     from streamd.clock import SystemClock
     from streamd.exchange.event_files import EventFile
-    from streamd.exchange.produce import send_events
+    from streamd.exchange.produce import check_topic, send_events
     from streamd.exchange.sourced import events_to_send, resolve_source, rows_to_send
     from streamd.exchange.tables import Columns, read_events, resolved
     from streamd.exchange.times import Times
@@ -70,7 +77,8 @@ def produce(
         events = read_events(rows, resolved(columns, settings), times, doubts.append)
 
     # Counting the rows first gives the progress line its end.
-    with ProgressLine(err, f"to {target}") as line:
+    with quiet_client(), ProgressLine(err, f"to {target}") as line:
+        check_topic(settings.kafka, target)
         total = rows.count_rows()
         sent = send_events(
             settings.kafka, target, events, unit, speed, lambda done: line.at(done, total)

@@ -163,7 +163,8 @@ def restore(
         make(store, manifest, settings.data_dir, line.at, damage)
     out.print(
         f"{settings.data_dir} restored to commit {manifest.seq:,}: {len(manifest.files):,} files, "
-        f"{len(manifest.versions):,} versions; every checksum holds",
+        f"{len(manifest.versions):,} version{'' if len(manifest.versions) == 1 else 's'}; "
+        "every checksum holds",
         markup=False,
         soft_wrap=True,
     )

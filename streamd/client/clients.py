@@ -7,7 +7,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Concatenate, Generic, ParamSpec, Self, TypeVar
 
-import httpx2
+try:
+    import httpx2
+except ModuleNotFoundError:
+    raise ModuleNotFoundError(
+        "streamd.client needs the package httpx2. Operator action: "
+        "pip install 'streamd-gnn[client]', or in a clone pip install '.[client]'.",
+        name="httpx2",
+    ) from None
 
 from streamd.client import calls
 from streamd.client.calls import Call

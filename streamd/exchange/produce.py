@@ -5,8 +5,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from streamd.errors import KafkaError
 from streamd.events import MICROSECONDS
-from streamd.ingest.kafka.client import make_producer, send, settle
+from streamd.ingest.kafka.client import asking_about_topics, make_producer, send, settle
+from streamd.ingest.kafka.topic_watch import creation, describe
 from streamd.settings.loading import KafkaSettings
 
 FLUSH_EVERY = 5_000
@@ -25,6 +27,19 @@ class Outgoing:
     value: bytes
     time: int | None
     row: int = 0
+
+
+def check_topic(kafka: KafkaSettings, topic: str) -> None:
+    """Check that a topic is there: a producer would wait a minute for it. Raises: KafkaError."""
+    # An admin client is answered at once.
+    with asking_about_topics(kafka) as admin:
+        missing = describe(admin, (topic,)).missing
+    if missing:
+        servers = kafka.bootstrap_servers
+        raise KafkaError(
+            f"Topic {topic} does not exist on {servers}, or this user may not see it.",
+            f"{creation(topic, servers)}.",
+        )
 
 
 def send_events(

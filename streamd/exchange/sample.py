@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -85,6 +86,18 @@ def read_sample(settings: Settings, name: str, count: int, clock: Clock, topic: 
     return Sample(topic, {0: records}, tuple(doubts))
 
 
+def shares(sizes: Mapping[TopicPartition, int], count: int) -> dict[TopicPartition, int]:
+    """Divide `count` records among partitions: each gives the same number, or all it has, and the
+    others more for it. sizes: records of each."""
+    out: dict[TopicPartition, int] = {}
+    left = count
+    # The smallest first, so that the larger ones give for what those lack.
+    for part in sorted(sizes, key=lambda one: sizes[one]):
+        out[part] = min(sizes[part], left // (len(sizes) - len(out)))
+        left -= out[part]
+    return out
+
+
 def _of_topic(settings: Settings, topic: str, count: int) -> dict[int, list[Any]]:
     """The newest records of a topic, read without a group. Raises: KafkaError."""
     make_reading_safe(settings.ingest.max_batch_bytes)
@@ -93,8 +106,9 @@ def _of_topic(settings: Settings, topic: str, count: int) -> dict[int, list[Any]
         numbers = sorted(consumer.partitions_for_topic(topic) or ())
         if not numbers:
             known = sorted(one for one in consumer.topics() if not one.startswith("__"))
+            there = nearest_of(topic, known) if known else "; the broker has no topics"
             raise KafkaError(
-                f"There is no topic {topic}, and no file of that name{nearest_of(topic, known)}.",
+                f"There is no topic {topic}, and no file of that name{there}.",
                 "check its name.",
             )
         partitions = [TopicPartition(topic, number) for number in numbers]
@@ -102,10 +116,9 @@ def _of_topic(settings: Settings, topic: str, count: int) -> dict[int, list[Any]
         first = consumer.beginning_offsets(partitions)
         end = consumer.end_offsets(partitions)
 
-        # Of each partition the same share, and what is there where that is less.
-        share = -(-count // len(partitions))
+        share = shares({tp: end[tp] - first[tp] for tp in partitions}, count)
         for tp in partitions:
-            consumer.seek(tp, max(first[tp], end[tp] - share))
+            consumer.seek(tp, end[tp] - share[tp])
         found: dict[int, list[Any]] = {number: [] for number in numbers}
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline and any(
@@ -113,7 +126,7 @@ def _of_topic(settings: Settings, topic: str, count: int) -> dict[int, list[Any]
         ):
             for tp, records in consumer.poll(timeout_ms=500, max_records=count).items():
                 found[tp.partition] += [r for r in records if r.offset < end[tp]]
-        return {number: records[:share] for number, records in found.items()}
+        return {tp.partition: found[tp.partition][: share[tp]] for tp in partitions}
     except ClientError as error:
         raise KafkaError(f"Topic {topic} cannot be read: {error}.", "check the broker.") from None
     finally:
@@ -161,7 +174,8 @@ class Verdict:
         )
         reasons = ", ".join(f"{reason} {n:,}" for reason, n in self.refused.most_common())
         refused = f"{self.refused.total():,} refused{f' ({reasons})' if reasons else ''}"
-        return f"{num_records:,} records: {events}; {self.num_skipped:,} skipped; {refused}"
+        records = f"{num_records:,} record{'' if num_records == 1 else 's'}"
+        return f"{records}: {events}; {self.num_skipped:,} skipped; {refused}"
 
 
 def judge(settings: Settings, sample: Sample, clock: Clock) -> Verdict:

@@ -46,9 +46,10 @@ def topic_for_deletes(
     raise SettingsError(
         f"Each topic has a form of its own ({', '.join(kafka.topics)}), and a delete is one JSON "
         f"record of streamd's own, with the header content-type: {OWN_EVENT}.",
-        f"name a topic whose other readers skip such a record (--topic {kafka.topics[0]}), or add "
-        "a topic for streamd's own events to kafka.topics. A source that has `deletes`, or "
-        "`envelope: debezium`, also takes a delete from the system that writes the topic.",
+        f"name a topic whose other readers skip such a record (--topic {kafka.topics[0]}, or the "
+        "field topic of a request), or add a topic for streamd's own events to kafka.topics. A "
+        "source that has `deletes`, or `envelope: debezium`, also takes a delete from the system "
+        "that writes the topic.",
     )
 
 

@@ -79,7 +79,9 @@ def test_letters_behind_the_log_are_told_and_sent_only_where_someone_says_so(wor
 
 
 def test_letters_in_time_are_sent_without_a_question(world, outbox):
-    done = replay(world, "--in-time")
+    asked = replay(world, "--in-time")
+    assert asked.exit_code == 1 and not outbox.sent, "these two would come back, so without a terminal nothing is sent"
+    done = replay(world, "--in-time", "--yes")
     assert done.exit_code == 0 and len(outbox.sent) == 2, done.output
     assert "2 sent, 2 are behind the log or may be, 0 were sent before" in done.output
     assert "2 of 4 will be refused again." in done.output
@@ -112,7 +114,7 @@ def test_letters_whose_schema_cannot_be_asked_for_may_be_behind_the_log(tmp_path
 
 
 def test_replayed_letters_are_marked_in_the_list_which_takes_a_topic(world, outbox):
-    assert replay(world, "--in-time").exit_code == 0
+    assert replay(world, "--in-time", "--yes").exit_code == 0
     shown = invoke("list", "--data-dir", world.path).output
     assert shown.count(" yes ") == 2 and "2 sent again" in shown
     assert "no dead letters" in invoke("list", "--topic", "others", "--data-dir", world.path).output

@@ -230,3 +230,10 @@ def test_a_client_loads_nothing_heavy():
             "{'torch', 'numba', 'kafka', 'numpy', 'pydantic', 'fastapi', 'starlette', 'structlog', 'prometheus_client', 'opentelemetry', 'anyio'}), "
             "sorted(m for m in sys.modules if m.startswith('streamd.') and not m.startswith('streamd.client')))")
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[] []"
+
+
+def test_without_its_extra_the_client_names_it():
+    code = "import sys; sys.modules['httpx2'] = None; import streamd.client"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "ModuleNotFoundError: streamd.client needs the package httpx2." in done.stderr
+    assert "pip install 'streamd-gnn[client]'" in done.stderr

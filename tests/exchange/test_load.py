@@ -319,6 +319,7 @@ def test_produce_sends_named_columns_and_iso_times_in_the_streams_unit(tmp_path,
         def close(self): ...
 
     monkeypatch.setattr(produce, "make_producer", lambda kafka, **how: Producer())
+    monkeypatch.setattr(produce, "check_topic", lambda kafka, topic: None)
     (tmp_path / "t.ndjson").write_text('{"from": "u", "to": 7, "when": "2020-09-13T14:26:40.5+02:00"}\n')
     done = invoke("produce", tmp_path / "t.ndjson", "--src", "from", "--dst", "to", "--time", "when", "--topic", "x")
     assert done.exit_code == 0 and sent == [("x", b"u", {"src": "u", "dst": 7, "time": 1_600_000_000_500})]

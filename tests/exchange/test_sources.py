@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import yaml
+from kafka import TopicPartition
 from typer.testing import CliRunner
 
 from streamd.cli.doctor_checks import run_check
@@ -17,7 +18,7 @@ from streamd.cli.main import app
 from streamd.eventlog.reader import LogReader
 from streamd.exchange import produce
 from streamd.exchange.guess import guess
-from streamd.exchange.sample import Sample, judge
+from streamd.exchange.sample import Sample, judge, shares
 from streamd.settings.loading import load_settings
 from tests.builders import ManualClock
 from tests.decode.mapped import CLICKS, NOW, click, record
@@ -92,6 +93,7 @@ def test_produce_sends_records_as_they_are_once_they_fit(config, clicks, monkeyp
         def close(self): ...
 
     monkeypatch.setattr(produce, "make_producer", lambda kafka, **how: Producer())
+    monkeypatch.setattr(produce, "check_topic", lambda kafka, topic: None)
     done = invoke("produce", clicks, "--config", config)
     assert done.exit_code == 0, done.exception
     assert [value for _, _, value in sent] == clicks.read_bytes().splitlines()
@@ -118,6 +120,7 @@ def test_check_names_times_of_another_unit(tmp_path, kind, form, times, status, 
 
 def test_the_commands_of_tables_take_the_units_of_sources(tmp_path, monkeypatch):
     sent = []
+    monkeypatch.setattr(produce, "check_topic", lambda kafka, topic: None)
     monkeypatch.setattr(produce, "send_events", lambda kafka, topic, events, unit, speed, line: len(sent.extend(e.value for e in events) or sent))
     (tmp_path / "t.csv").write_text("src,dst,time\na,b,1764000000000000000\nc,d,1764000001000000000\n")
     done = invoke("produce", tmp_path / "t.csv", "--time-unit", "ns")
@@ -308,11 +311,19 @@ def test_a_table_without_a_column_of_its_source_is_refused(tmp_path, monkeypatch
     else:
         pyarrow.parquet.write_table(pa.table(table), tmp_path / name)
     monkeypatch.setattr(produce, "make_producer", None)
+    monkeypatch.setattr(produce, "check_topic", lambda kafka, topic: None)
     words = {"check": ("sources", "check", tmp_path / name), "produce": ("produce", tmp_path / name, "--topic", "clicks"),
              "import": ("tguf", "import", tmp_path / name, "--source", "clicks", "--data-dir", tmp_path / "log")}[command]
     done = invoke(*words, "--config", tmp_path / "s.yaml")
     assert f"{name}: no column 'kind'; there are user_id, item, ts, knid, dwell, pay; did you mean 'knid'" in str(done.exception)
     assert not (tmp_path / "log").exists()
+
+
+@pytest.mark.parametrize(("sizes", "count", "taken"), [
+    ([0, 6000, 0, 0], 3, [0, 3, 0, 0]), ([5, 5, 5], 7, [2, 2, 3]), ([1, 9, 2], 9, [1, 6, 2]), ([1, 2, 0], 9, [1, 2, 0]), ([4], 100, [4])])
+def test_a_sample_has_as_many_records_as_were_asked_for_wherever_they_are(sizes, count, taken):
+    partitions = [TopicPartition("t", n) for n in range(len(sizes))]
+    assert list(map(shares(dict(zip(partitions, sizes, strict=True)), count).get, partitions)) == taken
 
 
 def test_a_source_named_for_a_topic_is_refused(config):

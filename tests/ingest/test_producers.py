@@ -1,5 +1,6 @@
 """Which producers let a broker make a topic that is missing: none of a log's own topics, none of events."""
 
+import contextlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ from kafka.errors import KafkaTimeoutError
 import streamd
 from streamd.demo import player
 from streamd.errors import KafkaError
-from streamd.exchange.produce import Outgoing, send_events
+from streamd.exchange.produce import Outgoing, check_topic, send_events
 from streamd.ingest import delete_events
 from streamd.ingest.dead_letters.sinks import make_dead_letters
 from streamd.ingest.kafka import client
@@ -46,6 +47,13 @@ def models(s):
 
 def produce(s):
     send_events(s.kafka, "typo", iter([Outgoing(b"k", b"v", None)]), "us", 0)
+
+
+def test_a_topic_that_is_not_there_is_refused_at_once_with_the_way_to_make_it(tmp_path, monkeypatch):
+    admin = SimpleNamespace(describe_cluster=dict, describe_topics=lambda names: [{"name": n, "error_code": 3, "partitions": []} for n in names])
+    monkeypatch.setattr("streamd.exchange.produce.asking_about_topics", lambda kafka: contextlib.nullcontext(admin))
+    with pytest.raises(KafkaError, match="Topic typo does not exist on .*create it, e.g. with kafka-topics.sh --create .* --topic typo"):
+        check_topic(settings(tmp_path).kafka, "typo")
 
 
 PRODUCERS = {

@@ -268,7 +268,7 @@ def send(producer: Any, topic: str, **record: Any) -> Any:
         return producer.send(topic, **record)
     except ClientError as error:
         raise KafkaError(
-            f"Topic {topic} takes no records: {type(error).__name__} {error}.",
+            f"Topic {topic} takes no records: {str(error).rstrip('.')}.",
             "check the broker; create a missing topic as `streamd doctor` says.",
         ) from error
 

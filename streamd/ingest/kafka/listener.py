@@ -81,7 +81,7 @@ def _why_silent(server: str) -> str:
     except ConnectionRefusedError:
         return f"connection refused{ending}"
     except TimeoutError:
-        return f"no answer within {ASK_SECONDS:g} s{ending}"
+        return f"it takes connections or loses them, and does not answer{ending}"
     except (NoKafka, ValueError, LookupError, struct.error):
         return f"the program that listens there does not answer as Kafka{ending}"
     except OSError as error:

@@ -64,8 +64,14 @@ def missing_topic(name: str, bootstrap_servers: str) -> str:
     """The message about a missing topic, with a command that creates it."""
     return (
         f"topic {name!r} does not exist on {bootstrap_servers}, "
-        "or this user may not see it: create it, e.g. with "
-        f"kafka-topics.sh --create --bootstrap-server {bootstrap_servers} "
+        f"or this user may not see it: {creation(name, bootstrap_servers)}"
+    )
+
+
+def creation(name: str, bootstrap_servers: str) -> str:
+    """The operator action for a missing topic."""
+    return (
+        f"create it, e.g. with kafka-topics.sh --create --bootstrap-server {bootstrap_servers} "
         f"--topic {name} --partitions 4"
     )
 
