@@ -1,4 +1,4 @@
-"""Decides which records of the changelog count: those of the term in force, with the next commit in
+"""Decides which records of the changelog count: those of the current term, with the next commit in
 order."""
 
 from enum import Enum, auto
@@ -16,52 +16,54 @@ from streamd.replica.changelog.records import (
 )
 
 UNCLAIMED = 1
-"""The term of leaders that made no claim, as those of the release before: a changelog begins in
-it."""
+"""The term of leaders that appended no claim, as those of the release before. A changelog starts in
+this term."""
 
 
 class Verdict(Enum):
-    """What becomes of a record."""
+    """How a record is handled."""
 
     LEADS = auto()
-    """It is the first claim of the next term: from here on that term is in force."""
+    """The first claim of the next term, which becomes the current term."""
     ALIVE = auto()
-    """It is a heartbeat of the leader."""
+    """A heartbeat of the leader."""
     KNOWN = auto()
-    """It is of a commit that is whole already."""
+    """Part of a commit that is complete already."""
     FIRST = auto()
-    """It begins the next commit; one that was begun and not finished is dropped."""
+    """The first part of the next commit. An incomplete commit before it is dropped."""
     NEXT = auto()
-    """It goes on with the commit that was begun."""
+    """The next part of the incomplete commit."""
     VOID = auto()
-    """It is ignored: a record of a deposed leader, a claim that lost, a commit after one that the
-    broker refused (so that its leader ended), or a stray."""
+    """Ignored: a record of a deposed leader, a claim that lost, a commit after one that the broker
+    refused (so that its leader ended), a part out of order, or a stray."""
 
 
 class Admission:
-    """Judges records in order of offsets. Owner: who applies them.
+    """Judges records in order of offsets. Owner: the reader that applies them.
 
-    term: the one in force, whose claim was read. seq: the newest commit that is whole.
+    term: the current term, as claimed before the next record. seq: the newest complete commit.
     """
 
     def __init__(self, term: int, seq: int) -> None:
-        """term, seq: what holds where the reading begins."""
+        """term, seq: at the offset at which reading starts."""
         self.term = max(term, UNCLAIMED)
         self.seq = seq
         self._next_part = 0
         self._begun: Record | None = None
         self._has_damaged = False
-        """Whether a stray that may be a commit follows the newest whole one: the broker did not
-        refuse it. Any other stray says nothing, and may precede commits that are void."""
+        """Whether a stray that may be a commit follows the newest complete commit: then the next
+        commit is perhaps damaged, and was not refused by the broker. Any other stray proves
+        nothing, and may precede commits that are ignored."""
 
     @property
     def has_begun(self) -> bool:
-        """Whether a commit was begun and is not whole."""
+        """Whether a commit was begun and is incomplete."""
         return self._next_part > 0
 
     def judge(self, entry: Read) -> Verdict:
-        """Judge the next record. Raises: OutOfRange if commits before it are missing, DivergedError
-        if a claim is. The checksum of a value is checked later, when the record is decoded."""
+        """Judge the next record. The checksum of a value is checked later, when the record is
+        decoded. Raises: OutOfRange if commits before it are missing, DivergedError if a claim
+        is."""
         if isinstance(entry, Stray):
             self._has_damaged |= entry.may_be_commit
             return Verdict.VOID
@@ -82,7 +84,7 @@ class Admission:
             raise _unclaimed(claim)
         if claim.seq > self.seq:
             raise missing(self.seq, claim.seq + 1)
-        # Whatever a deposed leader has not finished, nobody else will.
+        # No other leader completes a commit that a deposed leader has begun.
         self.term = claim.term
         self._next_part = 0
         self._has_damaged = False
@@ -92,10 +94,11 @@ class Admission:
         if record.seq <= self.seq:
             return Verdict.KNOWN
         if record.seq != self.seq + 1:
-            # The broker refused one of several that were on their way, and took those behind it.
+            # Perhaps the broker refused one of several commits in flight, and stored the later
+            # ones.
             if not record.is_whole:
                 return self._pass_stray(record)
-            # Without a claim, a log that is older than its changelog begins with any number.
+            # Without a claim, the changelog of an older log may start with any commit.
             begins_later = self.seq == 0 and self.term == UNCLAIMED
             if record.seq - self.seq > MAX_IN_FLIGHT or begins_later or self._has_damaged:
                 raise missing(self.seq, record.seq)
@@ -103,13 +106,13 @@ class Admission:
         self._has_damaged = False
         begun = self._begun if self._next_part else None
         if record.part == 0:
-            # One that came twice must not undo the parts behind it.
+            # A repeated first part must not discard the parts after it.
             if begun is not None and begun.headers() == record.headers():
                 return Verdict.VOID
             self._begun = record._replace(value=b"")
             self._next_part = 1
         else:
-            # Without claims, parts of two leaders may lie between each other.
+            # Without claims, the parts of two leaders' commits may be interleaved.
             is_same = begun is not None and (begun.line, begun.parts) == (record.line, record.parts)
             if record.part != self._next_part or not is_same:
                 return Verdict.VOID
@@ -119,18 +122,18 @@ class Admission:
         return Verdict.FIRST if record.part == 0 else Verdict.NEXT
 
     def _pass_stray(self, entry: Read) -> Verdict:
-        """Skip a record with a wrong checksum that does not have the next number."""
+        """Count and skip a record with a wrong checksum that is not of the next commit."""
         count_stray(entry.offset, "its value differs from its checksum")
         return Verdict.VOID
 
     def go_on_behind(self, seq: int) -> None:
-        """Say that commit `seq` is whole, as far as the changelog need have it."""
+        """Set the newest complete commit; the changelog itself may lack it."""
         self.seq = seq
         self._next_part = 0
 
 
 def missing(seq: int, following: int) -> OutOfRange:
-    """What to raise where the commits between `seq` and `following` are not in the changelog."""
+    """The error for commits between `seq` and `following` that the changelog lacks."""
     return OutOfRange(
         f"the log here ends with commit {seq}, the changelog goes on with {following}"
     )

@@ -1,5 +1,5 @@
-"""What the parts of a replica know of the changelog: records at offsets, read by some and appended
-by one. Kafka's are in `kafka_changelog.py`, a twin in memory in the tests."""
+"""The interface of a changelog: records at offsets, with many readers and one producer. `kafka.py`
+implements it for Kafka, the tests in memory."""
 
 from typing import Protocol
 
@@ -8,25 +8,26 @@ from streamd.replica.changelog.records import Entry, Read
 
 
 class OutOfRange(Exception):  # noqa: N818 - handled at once: a newer manifest is needed
-    """The changelog no longer has, or does not have yet, the record that is to be read next."""
+    """The changelog no longer has the record to read next, or does not have it yet."""
 
 
 class ChangelogReader(Protocol):
-    """Reads the changelog from any offset. Owner: one thread. Raises KafkaError where the broker
-    does not answer, ChangelogError for a record that is none. changelog: which one it reads."""
+    """Reads the changelog from any offset. Owner: one thread. Raises KafkaError if the broker does
+    not answer, ChangelogError for a record that this release cannot read. changelog: its
+    identity."""
 
     changelog: ChangelogId
 
     def bounds(self) -> tuple[int, int]:
-        """Offsets of the first record there is, and one past the newest."""
+        """Offset of the first record, and one past the newest."""
         ...
 
     def seek(self, offset: int) -> None:
-        """Read on from an offset."""
+        """Continue to read at an offset."""
         ...
 
     def read(self, seconds: float) -> list[Read]:
-        """The next records, those that come within some seconds. Raises: OutOfRange."""
+        """The next records, as far as they arrive within some seconds. Raises: OutOfRange."""
         ...
 
     @property
@@ -41,20 +42,20 @@ class Receipt(Protocol):
     """The acknowledgement of a record that was sent."""
 
     def offset(self) -> int | None:
-        """Where the record lies, -1 where that is not known; None before it is acknowledged.
-        Raises: KafkaError where it was not stored."""
+        """Offset of the record, -1 if the broker does not report it; None before the
+        acknowledgement. Raises: KafkaError if the record was not stored."""
         ...
 
     def wait(self, seconds: float) -> None:
-        """Wait at most some seconds for it."""
+        """Wait at most some seconds for the acknowledgement."""
         ...
 
 
 class ChangelogProducer(Protocol):
-    """Appends records, which stay in order, each once. Owner: the leader's publisher."""
+    """Appends records in order, each once. Owner: the leader's publisher."""
 
     part_bytes: int
-    """Most bytes of a record's value."""
+    """Maximum size of a record's value."""
 
     def send(self, record: Entry) -> Receipt:
         """Send a record. Raises: KafkaError."""

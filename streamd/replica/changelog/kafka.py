@@ -17,15 +17,16 @@ from streamd.settings.loading import KafkaSettings
 from streamd.telemetry import replica_metrics
 
 READ_RECORDS = 200
-"""Most records of a read: of a megabyte each, 200 MB."""
+"""Maximum number of records in one read: 200 MB if each has a megabyte."""
 OVERHEAD_BYTES = 4_096
-"""Bytes of a record beside its value, and of the batch around it."""
+"""Bytes of a record besides its value, and of its batch."""
 SEND_BYTES = 1 << 20
-"""Most bytes of a record that is sent, where the topic admits more: memory on both sides."""
+"""Maximum size of a record that is sent, even if the topic admits more: it bounds memory on both
+sides."""
 
 
 class KafkaReader:
-    """Reads the changelog's partition. Owner: one thread. It joins no group."""
+    """Reads the changelog's partition, without a consumer group. Owner: one thread."""
 
     def __init__(
         self,
@@ -33,8 +34,8 @@ class KafkaReader:
         changelog: ChangelogId,
         idle: Callable[[], None] = lambda: None,
     ) -> None:
-        """changelog: as the broker has just described its topic. idle: called after a read that
-        brought nothing. Raises: KafkaError."""
+        """changelog: the topic's name, and its ids if the caller compares them with a directory's.
+        idle: called after a read without records. Raises: KafkaError."""
         self.changelog = changelog
         self._partition = TopicPartition(changelog.topic, 0)
         self._kafka = kafka
@@ -55,7 +56,8 @@ class KafkaReader:
 
     @property
     def lag(self) -> int | None:
-        """Records behind the position, as the newest answer told; None before there was one."""
+        """Number of records after the position, by the broker's newest answer; None before the
+        first."""
         end = self._consumer.highwater(self._partition)
         return None if end is None else max(0, end - self.position)
 
@@ -94,7 +96,8 @@ class KafkaReceipt:
         self._future = future
 
     def offset(self) -> int | None:
-        """The record's offset, -1 where the broker had it already. Raises: KafkaError."""
+        """The record's offset, -1 if the broker had stored it before (a duplicate); None before the
+        acknowledgement. Raises: KafkaError."""
         if not self._future.is_done:
             return None
         if self._future.failed():
@@ -102,7 +105,7 @@ class KafkaReceipt:
         return int(self._future.value.offset)
 
     def wait(self, seconds: float) -> None:
-        # What failed is told by `offset`.
+        # `offset` raises the error.
         with contextlib.suppress(ClientError):
             self._future.get(timeout=seconds)
 
@@ -111,7 +114,7 @@ class KafkaProducer:
     """Appends records to the changelog's partition, in order and each once."""
 
     def __init__(self, kafka: KafkaSettings, topic: str, max_message_bytes: int) -> None:
-        """Raises: KafkaError where no broker answers, SettingsError."""
+        """Raises: KafkaError if no broker answers, SettingsError."""
         self._topic = topic
         self.part_bytes = min(max_message_bytes, SEND_BYTES) - OVERHEAD_BYTES
         fixed = {**OWN_TOPIC, "linger_ms": 0, "max_request_size": self.part_bytes + OVERHEAD_BYTES}
@@ -128,8 +131,8 @@ class KafkaProducer:
         return KafkaReceipt(sent)
 
     def close(self) -> None:
-        """Close the client; what is not acknowledged by now is published again at the next
-        start."""
+        """Close the client. Commits without an acknowledgement by now are published again at the
+        next start."""
         self._producer.close(timeout=1)
 
 

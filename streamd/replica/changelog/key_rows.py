@@ -1,4 +1,4 @@
-"""Looks for keys in the records of the changelog that carry rows of the file of node keys."""
+"""Finds node keys in the changelog's records that carry rows of the file of keys."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -12,11 +12,11 @@ from streamd.store.deleted_keys import Found, TopicRecord
 def find_in_changelog(
     records: Iterable[TopicRecord], topic: str, numbers: Mapping[Key, int]
 ) -> Iterator[Found]:
-    """Find the rows of keys, each with its type and node set. A row may lie in two records of one
-    commit.
+    """Find the rows of keys, each with its type and node set. A row may be split over two records
+    of one commit.
 
-    numbers: of each key, by which it is reported. Raises: ChangelogError for a record of a newer
-    release.
+    numbers: key -> the number that `Found` reports for it. Raises: ChangelogError for a record of a
+    newer release.
     """
     rows = {encode_keys([key]): number for key, number in numbers.items()}
     longest = max(map(len, rows), default=1)

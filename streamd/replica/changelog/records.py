@@ -1,10 +1,11 @@
-"""What the changelog's records say: a commit, a claim to lead, or a leader's heartbeat.
+"""The formats of the changelog's records: commits, claims to lead, and heartbeats of leaders.
 
-A record without the header `kind` is of a commit: the line of the journal, and the bytes that it is
-about. It has headers `term`, `seq`, `part`, `parts` (decimal digits), `line` and `before` (CRC32C
-of the line and of the one before it, eight hex digits each) and `crc` (CRC32C of the value). The
-value is four bytes, little-endian: the length of a JSON head, then the head, then the bytes of its
-pieces, one behind the other. A commit that is larger than a record is cut into parts.
+A record without the header `kind` is of a commit: the line of the journal, and the bytes of files
+that the line adds. It has headers `term`, `seq`, `part`, `parts` (decimal digits), `line` and
+`before` (CRC32C of the line and of the line before it, eight hex digits each) and `crc` (CRC32C of
+the value). The value is four bytes, little-endian, with the length of a JSON head, then the head,
+then the bytes of its pieces, one after another. A commit that is larger than a record is split into
+parts.
 
 A claim has headers `kind`, `term` and `crc`, and a JSON object as value. A heartbeat has headers
 `kind`, `term` and `member`, and no value.
@@ -30,22 +31,23 @@ CHANGELOG = "changelog"
 _failures = LastingFailures()
 FORMAT = 1
 LINE = ""
-"""Path of the pieces that are bytes of the line."""
+"""Path of pieces that are bytes of the line."""
 PIECE_BYTES = 64
-"""Most bytes that a piece takes in a head, besides its path."""
+"""Maximum size of a piece's entry in a head, besides its path."""
 HEAD_BYTES = 1 << 16
-"""Bytes kept free in a part for its head and the record around it, but for the pieces."""
+"""Bytes of a part that are reserved for its head and the record around it, besides the entries of
+pieces."""
 MAX_LINE_BYTES = 1 << 26
-"""Most bytes of a line, 64 MiB: one with positions of a million partitions."""
+"""Maximum size of a line, 64 MiB: enough for positions of a million partitions."""
 LENGTH = struct.Struct("<I")
 CLAIM = "claim"
 HEARTBEAT = "heartbeat"
 MAX_NUMBER = (1 << 63) - 1
-"""Largest term or commit: positions hold them in eight bytes."""
+"""Largest term or commit number: positions store them in eight bytes."""
 MAX_CLAIM_BYTES = 4_096
-"""Most bytes of a claim's value: a name and three numbers take some hundred."""
+"""Maximum size of a claim's value: a name, an id and a number take some hundred bytes."""
 MAX_NAME = 255
-"""Most characters of a member's name, and of a claim's id."""
+"""Maximum length of a member's name and of a claim's id, in characters."""
 
 
 class StrayRecord(Exception):  # noqa: N818 - it is skipped, so no error
@@ -53,8 +55,8 @@ class StrayRecord(Exception):  # noqa: N818 - it is skipped, so no error
 
 
 class Record(NamedTuple):
-    """A part of a commit. line: the CRC32C of the commit's line, in hex; before: of the line before
-    it, "" where that is not told."""
+    """A part of a commit. line: CRC32C of the commit's line, in hex. before: that of the line
+    before it, "" if unknown."""
 
     offset: int
     term: int
@@ -84,11 +86,11 @@ class Record(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A member says that it leads from here on. The first claim of a term counts.
+    """A member's claim to lead from this record on. The first claim of a term counts.
 
-    member: its name. id: of this claim alone, by which its member knows it again. seq: the commit
-    that it goes on behind; of those up to it the changelog may lack some, where a log that exists
-    begins to be published.
+    member: its name. id: unique, so that the member recognizes its own claim. seq: the newest
+    commit before the claim. If the log is older than its changelog, the changelog may lack commits
+    up to this one.
     """
 
     offset: int
@@ -111,7 +113,7 @@ class Claim(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """The leader of a term lives, and has nothing to say."""
+    """The leader of a term is alive, and has no commit to send."""
 
     offset: int
     term: int
@@ -132,9 +134,9 @@ class Heartbeat(NamedTuple):
 
 class Stray(NamedTuple):
     """A record without valid headers or checksum, which streamd did not write: for example from a
-    console producer or a mirroring tool. It is ignored.
+    console producer or a mirroring tool. Readers skip it.
 
-    may_be_commit: whether its value is that of a commit, whose headers are damaged then.
+    may_be_commit: whether its value is that of a commit; then its headers are damaged.
     """
 
     offset: int
@@ -163,11 +165,11 @@ def _encoded(headers: dict[str, Any]) -> list[tuple[str, bytes]]:
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True):
-    """What the bytes of a part are.
+    """Describes the bytes of a part.
 
-    line_bytes: of the whole line. pieces: (path, offset, bytes) of each, the path LINE for bytes of
-    the line. made: in the first part, (path, bytes) of each file that the commit puts in the place
-    of another. schema: in the first part of the log's first commit, its schema.
+    line_bytes: size of the whole line. pieces: (path, offset, bytes) of each; the path is LINE for
+    bytes of the line. made: in the first part, (path, bytes) of each file with which the commit
+    replaces another. schema: in the first part of the log's first commit, its schema.
     """
 
     format: int
@@ -178,8 +180,8 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Commit(NamedTuple):
-    """A commit that is to be published. ranges: of files, which `read` reads. before: the CRC32C of
-    the line before it in hex, "" where that line is gone or was never there."""
+    """A commit to publish. ranges: of files, which `encode` reads. before: CRC32C of the line
+    before it, in hex; "" if that line is gone or never existed."""
 
     term: int
     seq: int
@@ -191,9 +193,9 @@ class Commit(NamedTuple):
 
 
 def encode(commit: Commit, read: Callable[[FileRange], bytes], part_bytes: int) -> Iterator[Record]:
-    """Yield a commit's records, each of a value of at most about `part_bytes`; offsets are 0.
+    """Yield a commit's records, each with a value of at most about `part_bytes`; offsets are 0.
 
-    A commit is cut in the same places whenever it is published.
+    With equal `part_bytes`, a commit is always split at the same offsets.
     """
     plan = list(_planned(commit, part_bytes - HEAD_BYTES))
     line_crc = commit.line[:8].decode()
@@ -247,8 +249,8 @@ def _planned(commit: Commit, room: int) -> Iterator[list[FileRange]]:
 def decode_records(
     records: Iterable[tuple[int, Iterable[tuple[str, bytes]], bytes | None]],
 ) -> list[Read]:
-    """Decode records, given as (offset, headers, value). Raises: ChangelogError if one is of a
-    newer release."""
+    """Decode records, given as (offset, headers, value). One that streamd did not write becomes a
+    `Stray`. Raises: ChangelogError for a record of a newer release."""
     out: list[Read] = []
     for offset, headers, value in records:
         try:
@@ -260,7 +262,7 @@ def decode_records(
 
 
 def _is_of_commit(value: bytes) -> bool:
-    """Whether a value begins with the head of a part of a commit."""
+    """Whether a value starts with the head of a part of a commit."""
     try:
         (length,) = LENGTH.unpack_from(value)
         msgspec.json.decode(value[LENGTH.size : LENGTH.size + length], type=Head)
@@ -290,7 +292,7 @@ def decode_record(offset: int, headers: Iterable[tuple[str, bytes]], value: byte
             return Heartbeat(offset, _number(found["term"]), member)
         if kind:
             why = f"its kind is {kind!r}, which this streamd does not know"
-            # With a term and a valid checksum it is ours, from a newer release.
+            # With a term and a valid checksum, a newer release of streamd wrote it.
             is_ours = "term" in found and crc32c(value) == _number(found.get("crc", b""))
             raise _damaged(offset, why) if is_ours else StrayRecord(why)
         term, seq, part, parts, crc = (
@@ -329,21 +331,22 @@ def _claim(offset: int, headers: dict[str, bytes], value: bytes) -> Claim:
 
 
 def _check_name(name: str) -> None:
-    """Check that a name is short, and has nothing that a terminal acts on. Raises: ValueError."""
+    """Check that a name is short and printable: control characters would act on a terminal. Raises:
+    ValueError."""
     if not 0 < len(name) <= MAX_NAME or not name.isprintable():
         raise ValueError(name)
 
 
 def _number(text: bytes) -> int:
     """Decode a header of decimal digits. Raises: ValueError."""
-    # Digits alone: `int` takes signs, blanks and underscores too.
+    # Only digits: `int` also accepts signs, blanks and underscores.
     if not text.isdigit() or len(text) > len(str(MAX_NUMBER)) or int(text) > MAX_NUMBER:
         raise ValueError(text)
     return int(text)
 
 
 def decode_value(record: Record) -> tuple[Head, memoryview]:
-    """Decode what a record holds: its head, and the bytes of the pieces. Raises: ChangelogError."""
+    """Decode a record's value into its head and the bytes of the pieces. Raises: ChangelogError."""
     value = record.value
     if not record.is_whole:
         raise _damaged(record.offset, "its value differs from its checksum")

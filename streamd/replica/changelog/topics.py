@@ -1,5 +1,5 @@
-"""The topics of a log with a name: made where they are missing, and checked, because promises rest
-on it."""
+"""Creates the topics of a log with a name, and checks their settings, on which durability and
+fencing depend."""
 
 import contextlib
 from typing import Any, NamedTuple
@@ -15,26 +15,27 @@ from streamd.settings.loading import KafkaSettings
 
 REPLICAS = 3
 MIN_IN_SYNC = 2
-"""With three copies, one broker may be lost and every acknowledged record is still there."""
+"""With three copies, no acknowledged record is lost with one broker."""
 FOREVER = "-1"
 CLUSTER_CHARACTERS = 128
-"""Characters of a cluster's id that are kept: Kafka's have 22."""
+"""Characters of a cluster's id that are stored: Kafka's ids have 22."""
 DEFAULT_MAX_BYTES = 1_048_588
-"""`max.message.bytes` of a topic for which nothing else is set."""
+"""Kafka's default of `max.message.bytes`."""
 WANTED = {
     "cleanup.policy": "delete",
     "retention.ms": FOREVER,
     "retention.bytes": FOREVER,
 }
-"""Nothing but streamd deletes records, when a manifest has what they say."""
+"""Only streamd deletes records, once a manifest has their commits."""
 CHECKED = {**WANTED, "unclean.leader.election.enable": "false"}
-"""With unclean elections a broker that was out of sync takes acknowledged records away. It is only
-checked: off is the default, and where it cannot be set the topic must still be made."""
+"""With unclean elections, a broker that was out of sync may discard acknowledged records. This is
+only checked: off is Kafka's default, and the topic must be created even if the broker does not let
+streamd set it."""
 
 
 class TopicState(NamedTuple):
-    """What the broker says of the topic. changelog: ids of cluster and topic. num_brokers: of the
-    cluster. warnings: in words."""
+    """The broker's description of a topic. changelog: ids of cluster and topic. num_brokers: of the
+    cluster. warnings: texts for the log of streamd."""
 
     name: str
     changelog: ChangelogId
@@ -50,13 +51,13 @@ class TopicState(NamedTuple):
 
 
 def settings_of_topic(num_brokers: int) -> dict[str, str]:
-    """The settings with which a topic is made."""
+    """The settings of a new topic."""
     in_sync = MIN_IN_SYNC if num_brokers >= REPLICAS else 1
     return {**WANTED, "min.insync.replicas": str(in_sync)}
 
 
 def ensure_topic(admin: KafkaAdminClient, kafka: KafkaSettings, name: str) -> TopicState:
-    """Make a topic of one partition where it is missing, and check it. Raises: KafkaError,
+    """Create a topic of one partition if it is missing, and check it. Raises: KafkaError,
     ChangelogError."""
     try:
         if _described(admin, name) is None:
@@ -77,7 +78,7 @@ def ensure_topic(admin: KafkaAdminClient, kafka: KafkaSettings, name: str) -> To
 
 
 def find_topic(admin: KafkaAdminClient, kafka: KafkaSettings, name: str) -> TopicState | None:
-    """Check a topic; None where it does not exist. Raises: KafkaError, ChangelogError."""
+    """Check a topic. Returns: None if it does not exist. Raises: KafkaError, ChangelogError."""
     try:
         return look_at_topic(admin, name)
     except ClientError as error:
@@ -85,8 +86,8 @@ def find_topic(admin: KafkaAdminClient, kafka: KafkaSettings, name: str) -> Topi
 
 
 def look_at_topic(admin: KafkaAdminClient, name: str) -> TopicState | None:
-    """Check a topic; None where it does not exist. Raises: ChangelogError where promises would not
-    hold, kafka.errors.KafkaError."""
+    """Check a topic. Returns: None if it does not exist. Raises: ChangelogError if its settings
+    could lose acknowledged records or their order, kafka.errors.KafkaError."""
     described = _described(admin, name)
     if described is None:
         return None
@@ -107,7 +108,7 @@ def look_at_topic(admin: KafkaAdminClient, name: str) -> TopicState | None:
             "set it so with kafka-configs.sh --alter, or remove the topic and let streamd make it.",
         )
 
-    # One broker is no error: it is how people begin.
+    # One broker is no error: many users start with one.
     warnings = []
     in_sync = int(found.get("min.insync.replicas", "1"))
     if num_brokers < REPLICAS:
@@ -132,7 +133,7 @@ def _described(admin: KafkaAdminClient, name: str) -> dict[str, Any] | None:
 
 
 def _configs(admin: KafkaAdminClient, name: str) -> dict[str, str]:
-    """The settings of a topic, those included that it has from its broker."""
+    """The settings of a topic, including those inherited from its broker."""
     wanted = dict.fromkeys((*CHECKED, "min.insync.replicas", "max.message.bytes"))
     resource = ConfigResource(ConfigResourceType.TOPIC, name, configs=wanted)
     answer = admin.describe_configs([resource], config_filter="all")

@@ -18,10 +18,10 @@ READ_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class LogDifference:
-    """The first place where a directory is not what the changelog says.
+    """The first difference between a directory and the changelog.
 
     seq: of the commit. path: of the file, in the data directory. offset: of the first byte that
-    differs, None where a whole line does.
+    differs, None if a whole line differs.
     """
 
     seq: int
@@ -31,10 +31,10 @@ class LogDifference:
 
 @dataclass(slots=True)
 class LogComparison:
-    """What a comparison found.
+    """Result of a comparison.
 
-    commits, num_bytes: that were compared. behind: commits of the changelog that the directory does
-    not show yet. difference: the first one, None where there is none.
+    commits, num_bytes: compared so far. behind: commits of the changelog that the directory has not
+    published yet. difference: the first one, None if there is none.
     """
 
     commits: int = 0
@@ -48,11 +48,12 @@ def compare(
     reader: ChangelogReader,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> LogComparison:
-    """Compare what the changelog still has with a directory, which may be written meanwhile.
+    """Compare the records that the changelog still has with a directory, which may be written
+    meanwhile.
 
     Lines and files that retention dropped or a later commit replaced are not compared. progress:
-    called with (records read, records in all). Raises: ChangelogError, KafkaError, OutOfRange
-    where records are deleted meanwhile.
+    called with (records read, records in all). Raises: ChangelogError, KafkaError, OutOfRange if
+    records are deleted meanwhile.
     """
     begin, end = reader.bounds()
     admission = Admission(_term_at(begin, end, reader, data_dir), 0)
@@ -66,10 +67,10 @@ def compare(
         for record in reader.read(READ_SECONDS):
             if record.offset >= end:
                 break
-            # It begins with any commit, and goes on behind what it lacks.
+            # The changelog may start with any commit, and lack commits before a claim.
             if isinstance(record, Claim) and record.term == admission.term + 1:
                 admission.go_on_behind(max(admission.seq, record.seq))
-                # Nothing before the claim is deleted, so the next number is known.
+                # From offset 0 on no record was deleted, so the claim gives the next number.
                 is_placed = is_placed or begin == 0
             is_due = record.term == admission.term and record.is_whole
             if isinstance(record, Record) and is_due and not is_placed:
@@ -95,8 +96,8 @@ def compare(
 
 
 def _term_at(begin: int, end: int, reader: ChangelogReader, data_dir: Path) -> int:
-    """The term in force where the changelog begins, by what lies there: its claim may be
-    deleted."""
+    """The current term at the changelog's first record, derived from the records after it: the
+    claim itself may be deleted."""
     if begin == 0:
         return UNCLAIMED
     position = read_position(data_dir)
@@ -115,7 +116,8 @@ def _term_at(begin: int, end: int, reader: ChangelogReader, data_dir: Path) -> i
 def _compare_bytes(
     data_dir: Path, state: LogState, record: Record, found: LogComparison
 ) -> LogDifference | None:
-    """Compare the pieces of a record with the files. Returns: the first difference."""
+    """Compare the pieces of a record with the files. Returns: the first difference, None if there
+    is none."""
     head, data = decode_value(record)
     revisions = {path: file.revision for path, file in state.files.items()}
     revisions |= {segment.path: segment.revision for segment in state.segments}
@@ -126,7 +128,7 @@ def _compare_bytes(
         known = revisions.get(path, revisions.get(path.rpartition("/")[0]))
         if path == LINE or known is None or known > record.seq:
             continue
-        # Headers count what came later, too.
+        # A file's header also counts later rows.
         passed = min(size, max(0, PAGE - offset)) if path.endswith(".tguf") else 0
         theirs, offset, size = theirs[passed:], offset + passed, size - passed
         with (data_dir / path).open("rb") as file:

@@ -1,5 +1,5 @@
-"""Makes a directory anew from the store's newest manifest, in the place of one that is empty or too
-old for the changelog."""
+"""Builds a directory from the store's newest manifest, to replace a log that is missing or too old
+for the changelog."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -30,18 +30,18 @@ from streamd.telemetry import replica_metrics
 
 logger = structlog.get_logger()
 MADE = "bootstrap"
-"""Folder in the data directory that holds a whole log, which is to take the place of the one
-there: on a volume of its own nothing beside the directory could be renamed to it."""
+"""Folder in the data directory with a complete log that is to replace the old one. It lies inside,
+because a rename works only within one volume."""
 LOG_PARTS = tuple(dict.fromkeys(["journal", *(p.split("/")[0] for p in APPENDED), "edges"]))
-"""What of a log lies in a data directory, besides `published` and the position."""
+"""The files and folders of a log in a data directory, besides `published` and the position."""
 LEARNED = "models"
 OF_THE_OLD_LOG = ("hold", "facts", "memory")
-"""What roles made of the log that is replaced; they make it again."""
+"""Files that roles derived from the replaced log; the roles make them again."""
 
 
 def newest_manifest(store: Store, changelog: ChangelogId = UNKNOWN) -> Manifest | None:
-    """The newest manifest that says where it stands in this changelog, None where there is none. Of
-    one that was made anew, those from before say nothing. Raises: StoreError."""
+    """The newest manifest with a position in this changelog, None if there is none. Manifests of
+    another changelog, such as a topic before its re-creation, are skipped. Raises: StoreError."""
     for name in reversed(manifests.names(store)):
         manifest = manifests.read(store, name)
         is_other = ChangelogId(*manifest.changelog).is_other(changelog)
@@ -60,8 +60,8 @@ def take_manifest(
     """Let a directory whose position is before the changelog's first record continue from a
     manifest: with the manifest's position if the log here has its commits, else with its files.
 
-    Returns: whether it helps; False if the log here has more commits and others than the manifest,
-    or is at its position already. Raises: as `bootstrap`.
+    Returns: whether this helps; False if the log here has the manifest's position already, or at
+    least as many commits that differ. Raises: as `bootstrap`.
     """
     place = manifest.position
     if place is not None and state_at(data_dir, manifest.seq) == LogState.restored(manifest.log):
@@ -73,7 +73,7 @@ def take_manifest(
         logger.info("position_restored", seq=place.seq, changelog_offset=place.offset)
         return True
 
-    # After a power cut `published` may be older than the journal's begin.
+    # After a power cut `published` may be older than the journal's first line.
     if manifest.seq <= settled_seq(data_dir):
         return False
     bootstrap(store, manifest, data_dir, progress, disk)
@@ -87,11 +87,11 @@ def bootstrap(
     progress: Callable[[int, int], None] = lambda done, of: None,
     disk: Disk = DISK,
 ) -> None:
-    """Put the log and the models of a manifest in the place of the log in a directory.
+    """Replace the log of a directory by the log and the models of a manifest.
 
-    A kill leaves the old log or, when `finish_bootstrap` was called, the new one. A server that
-    reads the old log ends, and is started again. Raises: StoreError, LockedError; DiskError where
-    it cannot be written, as on a full disk: the next call begins again.
+    After a kill the directory has the old log or, once `finish_bootstrap` was called, the new one.
+    A server that reads the old log ends, and is restarted. Raises: StoreError, LockedError;
+    DiskError if the directory cannot be written, as on a full disk: the next call starts again.
     """
     with _writing(data_dir, disk):
         _put_in_place(data_dir, disk)
@@ -108,8 +108,8 @@ def bootstrap(
 
 
 def finish_bootstrap(data_dir: Path, disk: Disk = DISK) -> None:
-    """Put a log that was made whole before a kill in the place of the one there; nothing where
-    there is none. Raises: LockedError, DiskError."""
+    """Replace the old log by a new one that was complete before a kill; do nothing if there is
+    none. Raises: LockedError, DiskError."""
     if (data_dir / MADE).exists():
         with _writing(data_dir, disk):
             _put_in_place(data_dir, disk)
@@ -117,7 +117,7 @@ def finish_bootstrap(data_dir: Path, disk: Disk = DISK) -> None:
 
 @contextmanager
 def _writing(data_dir: Path, disk: Disk) -> Iterator[None]:
-    """Hold the directory's lock, and say what cannot be written as a DiskError."""
+    """Hold the directory's lock, and raise a failed write as a DiskError."""
     lock = lock_directory(data_dir / "lock")
     try:
         yield
@@ -131,12 +131,12 @@ def _writing(data_dir: Path, disk: Disk) -> Iterator[None]:
 
 
 def _put_in_place(data_dir: Path, disk: Disk = DISK) -> None:
-    """Put a log that was made whole in the place of the one there. Owner of the lock calls it."""
+    """Replace the old log by the new one, if that is complete. The caller holds the lock."""
     made = data_dir / MADE
     disk.remove_folder(data_dir / f".{MADE}.restore{SCRATCH}")
     if not made.exists():
         return
-    # Readers know a log by `published`: it goes first, and comes last.
+    # Readers recognize a log by `published`: it is removed first, and moved last.
     if (made / "published").exists() and not (made / "begun").exists():
         disk.unlink(data_dir / "published")
         disk.unlink(data_dir / CHANGELOG)
@@ -152,7 +152,7 @@ def _put_in_place(data_dir: Path, disk: Disk = DISK) -> None:
     for part in (*LOG_PARTS, LEARNED, CHANGELOG, "published"):
         if not (made / part).exists():
             continue
-        # Versions that are here are of the same log; their own changelog brings the others.
+        # Versions that exist here are of the same log; the models topic brings the others.
         if part == LEARNED and (data_dir / part).exists():
             continue
         disk.replace(made / part, data_dir / part)

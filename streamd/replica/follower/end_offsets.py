@@ -1,7 +1,8 @@
-"""What a replica's log lacks of the topics of events, which its follower asks Kafka itself.
+"""Compares the end offsets of the events' topics with a replica's log. The follower asks Kafka
+itself.
 
-The servers here read it, as those beside ingest read ingest's heartbeat: so an answer's lag counts
-the whole way, through the leader and the changelog.
+The servers of this machine read the result, as servers of the leader's machine read ingest's
+heartbeat. So an answer's lag covers the whole path, through the leader and the changelog.
 """
 
 import json
@@ -20,11 +21,11 @@ from streamd.roles import ENDS, FOLLOW, make_folder
 from streamd.settings.loading import KafkaSettings
 
 PEEK_SECONDS = 0.5
-"""Longest look whether there is a record at all between a position and the end."""
+"""Longest wait for a record between a position and the end offset."""
 
 
 class SourceEnds:
-    """Writes which partitions of the log's topics have records that it does not have. Owner: one
+    """Writes which partitions of the log's topics have records that the log lacks. Owner: one
     thread."""
 
     def __init__(self, data_dir: Path, kafka: KafkaSettings) -> None:
@@ -35,11 +36,11 @@ class SourceEnds:
         self._inode = 0
         self._consumer: Any = None
         self._empty: set[tuple[TopicPartition, int, int]] = set()
-        """Partitions with a position and an end between which there is no record: only marks of
-        transactions."""
+        """(partition, position, end offset) without a record between them: there are only markers
+        of transactions."""
 
     def step(self, wait_seconds: float = 0.0) -> None:
-        """Look once, after a pause of `wait_seconds`. Raises: KafkaError, JournalError."""
+        """Compare once, after a pause of `wait_seconds`. Raises: KafkaError, JournalError."""
         time.sleep(wait_seconds)
         positions = self._positions()
         if not positions:
@@ -61,12 +62,12 @@ class SourceEnds:
         _replace(self._path, {"time": asked_at, "behind": behind})
 
     def _positions(self) -> dict[TopicPartition, Position]:
-        """How far the log here has read each partition that it reads."""
+        """The log's position in each partition that it reads."""
         try:
             inode = (self._data_dir / "published").stat().st_ino
         except FileNotFoundError:
             return {}
-        # Another log may have been put in the place of the one that was followed.
+        # A bootstrap may have replaced the log that was read.
         if self._tail is None or self._tail.superseded or inode != self._inode:
             self._tail = JournalTail.open(self._data_dir)
             self._inode = inode
@@ -79,7 +80,8 @@ class SourceEnds:
         }
 
     def _has_record(self, partition: TopicPartition, position: int, end: int) -> bool:
-        """Whether there is a record from a position on; else the end is that of a transaction."""
+        """Whether there is a record from a position on; else the end is that of a transaction. True
+        if none arrives within PEEK_SECONDS."""
         if (partition, position, end) in self._empty:
             return False
         self._consumer.assign([partition])
@@ -101,7 +103,7 @@ class SourceEnds:
 
 
 def _replace(path: Path, content: dict[str, Any]) -> None:
-    """Write a file that a reader sees whole; it need not survive a crash."""
+    """Replace a file in one step for readers; it need not survive a crash."""
     scratch = path.with_suffix(".tmp")
     scratch.write_text(json.dumps(content))
     scratch.replace(path)

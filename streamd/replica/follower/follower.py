@@ -1,4 +1,4 @@
-"""A follower writes the log that the changelog tells, in a directory of its own."""
+"""A follower applies the changelog to the log in its own directory."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -28,15 +28,15 @@ from streamd.telemetry import replica_metrics
 
 logger = structlog.get_logger()
 Republish = Callable[[ChangelogPosition], ChangelogPosition]
-"""What the leader does at its start with the lines beyond the changelog's end: it is told where
-the two agree, and returns where they do when it is done."""
+"""Publishes the lines beyond the changelog's end at a leader's start. It takes the position up to
+which directory and changelog are equal, and returns that position afterwards."""
 
 
 class Follower:
     """Applies the changelog to a directory. Owner: the follow role, and ingest at its start.
 
-    It holds the lock of the directory from the first commit that it knows. What it does not apply,
-    it leaves: after any error a new follower recovers.
+    It holds the lock of the directory once this has a log. After any error, a new follower recovers
+    the directory.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class Follower:
         republish: Republish | None = None,
         before_drop: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """Compare the directory with the changelog, and open it where there is a log.
+        """Compare the directory with the changelog, and open its log if it has one.
 
-        before_drop: called before segments are dropped, with the id of the event behind them.
-        republish: of the leader; a follower takes its lines beyond the changelog's end back.
-        Raises: OutOfRange where a newer manifest is needed; ChangelogError, DivergedError,
-        KafkaError, and those of `LogApplier`.
+        before_drop: called before segments are dropped, with the id of the first event after them.
+        republish: of the leader; without it, lines beyond the changelog's end are truncated.
+        Raises: OutOfRange if a newer manifest is needed; ChangelogError, DivergedError, KafkaError,
+        and those of `LogApplier`.
         """
         self.data_dir = data_dir
         self._reader = reader
@@ -76,7 +76,7 @@ class Follower:
         self._stored = self._position
 
     def _open(self, schema: Schema) -> None:
-        """Open the log, whose lines then all are the changelog's."""
+        """Open the log; from then on all of its lines are in the changelog."""
 
         def prepare() -> None:
             self._position = reconcile(self.data_dir, self._reader, self._disk)
@@ -89,44 +89,44 @@ class Follower:
             self.data_dir, schema, self._reader.changelog, self._disk, prepare
         )
         with ExitStack() as stack:
-            # If it fails, nothing else can release the lock.
+            # If the flush fails, only this call releases the lock.
             stack.callback(self._applier.close)
             self._applier.flush(self._position)
             stack.pop_all()
 
     @property
     def seq(self) -> int:
-        """The newest commit that is durable and shown here."""
+        """The newest commit that is durable and published here."""
         return self._applier.state.seq if self._applier is not None else 0
 
     @property
     def position(self) -> ChangelogPosition:
-        """Where the directory stands in the changelog."""
+        """Position in the changelog up to which it is applied here."""
         return self._applied
 
     @property
     def term(self) -> int:
-        """The term in force, as far as the changelog was read."""
+        """The current term, as of the records read so far."""
         return self._admission.term
 
     @property
     def lag(self) -> int:
-        """Records of the changelog that are not read yet: a commit of which a dead leader sent only
-        some parts is never applied. Raises: KafkaError."""
+        """Number of the changelog's records that are not read yet. Unapplied records do not count:
+        of a dead leader's last commit, only some parts may exist. Raises: KafkaError."""
         return max(0, self._reader.bounds()[1] - self._reader.position)
 
     def step(self, seconds: float) -> int:
-        """Apply what comes within some seconds.
+        """Apply the records that arrive within some seconds.
 
-        Returns: number of records of the term in force, heartbeats among them: what nobody heeds
-        any more is no sign of a leader. Raises: OutOfRange where a newer manifest is needed,
-        DivergedError, DiskError, ChangelogError, KafkaError.
+        Returns: number of records of the current term, heartbeats included; ignored records prove
+        no leader. Raises: OutOfRange if a newer manifest is needed, DivergedError, DiskError,
+        ChangelogError, KafkaError.
         """
         num_heard = 0
         for entry in self._reader.read(seconds):
             num_heard += self._take(entry)
         if self._applier is not None:
-            # Over heartbeats the place moves as well: what lies before it may be deleted.
+            # Heartbeats move the position too: records before it may be deleted.
             if self._applier.num_finished:
                 self._applier.flush(self._applied)
             elif self._applied != self._stored:
@@ -137,7 +137,7 @@ class Follower:
         return num_heard
 
     def _take(self, entry: Read) -> bool:
-        """Take a record. Returns: whether it is of the term in force."""
+        """Apply a record. Returns: whether it is of the current term."""
         verdict = self._admission.judge(entry)
         if isinstance(entry, Record) and verdict in (Verdict.FIRST, Verdict.NEXT):
             head, data = decode_value(entry)
@@ -155,14 +155,14 @@ class Follower:
         return verdict is not Verdict.VOID
 
     def _begin(self, record: Record, head: Head) -> None:
-        """Begin a commit; what was begun and not finished is dropped."""
+        """Start a commit, and drop one that is incomplete."""
         if self._applier is None:
             if record.seq != 1 or head.schema is None:
                 raise OutOfRange(f"there is no log here, and the changelog has commit {record.seq}")
             schema = _schema_of(record, head)
             self._applier = LogApplier(self.data_dir, schema, self._reader.changelog, self._disk)
         elif self._applier.has_begun:
-            # What it has written is cut off and zeroed as after a crash.
+            # The incomplete commit's bytes are cut off and zeroed, as after a crash.
             self._applier.flush(self._applied)
             self._applier.close()
             self._applier = LogApplier(self.data_dir, Schema(), self._reader.changelog, self._disk)

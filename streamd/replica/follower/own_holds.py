@@ -1,5 +1,5 @@
-"""A follower's part in retention: it drops what the leader dropped, once the servers here are past
-it."""
+"""Retention on a follower: it drops the segments that the leader dropped, once the servers on this
+machine do not need them."""
 
 import os
 from pathlib import Path
@@ -13,14 +13,14 @@ from streamd.roles import LOCK, folder_of
 
 logger = structlog.get_logger()
 DROP_SECONDS = 120.0
-"""Longest wait for a server that still reads what the leader dropped: past a segment it stores
-facts within seconds, and what comes behind the drop must not wait for one that is stuck."""
+"""Longest wait for a server that still needs segments that the leader dropped. A healthy server
+stores facts within seconds, and later commits must not wait for one that is stuck."""
 
 
 def readers_before(data_dir: Path, event: int) -> list[str]:
     """Names of the servers that run here and would need events before an id after a restart.
 
-    Those that do not run begin anew from the log's begin, as a machine that is new does.
+    Servers that do not run rebuild from the log's first event, as on a new machine.
     """
     try:
         holds = read_holds(data_dir)

@@ -22,12 +22,12 @@ WAITING = "waiting for the changelog"
 
 
 class Stopped(Exception):  # noqa: N818 - a stop is no error
-    """The role was told to stop while it waited."""
+    """The role was stopped while it waited."""
 
 
 def open_topic(kafka: KafkaSettings, log_name: str) -> TopicState:
-    """Make the changelog's topic where it is missing, and check it: the leader alone does. Raises:
-    KafkaError, ChangelogError."""
+    """Create the changelog's topic if it is missing, and check it. Only the leader calls this.
+    Raises: KafkaError, ChangelogError."""
     admin = make_admin(kafka)
     try:
         return _told(ensure_topic(admin, kafka, changelog_topic(log_name)))
@@ -36,7 +36,7 @@ def open_topic(kafka: KafkaSettings, log_name: str) -> TopicState:
 
 
 def find_changelog(kafka: KafkaSettings, log_name: str) -> TopicState | None:
-    """Check the changelog's topic; None where no leader has made it. Raises: KafkaError,
+    """Check the changelog's topic. Returns: None if no leader has created it. Raises: KafkaError,
     ChangelogError."""
     admin = make_admin(kafka)
     try:
@@ -55,10 +55,11 @@ def _told(state: TopicState) -> TopicState:
 def connect_leader(
     settings: Settings, beat: Heartbeat, stop: threading.Event
 ) -> ChangelogPublisher | None:
-    """Bring the directory and the changelog to one end, and publish from there on.
+    """Claim the lead, bring the directory and the changelog to the same commit, and return the
+    publisher of later commits.
 
-    It waits for the brokers, with the heartbeat touched. Returns: None where `stop` was set
-    meanwhile. Raises: LockedError, ChangelogError, DataDirectoryError, SettingsError.
+    It waits for the brokers, and touches the heartbeat meanwhile. Returns: None if `stop` was set.
+    Raises: FencedError, LockedError, ChangelogError, DataDirectoryError, SettingsError.
     """
 
     def waiting() -> None:
@@ -88,7 +89,7 @@ def connect_leader(
                     member=name,
                     heartbeat_seconds=settings.leader.heartbeat_seconds,
                 )
-                # A log that is closed waits for acknowledgements although it was told to stop.
+                # Closing the log waits for acknowledgements even after a stop.
                 publisher.waiting = waiting
                 stack.pop_all()
                 logger.info("leading", topic=topic.shown, seq=publisher.acknowledged().seq)

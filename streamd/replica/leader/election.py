@@ -19,7 +19,8 @@ from streamd.telemetry.heartbeat import Heartbeat
 logger = structlog.get_logger()
 ELECTION_TIMEOUT_SECONDS = 60.0
 """Longest wait until a claim is acknowledged and all records before it are read. Without it a
-standby whose brokers accept no records would wait for ever, while another one may reach them."""
+standby whose brokers accept no records would wait for ever, while another standby may reach
+them."""
 CLAIMING = "claiming the lead"
 
 

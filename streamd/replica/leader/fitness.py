@@ -1,5 +1,5 @@
-"""Checks whether a standby could lead. Whatever may fail after a claim is checked before, so that a
-standby that cannot lead continues to follow, and another one leads."""
+"""Checks whether a standby could lead. Each condition that could fail after a claim is checked
+before it, so that a standby that cannot lead continues to follow, and another one leads."""
 
 from collections.abc import Callable
 
@@ -19,8 +19,8 @@ from streamd.telemetry.failure_log import LastingFailures
 
 logger = structlog.get_logger()
 LOOK_SECONDS = 600.0
-"""Time between two checks while the standby could lead: each reads all keys, and reserves a segment
-for a moment."""
+"""Time between two checks while the standby could lead: each reads all keys, and briefly reserves a
+segment."""
 RETRY_SECONDS = 10.0
 """Time between two checks while it cannot lead."""
 REASONS = ("schema", "settings", "data", "disk", "topics")

@@ -1,5 +1,5 @@
-"""Makes a member of a log on many machines its leader: it claims the next term, brings directory
-and changelog to one end, and publishes from there on."""
+"""Makes a member the leader of a log on many machines: it claims the next term, brings directory
+and changelog to the same commit, and publishes later commits."""
 
 import uuid
 from collections.abc import Callable
@@ -35,17 +35,17 @@ def lead(
     heartbeat_seconds: float = HEARTBEAT_SECONDS,
     after_term: int | None = None,
 ) -> ChangelogPublisher:
-    """Claim the next term, and bring a directory and the changelog to one end, so that every
-    durable line is acknowledged.
+    """Claim the next term, and bring a directory and the changelog to the same commit, so that
+    every durable line is acknowledged.
 
-    The changelog is read to its end first, so that nobody claims who must not lead or is far
-    behind. What an older leader has on its way lies behind the claim, and counts for nothing.
+    The changelog is read to its end first, so that a member that must not lead or is far behind
+    does not claim. Records that an older leader has in flight follow the claim, and are ignored.
 
-    Args: reader: from here on the publisher's; waiting: called while something is awaited; member:
-    name of this machine; heartbeat_seconds: longest silence of the publisher; after_term: the term
-    whose leader is to be followed, so that nobody is deposed who claimed since; None for any.
-    Returns: the publisher of what follows. Raises: FencedError where another member claimed first:
-    follow it, or try again; ChangelogError, KafkaError, and those of `LogApplier`.
+    Args: reader: the publisher owns it from here on; waiting: called during waits; member: name of
+    this machine; heartbeat_seconds: longest silence of the publisher; after_term: the term to
+    succeed, so that the leader of a newer term is not deposed; None for any. Returns: the publisher
+    of later commits. Raises: FencedError if another member claimed first: follow it, or try again;
+    ChangelogError, KafkaError, and those of `LogApplier`.
     """
     start = _Start(data_dir, producer, reader, disk, waiting, member, heartbeat_seconds, after_term)
     try:
@@ -83,10 +83,11 @@ class _Start:
         self._publisher: ChangelogPublisher | None = None
 
     def lead(self) -> ChangelogPublisher:
-        """Do all of it. Raises: as `lead` of the module, and OutOfRange."""
+        """Run the start. Raises: as `lead` of the module, and OutOfRange."""
         follower = Follower(self._data_dir, self._reader, self._disk, self._publish_again)
         try:
-            # A directory that had no line beyond the changelog's end may have less than that.
+            # A directory without lines beyond the changelog's end may lack commits: apply them
+            # first.
             if self._claimed is None:
                 self._follow(follower, self._reader.bounds()[1])
                 self._claimed = self._claim(follower.position)
@@ -96,27 +97,28 @@ class _Start:
         finally:
             follower.close()
 
-        # With the claim more may have been read, such as the next one.
+        # The read that returned the claim may also have returned a later claim.
         if self._publisher is None and position.term > self._claimed.term:
             raise _fenced(None)
         return self._publisher or self._publish_from(position)
 
     def _follow(self, follower: Follower, until: int) -> None:
-        """Apply what the changelog has before an offset, and what comes with it."""
+        """Apply the changelog's records before an offset, and those that the same read returns."""
         while self._reader.position < until:
             follower.step(READ_SECONDS)
             self._waiting()
 
     def _publish_again(self, agreed: ChangelogPosition) -> ChangelogPosition:
-        """Publish the lines beyond the changelog's end, if there are any, before they are shown.
+        """Publish the lines beyond the changelog's end, if there are any, before readers see them.
 
-        agreed: where directory and changelog are the same. Returns: where they are it then.
+        agreed: position up to which directory and changelog are equal. Returns: that position
+        afterwards.
         """
         if next(lines_after(self._data_dir, agreed.seq), None) is None:
             return agreed
         self._claimed = self._claim(agreed)
 
-        # Until the claim the leader before may have put others in their place.
+        # Before the claim, the previous leader may have appended other commits of the same numbers.
         until = self._claimed.offset + 1
         agreed = reconcile(self._data_dir, self._reader, self._disk, until)
         if agreed.offset < until:
@@ -151,10 +153,10 @@ class _Start:
         )
 
     def _claim(self, position: ChangelogPosition) -> Claim:
-        """Append a claim of the next term, and see that it is the first one.
+        """Append a claim of the next term, and check that it is the first one.
 
-        position: from which the changelog need be read. Returns: the claim, with its offset; the
-        reader stands where it stood. Raises: FencedError, KafkaError.
+        position: from which to read the changelog. Returns: the claim, with its offset; the
+        reader's position is unchanged. Raises: FencedError, KafkaError, ChangelogError.
         """
         if self._after_term is not None and position.term > self._after_term:
             raise _fenced(None)
@@ -170,7 +172,7 @@ class _Start:
             self._waiting()
             receipt.wait(WAIT_SECONDS)
 
-        # Read up to it; the broker does not tell where it is if it got it twice.
+        # Read up to the claim. The broker does not report the offset of a duplicate.
         begin = self._reader.position
         end = offset + 1 if offset >= 0 else self._reader.bounds()[1]
         admission = Admission(position.term, position.seq)

@@ -1,5 +1,5 @@
-"""What a standby keeps of leading, in the folder of ingest: that somebody asked for it, and the
-term in which it led last."""
+"""Files of a standby in the folder of ingest: a request to lead, and the term in which it led
+last."""
 
 import time
 from pathlib import Path
@@ -15,23 +15,23 @@ INGEST = "ingest"
 ASKED = "lead"
 """File with a request to lead."""
 LED = "led"
-"""File with the term in which this directory led last."""
+"""File with the last term in which this directory led."""
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A request to lead. until: wall time in seconds; whoever asked waits no longer."""
+    """A request to lead. until: wall time in seconds at which the requester stops waiting."""
 
     until: float
 
 
 def ask_to_lead(data_dir: Path, seconds: float) -> None:
-    """Ask the standby of a directory to lead; the request ends after some time."""
+    """Ask the standby of a directory to lead; the request expires after `seconds`."""
     path = make_folder(data_dir, INGEST) / ASKED
     write_durably(path, msgspec.json.encode(Asked(time.time() + seconds)))
 
 
 def is_asked_to_lead(data_dir: Path) -> bool:
-    """Whether there is a request whose time is not over; one that is over is removed."""
+    """Whether there is a request that has not expired; an expired one is removed."""
     path = make_folder(data_dir, INGEST) / ASKED
     try:
         asked = msgspec.json.decode(path.read_bytes(), type=Asked)
@@ -46,12 +46,12 @@ def is_asked_to_lead(data_dir: Path) -> bool:
 
 
 def withdraw(data_dir: Path) -> None:
-    """Remove the request, where there is one."""
+    """Remove the request, if there is one."""
     DISK.unlink(make_folder(data_dir, INGEST) / ASKED)
 
 
 def led_term(data_dir: Path) -> int:
-    """The term in which a directory led last, 0 for none."""
+    """The last term in which a directory led, 0 if there is none."""
     try:
         return int((make_folder(data_dir, INGEST) / LED).read_bytes())
     except (FileNotFoundError, ValueError):
@@ -59,10 +59,11 @@ def led_term(data_dir: Path) -> int:
 
 
 def note_led(data_dir: Path, term: int) -> None:
-    """Note that a directory leads in a term, only once its log is open: a member that claims and
-    then fails must leave the lead to another one.
+    """Store the term in which a directory leads. The caller does so only once its log is open: a
+    member that claims and then fails must leave the lead to another one.
 
-    On a full disk the note is left out, which costs the next start the wait for a silence.
+    On a full disk the term is not stored; then the next start waits for the leader's timeout before
+    it leads.
     """
     try:
         write_durably(make_folder(data_dir, INGEST) / LED, b"%d" % term)

@@ -1,4 +1,4 @@
-"""What else runs on a member that may lead asks here whether it does."""
+"""Lets the other roles of a member that may lead check whether it leads."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,7 @@ READ_SECONDS = 0.5
 
 
 class LedHere:
-    """Whether this member leads. It keeps no connection: it is asked once a round."""
+    """Whether this member leads. It keeps no connection, since roles check once a round."""
 
     def __init__(self, data_dir: Path, connect: Callable[[], ChangelogReader]) -> None:
         """connect: makes a reader of the changelog."""
@@ -23,7 +23,7 @@ class LedHere:
         self._connect = connect
 
     def is_here(self) -> bool:
-        """Whether ingest on this machine says that it leads."""
+        """Whether ingest on this machine reports that it leads."""
         return leads_here(self._data_dir)
 
     def check(self) -> None:
@@ -33,7 +33,7 @@ class LedHere:
         if position is None or not self.is_here():
             raise FencedError("This member does not lead any more.", "none is needed.")
 
-        # What lies before the position was judged by ingest here.
+        # Ingest here has judged the records before the position.
         reader = self._connect()
         try:
             _, end = reader.bounds()

@@ -1,5 +1,4 @@
-"""Publishes the leader's commits to the changelog under its term, and sees that nobody else
-leads."""
+"""Publishes the leader's commits to the changelog in its term, and detects other leaders."""
 
 import os
 import time
@@ -32,32 +31,33 @@ logger = structlog.get_logger()
 WAIT_SECONDS = 0.05
 """Longest wait for an acknowledgement before the heartbeat is touched."""
 HEARTBEAT_SECONDS = 1.0
-"""Longest silence of a leader that has nothing to say."""
+"""Longest silence of a leader without commits."""
 UNHEARD_HEARTBEATS = 3
-"""A leader without an acknowledgement for so many heartbeats may be cut off from the brokers, and
-another member may lead."""
+"""After so many heartbeats without an acknowledgement, a leader may be cut off from the brokers,
+and another member may lead."""
 
 
 class _Part(NamedTuple):
-    """A record that was sent and is not acknowledged. entry: without offset and value."""
+    """A record that was sent and is not acknowledged. entry: the record without offset and
+    value."""
 
     entry: Record | Heartbeat
     receipt: Receipt
 
 
 class _Sent(NamedTuple):
-    """A commit that was sent, or a heartbeat, which has no number; parts: those of its records that
-    are not acknowledged yet."""
+    """A commit or heartbeat that was sent. seq: the commit's number, None for a heartbeat. parts:
+    its records that are not acknowledged yet."""
 
     seq: int | None
     parts: deque[_Part]
 
 
 class ChangelogPublisher:
-    """Publishes commits and heartbeats under a term that was won. Owner: the log's writer.
+    """Publishes commits and heartbeats in a term that this member won. Owner: the log's writer.
 
-    Offsets of the leader's records run on by one. Where they do not, somebody else has appended:
-    what lies between is read before anything behind it counts as acknowledged.
+    The records of a single leader have consecutive offsets. A gap shows that another process has
+    appended: the publisher reads the gap before any record after it counts as acknowledged.
     """
 
     def __init__(
@@ -73,10 +73,10 @@ class ChangelogPublisher:
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """position: just behind the claim, where the changelog has all commits of the log. reader:
-        for what others appended; closed with the publisher. waiting: called while it waits. member:
-        name of this machine. last_line: CRC32C in hex of the newest commit's line, "" where it is
-        gone. heartbeat_seconds: longest silence."""
+        """position: directly after the claim, where the changelog has all commits of the log.
+        reader: reads records of other processes; closed with the publisher. waiting: called during
+        waits. member: name of this machine. last_line: CRC32C in hex of the newest commit's line,
+        "" if the line is gone. heartbeat_seconds: longest silence. now: monotonic seconds."""
         self._data_dir = data_dir
         self._producer = producer
         self._reader = reader
@@ -113,7 +113,7 @@ class ChangelogPublisher:
             before=self._last_line,
         )
 
-        # Files are opened once a commit, and read where their bytes are in the page cache.
+        # Each file is opened once for the commit; its new bytes are in the page cache.
         parts: deque[_Part] = deque()
         with _Files(self._data_dir, files) as opened:
             for record in encode(commit, opened.read, self._producer.part_bytes):
@@ -124,8 +124,8 @@ class ChangelogPublisher:
         self._last_line = line[:8].decode()
 
     def heartbeat(self) -> None:
-        """Send a heartbeat where nothing was sent for a while; what is on its way says as much.
-        Raises: KafkaError."""
+        """Send a heartbeat if nothing was sent for `heartbeat_seconds`. A record in flight replaces
+        it. Raises: KafkaError."""
         if self._sent or self._now() - self._sent_at < self._heartbeat_seconds:
             return
         entry = Heartbeat(0, self.term, self._member)
@@ -140,9 +140,9 @@ class ChangelogPublisher:
         replica_metrics.changelog_waiting.set(sum(sent.seq is not None for sent in self._sent))
 
     def acknowledged(self) -> ChangelogPosition:
-        """The newest commit up to which all are acknowledged, and the offset up to which all is
-        known. Raises: KafkaError; FencedError where another member leads, ChangelogError where the
-        changelog lost what it had acknowledged."""
+        """The newest commit up to which all are acknowledged, and the offset after the last
+        acknowledged record. Raises: KafkaError; FencedError if another member leads, ChangelogError
+        if the changelog lost acknowledged records."""
         unheard = self._now() - self._heard_at > UNHEARD_HEARTBEATS * self._heartbeat_seconds
         replica_metrics.leads.set(not (self._sent and unheard))
         while self._sent:
@@ -157,7 +157,7 @@ class ChangelogPublisher:
                 self._heard_at = self._now()
                 self._next_offset = offset + 1
 
-            # Only whole commits count: whoever reads on from here would miss their first parts.
+            # Only whole commits count: a reader that resumed within one would miss its first parts.
             self._sent.popleft()
             newest = self._position.seq if seq is None else seq
             self._position = ChangelogPosition(self.term, newest, self._next_offset)
@@ -166,11 +166,12 @@ class ChangelogPublisher:
         return self._position
 
     def _look_at_gap(self, ours: Record | Heartbeat, offset: int) -> int:
-        """Check the records before one of ours: they may be of deposed leaders, of members that
-        claimed this term too late, or strays; all of these are ignored.
+        """Check the records before one of this leader's: they may be of deposed leaders, of members
+        that claimed this term too late, or strays; all of these are ignored.
 
-        Returns: the offset of ours, which the broker does not report for a duplicate. Raises:
-        FencedError where another member leads.
+        Returns: the offset of this leader's record, which the broker does not report for a
+        duplicate. Raises: FencedError if another member leads, ChangelogError if the record is
+        missing.
         """
         first = self._next_offset
         if 0 <= offset < first:
@@ -191,7 +192,8 @@ class ChangelogPublisher:
                     self._check_void(entry)
                 self.waiting()
         except OutOfRange:
-            # Only what manifests have is deleted: this process stood still while others went on.
+            # Only records that a manifest covers are deleted: others led while this process was
+            # paused.
             raise FencedError(
                 f"Another process leads: the changelog begins behind offset {first} by now.",
                 "nothing where another machine was to lead.",
@@ -202,10 +204,10 @@ class ChangelogPublisher:
         return found
 
     def _check_void(self, entry: Read) -> None:
-        """Check that a record of somebody else counts for nothing. Raises: FencedError."""
+        """Check that a record of another process is ignored. Raises: FencedError."""
         if entry.term < self.term or (entry.term == self.term and isinstance(entry, Claim)):
             return
-        # As followers do: a record with a wrong checksum counts only if it has the next number.
+        # As for followers, a record with a wrong checksum counts only if it has the next number.
         due = isinstance(entry, Record) and (entry.term, entry.seq) == (
             self.term,
             self._position.seq + 1,
@@ -223,7 +225,7 @@ class ChangelogPublisher:
         )
 
     def wait(self) -> None:
-        """Wait a little for a further acknowledgement."""
+        """Wait for a further acknowledgement, at most WAIT_SECONDS."""
         self.waiting()
         if self._sent and self._sent[0].parts:
             self._sent[0].parts[0].receipt.wait(WAIT_SECONDS)
@@ -234,7 +236,7 @@ class ChangelogPublisher:
 
 
 def _without_place(entry: Read) -> Read:
-    """A record as it was before it was sent, without its value, of which it has the checksum."""
+    """A record as it was before it was sent, without its value, which its checksum identifies."""
     if isinstance(entry, Record):
         return entry._replace(offset=0, value=b"")
     return entry._replace(offset=0)
@@ -249,7 +251,7 @@ def _lost(what: str) -> ChangelogError:
 
 
 class _Files:
-    """Files that one commit is read from, each opened once. Owner: who opened them."""
+    """The files of one commit, each opened once. Owner: `publish`."""
 
     def __init__(self, data_dir: Path, replaced: dict[str, Path]) -> None:
         self._data_dir = data_dir

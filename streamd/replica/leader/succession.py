@@ -1,5 +1,5 @@
-"""Decides when a standby leads: when no leader was heard for some time in which the brokers
-answered, when somebody asked for it, or when it led last and starts again."""
+"""Decides when a standby leads: after a leader's silence during which the brokers answered, on
+request, or at its restart if it led last."""
 
 import random
 from collections.abc import Callable
@@ -19,17 +19,17 @@ from streamd.store.objects import Store
 
 logger = structlog.get_logger()
 ASK_SECONDS = 0.5
-"""Pause between two questions to the brokers whether the changelog has more."""
+"""Pause between two requests to the brokers for the changelog's end offset."""
 ANSWER_SECONDS = 3.0
-"""A broker that took longer to answer was away: what a leader sent meanwhile may not be there
-yet, so silence begins anew."""
+"""A broker that took longer to answer was away. Records that a leader sent meanwhile may be
+missing, so the silence starts again."""
 JITTER = 0.25
-"""Share of the timeout that a standby waits longer, at random: so that seldom two claim at once.
-Both may; then the first claim counts."""
+"""Largest share of the timeout that a standby waits longer, at random, so that two seldom claim at
+once. If both do, the first claim counts."""
 
 
 class Silence:
-    """How long nothing was heard of a leader, while the brokers answered. Owner: `Succession`.
+    """Time without a record of a leader, while the brokers answered. Owner: `StandbySuccession`.
 
     All times are monotonic seconds.
     """
@@ -39,25 +39,25 @@ class Silence:
         self._answered = 0.0
 
     def heard(self, now: float) -> None:
-        """A record of the leader came."""
+        """A record of the leader was read."""
         self._since = self._answered = now
 
     def answered(self, now: float, records: int) -> None:
-        """The brokers said how many records of the changelog are not read yet."""
+        """The brokers reported the number of unread records of the changelog."""
         if records:
-            # Behind, as after a pause of this process: what there is to read may be the leader's.
+            # Behind, as after a pause of this process: the unread records may be the leader's.
             self._since = None
         elif self._since is None or now - self._answered > ANSWER_SECONDS:
             self._since = now
         self._answered = now
 
     def seconds(self, now: float) -> float:
-        """How long it lasts: 0 where this member is behind, or the brokers do not answer."""
+        """Length of the silence up to the brokers' newest answer; 0 if this member is behind."""
         return 0.0 if self._since is None else self._answered - self._since
 
 
 class Succession(Protocol):
-    """Whether a follower goes on following, and how it stops doing so."""
+    """Decides whether a follower claims the lead."""
 
     @property
     def cannot_lead(self) -> str:
@@ -65,19 +65,19 @@ class Succession(Protocol):
         ...
 
     def is_due(self, follower: Follower, reader: ChangelogReader, heard: int) -> bool:
-        """Whether to claim the lead, after a read of the changelog in which so many records of a
-        leader came. Raises: KafkaError, StoreError."""
+        """Whether to claim the lead. heard: number of the leader's records in the last read of the
+        changelog. Raises: KafkaError, StoreError."""
         ...
 
     def lead(self) -> ChangelogPublisher:
-        """Claim the lead. Raises: FencedError where another one has it; KafkaError."""
+        """Claim the lead. Raises: FencedError if another member leads; KafkaError."""
         ...
 
 
 class StandbySuccession:
-    """The succession of a standby. Owner: the loop that follows.
+    """The succession of a standby. Owner: the follow loop.
 
-    led_term: the term in which this directory led last, 0 for none.
+    led_term: the last term in which this directory led, 0 if there is none.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class StandbySuccession:
         self._asked_at = -ASK_SECONDS
         self._wait_seconds = self._drawn()
         self._after_term = 0
-        """Term of the leader that was not heard, or that hands over."""
+        """Term of the leader that is silent or hands over."""
         self.led_term = leading.led_term(self._data_dir)
 
     @property
@@ -117,14 +117,14 @@ class StandbySuccession:
         return self._timeout * (1 + JITTER * self._chance())
 
     def is_due(self, follower: Follower, reader: ChangelogReader, heard: int) -> bool:
-        """As `Succession` says."""
+        """As in `Succession`."""
         now = self._monotonic()
         if heard:
             self._silence.heard(now)
         if now - self._asked_at < ASK_SECONDS:
             return False
 
-        # No records may also mean that no broker answers: only their answer makes it silence.
+        # A read without records is no proof of silence: perhaps no broker answers, so ask one.
         begin, end = reader.bounds()
         answered = self._monotonic()
         behind = max(0, end - reader.position)
@@ -142,7 +142,8 @@ class StandbySuccession:
         return True
 
     def _reason(self, follower: Follower, now: float) -> str:
-        """Why this member leads now that it has all of the changelog, empty where it does not."""
+        """The reason why this member claims the lead once it has read all of the changelog, "" if
+        there is none."""
         if leading.is_asked_to_lead(self._data_dir):
             return "asked to"
         if self.led_term and self.led_term == follower.term:
@@ -151,15 +152,16 @@ class StandbySuccession:
         return f"no leader for {silent:.1f} s" if silent >= self._wait_seconds else ""
 
     def _may_begin(self, first_offset: int) -> bool:
-        """Whether a member without a log may begin one: only where there is none elsewhere.
+        """Whether a member without a log may start one: only if changelog and store show no other
+        log.
 
         first_offset: of the changelog, which was read to its end. Raises: StoreError.
         """
         return first_offset == 0 and not manifests.names(Store(self._store))
 
     def lead(self) -> ChangelogPublisher:
-        """As `Succession` says."""
-        # Whatever comes of it, a second try waits again.
+        """As in `Succession`."""
+        # If the claim fails, the next one waits for another silence.
         self._silence = Silence()
         self._wait_seconds = self._drawn()
         self.led_term = 0
