@@ -1,10 +1,10 @@
-"""Plain models without IO: pair facts, memory, attention, and what carries memory over the log.
+"""Models and their memory, without IO except for the files of memory and of versions.
 
-What learns is nn.Modules, in torch; what a server answers by may be numpy alone. So the names here
-that need torch load it when they are first asked for.
+Training needs torch; a server may answer with numpy alone. So the names here that need torch are
+imported when they are first used.
 
 Shape suffixes: E events, C candidates, F facts, U roots, K neighbours, M distinct nodes, P nodes
-with a message, D width of an embedding, T width of the time encoding.
+with a pending message, D width of an embedding, T width of the time encoding.
 """
 
 from importlib import import_module
@@ -44,7 +44,7 @@ __all__ = [
 _IN_TORCH = {"LinkInputs": "inputs", "sampled_inputs": "inputs"} | dict.fromkeys(
     ("LinkModel", "build_model", "link_loss"), "link"
 )
-"""Names that need torch, and the modules that they are in."""
+"""Name that needs torch -> the module that defines it."""
 
 
 def __getattr__(name: str) -> Any:

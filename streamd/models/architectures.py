@@ -1,7 +1,7 @@
-"""The table of architectures: what tells one model from another, by `model.name`, without torch.
+"""The table of architectures by `model.name`, without torch.
 
-No other file compares a model's name. A new architecture is a row here, and where it looks at the
-graph a file with its layer and a row in `streamd.models.layers.table`.
+No other file compares a model's name. A new architecture is a row here and, if it samples
+neighbours, a file with its layer and a row in `streamd.models.layers.table`.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from streamd.graph.neighborhood import SamplingPlan
 from streamd.settings.loading import MODEL_PLUGINS, ModelName, ModelSettings
 
 Plan = Callable[[ModelSettings], SamplingPlan]
-"""How the neighbours that a model looks at are sampled."""
+"""Makes the sampling plan of a model from its settings."""
 COMMON = frozenset(
     {"name", "pair_facts", "labels", "memory_chunk", "max_pairs", "half_lives_seconds"}
 )
@@ -28,14 +28,15 @@ COMMON = frozenset(
 class Architecture:
     """A row of the table.
 
-    plan: which neighbours are sampled. settings: names of the fields of `ModelSettings` that it
-    uses beyond COMMON; others may be set and change nothing, which the trainer and the doctor say.
-    has_memory: whether nodes have a state that moves with the log;
-    static: whether it asks nothing of time, so that it may learn the log as a static graph.
-    in_numpy: whether `streamd.models.inference.numpy_model` answers for it on a CPU, so that a
-    server needs no torch. score: "vectors", by an embedding of each end, which may be kept and
-    searched by; "facts", by the facts about the pair alone. An architecture that sees both ends at
-    once would be a third: `LinkModel.forward` calls it, and the server keeps nothing of it.
+    plan: makes its sampling plan. settings: names of the fields of `ModelSettings` that it uses
+    beyond COMMON; setting another one has no effect, and the trainer and the doctor report it.
+    has_memory: whether nodes have a state that follows the log. static: whether it ignores time, so
+    that it can be trained on the log as a static graph. in_numpy: whether
+    `streamd.models.inference.numpy_model` implements it on a CPU, so that a server needs no torch.
+    score: "vectors" if a pair is scored by the embeddings of its two nodes, which a server can
+    cache and search; "facts" if by pair facts alone. An architecture that reads both nodes in one
+    pass would be a third kind: `LinkModel.forward` would call it, and a server could cache nothing
+    of it.
     """
 
     plan: Plan
@@ -48,11 +49,12 @@ class Architecture:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelPlugin:
-    """A model of another package, which names it in the entry points of the group
+    """A model of another package, which registers it as an entry point in the group
     `streamd.models`.
 
-    architecture: its row. layer, number, encoder: as of `GraphLayers`; encoder None for the one
-    that architectures share. Raises: ValueError if it is to be answered in numpy or by facts alone.
+    architecture: its row. layer, number, encoder: as of `GraphLayers`; encoder None for the encoder
+    that the built-in architectures share. Raises: ValueError if its architecture sets `in_numpy`,
+    or scores by facts.
     """
 
     architecture: Architecture
@@ -66,14 +68,16 @@ class ModelPlugin:
 
 
 def architecture_of(settings: ModelSettings) -> Architecture:
-    """The row that settings name. Raises: SettingsError as `plugin_of`."""
+    """The row of `settings.name`, from the table or a plug-in. Raises: SettingsError as
+    `plugin_of`."""
     row = ARCHITECTURES.get(settings.name)
     return plugin_of(settings.name).architecture if row is None else row
 
 
 @cache
 def plugin_of(name: str) -> ModelPlugin:
-    """The plug-in of a name. Raises: SettingsError if it is not installed or cannot be loaded."""
+    """The plug-in of a name. Raises: SettingsError if no package or several packages have it, if it
+    cannot be loaded, or if it is no `ModelPlugin`."""
     found = list(entry_points(group=MODEL_PLUGINS, name=name))
     if len(found) != 1:
         problem = "is installed by several packages" if found else "is not installed"
@@ -97,8 +101,8 @@ def plugin_of(name: str) -> ModelPlugin:
 
 
 def unused_settings(settings: ModelSettings) -> list[str]:
-    """Settings that were changed from their default and change nothing in the architecture they
-    name, as "model.snapshots"."""
+    """Settings that differ from their default although the chosen architecture ignores them, as
+    "model.snapshots"."""
     used = COMMON | architecture_of(settings).settings
     return [
         f"model.{name}"
@@ -108,10 +112,11 @@ def unused_settings(settings: ModelSettings) -> list[str]:
 
 
 def hops(strategy: StrategyName, number: int) -> Plan:
-    """A plan of so many hops, in each `model.neighbors` of every root."""
+    """A plan of `number` hops, each with `model.neighbors` neighbours of every root."""
 
     def plan(settings: ModelSettings) -> SamplingPlan:
-        # A seed for each hop: a node that is a root in two hops would get the same draws in both.
+        # Each hop has its own seed: with the same one, a node that is a root in two hops would get
+        # the same draws in both.
         draw = Draw(direction=settings.direction, fanout=settings.neighbors, strategy=strategy)
         return SamplingPlan(hops=tuple(replace(draw, seed=hop) for hop in range(number)))
 
@@ -119,7 +124,7 @@ def hops(strategy: StrategyName, number: int) -> Plan:
 
 
 def windows_of_time(settings: ModelSettings) -> SamplingPlan:
-    """A hop for each window of time, the newest first, all of the same roots."""
+    """A plan with one hop per window of time, the newest first, all with the same roots."""
     draw = Draw(direction=settings.direction, fanout=settings.neighbors)
     return SamplingPlan(
         hops=(draw,) * settings.snapshots, window_us=settings.snapshot_seconds * 1_000_000
@@ -127,7 +132,7 @@ def windows_of_time(settings: ModelSettings) -> SamplingPlan:
 
 
 def _no_neighbors(settings: ModelSettings) -> SamplingPlan:
-    """The roots alone."""
+    """A plan that samples no neighbours: the roots alone."""
     return SamplingPlan(hops=(Draw(direction=settings.direction, fanout=0),))
 
 
@@ -138,7 +143,7 @@ ARCHITECTURES: Mapping[ModelName, Architecture] = {
         has_memory=True,
         in_numpy=True,
     ),
-    # Two layers look two hops far, and so do those of sage and gat.
+    # Two layers reach two hops, as those of sage and gat do.
     "tgat": Architecture(
         plan=hops("uniform", 2),
         settings=frozenset({"dim", "time_dim", "heads", "neighbors", "direction", "id_rows"}),
@@ -159,7 +164,7 @@ ARCHITECTURES: Mapping[ModelName, Architecture] = {
         settings=frozenset({"dim", "heads", "neighbors", "direction", "id_rows"}),
         static=True,
     ),
-    # The third hop only counts the degrees of what the second reached.
+    # The third hop only counts the degrees of the nodes in the second.
     "gcn": Architecture(
         plan=hops("recent", 3),
         settings=frozenset({"dim", "neighbors", "direction", "id_rows"}),

@@ -1,8 +1,8 @@
-"""Arrays where a memory lies: numpy's on the host, torch's on a GPU.
+"""Arrays on the device of a memory: numpy's on the host, torch's on a GPU.
 
-What moves with the log is written once for both, with what numpy and torch name alike
-(`streamd.graph.blocks.hops.arrays_of`). torch is loaded by those who hold tensors already: a server
-whose versions answer in numpy never loads it.
+Code that follows the log is written once for both, with functions that have the same name in numpy
+and torch (`streamd.graph.blocks.hops.arrays_of`). torch is imported only when tensors are used: a
+server whose versions answer in numpy never loads it.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HOST = "cpu"
-"""The device whose arrays are numpy's."""
+"""The device whose arrays are numpy arrays."""
 Array = Any
-"""An array of the host (numpy) or of a device (torch)."""
+"""An array on the host (numpy) or on a GPU (torch)."""
 
 
 def put(array: NDArray[Any], device: str) -> Array:
-    """An array on a device; the array itself where that is the host."""
+    """Copy an array to a device. Returns: the same array if the device is the host."""
     if device == HOST:
         return array
     import torch
@@ -40,13 +40,13 @@ def zeros(device: str, shape: tuple[int, ...], dtype: type = np.float32) -> Arra
 
 
 def on_host(array: Array) -> NDArray[Any]:
-    """An array on the host; the array itself, or the bytes of a tensor, where they are there."""
+    """An array on the host: the same array, or a view of the tensor if that is there already."""
     host: NDArray[Any] = array if isinstance(array, np.ndarray) else array.detach().cpu().numpy()
     return host
 
 
 def as_array(array: Array) -> Array:
-    """What a model computed as memory holds it: without gradients, numpy's where it is on the
+    """A model's output as memory stores it: without gradients, and as numpy if it is on the
     host."""
     if isinstance(array, np.ndarray):
         return array
@@ -54,7 +54,7 @@ def as_array(array: Array) -> Array:
 
 
 def as_tensor(array: Array) -> "Tensor":
-    """An array as a tensor of the same bytes."""
+    """An array as a tensor that shares its bytes."""
     if not isinstance(array, np.ndarray):
         tensor: Tensor = array
         return tensor

@@ -1,5 +1,5 @@
-"""The inputs of a model for some events, raw as recorded: learning from them later recomputes
-nothing."""
+"""The inputs of a model for some events, as raw values: training on recorded inputs later
+recomputes nothing."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -16,8 +16,8 @@ from streamd.graph.sampler import TemporalSampler
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HopInputs:
-    """`streamd.graph.neighborhood.Hop` as tensors; no neighbours (K = 0) for a model without graph
-    layers."""
+    """`streamd.graph.neighborhood.Hop` as tensors. A model without graph layers has no neighbours:
+    K = 0."""
 
     root_U: Tensor
     neighbor_UK: Tensor
@@ -27,10 +27,11 @@ class HopInputs:
     edge_UKD: Tensor
 
     def padding_spread(self, num_nodes: int) -> "HopInputs":
-        """The same with places without a neighbour naming each another of `num_nodes` nodes instead
-        of all the first.
+        """Return the same hop with padding spread over `num_nodes` nodes, instead of all of it
+        naming node 0.
 
-        What they name weighs nothing. But a GPU adds up the gradients of one node one by one.
+        Padding has no weight in the result. But a GPU adds up the gradients of one node's row one
+        by one.
         """
         other_UK = torch.arange(self.mask_UK.numel(), device=self.mask_UK.device) % num_nodes
         spread_UK = torch.where(self.mask_UK, self.neighbor_UK, other_UK.view(self.mask_UK.shape))
@@ -42,9 +43,9 @@ class LinkInputs:
     """E events with C candidates each, the true destination first, and the neighbourhood of the U
     nodes among them.
 
-    event_E: int64 edge ids. facts_ECF: float32. src_E, candidate_EC: int64 places among the U roots
-    of the first hop. An event with fewer candidates repeats the true destination after them.
-    weight_E: float32, 0 leaves an event out of the loss. log_draws_EC: float32, of
+    event_E: int64 event ids. facts_ECF: float32. src_E, candidate_EC: int64 indices among the U
+    roots of the first hop. An event with fewer candidates repeats the true destination after them.
+    weight_E: float32, 0 excludes an event from the loss. log_draws_EC: float32, of
     `streamd.graph.recent_negatives.draw_for_learning`: only the loss reads it. The rest is
     `streamd.graph.neighborhood.Neighborhood` as tensors.
     """
@@ -76,7 +77,7 @@ class LinkInputs:
         return self.node_MD.new_zeros(len(self.node_M), 0)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All fields by name, for storing; `restored` takes them back."""
+        """All fields by name, for storing; `restored` is the inverse."""
         out = {f.name: getattr(self, f.name).contiguous() for f in fields(self) if f.name != "hops"}
         # Files hold flat names: hops.0.root_U and so on.
         for number, hop in enumerate(self.hops):
@@ -92,7 +93,7 @@ class LinkInputs:
             if name.startswith("hops."):
                 _, number, field = name.split(".")
                 hops.setdefault(int(number), {})[field] = tensors[name]
-        # Releases before this one drew all negatives uniformly.
+        # Older releases stored no log_draws_EC: they drew all negatives uniformly.
         uniform_EC = torch.zeros_like(tensors["candidate_EC"], dtype=torch.float32)
         tensors = {"log_draws_EC": uniform_EC, **tensors}
         rest = {f.name: tensors[f.name] for f in fields(cls) if f.name != "hops"}
@@ -151,19 +152,19 @@ def sampled_inputs(
     time_E: Int64,
     edge_rows: Callable[[Tensor], Tensor],
 ) -> LinkInputs:
-    """Events with neighbourhoods as of each event's own time, for a model without memory, pair
-    facts and node features; every source and candidate is a root of its own.
+    """Inputs of events, each with neighbourhoods as of its own time, for a model without memory,
+    pair facts and node features. Every source and candidate is a root of its own.
 
     Args: src_E, candidate_EC: int64 node ids, the true destination first; time_E: int64
-    microseconds; edge_rows: features float32[n, D] of edge ids int64[n].
+    microseconds; edge_rows: returns features float32[n, D] of event ids int64[n].
     """
     num_events, num_candidates = candidate_EC.shape
     asked = np.concatenate([src_E, candidate_EC.ravel()])
     layers = sampler.sample(asked, np.concatenate([time_E, time_E.repeat(num_candidates)]))
     t = torch.from_numpy
 
-    # Nodes in the order of the layers: the roots, then what each hop reached, so that the roots of
-    # every hop come first.
+    # Nodes in the order of the layers: the roots, then the neighbours found by each hop, so that
+    # the roots of every hop come first.
     nodes = [asked]
     hops = []
     reached = len(asked)
@@ -172,7 +173,7 @@ def sampled_inputs(
         neighbor_UK = torch.zeros(layer.mask.shape, dtype=torch.int64)
         count = int(layer.mask.sum())
         neighbor_UK[mask_UK] = torch.arange(reached, reached + count)
-        # Features are fetched of sampled events only; padding stays zero.
+        # Fetch the features of sampled events only; padding stays zero.
         rows = edge_rows(t(layer.eid)[mask_UK])
         edge_UKD = rows.new_zeros(*layer.mask.shape, rows.shape[1])
         edge_UKD[mask_UK] = rows
@@ -206,20 +207,20 @@ def sampled_inputs(
 
 
 def joined(parts: Sequence[tuple[LinkInputs, Tensor]]) -> tuple[LinkInputs, Tensor]:
-    """Concatenate several inputs and the states of their nodes, for one pass of the model instead
-    of many."""
+    """Concatenate several inputs and the states of their nodes, for one forward pass instead of
+    several."""
     if len(parts) == 1:
         return parts[0]
     return joined_inputs([p for p, _ in parts]), torch.cat([state for _, state in parts])
 
 
 def joined_inputs(inputs: Sequence[LinkInputs]) -> LinkInputs:
-    """Concatenate several inputs. A node in two of them is two nodes of the whole, each with a
-    state of its own."""
+    """Concatenate several inputs. A node that occurs in two of them becomes two nodes, each with
+    its own state."""
     if len(inputs) == 1:
         return inputs[0]
 
-    # How far places among nodes and among roots move in each part.
+    # The offset of each part's indices among nodes and among roots.
     nodes = np.cumsum([0] + [len(p.node_M) for p in inputs]).tolist()
     roots = np.cumsum([0] + [len(p.hops[0].root_U) for p in inputs]).tolist()
 
@@ -227,7 +228,7 @@ def joined_inputs(inputs: Sequence[LinkInputs]) -> LinkInputs:
         rows = [getattr(x, field) for x in of]
         return torch.cat([r + by for r, by in zip(rows, shift, strict=False)] if shift else rows)
 
-    # Hop by hop; places move, ids and times stay as they are.
+    # Hop by hop: indices are shifted, ids and times are not.
     hops = []
     for same in zip(*(p.hops for p in inputs), strict=True):
         hops.append(
@@ -256,11 +257,11 @@ def joined_inputs(inputs: Sequence[LinkInputs]) -> LinkInputs:
 def some_events(
     inputs: LinkInputs, state_MD: Tensor, events: slice, windows: bool
 ) -> tuple[LinkInputs, Tensor]:
-    """The inputs of some of the events, with the states of the nodes that these need.
+    """The inputs of some of the events, with the states of the nodes that these events need.
 
     windows: whether the hops are windows of time, all with the same roots.
     """
-    # The roots that these events name.
+    # The roots of these events.
     src, candidates = inputs.src_E[events].numpy(), inputs.candidate_EC[events].numpy()
     roots, index = np.unique(np.concatenate([src, candidates.ravel()]), return_inverse=True)
     around = Neighborhood(
@@ -294,14 +295,14 @@ def without_deleted(
     is_gone: Callable[[Int64], Bools],
     is_deleted: Callable[[Int64], Bools],
 ) -> tuple[LinkInputs, Tensor] | None:
-    """Remove what deletes hide from inputs and states: deleted events get weight 0, deleted
+    """Remove deleted nodes and events from inputs and states: deleted events get weight 0, deleted
     neighbours are masked, features of deleted nodes are zero.
 
     Args: is_gone: whether node ids are deleted; is_deleted: whether event ids are deleted as single
-    edges. Returns: None where nothing of it is hidden.
+    edges. Returns: None if nothing in the inputs is deleted.
     """
 
-    # Deleted nodes, and events that are deleted themselves or by one of their ends.
+    # Deleted nodes, and events that are deleted themselves or through one of their endpoints.
     gone_M = torch.from_numpy(is_gone(inputs.node_M.numpy()))
     gone_U = gone_M[inputs.hops[0].root_U]
     gone_E = (
@@ -310,7 +311,7 @@ def without_deleted(
         | gone_U[inputs.candidate_EC[:, 0]]
     )
 
-    # Neighbours behind a deleted event, or that are deleted.
+    # Neighbours that are deleted, or that a deleted event leads to.
     hops = []
     hidden = False
     for hop in inputs.hops:
@@ -332,7 +333,8 @@ def without_deleted(
     if not (gone_M.any() or gone_E.any() or hidden):
         return None
 
-    # What is gone weighs nothing in the loss, and its facts, features and states are zero.
+    # Deleted events have no weight in the loss; their facts, and the features and states of deleted
+    # nodes, are zero.
     kept_E = (~gone_E).float()
     kept_M = (~gone_M).float()[:, None]
     return dataclasses.replace(

@@ -1,4 +1,4 @@
-"""Node labels: what each was embedded from, and the head that predicts them."""
+"""Node labels: the inputs of their predictions, and the heads that make them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ from streamd.settings.loading import ModelSettings
 
 @dataclass(frozen=True)
 class LabelInputs:
-    """L labels. around: the neighbourhoods of their U distinct nodes, no events; node_L: int64
-    places among them; set_L: their node sets, which stay on the host; facts_LF: float32, the node's
-    facts about itself, of which its age, degree and popularity say something; history_LT: float32,
-    the mean of its last labels before; target_LT: float32."""
+    """L labels. around: the neighbourhoods of their U distinct nodes, without events. node_L: int64
+    indices among these nodes. set_L: their node sets, on the host. facts_LF: float32, the facts of
+    the pair of the node and itself, of which age, degree and popularity carry information.
+    history_LT: float32, the mean of the node's last labels before. target_LT: float32."""
 
     around: LinkInputs
     node_L: Tensor
@@ -61,16 +61,17 @@ def label_inputs(
 
 
 def shares(target_LT: Tensor) -> Tensor:
-    """Amounts by class as shares that add up to 1; zeros stay zeros."""
+    """Amounts per class as shares that add up to 1; a row of zeros stays zero."""
     share = target_LT.clamp_min(0)
     return share / share.sum(1, keepdim=True).clamp_min(1e-9)
 
 
 class LabelHead(nn.Module):
-    """The mean of a node's last labels, corrected by a network over its embedding and its facts.
+    """The mean of a node's last labels, plus a correction by a network over its embedding and
+    facts.
 
-    `model.labels` says what a target is: classes, as one number that is 0 or 1 or as one share per
-    class, or quantities, which are standardised by running statistics.
+    `model.labels` names the kind of target: classes, as one number that is 0 or 1 or as one share
+    per class, or quantities, which are standardised by running statistics.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class LabelHead(nn.Module):
         self.net = nn.Sequential(
             nn.Linear(embedding_dim + num_facts, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, label_dim)
         )
-        # A module of its own, so that it comes after the weights of older releases.
+        # A module of its own, so that it comes after the weights that older releases stored.
         self.history = nn.ParameterList([torch.ones(label_dim)])
 
     def schema_inputs(self) -> dict[str, SchemaInput]:
@@ -97,7 +98,7 @@ class LabelHead(nn.Module):
         return correction + weight_T * self._as_output(history_LT)
 
     def _as_output(self, target_LT: Tensor) -> Tensor:
-        """Targets as the outputs that would predict them."""
+        """Targets as outputs of the head: the outputs whose prediction is the target."""
         if self.task == "regression":
             standard: Tensor = self.target_stats(target_LT)
             return standard
@@ -115,20 +116,21 @@ class LabelHead(nn.Module):
         return -(shares(target_LT) * out_LT.log_softmax(1)).sum(1).mean()
 
     def predict(self, out_LT: Tensor) -> Tensor:
-        """Probabilities of classes, or quantities in their own unit: float32[L, T]."""
+        """Probabilities of classes, or quantities in their original unit: float32[L, T]."""
         if self.task == "regression":
-            # Back from standardised values to the targets' unit.
+            # From standardised values back to the targets' unit.
             return out_LT * self.target_stats.var.sqrt().float() + self.target_stats.mean.float()
         return out_LT.sigmoid() if self.label_dim == 1 else out_LT.softmax(1)
 
     def constant(self, count: int) -> Tensor:
-        """The mean target so far, for each of `count` labels: the line that a head must pass."""
+        """The mean target so far, once for each of `count` labels: the baseline that a head must
+        beat."""
         return self.target_stats.mean.float().expand(count, -1)
 
 
 class LabelHeads(LabelHead):
-    """The head of the first node set, and one for each further set: a label is predicted by the
-    head of its node's set. With one node set it is that set's head."""
+    """A head for each node set: the node's set selects the head of its label. The object itself is
+    the head of the first set."""
 
     def __init__(
         self,
@@ -144,15 +146,15 @@ class LabelHeads(LabelHead):
         )
 
     def _each(self, set_L: Int64, device: torch.device) -> Iterator[tuple[LabelHead, Tensor]]:
-        """Yield the head of each node set that has labels, and their places on a device: found on
-        the host, which would have to wait for the device's answer."""
+        """Yield the head of each node set that has labels, and the indices of these labels on a
+        device. They are computed on the host, which would otherwise wait for the device."""
         for number, head in enumerate((self, *self.others)):
             place = np.flatnonzero(set_L == number)
             if len(place):
                 yield head, to_device(place, device)
 
     def outputs(self, z_LD: Tensor, facts_LF: Tensor, history_LT: Tensor, set_L: Int64) -> Tensor:
-        """`forward` of each label's head: float32[L, T]. set_L: int64, its node set."""
+        """`forward` of each label's head: float32[L, T]. set_L: int64 node sets."""
         if not self.others:
             out: Tensor = self(z_LD, facts_LF, history_LT)
             return out
@@ -162,7 +164,7 @@ class LabelHeads(LabelHead):
         return out
 
     def losses(self, out_LT: Tensor, target_LT: Tensor, set_L: Int64) -> Tensor:
-        """`loss` over all labels."""
+        """The mean of `loss` over all labels."""
         if not self.others:
             return self.loss(out_LT, target_LT)
         parts = [

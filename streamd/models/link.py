@@ -1,5 +1,4 @@
-"""Link prediction: a network over pair facts, and on top of it a graph network as a damped
-residual."""
+"""Link prediction: a network over pair facts, plus a graph network as a damped residual."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -34,20 +33,22 @@ from streamd.ranks import ALONE, Ranks
 from streamd.settings.loading import ModelSettings
 
 DAMPED_RATE = 0.3
-"""Share of `training.learning_rate` that the graph's part learns at: the pair network leads."""
+"""Learning rate of the graph's part, as a share of `training.learning_rate`: the pair network
+learns faster."""
 WEIGHT_DECAY = 0.01
-"""Of the graph's part: what the graph adds stays small unless it helps."""
+"""Of the graph's part, so that the residual stays small unless it lowers the loss."""
 
 ASKED_ALONE = 1 << 16
-"""Numbers of a tensor that is not copied to be asked with others whether all are finite."""
+"""Elements of a tensor above which `is_finite` checks it by itself instead of copying it together
+with others."""
 
 
 class LinkModel(nn.Module):
-    """logit = pair(facts) + residual(embeddings); `model.name: pair` leaves the residual out.
+    """logit = pair(facts) + residual(embeddings); `model.name: pair` has no residual.
 
-    The residual's last layer starts at zero, so the model starts as the pair network and learns
-    what the graph adds. Without `model.pair_facts` the residual is all there is, undamped: the
-    plain model of its paper.
+    The residual's last layer starts at zero, so training starts from the pair network and learns a
+    correction. Without `model.pair_facts` the logit is the residual alone, undamped: the model as
+    its paper describes it.
     """
 
     gap_us: Tensor
@@ -63,34 +64,34 @@ class LinkModel(nn.Module):
         d = settings.dim
         t = settings.time_dim
 
-        # Inputs are standardised by what windows recorded; the gap is 0 until the first one sets
-        # it.
+        # Inputs are standardised by statistics of recorded windows; the gap is 0 until the first
+        # window sets it.
         self.num_facts = facts = num_facts(schema)
         self.fact_stats = RunningStandardizer(facts)
         self.edge_stats = standardizer(schema.edge_feature_dim, schema.all_edge_columns)
         self.node_stats = standardizer(schema.node_feature_dim, schema.all_node_columns)
         self.register_buffer("gap_us", torch.zeros((), dtype=torch.float64))
 
-        # Destinations without an event have a logit of their own.
+        # Destinations without an event get a logit that is not learned.
         self.new_destinations = NewDestinations(schema.num_edge_sets)
 
-        # Every model holds a pair network; without `model.pair_facts` it is not asked.
+        # Every model has a pair network; without `model.pair_facts` it is not used.
         self.pair = pair_network(facts)
         if self.has_memory:
             self.updater = MemoryUpdater(d, schema.edge_feature_dim, t)
 
-        # The graph's part: nodes are embedded, and a head joins the embeddings of two ends.
+        # The graph's part: nodes are embedded, and a head combines the embeddings of two nodes.
         if layers is not None:
             self.encoder = layers.encoder(layers.layer, layers.number, settings, schema)
             self.head_src = nn.Linear(d, d)
             self.head_dst = nn.Linear(d, d)
             self.head_out = nn.Linear(d, 1, bias=False)
-            # With several edge sets, what the head adds for the one that is asked about.
+            # With several edge sets, the head's term for the set of the queried pair.
             self.head_set = None
             if schema.num_edge_sets > 1:
                 self.head_set = nn.Linear(schema.num_edge_sets, d, bias=False)
             if settings.pair_facts:
-                # At zero the model is its pair network.
+                # At zero the model equals its pair network.
                 nn.init.zeros_(self.head_out.weight)
         self.label_head = None
         if settings.labels != "none" and schema.label_dim:
@@ -111,17 +112,16 @@ class LinkModel(nn.Module):
 
     @property
     def plan(self) -> SamplingPlan:
-        """How the neighbours it looks at are sampled."""
+        """The sampling plan of its neighbours."""
         return self.architecture.plan(self.settings)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Weights and statistics by name on the host, as versions store them."""
+        """Weights and statistics by name, on the host, as versions store them."""
         return {name: t.cpu().contiguous().numpy() for name, t in self.state_dict().items()}
 
     def restore(self, weights: Mapping[str, Array]) -> None:
-        """Take over stored weights and statistics. Those of a release that knew fewer facts are
-        filled up, so that what they say stays the same. Raises: VersionError where they are of
-        another model."""
+        """Load stored weights and statistics. Those of a release with fewer facts are padded, which
+        leaves their outputs unchanged. Raises: VersionError if they are of another model."""
         own, num_sets = self.state_dict(), self.schema.num_edge_sets
         absent = (HISTORY_WEIGHT, COUNTS)
         full = {n: torch.zeros_like(t) for n, t in own.items() if n in absent}
@@ -129,7 +129,7 @@ class LinkModel(nn.Module):
             shape = own[name].shape if name in own else ()
             full[name] = with_all_facts(as_tensor(weight), shape, num_sets, name)
 
-        # torch would take over those that fit before it refuses the others.
+        # torch would load the ones that fit before it refuses the others.
         odd = [
             name
             for name in sorted(own.keys() | full.keys())
@@ -144,8 +144,8 @@ class LinkModel(nn.Module):
 
     @property
     def is_finite(self) -> bool:
-        """Whether all weights and statistics are numbers."""
-        # Small ones are asked together: calls for each would take longer than their numbers.
+        """Whether all weights and statistics are finite."""
+        # Small tensors are checked together: a call for each would take longer than the check.
         together: dict[object, list[Tensor]] = {}
         for name, tensor in self.state_dict().items():
             if tensor.is_floating_point():
@@ -157,8 +157,8 @@ class LinkModel(nn.Module):
         )
 
     def observe(self, inputs: LinkInputs, edges: EdgeRows, ranks: Ranks = ALONE) -> None:
-        """Update the running statistics from what a window recorded; the median gap is set once, by
-        the first. ranks: each of which recorded a share of the inputs."""
+        """Update the running statistics from the inputs that a window recorded; the first window
+        sets the median gap, once. ranks: each recorded a share of the inputs."""
         is_candidate_EC = inputs.is_candidate_EC
         all_count = bool(is_candidate_EC.all())
         facts = inputs.facts_ECF if all_count else inputs.facts_ECF[is_candidate_EC]
@@ -166,11 +166,11 @@ class LinkModel(nn.Module):
         self.edge_stats.update(torch.from_numpy(edges.features_ED))
         node_MD = inputs.node_MD
         if ranks.size > 1 and node_MD.shape[1]:
-            # A node counts once, whatever ranks it is around.
+            # A node counts once, even if several ranks have it.
             node_MD = node_MD[ranks.not_before(inputs.node_M)]
         self.node_stats.update(node_MD, ranks)
 
-        # A later gap would change the meaning of all times that the weights know.
+        # A later gap would change the meaning of all times that the weights were trained on.
         if self.gap_us == 0 and len(edges.time_E) > 1:
             gaps = np.diff(edges.time_E)
             self.gap_us.fill_(float(np.median(gaps[gaps > 0])) if (gaps > 0).any() else 1e6)
@@ -185,7 +185,7 @@ class LinkModel(nn.Module):
         )
 
     def updated(self, memory: Memory) -> Tensor:
-        """States of the nodes with a pending message after the GRU: float32[P, D]."""
+        """States of the nodes with a pending message, after the GRU: float32[P, D]."""
         if not self.has_memory:
             return as_tensor(memory.pending_other)
         features_PD = self.edge_stats(as_tensor(memory.pending_features))
@@ -193,25 +193,26 @@ class LinkModel(nn.Module):
         return out
 
     def over(self, memory: Memory, chunk: EdgeRows) -> AbstractContextManager[Tensor]:
-        """`Memory.over` one canonical chunk under the present weights, which yields `updated`, for
+        """`Memory.over` one canonical chunk with the present weights; yields `updated`, for
         `Memory.gather`."""
         return memory.over(chunk, self.updated)
 
     @torch.no_grad()
     def advance(self, memory: Memory, chunk: EdgeRows) -> None:
-        """The same where nothing is asked of the chunk's events."""
+        """Advance memory over a chunk whose events are not scored."""
         with self.over(memory, chunk):
             pass
 
     def embed(self, inputs: LinkInputs, state_MD: Tensor) -> Tensor:
-        """Embeddings of the U roots, float32[U, D], from the states of the M nodes around them."""
+        """Embeddings of the U roots, float32[U, D], from the states of the M nodes of their
+        neighbourhood."""
         h_MD = self.encoder.start(inputs.node_M, state_MD, self.node_stats(inputs.node_MD))
         out: Tensor = self.encoder(h_MD, inputs.hops, self.edge_stats, self.gap())
         return out
 
     def neighbor_weights(self, inputs: LinkInputs, state_MD: Tensor) -> tuple[Tensor, ...]:
-        """How much each neighbour of the U roots counts by attention, float32[U, K] a hop: of the
-        first hop, or of each window of time. An empty tuple where there is no attention."""
+        """Attention weights of the U roots' neighbours, float32[U, K]: of the first hop, or for
+        each window of time. An empty tuple for a model without attention."""
         h_MD = self.encoder.start(inputs.node_M, state_MD, self.node_stats(inputs.node_MD))
         out: tuple[Tensor, ...] = self.encoder.weights(
             h_MD, inputs.hops, self.edge_stats, self.gap()
@@ -219,7 +220,7 @@ class LinkModel(nn.Module):
         return out
 
     def residual(self, z_UD: Tensor, inputs: LinkInputs, dropout: int | Tensor | None) -> Tensor:
-        """What the graph adds to each pair's logit: float32[E, C]. dropout: as in `forward`."""
+        """The graph's part of each pair's logit: float32[E, C]. dropout: as in `forward`."""
         # Each root is projected once, however many pairs it is in.
         src_E1D = embedding(inputs.src_E, self.head_src(z_UD))[:, None]
         if self.head_set is not None:
@@ -231,15 +232,15 @@ class LinkModel(nn.Module):
         return added if self.training else self.mask_new(added, inputs.facts_ECF)
 
     def asked_set(self, facts_F: Tensor) -> Tensor:
-        """What the head adds for the edge set that facts [..., F] are asked about: [..., D], where
-        there are several sets."""
+        """The head's term for the edge set of facts [..., F]: [..., D]. Only for models of several
+        edge sets."""
         assert self.head_set is not None
         out: Tensor = self.head_set(facts_F[..., -self.schema.num_edge_sets :])
         return out
 
     def residual_of(self, src_D: Tensor, dst_D: Tensor) -> Tensor:
-        """The same from what the head makes of sources and destinations, float32[..., D], which may
-        be kept."""
+        """The graph's part of the logit, [...], from the head's projections of sources and
+        destinations, float32[..., D], which a server may cache."""
         out: Tensor = self.head_out((src_D + dst_D).relu())[..., 0]
         return out
 
@@ -250,9 +251,9 @@ class LinkModel(nn.Module):
         return added.masked_fill(self.new_destinations.replaces(facts), 0.0)
 
     def labels(self, inputs: LabelInputs, state_MD: Tensor) -> Tensor:
-        """What the label heads say of each label, float32[L, T], before `predictions`."""
+        """Outputs of the label heads, float32[L, T]; `predictions` turns them into labels."""
         assert self.label_head is not None
-        # Without graph layers the facts are all that a label is predicted from.
+        # Without graph layers, labels are predicted from facts alone.
         num_roots = len(inputs.around.hops[0].root_U)
         z_UD = (
             self.embed(inputs.around, state_MD)
@@ -265,12 +266,13 @@ class LinkModel(nn.Module):
         )
 
     def pair_logits(self, facts_ECF: Tensor) -> Tensor:
-        """What the pair alone says: float32[E, C]; nothing where the model has no pair facts."""
+        """Logits of the pair network: float32[E, C]; zeros for a model without pair facts."""
         if not self.settings.pair_facts:
             return facts_ECF.new_zeros(facts_ECF.shape[:-1])
         # bfloat16 would round the logits themselves to 8 bits.
         logits_EC = in_float32(self.pair[-1], self.pair[:-1](self.fact_stats(facts_ECF)))[..., 0]
-        # While learning a new one is a negative like others, whose weights it moves.
+        # In training a new destination is a negative like others, and its gradient moves the
+        # weights.
         if self.training:
             return logits_EC
         out: Tensor = self.new_destinations(logits_EC, facts_ECF)
@@ -279,17 +281,17 @@ class LinkModel(nn.Module):
     def forward(
         self, inputs: LinkInputs, state_MD: Tensor, dropout: int | Tensor | None = None
     ) -> Tensor:
-        """Logits of all candidates, float32[E, C]. dropout: a `dropout_key` while learning, None
-        otherwise."""
+        """Logits of all candidates, float32[E, C]. dropout: a `dropout_key` in training, else
+        None."""
         logits = self.pair_logits(inputs.facts_ECF)
         if self.has_graph:
             logits = logits + self.residual(self.embed(inputs, state_MD), inputs, dropout)
         return logits
 
     def optimizer(self, learning_rate: float) -> torch.optim.AdamW:
-        """AdamW: pair network and label head at the full rate, the rest slower and with weight
-        decay; without pair facts all at the full rate."""
-        # On a GPU one kernel updates all weights, and a CUDA graph may hold it.
+        """AdamW: pair network and label heads at the full rate, the rest slower and with weight
+        decay; without pair facts, everything at the full rate."""
+        # On a GPU one kernel updates all weights, and a CUDA graph can capture it.
         on_gpu = self.device.type == "cuda"
         kernels: Any = {"fused": True, "capturable": True} if on_gpu else {"foreach": True}
         if not self.settings.pair_facts:
@@ -307,14 +309,14 @@ class LinkModel(nn.Module):
             groups.append(
                 {"params": rest, "lr": DAMPED_RATE * learning_rate, "weight_decay": WEIGHT_DECAY}
             )
-        # Last, since stored states of older releases are by number.
+        # Last, since older releases stored the optimizer's states by parameter number.
         if heads:
             history = [p for head in heads for p in head.history.parameters()]
             groups.append({"params": history, "lr": learning_rate, "weight_decay": 0.0})
         return torch.optim.AdamW(groups, **kernels)
 
     def gap(self) -> Tensor:
-        """What time differences are divided by, microseconds, float64."""
+        """The unit of time differences, microseconds, float64."""
         return torch.where(self.gap_us > 0, self.gap_us, 1.0)
 
 
@@ -339,22 +341,22 @@ def link_loss(
     is_candidate_EC: Tensor | None = None,
     log_draws_EC: Tensor | None = None,
 ) -> Tensor:
-    """Sum over events of softmax over the candidates (the first is true) plus binary cross-entropy,
-    weighted.
+    """Sum over events of the softmax cross-entropy over the candidates (the first is true) plus the
+    binary cross-entropy, weighted.
 
-    The latter makes scores of different sources comparable, which average precision asks for.
-    is_candidate_EC: columns that count, bool. None counts all, and so does True in each, to the
-    same bits. log_draws_EC: as of `LinkInputs`, taken off the logits.
+    The binary part makes scores of different sources comparable, which average precision requires.
+    is_candidate_EC: bool, the columns that count; None counts all, with the same bits as True
+    everywhere. log_draws_EC: as of `LinkInputs`, subtracted from the logits.
     """
     if log_draws_EC is not None:
         logits_EC = logits_EC - log_draws_EC
     if is_candidate_EC is None:
         is_candidate_EC = torch.ones_like(logits_EC, dtype=torch.bool)
 
-    # Which candidate is the true one.
+    # Softmax: which candidate is the true one.
     softmax = -logits_EC.masked_fill(~is_candidate_EC, -torch.inf).log_softmax(1)[:, 0]
 
-    # Whether each candidate is true, by itself: the mean over the columns that count.
+    # Binary: whether each candidate is true, as the mean over the columns that count.
     target = torch.zeros_like(logits_EC)
     target[:, 0] = 1.0
     binary_EC = nn.functional.binary_cross_entropy_with_logits(logits_EC, target, reduction="none")

@@ -1,4 +1,4 @@
-"""A published version with its memory: as a model that learns, or as what a server answers by."""
+"""Loads a published version with its memory, to train it further or to answer with it."""
 
 from typing import TYPE_CHECKING
 
@@ -28,19 +28,19 @@ def load_inference(
     device: str = HOST,
     memories: MemoryReader | None = None,
 ) -> tuple[Inference, Memory]:
-    """A version, ready to answer, and its memory. Arguments and errors: as of `load_model`."""
+    """Load a version for answering, and its memory. Arguments and errors: as of `load_model`."""
     settings = version.manifest.model_settings()
     made_on = _check_schema(version.manifest, schema)
     if device == HOST and architecture_of(settings).in_numpy and made_on == schema:
         memory = _read_memory(version, made_on, device, memories)
         return NumpyModel(settings, schema, version.weights), memory
 
-    # torch is loaded only if a version needs it. So does one that is to be widened: its next
-    # successor does not.
+    # torch is imported only for a version that needs it. A version that must be widened needs it
+    # too; its successor is already wide.
     from streamd.gpu import fix_torch
     from streamd.models.inference.torch_model import TorchModel
 
-    # The matrices are small: more threads gain nothing.
+    # More threads gain nothing with matrices this small.
     fix_torch(1)
     model, memory = load_model(version, schema, device, memories)
     return TorchModel(model), memory
@@ -53,19 +53,18 @@ def load_model(
     memories: MemoryReader | None = None,
     ranks: Ranks = ALONE,
 ) -> tuple["LinkModel", Memory]:
-    """A version's model, in evaluation mode, and its memory at `manifest.edge`.
+    """Load a version's model, in evaluation mode, and its memory at `manifest.edge`.
 
-    A version from before the log got further sets or features is widened.
+    A version that was made before the log got further sets or features is widened.
 
-    Args: schema: of the log; memories: reads only the memory files that the version read before
-    lacks; ranks: that share the memory's rows.
-    Raises: VersionError if its settings, tensors, widths or facts do not fit; NewerSchemaError if
-    it knows sets or features that `schema` does not.
+    Args: schema: of the log; memories: reads only the memory files that the version before did not
+    have; ranks: they share the memory's rows. Raises: VersionError if its settings, tensors, widths
+    or facts do not fit; NewerSchemaError if it knows sets or features that `schema` does not.
     """
     from streamd.models.link import build_model
     from streamd.models.widening import widened_memory, widened_model
 
-    # The weights drawn here are replaced at once, so the seed does not matter.
+    # The weights drawn here are overwritten next, so the seed does not matter.
     made_on = _check_schema(version.manifest, schema)
     model = build_model(version.manifest.model_settings(), made_on, 0, device)
     model.restore(version.weights)
@@ -77,10 +76,10 @@ def load_model(
 
 
 def _check_schema(manifest: Manifest, schema: Schema) -> Schema:
-    """The schema that a version was made on, which is that of the log or one that it extends.
+    """The schema that a version was made on: equal to the log's, or one that the log's extends.
 
-    Raises: VersionError where it is another or the version knows other facts; NewerSchemaError
-    where it knows sets or features that `schema` does not.
+    Raises: VersionError if it is neither, or if the version knows other facts; NewerSchemaError if
+    it knows sets or features that `schema` does not.
     """
     made_on = manifest.log_schema()
     if made_on != schema and not extends(made_on, schema):
@@ -89,7 +88,7 @@ def _check_schema(manifest: Manifest, schema: Schema) -> Schema:
             f"Version {manifest.name} was made on {made_on}, the log has {schema}.",
             "promote a version that was made on this log.",
         )
-    # New facts go to the end, so an older version knows the first ones.
+    # New facts are appended, so an older version knows the first ones.
     if manifest.facts != FACT_NAMES[: len(manifest.facts)]:
         raise VersionError(
             f"Version {manifest.name} knows other facts than this streamd makes.",
@@ -105,7 +104,7 @@ def _read_memory(
     memories: MemoryReader | None = None,
     ranks: Ranks = ALONE,
 ) -> Memory:
-    """The memory of a version at `manifest.edge`, as it was stored under the schema `made_on`."""
+    """The memory of a version at `manifest.edge`, stored under the schema `made_on`."""
     manifest = version.manifest
     settings = manifest.model_settings()
     widths = settings.dim if architecture_of(settings).has_memory else 0, made_on.edge_feature_dim

@@ -1,8 +1,8 @@
-"""The logit of a destination that had no event yet, as learning keeps it.
+"""The logit of a destination without any event so far, in training.
 
-Such a candidate cannot be learned like others: all negatives of learning were destinations before,
-so that "never seen" would mean "true". Its logit is the rate at which events of its edge set went
-to a new destination lately, on the scale of the logits of the known ones.
+Such a candidate cannot be learned like others: all training negatives were destinations before, so
+the model would learn that "never seen" means "true". Its logit is instead the recent rate of new
+destinations in its edge set, on the scale of the logits of known ones.
 """
 
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ from streamd.ranks import ALONE, Ranks
 
 
 class NewDestinations(nn.Module):
-    """Counts of the events that were scored lately, and the logits of new destinations.
+    """Counts of recently scored events, and the logits of new destinations.
 
-    counts: float64[3, S] for each edge set: events, those with a new destination, and the sum over
-    the events of `log_mean_odds`. logit_S: float32, made of them, minus infinity before an event
-    was counted.
+    counts: float64[3, S], for each edge set: events, events with a new destination, and the sum of
+    `log_mean_odds` over the events. logit_S: float32, derived from the counts; minus infinity
+    before an event was counted.
     """
 
     counts: Tensor
@@ -41,8 +41,8 @@ class NewDestinations(nn.Module):
 
     @torch.no_grad()
     def observe(self, of_chunks: Sequence[Tensor], ranks: Ranks = ALONE) -> None:
-        """Count the events of chunks in their order, float64[3, S] each; the past fades by their
-        number. ranks: each of which counted a share of every chunk."""
+        """Count the events of chunks in their order, float64[3, S] each; each chunk decays the
+        counts before it. ranks: each counted a share of every chunk."""
         if self._is_held or not len(of_chunks):
             return
         own = torch.stack(tuple(of_chunks)).flatten().tolist()
@@ -54,24 +54,25 @@ class NewDestinations(nn.Module):
         self._derive()
 
     def hold(self) -> None:
-        """Count nothing any more, so that the rate stays: for a model that is frozen."""
+        """Stop counting, so that the rate stays: for a frozen model."""
         self._is_held = True
 
     def stop(self) -> None:
-        """Count nothing any more, and leave all logits as they are: for a model with older facts,
-        such as those of midnight, to which known destinations are new too."""
+        """Stop counting and replace no logits: for a model with older facts, such as those of
+        midnight, which would take known destinations for new ones."""
         self.hold()
         self.counts.zero_()
         self._derive()
 
     def replaces(self, facts: Tensor) -> Tensor:
-        """Which candidates have the logit of new ones, by their facts [..., F]: bool[...]."""
+        """Which candidates get the logit of new destinations, by their facts [..., F]:
+        bool[...]."""
         own = self.logit_S[asked_sets(facts, len(self.logit_S))]
         out: Tensor = is_new(facts) & own.isfinite()
         return out
 
     def forward(self, logits: Tensor, facts: Tensor) -> Tensor:
-        """Logits [...], those of new destinations replaced. facts: [..., F], raw."""
+        """Logits [...] with those of new destinations replaced. facts: [..., F], raw."""
         own = self.logit_S[asked_sets(facts, len(self.logit_S))]
         return torch.where(self.replaces(facts), own.to(logits.dtype), logits)
 

@@ -1,5 +1,4 @@
-"""The pair network: what the facts about a pair say of it. Every model holds one, and `pair` is
-nothing else."""
+"""The pair network: a logit from pair facts. Every model has one; the model `pair` is only this."""
 
 from torch import nn
 
@@ -7,7 +6,7 @@ from streamd.models.inference.standard_values import PAIR_HIDDEN as HIDDEN
 
 
 def pair_network(num_facts: int) -> nn.Sequential:
-    """float32[..., num_facts], standardised, to a logit float32[..., 1]."""
+    """A network from standardised facts, float32[..., num_facts], to a logit, float32[..., 1]."""
     return nn.Sequential(
         nn.Linear(num_facts, HIDDEN),
         nn.ReLU(),

@@ -1,5 +1,5 @@
-"""Rules that cost nothing. The one that answers until there is a version mixes past partners and
-popular destinations by how often the source repeats itself."""
+"""Rules without training. The rule that answers before the first version mixes past partners and
+popular destinations, weighted by the source's recurrence."""
 
 from collections.abc import Sequence
 
@@ -13,13 +13,13 @@ from streamd.graph.facts.kernels import FLOOR_LOG_SHARE, NEVER_LOG_SECONDS
 
 NAME = "rule"
 FIRST_RECURRENCE = 0.625
-"""Share of a source's events with a past partner before it has any: as the benchmark protocol's
-rule weighs partners and popularity."""
+"""Assumed share of a source's events with a past partner before its first event: the weight of
+partners against popularity in the benchmark protocol's rule."""
 FIRST_EVENTS = 2.0
-"""Events that this share counts as. 1 to 5 rank alike."""
+"""Number of events that the assumed share counts as. Values from 1 to 5 rank alike."""
 COVISIT_WEIGHT = 10.0
-"""How much co-visits raise a destination's popularity for a source. With 3 pairs that never repeat
-rank lower, with 30 those that do."""
+"""Weight by which co-visits raise a destination's popularity for a source. With 3, pairs that never
+repeat rank lower; with 30, pairs that do repeat."""
 
 
 def edgebank_scores(facts_ECF: Float32) -> Float32:
@@ -32,11 +32,12 @@ def edgebank_scores(facts_ECF: Float32) -> Float32:
 
 
 def rule_scores(facts_ECF: Float32) -> Float32:
-    """Chance that a source's next event goes to each candidate, up to a factor: float32[E, C].
+    """Chance, up to a factor, that a source's next event goes to each candidate: float32[E, C].
 
-    With the source's recurrence it goes to a past partner, by the mean of the four pair weights
-    (each scaled to add up to 1). Else it goes to a popular destination, by the mean share over the
-    five half-lives, raised by co-visits. Of several edge sets the facts of the asked one count.
+    With the probability of the source's recurrence the event goes to a past partner, by the mean of
+    the four pair weights (each scaled to add up to 1). Else it goes to a popular destination, by
+    the mean share over the five half-lives, raised by co-visits. With several edge sets, the facts
+    of the queried set count.
     """
     events_EC, pairs_EC = (
         np.expm1(facts_ECF[..., column])
@@ -48,7 +49,7 @@ def rule_scores(facts_ECF: Float32) -> Float32:
     one_less_R = 1.0 - np.array(RATES, np.float32)
     partner_EC = _mean([weights_ECR[..., r] * one_less_R[r] for r in range(len(RATES))])
 
-    # At the floor a node is hardly ever a destination, and counts nothing.
+    # At the floor a node is almost never a destination; its share counts as 0.
     log_share_ECH = facts_ECF[..., LOG_SHARES]
     share_EC = _mean(
         [
@@ -75,8 +76,8 @@ def scores_of_rules(facts_ECF: Float32) -> dict[str, Float32]:
 
 
 def _mean(columns: Sequence[Float32]) -> Float32:
-    """Mean of columns, float32[E, C] each. It adds one after the other, since numpy takes several
-    times as long to add along a short last axis."""
+    """Mean of columns, float32[E, C] each. Columns are added one after the other, since numpy takes
+    several times as long to sum along a short last axis."""
     total = columns[0]
     for column in columns[1:]:
         total = total + column

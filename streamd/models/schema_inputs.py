@@ -1,7 +1,7 @@
-"""How a module says which of its inputs are columns of the log's schema, so that
+"""Declares which parts of a module's tensors are columns of the log's schema, so that
 `streamd.models.widening` can extend any architecture when the log gets further sets or features.
 
-A module with such inputs has the method `schema_inputs() -> dict[str, SchemaInput]`, by the names
+A module with such tensors has the method `schema_inputs() -> dict[str, SchemaInput]`, by the names
 of its own parameters and buffers.
 """
 
@@ -13,12 +13,12 @@ from torch import nn
 
 @dataclass(frozen=True, slots=True)
 class SchemaInput:
-    """Which part of a tensor has an entry for each column of the schema.
+    """The part of a tensor that has an entry for each column of the schema.
 
-    kind: the columns: a row of edge or node features, a row of facts, one for each edge set, or the
-    features of one set. axis: the tensor's axis that has them; offset: index of the first there.
-    optional: whether the module lacks the tensor in a schema without such columns. Then it starts
-    at zero in a model that had none.
+    kind: of the columns: a row of edge or node features, a row of facts, one column for each edge
+    set, or the features of one set. axis: the tensor's axis of columns; offset: index of the first
+    column on it. optional: whether the module has no such tensor under a schema without such
+    columns. When such a module is widened, the tensor starts at zero.
     """
 
     kind: Literal["edge_features", "node_features", "facts", "edge_sets", "set_features"]
@@ -28,7 +28,7 @@ class SchemaInput:
 
 
 def schema_inputs(model: nn.Module) -> dict[str, SchemaInput]:
-    """The inputs that all modules of a model declare, by the tensors' names in `state_dict`."""
+    """The schema inputs of all modules of a model, by the tensors' names in `state_dict`."""
     found: dict[str, SchemaInput] = {}
     for path, module in model.named_modules():
         declared: Any = getattr(module, "schema_inputs", dict)

@@ -1,4 +1,4 @@
-"""Shapley values of a small game, exactly: each player's fair share of what all reach together
+"""Exact Shapley values of a small game: each player's share of the value that all reach together
 (Shapley 1953, "A value for n-person games")."""
 
 from math import factorial
@@ -11,18 +11,19 @@ from streamd.events import Bools
 Float64 = NDArray[np.float64]
 
 MAX_PLAYERS = 9
-"""The value of 512 coalitions is asked for then."""
+"""At most 2**9 = 512 coalitions, whose values the caller must compute."""
 
 
 def coalitions(num_players: int) -> Bools:
-    """All coalitions, bool[2**n, n]: coalition s has the players whose bit is set in s."""
+    """All coalitions, bool[2**n, n]: coalition s contains the players whose bit is set in s."""
     assert num_players <= MAX_PLAYERS, "their number grows by two a player"
     bits: Bools = (np.arange(2**num_players)[:, None] >> np.arange(num_players)) & 1 == 1
     return bits
 
 
 def shapley_shares(value_S: Float64) -> Float64:
-    """The share of each player, float64[n]; they add up to the value of all less that of none.
+    """The share of each player, float64[n]; they add up to the value of the full coalition minus
+    that of the empty one.
 
     value_S: float64[2**n], the value of each coalition, in the order of `coalitions`.
     """
@@ -30,7 +31,8 @@ def shapley_shares(value_S: Float64) -> Float64:
     has_SN = coalitions(num_players)
     size_S = has_SN.sum(1)
 
-    # A coalition weighs as many orders of joining as put its players before this one.
+    # A coalition's weight is the share of joining orders in which exactly its members precede the
+    # player.
     orders = [
         factorial(size) * factorial(num_players - size - 1) / factorial(num_players)
         for size in range(num_players)

@@ -1,4 +1,4 @@
-"""Running mean and spread of inputs, kept with the weights."""
+"""Running mean and spread (standard deviation) of inputs, stored with the weights."""
 
 from collections.abc import Sequence
 
@@ -10,20 +10,21 @@ from streamd.models.schema_inputs import SchemaInput
 from streamd.ranks import ALONE, Ranks
 
 WARM_UP_ROWS = 1_000
-"""Before so many rows nobody knows what is wild."""
+"""Rows before clipping starts: from fewer, the spread is too uncertain to detect outliers."""
 MAX_SPREADS = 100.0
-"""Rows enter the statistics clipped to so many spreads around the mean. One wild row then moves the
-spread of a million by half a percent, and a flag that is set once in ten thousand rows still counts
-in full."""
+"""Rows are clipped to this many spreads around the mean before they enter the statistics. One
+outlier then moves the spread of a million rows by half a percent, and a flag that is set once in
+ten thousand rows still counts in full."""
 MEMORY_ROWS = 1_000_000
-"""The past weighs as much as so many rows, so that statistics follow a stream that changes."""
+"""Bound of `count`, the weight of past rows, so that the statistics follow a stream that
+changes."""
 
 
 class RunningStandardizer(nn.Module):
-    """(x - mean) / std over the rows seen lately, clipped to +-5.
+    """(x - mean) / std over recent rows, clipped to +-5.
 
-    mean, var: float64[dim]; count: float64, at most MEMORY_ROWS. shift, scale: float32[dim], what
-    follows from them, made when they change rather than for every few rows.
+    mean, var: float64[dim]; count: float64, at most MEMORY_ROWS. shift, scale: float32[dim],
+    derived from them when they change.
     """
 
     mean: Tensor
@@ -49,24 +50,24 @@ class RunningStandardizer(nn.Module):
 
     @torch.no_grad()
     def update(self, rows: Tensor, ranks: Ranks = ALONE) -> None:
-        """Take in rows [..., dim], of any device (Chan, Golub and LeVeque 1979: pairwise merge of
-        means and variances). ranks: each of which has a share of the rows."""
+        """Add rows [..., dim], of any device, to the statistics (Chan, Golub and LeVeque 1979:
+        pairwise merge of means and variances). ranks: each has a share of the rows."""
         if not rows.numel() and (ranks.size == 1 or not len(self.mean)):
             return
         rows = rows.reshape(-1, len(self.mean)).to(self.mean)
 
-        # A wild row enters at the bound.
+        # Clip outliers to the bound.
         bounded = (self.var > 0) & (self.count >= WARM_UP_ROWS)
         bound = torch.where(bounded, MAX_SPREADS * self.var.sqrt(), torch.inf)
         rows = rows.clamp(self.mean - bound, self.mean + bound)
 
-        # Merge the statistics of these rows with those of the rows before.
+        # Merge the statistics of these rows with those before.
         n, mean, var = _moments(rows, ranks)
         if not n:
             return
         total = self.count + n
         delta = mean - self.mean
-        old = self.var * self.count  # nothing before the first rows, when count is 0
+        old = self.var * self.count  # 0 before the first rows
         self.var.copy_((old + var * n + delta**2 * (self.count * n / total)) / total)
         self.mean += delta * (n / total)
         self.count.copy_(total.clamp_max(MEMORY_ROWS))
@@ -87,7 +88,7 @@ def _moments(rows: Tensor, ranks: Ranks) -> tuple[int, Tensor, Tensor]:
     """Number, mean and variance of the rows of all ranks: float64[dim] each."""
     if ranks.size == 1:
         return len(rows), rows.mean(0), rows.var(0, unbiased=False)
-    # The mean first, as differences from it say the variance without loss.
+    # The mean first: squared differences from it give the variance without cancellation.
     num, *sums = ranks.total([len(rows), *rows.sum(0).tolist()])
     mean = rows.new_tensor(sums) / max(num, 1)
     var = rows.new_tensor(ranks.total(((rows - mean) ** 2).sum(0).tolist())) / max(num, 1)
@@ -95,8 +96,8 @@ def _moments(rows: Tensor, ranks: Ranks) -> tuple[int, Tensor, Tensor]:
 
 
 class SetStandardizer(nn.Module):
-    """The same for rows of features of several sets: each set's features by statistics of its own
-    rows; one-hot of the set, and the zeros of other sets, stay as they are.
+    """`RunningStandardizer` for rows of several sets: each set's features by statistics of its own
+    rows. The one-hot of the set, and the zeros of other sets, stay as they are.
 
     set_of: int64[dim], the set of each column.
     """
@@ -106,7 +107,8 @@ class SetStandardizer(nn.Module):
     set_of: Tensor
 
     def __init__(self, columns: Sequence[slice]) -> None:
-        """columns: where the features of each set lie in a row, behind one-hot of the sets."""
+        """columns: of the features of each set in a row; the one-hot of the sets comes before
+        them."""
         super().__init__()
         self.sets = nn.ModuleList(RunningStandardizer(c.stop - c.start) for c in columns)
         self._columns = tuple(columns)
@@ -123,7 +125,7 @@ class SetStandardizer(nn.Module):
 
     @torch.no_grad()
     def update(self, rows: Tensor, ranks: Ranks = ALONE) -> None:
-        """Take in rows [..., dim]. ranks: each of which has a share of them."""
+        """Add rows [..., dim] to the statistics. ranks: each has a share of them."""
         rows = rows.reshape(-1, len(self.set_of))
         for number, (own, stats) in enumerate(zip(self._columns, self.sets, strict=True)):
             stats.update(rows[rows[:, number] > 0][:, own], ranks)  # type: ignore[operator]
@@ -141,5 +143,6 @@ class SetStandardizer(nn.Module):
 
 
 def standardizer(dim: int, columns: Sequence[slice]) -> RunningStandardizer | SetStandardizer:
-    """What standardises rows of features. columns: where those of each set lie, of one set all."""
+    """The standardizer for rows of features. columns: of the features of each set; one slice if
+    there is one set."""
     return RunningStandardizer(dim) if len(columns) == 1 else SetStandardizer(columns)

@@ -1,8 +1,8 @@
-"""What was learned under a narrower schema, as one that extends it has it: a model, its optimizer,
-its memory, and recorded inputs.
+"""Extends a model, its optimizer, its memory and recorded inputs from a narrower schema to one that
+extends it.
 
-New columns weigh nothing, so a widened model says of the old sets what it said before. The counts
-behind its statistics hold for the new columns too, which were zero until now.
+New columns have weight zero, so a widened model gives the same outputs for the old sets. The counts
+of its statistics hold for the new columns too, which were zero until now.
 """
 
 from collections.abc import Mapping
@@ -24,11 +24,11 @@ from streamd.schema_change import edge_places, node_places, widened_edges, widen
 
 
 def widened_model(model: LinkModel, schema: Schema) -> LinkModel:
-    """A model as one under a schema that extends its own. The model does not change."""
+    """The model under a schema that extends its own. The argument does not change."""
     new = build_model(model.settings, schema, 0, model.device)
     old, weights, inputs = model.state_dict(), new.state_dict(), schema_inputs(new)
 
-    # The statistics of the only set there was are those of the first.
+    # The statistics of the only set become those of the first set.
     for path, module in new.named_modules():
         if isinstance(module, SetStandardizer):
             first = {
@@ -42,8 +42,8 @@ def widened_model(model: LinkModel, schema: Schema) -> LinkModel:
         elif name in inputs and inputs[name].optional:
             weights[name] = torch.zeros_like(tensor)
 
-    # A row of facts that is extended is another row, not one with zeros. Its mean is extended in
-    # the same way, its variance without the constant.
+    # Facts of a widened row are not all zero: the columns of all sets repeat the old facts, and the
+    # set's own flag is 1. The mean is widened in the same way, the variance without the constant.
     mean, var = model.fact_stats.mean, model.fact_stats.var
     constant = _widened_facts(torch.zeros_like(var), model.schema, schema)
     weights["fact_stats.mean"] = _widened_facts(mean, model.schema, schema)
@@ -55,7 +55,7 @@ def widened_model(model: LinkModel, schema: Schema) -> LinkModel:
 def widened_optimizer(
     optimizer: torch.optim.AdamW, model: LinkModel, learning_rate: float, new: LinkModel
 ) -> torch.optim.AdamW:
-    """The optimizer of a model that was widened to `new`. What was not there has no state yet."""
+    """The optimizer of a model that was widened to `new`. New parameters have no state yet."""
     out = new.optimizer(learning_rate)
     old, schema = model.schema, new.schema
     inputs = schema_inputs(new)
@@ -81,7 +81,8 @@ def widened_optimizer(
 
 
 def widened_memory(memory: Memory, old: Schema, new: Schema) -> Memory:
-    """A copy of a memory whose messages have features as a schema has them that extends `old`."""
+    """A copy of a memory, with the features of its messages widened from `old` to `new`, which
+    extends it."""
     out = memory.copy()
     features = on_host(memory.pending_features)
     out.pending_features = put(widened_edges(features, old, new), memory.device)
@@ -89,7 +90,7 @@ def widened_memory(memory: Memory, old: Schema, new: Schema) -> Memory:
 
 
 def widened_inputs(inputs: LinkInputs, old: Schema, new: Schema) -> LinkInputs:
-    """Recorded inputs with facts and features as a schema has them that extends `old`."""
+    """Recorded inputs, with facts and features widened from `old` to `new`, which extends it."""
     # Unknown nodes and padding have no set.
     nodes = widened_nodes(inputs.node_MD.numpy(), old, new)
     nodes[inputs.node_M.numpy() < 0] = 0
@@ -107,19 +108,19 @@ def widened_inputs(inputs: LinkInputs, old: Schema, new: Schema) -> LinkInputs:
 
 
 def fits(inputs: LinkInputs, schema: Schema) -> bool:
-    """Whether inputs were recorded under a schema, as far as widths tell: of two that extend each
-    other one is wider. A model without graph layers records no rows of features."""
+    """Whether inputs were recorded under a schema, judged by widths: if one of two schemas extends
+    the other, it is wider. A model without graph layers records no rows of features."""
     wanted = num_facts(schema), schema.node_feature_dim, schema.edge_feature_dim
     rows = inputs.facts_ECF, inputs.node_MD, inputs.hops[0].edge_UKD
     return all(x.shape[-1] == width or not x.numel() for x, width in zip(rows, wanted, strict=True))
 
 
 def _widened_facts(facts: Tensor, old: Schema, new: Schema) -> Tensor:
-    """Rows of facts [..., width] under a schema that extends `old`."""
+    """Rows of facts [..., width] under `new`, which extends `old`."""
     wide = facts.new_zeros((*facts.shape[:-1], num_facts(new)))
     wide[..., : facts.shape[-1]] = facts
     if old.num_edge_sets == 1 < new.num_edge_sets:
-        # All sets together are the only one there was.
+        # The facts over all sets equal those of the only set before.
         wide[..., NUM_FACTS : 2 * NUM_FACTS] = facts
         wide[..., 2 * NUM_FACTS] = 1.0
     return wide
@@ -133,8 +134,8 @@ def _widened(
     old: Schema,
     new: Schema,
 ) -> Tensor:
-    """A tensor of a model, or one of its optimizer, in the shape of the wider model's: entries of
-    new columns are zero."""
+    """A tensor of a model or its optimizer in the shape of the wider model's: entries of new
+    columns are zero."""
     if tensor.shape == like.shape:
         return tensor
     if name not in inputs:
@@ -146,10 +147,10 @@ def _widened(
     elif one.kind == "node_features":
         positions = node_places(old, new)
     else:
-        # Further facts, edge sets and features of a set come at the end.
+        # New facts, edge sets and features of a set come at the end.
         positions = np.arange(size - offset)
 
-    # Entries after those of the schema move by the number of new columns.
+    # Entries after the schema's columns are shifted by the number of new columns.
     end = np.arange(offset + len(positions), size) + like.shape[one.axis] - size
     index = np.concatenate([np.arange(offset), offset + positions, end])
     wide = tensor.new_zeros(like.shape)

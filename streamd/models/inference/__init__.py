@@ -1,1 +1,1 @@
-"""A version that answers, with fixed weights: in numpy, or in torch."""
+"""Versions with fixed weights for answering, in numpy or in torch."""

@@ -1,4 +1,4 @@
-"""What a server answers by: the weights of a version, which do not change any more."""
+"""The interface of a loaded version for answering: its weights no longer change."""
 
 from typing import Protocol
 
@@ -12,16 +12,15 @@ from streamd.settings.loading import ModelSettings
 
 
 class Inference(Protocol):
-    """Arrays that are handed from one method to another, and to memory, lie where memory does:
-    numpy's on the host, torch's on a GPU. What comes from the graph, and what goes to callers, is
-    numpy's."""
+    """Arrays that are passed between methods, and to memory, are on the memory's device: numpy's on
+    the host, torch's on a GPU. Arrays from the graph and results for callers are numpy's."""
 
     settings: ModelSettings
     schema: Schema
 
     @property
     def device(self) -> str:
-        """Where it computes, "cpu" or a GPU."""
+        """The device of its arrays, "cpu" or a GPU."""
         ...
 
     @property
@@ -30,48 +29,49 @@ class Inference(Protocol):
         ...
 
     def advance(self, memory: Memory, chunk: EdgeRows) -> None:
-        """Carry memory over one canonical chunk."""
+        """Advance memory over one canonical chunk."""
         ...
 
     def updated(self, memory: Memory) -> Array:
-        """States of the nodes with a pending message once it is applied: float32[P, D]."""
+        """States of the nodes with a pending message, after the message is applied: float32[P,
+        D]."""
         ...
 
     def embed(self, memory: Memory, updated_PD: Array, around: Neighborhood) -> Array:
-        """float32[3, U, D]: the embeddings of a neighbourhood's roots, and what the head makes of
-        them as sources and as destinations. updated_PD: of the same memory."""
+        """float32[3, U, D]: the embeddings of a neighbourhood's roots, and the head's projections
+        of them as sources and as destinations. updated_PD: of the same memory."""
         ...
 
     def logits(self, facts_RF: Float32, src_RD: Array, dst_RD: Array) -> Float32:
-        """Logit per row, float32[R], of facts and what `embed` says of each row's source and
-        destination, which nobody looks at where pairs are scored by their facts alone."""
+        """Logit per row, float32[R], from facts and the projections by `embed` of each row's source
+        and destination. A model that scores by facts alone ignores the projections."""
         ...
 
     def pair_logits(self, facts_RF: Float32) -> Float32:
-        """What the facts alone say: float32[R]; zeros where the model has no pair facts."""
+        """Logits from facts alone: float32[R]; zeros for a model without pair facts."""
         ...
 
     def residual(self, facts_RF: Float32, src_RD: Array, dst_RD: Array) -> Float32:
-        """What the graph adds to that: float32[R]. Arguments as of `logits`."""
+        """The graph's part of the logits: float32[R]. Arguments as of `logits`."""
         ...
 
     def forget_rate(self) -> None:
-        """Rank new destinations by the weights alone from now on, not by the version's rate."""
+        """From now on score new destinations by the weights alone, not by the version's rate."""
         ...
 
     @property
     def mean_facts(self) -> Float32:
-        """The mean of each fact over what the version was trained on, float32[F]."""
+        """The mean of each fact over the version's training data, float32[F]."""
         ...
 
     def neighbor_weights(
         self, memory: Memory, updated_PD: Array, around: Neighborhood
     ) -> tuple[Float32, ...]:
-        """How much each neighbour of the U roots counts by attention, float32[U, K] a hop: of the
-        first hop, or of each window of time. An empty tuple where there is no attention."""
+        """Attention weights of the U roots' neighbours, float32[U, K]: of the first hop, or for
+        each window of time. An empty tuple for a model without attention."""
         ...
 
     def labels(self, memory: Memory, updated_PD: Array, rows: LabelRows, set_U: Int64) -> Float32:
-        """Probabilities of classes, or quantities in their own unit, float32[U, T], of nodes of the
-        node sets set_U."""
+        """Probabilities of classes, or quantities in their original unit, float32[U, T], of nodes
+        of the node sets set_U."""
         ...

@@ -1,4 +1,4 @@
-"""The rate of new destinations and their logit, the same for torch and numpy."""
+"""The rate of new destinations and their logit, for torch and numpy alike."""
 
 from typing import Any
 
@@ -11,29 +11,32 @@ from streamd.graph.facts.kernels import NEVER_LOG_SECONDS
 from streamd.graph.negatives import NUM_LEARNED
 
 COUNTS = "new_destinations.counts"
-"""A weight that older releases did not have. Their versions rank new destinations as they did."""
+"""A weight that older releases did not store. Their versions score new destinations by the weights
+alone, as those releases did."""
 NUM_COUNTS = 3
 HALF_LIFE_EVENTS = 2_000.0
-"""Events of an edge set after which an event counts half: a rate of one in a hundred is then known
-to a fifth of itself. At a log's first events all is new, which should not count for long."""
+"""Events of an edge set after which an event counts half. A rate of one in a hundred is then known
+with a relative error of a fifth. At the start of a log every destination is new, which should not
+dominate the rate for long."""
 MAX_LOGIT = 50.0
-"""Logits count no more than this in a sum of exponentials: others are infinitely sure."""
+"""Bound of logits in a sum of exponentials, so that it stays finite."""
 UNSEEN_EVENTS = 0.5
-"""Events of either kind that each edge set is taken to have had more."""
+"""Pseudo-count: events of either kind that are added to each edge set's counts."""
 
 
 def kept_share(num_events: Any) -> Any:
-    """The share of the counts that is left after so many further events, number or array."""
+    """The share of the counts that remains after `num_events` further events, number or array."""
     return 0.5 ** (num_events / HALF_LIFE_EVENTS)
 
 
 def logits_of(counts: NDArray[np.float64]) -> Float32:
     """The logit of a new destination in each edge set, float32[S]; -inf without an event.
 
-    counts: as of `NewDestinations`. By softmax all new ones together have the chance of the rate if
-    each has the log of the rate's odds plus the log of the mean over the known ones, and as many
-    new ones could come as are known. How many could is not known: any key may. One of them must
-    not have the chance of all, or a mistyped key would rank above most destinations.
+    counts: as of `NewDestinations`. Suppose that as many new destinations are possible as are
+    known. Then by softmax all new ones together have the probability of the rate if each has as its
+    logit the log of the rate's odds plus the log of the mean exp(logit) of the known ones. The true
+    number is unknown, since any key may come. But a single new one must not get the probability of
+    all, or a mistyped key would rank above most destinations.
     """
     num_events, num_new, sum_of_known = counts
     odds = (num_new + UNSEEN_EVENTS) / (num_events - num_new + UNSEEN_EVENTS)
@@ -47,14 +50,14 @@ def log_mean_odds(
     """The log of the mean of exp(logit) over all destinations known before each event: float64[E].
 
     The negatives are a sample of them. logits_EC: float32[E, C], the true destination first, -inf
-    in columns without a candidate. known_E: whether that was one of them. num_others_E: the number
-    of the others, above 0. has_learned: False for a model that has learned nothing yet; once it has
-    learned against n negatives the mean is about 1 / n.
+    in columns without a candidate. known_E: whether the true destination was known before.
+    num_others_E: the number of the other known ones, above 0. has_learned: False for an untrained
+    model; after training against n negatives the mean is about 1 / n.
     """
     if not has_learned:
         return np.full(len(known_E), -np.log(NUM_LEARNED))
 
-    # Of extreme logits the exponential would be infinite.
+    # The exponential of extreme logits would be infinite.
     odds_EC = np.exp(np.clip(logits_EC.astype(np.float64), -MAX_LOGIT, MAX_LOGIT))
     counts_EC = ~np.isneginf(logits_EC[:, 1:])
     mean_E = (odds_EC[:, 1:] * counts_EC).sum(1) / np.maximum(counts_EC.sum(1), 1)
@@ -64,36 +67,37 @@ def log_mean_odds(
 
 
 def is_new(facts: Any) -> Any:
-    """Which candidates were no destination before, by their facts [..., F] of torch or numpy:
+    """Which candidates were never a destination before, by their facts [..., F] of torch or numpy:
     bool[...]."""
     num_columns = facts.shape[-1]
-    # Of several edge sets the facts of all of them come second.
+    # With several edge sets, the facts over all of them come second.
     all_sets = NUM_FACTS if num_columns > NUM_FACTS else 0
     column = all_sets + FactColumn.LOG_SECONDS_SINCE_DESTINATION
     return facts[..., column] >= NEVER_LOG_SECONDS
 
 
 def asked_sets(facts: Any, num_edge_sets: int) -> Any:
-    """The number of the asked edge set of each row of facts [..., F]: of one set 0 for all."""
+    """The number of the queried edge set of each row of facts [..., F]; 0 for all rows if there is
+    one set."""
     if num_edge_sets == 1:
         return 0
     return facts[..., -num_edge_sets:].argmax(-1)
 
 
 class NewRates:
-    """`NewDestinations` in numpy, of a version's counts, which do not change any more."""
+    """`NewDestinations` in numpy, with a version's fixed counts."""
 
     def __init__(self, counts: NDArray[np.float64]) -> None:
         """counts: float64[3, S]."""
         self._logit_S = logits_of(counts)
 
     def replaces(self, facts_RF: Float32) -> Any:
-        """Which rows have the logit of new destinations: bool[R]."""
+        """Which rows get the logit of new destinations: bool[R]."""
         own = self._logit_S[asked_sets(facts_RF, len(self._logit_S))]
         return is_new(facts_RF) & np.isfinite(own)
 
     def __call__(self, logits_R: Float32, facts_RF: Float32) -> Float32:
-        """Logits, float32[R], those of new destinations replaced."""
+        """Logits, float32[R], with those of new destinations replaced."""
         own = self._logit_S[asked_sets(facts_RF, len(self._logit_S))]
         out: Float32 = np.where(self.replaces(facts_RF), own, logits_R).astype(np.float32)
         return out

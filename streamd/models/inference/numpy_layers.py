@@ -1,5 +1,5 @@
-"""The parts of `streamd.models.inference.numpy_model`: each reads its weights by the names
-under which torch has them, and computes what its module of torch does, to float32's rounding.
+"""The layers of `streamd.models.inference.numpy_model`: each reads weights by the names of its
+torch module, and computes the same output up to float32 rounding.
 
 Shape suffixes as in `streamd.models`; R rows, I inputs, O outputs of a layer.
 """
@@ -19,14 +19,15 @@ Float64 = NDArray[np.float64]
 
 
 class StoredWeights:
-    """The weights of a version, taken name by name, each with the shape that a model wants."""
+    """The weights of a version, taken one by one by name, each with the shape that the model
+    expects."""
 
     def __init__(self, weights: Mapping[str, NDArray[Any]], num_edge_sets: int) -> None:
         self._left = dict(weights)
         self._num_edge_sets = num_edge_sets
 
     def take(self, name: str, *shape: int) -> NDArray[Any]:
-        """Raises: VersionError where there is no such weight of the shape."""
+        """Raises: VersionError if no weight has this name and shape."""
         stored = self._left.pop(name, None)
         if stored is None:
             raise unfit(f"{name} is missing")
@@ -39,7 +40,7 @@ class StoredWeights:
         return np.ascontiguousarray(self.take(name, *shape), np.float32)
 
     def optional(self, name: str, *shape: int) -> Float32:
-        """A weight that older releases did not store: zeros where it is not there."""
+        """A weight that older releases did not store: zeros if it is missing."""
         return self.float32(name, *shape) if name in self._left else np.zeros(shape, np.float32)
 
     def optional64(self, name: str, *shape: int) -> Float64:
@@ -51,7 +52,7 @@ class StoredWeights:
         return Linear(np.ascontiguousarray(weight_OI.T), self.float32(f"{name}.bias", outputs))
 
     def end(self) -> None:
-        """Raises: VersionError where weights are left that the model does not have."""
+        """Raises: VersionError if weights remain that the model does not have."""
         if self._left:
             raise unfit(f"it has no {', '.join(sorted(self._left))}")
 
@@ -76,12 +77,12 @@ class Linear(NamedTuple):
 
 
 class Standardizer:
-    """`RunningStandardizer`, or `SetStandardizer` where rows are of several sets."""
+    """`RunningStandardizer`, or `SetStandardizer` for rows of several sets."""
 
     def __init__(
         self, stored: StoredWeights, name: str, dim: int, columns: Sequence[slice] = ()
     ) -> None:
-        """columns: as of `SetStandardizer`; of one set, or none, all are its own."""
+        """columns: as of `SetStandardizer`; with one slice or none, all columns are of one set."""
         self._set_of: Int64 | None = None
         if len(columns) < 2:
             mean, std = _moments(stored, name, dim)
@@ -89,7 +90,7 @@ class Standardizer:
             self._mean, self._std = mean.astype(np.float32), std.astype(np.float32)
             return
 
-        # One-hot of the set lies in front, then come the features of each.
+        # The one-hot of the set comes first, then the features of each set.
         self._shift, self._scale = np.zeros(dim, np.float32), np.ones(dim, np.float32)
         self._set_of = np.arange(dim)
         for number, own in enumerate(columns):
@@ -104,17 +105,17 @@ class Standardizer:
         np.maximum(out, -CLIP, out=out)
         np.minimum(out, CLIP, out=out)
         if self._set_of is not None:
-            # One-hot stays as it is, and so do the zeros of other sets.
+            # The one-hot and the zeros of other sets stay as they are.
             out *= rows[..., self._set_of]
         return out
 
     @property
     def mean(self) -> Float32:
-        """float32[dim]; only where all rows are of one set."""
+        """float32[dim]; only for rows of one set."""
         return self._mean
 
     def back(self, rows: Float32) -> Float32:
-        """Standardised values in their own unit again; only where all rows are of one set."""
+        """Standardised values converted back to their unit; only for rows of one set."""
         out: Float32 = rows * self._std
         out += self._mean
         return out
@@ -170,7 +171,7 @@ class GRUCell:
         gates = sigmoid(gates)
         reset_PD, update_PD = gates[:, :d], gates[:, d:]
 
-        # The new state, then the mean of the two that the update gate says.
+        # The candidate state, then the mean of it and the old one, weighted by the update gate.
         new_PD = state_P3D[:, 2 * d :]
         new_PD *= reset_PD
         new_PD += input_P3D[:, 2 * d :]
@@ -182,7 +183,8 @@ class GRUCell:
 
 
 class RootAttention:
-    """`NeighborAttention` by the same associativity: root rows are projected, not neighbours'."""
+    """`NeighborAttention`, by the same associativity: root rows are projected, not neighbour
+    rows."""
 
     def __init__(
         self, stored: StoredWeights, name: str, query_dim: int, entry_dim: int, dim: int, heads: int
@@ -211,15 +213,15 @@ class RootAttention:
         return out
 
     def weights(self, query_UD: Float32, entry_UKE: Float32, mask_UK: Bools) -> Float32:
-        """How much each neighbour counts, float32[U, heads, K]: 1 over the neighbours of a root, 0
-        for padding."""
+        """Attention weights, float32[U, heads, K]: they add up to 1 over a root's neighbours and
+        are 0 for padding."""
         # Fold the keys into the queries, head by head.
         q_UHW = self._query(query_UD).reshape(-1, *self._by_head)
         folded_HUE = q_UHW.transpose(1, 0, 2) @ self._key_HWE
         mask_U1K = mask_UK[:, None]
         score_UHK = folded_HUE.transpose(1, 0, 2) @ entry_UKE.swapaxes(1, 2)
 
-        # Padding weighs nothing; a root of padding alone gets zeros.
+        # Padding has weight 0; a root with padding alone gets zeros.
         weight_UHK: Float32 = np.where(mask_U1K, score_UHK, np.float32(-1e9))
         weight_UHK -= weight_UHK.max(2, keepdims=True, initial=np.float32(-1e9))
         np.exp(weight_UHK, out=weight_UHK)
@@ -242,8 +244,8 @@ class Network:
 
 
 def sigmoid(x: Float32) -> Float32:
-    """1 / (1 + exp(-x)), written over x."""
-    # By tanh, which overflows nowhere.
+    """1 / (1 + exp(-x)), written into x."""
+    # By tanh, which does not overflow.
     x *= np.float32(0.5)
     np.tanh(x, out=x)
     x += np.float32(1)

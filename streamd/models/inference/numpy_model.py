@@ -1,8 +1,9 @@
-"""A TGN, or the pair network alone, in numpy: what a server answers by on a CPU.
+"""A TGN, or the pair network alone, in numpy: for answering on a CPU.
 
-The same numbers as `LinkModel` makes of the same weights, to float32's rounding; it learns nothing.
-Of a few nodes torch makes a hundred small calls, ten times the arithmetic, and its code takes more
-memory than all the rest of a server. numpy's products are BLAS's, as torch's are.
+It gives the same outputs as `LinkModel` with the same weights, up to float32 rounding; it does not
+learn. For a few nodes torch makes a hundred small calls, which take ten times as long as the
+arithmetic, and its code takes more memory than the rest of a server. numpy multiplies matrices by
+BLAS, as torch does.
 """
 
 from collections.abc import Mapping
@@ -35,15 +36,15 @@ from streamd.models.memory.memory import Memory
 from streamd.settings.loading import ModelSettings
 
 BLOCK_ROOTS = 256
-"""Roots that are embedded at once: what lies between two products then stays in the cache, and many
-roots take no more memory than these."""
+"""Roots that are embedded at once: intermediate arrays then stay in the cache, and the memory they
+take does not grow with the number of roots."""
 
 
 class NumpyModel:
-    """The weights of a version as numpy arrays, which never change; its rate of new destinations
-    may be forgotten.
+    """The weights of a version as numpy arrays, which never change; `forget_rate` drops its rate of
+    new destinations.
 
-    `streamd.models.inference.inference.Inference` says what each method does.
+    `streamd.models.inference.inference.Inference` documents each method.
     """
 
     device = "cpu"
@@ -51,14 +52,14 @@ class NumpyModel:
     def __init__(
         self, settings: ModelSettings, schema: Schema, weights: Mapping[str, NDArray[Any]]
     ) -> None:
-        """Raises: VersionError where the weights are of another model."""
+        """Raises: VersionError if the weights are of another model."""
         assert architecture_of(settings).in_numpy
         self.settings = settings
         self.schema = schema
         stored = StoredWeights(weights, schema.num_edge_sets)
         d, facts = settings.dim, num_facts(schema)
 
-        # What every model has: statistics of its inputs, and the network over pair facts.
+        # Every model has statistics of its inputs, and the network over pair facts.
         edge_dim, node_dim = schema.edge_feature_dim, schema.node_feature_dim
         self._fact_stats = Standardizer(stored, "fact_stats", facts)
         self._edge_stats = Standardizer(stored, "edge_stats", edge_dim, schema.all_edge_columns)
@@ -72,7 +73,7 @@ class NumpyModel:
         # Destinations without an event.
         self._new = NewRates(stored.optional64(COUNTS, NUM_COUNTS, schema.num_edge_sets))
 
-        # What looks at the graph.
+        # The graph's part, and label heads.
         gap_us = float(stored.take("gap_us"))
         gap_us = gap_us if gap_us > 0 else 1.0
         self._graph = _GraphPart(settings, schema, stored, gap_us) if self._has_graph else None
@@ -97,7 +98,7 @@ class NumpyModel:
             pass
 
     def updated(self, memory: Memory) -> Float32:
-        """States of the nodes with a pending message after the GRU: float32[P, D]."""
+        """States of the nodes with a pending message, after the GRU: float32[P, D]."""
         if self._graph is None or not len(memory.pending_node):
             other_PD: Float32 = memory.pending_other
             return other_PD
@@ -111,8 +112,8 @@ class NumpyModel:
         return self._graph.gru(np.concatenate(message, 1), own_PD)
 
     def embed(self, memory: Memory, updated_PD: Float32, around: Neighborhood) -> Float32:
-        """float32[3, U, D]: the embeddings of a neighbourhood's roots, and what the head makes of
-        them as sources and as destinations."""
+        """float32[3, U, D]: the embeddings of a neighbourhood's roots, and the head's projections
+        of them as sources and as destinations."""
         assert self._graph is not None
         graph = self._graph
         z_UD = self._embedded(memory, updated_PD, around)
@@ -158,7 +159,7 @@ class NumpyModel:
             parts.insert(0, self._embedded(memory, updated_PD, rows.around))
         inputs_UI = np.concatenate(parts, 1)
 
-        # Each node by the head of its set.
+        # The head of a node's set predicts its label.
         out_UT = np.zeros((len(inputs_UI), self.schema.label_dim), np.float32)
         for number, head in enumerate(self._heads):
             own = np.flatnonzero(set_U == number)
@@ -188,15 +189,15 @@ class NumpyModel:
 
 
 class _GraphPart:
-    """What a TGN has beyond the pair network: memory's GRU, the encoder, and the head that joins
-    two embeddings."""
+    """The parts of a TGN besides the pair network: memory's GRU, the encoder, and the head that
+    combines two embeddings."""
 
     def __init__(
         self, settings: ModelSettings, schema: Schema, stored: StoredWeights, gap_us: float
     ) -> None:
         d, t, f = settings.dim, settings.time_dim, schema.edge_feature_dim
 
-        # Memory, and the first states of nodes.
+        # Memory, and the initial states of nodes.
         self.message_time = NumpyTimeEncoding(stored, "updater.time", t, gap_us)
         self.gru = GRUCell(stored, "updater.gru", 2 * d + f + t, d)
         self._node_in_FD: Float32 | None = None
@@ -225,7 +226,7 @@ class _GraphPart:
 
     def add_to_states(self, h_MD: Float32, node_M: Int64, features_MD: Float32) -> None:
         """Add projected node features, which are standardised, and id vectors to the states of
-        memory, as `Encoder.start`."""
+        memory, as `Encoder.start` does."""
         if self._node_in_FD is not None:
             h_MD += features_MD @ self._node_in_FD
         if self._id_vectors is not None:
@@ -241,8 +242,7 @@ class _GraphPart:
         return z_UD
 
     def weights(self, h_MD: Float32, hop: Hop, roots: slice, edges_UKF: Float32) -> Float32:
-        """How much each neighbour counts, the mean over heads: float32[U, K]. Arguments as of
-        `layer`."""
+        """Attention weights, averaged over heads: float32[U, K]. Arguments as of `layer`."""
         seen = self._seen(h_MD, hop, roots, edges_UKF)
         mean_UK: Float32 = self._attention.weights(*seen, hop.mask_UK[roots]).mean(1)
         return mean_UK
@@ -250,13 +250,13 @@ class _GraphPart:
     def _seen(
         self, h_MD: Float32, hop: Hop, roots: slice, edges_UKF: Float32
     ) -> tuple[Float32, Float32]:
-        """What the layer sees: states of roots, float32[U, D], and entries of their neighbours,
+        """The layer's inputs: states of roots, float32[U, D], and entries of their neighbours,
         float32[U, K, E]."""
         parts = [h_MD[hop.neighbor_UK[roots]], edges_UKF, self._time(hop.ago_UK[roots])]
         return h_MD[hop.root_U[roots]], np.concatenate(parts, 2)
 
     def residual(self, facts_RF: Float32, src_RD: Float32, dst_RD: Float32) -> Float32:
-        """What the graph adds to the logit of each row: float32[R]."""
+        """The graph's part of the logit of each row: float32[R]."""
         hidden_RD = src_RD + dst_RD
         if self._set_SD is not None:
             hidden_RD += facts_RF[:, -len(self._set_SD) :] @ self._set_SD
@@ -266,7 +266,7 @@ class _GraphPart:
 
 
 class _LabelHead:
-    """`streamd.models.labels.LabelHead` of one node set, and its `predict`."""
+    """`LabelHead` of `streamd.models.labels` for one node set, with its `predict`."""
 
     def __init__(
         self, settings: ModelSettings, dim: int, inputs: int, stored: StoredWeights, name: str
@@ -283,7 +283,7 @@ class _LabelHead:
         self._history_T = take(history, dim)
 
     def __call__(self, inputs_LI: Float32, history_LT: Float32) -> Float32:
-        """Probabilities of classes, or quantities in their own unit: float32[L, T]."""
+        """Probabilities of classes, or quantities in their original unit: float32[L, T]."""
         out_LT = self._net(inputs_LI)
         out_LT += self._history_T * self._as_output(history_LT)
         if self._is_regression:
@@ -291,7 +291,7 @@ class _LabelHead:
         return sigmoid(out_LT) if self._dim == 1 else softmax(out_LT)
 
     def _as_output(self, target_LT: Float32) -> Float32:
-        """Targets as the outputs that would predict them."""
+        """Targets as outputs of the head: the outputs whose prediction is the target."""
         if self._is_regression:
             return self._stats(target_LT)
         least = np.float32(LEAST_SHARE)

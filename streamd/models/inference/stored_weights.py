@@ -1,4 +1,4 @@
-"""Weights as releases stored them, which knew fewer facts: what torch and numpy fill up alike."""
+"""Weights stored by releases with fewer facts, and their padding, for torch and numpy alike."""
 
 from collections.abc import Sequence
 
@@ -7,18 +7,18 @@ from streamd.graph.facts.columns import NUM_FACTS
 from streamd.models.device_arrays import Array
 
 OLD_NUM_FACTS = (19, 32, 35)
-"""Numbers of facts that older releases knew, the first of those there are now."""
+"""Numbers of facts in older releases; their facts are the first of today's."""
 HISTORY_WEIGHT = "label_head.history.0"
-"""A weight that older releases did not have. An older label head knew no history: it weighs
-nothing."""
+"""A weight that older releases did not store. Their label heads used no history: its weight is
+0."""
 
 
 def with_all_facts(array: Array, shape: Sequence[int], num_edge_sets: int, name: str = "") -> Array:
-    """Fill an array or tensor over a row of facts up to a shape with more of them. The row is its
-    last columns; of several edge sets it is as `streamd.graph.facts.columns.num_facts` has it.
+    """Pad an array or tensor over rows of facts to a shape with more facts. The row of facts is its
+    last axis; with several edge sets it is laid out as by `streamd.graph.facts.columns.num_facts`.
 
-    New facts weigh nothing, and count as standardised until they are observed: a variance is 1, all
-    else 0. One of any other shape is returned as it is.
+    New facts have weight 0, and mean 0 and variance 1 until they are observed. An array of any
+    other shape is returned unchanged.
     """
     num_rows, num_after = (2, num_edge_sets) if num_edge_sets > 1 else (1, 0)
     missing = shape[-1] - array.shape[-1] if shape and array.shape else 0
@@ -34,7 +34,7 @@ def with_all_facts(array: Array, shape: Sequence[int], num_edge_sets: int, name:
     column = arrays.zeros_like(array[..., :1]) + (1 if name.endswith(".var") else 0)
     new = [column] * (NUM_FACTS - known)
 
-    # The new facts of each row follow its old ones.
+    # In each row, the new facts come after its old ones.
     end = array.shape[-1] - num_after
     first = end - known if num_rows == 2 else end
     parts = [array[..., :first], *new]

@@ -1,4 +1,4 @@
-"""A `LinkModel` as a server asks it: any architecture, on any device."""
+"""A `LinkModel` for answering: any architecture, on any device."""
 
 import numpy as np
 import torch
@@ -16,10 +16,10 @@ from streamd.models.memory.memory import Memory
 
 
 class TorchModel:
-    """`streamd.models.inference.inference.Inference` says what each method does."""
+    """`streamd.models.inference.inference.Inference` documents each method."""
 
     def __init__(self, model: LinkModel) -> None:
-        """model: whose weights do not change any more."""
+        """model: its weights no longer change."""
         self.model = model
         self.settings = model.settings
         self.schema = model.schema
@@ -104,7 +104,7 @@ class TorchModel:
         return self.model.mask_new(self.model.residual_of(src, dst), facts)
 
     def _states(self, memory: Memory, updated_PD: Array, inputs: LinkInputs) -> Tensor:
-        """Memory of nodes with pending messages applied, float32[M, D]."""
+        """States of nodes with pending messages applied, float32[M, D]."""
         return memory.gather(inputs.node_M, as_tensor(updated_PD))
 
     def _sent(self, array: Int64 | Float32) -> Tensor:
@@ -119,6 +119,6 @@ class TorchModel:
 
 
 def _inputs_around(around: Neighborhood) -> LinkInputs:
-    """A neighbourhood as the inputs of a model, without events."""
+    """A neighbourhood as inputs of a model, without events."""
     none = np.zeros((0, 1), np.int64)
     return link_inputs(none[:, 0], np.zeros((0, 1, 1), np.float32), none[:, 0], none, around)

@@ -23,9 +23,9 @@ class NeighborAttention(nn.Module):
         self.value = nn.Linear(entry_dim, dim, bias=False)
 
     def forward(self, query_UD: Tensor, parts: Sequence[Tensor], mask_UK: Tensor) -> Tensor:
-        """parts: float32[U, K, D], columns of the neighbours' entries, apart so that those that
-        learn nothing, such as edge features, are not copied and get no gradients. Returns:
-        float32[U, dim]; zeros for a root without neighbours."""
+        """parts: float32[U, K, D], columns of the neighbours' entries. They are separate tensors,
+        so that parts without gradients, such as edge features, are neither copied nor given any.
+        Returns: float32[U, dim]; zeros for a root without neighbours."""
         weight_UHK = self.weights(query_UD, parts, mask_UK)
         mixed_UHD = torch.cat([torch.bmm(weight_UHK, part) for part in parts], 2)
 
@@ -34,22 +34,22 @@ class NeighborAttention(nn.Module):
         return torch.einsum("uhd,hwd->uhw", mixed_UHD, value_HWD).flatten(1)
 
     def weights(self, query_UD: Tensor, parts: Sequence[Tensor], mask_UK: Tensor) -> Tensor:
-        """How much each neighbour counts, float32[U, heads, K]: 1 over the neighbours of a root, 0
-        for padding. Arguments as of `forward`."""
+        """Attention weights, float32[U, heads, K]: they add up to 1 over a root's neighbours and
+        are 0 for padding. Arguments as of `forward`."""
 
         # Fold the key projection into the query of each root.
         q_UHW = self.query(query_UD).view(-1, self.heads, self.width)
         key_HWD = self.key.weight.view(self.heads, self.width, -1)
         folded_UHD = torch.einsum("uhw,hwd->uhd", q_UHW, key_HWD)
 
-        # Score the parts of the entries one by one, so that none of them is copied.
+        # Score the parts of the entries separately, so that none of them is copied.
         asked = torch.split(folded_UHD, [part.shape[2] for part in parts], 2)
         scores = [
             torch.bmm(f_UHD, part.transpose(1, 2)) for part, f_UHD in zip(parts, asked, strict=True)
         ]
         score_UHK = torch.stack(scores).sum(0) / self.width**0.5
 
-        # Padding weighs nothing; a root of padding alone gets zeros.
+        # Padding has weight 0; a root with padding alone gets zeros.
         mask_U1K = mask_UK[:, None]
         weight_UHK: Tensor = score_UHK.masked_fill(~mask_U1K, -1e9).softmax(-1) * mask_U1K
         return weight_UHK

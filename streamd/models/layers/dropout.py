@@ -1,5 +1,5 @@
-"""Dropout as a function of what it falls on: the same whatever chunks, batches or machines the
-events come in."""
+"""Dropout as a function of event, candidate and unit: the same for any chunks, batches and
+ranks."""
 
 import numpy as np
 import torch
@@ -8,24 +8,24 @@ from torch import Tensor
 from streamd.graph.hashing import FIRST, GOLDEN, SECOND, mix
 
 WORD = 64
-"""Units that one hash decides about."""
+"""Units that one hash decides."""
 
 
 def dropout_key(seed: int, window: int, epoch: int) -> int:
-    """A 64-bit key of one pass over a window. window: its first edge."""
+    """A 64-bit key of one pass over a window. window: its first event id."""
     key = np.zeros(1, np.uint64)
-    # Hashed one after the other, so that their order counts; plus one, so that a 0 counts too.
+    # Hashed in turn, so that their order matters; plus one, so that 0 changes the key too.
     for part in (seed, window, epoch):
         key = mix((key + np.uint64(part + 1)) * GOLDEN)
     return int(key[0])
 
 
 def half_dropout(x_ECD: Tensor, key: int | Tensor, event_E: Tensor) -> Tensor:
-    """Dropout at 1/2 of float32[E, C, D]: unit d of candidate c of an event falls by a bit of a
-    SplitMix64 hash.
+    """Dropout at 1/2 of float32[E, C, D]: a bit of a SplitMix64 hash decides whether unit d of
+    candidate c of an event is dropped.
 
-    key: a `dropout_key`, or a tensor of its bits, int64[]. event_E: int64 edge ids. A word of 64
-    units costs one hash; drawing units singly took a tenth of a training step.
+    key: a `dropout_key`, or a tensor of its bits, int64[]. event_E: int64 event ids. A word of 64
+    units costs one hash; drawing each unit by itself took a tenth of a training step.
     """
     num_events, num_candidates, width = x_ECD.shape
     words = -(-width // WORD)
@@ -42,13 +42,13 @@ def half_dropout(x_ECD: Tensor, key: int | Tensor, event_E: Tensor) -> Tensor:
     bit = (byte_EB1 >> torch.arange(8, dtype=torch.uint8, device=x_ECD.device)) & 1
     kept_ECD = bit.view(num_events, num_candidates, words * WORD)[..., :width]
 
-    # Units that stay count twice, so that the mean stays.
+    # Remaining units are doubled, which keeps the mean.
     out: Tensor = x_ECD * (kept_ECD.to(x_ECD.dtype) * 2.0)
     return out
 
 
 def mix_tensor(x: Tensor) -> Tensor:
-    """`streamd.graph.hashing.mix` on int64 tensors, whose products wrap around."""
+    """`streamd.graph.hashing.mix` on int64 tensors; products wrap around."""
     x = (x ^ _shifted(x, 30)) * _signed(FIRST)
     x = (x ^ _shifted(x, 27)) * _signed(SECOND)
     out: Tensor = x ^ _shifted(x, 31)
@@ -56,11 +56,11 @@ def mix_tensor(x: Tensor) -> Tensor:
 
 
 def _shifted(x: Tensor, by: int) -> Tensor:
-    """Shifted right as an unsigned number."""
+    """Shift right as an unsigned number."""
     out: Tensor = (x >> by) & (2 ** (64 - by) - 1)
     return out
 
 
 def _signed(number: int | np.uint64) -> int:
-    """An unsigned number of 64 bits as the signed one of the same bits."""
+    """The signed 64-bit number with the bits of an unsigned one."""
     return int(np.uint64(number).astype(np.int64))

@@ -12,8 +12,8 @@ from streamd.settings.loading import ModelSettings
 
 
 class DySATEncoder(Encoder):
-    """Embeds the roots in each window by the same layer, then over the windows: structural
-    attention in each, temporal attention across, positions learned."""
+    """Embeds the roots in each window by one layer, then attends over the windows: structural
+    attention within a window, temporal attention across, positions learned."""
 
     def __init__(
         self, kind: LayerKind, num_layers: int, settings: ModelSettings, schema: Schema
@@ -32,7 +32,7 @@ class DySATEncoder(Encoder):
         gap_us: Tensor,
     ) -> Tensor:
         """float32[U, D] of the roots. hops: one for each window."""
-        # The newest window asks, all windows answer.
+        # The newest window is the query, all windows are keys and values.
         stacked_USD, all_US = self._by_window(h_MD, hops, edge_stats, gap_us)
         newest_UD = stacked_USD[:, 0]
         out: Tensor = self.across(newest_UD, [stacked_USD], all_US) + self.skip(newest_UD)
@@ -45,7 +45,8 @@ class DySATEncoder(Encoder):
         edge_stats: nn.Module,
         gap_us: Tensor,
     ) -> tuple[Tensor, ...]:
-        """As of `Encoder`, a tensor for each window: weight in the window times the window's."""
+        """As of `Encoder`, a tensor for each window: the weight within the window times the
+        window's weight."""
         stacked_USD, all_US = self._by_window(h_MD, hops, edge_stats, gap_us)
         window_US = self.across.weights(stacked_USD[:, 0], [stacked_USD], all_US).mean(1)
         return tuple(
@@ -56,9 +57,9 @@ class DySATEncoder(Encoder):
     def _by_window(
         self, h_MD: Tensor, hops: tuple[HopInputs, ...], edge_stats: nn.Module, gap_us: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """What the roots are in each window, float32[U, S, D], and that all windows answer,
+        """The roots' embeddings in each window, float32[U, S, D], and a mask with all windows,
         bool[U, S]."""
-        # The same layer in each window; `position` marks which window it was.
+        # The same layer in each window; `position` identifies the window.
         per_window = [self.applied(0, h_MD, hop, edge_stats, gap_us, True) for hop in hops]
         stacked_USD = torch.stack(per_window, 1) + self.position
         return stacked_USD, stacked_USD.new_ones(stacked_USD.shape[:2], dtype=torch.bool)

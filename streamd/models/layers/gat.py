@@ -29,7 +29,7 @@ class GATLayer(nn.Module):
         nn.init.xavier_uniform_(self.to_entry)
 
     def forward(self, root_UD: Tensor, parts: list[Tensor], mask_UK: Tensor, last: bool) -> Tensor:
-        # Project the roots; the projection of neighbours is folded into the scores.
+        # Project the roots; the neighbours' projection is folded into the scores.
         entry_UKD = torch.cat(parts, -1)
         own_UHW = self.root(root_UD).unflatten(1, self.to_root.shape)
         weight_HWD = self.entry.weight.view(self.heads, own_UHW.shape[2], -1)
@@ -44,8 +44,8 @@ class GATLayer(nn.Module):
         return out.flatten(1) if last else elu(out.flatten(1))
 
     def weights(self, root_UD: Tensor, parts: list[Tensor], mask_UK: Tensor) -> Tensor:
-        """How much each neighbour counts, the mean over heads: float32[U, K]. What is missing to 1
-        is the root's own."""
+        """Attention weights, averaged over heads: float32[U, K]. The remainder to 1 is the root's
+        own weight."""
         own_UHW = self.root(root_UD).unflatten(1, self.to_root.shape)
         weight_HWD = self.entry.weight.view(self.heads, own_UHW.shape[2], -1)
         share_UKH = self._shares(own_UHW, torch.cat(parts, -1), weight_HWD, mask_UK)

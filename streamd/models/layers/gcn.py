@@ -11,8 +11,9 @@ from streamd.models.layers.encoder import Encoder, deepest_first
 
 
 class GCNLayer(nn.Module):
-    """D^-1/2 (A + I) D^-1/2 X W (Kipf and Welling 2017, equation 2), a row of X being a node's
-    state and the features of the edge to it; a root's own row, which no edge leads to, has none."""
+    """D^-1/2 (A + I) D^-1/2 X W (Kipf and Welling 2017, equation 2). A row of X is a node's state
+    and the features of the edge to it; in a root's own row, which has no edge, the features are
+    zero."""
 
     has_time: ClassVar[bool] = False
     entry_weights: ClassVar[tuple[str, ...]] = ("linear.weight",)
@@ -21,17 +22,17 @@ class GCNLayer(nn.Module):
         super().__init__()
         self.linear = nn.Linear(entry_dim, dim)
 
-        # As the paper, since averages of neighbours are small.
+        # As in the paper, since averages of neighbours are small.
         nn.init.xavier_uniform_(self.linear.weight)
 
     def forward(
         self, root_UD: Tensor, parts: list[Tensor], weight_UK: Tensor, own_U: Tensor, last: bool
     ) -> Tensor:
-        """weight_UK, own_U: entries of the normalised matrix, 0 for padding; own_U the
-        diagonal's."""
+        """weight_UK, own_U: entries of the normalised matrix, 0 for padding; own_U is its
+        diagonal."""
         entry_UKD = torch.cat(parts, -1)
         others_UD = (entry_UKD * weight_UK[..., None]).sum(1)
-        # No edge leads to the root's own row: zeros where edge features are.
+        # The root's own row has no edge: its edge features are zero.
         own_UD = pad(root_UD, (0, entry_UKD.shape[2] - root_UD.shape[1]))
         out: Tensor = self.linear(others_UD + own_UD * own_U[:, None])
         return out if last else out.relu()
@@ -40,10 +41,9 @@ class GCNLayer(nn.Module):
 class GCNEncoder(Encoder):
     """Layers over all hops but the deepest, which only counts the neighbours of the nodes before.
 
-    A degree is 1 for the node itself and 1 for each of its edges that was sampled. So the result is
-    exactly Kipf and Welling's for nodes of at most `model.neighbors` edges, and for others that of
-    the sampled graph: their true degree at a cut of the log is not known. Repeated edges count each
-    time.
+    A degree is 1 for the node itself plus 1 for each sampled edge. So the result equals Kipf and
+    Welling's for nodes with at most `model.neighbors` edges; for others it is that of the sampled
+    graph, since their true degree at a cut of the log is not known. Repeated edges count each time.
     """
 
     def forward(

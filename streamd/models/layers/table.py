@@ -1,7 +1,7 @@
-"""What each architecture learns, by `model.name`: its layer and how layers are put together, in
-torch.
+"""The table of torch layers by `model.name`: the layer of each architecture, the number of layers,
+and their encoder.
 
-`streamd.models.architectures` is the table of all else, which is read without torch.
+`streamd.models.architectures` is the table of everything that needs no torch.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from streamd.settings.loading import ModelName
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphLayers:
-    """layer: the graph layer; number: how many; encoder: how they are put together."""
+    """layer: the graph layer; number: of layers; encoder: applies them to the hops."""
 
     layer: LayerKind
     number: int
@@ -30,16 +30,16 @@ class GraphLayers:
 
 LAYERS: Mapping[ModelName, GraphLayers] = {
     "tgn": GraphLayers(layer=TGNLayer, number=1),
-    # Two layers look two hops far, and so do those of sage and gat.
+    # Two layers reach two hops, as those of sage and gat do.
     "tgat": GraphLayers(layer=TGATLayer, number=2),
-    # A hop is a window of time here: one layer serves all of them.
+    # Each hop is a window of time here, and one layer serves all of them.
     "dysat": GraphLayers(layer=GATLayer, number=1, encoder=DySATEncoder),
     "sage": GraphLayers(layer=SAGELayer, number=2),
     "gat": GraphLayers(layer=GATLayer, number=2),
-    # Two layers, and a third hop that only counts the degrees of what the second reached.
+    # Two layers, and a third hop that only counts the degrees of the nodes in the second.
     "gcn": GraphLayers(layer=GCNLayer, number=2, encoder=GCNEncoder),
 }
-"""Of the architectures that look at the graph; others have none."""
+"""Of the architectures with graph layers; the others have no row."""
 
 
 def layers_of(name: str) -> GraphLayers | None:

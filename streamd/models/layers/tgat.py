@@ -25,5 +25,5 @@ class TGATLayer(nn.Module):
         return out
 
     def weights(self, root_UD: Tensor, parts: list[Tensor], mask_UK: Tensor) -> Tensor:
-        """How much each neighbour counts, the mean over heads: float32[U, K]."""
+        """Attention weights, averaged over heads: float32[U, K]."""
         return self.attention.weights(root_UD, parts, mask_UK).mean(1)

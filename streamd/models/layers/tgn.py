@@ -8,8 +8,8 @@ from streamd.models.layers.attention import NeighborAttention
 
 
 class TGNLayer(nn.Module):
-    """One attention layer over recent neighbours (Rossi et al. 2020, section 3.1, as PyG's example
-    has it)."""
+    """One attention layer over recent neighbours (Rossi et al. 2020, section 3.1, in the form of
+    PyG's example)."""
 
     has_time: ClassVar[bool] = True
     entry_weights: ClassVar[tuple[str, ...]] = ("attention.key.weight", "attention.value.weight")
@@ -24,5 +24,5 @@ class TGNLayer(nn.Module):
         return out
 
     def weights(self, root_UD: Tensor, parts: list[Tensor], mask_UK: Tensor) -> Tensor:
-        """How much each neighbour counts, the mean over heads: float32[U, K]."""
+        """Attention weights, averaged over heads: float32[U, K]."""
         return self.attention.weights(root_UD, parts, mask_UK).mean(1)

@@ -5,7 +5,8 @@ from torch import Tensor, nn
 
 
 class TimeEncoding(nn.Module):
-    """cos(w dt + b), w starting geometrically from 1 to 1e-7 per median gap of the stream."""
+    """cos(w dt + b); w starts as a geometric sequence from 1 to 1e-7 per median gap of the
+    stream."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -18,6 +19,6 @@ class TimeEncoding(nn.Module):
 
 
 def in_gaps(microseconds: Tensor, gap_us: Tensor) -> Tensor:
-    """int64 microseconds to float32 median gaps: divided in float64, so that small differences
-    survive large times."""
+    """int64 microseconds to float32 median gaps: divided in float64, so that small differences of
+    large times keep their precision."""
     return (microseconds.double() / gap_us).float()

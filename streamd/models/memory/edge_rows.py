@@ -1,6 +1,6 @@
-"""The events of a chunk as memory moves over them.
+"""The events of a chunk, for advancing memory over them.
 
-They are not in `graph`, because they keep each node's last event on the device of the memory.
+They are not in `graph`, because they cache each node's last event on the device of the memory.
 """
 
 from dataclasses import dataclass, field
@@ -15,10 +15,10 @@ from streamd.models.device_arrays import Array, put
 
 @dataclass(frozen=True, slots=True)
 class LastEvents:
-    """Of each node of a chunk, ascending, its last event there, which becomes its message.
+    """The last event of each node in a chunk, by ascending node id; it becomes the node's message.
 
-    node_P, event_P: ids and rows of the chunk on the host; node, other, us: ids, the other ends'
-    and times on a device; int64[P] each.
+    node_P, event_P: node ids and rows of the chunk, on the host. node, other, us: ids, the other
+    endpoints' ids and times, on a device. int64[P] each.
     """
 
     node_P: Int64
@@ -30,8 +30,8 @@ class LastEvents:
 
 @dataclass(frozen=True)
 class EdgeRows:
-    """The rows of events [first_edge, first_edge + E) in log order. src, dst, time: int64[E];
-    features: float32[E, dim]. deletes: of nodes, at least all that the log has before the rows."""
+    """The events [first_edge, first_edge + E) in log order. src, dst, time: int64[E]; features:
+    float32[E, dim]. deletes: of nodes, at least all that the log has before these events."""
 
     first_edge: int
     src_E: Int64
@@ -48,7 +48,7 @@ class EdgeRows:
         return cls(first, *log.edges(first, end), features_ED, log.deletions.of_nodes)
 
     def cut(self, a: int, b: int) -> "EdgeRows":
-        """Rows [a, b) of these."""
+        """Rows [a, b) of this chunk."""
         return EdgeRows(
             self.first_edge + a,
             self.src_E[a:b],
@@ -59,10 +59,10 @@ class EdgeRows:
         )
 
     def last_events(self, device: str) -> LastEvents:
-        """The last event of each node, with arrays on a device: found once, since memory moves
-        over a chunk in each epoch."""
+        """The last event of each node, with arrays on a device. Computed once, since training
+        advances memory over a chunk in each epoch."""
         if device not in self._last:
-            # Reversed, a node's last event is the first that `unique` finds.
+            # In reversed order, `unique` returns the index of a node's last event.
             both = np.stack([self.src_E, self.dst_E], 1).ravel()[::-1]
             node, latest = np.unique(both, return_index=True)
             place = len(both) - 1 - latest

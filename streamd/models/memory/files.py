@@ -1,10 +1,11 @@
-"""Stores a memory as files: one with every row, then one each with the rows that changed since.
+"""Stores a memory as files: one with all rows, then one for each later change with the changed
+rows.
 
-So what is written depends on the nodes that events touched, not on all nodes ever seen. A version
-and a checkpoint hold links to the files of their memory, which are safetensors: first the pending
-messages, then the rows to write one file after the other, `node`: int64[K] with their `state`:
-float32[K, D] and `last_us`: int64[K]. All rows are written again once a node was deleted, so that
-no file holds its state any more.
+So the bytes written depend on the nodes that events changed, not on all nodes so far. Versions and
+checkpoints hold links to the files of their memory, which are safetensors: first the pending
+messages, then the files of rows, in the order in which to apply them: `node`: int64[K] with their
+`state`: float32[K, D] and `last_us`: int64[K]. After a node was deleted all rows are written again,
+so that no file holds its state.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,26 +28,26 @@ if TYPE_CHECKING:
     import torch
 
 MAX_FILES = 64
-"""Files of a memory, after which all rows are written again: a folder with links stays small."""
+"""Files of rows after which all rows are written again: it bounds the number of links in a
+folder."""
 SLICE_ROWS = 1 << 16
-"""Rows gathered or read at once, so that a large memory needs little more room than its own."""
+"""Rows gathered or read at once: it bounds the extra memory of reading and writing."""
 MAX_NODES = 1 << 28
-"""The graph takes no more nodes; a file that names a higher one is damaged."""
+"""The graph's bound of nodes; a file with a higher node id is damaged."""
 REMOVE = "remove its folder, or restore it from a backup."
-"""What the operator does about a damaged file."""
+"""The operator's action for a damaged file."""
 
 
 class MemoryFiles:
-    """Writes the files of one memory that moves on, in a folder of their own. Owner: one thread.
+    """Writes the files of one memory as it advances, in a folder of their own. Owner: one thread.
 
-    Of several ranks each of the first replica writes the rows of its own nodes, the first rank also
-    the messages. All ranks call `store` at the same time; the first alone sweeps, before they store
-    again.
+    With several ranks, each rank of the first replica writes the rows of its own nodes, and the
+    first rank also the messages. All ranks call `store` at the same time; the first alone sweeps,
+    before they store again.
     """
 
     def __init__(self, folder: Path, disk: Disk = DISK, ranks: Ranks = ALONE) -> None:
-        """folder: home of the files, which all ranks reach; versions and checkpoints link to
-        them."""
+        """folder: of the files, reachable by all ranks; versions and checkpoints link to them."""
         self._folder = folder
         self._disk = disk
         self._ranks = ranks
@@ -56,7 +57,7 @@ class MemoryFiles:
         self._rows: tuple[ImmutableFile, ...] = ()
         """Files of this rank's nodes."""
         self._all_rows: tuple[ImmutableFile, ...] = ()
-        """Files of all nodes: those that were there before stay in their order."""
+        """Files of all nodes, in order: earlier files keep their position."""
         self._num_full = self._num_changed = 0
         self._num_forgotten = 0
         folder.mkdir(parents=True, exist_ok=True)
@@ -64,8 +65,9 @@ class MemoryFiles:
             remove_scratch(folder, disk)
 
     def resume(self, files: Sequence[ImmutableFile], memory: Memory) -> None:
-        """Go on from files elsewhere that hold `memory`, by links to them here. Among several ranks
-        each begins with a file of all its rows instead: the files may be of other ranks."""
+        """Continue from files elsewhere that hold `memory`, by links to them in this folder. With
+        several ranks, each starts with a file of all its rows instead, since the files may be of
+        other ranks."""
         if self._ranks.size > 1:
             return
         names = self._new_names()
@@ -78,20 +80,21 @@ class MemoryFiles:
         self._all_rows = self._rows
         self._stored = memory.copy() if linked else None
 
-        # How much of it is changes, and the deletes that the file of all rows knew.
+        # The number of changed rows, and of the deletes that the file of all rows includes.
         counts = [_num_rows(file.path) for file in self._rows]
         if counts:
             self._num_full, self._num_changed = counts[0], sum(counts[1:])
-            # Several ranks may have written, each a file of all its rows first.
+            # With several ranks, each wrote a file of all its rows first.
             self._num_forgotten = min(_num_forgotten(file.path) for file in self._rows)
         self.sweep()
 
     def store(self, memory: Memory) -> tuple[ImmutableFile, ...]:
-        """Write what changed since the last call. Returns: all files of the memory, in order.
+        """Write the changes since the last call. Returns: all files of the memory, in order.
 
-        memory: of the same pool as the one before, or all rows are written. Raises: OSError.
+        memory: of the same pool as in the last call; otherwise all rows are written. Raises:
+        OSError.
         """
-        # Nothing to do where it is the memory stored last.
+        # Nothing to do if the memory did not change.
         stored = self._stored
         node_K = None if stored is None else _changed(memory, stored)
         same = stored is not None and node_K is not None and not len(node_K)
@@ -101,7 +104,7 @@ class MemoryFiles:
         if self._ranks.all(same):
             return (*self._pending, *self._all_rows)
 
-        # The rows, which replicas have alike; the messages are as new as the newest rows.
+        # Rows, which are equal on all replicas; then the messages, which change with every chunk.
         names = self._new_names()
         if self._ranks.replica == 0:
             self._store_rows(memory, node_K, names)
@@ -114,8 +117,8 @@ class MemoryFiles:
         return (*self._pending, *self._all_rows)
 
     def _store_rows(self, memory: Memory, node_K: Int64 | None, names: Iterator[str]) -> None:
-        """Write the rows of nodes that changed, or now and then all. node_K: None where all are
-        needed."""
+        """Write the changed rows, or all rows if changes outnumber them, files are many, or a node
+        was deleted. node_K: None if all rows are needed."""
         if (
             node_K is None
             or len(self._rows) >= MAX_FILES
@@ -132,8 +135,8 @@ class MemoryFiles:
             self._num_changed += len(node_K)
 
     def _of_all_ranks(self) -> tuple[ImmutableFile, ...]:
-        """The files of all ranks' rows, new ones last: so a reader need not read again what it
-        has."""
+        """The files of all ranks' rows, new ones last, so that a reader can skip the files it has
+        read."""
         own = [(file.path.name, file.checksum) for file in self._rows]
         told = [
             ImmutableFile(self._folder / name, checksum)
@@ -149,7 +152,7 @@ class MemoryFiles:
         return ImmutableFile(path, write_columns(path, columns, self._disk, forgotten=forgotten))
 
     def sweep(self) -> None:
-        """Remove the files that the memory stored last does not need."""
+        """Remove the files that the stored memory does not need."""
         if not self._ranks.is_first:
             return
         needed = {file.path.name for file in (*self._pending, *self._all_rows)}
@@ -158,7 +161,7 @@ class MemoryFiles:
                 self._disk.unlink(path)
 
     def _new_names(self) -> Iterator[str]:
-        # Other ranks write at the same time, so each has names of its own.
+        # Other ranks write at the same time, so file names contain the rank.
         rank = f"-{self._ranks.rank}" if self._ranks.rank else ""
         taken = [p.stem.split("-")[0] for p in self._folder.glob("*.safetensors")]
         number = max((int(stem) for stem in taken if stem.isdigit()), default=-1)
@@ -168,11 +171,11 @@ class MemoryFiles:
 
 
 class MemoryReader:
-    """Reads the memories of versions that follow each other, each from what it has more than the
-    one before. Owner: one thread at a time."""
+    """Reads the memories of successive versions: of each only the files that the one before did not
+    have. Owner: one thread at a time."""
 
     def __init__(self, like: Memory | None = None) -> None:
-        """like: a memory that the first one read will be much like."""
+        """like: a memory that is mostly equal to the first one that is read."""
         self._memory = like
         self._files: tuple[str, ...] = ()
 
@@ -185,7 +188,8 @@ class MemoryReader:
         device: "str | torch.device",
         ranks: Ranks = ALONE,
     ) -> Memory:
-        """Read a memory, and keep a copy to go on from. Arguments and errors: as `read_memory`."""
+        """Read a memory, and keep a copy as the start of the next read. Arguments and errors: as of
+        `read_memory`."""
         # The first file holds messages only, in every format but the oldest.
         checksums = tuple(file.checksum for file in files[1:])
         known = len(self._files)
@@ -211,14 +215,14 @@ def read_memory(
     after: Memory | None = None,
     like: Memory | None = None,
 ) -> Memory:
-    """Read the files of a memory at the cut `edge`, the last event before it at `now_us`.
+    """Read the files of a memory at the cut `edge`; now_us: the time of the last event before it.
 
-    widths: of states and of edge features. ranks: that share its rows; each reads all files.
-    after: the memory that earlier files hold, not changed.
-    like: a memory with which equal pages are shared.
-    Raises: VersionError where a file is gone or damaged, does not fit, or is not finite.
+    widths: of states and of edge features. ranks: they share its rows; each reads all files. after:
+    the memory that earlier files hold; it is not changed. like: a memory to share equal pages with.
+    Raises: VersionError if a file is missing or damaged, does not fit, or has values that are not
+    finite.
     """
-    # An empty memory, in the pool of the one that it is to be like, or a copy to go on from.
+    # Start from a copy of `after`, or from an empty memory, in the pool of `like`.
     near = after or like
     pool = None
     if near is not None and (near.dim, near.device) == (widths[0], str(device)):
@@ -240,7 +244,7 @@ def read_memory(
         except (SafetensorError, OSError, ValueError, KeyError) as error:
             raise VersionError(f"{file.path} cannot be read: {error}.", REMOVE) from None
 
-    # The rows were looked at as they were read: what is left is the messages.
+    # The rows were checked while they were read: only the messages remain.
     if not memory.is_finite(since=memory):
         raise VersionError(f"The messages of {files[0].path} are not finite.", REMOVE)
     return memory
@@ -253,7 +257,7 @@ def _apply(memory: Memory, data: Any, like: Memory | None) -> None:
     if dim != memory.dim:
         raise ValueError(f"its states have width {dim} instead of {memory.dim}")
 
-    # Releases before format 4 stored a row for each node and more, most of them zeros.
+    # Releases before format 4 stored a row for every id, most of them zeros.
     named = "node" in data.keys()  # noqa: SIM118 - the file is not a dict
     node_K = data.get_tensor("node") if named else np.arange(count)
     if len(node_K) and not 0 <= node_K.min() <= node_K.max() < MAX_NODES:
@@ -277,7 +281,7 @@ def _apply(memory: Memory, data: Any, like: Memory | None) -> None:
 
 
 def _changed(memory: Memory, since: Memory) -> Int64 | None:
-    """Nodes whose rows differ: int64, ascending; None where the two share no pages."""
+    """Nodes whose rows differ: int64, ascending; None if the two memories use different pools."""
     if memory.rows.pool is not since.rows.pool:
         return None
     slots = memory.rows.slots_changed(since.rows)
@@ -289,7 +293,7 @@ def _changed(memory: Memory, since: Memory) -> Int64 | None:
 
 
 def _rows(memory: Memory, node_K: Int64) -> dict[str, Column]:
-    """The columns of a file with the rows of some nodes, gathered as they are written."""
+    """The columns of a file with the rows of some nodes, gathered lazily while they are written."""
     slices = [node_K[a : a + SLICE_ROWS] for a in range(0, len(node_K), SLICE_ROWS)]
     at = [put(part, memory.device) for part in slices]
     states = (on_host(memory.rows.state(node)) for node in at)

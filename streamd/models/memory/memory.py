@@ -1,8 +1,9 @@
-"""TGN's memory (Rossi et al. 2020) as a function of the log: it moves only from canonical chunk to
-canonical chunk.
+"""TGN's memory (Rossi et al. 2020) as a function of the log: it advances only by whole canonical
+chunks.
 
-At the end of a chunk each node's last event in it becomes a message; the GRU applies those messages
-when the next chunk begins, so embeddings of a chunk know all events before it and none of its own.
+At the end of a chunk each node's last event in it becomes a message. The GRU applies those messages
+when the next chunk begins, so embeddings in a chunk include all events before it and none of its
+own.
 """
 
 import copy
@@ -28,20 +29,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PENDING = ("pending_node", "pending_other", "pending_features", "pending_us")
-"""The parts of the pending messages, by the names under which they are stored."""
+"""The arrays of the pending messages, by their names in files."""
 
 
 class Memory:
     """The states of all nodes at a cut of the log, an event id. Owner: one thread.
 
-    rows: of each node its state, float32[D], and the time of the message that made it; copies
-    share what is equal (`NodeRows`).
-    The P pending messages of the last chunk: node, ascending; the other end's state, features,
-    time. edge: the cut. now_us: time of the last event before it. num_forgotten: deletes of nodes
-    taken in; taking one in again changes nothing, since a deleted node's id never comes back.
+    rows: each node's state, float32[D], and the time of the message that produced it; copies share
+    equal pages (`NodeRows`). The P pending messages of the last chunk: nodes, ascending; the other
+    endpoints' states; features; times. edge: the cut. now_us: time of the last event before it.
+    num_forgotten: number of node deletes applied. Applying a delete twice changes nothing, since a
+    deleted node's id never comes back.
 
-    Among several ranks each holds the rows and messages of the nodes it owns. `gather` and `commit`
-    then fetch others' rows, so every rank calls them at the same time.
+    With several ranks, each holds the rows and messages of the nodes it owns. `gather` and `commit`
+    then fetch rows from other ranks, so all ranks call them at the same time.
     """
 
     def __init__(
@@ -53,15 +54,15 @@ class Memory:
         pool: PagePool | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        """pool: of the memories that this one will be much like, on the same device; its own where
-        None. ranks: that share its rows, by owner."""
+        """pool: of memories that are mostly equal to this one, on the same device; None for a new
+        pool. ranks: they share its rows, by owner."""
         self.ranks = ranks
         self.rows = NodeRows(pool or PagePool(dim, str(device)), ranks.owned)
         self.edge = edge
         self.now_us = 0
         self.num_forgotten = 0
 
-        # Pending messages: their nodes also on the host.
+        # Pending messages; their nodes are on the host too.
         self._pending_host: Int64 = np.zeros(0, np.int64)
         self.pending_node = self._put(self._pending_host)
         self.pending_other = zeros(self.device, (0, dim))
@@ -79,7 +80,7 @@ class Memory:
         us_P: Array,
         node: Array | None = None,
     ) -> None:
-        """node: node_P on the device, sent to it where None."""
+        """node: node_P on the device; None to copy it there."""
         self._pending_host = node_P
         self.pending_node = self._put(node_P) if node is None else node
         self.pending_other = other_PD
@@ -87,7 +88,7 @@ class Memory:
         self.pending_us = us_P
 
     def copy(self) -> "Memory":
-        """A memory equal to this one that moves on by itself."""
+        """An equal memory that advances independently."""
         twin = copy.copy(self)
         twin.rows = self.rows.copy()
         return twin
@@ -101,10 +102,10 @@ class Memory:
         return self.rows.pool.device
 
     def is_finite(self, since: "Memory | None" = None) -> bool:
-        """Whether every state and message is a number.
+        """Whether all states and messages are finite.
 
-        since: a copy of this memory at an earlier cut, whose states are numbers; only what changed
-        since is looked at.
+        since: a copy of this memory at an earlier cut, whose states are finite; then only the pages
+        of states that changed since are checked.
         """
         slots = self.rows.used_slots()
         if since is not None and since.rows.pool is self.rows.pool:
@@ -114,7 +115,7 @@ class Memory:
         return self.rows.is_finite(slots) and messages
 
     def own_pending(self) -> dict[str, Array]:
-        """The pending messages that this rank holds, by name."""
+        """The pending messages of this rank, by name."""
         return {name: getattr(self, name) for name in PENDING}
 
     def pending(self) -> dict[str, NDArray[Any]]:
@@ -128,8 +129,8 @@ class Memory:
         return {name: array[order] for name, array in whole.items()}
 
     def tensors(self) -> "dict[str, Tensor]":
-        """All of memory by name, with a row for each node: a copy of it, for tests and tools. Only
-        a rank that is alone has all of it."""
+        """All of memory by name, with a row for each node: a copy, for tests and tools. Requires a
+        single rank, which alone has all rows."""
         assert self.ranks.num_shards == 1
         node = self._put(np.arange(self.rows.num_places))
         whole = {
@@ -149,9 +150,9 @@ class Memory:
         pool: PagePool | None = None,
         ranks: Ranks = ALONE,
     ) -> "Memory":
-        """Build a memory from what `tensors` gave.
+        """Build a memory from the result of `tensors`.
 
-        pool, ranks: as of `__init__`. Raises: VersionError where a tensor is missing.
+        pool, ranks: as of `__init__`. Raises: VersionError if a tensor is missing.
         """
         if missing := {"state", "last_us", *PENDING} - set(tensors):
             raise VersionError(
@@ -172,7 +173,7 @@ class Memory:
     def take_pending(self, arrays: Mapping[str, NDArray[Any]], edge: int, now_us: int) -> None:
         """Replace the pending messages by stored ones, and the cut by theirs.
 
-        Raises: VersionError where they are of another width.
+        Raises: VersionError if they have other widths.
         """
         other, features, us = (self._put(arrays[name]) for name in PENDING[1:])
         widths = self.dim, self.pending_features.shape[1]
@@ -187,7 +188,7 @@ class Memory:
         self.now_us = now_us
 
     def _own_pending(self, node_P: Int64, *of_each: Array) -> tuple[Int64, Array, Array, Array]:
-        """Messages to the nodes that this rank owns. of_each: other ends' states, features and
+        """The messages to nodes of this rank. of_each: the other endpoints' states, features and
         times."""
         if self.ranks.owned is not None:
             kept = np.flatnonzero(self.ranks.owned.is_own(node_P))
@@ -197,21 +198,21 @@ class Memory:
         return node_P, other, features, us
 
     def forget(self, deletes: NodeDeletes) -> None:
-        """Apply the log's deletes of nodes before the cut: their states and the messages to them
-        go.
+        """Apply the log's deletes of nodes before the cut: remove their states, and the messages to
+        them.
 
-        What neighbours learned from a node stays with them. `over` calls it before pending messages
-        are applied.
+        Neighbours keep what they learned from a node. `over` calls it before it applies pending
+        messages.
         """
         due = deletes.until(self.edge).node
 
-        # Deletes that are new since the last call.
+        # Deletes since the last call.
         gone = np.unique(due[self.num_forgotten :])
         self.num_forgotten = len(due)
         if not len(gone):
             return
-        # Only those with a state: a memory that was read takes all deletes in again, and writing
-        # zeros over zeros would give it pages of its own.
+        # Only nodes with a state: a memory that was just read applies all deletes again, and
+        # writing zeros over zeros would cost pages of its own.
         place = self.rows.places(gone)
         known = gone[(place >= 0) & (place < self.rows.num_places)]
         node = self._put(known)
@@ -231,14 +232,14 @@ class Memory:
         )
 
     def since_last(self) -> Array:
-        """Microseconds from a node's message before to its pending one, int64[P]; 0 where there was
-        none before."""
+        """Microseconds from a node's previous message to its pending one, int64[P]; 0 for its first
+        message."""
         last = self.rows.last_us(self.pending_node)
         return arrays_of(last).where(last > 0, self.pending_us - last, 0)
 
     def gather(self, node_M: "Tensor", updated_PD: "Tensor") -> "Tensor":
-        """Return the current states of nodes, float32[M, D]: of nodes with a pending message from
-        `updated_PD`, of unknown nodes zero. Gradients go back to the ranks that own them."""
+        """Return the current states of nodes, float32[M, D]: from `updated_PD` for nodes with a
+        pending message, zero for unknown nodes. Gradients flow back to the ranks that own them."""
         if self.ranks.num_shards == 1 or not self.dim:
             return self._own_states(node_M, updated_PD)
         from streamd.ranks.row_exchange import Route
@@ -247,8 +248,8 @@ class Memory:
         return route.rows(lambda n: self._own_states(as_tensor(self._put(n)), updated_PD))
 
     def _own_states(self, node_M: "Tensor", updated_PD: "Tensor") -> "Tensor":
-        """As `gather`, of nodes that this rank owns."""
-        # Who gathers tensors has loaded torch.
+        """As `gather`, for nodes of this rank."""
+        # A caller with tensors has imported torch already.
         import torch
         from torch.nn.functional import embedding
 
@@ -260,23 +261,23 @@ class Memory:
     def rows_and_messages(
         self, node_M: "Tensor", num_updated: int
     ) -> "tuple[Tensor, Tensor, Tensor]":
-        """Of nodes that this rank owns their rows without the pending messages, float32[M, D],
-        their indices among the `num_updated` > 0 nodes with one, int64[M], and whether they are
-        among them, bool[M]."""
+        """For nodes of this rank: their rows without the pending messages, float32[M, D]; their
+        indices among the `num_updated` > 0 nodes with a message, int64[M]; and whether they have
+        one, bool[M]."""
         import torch
 
         rows = as_tensor(self.rows.state(as_array(node_M)))
-        # Pending nodes ascend, so a search finds a node's message where it has one.
+        # Pending nodes ascend, so a binary search finds a node's message.
         pending_node = as_tensor(self.pending_node)
         index_M = torch.searchsorted(pending_node, node_M).clamp_max(num_updated - 1)
         waits_M = pending_node[index_M] == node_M
-        # Nodes without one take any row, each another: backward adds up the gradients of a row one
-        # by one, theirs of zero too.
+        # Nodes without a message get an arbitrary index, spread over the rows: backward adds up the
+        # gradients of one row one by one, even if they are zero.
         any_M = torch.arange(len(node_M), device=node_M.device) % num_updated
         return rows, torch.where(waits_M, index_M, any_M), waits_M
 
     def host_states(self, node_M: Int64, updated_PD: Float32) -> Float32:
-        """As `gather`, of a memory on the host and in numpy."""
+        """As `gather`, in numpy, for a memory on the host."""
         out_MD: Float32 = self.rows.state(node_M)
         if len(updated_PD):
             index_M = np.searchsorted(self._pending_host, node_M).clip(max=len(updated_PD) - 1)
@@ -286,11 +287,12 @@ class Memory:
 
     @contextmanager
     def over(self, chunk: EdgeRows, update: "Callable[[Memory], Array]") -> Iterator[Array]:
-        """Carry memory over one canonical chunk, and over the deletes before it. Inside the `with`,
-        memory is as the chunk's events see it; it moves on when that ends without an error.
+        """Advance memory over one canonical chunk, and over the deletes before it. Inside the
+        `with`, memory is as the chunk's events see it; it advances at the end of the block unless
+        that raised.
 
-        Args: update: makes the states of the nodes with a pending message, float32[P, D], which are
-        yielded.
+        Args: update: computes the states of the nodes with a pending message, float32[P, D]; the
+        `with` yields them.
         """
         self.forget(chunk.deletes)
         updated_PD = update(self)
@@ -304,10 +306,10 @@ class Memory:
         if not len(chunk.src_E):
             return
 
-        # The messages of the chunk before become states.
+        # The messages of the previous chunk become states.
         self.rows.write(self._pending_host, as_array(updated_PD), self.pending_us)
 
-        # Each node's last event becomes a message, with the other end's state as of now.
+        # Each node's last event becomes a message, with the other endpoint's present state.
         last = chunk.last_events(self.device)
         features_PD = self._put(chunk.features_ED[last.event_P])
         if self.ranks.num_shards == 1:
@@ -319,11 +321,12 @@ class Memory:
         self.now_us = int(chunk.time_E[-1])
 
     def _commit_own(self, last: LastEvents, features_PD: Array) -> None:
-        """Make the messages to the nodes that this rank owns. features_PD: of all last events."""
+        """Make the messages to nodes of this rank. features_PD: of all last events."""
         from streamd.ranks.row_exchange import Route
 
         assert self.ranks.owned is not None
-        # Every rank knows the chunk, so all know who asks for what (a static schedule).
+        # Every rank has the whole chunk, so all know which rank needs which rows (a static
+        # schedule).
         owner_P = owner_of(last.node_P, self.ranks.num_shards)
         route = Route.known(self.ranks.rows, owner_P, on_host(last.other))
         states = as_tensor(self.rows.state(self._put(route.asked)))

@@ -1,8 +1,8 @@
-"""Memory's rows of nodes, in pages that copies share until one of them writes (copy on write).
+"""Rows of nodes in pages that copies of a memory share until one of them writes (copy on write).
 
-A copy of a memory costs a table of its pages, and a write the pages it touches. So several
-memories of nearly the same rows (epochs of one window, the shadow, the next version) together
-take little more than one.
+A copy of a memory costs its table of pages, and a write costs the pages that it changes. So several
+memories with mostly equal rows (epochs of one window, the shadow, the next version) together take
+little more space than one.
 """
 
 import collections
@@ -18,20 +18,20 @@ from streamd.graph.ownership import OwnedNodes
 from streamd.models.device_arrays import HOST, Array, on_host, put, zeros
 
 PAGE = 16
-"""Rows of a page. A larger page copies more rows that nobody touched; a smaller one has a larger
-table, which every copy of a memory takes whole."""
+"""Rows of a page. A larger page copies more unchanged rows; a smaller one makes the table larger,
+which every copy of a memory copies whole."""
 RESERVED_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-"""Address space reserved for a pool on the host: this machine's memory, so that rows never move.
-Only what is written takes memory."""
+"""Address space reserved for a pool on the host: as much as this machine's memory, so that rows
+never move. Only written pages take memory."""
 FIRST_PAGES = 1024
-"""Pages of a pool on a GPU at first: there, the arrays double where they are full."""
+"""Initial pages of a pool on a GPU; its arrays double when they are full."""
 
 
 class PagePool:
-    """The pages of several memories on one device, and how many memories use each.
+    """The pages of several memories on one device, with the number of memories that use each.
 
-    Safe to use from several threads: a page that several memories use is never written, and a page
-    that one memory uses is written by its owner only. Page 0 is all zeros and never written.
+    Thread-safe: a page that several memories use is never written, and a page of one memory is
+    written by that memory's owner only. Page 0 is all zeros and never written.
 
     state: float32[R, D]; last_us: int64[R]; numpy's on the host, tensors on a GPU. Page p holds the
     rows [p * PAGE, (p + 1) * PAGE).
@@ -50,7 +50,7 @@ class PagePool:
             self.state = zeros(device, (rows, dim))
             self.last_us = zeros(device, (rows,), np.int64)
 
-        # Pages below `_end` were used at some time; those that nobody uses any more are `_free`.
+        # Pages below `_end` have been used; those without users are in `_free`.
         self._users = np.zeros(FIRST_PAGES, np.int32)
         self._end = 1
         self._free = np.zeros(0, np.int64)
@@ -62,7 +62,7 @@ class PagePool:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the pages that were ever used, which is what the pool takes of the device."""
+        """Bytes of all pages ever used: the pool's size on the device."""
         return self._end * PAGE * (4 * self.dim + 8)
 
     def share(self, page_P: Int64) -> None:
@@ -72,23 +72,23 @@ class PagePool:
             self._users[page_P[page_P > 0]] += 1
 
     def drop(self, page_P: Int64) -> None:
-        """Let go of the pages of a memory that is gone.
+        """Release the pages of a memory that was collected.
 
-        It only notes them, since it is called by the garbage collector, which may interrupt any
-        other method.
+        It only records them, since the garbage collector calls it and may interrupt any other
+        method.
         """
         self._dropped.append(page_P)
 
     def is_shared(self, page_P: Int64) -> Bools:
-        """Whether each page is used by more than one memory, or is the page of zeros; the caller
-        holds the lock."""
+        """Whether each page has several users or is the page of zeros; the caller holds the
+        lock."""
         self._let_dropped_go()
         shared: Bools = (page_P == 0) | (self._users[page_P] > 1)
         return shared
 
     def copies(self, page_P: Int64) -> Int64:
-        """Copy pages to new ones of one user each; the caller holds the lock and uses the copies in
-        place of the originals. Returns: the new pages, int64[P]."""
+        """Copy pages to new ones with one user each; the caller holds the lock and uses the copies
+        instead of the originals. Returns: the new pages, int64[P]."""
         new_P = self._take(len(page_P))
         for array in (self.state, self.last_us):
             pages = array.reshape(len(array) // PAGE, PAGE, *array.shape[1:])
@@ -98,18 +98,17 @@ class PagePool:
         return new_P
 
     def replace(self, old_P: Int64, new_P: Int64) -> None:
-        """Count one user less of the old pages and one more of the new ones; the caller holds the
-        lock."""
+        """Move one user from each old page to each new one; the caller holds the lock."""
         self._users[new_P] += 1
         self._let_go(old_P)
 
     def _take(self, count: int) -> Int64:
-        """Take pages that nobody uses, free ones first, and count one user each."""
+        """Allocate pages without users, free ones first, and count one user each."""
         free = min(count, len(self._free))
         taken = self._free[len(self._free) - free :]
         self._free = self._free[: len(self._free) - free]
 
-        # The rest was never used.
+        # The rest are new pages.
         end = self._end + count - free
         self._grow(end)
         taken = np.concatenate([taken, np.arange(self._end, end)])
@@ -118,7 +117,7 @@ class PagePool:
         return taken
 
     def _let_dropped_go(self) -> None:
-        """Let go of the pages of memories that are gone."""
+        """Release the pages of dropped memories."""
         while self._dropped:
             self._let_go(self._dropped.popleft())
 
@@ -143,16 +142,16 @@ class PagePool:
 class NodeRows:
     """A state and a time for each node. Owner: one thread.
 
-    Nodes that were never written have zeros. owned: the nodes that it is of, all where None; each
-    then has the place of its slot there in the place of its id.
-    num_places: one past the highest place that was written.
+    Nodes that were never written have zeros. owned: the nodes of this rank, or None for all. A
+    node's position is its slot in `owned`, or its id if `owned` is None. num_places: one past the
+    highest position that was written.
     """
 
     def __init__(self, pool: PagePool, owned: OwnedNodes | None = None) -> None:
         self.pool = pool
         self.owned = owned
         self.num_places = 0
-        # Slot s of the table names the page of the places [s * PAGE, (s + 1) * PAGE).
+        # Slot s of the table holds the page of the positions [s * PAGE, (s + 1) * PAGE).
         self._page_S: Int64 = np.zeros(0, np.int64)
         self._on_device = put(self._page_S, pool.device)
 
@@ -164,7 +163,7 @@ class NodeRows:
         self._on_device = put(page_S, self.pool.device)
 
     def copy(self) -> "NodeRows":
-        """Make another memory's rows, equal to these; the pages are shared."""
+        """Equal rows for another memory; the pages are shared."""
         twin = NodeRows(self.pool, self.owned)
         self.pool.share(self._page_S)
         twin._set_table(self._page_S.copy())
@@ -172,7 +171,8 @@ class NodeRows:
         return twin
 
     def rows(self, node_M: Array) -> Array:
-        """Rows of the pool that hold the nodes' values, int64[M], a row of zeros for nodes without.
+        """Rows of the pool that hold the nodes' values, int64[M]; a row of zeros for nodes without
+        values.
 
         node_M: int64[M] on the device; negative ids are unknown nodes.
         """
@@ -181,7 +181,7 @@ class NodeRows:
         return self._at_places(node_M)
 
     def _at_places(self, place_M: Array) -> Array:
-        """As `rows`, of places."""
+        """As `rows`, for positions."""
         arrays = arrays_of(place_M)
         known_M = (place_M >= 0) & (place_M < self.num_places)
         if not len(self._page_S):
@@ -191,11 +191,11 @@ class NodeRows:
         return arrays.where(known_M, table_S[slot_M] * PAGE + place_M % PAGE, 0)
 
     def places(self, node_M: Int64) -> Int64:
-        """Where nodes are among those it is of, int64[M]; negative where they are not."""
+        """The positions of nodes, int64[M]; negative for nodes of other ranks."""
         return node_M if self.owned is None else self.owned.slots(node_M)
 
     def nodes_at(self, slot_S: Int64) -> Int64:
-        """The nodes of some slots of the table, as far as there are any: int64."""
+        """The nodes of some slots of the table, without positions past the end: int64."""
         place_K = _places_of(slot_S)
         place_K = place_K[place_K < self.num_places]
         return place_K if self.owned is None else self.owned.nodes(place_K)
@@ -213,21 +213,22 @@ class NodeRows:
         return self.pool.last_us[self.rows(node_M)]
 
     def write(self, node_K: Int64, state_KD: Array, last_us_K: Array) -> None:
-        """Replace the values of nodes. node_K: int64[K], each once, all of those it is of."""
+        """Replace the values of nodes. node_K: int64[K], each once, all of this rank."""
         if not len(node_K):
             return
         place_K = self.places(node_K)
         assert place_K.min() >= 0, "a node of another rank"
         self._own(np.unique(place_K // PAGE))
         self.num_places = max(self.num_places, int(place_K.max()) + 1)
-        # Under the lock, since another memory may make the pool's arrays grow.
+        # Under the lock, since another memory may enlarge the pool's arrays.
         with self.pool.lock:
             row_K = put(self._at_places(place_K), self.pool.device)
             self.pool.state[row_K] = state_KD
             self.pool.last_us[row_K] = last_us_K
 
     def _own(self, slot_S: Int64) -> None:
-        """Make pages of our own for these slots of the table, int64[S], ascending, each once."""
+        """Give these slots pages that only this memory uses. slot_S: int64[S], ascending, each
+        once."""
         if slot_S[-1] >= len(self._page_S):
             grown = np.zeros(max(int(slot_S[-1]) + 1, 2 * len(self._page_S)), np.int64)
             grown[: len(self._page_S)] = self._page_S
@@ -239,15 +240,15 @@ class NodeRows:
         self._update_device_table(shared)
 
     def _update_device_table(self, slot_S: Int64) -> None:
-        # On the host, there is one table.
+        # On the host there is only one table.
         if self.pool.device != HOST and len(slot_S):
             slots, pages = (put(a, self.pool.device) for a in (slot_S, self._page_S[slot_S]))
             self._on_device[slots] = pages
 
     def slots_changed(self, since: "NodeRows") -> Int64:
-        """Slots of the table whose pages are not those of `since`, which is of the same pool.
+        """Slots whose pages differ from those of `since`, which is of the same pool.
 
-        Their values may be equal nevertheless. Returns: int64, ascending.
+        Their values may still be equal. Returns: int64, ascending.
         """
         size = max(len(self._page_S), len(since._page_S))
         a, b = (np.pad(t, (0, size - len(t))) for t in (self._page_S, since._page_S))
@@ -270,16 +271,16 @@ class NodeRows:
         return np.flatnonzero(self._page_S)
 
     def share_equal(self, slot_S: Int64, other: "NodeRows") -> None:
-        """Use the pages of `other`, which is of the same pool, where they hold the same bits.
+        """Use the pages of `other`, which is of the same pool, for slots with equal bits.
 
-        slot_S: int64, the slots to look at.
+        slot_S: int64, the slots to compare.
         """
         slot_S = slot_S[slot_S < min(len(self._page_S), len(other._page_S))]
         differing = self.slots_of(self.changed(slot_S, other))
         slot_S = np.setdiff1d(slot_S, differing, assume_unique=True)
         slot_S = slot_S[self._page_S[slot_S] != other._page_S[slot_S]]
         with self.pool.lock:
-            # A page of zeros may be the page 0, which has no users.
+            # A page of zeros may be page 0, which has no users.
             theirs = other._page_S[slot_S]
             self.pool.replace(self._page_S[slot_S], theirs[theirs > 0])
             self._page_S[slot_S] = theirs

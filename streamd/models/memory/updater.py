@@ -1,4 +1,4 @@
-"""The part of TGN's memory that learns: the GRU that makes states of messages."""
+"""The learned part of TGN's memory: the GRU that turns messages into states."""
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +10,8 @@ from streamd.models.schema_inputs import SchemaInput
 
 
 class MemoryUpdater(nn.Module):
-    """The GRU that applies messages: [own state, other's state, features, time since] -> new
-    state."""
+    """The GRU that applies messages: [own state, other endpoint's state, features, time since] ->
+    new state."""
 
     def __init__(self, dim: int, feature_dim: int, time_dim: int) -> None:
         super().__init__()
@@ -30,15 +30,15 @@ class MemoryUpdater(nn.Module):
         if not len(node):
             return other
 
-        # A node's first message has none before it: the time since is 0.
+        # A node's first message has no previous one: its time since is 0.
         own = as_tensor(memory.rows.state(node))
         return self.from_parts(own, other, features_PD, as_tensor(memory.since_last()), gap_us)
 
     def from_parts(
         self, own_PD: Tensor, other_PD: Tensor, features_PD: Tensor, since_P: Tensor, gap_us: Tensor
     ) -> Tensor:
-        """The same from the parts of the messages. since_P: int64 microseconds since the message
-        before."""
+        """`forward` from the parts of the messages. since_P: int64 microseconds since the node's
+        previous message."""
         message = torch.cat([own_PD, other_PD, features_PD, self.time(in_gaps(since_P, gap_us))], 1)
         updated: Tensor = self.gru(message, own_PD)
         return updated
