@@ -64,7 +64,7 @@ class ModelPlugin:
 
     def __post_init__(self) -> None:
         if self.architecture.in_numpy or self.architecture.score != "vectors":
-            raise ValueError("a plug-in has layers in torch, and scores by vectors")
+            raise ValueError("a plug-in has layers in torch: set in_numpy=False, score='vectors'")
 
 
 def architecture_of(settings: ModelSettings) -> Architecture:
@@ -90,7 +90,7 @@ def plugin_of(name: str) -> ModelPlugin:
     except (ImportError, AttributeError) as error:
         raise SettingsError(
             f"The model plug-in {name!r} ({found[0].value}) cannot be loaded: {error}.",
-            "install what it imports, or correct its entry point.",
+            "install the packages that it imports, or correct its entry point.",
         ) from None
     if not isinstance(plugin, ModelPlugin):
         raise SettingsError(

@@ -138,7 +138,7 @@ class LinkModel(nn.Module):
         if odd:
             raise VersionError(
                 f"The weights do not fit the model: {', '.join(odd)[:300]}.",
-                "use the streamd that made them, or promote another version.",
+                "use the release of streamd that wrote them, or promote another version.",
             )
         self.load_state_dict(full)
 

@@ -85,14 +85,14 @@ def _check_schema(manifest: Manifest, schema: Schema) -> Schema:
     if made_on != schema and not extends(made_on, schema):
         kind = NewerSchemaError if extends(schema, made_on) else VersionError
         raise kind(
-            f"Version {manifest.name} was made on {made_on}, the log has {schema}.",
-            "promote a version that was made on this log.",
+            f"Version {manifest.name} was trained on {made_on}, but the log has {schema}.",
+            "promote a version that was trained on this log.",
         )
     # New facts are appended, so an older version knows the first ones.
     if manifest.facts != FACT_NAMES[: len(manifest.facts)]:
         raise VersionError(
-            f"Version {manifest.name} knows other facts than this streamd makes.",
-            "use the streamd that made it.",
+            f"Version {manifest.name} was trained on other pair facts than this release computes.",
+            "use the release of streamd that wrote it.",
         )
     return made_on
 

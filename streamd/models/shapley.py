@@ -16,7 +16,7 @@ MAX_PLAYERS = 9
 
 def coalitions(num_players: int) -> Bools:
     """All coalitions, bool[2**n, n]: coalition s contains the players whose bit is set in s."""
-    assert num_players <= MAX_PLAYERS, "their number grows by two a player"
+    assert num_players <= MAX_PLAYERS, "each player doubles the number of coalitions"
     bits: Bools = (np.arange(2**num_players)[:, None] >> np.arange(num_players)) & 1 == 1
     return bits
 

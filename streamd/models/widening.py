@@ -139,7 +139,7 @@ def _widened(
     if tensor.shape == like.shape:
         return tensor
     if name not in inputs:
-        raise AssertionError(f"{name} depends on the schema, and no schema_inputs() names it")
+        raise AssertionError(f"{name} depends on the schema, but no schema_inputs() lists it")
     one = inputs[name]
     size, offset = tensor.shape[one.axis], one.offset
     if one.kind == "edge_features":

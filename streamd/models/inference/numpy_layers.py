@@ -33,7 +33,7 @@ class StoredWeights:
             raise unfit(f"{name} is missing")
         array: NDArray[Any] = with_all_facts(stored, shape, self._num_edge_sets, name)
         if array.shape != shape:
-            raise unfit(f"{name} has the shape {array.shape}, the model wants {shape}")
+            raise unfit(f"{name} has the shape {array.shape}, the model expects {shape}")
         return array
 
     def float32(self, name: str, *shape: int) -> Float32:
@@ -54,13 +54,13 @@ class StoredWeights:
     def end(self) -> None:
         """Raises: VersionError if weights remain that the model does not have."""
         if self._left:
-            raise unfit(f"it has no {', '.join(sorted(self._left))}")
+            raise unfit(f"the model has no {', '.join(sorted(self._left))}")
 
 
 def unfit(why: str) -> VersionError:
     return VersionError(
         f"The weights do not fit the model: {why}.",
-        "use the streamd that made them, or promote another version.",
+        "use the release of streamd that wrote them, or promote another version.",
     )
 
 

@@ -261,7 +261,7 @@ def _apply(memory: Memory, data: Any, like: Memory | None) -> None:
     named = "node" in data.keys()  # noqa: SIM118 - the file is not a dict
     node_K = data.get_tensor("node") if named else np.arange(count)
     if len(node_K) and not 0 <= node_K.min() <= node_K.max() < MAX_NODES:
-        raise ValueError("it names nodes that cannot be")
+        raise ValueError("its node ids are out of range")
     for a in range(0, count, SLICE_ROWS):
         b = min(a + SLICE_ROWS, count)
         node, times = node_K[a:b], last_us[a:b]

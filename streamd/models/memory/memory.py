@@ -157,7 +157,7 @@ class Memory:
         if missing := {"state", "last_us", *PENDING} - set(tensors):
             raise VersionError(
                 f"A stored memory lacks {', '.join(sorted(missing))}.",
-                "use the streamd that wrote it.",
+                "use the release of streamd that wrote it.",
             )
         arrays = {name: on_host(tensor) for name, tensor in tensors.items()}
         state = arrays["state"]
@@ -181,7 +181,7 @@ class Memory:
             raise VersionError(
                 f"A stored memory has widths {(other.shape[1], features.shape[1])} instead of "
                 f"{widths}.",
-                "use the settings that it was made with.",
+                "use the model settings under which it was stored.",
             )
         self._set_pending(*self._own_pending(arrays["pending_node"], other, features, us))
         self.edge = edge
@@ -302,7 +302,7 @@ class Memory:
     def commit(self, updated_PD: Array, chunk: EdgeRows) -> None:
         """Apply the pending messages, make the messages of `chunk`, which begins at the cut, and
         move the cut to the chunk's end. `over` calls it."""
-        assert chunk.first_edge == self.edge, "memory moves from cut to cut"
+        assert chunk.first_edge == self.edge, "a chunk must begin at the memory's cut"
         if not len(chunk.src_E):
             return
 
