@@ -1,5 +1,5 @@
-"""The loop of a follower, which is the follow role's, and a standby's until it leads: it reads the
-changelog into the log here, and waits for what is away."""
+"""The loop of a follower, in the follow role and in a standby until it leads: it applies the
+changelog to the log here, and waits for brokers, store and disk."""
 
 import math
 import threading
@@ -38,49 +38,51 @@ from streamd.telemetry.heartbeat import Heartbeat
 
 logger = structlog.get_logger()
 POLL_SECONDS = 0.05
-"""Longest wait for a record before the parts have their turn."""
+"""Longest wait for a record before the parts run."""
 REPORT_SECONDS = 1.0
 RETRY_SECONDS = 1.0
-"""Pause before what is away is asked again."""
+"""Pause between two tries after a failure."""
 REASONS = ("broker", "leader", "manifest", "store", "disk", "lock")
-"""What it may wait for, as the metric's label says."""
+"""Reasons for a wait: the metric's label."""
 
 
 class Part(Protocol):
-    """Something else that the follower's process does, between two reads of the changelog."""
+    """A further task of the follower's process, which runs between two reads of the changelog."""
 
     def step(self) -> None:
-        """Do a little work, of some milliseconds at most; raises nothing that can be waited out."""
+        """Do a little work, of some milliseconds at most. Raises no error that a wait could
+        cure."""
         ...
 
     def stop(self) -> None:
-        """Begin to end, without waiting for it."""
+        """Start to end, without waiting."""
         ...
 
     def close(self) -> None: ...
 
 
 class FollowedReader(ChangelogReader, Protocol):
-    """Reads the changelog, and knows how much there is still to read."""
+    """Reads the changelog, and counts the records that are left to read."""
 
     @property
     def lag(self) -> int | None:
-        """Records behind the position, as the newest answer told; None before there was one."""
+        """Number of records after the position, by the broker's newest answer; None before the
+        first."""
         ...
 
 
 Connect = Callable[
     [KafkaSettings, LogSettings, Callable[[], None]], tuple[str, FollowedReader] | None
 ]
-"""Connects to the changelog. The last argument is called while a read brings nothing. Returns: the
-topic's name to be shown, and its reader; None if there is no topic. Raises: KafkaError,
+"""Connects to the changelog. The last argument is called after a read without records. Returns: a
+description of the topic, and its reader; None if there is no topic. Raises: KafkaError,
 ChangelogError."""
 
 
 def connect_reader(
     kafka: KafkaSettings, log: LogSettings, idle: Callable[[], None]
 ) -> tuple[str, FollowedReader] | None:
-    """Connect to the changelog in Kafka, as of `Connect`; a member that may lead makes the
+    """Connect to the changelog in Kafka, as in `Connect`; a member that may lead creates the
     topic."""
     find = find_changelog if log.member == "replica" else open_topic
     topic = find(kafka, log.name)
@@ -90,7 +92,7 @@ def connect_reader(
 
 
 def _forget_following() -> None:
-    """Leave out what no longer changes: it would look like a follower that is stuck."""
+    """Unset the follower's gauges: constant values would look like a stuck follower."""
     for gauge in (
         replica_metrics.follow_caught_up,
         replica_metrics.follow_lag_records,
@@ -103,9 +105,9 @@ class FollowLoop:
     """Follows the changelog until it is stopped, or until this member leads. Owner: the process of
     the follow role, or of a standby's ingest.
 
-    A broker, a store or a disk that is away or full is waited for: the servers here go on
-    answering, and heartbeat and metrics say what is missing. What cannot get better by itself ends
-    the role.
+    While brokers or the store are away or a disk is full, it waits: servers here continue to
+    answer, and heartbeat and metrics give the reason. An error that a wait cannot cure ends the
+    role.
     """
 
     def __init__(
@@ -131,7 +133,7 @@ class FollowLoop:
         self._failures = LastingFailures(clock.monotonic)
         self._reported_at = -REPORT_SECONDS
         self._changelog = UNKNOWN
-        """The one that was followed last."""
+        """The changelog that was followed last."""
         self._store = Store(log.store) if log.store else None
         self._stop = threading.Event()
         replica_metrics.leads.set(0)
@@ -143,8 +145,9 @@ class FollowLoop:
     def run(self, stop: threading.Event) -> ChangelogPublisher | None:
         """Follow until `stop`, or until this member leads.
 
-        Returns: the publisher of what it leads, None where it was stopped. Raises: ChangelogError,
-        DivergedError, SettingsError, JournalError, and others that the operator must look at.
+        Returns: the publisher of the leader that this member became, None after a stop. Raises:
+        ChangelogError, DivergedError, SettingsError, JournalError, and others that the operator
+        must look at.
         """
         self._stop = stop
         try:
@@ -152,7 +155,7 @@ class FollowLoop:
                 self._step_parts()
                 try:
                     if self._follow() and self._succession is not None:
-                        # The parts go on meanwhile: they end only where this member leads.
+                        # The parts continue meanwhile: they end only once this member leads.
                         led = self._succession.lead()
                         _forget_following()
                         return led
@@ -178,8 +181,8 @@ class FollowLoop:
                 part.close()
 
     def _follow(self) -> bool:
-        """Connect, and apply what comes until `stop`; whatever goes wrong is the caller's. Returns:
-        whether this member is to claim the lead."""
+        """Connect, and apply records until `stop`; the caller handles all errors. Returns: whether
+        this member is to claim the lead."""
         data_dir = self._data_dir
         self._beat.touch("connecting")
         with ExitStack() as stack:
@@ -209,8 +212,8 @@ class FollowLoop:
         return False
 
     def _wait_for_leader(self) -> None:
-        """Wait for the topic: made here, one of a wrong name or broker would be waited on for
-        ever."""
+        """Wait for the topic. A follower does not create it: under a wrong name or on a wrong
+        broker, it would wait for records for ever."""
         name = changelog_topic(self._log.name)
         where = self._kafka.bootstrap_servers
         self._wait("leader", f"{where} has no topic {name}; the leader makes it")
@@ -235,14 +238,14 @@ class FollowLoop:
             raise Stopped
 
     def _idle(self) -> None:
-        """Called while a read brings nothing, also while the two ends are compared."""
+        """Called after a read without records, also during the comparison at the start."""
         if self._stop.is_set():
             raise Stopped
         self._beat.touch("following")
 
     def _let_servers_pass(self, event: int) -> None:
-        """Wait until the servers here need no event before `event` after a restart, not for
-        long."""
+        """Wait until the servers here need no event before `event` after a restart, at most
+        DROP_SECONDS."""
         begun = self._clock.monotonic()
         while readers := readers_before(self._data_dir, event):
             if self._clock.monotonic() - begun > DROP_SECONDS:
@@ -262,7 +265,7 @@ class FollowLoop:
             replica_metrics.follow_waiting.labels(why).set(0)
 
     def _wait(self, why: str, error: str) -> None:
-        """Say what is missing, and wait a little."""
+        """Report the missing part, and wait a little."""
         replica_metrics.follow_waiting.labels(why).set(1)
         self._beat.touch(f"waiting for {why}", why=error)
         if self._failures.is_due(why):

@@ -1,4 +1,4 @@
-"""A member of the log: one machine that follows, and what it answers when compaction is asked."""
+"""A member of the log: one machine that follows, and its answers to compaction requests."""
 
 import math
 import socket
@@ -33,7 +33,7 @@ MEMBER = "member"
 
 
 def member_name(data_dir: Path) -> str:
-    """Name of the member that a data directory is, given once: host name and eight hex digits."""
+    """Name of a data directory as a member, made once: host name and eight hex digits."""
     path = make_folder(data_dir, FOLLOW) / MEMBER
     try:
         return path.read_text()
@@ -44,8 +44,8 @@ def member_name(data_dir: Path) -> str:
 
 
 class Member:
-    """Joins, and answers compaction requests once no role of this machine has files with what was
-    deleted. Owner: the thread that follows the models topic.
+    """Joins the members, and answers compaction requests once no role of this machine has files
+    with deleted data. Owner: the thread that follows the models topic.
 
     name: of the member.
     """
@@ -57,8 +57,8 @@ class Member:
         append: Callable[[records.Known], None],
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Args: lease_seconds: how long the hold of a server here that does not run counts. append:
-        to the models topic. now: wall time, seconds."""
+        """Args: lease_seconds: how long the hold of a stopped server here counts. append: to the
+        models topic. now: wall time, seconds."""
         self._data_dir = data_dir
         self._lease_seconds = lease_seconds
         self._append = append
@@ -67,37 +67,39 @@ class Member:
         self._joined = False
 
     def step(self, state: ModelsState) -> None:
-        """Do what the topic asks of this machine. Raises: KafkaError."""
-        # Behind the read of the whole topic; whoever was left out while it ran joins again.
+        """Answer the topic's compaction requests, and join if the topic does not have this member.
+        Raises: KafkaError."""
+        # The topic was read to its end: a member that compaction left out meanwhile joins again.
         self._purge(state)
         if not self._joined or self.name not in state.members:
             self._append(records.Joined(term=state.term, member=self.name, at=self._now()))
             self._joined = True
 
     def leave(self, state: ModelsState) -> None:
-        """Say that this machine stops: compaction need not wait for it. Raises: KafkaError."""
+        """Report that this machine stops, so that compaction does not wait for it. Raises:
+        KafkaError."""
         if self._joined:
             self._append(records.Left(term=state.term, member=self.name))
 
     def _purge(self, state: ModelsState) -> None:
-        """Let the roles store newer state as far as any request needs it, end the holds that stand
-        in the way and are over, and answer."""
+        """Let the roles store newer state as far as any request needs it, end expired holds before
+        that, and answer."""
         waiting = [r for r in state.compactions() if r.id not in state.released]
         tail = JournalTail.open(self._data_dir) if waiting else None
-        # A log here that has not come to the deletes yet waits. The trainer refuses a request that
-        # names an event beyond the log's end.
+        # A log that has not reached the deletes yet does not answer. The trainer refuses a request
+        # that names an event beyond the log's end.
         shown = LogState(Schema()) if tail is None else tail.state
         waiting = [r for r in waiting if r.event <= shown.num_edges and r.seq <= shown.seq]
         needed = max([state.purged_event, *(r.event for r in waiting)])
         seq = deletes_until(self._data_dir, shown, needed)[1]
         try:
-            # For the checkpoint in the store there are no files here.
+            # The hold of the stored checkpoint has no files here.
             holds = {n: h for n, h in read_holds(self._data_dir).items() if n != HANDOVER}
         except CorruptionError as error:
             logger.error("members_answer_waits", error=str(error))
             return
         for name, hold in list(holds.items()):
-            # What others have let go of already must not come back with a role that starts again.
+            # A role that restarts must not bring back data that other machines have removed.
             at = _at(hold, needed, seq)
             is_over = min(hold.edge, hold.purged_before_event) < state.purged_event
             lease = -math.inf if is_over else self._lease_seconds
@@ -106,7 +108,7 @@ class Member:
                 logger.warning("lease_run_out", child=name, held_at_edge=hold.edge)
         at = min((_at(hold, needed, seq) for hold in holds.values()), default=needed)
 
-        # Servers look for the file, and store newer facts and memory while it is there.
+        # Servers check for the file; while it exists they store newer facts and memory.
         asked = asked_to_compact(self._data_dir)
         if at < needed and asked != needed:
             ask_to_compact(self._data_dir, needed)
@@ -120,10 +122,10 @@ class Member:
 
 
 def _at(hold: Hold, needed: int, seq: int) -> int:
-    """The event before which a role's files hold nothing that was deleted and replays nothing.
+    """The event before which a role's files contain no deleted data and the role replays nothing.
 
-    needed: that a compaction waits for. seq: commit of the newest delete before it.
+    needed: event of the compaction that waits. seq: commit of the newest delete before it.
     """
     at = min(hold.edge, hold.purged_before_event)
-    # Its files lack a delete that came without an event after it.
+    # Its files are older than a delete that no event followed.
     return min(at, needed - 1) if at >= needed and not hold.has_purged(needed, seq) else at

@@ -1,4 +1,4 @@
-"""What a member asks of the trainer by the models topic: to promote, to roll back, to compact."""
+"""A member's requests to the trainer by the models topic: to promote, to roll back, to compact."""
 
 import socket
 import threading
@@ -20,11 +20,12 @@ from streamd.replica.models.topic import KafkaModelsTopic, ModelsTopic
 from streamd.settings.loading import Settings
 
 POLL_SECONDS = 0.1
-"""Pause between two looks at the journal, or at the topic."""
+"""Pause between two reads of the journal or the topic."""
 
 
 class RequestedMoves:
-    """Moves of the champion that the trainer elsewhere makes. Safe to use from several threads."""
+    """Moves of the champion that the trainer of another machine executes. Safe to use from several
+    threads."""
 
     def __init__(
         self,
@@ -33,8 +34,8 @@ class RequestedMoves:
         wait_seconds: float,
         open_topic: Callable[[], ModelsTopic],
     ) -> None:
-        """member: name of this machine. wait_seconds: how long to wait for the trainer's answer to
-        reach this machine."""
+        """member: name of this machine. wait_seconds: longest wait until the trainer's answer
+        reaches this machine."""
         self._member = member
         self._registry = registry
         self._wait_seconds = wait_seconds
@@ -43,8 +44,8 @@ class RequestedMoves:
         self._lock = threading.Lock()
 
     def promote(self, name: str, who: str, why: str) -> Move | Waiting:
-        """Ask to make a version champion. Raises: VersionError where the trainer refuses,
-        KafkaError."""
+        """Ask to make a version champion. Returns: the move, or that its answer is still missing.
+        Raises: VersionError if the trainer refuses, KafkaError."""
         return self._ask("promote", who, why, name)
 
     def rollback(self, who: str, why: str) -> Move | Waiting:
@@ -64,7 +65,7 @@ class RequestedMoves:
             outcome = outcome_of(self._registry, request.id)
             if isinstance(outcome, Refusal):
                 raise VersionError(f"The trainer refused it: {outcome.reason}")
-            # Servers go by the move that is shown, which comes just after the journal's line.
+            # Servers follow the published move, which is written just after the journal's line.
             if isinstance(outcome, Move) and self._is_shown(outcome):
                 return outcome
             if time.monotonic() >= deadline:
@@ -72,7 +73,7 @@ class RequestedMoves:
             time.sleep(POLL_SECONDS)
 
     def _is_shown(self, move: Move) -> bool:
-        """Whether servers here go by a move, or by a later one."""
+        """Whether servers here follow a move or a later one."""
         moves, shown = self._registry.journal.moves(), self._registry.shown()
         return move in moves and shown in moves and moves.index(shown) >= moves.index(move)
 
@@ -86,9 +87,9 @@ def compact_everywhere(
 ) -> tuple[bool, str]:
     """Ask for compaction on all machines, and wait until the leader is done.
 
-    Args: event: deletes before it are to become physical. tell: called with whom it waits for.
-    Returns: whether it is done, and what to tell the user. Raises: KafkaError; StreamdError where
-    the event is beyond the log's end.
+    Args: event: deletes before it are to become physical. `tell`: called with the machines that it
+    waits for, as text. Returns: whether it is done, and a text for the user. Raises: KafkaError;
+    StreamdError if the event is beyond the log's end.
     """
     request = ask_everywhere(settings, event, topic)
     state = ModelsState()
@@ -129,7 +130,7 @@ def ask_everywhere(settings: Settings, event: int, topic: ModelsTopic) -> str:
 
 
 def compaction_wait(state: ModelsState, request: str) -> str:
-    """Which machine a compaction waits for, in words; "" if it is done. request: its id."""
+    """The machines for which a compaction waits, as text; "" if it is done. request: its id."""
     if state.is_done(request):
         return ""
     if request in state.released:

@@ -24,8 +24,8 @@ NOT_SENT = "log.store is not set, which has their bytes"
 
 
 class OneWriter:
-    """Follows the models topic while it has the lock of the folder of versions, so that no trainer
-    here writes there too. Owner: its thread."""
+    """Follows the models topic while it holds the lock of the folder of versions, so that no
+    trainer here writes there too. Owner: its thread."""
 
     def __init__(self, registry: Registry, follow: Callable[[Registry], ModelsFollower]) -> None:
         """follow: makes the follower. Raises: LockedError while a trainer writes; KafkaError,
@@ -37,11 +37,11 @@ class OneWriter:
             stack.pop_all()
 
     def step(self, wait_seconds: float = 0.0) -> None:
-        """As of `ModelsFollower`."""
+        """As in `ModelsFollower`."""
         self._follower.step(wait_seconds)
 
     def close(self) -> None:
-        """As of `ModelsFollower`; then a trainer may write."""
+        """As in `ModelsFollower`; then a trainer may write."""
         try:
             self._follower.close()
         finally:
@@ -53,12 +53,11 @@ def training_in_term(
     settings: Settings, paths: Paths, beat: Heartbeat, stop: threading.Event
 ) -> Iterator[Callable[[str], None]]:
     """Wait until this machine leads the log, claim the trainer's term, and bring the directory to
-    the newest stored checkpoint. Then store and send what is learned, until the end.
+    the newest stored checkpoint. Then store and publish the trainer's results until the end.
 
-    paths: of the trainer. Yields: what the trainer
-    calls with the name of each step; it raises FencedError where this is not its term any more. It
-    may be that `stop` was set before anything was claimed.
-    Raises: FencedError, ChangelogError.
+    paths: of the trainer. Yields: a function that the trainer calls with the name of each step; it
+    raises FencedError once the trainer has lost its term. If `stop` was set before the claim, it
+    does nothing. Raises: FencedError, ChangelogError.
     """
     if not settings.log.store:
         logger.warning("models_not_published", meaning=NOT_SENT)

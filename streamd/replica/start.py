@@ -1,5 +1,5 @@
-"""What a member of a log on many machines does at its start: it compares its own lines with the
-changelog's before it shows any of them."""
+"""The start of a member of a log on many machines: it compares its own lines with the changelog's
+before it publishes any of them."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,11 +24,11 @@ from streamd.storage import DISK, Disk
 logger = structlog.get_logger()
 READ_SECONDS = 0.2
 PUBLISH_ANEW = "remove the topic unless it is new, and {}, to publish from the present commit on"
-"""What the operator does where the changelog is not that of the log any more."""
+"""The operator's action if the changelog is not that of the log any more."""
 
 
 def check_changelog(data_dir: Path, changelog: ChangelogId) -> None:
-    """Check that what a directory read so far is of this changelog. Raises: ChangelogError."""
+    """Check that a directory's position is one of this changelog. Raises: ChangelogError."""
     stored = read_position(data_dir)
     if stored is not None and stored.changelog.is_other(changelog):
         raise ChangelogError(
@@ -40,7 +40,7 @@ def check_changelog(data_dir: Path, changelog: ChangelogId) -> None:
 
 
 class OwnLines:
-    """The lines that a directory holds, looked up in rising order. Owner: who compares."""
+    """The lines of a directory, read in rising order. Owner: the comparison that reads them."""
 
     def __init__(self, data_dir: Path, after_seq: int) -> None:
         self._lines: Iterator[tuple[int, bytes]] = lines_after(data_dir, after_seq)
@@ -48,7 +48,7 @@ class OwnLines:
         self.ended = False
 
     def crc(self, seq: int) -> str | None:
-        """The checksum of a line in hex, None where the line is gone or not there yet."""
+        """The checksum of a line in hex, None if the line is gone or not there yet."""
         while self._seq < seq and not self.ended:
             found = next(self._lines, None)
             if found is None:
@@ -59,7 +59,7 @@ class OwnLines:
 
 
 def published_seq(data_dir: Path) -> int:
-    """The newest commit that readers were shown, 0 where there is no log."""
+    """The newest commit that is published to readers, 0 if there is no log."""
     try:
         return int.from_bytes((data_dir / "published").read_bytes()[:8], "little")
     except FileNotFoundError:
@@ -67,8 +67,8 @@ def published_seq(data_dir: Path) -> int:
 
 
 def has_log(data_dir: Path) -> bool:
-    """Whether a directory has a journal that was begun; a power cut may leave one without even its
-    first line."""
+    """Whether a directory's journal has a line; a power cut may leave one without even its first
+    line."""
     for path in journal_files(data_dir / "journal"):
         with path.open("rb") as file:
             if decode_line(file.readline()) is not None:
@@ -77,8 +77,8 @@ def has_log(data_dir: Path) -> bool:
 
 
 def settled_seq(data_dir: Path) -> int:
-    """The newest commit that is known to be in the changelog, or was shown before there was one: a
-    journal file begins only when nothing waits.
+    """The newest commit that is known to be in the changelog, or was published before there was
+    one: a journal file starts only when no commit waits.
 
     After a power cut `published` may be older, even empty: it is not synced.
     """
@@ -92,13 +92,13 @@ def settled_seq(data_dir: Path) -> int:
 
 
 def line_before(data_dir: Path, seq: int) -> str:
-    """The checksum of the line of commit `seq` in hex, "" where that is gone."""
+    """The checksum of the line of commit `seq` in hex, "" if the line is gone."""
     return OwnLines(data_dir, seq - 1).crc(seq) or "" if seq else ""
 
 
 def check_follows(data_dir: Path, record: Record, line: str | None) -> None:
-    """Check that the commit that a record begins was made behind the commit that is the newest
-    here, whose line has the checksum `line`. Raises: DivergedError."""
+    """Check that a record's commit follows the newest commit here, whose line has the checksum
+    `line`. Raises: DivergedError."""
     if line and record.before and record.before != line:
         raise _diverged(data_dir, record.seq - 1)
 
@@ -106,21 +106,20 @@ def check_follows(data_dir: Path, record: Record, line: str | None) -> None:
 def reconcile(
     data_dir: Path, reader: ChangelogReader, disk: Disk = DISK, until: int | None = None
 ) -> ChangelogPosition:
-    """Compare the directory's lines with the changelog's, and remove those that conflict:
+    """Compare the directory's lines with the changelog's, and truncate those that conflict:
 
-    1. Cut torn lines off the journal. A conflict could else not be told from half a line.
+    1. Cut torn lines off the journal. Otherwise half a line would look like a conflict.
     2. Check that the changelog has the stored position. From another position the comparison would
-       miss the claims before it, and with them which term counts.
-    3. Compare the lines since, and at the first conflict remove the directory's lines from there
-       on. A line that readers were shown is never removed: then the directories have diverged.
-    4. Check that the changelog has all that was shown. If it lost records, the next commit here
+       miss the claims before it, and with them the current term.
+    3. Compare the later lines, and truncate the directory's lines at the first conflict. A
+       published line is never truncated: then the directories have diverged.
+    4. Check that the changelog has all published commits. If it lost records, the next commit here
        would take a number that readers know for another one.
 
-    until: offset before which to stop, the changelog's end where None.
-    Returns: the newest commit that both have, the offset from which to read on, and the term in
-    force there. Lines of the directory after it are beyond the changelog's end; the caller
-    publishes them or takes them back. Raises: DivergedError, ChangelogError, OutOfRange where a
-    newer manifest is needed.
+    until: offset before which to stop; None for the changelog's end.
+    Returns: the newest commit that both have, the offset at which to resume, and the current term
+    there. Later lines of the directory are beyond the changelog's end; the caller publishes or
+    truncates them. Raises: DivergedError, ChangelogError, OutOfRange if a newer manifest is needed.
     """
     # Step 1.
     shown = settled_seq(data_dir)
@@ -138,7 +137,7 @@ def reconcile(
         )
     position = stored or ChangelogPosition(0, 0, 0)
     if position.offset < begin:
-        # Which term is in force is known only from the claims.
+        # The current term is known only from the claims.
         raise OutOfRange(
             f"the changelog begins at offset {begin}, and was read here up to {position.offset}"
         )
@@ -157,7 +156,7 @@ def reconcile(
             f"on the leader, {PUBLISH_ANEW.format(data_dir / CHANGELOG)}; elsewhere start with an "
             "empty data_dir.",
         )
-    # It went on without a changelog, so far: all that readers were shown stays.
+    # The log had no changelog until now: all that is published stays.
     return replace(position, seq=max(position.seq, shown))
 
 
@@ -167,22 +166,22 @@ class _Comparison:
     def __init__(
         self, data_dir: Path, position: ChangelogPosition, shown: int, has_position: bool
     ) -> None:
-        """position: from which to compare. shown: the newest commit that readers were shown.
-        has_position: whether the directory stores its position."""
+        """position: from which to compare. shown: the newest published commit. has_position:
+        whether the directory stores its position."""
         self._data_dir = data_dir
         self._position = position
         self._shown = shown
         self._has_position = has_position
-        # Of old commits the lines may be gone.
+        # The lines of old commits may be gone.
         self._own = OwnLines(data_dir, max(0, position.seq - 1))
         self._admission = Admission(position.term, position.seq)
 
     def read(
         self, reader: ChangelogReader, until: int, disk: Disk
     ) -> tuple[ChangelogPosition, bool]:
-        """Read the changelog up to an offset, and remove the directory's lines from the first
-        conflict on. Returns: the position of the newest commit that both have, and whether all was
-        read: not beyond a line that the directory lacks."""
+        """Read the changelog up to an offset, and truncate the directory's lines at the first
+        conflict. Returns: the position of the newest commit that both have, and whether all was
+        read: the reading ends at a line that the directory lacks."""
         reader.seek(self._position.offset)
         while reader.position < until:
             for entry in reader.read(READ_SECONDS):
@@ -198,7 +197,7 @@ class _Comparison:
                     and not self._has_line(entry, verdict, disk)
                 ):
                     return self._position, False
-                # A commit is shown once all of it is there.
+                # The position moves only over complete commits.
                 if not self._admission.has_begun:
                     self._position = ChangelogPosition(
                         self._admission.term, self._admission.seq, entry.offset + 1
@@ -206,12 +205,13 @@ class _Comparison:
         return self._position, True
 
     def _has_line(self, record: Record, verdict: Verdict, disk: Disk) -> bool:
-        """Whether the directory has the line of a record; another one of its number, and all after
-        that, are removed. Raises: DivergedError if readers were shown it."""
+        """Whether the directory has the line of a record. If it has another line of that number,
+        that line and all later ones are truncated. Raises: DivergedError if that line is
+        published."""
         if verdict is Verdict.FIRST:
             check_follows(self._data_dir, record, self._own.crc(record.seq - 1))
         mine = self._own.crc(record.seq)
-        # One that was shown is another only where the other is whole.
+        # A published line conflicts only with a complete commit.
         is_due = record.seq > self._shown or record.is_last
         if mine is not None and mine != record.line and is_due:
             if record.seq <= self._shown:
@@ -223,8 +223,8 @@ class _Comparison:
 
 
 def _pass_over_lacking(admission: Admission, entry: Read, shown: int) -> None:
-    """Pass over commits that the changelog lacks and this directory, which has no place in it yet,
-    has shown: the changelog was turned on later."""
+    """Skip commits that the changelog lacks and this directory, which stores no position yet, has
+    published: the log is older than the changelog."""
     if isinstance(entry, Claim):
         lacks_until = entry.seq if entry.term == admission.term + 1 else 0
     elif isinstance(entry, Record) and entry.term == admission.term == UNCLAIMED and entry.is_whole:

@@ -1,4 +1,4 @@
-"""A thread that does one thing step by step, and waits out what is away."""
+"""A thread that does one task step by step, and retries after failures."""
 
 import threading
 from collections.abc import Callable
@@ -11,31 +11,32 @@ from streamd.telemetry.failure_log import LastingFailures
 
 logger = structlog.get_logger()
 WAIT_SECONDS = 0.5
-"""Longest time that a step waits for something to do."""
+"""Longest wait of a step for work."""
 RETRY_SECONDS = 2.0
 """Pause before another try."""
 CLOSE_SECONDS = 5.0
 
 
 class Stepped(Protocol):
-    """What the thread does."""
+    """The task of the thread."""
 
     def step(self, wait_seconds: float = 0.0) -> None:
-        """Do what there is to do, waiting for it for at most some time."""
+        """Do the due work; if there is none, wait at most some time for it."""
 
     def close(self) -> None:
-        """End it."""
+        """End the task."""
 
 
 class StepThread:
-    """Makes something in a thread of its own and lets it step until `close`, so that nobody else
-    waits for Kafka or the store. Owner: who made it.
+    """Makes a task in a thread of its own and steps it until `close`, so that no other thread waits
+    for Kafka or the store. Owner: its creator.
 
-    fenced: why it ended by itself: somebody else does what it did. None while nobody does.
+    fenced: the error of a thread that ended by itself, because another process has taken over its
+    task; None otherwise.
     """
 
     def __init__(self, name: str, make: Callable[[], Stepped]) -> None:
-        """make: called again after an error of Kafka. name: of the thread, and in logs."""
+        """make: makes the task, again after an error of Kafka. name: of the thread, and in logs."""
         self._name = name
         self._make = make
         self._stop = threading.Event()
@@ -54,7 +55,7 @@ class StepThread:
             except FencedError as error:
                 self.fenced = error
                 break
-            except Exception as error:  # noqa: BLE001 - the thread must go on: its process does other things
+            except Exception as error:  # noqa: BLE001 - the thread must continue: its process does other things
                 self._log(error)
                 if isinstance(error, KafkaError) and made is not None:
                     self._closed(made)
@@ -75,13 +76,14 @@ class StepThread:
             logger.error("step_failed", thread=self._name, kind=kind, error=str(error))
 
     def step(self) -> None:
-        """Nothing: it steps by itself. So the loop that follows the log takes it as a part."""
+        """Does nothing: the thread steps by itself. With this method the follow loop accepts it as
+        a part."""
 
     def stop(self) -> None:
-        """Tell the thread to end, without waiting for it."""
+        """Make the thread end, without waiting for it."""
         self._stop.set()
 
     def close(self) -> None:
-        """Stop the thread and wait for it, not for long: it may be in the midst of a file."""
+        """Stop the thread and wait at most CLOSE_SECONDS for it: it may be writing a file."""
         self.stop()
         self._thread.join(CLOSE_SECONDS)

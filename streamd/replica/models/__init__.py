@@ -1,1 +1,1 @@
-"""The models topic: what is learned on one machine, published to all others."""
+"""The models topic: the trainer publishes versions, moves and windows to all other machines."""

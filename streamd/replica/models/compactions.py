@@ -14,8 +14,8 @@ from streamd.replica.models.trainer_topic import TrainerTopic
 
 logger = structlog.get_logger()
 BEYOND_SECONDS = 60.0
-"""Age at which a compaction is refused that names an event beyond the log's end. A replica may show
-a commit some milliseconds before this machine does."""
+"""Age at which a compaction is refused that names an event beyond the log's end. A replica may
+publish a commit some milliseconds before this machine does."""
 
 
 class Compactions:
@@ -31,8 +31,8 @@ class Compactions:
         on_step: Callable[[str], None] = lambda _: None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Args: log_dir: data directory of the log, whose ingest compacts. lease_seconds: how long
-        a member that does not answer is waited for. on_step, now: as of `ModelsPublisher`."""
+        """Args: log_dir: data directory of the log, whose ingest compacts. lease_seconds: longest
+        wait for a member that does not answer. on_step, now: as in `ModelsPublisher`."""
         self._log_dir = log_dir
         self._lease_seconds = lease_seconds
         self._topic = topic
@@ -41,20 +41,20 @@ class Compactions:
         self._now = now
 
     def step(self) -> None:
-        """Release each request here once every member has answered, or its lease ran out; report
-        those that are done."""
+        """Release each request once every member has answered, or `lease_seconds` after the
+        request; report the finished ones."""
         self._ask_again()
         state = self._topic.state
         requests = state.compactions()
         num_events = events_shown(self._log_dir) if requests else 0
         for request in requests:
             if request.id in state.released:
-                # The request's file is removed once all that was deleted is gone.
+                # Ingest removes the request's file once all deleted data is gone.
                 if asked_to_compact(self._log_dir) is None:
                     self._on_step("compacted")
                     self._topic.append([self._compacted(request.id)])
                 continue
-            # Nothing of the log will ever be past such an event, and all compactions would wait.
+            # No role will ever be past such an event, so all compactions would wait for it.
             if request.event > num_events:
                 if self._now() - request.at > BEYOND_SECONDS:
                     self._topic.refuse(
@@ -75,8 +75,8 @@ class Compactions:
                 logger.warning("members_left", members=late, lease_seconds=self._lease_seconds)
 
     def _ask_again(self) -> None:
-        """Ask the log here, once, for the compactions that an earlier trainer released, perhaps
-        elsewhere."""
+        """Ask ingest here, once, for the compactions that an earlier trainer released, perhaps on
+        another machine."""
         if self._reign.has_asked:
             return
         state = self._topic.state

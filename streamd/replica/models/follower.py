@@ -1,4 +1,4 @@
-"""A replica's side of the models topic: `models/` and the history become what the trainer's are."""
+"""A replica's side of the models topic: it copies the trainer's versions, moves and history."""
 
 import time
 from collections.abc import Callable
@@ -33,11 +33,11 @@ class _Place(msgspec.Struct):
 
 
 class ModelsFollower:
-    """Copies what the models topic names into a replica's directory. Owner: one thread.
+    """Copies the content of the models topic into a replica's directory. Owner: one thread.
 
-    A version appears whole or not at all, and becomes champion only once it is there.
+    A version appears only when it is complete, and becomes champion only after that.
 
-    state: what the topic says. member: what this machine answers.
+    state: of the topic. member: answers compaction requests for this machine.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class ModelsFollower:
         on_step: Callable[[str], None] = lambda _: None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """lease_seconds: how long the retention lease of a server that does not run counts.
-        on_step: called with the name of each step as it begins; tests stop there."""
+        """lease_seconds: how long the hold of a stopped server counts. on_step: called with the
+        name of each step as it begins; tests stop there."""
         self._data_dir = data_dir
         self._registry = registry
         self._topic = topic
@@ -59,7 +59,7 @@ class ModelsFollower:
         self._on_step = on_step
         self._now = now
         self._settled = (0, -1)
-        """Term and number of the newest record when all was here."""
+        """Term and number of the newest record when the directory last had everything."""
         self._refusals = Refusals(registry)
         self._history = data_dir / HISTORY
         self.state = ModelsState()
@@ -72,11 +72,11 @@ class ModelsFollower:
         registry.sweep()
 
     def step(self, wait_seconds: float = 0.0) -> None:
-        """Read the topic to its end, and bring the directory in line with it.
+        """Read the topic to its end, and update the directory to it.
 
-        wait_seconds: how long to wait for a record where there is none.
-        Raises: KafkaError; StoreError, OSError where a version cannot be fetched now: another step
-        tries again, and what does not need it is done.
+        wait_seconds: how long to wait for a record if there is none. Raises: KafkaError; StoreError
+        if a version cannot be fetched now, after all else is updated; OSError. Another step tries
+        again.
         """
         self.state.take(self._topic.read(wait_seconds))
         self._refusals.tell(self.state.refused)
@@ -86,8 +86,8 @@ class ModelsFollower:
             replica_metrics.models_followed.set(self._now())
             return
 
-        # Champion and shadow first, then the moves that name them. One that cannot be fetched keeps
-        # neither the others nor moves waiting.
+        # Champion and shadow first, then the moves that name them. A version that cannot be fetched
+        # delays neither other versions nor moves.
         replica_metrics.models_missing.set(self._num_missing())
         named = (self.state.champion, self.state.shadow)
         failed: StoreError | None = None
@@ -110,7 +110,7 @@ class ModelsFollower:
             replica_metrics.models_followed.set(self._now())
 
     def _fetch(self, version: StoredVersion) -> None:
-        """Make a version's folder, unless it is there. Raises: StoreError, OSError."""
+        """Fetch a version's folder, unless it is here. Raises: StoreError, OSError."""
         if self._is_here(version):
             return
         self._on_step("download")
@@ -130,11 +130,12 @@ class ModelsFollower:
         )
 
     def _own(self) -> None:
-        """Say that versions and history are no longer those of a trainer's checkpoint here."""
+        """Remove the checkpoint marker: versions and history here are no longer those of a
+        trainer's checkpoint."""
         remove_mark(self._data_dir)
 
     def _is_here(self, version: StoredVersion) -> bool:
-        """Whether a version is whole here, with memory where it must have it."""
+        """Whether a version is complete here, with memory if it needs that."""
         try:
             text = (self._registry.folder / version.name / MANIFEST).read_text()
             if text != version.manifest:
@@ -143,19 +144,20 @@ class ModelsFollower:
         except FileNotFoundError:
             return False
         except VersionError:
-            # One of a newer release: it is whole, and refused by name where it should serve.
+            # A newer release made it: it is complete, and servers refuse it by name.
             return True
         return servable or version.name not in self.state.with_memory
 
     def _write_moves(self) -> None:
-        """Make the journal a copy of the trainer's, once the champion it names is whole here."""
+        """Copy the trainer's moves to the journal, once the champion that they name is complete
+        here."""
         moves = self.state.moves
         if not moves:
             return
         champion = self.state.versions.get(self.state.champion)
         if champion is None or not self._is_here(champion):
             return
-        # Servers refuse for good what has an event that the log does not have.
+        # Servers refuse a version for good if the log lacks its event.
         if not self._log_has(champion):
             return
         # After a restore from a backup, or while a trainer sends all again, the moves here may be
@@ -179,7 +181,7 @@ class ModelsFollower:
         return shown in here and newest in here and here.index(newest) < here.index(shown)
 
     def _log_has(self, version: StoredVersion) -> bool:
-        """Whether the log here has come to the place that a version was made at."""
+        """Whether the log here has reached the commit and the event at which a version was made."""
         place = msgspec.json.decode(version.manifest, type=_Place)
         tail = JournalTail.open(self._data_dir)
         return tail is not None and (
@@ -187,7 +189,7 @@ class ModelsFollower:
         )
 
     def _write_history(self) -> None:
-        """Make the history a copy of the trainer's: mostly by appending to it."""
+        """Copy the trainer's history, mostly by appending new lines."""
         lines = self.state.windows
         try:
             here = self._history.read_text(errors="replace").split("\n")[:-1]
@@ -205,8 +207,8 @@ class ModelsFollower:
             write_durably(self._history, "".join(f"{line}\n" for line in lines).encode())
 
     def _prune(self) -> None:
-        """Drop the versions that the trainer dropped, but not before its newest version is here.
-        Without a move yet, the trainer may have sent only some of its versions."""
+        """Drop the versions that the trainer dropped, once all that it keeps are here. Without a
+        move yet, the trainer may have sent only some of its versions."""
         if self.state.versions and self.state.moves and not self._num_missing():
             self._on_step("prune")
             names = {name: name in self.state.with_memory for name in self.state.versions}
@@ -216,13 +218,13 @@ class ModelsFollower:
             self._registry.keep(names)
 
     def _num_missing(self) -> int:
-        """Versions that are not here yet, and moves, as one, that are not."""
+        """Number of versions that are not here yet, and one more if the newest move is not."""
         moves = self.state.moves
         behind = bool(moves) and self._registry.shown() != moves[-1]
         return behind + sum(not self._is_here(v) for v in self.state.versions.values())
 
     def close(self) -> None:
-        """Say that this machine stops, and close the connections. Raises: KafkaError."""
+        """Report that this machine stops, and close the connections. Raises: KafkaError."""
         try:
             self.member.leave(self.state)
         finally:
@@ -236,10 +238,11 @@ def fetch_version(
     with_memory: bool,
     fetched: Callable[[], None] = lambda: None,
 ) -> None:
-    """Make a version's folder, in the place of one of that name. What versions here have too is
-    linked to.
+    """Fetch a version's folder, which replaces one of the same name. Files that other versions here
+    have too are linked.
 
-    fetched: called once it is whole, before it has its name. Raises: StoreError, OSError.
+    fetched: called once the folder is complete, before it gets its name. Raises: StoreError,
+    OSError.
     """
     own = {
         checksum: registry.folder / manifest.name / file
@@ -247,7 +250,7 @@ def fetch_version(
         for file, checksum in manifest.checksums.items()
         if (registry.folder / manifest.name / file).exists()
     }
-    # In the way is one without memory, or one of the same name that was learned before.
+    # The folder that is replaced lacks memory, or is of an earlier version of this name.
     beside = registry.folder / f".{version.name}.fetched{SCRATCH}"
     DISK.remove_folder(beside)
     download_version(store, version, beside, with_memory, own)

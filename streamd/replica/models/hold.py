@@ -1,5 +1,5 @@
-"""The hold for the newest checkpoint in the store: where the trainer goes on from it, this machine
-has the events for that."""
+"""The hold for the newest checkpoint in the store: this machine retains the events that a trainer
+needs to resume from it."""
 
 import time
 from pathlib import Path
@@ -10,8 +10,8 @@ from streamd.roles import HANDOVER
 
 
 class HandoverHold:
-    """Writes and renews `roles/handover/hold`: a leader keeps what it says, and so does a machine
-    that begins to lead. It is a lease. Owner: one thread of the train process."""
+    """Writes and renews `roles/handover/hold`, a lease: the leader retains the events that it
+    names, and so does the next leader. Owner: one thread of the train process."""
 
     def __init__(self, log_dir: Path) -> None:
         """log_dir: data directory of the log."""
@@ -20,7 +20,8 @@ class HandoverHold:
         self._written_at = 0.0
 
     def keep(self, state: ModelsState) -> None:
-        """Hold what the topic's newest checkpoint needs, where there is one. Raises: OSError."""
+        """Hold the events that the topic's newest checkpoint needs, if there is one. Raises:
+        OSError."""
         if not state.checkpoints:
             return
         newest = state.checkpoints[-1]

@@ -1,10 +1,10 @@
-"""The mark of a trainer's directory: the checkpoints in the store that what it learns goes on
-from.
+"""The checkpoint marker of a trainer's directory: the stored checkpoints from which its state
+continues.
 
-`train/stored.json` names those that this trainer stored or took last. A trainer that starts goes on
-from its own directory where the newest checkpoint of all is among them: nobody has learned behind
-that one since. A follower that writes into the directory removes the mark first, because versions
-and history are no longer those of the trainer's checkpoint then.
+`train/stored.json` names the checkpoints that this trainer stored, or took, last. A trainer resumes
+from its own directory if the topic's newest checkpoint is among them: then no other trainer has
+trained since. A follower that writes into the directory removes the marker first, because versions
+and history no longer are those of the trainer's checkpoint then.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ MARK = "train/stored.json"
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint in the store, and what of the directory it has.
+    """A checkpoint in the store, and how much of the directory it contains.
 
     name: of its object. num_moves: of the registry's journal. history_bytes: of the history.
     versions: name -> CRC32C of the manifest.
@@ -36,8 +36,8 @@ NOTHING = Stored(name="")
 
 
 def read_mark(data_dir: Path) -> list[Stored]:
-    """Read the mark, oldest entry first; none where there is no mark or it is damaged: the newest
-    checkpoint of the store is taken then."""
+    """Read the marker, oldest entry first. Returns: no entry if the marker is missing or damaged;
+    then the trainer takes the newest checkpoint of the store."""
     try:
         return msgspec.json.decode((data_dir / MARK).read_bytes(), type=list[Stored])
     except FileNotFoundError:
@@ -48,13 +48,13 @@ def read_mark(data_dir: Path) -> list[Stored]:
 
 
 def write_mark(data_dir: Path, entries: list[Stored], disk: Disk = DISK) -> None:
-    """Write a mark durably. Raises: OSError."""
+    """Write a marker durably. Raises: OSError."""
     (data_dir / MARK).parent.mkdir(parents=True, exist_ok=True)
     write_durably(data_dir / MARK, msgspec.json.encode(entries), disk)
 
 
 def remove_mark(data_dir: Path, disk: Disk = DISK) -> None:
-    """Remove the mark durably, where there is one. Raises: OSError."""
+    """Remove the marker durably, if there is one. Raises: OSError."""
     if (data_dir / MARK).exists():
         disk.unlink(data_dir / MARK)
         disk.sync_folder((data_dir / MARK).parent)

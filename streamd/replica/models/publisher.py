@@ -1,11 +1,11 @@
 """The trainer's side of the models topic: uploads checkpoints, appends missing records to the
 topic, and executes requests of other machines.
 
-The registry on disk is the queue: a crash or an outage anywhere leaves a difference, which the next
-step finds by comparing the two, so that nothing is sent twice and nothing is lost. A checkpoint is
-in the store before the topic says anything of the windows behind it, so a trainer that goes on from
-the newest one learns no window again that a replica has shown. Servers beside the trainer go by
-what the topic has too.
+The registry on disk is the queue: after a crash or an outage, the next step compares it with the
+topic and finds the difference, so that nothing is sent twice and nothing is lost. The topic gets a
+window only once the store has a checkpoint that includes it, so a trainer that resumes from the
+newest checkpoint repeats no window that a replica shows. Servers on the trainer's machine follow
+the topic too.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ from streamd.windows.history import FILE as HISTORY
 
 logger = structlog.get_logger()
 REQUEST_SECONDS = 3600.0
-"""Age at which a request is refused: who asked has long looked for another way."""
+"""Age at which a request is refused: by then the requester has given up."""
 
 
 class ModelsPublisher:
@@ -59,10 +59,9 @@ class ModelsPublisher:
         on_step: Callable[[str], None] = lambda _: None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Args: paths: of the trainer. lease_seconds: how long compaction waits for a member that
-        does not answer. reign: of this trainer, which has claimed. on_step: called with the name of
-        each step as it begins; tests stop there. now: wall time, seconds.
-        """
+        """Args: paths: of the trainer. lease_seconds: longest wait of compaction for a member that
+        does not answer. reign: the term that this trainer has claimed. on_step: called with the
+        name of each step as it begins; tests stop there. now: wall time, seconds."""
         self._history = paths.learned / HISTORY
         self._registry = registry
         self._topic = TrainerTopic(topic, registry, reign)
@@ -75,9 +74,10 @@ class ModelsPublisher:
         self._on_step = on_step
         self._now = now
         self._settled: tuple[list[tuple[str, int, int]], int] | None = None
-        """What was there, and the topic's newest number, when nothing was left to send."""
+        """Files of the registry, and number of the topic's newest record, when nothing was left to
+        send."""
         self._swept_for: object = None
-        """Versions and checkpoints by which the store was swept last."""
+        """Versions and checkpoints that were needed when the store was last swept."""
         self._moves: list[Move] = []
         self._moves_stamp: tuple[int, int] | None = None
         self.state = self._topic.state
@@ -91,7 +91,7 @@ class ModelsPublisher:
         3. Execute requests of other machines, each once: its id is in the journal before the topic
            has the move, so a kill between the two does not repeat it.
         4. Store the newest checkpoint, and append its record. If versions came first, a trainer
-           that resumes from the checkpoint before would learn windows again that replicas show.
+           that resumes from the previous checkpoint would repeat windows that replicas show.
         5. Append versions, and then the moves that name them: a replica that reads a move without
            its version cannot follow it.
         6. Append windows of the history, and the names of the versions that are kept.
@@ -112,7 +112,7 @@ class ModelsPublisher:
             replica_metrics.models_published.set(self._now())
             return
 
-        # Steps 4 and 5. Moves by hand need no checkpoint. What comes meanwhile is for the next
+        # Steps 4 and 5. Manual moves need no checkpoint. Changes from here on are for the next
         # step.
         replica_metrics.models_waiting.set(self._num_waiting())
         try:
@@ -132,7 +132,8 @@ class ModelsPublisher:
         replica_metrics.models_published.set(self._now())
 
     def _seen(self) -> list[tuple[str, int, int]]:
-        """What tells whether anything of the registry or the history has changed."""
+        """The files of the registry and the history, as (name, modification time, size): they show
+        any change."""
         folder = self._registry.folder
         paths = [self._history, folder / "journal.jsonl"]
         paths += [path for path in folder.iterdir() if not path.name.startswith(".")]
@@ -147,10 +148,11 @@ class ModelsPublisher:
         """Close the connections."""
         self._topic.close()
 
-    # What others ask for
+    # Requests of other machines
 
     def _do_requests(self) -> None:
-        """Promote and roll back as others ask, each once, with the checks as by hand."""
+        """Promote and roll back for other machines, each request once, with the checks of a manual
+        move."""
         done = {move.request for move in self._local_moves()}
         for request in list(self.state.open.values()):
             if request.action == "compact" or request.id in done:
@@ -170,7 +172,7 @@ class ModelsPublisher:
     # The newest checkpoint
 
     def _store_checkpoint(self) -> None:
-        """Store the trainer's newest state, and then say so, where it was not stored."""
+        """Store the trainer's newest state if it is not stored yet, and then append its record."""
         handover = self._reign.handovers.begin()
         if handover is None:
             return
@@ -187,7 +189,7 @@ class ModelsPublisher:
             self._reign.index,
         )
 
-        # A kill behind the record must not leave a directory that does not know its own checkpoint.
+        # The marker first: after a kill, a directory must know every checkpoint that the topic has.
         self._on_step("mark")
         entry = Stored(
             name=done.name,
@@ -212,7 +214,7 @@ class ModelsPublisher:
             ]
         )
         if self.state.checkpoints[-1].name != done.name:
-            # A record of an earlier try came late and has its number.
+            # A record of an earlier try arrived late and has taken this number.
             raise KafkaError("A checkpoint's record was not taken.", "none is needed.")
         self._hold.keep(self.state)
         self._reign.newest = done.stored
@@ -228,7 +230,7 @@ class ModelsPublisher:
         )
 
     def _uploaded(self, handover: Handover, name: str) -> StoredVersion:
-        """A version of a handover, whose files the store has afterwards. Raises: StoreError."""
+        """A version of a handover, after its files are uploaded. Raises: StoreError."""
         folder = handover.local.folder / VERSIONS / name
         text = (folder / stored.MANIFEST).read_text()
         for known in (self.state.versions.get(name), self._reign.uploaded.get(name)):
@@ -237,11 +239,11 @@ class ModelsPublisher:
         else:
             known = stored.upload_version(folder, self._store, self._stored_files())
         self._reign.uploaded[name] = known
-        # One whose memory the trainer has dropped is kept as a record.
+        # A version without memory, which the trainer dropped, keeps its record.
         files = [file for file in known.files if (folder / file.path).exists()]
         return StoredVersion(name=name, manifest=text, files=files)
 
-    # What the topic lacks
+    # Records that the topic lacks
 
     def _send_versions(self) -> None:
         """Send the versions that the newest checkpoint has."""
@@ -264,7 +266,7 @@ class ModelsPublisher:
             logger.info("version_sent", version=version.name)
 
     def _unsent_versions(self) -> list[Manifest]:
-        """Versions that are not on the topic as they are here, the one made first first."""
+        """Versions that the topic lacks or has with another manifest, oldest first."""
         made = sorted(read_manifests(self._registry), key=lambda m: m.created)
         return [m for m in made if not self._is_sent(m.name)]
 
@@ -274,14 +276,14 @@ class ModelsPublisher:
         return text is None or (known is not None and known.manifest == text)
 
     def _manifest_text(self, name: str) -> str | None:
-        """The manifest of a version here, None where the trainer dropped it."""
+        """The manifest of a version here, None if the trainer dropped it."""
         try:
             return (self._registry.folder / name / stored.MANIFEST).read_text()
         except FileNotFoundError:
             return None
 
     def _stored_files(self) -> dict[tuple[str, int], StoredFile]:
-        """Files that are in the store, by checksum and bytes."""
+        """The files in the store, by (checksum, bytes)."""
         found = {}
         for version in (*self.state.versions.values(), *self._reign.uploaded.values()):
             checksums = version.checksums
@@ -291,22 +293,22 @@ class ModelsPublisher:
         return found
 
     def _send_moves(self, by_hand: bool = False) -> None:
-        """Send the moves that the topic lacks, each behind the version that it makes champion.
+        """Send the moves that the topic lacks, each after the version that it makes champion.
 
-        by_hand: whether what someone did by hand passes over the trainer's moves that wait for a
-        checkpoint, which nobody is told any more then.
+        by_hand: whether manual moves overtake the trainer's moves that wait for a checkpoint; those
+        are never sent then.
         """
         moves = self._local_moves()
         unsent = self._unsent_moves()
         if moves and not unsent and self.state.moves and self.state.moves[-1] not in set(moves):
-            # This directory is older than the topic, as after a restore: what serves here counts.
+            # This directory is older than the topic, as after a restore: its champion counts.
             logger.warning("models_topic_ahead", champion_there=self.state.champion)
             why = "the trainer goes on from an older state than the models topic has"
             unsent = [self._registry.promote_again(why)]
         ready = []
         stored_moves = set(moves[: self._reign.lets_through(self.state).num_moves])
         for move in unsent:
-            # What someone did by hand does not wait for a checkpoint.
+            # A manual move does not wait for a checkpoint.
             if move not in stored_moves and move.who == "trainer":
                 if by_hand:
                     continue
@@ -325,14 +327,14 @@ class ModelsPublisher:
         )
 
     def _unsent_moves(self) -> list[Move]:
-        """The moves of the registry behind the last one that the topic has."""
+        """The moves of the registry after the last one that the topic has."""
         moves = self._local_moves()
         sent = set(self.state.moves)
         newest = max((i for i, move in enumerate(moves) if move in sent), default=-1)
         return moves[newest + 1 :]
 
     def _local_moves(self) -> list[Move]:
-        """All moves of the registry's journal; the file is read again only where it changed."""
+        """All moves of the registry's journal; the file is read again only after a change."""
         try:
             status = (self._registry.folder / "journal.jsonl").stat()
         except FileNotFoundError:
@@ -355,8 +357,8 @@ class ModelsPublisher:
         )
 
     def _unsent_windows(self) -> list[tuple[int, str]]:
-        """The lines of the history that the newest checkpoint has and the topic lacks, each with
-        its place."""
+        """(index, line) of the history's lines that the newest checkpoint has and the topic
+        lacks."""
         try:
             counted = self._reign.lets_through(self.state).history_bytes
             data = self._history.read_bytes()[:counted]
@@ -370,7 +372,8 @@ class ModelsPublisher:
         return list(enumerate(lines))[same:]
 
     def _send_kept(self) -> None:
-        """Say which versions are kept here, once all of them are on the topic."""
+        """Append the names of the versions that are kept here, once all of them are on the
+        topic."""
         here = {m.name: self._registry.is_servable(m) for m in read_manifests(self._registry)}
         there = {name: name in self.state.with_memory for name in self.state.versions}
         if not here.keys() <= there.keys() or here in (there, self.state.kept_as):
@@ -381,16 +384,17 @@ class ModelsPublisher:
         )
 
     def _num_waiting(self) -> int:
-        """Records that are to be sent, about."""
+        """Approximate number of records to send."""
         unsent = len(self._unsent_versions()) + len(self._unsent_moves())
         return unsent + len(self._unsent_windows()) + self._reign.handovers.is_waiting
 
     def _sweep_store(self) -> None:
-        """Let go, in the store, of the versions and checkpoints that no machine needs any more."""
+        """Remove the versions and checkpoints that no machine needs from the store."""
         if self._swept_for == self._needed():
             return
         self._on_step("sweep")
-        # What a later trainer stores comes behind its claim: the topic is read after the list.
+        # A later trainer claims before it stores anything. So list first, then read the topic,
+        # which raises FencedError after such a claim.
         listed = self._store.sizes(stored.FOLDER)
         old = self._store.sizes(checkpoints.FOLDER)
         self._topic.read()
@@ -398,7 +402,7 @@ class ModelsPublisher:
         objects = {stored.object_of(name) for name in versions}
         self._store.remove(name for name in listed if name not in objects)
         self._store.remove(name for name in old if name not in names)
-        # An earlier trainer that was paused may have removed one of the same name.
+        # An earlier trainer that was paused may have removed an object that is needed again.
         for name in versions:
             if stored.object_of(name) not in listed:
                 self._store.put(
@@ -409,7 +413,7 @@ class ModelsPublisher:
     def _needed(self) -> tuple[set[str], set[str]]:
         """Names of versions, and of the objects of checkpoints, that must stay."""
         newest = self.state.checkpoints[-1:]
-        # Of two, the older may hold what was deleted.
+        # The older of two checkpoints may contain deleted data.
         least = min([self.state.purged_event, *(one.purged for one in newest)])
         kept = {one.name for one in self.state.checkpoints if one.purged >= least}
         return set(self.state.versions), kept | {one.name for one in newest}

@@ -1,7 +1,7 @@
-"""The records of the models topic: who trains, what the trainer did, and what others ask of it.
+"""The records of the models topic: claims and results of trainers, requests and answers of members.
 
 A value is JSON, `{"crc": "8 hex digits", "record": {"type": ..., ...}}`; the CRC32C is of the bytes
-of its second value.
+of `record`.
 """
 
 from typing import Literal
@@ -14,27 +14,27 @@ from streamd.store.checkpoints import NAME as CHECKPOINT_NAME
 from streamd.store.versions import NAME, StoredVersion, check
 
 MAX_BYTES = 950_000
-"""Most bytes of a record, below Kafka's default of 1 MiB for a message."""
+"""Maximum size of a record, below Kafka's default of 1 MiB for a message."""
 MAX_TEXT = 1000
-"""Most characters of a text that a member sends."""
+"""Maximum length of a text that a member sends, in characters."""
 SHOWN = 80
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
-    """What all records have. term: of the trainer as the sender knows it."""
+    """The field of all records. term: of the trainer, as the sender knows it."""
 
     term: int
 
 
 class Trained(Record, frozen=True, kw_only=True):
-    """A record of the trainer. number: counts its records from 1 on; a record that comes again has
-    a number that is no news."""
+    """A record of the trainer. number: counts the trainer's records in a term from 1 on, so that a
+    repeated record is recognized."""
 
     number: int
 
 
 class Version(Trained, frozen=True, kw_only=True, tag="version"):
-    """A version whose bytes are in the store."""
+    """A version with all of its bytes in the store."""
 
     version: StoredVersion
 
@@ -46,28 +46,28 @@ class Moved(Trained, frozen=True, kw_only=True, tag="move"):
 
 
 class Scored(Trained, frozen=True, kw_only=True, tag="window"):
-    """A line of the history. index: of the line; those from there on are replaced by it."""
+    """A line of the history. index: of the line, which replaces all lines from this index on."""
 
     index: int
     line: str
 
 
 class Kept(Trained, frozen=True, kw_only=True, tag="kept"):
-    """The versions that the trainer keeps: name -> whether with memory. It dropped the others."""
+    """The versions that the trainer keeps: name -> whether with memory. It dropped all others."""
 
     versions: dict[str, bool]
 
 
 class Refused(Trained, frozen=True, kw_only=True, tag="refused"):
-    """The trainer did not do what a request asks for."""
+    """The trainer refused a request."""
 
     request: str
     reason: str
 
 
 class Released(Trained, frozen=True, kw_only=True, tag="released"):
-    """Compaction goes on. left: the members that it no longer waits for; they have not said that
-    their files are rid of what was deleted, and start anew."""
+    """Ingest may compact now. left: the members that compaction no longer waits for. They have not
+    answered that their files are free of deleted data, so they rebuild these files."""
 
     request: str
     event: int
@@ -75,17 +75,18 @@ class Released(Trained, frozen=True, kw_only=True, tag="released"):
 
 
 class Compacted(Trained, frozen=True, kw_only=True, tag="compacted"):
-    """What a compaction request asks for is done on the leader."""
+    """A compaction request is done on the leader."""
 
     request: str
 
 
 class Checkpointed(Trained, frozen=True, kw_only=True, tag="checkpointed"):
-    """A checkpoint of the trainer is in the store, from which another machine's trainer goes on.
+    """A checkpoint of the trainer is in the store; the trainer of another machine can resume from
+    it.
 
-    name: of the object that names its files. size, crc: bytes and CRC32C of that object. edge:
-    event id at which learning goes on. held: the oldest event that going on there needs. purged: it
-    holds nothing that deletes before this event hide.
+    name: of the object that names its files. size, crc: bytes and CRC32C of that object. edge: id
+    of the event at which training resumes. held: the oldest event that this needs. purged: the
+    checkpoint contains no data that deletes before this event hide.
     """
 
     name: str
@@ -97,14 +98,14 @@ class Checkpointed(Trained, frozen=True, kw_only=True, tag="checkpointed"):
 
 
 class Claimed(Record, frozen=True, kw_only=True, tag="claimed"):
-    """A trainer begins. The first claim of the highest term so far and one wins that term: records
-    of earlier ones that come behind it do not count.
+    """A trainer starts. The first claim of the highest term so far plus one wins that term: later
+    records of earlier terms do not count.
 
-    anew: there was no valid record of a trainer, as in a topic that was created again or lost its
+    `anew`: there was no valid record of a trainer, as in a topic that was created again or lost its
     first records. Then the claim may have any higher term, and no record before it counts.
 
-    member: its machine's host name. id: chosen by the trainer at its start, 32 hex digits. at:
-    wall time in seconds.
+    member: its machine's host name. id: chosen by the trainer at its start, 32 hex digits. at: wall
+    time in seconds.
     """
 
     member: str
@@ -114,10 +115,10 @@ class Claimed(Record, frozen=True, kw_only=True, tag="claimed"):
 
 
 class Request(Record, frozen=True, kw_only=True, tag="request"):
-    """What a member asks of the trainer.
+    """A member's request to the trainer.
 
     id: chosen by the member, 32 hex digits. version: to promote. event: deletes before it are to
-    become physical. seq: the newest commit with one of them. at: wall time in seconds.
+    become physical. seq: the newest commit with one of these deletes. at: wall time in seconds.
     """
 
     id: str
@@ -132,21 +133,21 @@ class Request(Record, frozen=True, kw_only=True, tag="request"):
 
 
 class Joined(Record, frozen=True, kw_only=True, tag="joined"):
-    """A member follows the log from now on: compaction waits for its answer."""
+    """A member follows the log from now on; compaction waits for its answer."""
 
     member: str
     at: float
 
 
 class Left(Record, frozen=True, kw_only=True, tag="left"):
-    """A member stopped, and starts anew if it returns behind a compaction."""
+    """A member stopped. If it returns after a compaction, its roles rebuild their state."""
 
     member: str
 
 
 class Answer(Record, frozen=True, kw_only=True, tag="answer"):
-    """No file of a member holds what was deleted before the request's event. event: the oldest that
-    its roles replay."""
+    """The files of a member contain no data that was deleted before the request's event. event: the
+    oldest event that its roles replay."""
 
     request: str
     member: str
@@ -179,7 +180,7 @@ _decoder = msgspec.json.Decoder(Known)
 
 
 def encode(record: Known) -> bytes:
-    """Encode a record. Raises: ModelsTopicError where it is too large."""
+    """Encode a record. Raises: ModelsTopicError if it is too large."""
     text = msgspec.json.encode(record)
     value = msgspec.json.encode(_Envelope(f"{crc32c(text):08x}", msgspec.Raw(text)))
     if len(value) > MAX_BYTES:
@@ -191,7 +192,7 @@ def encode(record: Known) -> bytes:
 
 
 def decode(value: bytes | None) -> Known:
-    """Decode and check a record, of which nothing is trusted. Raises: ModelsTopicError."""
+    """Decode an untrusted record, and check it. Raises: ModelsTopicError."""
     if value is None or len(value) > MAX_BYTES:
         size = "no value" if value is None else f"{len(value):,} bytes"
         raise ModelsTopicError(f"A record of the models topic has {size}.", _PASSED_OVER)
@@ -220,7 +221,7 @@ _PASSED_OVER = "none is needed: it is passed over. Look at who writes to that to
 
 
 def _wrong(record: Known) -> str:
-    """What is wrong with a record that has the right types, "" for nothing."""
+    """The fault of a record that has the right types, "" if there is none."""
     if record.term < 0 or (isinstance(record, Trained) and record.number < 1):
         return "its term or number is negative"
     if isinstance(record, Scored) and record.index < 0:

@@ -1,4 +1,4 @@
-"""A trainer's reign: the term of the models topic that it claimed, and what it has in the store."""
+"""A trainer's term: its claim in the models topic, and its checkpoints in the store."""
 
 import time
 import uuid
@@ -20,16 +20,17 @@ from streamd.training.handover import Handovers
 
 logger = structlog.get_logger()
 INDEX = "train/stored.index"
-"""File in the data directory that knows what of the trainer's files was read before."""
+"""File in the data directory: the index of the trainer's files, which spares the next upload from
+reading unchanged ones."""
 
 
 class Reign:
-    """A trainer's claim, and what it hands over under it. Owner: the trainer's process, which makes
-    one at each start; its publisher may be made several times.
+    """A trainer's claim, and its checkpoints since. Owner: the trainer's process, which makes one
+    at each start and may make several publishers for it.
 
-    id: of its claim. handovers: what is to be stored. newest: the checkpoint stored last, None
-    before the first. uploaded: versions whose files are in the store, by name. has_asked: whether
-    the log here was asked for the compactions that an earlier trainer let go on.
+    id: of its claim. handovers: states to store. newest: the checkpoint stored last, None before
+    the first. uploaded: versions with all files in the store, by name. has_asked: whether ingest
+    here was asked for the compactions that an earlier trainer released.
     """
 
     def __init__(
@@ -40,8 +41,8 @@ class Reign:
         *,
         store: Store,
     ) -> None:
-        """Args: data_dir: of what is learned. member: name of this machine. now: wall time,
-        seconds. store: of checkpoints."""
+        """Args: data_dir: of the trainer. member: name of this machine. now: wall time, seconds.
+        store: of checkpoints."""
         self._store = store
         self._data_dir = data_dir
         self._member = member
@@ -85,9 +86,10 @@ class Reign:
             )
 
     def note(self, entry: Stored, state: ModelsState) -> None:
-        """Write down durably that a checkpoint is in the store, before the topic says so. Raises:
-        OSError."""
-        # Behind the one that counts, each may be in the topic although nobody acknowledged it.
+        """Write durably that a checkpoint is in the store, before the topic gets its record.
+        Raises: OSError."""
+        # Later entries than the topic's newest checkpoint stay: their records may arrive although
+        # they were not acknowledged.
         names = [one.name for one in self._entries]
         newest = state.checkpoints[-1].name if state.checkpoints else ""
         since = names.index(newest) if newest in names else 0
@@ -95,15 +97,15 @@ class Reign:
         write_mark(self._data_dir, self._entries)
 
     def has_stored(self, name: str) -> bool:
-        """Whether what is learned here goes on from a checkpoint."""
+        """Whether the state in this directory continues from a checkpoint."""
         return any(entry.name == name for entry in self._entries)
 
     def lets_through(self, state: ModelsState) -> Stored:
-        """What the newest checkpoint in the store has of the directory: so much the topic may
-        say."""
+        """The marker's entry of the topic's newest checkpoint: the topic may get as much of the
+        directory as this checkpoint has."""
         name = state.checkpoints[-1].name if state.checkpoints else ""
         return next((one for one in reversed(self._entries) if one.name == name), NOTHING)
 
     def renew(self) -> None:
-        """Read the mark again, after a checkpoint was taken."""
+        """Read the marker again, after a checkpoint was taken."""
         self._entries = read_mark(self._data_dir)

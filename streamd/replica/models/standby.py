@@ -1,5 +1,5 @@
-"""How a trainer begins: it waits until this machine leads the log, claims its term, and takes the
-newest stored checkpoint where its own directory is behind it."""
+"""The start of a trainer: it waits until this machine leads the log, claims its term, and takes the
+newest stored checkpoint if its own directory is older."""
 
 import os
 import socket
@@ -33,18 +33,19 @@ logger = structlog.get_logger()
 LOOK_SECONDS = 0.5
 RETRY_SECONDS = 1.0
 LEAVE_SECONDS = 10.0
-"""How long ingest may be away before its trainer ends: it is started again within seconds, and who
-leads in the meantime claims a term of the trainer too."""
+"""How long ingest may be absent before its trainer ends. A crashed ingest restarts within seconds;
+a new leader's trainer claims a term of its own."""
 
 
 def leads(log: LogSettings, data_dir: Path) -> bool:
-    """Whether ingest leads the log here: always on the leader that the settings name, else by
+    """Whether ingest here leads the log: always on the fixed leader of the settings, else by
     ingest's heartbeat."""
     return not log.follows or leads_here(data_dir)
 
 
 class TrainersReign:
-    """What runs beside a trainer that has claimed its term. Owner: the train process."""
+    """The publisher and the lock of a trainer that has claimed its term. Owner: the train
+    process."""
 
     def __init__(
         self, leads_now: Callable[[], bool], reign: Reign, publisher: StepThread, lock: int
@@ -57,7 +58,7 @@ class TrainersReign:
         self._led_at = self._looked_at = time.monotonic()
 
     def on_step(self, name: str) -> None:
-        """Called by the trainer before each step. Raises: FencedError where another trainer has
+        """Called by the trainer before each step. Raises: FencedError if another trainer has
         claimed since, or ingest here does not lead any more."""
         if self._publisher.fenced is not None:
             raise self._publisher.fenced
@@ -72,13 +73,14 @@ class TrainersReign:
             self._reign.handovers.take()
 
     def close(self) -> None:
-        """Stop sending, and let others write versions here."""
+        """Stop publishing, and let other processes write versions here."""
         self._publisher.close()
         os.close(self._lock)
 
 
 class Beginning:
-    """Makes a trainer ready to begin, and waits for what is away. Owner: the train process."""
+    """Prepares the start of a trainer, and waits for brokers, store and log. Owner: the train
+    process."""
 
     def __init__(
         self,
@@ -91,9 +93,9 @@ class Beginning:
         stop: threading.Event,
         on_step: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Args: paths: of the trainer. lease_seconds: as of `ModelsPublisher`. open_registry: of
-        what is learned; each thread has one. open_topic: may raise KafkaError. on_step: called with
-        the name of each step as it begins; tests stop there."""
+        """Args: paths: of the trainer. lease_seconds: as in `ModelsPublisher`. open_registry: of
+        the trainer; each thread opens its own. open_topic: may raise KafkaError. on_step: called
+        with the name of each step as it begins; tests stop there."""
         self._paths = paths
         self._log = log
         self._lease_seconds = lease_seconds
@@ -111,8 +113,8 @@ class Beginning:
     def begin(self) -> TrainersReign | None:
         """Wait until this machine leads, claim, and bring the directory to the newest checkpoint.
 
-        Returns: what runs beside the trainer, None where `stop` was set meanwhile. Raises:
-        FencedError where another trainer claimed meanwhile, ChangelogError, SettingsError.
+        Returns: the publisher and lock of the trainer, None if `stop` was set meanwhile. Raises:
+        FencedError if another trainer claimed meanwhile, ChangelogError, SettingsError.
         """
         topic: ModelsTopic | None = None
         lock = -1
@@ -130,7 +132,7 @@ class Beginning:
                             begun, lock = self._begun(reign, lock), -1
                             return begun
                     elif lock >= 0:
-                        # The lead was lost before anything was begun: the follower writes here.
+                        # The lead was lost before the trainer began: the follower writes here.
                         os.close(lock)
                         lock = -1
                 except Stopped:
@@ -150,15 +152,15 @@ class Beginning:
                 os.close(lock)
 
     def _is_ready(self, topic: ModelsTopic, state: ModelsState) -> bool:
-        """Whether this machine leads; while it does not, follow what the trainer stores."""
+        """Whether this machine leads. If not, hold the events of the newest checkpoint, and clear a
+        state that another trainer has continued elsewhere."""
         state.take(topic.read(0.0))
         state.check_beginning()
         if self._leads_now():
             return True
         self._on_step("stand by")
         self._hold.keep(state)
-        # What was learned here before another trainer went on elsewhere is of no use, and may hold
-        # what is deleted.
+        # State from before another trainer took over is of no use, and may contain deleted data.
         newest = state.checkpoints[-1].name if state.checkpoints else ""
         names = {entry.name for entry in read_mark(self._paths.learned)}
         if newest and newest not in names and has_state(self._paths.learned):
@@ -169,8 +171,8 @@ class Beginning:
         return False
 
     def _take(self, reign: Reign, topic: ModelsTopic, state: ModelsState) -> bool:
-        """Take the newest checkpoint where the directory is behind it. Returns: whether learning
-        may begin."""
+        """Take the newest checkpoint if the directory is older. Returns: whether the trainer may
+        begin."""
         newest = state.checkpoints[-1] if state.checkpoints else None
         if newest is None or reign.has_stored(newest.name):
             return True
@@ -197,7 +199,7 @@ class Beginning:
         return True
 
     def _begun(self, reign: Reign, lock: int) -> TrainersReign:
-        # What is learned from here on serves once the topic has it.
+        # From here on, servers follow a move only once the topic has it.
         self._registry.journal.show(self._registry.shown())
 
         def make() -> ModelsPublisher:
@@ -225,7 +227,7 @@ class Beginning:
             raise Stopped
 
     def _wait(self, why: str, error: object) -> None:
-        """Say what is missing, and wait a little."""
+        """Report the missing part, and wait a little."""
         self._beat.touch(f"waiting for {why}", why=str(error))
         if self._failures.is_due(why):
             logger.warning("trainer_waits", missing=why, error=str(error))

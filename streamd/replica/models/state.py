@@ -1,4 +1,4 @@
-"""What the models topic says so far: a function of its records, the same on every machine."""
+"""The state of the models topic: a function of its records, the same on every machine."""
 
 from collections.abc import Iterator
 
@@ -15,13 +15,14 @@ logger = structlog.get_logger()
 MODELS = "models"
 """Label of the topic in the metric of stray records."""
 MAX_OPEN = 1000
-"""Most requests that wait for the trainer; it answers within a second where it runs."""
+"""Maximum number of requests that wait for the trainer, which answers within a second if it
+runs."""
 MAX_REFUSED = 1000
-"""Newest refusals that are remembered, for those who still wait for one."""
+"""Number of newest refusals that are remembered, for requesters that still wait."""
 MAX_MEMBERS = 10_000
 KEPT_CHECKPOINTS = 2
-"""Newest checkpoints that stay in the store: whoever has just read which one is the newest may
-still take it while the next one comes."""
+"""Number of newest checkpoints that stay in the store: a trainer that has just read the name of the
+newest one may still take it after the next one is stored."""
 
 
 class ModelsState:
@@ -29,12 +30,13 @@ class ModelsState:
 
     term: the highest that was claimed; 1, without a claim, is that of trainers of older releases.
     trainer: id of the claim that won it, "" without one. number: of that trainer's newest record.
-    checkpoints: the newest that are in the store, newest last. versions: those that the trainer
-    keeps, by name. with_memory: names of those whose memory it keeps. moves: all, oldest first.
-    windows: lines of the history. open: the requests without an answer, by id. refused: id -> why.
-    members: those that follow, and since when. answers: id of a compaction request -> members that
-    answered. released: compaction requests that wait for nobody any more. purged_event: the newest
-    event of any of them: nobody may keep what was deleted before it.
+    checkpoints: the newest in the store, newest last. versions: those that the trainer keeps, by
+    name. with_memory: names of those with memory. moves: all, oldest first. windows: lines of the
+    history. open: the requests without an answer, by id. refused: id -> reason. members: the
+    machines that follow -> wall time, in seconds, since when. answers: id of a compaction request
+    -> members that answered. released: compaction requests that wait for no member any more.
+    purged_event: the newest event of any of them: no machine may keep data that was deleted before
+    it.
     """
 
     def __init__(self) -> None:
@@ -54,14 +56,14 @@ class ModelsState:
         self.released: set[str] = set()
         self.purged_event = 0
         self.passed_over = 0
-        """Records that could not be read, or were not admitted."""
+        """Number of records that could not be read, or were ignored."""
         self.kept_as: dict[str, bool] | None = None
-        """What the newest record about the versions kept says, None where a version came since."""
+        """Content of the newest record of kept versions, None if a version came since."""
         self.highest_term = 1
-        """Of all records, including those that were not admitted."""
+        """Of all records, including ignored ones."""
         self._has_missed_claim = False
         self._done: set[str] = set()
-        """Requests that were dealt with: none is done twice."""
+        """Requests that were executed or refused: none is executed twice."""
 
     def take(self, values: list[bytes | None]) -> None:
         """Take the values of the next records; unreadable ones are skipped, logged and counted."""
@@ -74,8 +76,8 @@ class ModelsState:
                 logger.error("models_record_passed_over", error=str(error))
 
     def _admit(self, record: records.Known) -> None:
-        """Take a record. One of another term than the highest, a claim that another one came
-        before, and a record that comes again do not count."""
+        """Apply a record. A record of another term than the highest, a claim of a term that is
+        already claimed, and a repeated record are ignored."""
         self.highest_term = max(self.highest_term, record.term)
         if isinstance(record, records.Trained):
             self._has_missed_claim |= bool(self.trainer) and record.term > self.term
@@ -125,12 +127,12 @@ class ModelsState:
         )
 
     def _trained(self, record: records.Known) -> None:
-        """Take a record of the trainer. Raises: ModelsTopicError."""
+        """Apply a record of the trainer. Raises: ModelsTopicError."""
         match record:
             case records.Version(version=version):
                 self.versions[version.name] = version
                 self.with_memory.discard(version.name)
-                # Beside the weights it has memory, or none at all.
+                # It has memory besides the weights, or its model has no memory at all.
                 if len(version.files) > 1 or len(version.checksums) == 1:
                     self.with_memory.add(version.name)
                 self.kept_as = None
@@ -167,7 +169,7 @@ class ModelsState:
                 self.released.discard(request)
 
     def _asked(self, record: records.Known) -> None:
-        """Take a record that anyone may write."""
+        """Apply a record that any member may append."""
         match record:
             case records.Request(id=id):
                 if id not in self._done and id not in self.open and len(self.open) < MAX_OPEN:
@@ -184,7 +186,7 @@ class ModelsState:
                     self.answers.setdefault(request, set()).add(member)
 
     def is_done(self, request: str) -> bool:
-        """Whether a request was done or refused."""
+        """Whether a request was executed or refused."""
         return request in self._done
 
     def compactions(self) -> list[records.Request]:
@@ -199,12 +201,12 @@ class ModelsState:
 
     @property
     def champion(self) -> str:
-        """Name of the version that serves by the newest move, "" before there is one."""
+        """Name of the champion after the newest move, "" before the first one."""
         return self.moves[-1].champion if self.moves else ""
 
     @property
     def shadow(self) -> str:
-        """Name of the last proven version by the newest move, "" before there is one."""
+        """Name of the last proven version after the newest move, "" before the first one."""
         return self.moves[-1].shadow if self.moves else ""
 
     def wanted(self) -> Iterator[StoredVersion]:

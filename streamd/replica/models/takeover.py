@@ -1,9 +1,9 @@
-"""Puts the newest stored checkpoint in the place of what a trainer's directory has, so that
-learning goes on there exactly as it would after a crash where it was stored.
+"""Replaces the state in a trainer's directory by the newest stored checkpoint, so that training
+resumes there exactly as after a crash on the machine that stored it.
 
-A kill at any step leaves a directory without a mark (`models_mark`), so that the next start takes
-the newest checkpoint again, from its beginning. The folder of checkpoints goes first and comes
-last: whoever reads what a kill left meets none.
+A kill at any step leaves a directory without a checkpoint marker (`mark.py`), so that the next
+start takes the newest checkpoint from the first step on. The folder of checkpoints is removed first
+and moved last: after a kill no reader finds a checkpoint without its other files.
 """
 
 from collections.abc import Callable
@@ -36,13 +36,13 @@ from streamd.windows.history import FILE as HISTORY_FILE
 
 logger = structlog.get_logger()
 TAKEN = "train/.taken"
-"""Folder in the data directory with the checkpoint's files, until they are in place."""
+"""Folder in the data directory with the checkpoint's files, until they are moved."""
 MEMORY = "train/memory"
-"""Links to files of memory, which a trainer makes again."""
+"""Links to files of memory; a trainer makes them again."""
 
 
 class Takeover:
-    """Takes a checkpoint from the store. Owner: the train process, before it learns."""
+    """Takes a checkpoint from the store. Owner: the train process, before it trains."""
 
     def __init__(
         self,
@@ -53,8 +53,8 @@ class Takeover:
         progress: Callable[[int, int], None] = lambda done, of: None,
         disk: Disk = DISK,
     ) -> None:
-        """Args: data_dir, registry: of what is learned. on_step: called with the name of each step
-        as it begins; tests stop there. progress: called with (bytes fetched, bytes in all)."""
+        """Args: data_dir, registry: of the trainer. on_step: called with the name of each step as
+        it begins; tests stop there. progress: called with (bytes fetched, bytes in all)."""
         self._data_dir = data_dir
         self._registry = registry
         self._store = store
@@ -63,19 +63,19 @@ class Takeover:
         self._disk = disk
 
     def take(self, newest: Checkpointed, state: ModelsState) -> StoredCheckpoint:
-        """Replace what the trainer's directory has by a checkpoint, in this order:
+        """Replace the state in the trainer's directory by a checkpoint, in this order:
 
         1. Fetch the checkpoint's files into a folder of their own. That takes long, and a failure
            loses nothing.
-        2. Remove the mark. A kill from here on makes the next start take the newest checkpoint; if
-           the mark were there, it would resume from a mix of two.
+        2. Remove the checkpoint marker. After a kill from here on, the next start takes the newest
+           checkpoint; with the marker it would resume from a mix of two.
         3. Fetch the versions, then write the moves that name them, then drop other versions. Moves
            without their version would leave servers here without a champion.
         4. Replace the trainer's own files, the checkpoint's folder last: a trainer that finds the
            folder resumes from it, and would miss files that are not there yet.
-        5. Write the mark, once the directory is the checkpoint's.
+        5. Write the marker, once the directory is the checkpoint's.
 
-        state: of the whole topic. Raises: StoreError, OSError: another call begins again.
+        state: of the whole topic. Raises: StoreError, OSError: another call starts again.
         """
         # Step 1.
         taken = self._data_dir / TAKEN
@@ -109,7 +109,7 @@ class Takeover:
         return stored
 
     def _fetch_versions(self, stored: StoredCheckpoint) -> None:
-        """Make the checkpoint's versions, those that are here already aside."""
+        """Fetch the checkpoint's versions that are not here already."""
         for version in stored.versions:
             self._on_step("version")
             folder = self._registry.folder / version.name
@@ -121,22 +121,23 @@ class Takeover:
                 fetch_version(self._registry, self._store, version, len(version.files) > 1)
 
     def _put_moves(self, taken: Path, state: ModelsState) -> int:
-        """Make the journal what the trainer's was. Returns: its moves, which all may be told."""
+        """Replace the journal by the trainer's. Returns: its number of moves; the topic may get all
+        of them."""
         path = taken / MOVES
         stored = decoded_moves(path.read_bytes()) if path.exists() else []
-        # Moves by hand are sent at once, others behind the checkpoint: where the topic's last move
-        # is not stored, it came by hand behind all that are.
+        # Manual moves are sent at once, others after the checkpoint. So if the checkpoint lacks the
+        # topic's last move, that is a manual move after all moves of the checkpoint.
         told = state.moves
         moves = stored if not told or told[-1] in stored else told
         self._on_step("moves")
-        # Servers here do not see what only the checkpoint has.
+        # Servers here do not follow moves that only the checkpoint has.
         self._registry.journal.show(told[-1] if told else None)
         if moves and self._registry.journal.moves() != moves:
             self._registry.journal.replace(moves)
         return len(moves)
 
     def _put_files(self, taken: Path, stored: StoredCheckpoint) -> None:
-        """Put the trainer's own files in place, its checkpoint last."""
+        """Move the trainer's own files to their paths, its checkpoint last."""
         train = self._data_dir / "train"
         train.mkdir(exist_ok=True)
         role = folder_of(self._data_dir, ROLE)
@@ -167,8 +168,8 @@ class Takeover:
 
 
 def clear(data_dir: Path, disk: Disk = DISK) -> None:
-    """Remove what a trainer keeps beside versions and history, its hold on the log last; the mark
-    goes first."""
+    """Remove a trainer's files besides versions and history: the marker first, its hold on the log
+    last."""
     remove_mark(data_dir, disk)
     role = folder_of(data_dir, ROLE)
     for folder in (CHECKPOINTS, REPLAY, NIGHTLY, MEMORY):

@@ -1,4 +1,4 @@
-"""The models topic `<log.name>.models` in Kafka: one partition, read from its beginning."""
+"""The models topic `<log.name>.models` in Kafka: one partition, read from its first record."""
 
 import contextlib
 import time
@@ -14,24 +14,25 @@ from streamd.settings.loading import KafkaSettings
 from streamd.store.changelog import models_topic
 
 ACKNOWLEDGED_SECONDS = 20.0
-"""Longest wait for a record's acknowledgement; whether it is in is read from the topic then."""
+"""Longest wait for a record's acknowledgement; after that, a read of the topic shows whether the
+record arrived."""
 READ_SECONDS = 60.0
 """Longest wait for records that the topic has."""
 POLLED = 1000
-"""Most records of one poll: each is at most 1 MiB, nearly all are below 1 KiB."""
+"""Maximum number of records of one poll: each is at most 1 MiB, nearly all are below 1 KiB."""
 
 
 class ModelsTopic(Protocol):
-    """What the parts on each machine need of the topic; tests have one in memory."""
+    """The interface of the topic on each machine; tests have one in memory."""
 
     def read(self, wait_seconds: float) -> list[bytes | None]:
-        """Read the values of all records up to the end, and where there are none wait for them.
-        Raises: KafkaError, also if the topic lost its first records since it was opened; then it
-        must be opened and read again."""
+        """Read the values of all records up to the end; if there are none, wait for them. Raises:
+        KafkaError, also if the topic lost its first records since it was opened; then it must be
+        opened and read again."""
 
     def append(self, value: bytes) -> None:
-        """Append a record and wait until it is acknowledged. Raises: KafkaError where that is not
-        known: it may be in all the same."""
+        """Append a record and wait until it is acknowledged. Raises: KafkaError without an
+        acknowledgement; the record may have arrived all the same."""
 
     def close(self) -> None:
         """Close the connections."""
@@ -41,8 +42,8 @@ class KafkaModelsTopic:
     """The topic in Kafka. Owner: one thread."""
 
     def __init__(self, kafka: KafkaSettings, log_name: str, make: bool = False) -> None:
-        """log_name: `log.name`, which names the topic. make: whether to make a missing topic, which
-        the trainer alone does. Raises: KafkaError, also if it is missing and not made;
+        """log_name: `log.name`, which names the topic. make: whether to create a missing topic;
+        only the trainer does. Raises: KafkaError, also if it is missing and not created;
         ChangelogError."""
         self._kafka = kafka
         self._partition = TopicPartition(models_topic(log_name), 0)
@@ -63,7 +64,7 @@ class KafkaModelsTopic:
             admin.close()
 
     def read(self, wait_seconds: float) -> list[bytes | None]:
-        """As of `ModelsTopic`."""
+        """As in `ModelsTopic`."""
         partition = self._partition
         try:
             if self._consumer is None:
@@ -104,7 +105,7 @@ class KafkaModelsTopic:
             ) from None
 
     def append(self, value: bytes) -> None:
-        """As of `ModelsTopic`."""
+        """As in `ModelsTopic`."""
         try:
             if self._producer is None:
                 self._producer = make_producer(self._kafka, OWN_TOPIC)
@@ -112,7 +113,7 @@ class KafkaModelsTopic:
             self._producer.flush(ACKNOWLEDGED_SECONDS)
             sent.get(ACKNOWLEDGED_SECONDS)
         except ClientError as error:
-            # What it still holds must not be sent later, behind what is decided then.
+            # Its unsent records must not arrive after later decisions.
             self._drop_producer()
             raise KafkaError(
                 f"Topic {self._partition.topic} did not acknowledge a record: {error}.",
@@ -128,7 +129,7 @@ class KafkaModelsTopic:
             self._producer = None
 
     def close(self) -> None:
-        """As of `ModelsTopic`."""
+        """As in `ModelsTopic`."""
         self._drop_producer()
         if self._consumer is not None:
             self._consumer.close()

@@ -1,4 +1,4 @@
-"""The models topic as its trainer uses it: read to its end, with each record numbered."""
+"""The models topic for its trainer: read to its end, with numbered records."""
 
 from collections.abc import Callable, Iterable
 
@@ -21,7 +21,7 @@ class TrainerTopic:
     """
 
     def __init__(self, topic: ModelsTopic, registry: Registry, reign: Reign) -> None:
-        """reign: of this trainer, which has claimed."""
+        """reign: the term that this trainer has claimed."""
         self._topic = topic
         self._registry = registry
         self._reign = reign
@@ -29,8 +29,8 @@ class TrainerTopic:
         self.state = ModelsState()
 
     def read(self, wait_seconds: float = 0.0) -> None:
-        """Read the topic to its end. Raises: FencedError if a later trainer has claimed; nothing
-        more is appended then."""
+        """Read the topic to its end. Raises: FencedError if a later trainer has claimed; then
+        nothing more is appended."""
         self.state.take(self._topic.read(wait_seconds))
         self._reign.check(self._topic, self.state)
         # Let servers here follow the newest move that the topic has, and see refused requests.
@@ -39,7 +39,7 @@ class TrainerTopic:
             self._registry.journal.show(self.state.moves[-1])
 
     def append(self, made: Iterable[Callable[[int], records.Known]]) -> None:
-        """Append records, each made with its number, and take them as all others do: from the
+        """Append records, each made with its number, and apply them as all readers do: from the
         topic."""
         number = self.state.number
         for make in made:
@@ -49,7 +49,7 @@ class TrainerTopic:
             self.read()
 
     def refuse(self, request: str, reason: str) -> None:
-        """Answer a request by a refusal."""
+        """Refuse a request."""
         logger.warning("request_refused", request=request, reason=reason)
         self.append(
             [
