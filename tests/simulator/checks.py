@@ -82,6 +82,13 @@ class Checks:
                         self._letters.add((letter["topic_id"], letter["partition"], letter["offset"], letter["index"]))
         return where in self._letters or (*where[:3], -1) in self._letters
 
+    def check_letters(self):
+        """All dead letters are still there. Raises: Failure."""
+        self._letters.clear()
+        self._letters_read.clear()
+        if gone := [where for where in self.model.letters if not self._is_letter(where)]:
+            raise Failure(f"dead letters are gone: {gone[:5]}, {len(gone)} in all")
+
     def unread(self):
         """What the log lacks of the topics, in words; "" where it has all."""
         topic = self._broker.topics.get("events")

@@ -21,7 +21,7 @@ class Faults:
         self.operator = Operator(world)
         self.has_others = self._random.random() < 0.3
         if self.has_others:
-            kinds += [self._trim, self._remake]
+            kinds += [self._trim, self._remake, self._stray]
         # Each seed leaves some out, so that what one hides another shows.
         self._kinds = [kind for kind in kinds if self._random.random() < 0.7] or [self._kill]
         self.counts, self.is_on = {}, True
@@ -106,11 +106,23 @@ class Faults:
     def _remake(self, machine):
         self.operator.remake()
 
+    def _stray(self, machine):
+        """A console producer writes to the changelog, or a tool copies records of it with their headers or without."""
+        topic = next((t for name, t in self._world.broker.topics.items() if name.endswith(".changelog")), None)
+        if topic is not None:
+            entries = topic.partitions[0].entries
+            copied = self._random.choice(entries[-20:]) if entries and self._random.random() < 0.7 else None
+            headers = copied.headers if copied is not None and self._random.random() < 0.5 else ()
+            topic.partitions[0].append(b"stray" if copied is None else copied.value, headers=headers)
+
     def _clock(self, machine):
         """Wall time jumps, as an operator or NTP sets it."""
         machine.skew = self._random.uniform(-20.0, 20.0)
 
     def _ask(self, machine):
         """An operator asks a standby to lead."""
-        if machine.settings.log.member == "standby":
-            leading.ask_to_lead(machine.data_dir, 20.0)
+        # Now and then all at once, so that several claim the same term.
+        asked = self._world.machines if self._random.random() < 0.3 else [machine]
+        for one in asked:
+            if one.settings.log.member == "standby":
+                leading.ask_to_lead(one.data_dir, 20.0)

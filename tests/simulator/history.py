@@ -35,7 +35,7 @@ class Told:
                     self.lines.append(entry.line)
                     self._part = 0
             else:
-                assert isinstance(entry, Record | Heartbeat) and not isinstance(entry, Stray), entry
+                assert isinstance(entry, Record | Heartbeat | Stray), entry
 
 
 class PlainReader:

@@ -22,13 +22,18 @@ from tests.simulator.scheduler import Failure
 
 class Model:
     """Owner: the checks. places: (topic, partition) -> the position of the newest line. edges: as they were sent, by event id. hidden: event
-    ids that deletes hide. may_lose: whether lost records may be passed over. lost: places of events that were."""
+    ids that deletes hide. may_lose: whether lost records may be passed over. lost: places of events that were.
+    letters: places of events that are dead letters."""
 
     def __init__(self, broker, is_letter):
         """is_letter: whether there is a dead letter of an event of a place."""
         self._broker, self._is_letter = broker, is_letter
         self.places, self.edges, self.hidden, self.keys, self.newest_us = {}, [], set(), [], 0
-        self.num_letters, self.may_lose, self.lost = 0, False, set()
+        self.letters, self.may_lose, self.lost = [], False, set()
+        self.max_record_events = 0
+        """A record of more is refused; the world sets it."""
+        self._gone_before = set()
+        """Places of events that may have been trimmed before the first look at their partition."""
         self._ids_of_topics = {}
         """Topic -> its id in the newest line."""
         self._ids = {}
@@ -54,10 +59,13 @@ class Model:
 
         # Whatever else the positions passed was refused, and is kept.
         for sent in due.values():
+            if sent.where in self._gone_before:
+                self.lost.add(sent.where)
+                continue
             if not self._is_letter(sent.where):
                 raise Failure(f"commit {self._seq} passes {sent}, which is neither in the log nor a dead letter")
             self._check_letter(sent)
-            self.num_letters += 1
+            self.letters.append(sent.where)
 
     def _due(self, fields):
         """The events between the positions of this line and those before it."""
@@ -68,10 +76,13 @@ class Model:
                 where = progress["topics"][topic], int(number)
                 after = offset, index, tuple(tuple(run) for run in ahead)
                 first, end = gaps.get(where, (0, 0))
-                for sent in passed(self._broker.by_id[where[0]].partitions[where[1]], self.places.get(where, START), after):
+                partition, before = self._broker.by_id[where[0]].partitions[where[1]], self.places.get(where, START)
+                for sent in passed(partition, before, after):
                     if first <= sent.place[0] < end:
                         self.lost.add(sent.where)
                     else:
+                        if before == START and sent.place[0] < partition.start:
+                            self._gone_before.add(sent.where)
                         yield sent
                 self.places[where] = after
 
@@ -226,14 +237,15 @@ class Model:
             for index, item in enumerate(entry.told or ()):
                 where = (*sent.partition, entry.offset, index)
                 is_before = (entry.offset, index) < sent.place and item.kind == EDGE and _is_named(sent.item, item)
-                is_passed = where in self._ids or where in self.lost
+                is_passed = where in self._ids or where in self.lost or where in self._gone_before
                 if is_before and not is_passed and _was_read(entry) and not self._is_letter(where):
                     return f"{sent} comes before {item}, which it names and follows"
         return ""
 
     def _check_letter(self, sent):
         """Check that an event could be refused. Raises: Failure."""
-        if sent.item.kind == REFUSED:
+        entry = self._broker.by_id[sent.partition[0]].partitions[sent.partition[1]].history[sent.place[0]]
+        if sent.item.kind == REFUSED or len(entry.told) > self.max_record_events:
             return
         if sent.item.kind in (DELETE_NODE, DELETE_EDGE):
             mine = [e for e in self._named(sent.item) if self.edges[e].partition == sent.partition and self.edges[e].place < sent.place]

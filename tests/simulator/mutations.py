@@ -58,7 +58,22 @@ MUTATIONS = (
     Mutation("letters are not flushed before the commit", "streamd/ingest/loop.py",
              "        self._letters.flush()\n", ""),
     Mutation("late events are dropped", "streamd/ingest/order/batch_builder.py",
-             '        if late.any() and self._late_policy == "dead_letter":\n', "        if late.any():\n            kept = kept & ~late\n        if False:\n"),
+             "        kept[[r.row for r in refused]] = False\n", "        kept &= ~late\n"),
+    # Faults that the product had.
+    Mutation("the changelog is trimmed before the leader's position is durable", "streamd/store/archive.py",
+             "until > first and self._is_read_to(until):\n", "until > first:\n"),
+    Mutation("a newer manifest takes the place of a log that has its commit", "streamd/replica/follower/bootstrap.py",
+             "    if place is not None and state_at(data_dir, manifest.seq) == LogState.restored(manifest.log):\n", "    if False:\n"),
+    Mutation("a stop between two assignments commits the first one's positions", "streamd/ingest/loop.py",
+             '        """\n        self._assignment = None\n        while', '        """\n        while'),
+    Mutation("a topic that was created again is read on by name", "streamd/ingest/kafka/consumer.py",
+             "        if _has_new_topic(self._consumer, self._topics):\n", "        if False:\n"),
+    Mutation("positions of a topic that was created again stay", "streamd/eventlog/journal/journal.py",
+             "    if anew.isdisjoint(old.positions):\n", "    if True:\n"),
+    Mutation("a stray record ends who reads the changelog", "streamd/replica/changelog/admission.py",
+             "            self._has_damaged |= entry.may_be_commit\n            return Verdict.VOID\n", "            raise _unclaimed(entry)\n"),
+    Mutation("a standby claims before it knows whether it can lead", "streamd/replica/leader/succession.py",
+             "        if not self._fitness.could_lead(answered, is_due=bool(why)) or not why:\n", "        if not why:\n"),
 )
 """Each one alone."""
 

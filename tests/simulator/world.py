@@ -77,6 +77,8 @@ class World:
             "ingest__merge_wait_seconds": chance.choice([0.0, 0.2, 2.0]),
             "ingest__late_policy": chance.choice(["clamp", "clamp", "dead_letter"]),
             "ingest__idle_timeout_seconds": chance.choice([0, 10, 60]),
+            "ingest__max_ahead_seconds": chance.choice([5, 60]),
+            "ingest__max_record_events": chance.choice([4, 100_000]),
             "ingest__on_data_loss": chance.choice(["fail", "continue"]) if self.faults.has_others else "fail",
         }
         if len(members) > 1:
@@ -99,6 +101,7 @@ class World:
         chance = self.scheduler.random
         self.broker.create("events", chance.randint(1, 4))
         self.machines = self._make_machines()
+        self.checks.model.max_record_events = self.machines[0].settings.ingest.max_record_events
         self.checks.model.may_lose = self.machines[0].settings.ingest.on_data_loss == "continue"
         for machine in self.machines:
             machine.start()
@@ -139,6 +142,7 @@ class World:
 
     def _compare(self):
         """Bring all directories to the end of the changelog: then they have the same bytes, and each verifies."""
+        self.checks.check_letters()
         topic = self.broker.topics.get(changelog_topic(LOG))
         for machine in self.machines:
             if topic is not None:
