@@ -124,7 +124,7 @@ def test_a_report_has_every_regime_every_plot_and_loads_nothing(tmp_path):
     s = settings(tmp_path / "log", stream__edge_feature_dim=2, model__name="pair")
     (table, _, verdict), report = backtest_file(s, None, Columns(), Plan(0.3, 2, (10, None)), lambda *part: said.append(part))
     assert table.row_count == 10 and [d == n for run, d, n, _ in said if run == "fresh facts"][-2:] == [False, True]
-    page = html.unescape(as_html(report)).replace("\xa0", " ")
+    page = html.unescape(as_html(report)).replace("\xa0", " ").replace("</p><p>", " ")
     titles = ("live without replay", "frozen weights, live state", "EdgeBank", "facts 10 events old")
     assert page.count("<svg") == 2 * 2 and page.count("<i style") == 5 and all(t in page for t in (verdict, *titles))
     assert not re.search(r"https?://|<script|url[(]|@import", page)

@@ -203,3 +203,10 @@ def test_the_page_fits_a_phone_and_a_desktop_and_asks_for_nothing(tmp_path):
 def test_bars_are_part_of_the_longest():
     page = as_html(replace(report(), plots=[Bars(title="t", values={"a": 0.5, "b": 1.0, "c": 0.0})]))
     assert re.findall(r"width: ([\d.]+)%", page.split("<main>")[1]) == ["50.0", "100.0", "0.0"]
+
+
+def test_the_headline_is_the_first_sentence_of_the_verdict():
+    verdict = "Live beats the best rule by .157 ± .036 MRR; it beats nightly. An event had 29.0 negatives. Compare with rules."
+    page = as_html(replace(report(), verdict=verdict)).replace("\xa0", " ")
+    assert "<p class=verdict>Live beats the best rule by .157 ± .036 MRR; it beats nightly.</p>" in page
+    assert "<p>An event had 29.0 negatives. Compare with rules.</p>" in page

@@ -128,7 +128,8 @@ def report_of(result: Result, title: str, asked: Asked) -> Report:
         f"{result.num_events:,} events in {count}, {_span(result)}, each "
         f"scored before it was learned. MRR and Hits@10 are against {_negatives(result)}, AP and "
         "AUC against one; means are weighted by events. Behind ± is half the width of a 95 % "
-        "interval by a block bootstrap over windows."
+        "interval by a block bootstrap over windows. Known: over events with a destination known "
+        "before."
     )
     for note in filter(None, (result.known_note(), result.nightly_note())):
         about += f" {note}"

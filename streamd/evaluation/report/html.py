@@ -1,5 +1,7 @@
 """A report as one HTML page, made by Jinja2 of `page.html`; every value is escaped."""
 
+import re
+
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
@@ -28,8 +30,12 @@ def as_html(report: Report) -> str:
         autoescape=True,
         undefined=StrictUndefined,
     )
+    # The headline is the first sentence; a dot within a figure has no blank and capital after it.
+    verdict, *caveats = re.split(r"(?<=\.) (?=[A-Z])", report.verdict, maxsplit=1)
     return pages.get_template("page.html").render(
         report=report,
+        verdict=verdict,
+        caveats=" ".join(caveats),
         version=__version__,
         colors=COLORS,
         draw=_draw,

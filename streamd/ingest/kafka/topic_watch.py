@@ -110,6 +110,7 @@ class BrokerWatch:
     def _run(self) -> None:
         published: dict[TopicPartition, OffsetAndMetadata] = {}
         stopping = False
+        num_failed = 0
         while not stopping:
             stopping = self._stop.wait(INTERVAL_SECONDS)
             offsets = self._offsets
@@ -124,10 +125,13 @@ class BrokerWatch:
                 if now is not None and not now.missing and now != self._known:
                     self.changed.set()
                 self._well = True
+                num_failed = 0
                 self.answered_at = time.monotonic()
             except (ClientError, KafkaError, OSError) as error:
-                # Log the first failure of a row.
-                if self._well:
+                # Log the second failure of a row: a new broker is asked before its group has a
+                # coordinator, and answers at the next turn.
+                num_failed += 1
+                if num_failed == 2 or stopping:
                     logger.warning("broker_watch_failed", error=str(error))
                 self._well = False
                 self._drop_admin()
