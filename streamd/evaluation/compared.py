@@ -48,8 +48,8 @@ def measure_over(windows: Sequence[RegimeWindow]) -> str:
     """The measure by which models compare over windows: MRR over the events with a known
     destination; over all events if there is none.
 
-    A model that ranks new destinations by a rate gains over all events against one that does not,
-    whatever the rate: all negatives are known destinations.
+    Over all events a model gains by ranking new destinations higher, whether they come or not: all
+    negatives are known ones.
     """
     return KNOWN if any(w.num_known for w in windows) else ALL
 

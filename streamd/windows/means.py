@@ -1,8 +1,8 @@
 """Means over windows, or over their events of one edge set: of a model, and of the best rule.
 
 Models and rules compare by the MRR over events with a known destination. All negatives are known
-destinations. So a model that gives new ones any score of their own gains over all events, however
-wrong that score is, and a rule has none to give.
+destinations. So over all events a model gains by ranking new ones higher, whether they come or not,
+and a rule cannot.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
