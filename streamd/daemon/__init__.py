@@ -1,1 +1,1 @@
-"""The roles as processes, and their supervisor: the only room that may know every room."""
+"""The roles as processes, and their supervisor. Only this room may import every other."""

@@ -1,4 +1,4 @@
-"""Runs the process that works on requests to erase nodes, while any is open."""
+"""Runs the process for requests to erase nodes, while any is open."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ RETRY_SECONDS = 30.0
 
 def keep_erasing(settings: Settings, stop: threading.Event) -> None:
     """Start the process if a request is open and no other server on the directory runs it, until
-    `stop`; in a thread of a server."""
+    `stop`. It runs in a thread of a server."""
     requests = ErasureRequests(settings.data_dir)
     while not stop.wait(LOOK_SECONDS):
         if not requests.num_open:

@@ -1,4 +1,4 @@
-"""The kernels of a role are compiled before its first event."""
+"""Compiles the kernels of a role before its first event."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ def make_kernels_ready(
     device: str = "cpu", should_stop: Callable[[], bool] = lambda: False
 ) -> None:
     """Compile or load the kernels before the first event needs them. device: of the graph.
-    should_stop: called meanwhile, a few times a second; True ends the work."""
+    should_stop: called a few times a second meanwhile; True ends the work."""
     from streamd.graph.jit import cache_problem, compile_notice
     from streamd.graph.warm_up import warm_up
 

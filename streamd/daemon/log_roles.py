@@ -1,6 +1,6 @@
-"""The roles that write the log, or keep it elsewhere, each as one process: ingest, follow, archive.
+"""The roles that write or archive the log, each as one process: ingest, follow, archive.
 
-Beside `streamd.daemon.run_role` this module alone may import all packages.
+Only this module and `streamd.daemon.run_role` may import all packages.
 """
 
 import os
@@ -80,7 +80,7 @@ def run_ingest(settings: Settings, stop: threading.Event) -> None:
     if writer is None:
         return
 
-    # Build the parts, and only then say that ingest lives.
+    # Build the parts before the first heartbeat.
     try:
         take_over(settings.data_dir, "ingest")
         loop = make_loop(settings, writer, SystemClock(), beat)
@@ -123,8 +123,8 @@ def _open_ingest_port(
 def _stand_by(
     settings: Settings, beat: Heartbeat, stop: threading.Event
 ) -> "ChangelogPublisher | None":
-    """Follow until this member leads. Returns: the publisher of what it leads, None where `stop`
-    was set before."""
+    """Follow until this member leads. Returns: the publisher of the log that it leads, None if
+    `stop` was set before."""
     from streamd.replica.leader.election import run_election
     from streamd.replica.leader.succession import StandbySuccession
 
@@ -145,7 +145,7 @@ def _follow_loop(
     from streamd.replica.follow_loop import FollowLoop
     from streamd.replica.parts import follow_models
 
-    # What is learned follows the models topic, in threads that the loop ends.
+    # Models follow the models topic, in threads that the loop ends.
     parts = follow_models(settings)
     log, kafka = settings.log, settings.kafka
     return FollowLoop(settings.data_dir, log, kafka, SystemClock(), beat, parts, succession)
@@ -171,7 +171,8 @@ def _check_could_lead(settings: Settings) -> None:
 
 
 def run_archive(settings: Settings, stop: threading.Event) -> None:
-    """Keep the store for other machines until `stop`. Raises: SettingsError, StoreError."""
+    """Copy the log to the store for other machines until `stop`. Raises: SettingsError,
+    StoreError."""
     from streamd.eventlog.recovery import lock_directory
     from streamd.replica.leader.led_here import LedHere, changelog_reader
     from streamd.store.archive import RUNNING, open_archive

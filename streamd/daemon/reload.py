@@ -1,4 +1,4 @@
-"""Settings that a running process takes over at SIGHUP, when it reads the settings again."""
+"""Settings that a running process adopts at SIGHUP, when it reads the settings again."""
 
 import os
 import signal
@@ -32,11 +32,12 @@ def read_again(
 ) -> tuple[Settings, list[str]]:
     """Read the settings again.
 
-    taken_over: settings that this process can take over. Returns: the new settings, and the keys
-    that differ; the old ones and none, with a line in the log, if others differ or one is wrong.
+    taken_over: settings that this process can adopt. Returns: the new settings, and the keys that
+    differ. If other keys differ or one is wrong: the old settings and no keys, with a line in the
+    log.
     """
     try:
-        # All of it or nothing: a part that only a restart takes over refuses the rest.
+        # All or nothing: one setting that needs a restart refuses the others.
         settings = read()
         differ = changed(old, settings)
         if others := [key for key in differ if key not in taken_over]:
@@ -57,10 +58,10 @@ def read_again(
 def reload_at_hangup(
     settings: Settings, role: str, read: Callable[[], Settings], stop: threading.Event
 ) -> threading.Event:
-    """Let the process of one role take settings over at SIGHUP, in a thread of its own.
+    """Let the process of one role adopt settings at SIGHUP, in a thread of its own.
 
-    stop: ends the role. Returns: set if the role, once it has stopped, is to begin again, with
-    other settings.
+    stop: ends the role. Returns: an event that is set if the role must start again with other
+    settings after it has stopped.
     """
     hangup, begins_again = threading.Event(), threading.Event()
     had_terminal = is_terminal()
@@ -69,12 +70,12 @@ def reload_at_hangup(
         current = settings
         while hangup.wait():
             hangup.clear()
-            # The signal also comes as the terminal is closed, which ends all that runs in it.
+            # The signal also comes when the terminal closes, which ends its processes.
             if had_terminal and not is_terminal():
                 stop.set()
                 return
 
-            # The level counts at once. Only ingest reads the other ones.
+            # The log level counts at once. Only ingest reads the other settings.
             current, differ = read_again(current, read, (*RELOADED, LOG_LEVEL))
             set_log_level(current.telemetry.log_level)
             if role == "ingest" and any(key in RELOADED for key in differ):
@@ -88,5 +89,5 @@ def reload_at_hangup(
 
 
 def is_terminal() -> bool:
-    """Whether the standard input is a terminal that is still there."""
+    """Whether the standard input is a terminal that is still open."""
     return os.isatty(0)

@@ -1,4 +1,4 @@
-"""The lock of a role's name, which one process holds at a time and another may wait for."""
+"""The lock of a role's name. One process holds it at a time; another may wait for it."""
 
 import os
 import threading
@@ -20,12 +20,12 @@ Held = TypeVar("Held")
 def once_unlocked(
     take: Callable[[], Held], beat: Heartbeat | None, stop: threading.Event
 ) -> Held | None:
-    """Take a lock, waiting for its owner to end, as after the supervisor of an older role was
+    """Take a lock, and wait for its owner to end, as after the supervisor of an older role was
     killed.
 
     Args: take: raises LockedError while another process has the lock; beat: the heartbeat of the
-    one that waits, None where the owner writes under that name.
-    Returns: what `take` returns, None where `stop` was set meanwhile.
+    waiting process, None if the owner writes under that name. Returns: the result of `take`, None
+    if `stop` was set meanwhile.
     """
     logged = False
     while True:
@@ -44,8 +44,8 @@ def once_unlocked(
 def lock_name(data_dir: Path, name: str, stop: threading.Event) -> int | None:
     """Lock a server's name until this process ends.
 
-    Under a supervisor it waits, because the server of one that was killed may still be ending.
-    Returns: the lock's descriptor, None where `stop` was set meanwhile. Raises: LockedError.
+    Under a supervisor it waits, because the server of a killed supervisor may still be ending.
+    Returns: the lock's descriptor, None if `stop` was set meanwhile. Raises: LockedError.
     """
     from streamd.eventlog.recovery import lock_directory
 

@@ -1,6 +1,6 @@
 """The roles, each as one process.
 
-This module alone imports all packages: it puts the parts of each role together.
+This module may import all packages: it assembles the parts of each role.
 """
 
 import contextlib
@@ -73,12 +73,12 @@ TRIED_AGAIN = (LockedError, DiskError, KafkaError, DeviceMemoryError, RanksError
 def run_role(
     settings: Settings, role: str, name: str = "", read: Callable[[], Settings] | None = None
 ) -> int:
-    """Run one role in this process until a signal; the train role, where torchrun started this
-    process, as one of its ranks.
+    """Run one role in this process until a signal. If torchrun started this process, the train role
+    runs as one of its ranks.
 
-    name: under which the role writes its files, the role's own where empty. read: reads the
-    settings again at SIGHUP; without it the signal ends the process. Returns: exit status,
-    or BEGIN_AGAIN. Raises: SettingsError where torchrun's variables contradict one another.
+    name: of the role's files, by default the role's own. read: reads the settings again at SIGHUP;
+    without it the signal ends the process. Returns: exit status, or BEGIN_AGAIN. Raises:
+    SettingsError if torchrun's variables contradict one another.
     """
     # Set up the process: its end, its files, its logs. A rank has nothing to put in order without
     # torchrun, and one that hangs would not see a signal that can be caught.
@@ -170,8 +170,8 @@ def _status_after(
     place: Place,
     stop: threading.Event,
 ) -> int:
-    """Log the error that ended a role. Returns: the exit status, which tells the supervisor whether
-    starting it again can help."""
+    """Log the error that ended a role. Returns: the exit status, by which the supervisor decides
+    whether to start it again."""
     # A rank that a signal stops as well may find that the first one has left.
     if isinstance(error, RanksError) and stop.is_set():
         logger.info("ended_without_the_others", error=str(error))
@@ -195,8 +195,8 @@ def _status_after(
 
 @contextlib.contextmanager
 def _disk_errors(role: str, settings: Settings) -> Iterator[None]:
-    """Say what a full or broken disk did not take as a DiskError, after which the role is tried
-    again; other errors stay as they are."""
+    """Raise an error of a full or broken disk as a DiskError, after which the supervisor starts the
+    role again; other errors stay as they are."""
     try:
         yield
     except OSError as error:
@@ -331,8 +331,8 @@ def _learn(
     stop: threading.Event,
     on_step: Callable[[str], None] | None,
 ) -> None:
-    """Learn until `stop` is set on the first rank. on_step: as of `Trainer`, if anything. Raises:
-    FencedError where it is not this trainer any more."""
+    """Learn until `stop` is set on the first rank. on_step: as of `Trainer`, None for none. Raises:
+    FencedError if another trainer has taken over."""
     from streamd.eventlog.reader import LogReader
     from streamd.registry import Registry
     from streamd.training.trainer import Trainer

@@ -72,8 +72,8 @@ class Supervisor:
         roles: tuple[str, ...] | None = None,
         read: Callable[[], Settings] | None = None,
     ) -> None:
-        """roles: those that the settings ask for where None. read: reads the settings again at
-        SIGHUP; without it the signal changes nothing."""
+        """roles: None for those of the settings. read: reads the settings again at SIGHUP; without
+        it the signal changes nothing."""
         log = settings.log
         asked_for = roles_of(log.name, log.store, log.member, settings.server.score_topic)
         roles = asked_for if roles is None else roles
@@ -81,7 +81,7 @@ class Supervisor:
         self._read = read or (lambda: settings)
         self._hangup = threading.Event()
         self._replaced: set[str] = set()
-        """Roles that were told to end because they start again with other settings."""
+        """Roles that end in order to start again with other settings."""
         # Several servers share one port, each under a name of its own.
         servers = server_names(settings.server.workers)
         self._roles = tuple(
@@ -101,8 +101,8 @@ class Supervisor:
     def run(self) -> int:
         """Run the roles until a signal.
 
-        Returns: exit status, 2 where a role refuses its settings or never comes to run, or all
-        refuse their data. Raises: SettingsError where data_dir cannot be used.
+        Returns: exit status, 2 if a role refuses its settings or never starts up, or if all refuse
+        their data. Raises: SettingsError if data_dir is unusable.
         """
         make_data_dir(self._settings.data_dir)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -115,7 +115,7 @@ class Supervisor:
         while not self._stop.wait(0.1):
             if self._hangup.is_set():
                 self._hangup.clear()
-                # The signal also says that the terminal was closed, which ends what runs in it.
+                # The signal also means that the terminal was closed, which ends its processes.
                 if had_terminal and not is_terminal():
                     break
                 self._reload()
@@ -134,10 +134,10 @@ class Supervisor:
         self._stop.set()
 
     def _reload(self) -> None:
-        """Read the settings again, and start ingest again where they declare further sets or
-        features, or other sources. The other roles go on: they see the change in the log.
+        """Read the settings again, and restart ingest if they declare further sets or features, or
+        other sources. The other roles continue: they see the change in the log.
 
-        Settings that a running daemon does not take over are refused, and nothing changes.
+        It refuses settings that a running daemon cannot adopt, and changes nothing then.
         """
         settings, differ = read_again(self._settings, self._read, RELOADED)
         self._settings = settings
@@ -161,7 +161,7 @@ class Supervisor:
     def _watch(self) -> int | None:
         """Look at each role once, and start those that are due.
 
-        Returns: the exit status with which the daemon must end, None where it goes on.
+        Returns: the exit status with which the daemon must end, None if it continues.
         """
         now = time.monotonic()
         for role in self._roles:
@@ -185,13 +185,14 @@ class Supervisor:
         return None
 
     def _note_heartbeat(self, role: str) -> None:
-        """Note that a role which ended wrote a heartbeat, itself or as the first of its ranks."""
+        """Note that a role which ended had written a heartbeat, itself or through its first
+        rank."""
         if self._signs.has_begun(role):
             self._beaten.add(role)
 
     def _kill_where_silent(self, role: str, child: subprocess.Popen[bytes], now: float) -> None:
-        """Kill a role that is stopped, or so stuck that its own watchdog does not run."""
-        # Before its first sign a role counts as never silent: imports take what they take.
+        """Kill a role that is stopped, or whose own watchdog does not run."""
+        # Before its first sign a role is never silent: imports may take any time.
         silent = self._signs.silent_seconds(role, now)
         if silent < SILENT_SECONDS:
             return
@@ -203,13 +204,13 @@ class Supervisor:
             meaning="it is stopped or stuck: it gave no sign of life",
             action="it is killed and started again",
         )
-        # A process that is stopped ends by no other signal. One that waits for a disk ends later.
+        # A stopped process ends by no other signal; one that waits for a disk ends later.
         child.kill()
         self._beaten.add(role)
         self._signs.begin(role, now)
 
     def _is_over(self, role: str, status: int, now: float) -> bool:
-        """Take in that a role ended by itself: plan its next start, if another one can help.
+        """Handle the end of a role: plan its next start, if another start can help.
 
         Args: status: its exit status; now: monotonic seconds. Returns: whether the daemon must end.
         """
@@ -250,7 +251,7 @@ class Supervisor:
         return False
 
     def _stop_all(self) -> None:
-        """Stop all roles together, and kill what has not ended in time."""
+        """Stop all roles together, and kill those that have not ended in time."""
         for child in self._children.values():
             child.terminate()
         patience = STOP_SECONDS + self._settings.server.drain_seconds
@@ -265,8 +266,7 @@ class Supervisor:
 
 
 def make_data_dir(path: Path) -> None:
-    """Make the data directory where it does not exist. Raises: SettingsError where it cannot be
-    used."""
+    """Make the data directory if it does not exist. Raises: SettingsError if it is unusable."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,5 +1,5 @@
 """Starts the trainer's ranks on this machine by torchrun, whose agent this process becomes, and
-starts them all again where one of them ends."""
+restarts all of them after one ends."""
 
 import os
 import tempfile
@@ -29,9 +29,8 @@ INTERFACE = "GLOO_SOCKET_IFNAME"
 def run_ranks(settings: Settings, command: Sequence[str] = RANK) -> int:
     """Run `training.ranks` ranks until a signal, which ends them in order.
 
-    command: of one rank. Returns: exit status, that of a rank which refuses settings or data, 1
-    where ranks died more than MAX_RESTARTS times. Raises: SettingsError where data_dir cannot be
-    used.
+    command: of one rank. Returns: exit status: that of a rank which refuses settings or data, 1 if
+    ranks died more than MAX_RESTARTS times. Raises: SettingsError if data_dir is unusable.
     """
     # Set up the process: its end, its logs, and what its children inherit.
     end_with_supervisor()
@@ -80,8 +79,8 @@ def run_ranks(settings: Settings, command: Sequence[str] = RANK) -> int:
 
 
 def _report_refusal(settings: Settings, ends: dict[int, int]) -> None:
-    """Write the refusal to the role's heartbeat, unless the first rank did: the other ranks only
-    log theirs."""
+    """Write the refusal to the role's heartbeat, unless the first rank has done so: the other ranks
+    only log theirs."""
     if "train" not in refusals(settings.data_dir, ["train"]):
         ranks = [str(rank) for rank, status in ends.items() if status == ROLE_REFUSED]
         why = f"rank {', '.join(ranks)} refused its data; its log lines say why"

@@ -1,5 +1,5 @@
-"""The registry of model versions: immutable folders, a journal of who made which one champion, and
-the gate that a new one must pass."""
+"""The registry of model versions: immutable folders, a journal of promotions and rollbacks, and the
+gate that a new version must pass."""
 
 from streamd.registry.registry import Registry
 

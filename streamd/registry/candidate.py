@@ -1,5 +1,5 @@
-"""What passes between training and the registry: a candidate version, and the result of publishing
-it."""
+"""The types between training and registry: a candidate version, and the result of its
+publication."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -22,9 +22,9 @@ Weights = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainResult:
-    """How learning a window went.
+    """The result of learning a window.
 
-    loss: mean of the last epoch. finite: whether all losses and weights are. tail_before,
+    loss: mean of the last epoch. finite: whether all losses and weights are finite. tail_before,
     tail_after: MRR among 11 candidates on the held-out tail of `num_tail` events. tail_rule: that
     of the best rule, NaN if unknown.
     """
@@ -39,13 +39,12 @@ class TrainResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """A version before it is published: weights and memory, with all that a manifest says about it.
+    """A version before it is published: weights, memory, and the contents of its manifest.
 
-    edge: event id up to which memory has advanced. memory: writes the
-    files of the memory and names them. seq: the log's commit it was made at. memory_us:
-    event time of memory, microseconds. parent: name of the version that learning began from. facts:
-    names of the fact columns that the weights know. schema: of the log. model, training,
-    window_seconds: the settings that it was learned under.
+    edge: event id up to which memory has advanced. memory: writes the files of the memory and names
+    them. seq: number of the log's last commit in it. memory_us: event time of memory, microseconds.
+    parent: name of the version that learning began from. facts: names of the fact columns that the
+    weights know. schema: of the log. model, training, window_seconds: the settings of its training.
     """
 
     window: Window
@@ -64,7 +63,7 @@ class Candidate:
     window_seconds: int
 
     def judged(self) -> Decision:
-        """What the gate says of it, before anything of it is written."""
+        """The gate's decision, before any file is written."""
         went = self.learned
         return decide(went.finite, went.tail_before, went.tail_after, went.num_tail)
 
@@ -81,10 +80,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class PublishResult:
-    """What the registry made of a candidate.
+    """The result of publishing a candidate.
 
-    version: its name, or its parent's where it was refused. promoted: whether it is champion now.
-    reason: why, in words.
+    version: its name, or its parent's if it was refused. promoted: whether it is champion now.
+    reason: in words.
     """
 
     version: str

@@ -1,8 +1,8 @@
-"""The registry's journal: one JSON line for each move, which says who made which version champion,
-when and why.
+"""The registry's journal: one JSON line for each move, with the new champion, the author, the time
+and the reason.
 
-`aliases.json` repeats the last move for other tools. Of a log on many machines, `shown.json` has
-the newest move that all of them know of, by which servers go.
+`aliases.json` repeats the last move for other tools. If several machines share a log, `shown.json`
+has the newest move that all of them know; servers follow that one.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from streamd.storage import DISK, TAIL_BYTES, Disk, append_durably, write_durabl
 
 logger = structlog.get_logger()
 RECENT = 20
-"""Newest moves that the status page lists."""
+"""Number of the newest moves on the status page."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,8 +29,8 @@ class Move:
     """One line of the journal.
 
     time: wall time in seconds. action: promote, prove or rollback. champion: the version that
-    serves from here on. shadow: the last proven version, kept for a rollback. request: id of the
-    request from another machine that it was made for, "" for none.
+    serves from then on. shadow: the last proven version, kept for a rollback. request: id of the
+    request of another machine that caused it, "" for none.
     """
 
     time: float
@@ -69,15 +69,15 @@ class ModelJournal:
             lines = self._path.read_bytes().splitlines(keepends=True)
         except FileNotFoundError:
             return []
-        # A last line without its end was torn by a kill; the next move overwrites it.
+        # A kill left a torn last line; the next move overwrites it.
         return [move for line in lines if line.endswith(b"\n") and (move := self._decoded(line))]
 
     def recent(self) -> tuple[list[Move], int]:
-        """The newest RECENT moves, oldest first, and the number of all. Only what was appended
-        since the last call is read. Owner: one thread."""
+        """The newest RECENT moves, oldest first, and the number of all. It reads only the lines
+        since the last call. Owner: one thread."""
         try:
             with self._path.open("rb") as file:
-                # Another file was put in place of ours, or ours was cut: then from its beginning.
+                # The file was replaced or cut: read it from its beginning.
                 status = os.fstat(file.fileno())
                 if status.st_ino != self._inode or status.st_size < self._at:
                     self._inode = status.st_ino
@@ -96,7 +96,7 @@ class ModelJournal:
         return list(self._recent), self._num_moves
 
     def last(self) -> Move | None:
-        """Read the newest move, None before there is one."""
+        """Read the newest move, None if there is none yet."""
         # It is nearly always in the last few KiB.
         try:
             with self._path.open("rb") as file:
@@ -115,14 +115,14 @@ class ModelJournal:
         return next(iter(reversed(self.moves())), None) if size > TAIL_BYTES else None
 
     def _decoded(self, line: bytes) -> Move | None:
-        """Decode a line as a move; None where it is none, which is logged once."""
+        """Decode a line as a move; None if it is none, which is logged once."""
         line = line.strip()
         if not line:
             return None
         try:
             return msgspec.json.decode(line, type=Move)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            # The journal is read again and again, so the same line would fill the log.
+            # Each read meets the same line: log it once.
             if line not in self.passed_over:
                 self.passed_over[line] = str(error)
                 logger.error(
@@ -142,10 +142,10 @@ class ModelJournal:
         shadow: str | None = None,
         request: str | None = None,
     ) -> Move:
-        """Append a move durably, unless champion and shadow are named already.
+        """Append a move durably, unless champion and shadow are the same already.
 
-        shadow: None leaves it as it was; where there was none, it is the champion. request: its id,
-        or "", where the move is to be appended in any case.
+        shadow: None keeps the present one; if there is none, the champion becomes it. request: its
+        id; then the move is always appended. "" for none.
         """
         with self.lock:
             last = self.last()
@@ -162,13 +162,13 @@ class ModelJournal:
                 why=why,
                 request=request or "",
             )
-            # The journal decides; a kill before the aliases are written leaves them a move behind.
+            # The journal is authoritative; after a kill here the aliases lack its last move.
             append_durably(self._path, move.line(), self._disk)
             self._write_aliases(move)
             return move
 
     def replace(self, moves: Sequence[Move]) -> None:
-        """Put these moves, at least one, in the place of all: a follower's journal is a copy of the
+        """Replace all moves by these, at least one: a follower's journal is a copy of the
         trainer's."""
         with self.lock:
             text = b"".join(move.line() for move in moves)
@@ -176,7 +176,7 @@ class ModelJournal:
             self._write_aliases(moves[-1])
 
     def show(self, move: Move | None) -> None:
-        """Let servers go by a move that all machines know of, None before there is one. It is
+        """Let servers follow a move that all machines know, None if there is none yet. It is
         durable afterwards."""
         line = move.line() if move else b""
         try:
@@ -187,7 +187,7 @@ class ModelJournal:
             write_durably(self._shown, line, self._disk)
 
     def shown(self) -> Move | None:
-        """The move by which servers go, None before there is one. Raises: FileNotFoundError where
+        """The move that servers follow, None if there is none yet. Raises: FileNotFoundError if
         `show` was never called here."""
         return self._decoded(self._shown.read_bytes())
 

@@ -1,4 +1,4 @@
-"""The three locks of what is learned in a data directory. A process takes them in this order:
+"""The three locks of models in a data directory. A process takes them in this order:
 
 1. `train/lock`: of the one trainer, while it runs.
 2. `models/.writer`: of the one that writes versions, a trainer in its term or a replica's follower,
@@ -22,18 +22,18 @@ MOVES = ".lock"
 
 
 def lock_trainer(learned: Path) -> int:
-    """Take the lock of the one trainer. learned: folder of what is learned. Returns: the lock's
+    """Take the lock of the one trainer. learned: the trainer's folder. Returns: the lock's
     descriptor; closing it releases the lock. Raises: LockedError, DataDirectoryError."""
     return lock_directory(learned / TRAINER)
 
 
 def lock_writer(versions: Path) -> int:
-    """Take the lock of the one that writes versions. versions: their folder. Returns, raises: as
+    """Take the lock of the one writer of versions. versions: their folder. Returns, raises: as
     `lock_trainer`."""
     return lock_directory(versions / WRITER, "none is needed: it ends by itself.")
 
 
 def moves_lock(versions: Path) -> FileLock:
-    """Make the lock of moves; `with` waits for it. One thread may take it again while it has
-    it. versions: their folder."""
+    """Make the lock of moves; `with` waits for it. A thread that has it may take it again.
+    versions: their folder."""
     return FileLock(versions / MOVES)

@@ -1,4 +1,4 @@
-"""The manifest of a version, and the settings that learning must share to go on from it."""
+"""The manifest of a version, and the settings that later training must share with it."""
 
 import time
 from dataclasses import dataclass, field
@@ -25,12 +25,12 @@ REMOVE = "remove its folder from models/, or restore it from a backup."
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """The manifest of a version: its position in the log, how it was made, how it scored.
+    """The manifest of a version: its position in the log, its training and its scores.
 
     Times are in microseconds, but `created`, which is wall time in seconds. edge: event id up to
     which memory has advanced. facts: names of the fact columns that the weights know, in order;
     empty in versions of a release before they had names. tail: MRR before and after learning on the
-    held-out events, None where the window was too small to hold any out. checksums: CRC32C of each
+    held-out events, None if the window was too small to hold any out. checksums: CRC32C of each
     file of tensors, by name; empty before format 2.
     """
 
@@ -57,8 +57,8 @@ class Manifest:
     checksums: dict[str, str] = field(default_factory=dict)
 
     def model_settings(self) -> ModelSettings:
-        """The model settings of the version. Raises: VersionError where this release does not know
-        one of them."""
+        """The model settings of the version. Raises: VersionError if this release does not know one
+        of them."""
         try:
             return ModelSettings(**self.model)
         except ValidationError as error:
@@ -75,7 +75,7 @@ class Manifest:
 
     @property
     def fixed_settings(self) -> dict[str, Any]:
-        """The settings that learning must share to go on from the version: see `fixed_settings`."""
+        """The settings that later training must share with the version: see `fixed_settings`."""
         return {"model": self.model, "window": self.window_seconds}
 
 
@@ -92,7 +92,8 @@ def fixed_settings(model: ModelSettings, window_seconds: int) -> dict[str, Any]:
 
 
 def learn_alike(stored: dict[str, Any], model: ModelSettings, window_seconds: int) -> bool:
-    """Whether learning can go on from what was learned under stored `fixed_settings`.
+    """Whether training can continue from a version or checkpoint with these stored
+    `fixed_settings`.
 
     A setting that the release which stored them did not know has its default.
     """
@@ -140,7 +141,7 @@ def read_manifest(path: Path, name: str) -> Manifest:
 
 
 def manifest_of(name: str, candidate: Candidate, checksums: dict[str, str]) -> Manifest:
-    """Make the manifest of a candidate that is about to be written under a name, now.
+    """Make the manifest of a candidate, immediately before it is written under a name.
 
     checksums: CRC32C of its files, by name.
     """

@@ -1,4 +1,4 @@
-"""What became of a request to move the champion that another machine's trainer was asked for."""
+"""The outcome of a request to another machine's trainer to move the champion."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,27 +17,27 @@ KEPT_REFUSALS = 100
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The trainer was asked and has not answered yet. request: id by which to look again."""
+    """The trainer got the request and has not answered yet. request: its id, for the next query."""
 
     request: str
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The trainer did not do what it was asked for. reason: in words."""
+    """The trainer refused the request. reason: in words."""
 
     reason: str
 
 
 class Refusals:
-    """Tells servers here what the trainer refused, and why. Owner: one thread."""
+    """Reports the trainer's refusals to the servers of this machine. Owner: one thread."""
 
     def __init__(self, registry: Registry) -> None:
         self._path = registry.folder / REFUSED
         self._told: dict[str, str] = {}
 
     def tell(self, refused: Mapping[str, str]) -> None:
-        """refused: id of a request -> why, oldest first. Raises: OSError."""
+        """refused: id of a request -> reason, oldest first. Raises: OSError."""
         if refused != self._told:
             newest = dict(list(refused.items())[-KEPT_REFUSALS:])
             write_durably(self._path, msgspec.json.encode(newest))
@@ -45,7 +45,7 @@ class Refusals:
 
 
 def outcome_of(registry: Registry, request: str) -> Move | Refusal | Waiting:
-    """What became of a request, as far as this machine knows."""
+    """The outcome of a request, as far as this machine knows it."""
     for move in reversed(registry.journal.moves()):
         if move.request == request:
             return move

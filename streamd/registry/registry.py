@@ -1,5 +1,5 @@
-"""The store of model versions: each is written whole and durably before a move names it, and read
-without pickle."""
+"""The store of model versions: each is written completely and durably before a move names it, and
+is read without pickle."""
 
 import contextlib
 import re
@@ -59,8 +59,8 @@ class Registry:
     """
 
     def __init__(self, paths: Paths, keep: int, is_shared: bool = False, disk: Disk = DISK) -> None:
-        """keep: newest versions that are kept. is_shared: whether a move serves only once other
-        machines of the log know of it."""
+        """keep: number of the newest versions to keep. is_shared: whether a move serves only after
+        other machines of the log know it."""
         self._log_folder = paths.log
         self._keep = keep
         self._is_shared = is_shared
@@ -83,10 +83,10 @@ class Registry:
         """Let the gate judge the candidate, write it, make it champion if it may serve, and drop
         versions that are too old.
 
-        incumbent: a champion with other settings, which goes on serving until this version is
-        proven; None where there is no such champion.
+        incumbent: a champion with other settings, which serves until this version is proven; None
+        if there is no such champion.
         """
-        # A refused candidate is not written: nobody could serve or continue it.
+        # Do not write a refused candidate: no role could serve or continue it.
         decision = candidate.judged()
         if not decision.promote:
             logger.warning(
@@ -101,15 +101,15 @@ class Registry:
         if serving is not None:
             self.prune()
             return PublishResult(name, False, f"{decision.reason}; learned beside {serving}")
-        # Whole and durable first, named second: a kill between the two leaves a spare version.
+        # Write it durably before the journal names it: a kill between leaves an unused version.
         self.journal.move("promote", name, "trainer", decision.reason)
         self.prune()
         return PublishResult(name, True, decision.reason)
 
     def _write(self, base: str, candidate: Candidate) -> str:
-        """Write a version under the name `base`, with a number where another version has it.
+        """Write a version under the name `base`, with a number if another version has that name.
 
-        The very same version, as after a stop between writing and naming it, is not written twice.
+        It does not write the same version twice, as after a stop between writing and naming it.
         Returns: its name.
         """
         weights = save(dict(candidate.weights))
@@ -126,15 +126,15 @@ class Registry:
             number += 1
             name = f"{base}-{number}"
 
-        # The folder appears whole: its files are durable before the rename.
+        # Its files are durable before the rename, so the folder appears complete.
         manifest = msgspec.json.encode(asdict(manifest_of(name, candidate, checksums)))
         files = {"model.safetensors": weights, **memory, "manifest.json": manifest}
         write_folder_durably(self.folder / name, files, self._disk)
         return name
 
     def _holds(self, name: str, checksum: str, candidate: Candidate) -> bool:
-        """Whether the version of this name is whole, and has these weights, this place in the log
-        and the candidate's settings. Its memory follows from these.
+        """Whether the version of this name is complete and has these weights, this position in the
+        log and the candidate's settings. Its memory follows from these.
 
         checksum: of the weights.
         """
@@ -153,16 +153,17 @@ class Registry:
         return stored == checksum and same and alike
 
     def champion(self) -> str | None:
-        """Name of the champion by the newest move, from which the trainer goes on; None before
-        there is one. What serves is that of `shown`."""
+        """Name of the champion by the newest move, from which the trainer continues; None if there
+        is none yet. Servers follow `shown`."""
         last = self.journal.last()
         return last.champion if last else None
 
     def shown(self) -> Move | None:
-        """The move by which servers go, None before there is one: the newest, and of a log on many
-        machines the newest that all of them know of.
+        """The move that servers follow, None if there is none yet: the newest, or, if several
+        machines share the log, the newest that all of them know.
 
-        A trainer has moves that it may take back with its machine: they do not serve before.
+        A trainer may lose its newest moves with its machine; until others know them they do not
+        serve.
         """
         if self._is_shared:
             with contextlib.suppress(FileNotFoundError):
@@ -170,15 +171,15 @@ class Registry:
         return self.journal.last()
 
     def moved_by_hand(self) -> str | None:
-        """The champion where it was last moved by someone other than the trainer."""
+        """The champion if an operator, not the trainer, moved it last."""
         last = self.journal.last()
-        # Its own moves the trainer knows already.
+        # The trainer's own moves are no news to it.
         return last.champion if last and last.who != "trainer" else None
 
     def names(self) -> list[str]:
-        """Names of all versions whose manifest can be read, oldest first.
+        """Names of all versions with a readable manifest, oldest first.
 
-        Other folders are left out, and each is logged once.
+        Other folders are skipped, and each is logged once.
         """
         readable = []
         unreadable = {}
@@ -199,14 +200,14 @@ class Registry:
         return sorted(readable, key=lambda n: tuple(int(x) for x in n.split("-")))
 
     def manifest(self, name: str) -> Manifest:
-        """Read a version's manifest. Raises: VersionError where there is no such version, or this
+        """Read a version's manifest. Raises: VersionError if there is no such version, or if this
         release cannot read it."""
         path = self.folder / name / "manifest.json"
         if not NAME.fullmatch(name) or not path.is_file():
             raise VersionError(
                 f"There is no version {name!r}.", "pick one of `streamd models list`."
             )
-        # A file that changed has another stamp, and one that is gone has none.
+        # A changed file has another stamp; a missing one has none.
         stamp = None
         with contextlib.suppress(OSError):
             stat = path.stat()
@@ -222,7 +223,7 @@ class Registry:
     def load(self, name: str) -> Version:
         """Load the weights of a version, and name the files of its memory.
 
-        Raises: VersionError where there is none, it has no memory, or it is damaged or not finite.
+        Raises: VersionError if there is none, it has no memory, or it is damaged or not finite.
         """
         manifest = self.manifest(name)
         manifest.model_settings()
@@ -232,7 +233,7 @@ class Registry:
                 "pick a servable one of `streamd models list`.",
             )
 
-        # Checksums come first: damaged tensors might still load.
+        # Check the checksums first: damaged tensors might still load.
         try:
             self._check_files(manifest, ["model.safetensors"])
             weights = load_file(self.folder / name / "model.safetensors")
@@ -252,15 +253,16 @@ class Registry:
         return Version(manifest, weights, tuple(files))
 
     def is_servable(self, manifest: Manifest) -> bool:
-        """Whether a version has its memory still; only champion, shadow and the newest keep it."""
+        """Whether a version still has its memory; only champion, shadow and the newest keep it."""
         # The first file is removed first.
         names = memory_names(manifest)
         return not names or (self.folder / manifest.name / names[0]).exists()
 
     def _check_files(self, manifest: Manifest, names: Iterable[str] | None = None) -> None:
-        """Check files of a version, or all that it should have, against the manifest's checksums.
+        """Check files of a version, by default all that it must have, against the manifest's
+        checksums.
 
-        Raises: VersionError where one differs; OSError where one is gone.
+        Raises: VersionError if one differs; OSError if one is missing.
         """
         if names is None:
             memory = memory_names(manifest) if not self.is_servable(manifest) else []
@@ -282,9 +284,9 @@ class Registry:
                     yield path.name, str(error)
 
     def sweep(self) -> None:
-        """Remove what a killed process left half written or half dropped; the trainer calls it at
-        its start."""
-        # Half written folders end in .tmp, half dropped ones in DROPPED; both begin with a dot.
+        """Remove the partial files of a process that was killed while it wrote or dropped a
+        version. The trainer calls it at its start."""
+        # Partly written folders end in .tmp, partly dropped ones in DROPPED; both begin with a dot.
         remove_scratch(self.folder, self._disk)
         for path in self.folder.glob(f".*{DROPPED}"):
             self._disk.remove_folder(path)
@@ -292,8 +294,7 @@ class Registry:
     def promote(self, name: str, who: str, why: str, request: str | None = None) -> Move:
         """Make a version champion by hand. request: as of `ModelJournal.move`.
 
-        Raises: VersionError where there is none, it is damaged, or the log does not hold its
-        position.
+        Raises: VersionError if there is none, it is damaged, or the log does not hold its position.
         """
         # Under the lock, so that the trainer does not drop its memory meanwhile.
         with self.journal.lock:
@@ -301,7 +302,7 @@ class Registry:
             return self.journal.move("promote", name, who, why, request=request)
 
     def promote_again(self, why: str) -> Move:
-        """Append a move that makes the champion champion, for machines that know of newer moves
+        """Append a move that names the present champion again, for machines that know newer moves
         than this one."""
         with self.journal.lock:
             champion = self.champion()
@@ -309,13 +310,13 @@ class Registry:
             return self.journal.move("promote", champion, "trainer", why, request="")
 
     def shadow(self) -> str | None:
-        """Name of the last proven version, None before there is one."""
+        """Name of the last proven version, None if there is none yet."""
         last = self.journal.last()
         return last.shadow if last else None
 
     def prove(self, name: str, why: str) -> None:
         """Make a version the shadow: one that was proven, the first one under its settings, or the
-        champion in place of a shadow that is lost or may hold deleted data."""
+        champion if the shadow is lost or may hold deleted data."""
         # Under the lock, so that the champion is not another one by now.
         with self.journal.lock:
             champion = self.champion()
@@ -326,7 +327,7 @@ class Registry:
         """Make the shadow, which is the last proven version, champion. request: as of
         `ModelJournal.move`.
 
-        Raises: VersionError where it is champion already, damaged, or the log does not hold its
+        Raises: VersionError if it is champion already, damaged, or the log does not hold its
         position.
         """
         # Under the lock, so that the trainer does not drop this one for another meanwhile.
@@ -361,8 +362,8 @@ class Registry:
         """Drop all but the newest `registry.keep` versions, and champion and shadow.
 
         Of those kept, champion, shadow and the newest keep their memory, which is as large as all
-        nodes together; the others serve as a record. So does the newest one's parent, which may be
-        proven already although the journal does not say so yet.
+        nodes together; of the others the manifest remains as a record. The newest one's parent
+        keeps its memory too: it may be proven already, although the journal does not have it yet.
         """
         with self.journal.lock:
             made = sorted(read_manifests(self), key=lambda m: m.created)
@@ -376,7 +377,7 @@ class Registry:
     def keep(self, versions: Mapping[str, bool]) -> None:
         """Drop all versions but these, and champion and shadow, as another machine's trainer did.
 
-        versions: name -> whether its memory is kept.
+        versions: name -> whether it keeps its memory.
         """
         with self.journal.lock:
             named = self._named()
@@ -390,8 +391,8 @@ class Registry:
             self._disk.unlink(self.folder / manifest.name / file)
 
     def put(self, name: str, folder: Path) -> None:
-        """Give a durable folder beside the versions the name of one, in the place of an older one
-        of that name."""
+        """Rename a durable folder to a version's name, and replace an older version of that
+        name."""
         with self.journal.lock:
             if (self.folder / name).exists():
                 self._remove(name)
@@ -413,7 +414,7 @@ class Registry:
         return [(m.first_edge, m.edge) for m in read_manifests(self) if m.name in named]
 
     def _named(self) -> set[str]:
-        """Champion and shadow, for the trainer and for servers."""
+        """Champion and shadow, both as the trainer and as servers have them."""
         moves = (self.journal.last(), self.shown())
         return {name for move in moves if move for name in (move.champion, move.shadow)}
 
@@ -424,7 +425,7 @@ class Registry:
                 self._remove(name)
 
     def _remove(self, name: str) -> None:
-        # Renamed first: a version that is there is whole.
+        # Rename it first, so that every visible version is complete.
         scratch = self.folder / f".{name}{DROPPED}"
         self._disk.remove_folder(scratch)
         self._disk.replace(self.folder / name, scratch)
@@ -432,8 +433,8 @@ class Registry:
 
 
 def read_manifests(registry: Registry) -> list[Manifest]:
-    """Read the manifests of all whole versions, oldest first; one that is dropped meanwhile is left
-    out."""
+    """Read the manifests of all complete versions, oldest first; one that is dropped meanwhile is
+    skipped."""
     out = []
     for name in registry.names():
         try:
