@@ -1,9 +1,9 @@
-"""The archive keeps the store such that it always holds what a new follower needs, and the
-changelog no longer than followers may read it.
+"""The archive uploads a leader's data directory to the store for new followers, and deletes the
+records of the changelog that no follower reads any more.
 
-A round uploads what the store lacks, writes a manifest, removes what no manifest that is kept
-names, and deletes the changelog's begin. A kill between any two steps leaves a store from which the
-newest manifest can be restored; the next round goes on.
+A round uploads the objects that the store lacks, writes a manifest, removes old manifests and the
+objects that only they named, and deletes the changelog's first records. A kill between any two
+steps leaves a store from which the newest manifest can be restored; the next round continues.
 """
 
 import contextlib
@@ -41,28 +41,29 @@ logger = structlog.get_logger()
 NAME = "archive"
 """Name of the role, and of its folder in `roles/`."""
 OWNER = "owner"
-"""File in that folder with the name under which the archive marks its work in the store."""
+"""File in that folder with the name by which the archive marks its work in the store."""
 RUNNING = "running"
 """File in that folder that the process locks."""
 FORGOTTEN = "forgotten"
-"""File in that folder with the commit of the newest compaction of which nothing is left in store
-and changelog."""
+"""File in that folder with the commit of the newest compaction whose deleted data is gone from
+store and changelog."""
 KEEP = 2
-"""Manifests that stay: records of the changelog are deleted up to the one before the newest, so
-that whoever has just taken that one can read on."""
+"""Number of manifests that stay. Records of the changelog are deleted up to the manifest before the
+newest, so that a follower that has just taken that one can resume."""
 BOOTSTRAP_SECONDS = 7_200.0
-"""How long a new follower may take for a manifest's objects: as long they stay, and the records of
-the changelog behind it."""
+"""Longest time for a new follower to fetch a manifest's objects: for so long they stay, and so do
+the changelog's records after the manifest."""
 PAUSE_SECONDS = 30.0
-"""Least time between the begins of two rounds: a store is paid by requests, and a trainer may store
-a checkpoint every second."""
+"""Minimum interval of rounds: stores bill per request, and a trainer may store a checkpoint every
+second."""
 SOON_SECONDS = 5.0
-"""The same where deletes are to leave the store, or objects that another process counted on."""
+"""The same while deleted data must leave the store, or while uploads of other processes delay the
+removal of objects."""
 LOOK_SECONDS = 0.5
-"""Pause between two looks at the data directory, short beside PAUSE_SECONDS."""
+"""Pause between two checks of the data directory, short against PAUSE_SECONDS."""
 FIRST_RETRY_SECONDS = 1.0
 LONGEST_RETRY_SECONDS = 60.0
-"""Pauses after rounds that failed grow from the first to the longest."""
+"""Pauses after failed rounds grow from the first to the longest."""
 
 
 class Lead(Protocol):
@@ -72,18 +73,18 @@ class Lead(Protocol):
         """Whether it leads, as far as it knows."""
 
     def check(self) -> None:
-        """Check that nobody else leads. Raises: FencedError, KafkaError."""
+        """Check that no other machine leads. Raises: FencedError, KafkaError."""
 
 
 class FixedLead:
-    """The lead of a machine that the settings name."""
+    """The lead of the machine that the settings name."""
 
     def is_here(self) -> bool:
-        """As `Lead` says."""
+        """As in `Lead`."""
         return True
 
     def check(self) -> None:
-        """As `Lead` says."""
+        """As in `Lead`."""
 
 
 def open_archive(
@@ -91,8 +92,8 @@ def open_archive(
 ) -> "Archive":
     """Open the archive of a leader, or of a standby.
 
-    lead: of a standby. Raises: SettingsError where the log has no store, StoreError where none can
-    be opened at its URL.
+    lead: of a standby. Raises: SettingsError if the log has no store, StoreError if none can be
+    opened at its URL.
     """
     log = settings.log
     if not (log.name and log.store) or log.member == "replica":
@@ -116,7 +117,7 @@ def open_archive(
 
 
 class Stopped(Exception):
-    """The process is to end; what was sent so far is kept."""
+    """The process is to end; the objects sent so far stay in the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ class Archive:
     """Uploads a leader's data directory to the store, round by round. Owner: the process that has
     the lock of `roles/archive`.
 
-    error: why the newest round failed, empty where it did not.
+    error: the reason why the newest round failed, "" if it did not.
     """
 
     def __init__(
@@ -148,8 +149,8 @@ class Archive:
         bootstrap_seconds: float = BOOTSTRAP_SECONDS,
         disk: Disk = DISK,
     ) -> None:
-        """changelog: None where no machine follows by one. stop: ends a round early. lead: of a
-        machine that may lead or not."""
+        """changelog: None if the log has none. stop: ends a round early. lead: of a machine that
+        may lead."""
         self._data_dir = data_dir
         self._store = store
         self._changelog = changelog
@@ -163,12 +164,12 @@ class Archive:
         self._folder = folder_of(data_dir, NAME)
         self._owner = self._owners_name()
         self._sweep = Sweep(store, KEEP, bootstrap_seconds)
-        # What was seen last, and when: monotonic seconds.
+        # The data directory's `occasion` at the last round, and times in monotonic seconds.
         self._seen: object = None
         self._begun_at = self._stored_at = self._cleaned_at = -float("inf")
         self._cleaned = True
         self._left: list[str] = []
-        """What the trainer has in the store from before a compaction, in words."""
+        """The trainer's objects in the store from before a compaction, in words."""
         self._retry_at = -float("inf")
         self._failures = 0
         self._lasting = LastingFailures(clock.monotonic)
@@ -178,14 +179,14 @@ class Archive:
         """Manifests by name, newest last; None until those in the store were read."""
 
     def run(self) -> None:
-        """Look at the data directory again and again, until the process is to end."""
+        """Check the data directory repeatedly, until the process is to end."""
         with contextlib.suppress(Stopped):
             while not self._stop.is_set():
                 self.step()
                 self._stop.wait(LOOK_SECONDS)
 
     def step(self) -> None:
-        """Look at the data directory once, and do a round where one is due."""
+        """Check the data directory once, and do a round if one is due."""
         now = self._clock.monotonic()
         if not self._lead.is_here():
             self._follow()
@@ -209,18 +210,18 @@ class Archive:
             self._retry_at = -float("inf")
 
     def _follow(self) -> None:
-        """While another member leads, it writes the store: what is known of it here grows old."""
+        """While another member leads, it writes the store: forget the store's state."""
         self._seen = self._newest = self._written = None
         self._stored_at = self._begun_at = -float("inf")
         self._cleaned = True
         self._touch("following")
 
     def refresh_metrics(self) -> None:
-        """Bring up to date what is only known when somebody asks."""
+        """Update the metrics that are only computed at a scrape."""
         metrics.archive_held.set(held_bytes(self._data_dir, NAME))
 
     def tell(self) -> None:
-        """Keep the heartbeat going while an object is sent. Raises: Stopped."""
+        """Touch the heartbeat while an object is sent. Raises: Stopped."""
         if self._stop.is_set():
             raise Stopped
         self._touch("storing")
@@ -235,7 +236,7 @@ class Archive:
         )
 
     def _is_due(self, now: float) -> bool:
-        """Whether something is to be stored, or the newest manifest is old."""
+        """Whether there is anything to store, or the newest manifest is old."""
         if self._compaction_to_forget() is not None and not self._holds_compaction():
             return now - self._begun_at >= SOON_SECONDS
         if now - self._stored_at >= self._manifest_seconds:
@@ -260,7 +261,7 @@ class Archive:
             self._lead.check,
         )
 
-        # Only now it counts: before, the next round must look at the same things again.
+        # Only now: after a failed upload the next round must find the same occasion.
         self._seen = seen
         self._stored_at = self._clock.monotonic()
         self._newest = made = done.manifest
@@ -274,7 +275,7 @@ class Archive:
         self._clean()
 
     def _clean(self) -> None:
-        """Remove from store and changelog what nobody needs any more."""
+        """Remove all data from store and changelog that no machine needs any more."""
         self._cleaned_at = self._clock.monotonic()
         self._lead.check()
         compaction = self._compaction_to_forget()
@@ -294,8 +295,8 @@ class Archive:
         self._say_forgetting()
 
     def _left_by_trainer(self, compaction: Compacted) -> list[str]:
-        """What the store has of the trainer that may hold what a compaction removed, in words: the
-        trainer lets go of it. Raises: StoreError."""
+        """The trainer's objects in the store that may contain data removed by a compaction, in
+        words; the trainer removes them. Raises: StoreError."""
         stored = {Path(name).stem for name in self._store.sizes(VERSIONS)}
         gone = stored - {path.name for path in (self._data_dir / "models").glob("*")}
         old = [
@@ -306,8 +307,8 @@ class Archive:
         return [f"version {name}" for name in sorted(gone)] + sorted(old)
 
     def _trim(self, compaction: Compacted | None) -> None:
-        """Delete the changelog's begin, up to the manifest that new followers may have taken; of a
-        compaction, up to the one that was written after it. Raises: KafkaError."""
+        """Delete the changelog's first records, up to the manifest that new followers may have
+        taken; after a compaction, up to the manifest that was written since. Raises: KafkaError."""
         if self._changelog is None:
             return
         until = self._deletable() if compaction is None else self._behind(compaction)
@@ -320,28 +321,30 @@ class Archive:
         metrics.changelog_records.set(end - first)
 
     def _is_read_to(self, offset: int) -> bool:
-        """Whether the directory's position is durable, and at an offset or after it. A leader with
-        a position before the changelog's begin cannot start."""
+        """Whether the directory's durable position is at an offset or after it. A leader with a
+        position before the changelog's first record cannot start."""
         position = durable_position(self._data_dir, self._disk)
         return position is not None and position.offset >= offset
 
     def _deletable(self) -> int | None:
-        """The offset before which no follower reads that took a manifest lately."""
+        """The offset before which no follower reads, unless it took its manifest more than
+        `bootstrap_seconds` ago; None if there is none."""
         assert self._written is not None
         latest = self._clock.now_us() / 1e6 - self._bootstrap
         *older, _ = self._written.items()
-        # Behind the newest of those, the others say nothing more.
+        # Of the manifests before that, only the newest matters.
         past = [name for name, one in older if one.at <= latest]
         offsets = [self._written[name].offset for name in past]
         for name in past[:-1]:
             del self._written[name]
         oldest = max((offset for offset in offsets if offset is not None), default=None)
-        # Of a topic that was made anew the offsets begin at 0 again.
+        # In a topic that was created again, offsets start at 0 again.
         later = [one.offset for one in self._written.values() if one.offset is not None]
         return None if oldest is None else min([oldest, *later])
 
     def _behind(self, compaction: Compacted) -> int | None:
-        """The newest manifest's offset, where all before it may go because of a compaction."""
+        """The newest manifest's offset, if a compaction lets all records before it go; else
+        None."""
         newest = self._newest
         is_behind = newest is not None and newest.compacted >= compaction.seq
         if newest is None or not is_behind or newest.changelog_seq < compaction.seq:
@@ -349,7 +352,7 @@ class Archive:
         return newest.changelog_offset
 
     def _read_written(self) -> dict[str, _Written]:
-        """Read when the manifests in the store were written, of another run of the archive."""
+        """Read the times and offsets of the manifests that an earlier run of the archive wrote."""
         written = {}
         for name in manifests.names(self._store):
             with contextlib.suppress(ManifestError):
@@ -358,13 +361,13 @@ class Archive:
         return written
 
     def _compaction_to_forget(self) -> Compacted | None:
-        """The newest compaction, where store or changelog may still hold what it removed."""
+        """The newest compaction, if store or changelog may still contain its deleted data."""
         done = read_compacted(self._data_dir)
         return done if done is not None and done.seq > read_forgotten(self._data_dir) else None
 
     def _holds_compaction(self) -> bool:
-        """Whether the newest manifest was taken behind the newest compaction, in the changelog
-        too."""
+        """Whether the newest manifest was taken after the newest compaction, and so was its
+        position in the changelog."""
         done = read_compacted(self._data_dir)
         newest = self._newest
         if done is None or newest is None or newest.compacted < done.seq:
@@ -372,8 +375,8 @@ class Archive:
         return newest.changelog_offset is None or newest.changelog_seq >= done.seq
 
     def forgetting_waits(self) -> str:
-        """What the newest compaction still waits for in store and changelog, in words; empty where
-        for nothing."""
+        """The reason why store and changelog may still contain the newest compaction's deleted
+        data, in words; "" if they do not."""
         with contextlib.suppress(CorruptionError):
             if self._compaction_to_forget() is None:
                 return ""
@@ -392,7 +395,7 @@ class Archive:
         metrics.compaction_waits_since.set(0 if done is None else done.done_at)
 
     def _note_failure(self, error: Exception) -> None:
-        """Say what is wrong, not each time, and try again later."""
+        """Log the failure, though not each time, and plan the next try."""
         pause = min(LONGEST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(self._failures, 10))
         self._retry_at = self._clock.monotonic() + pause
         self._failures += 1
@@ -403,7 +406,7 @@ class Archive:
         self.error = str(error)
 
     def _owners_name(self) -> str:
-        """The name under which this directory's archive marks its work; the first run makes it."""
+        """The name by which this directory's archive marks its work; the first run makes it."""
         path = self._folder / OWNER
         if not path.exists():
             write_durably(path, new_owner().encode(), self._disk)
@@ -411,7 +414,7 @@ class Archive:
 
 
 def _wait(stop: threading.Event) -> Callable[[float], None]:
-    """A sleep that ends early where the process is to end."""
+    """A sleep that ends early when the process is to end."""
 
     def wait(seconds: float) -> None:
         stop.wait(seconds)
@@ -420,8 +423,8 @@ def _wait(stop: threading.Event) -> Callable[[float], None]:
 
 
 def read_forgotten(data_dir: Path) -> int:
-    """The commit of the newest compaction of which nothing is left in store and changelog, 0 for
-    none."""
+    """The commit of the newest compaction whose deleted data is gone from store and changelog, 0
+    for none."""
     try:
         return int((folder_of(data_dir, NAME) / FORGOTTEN).read_bytes())
     except FileNotFoundError:
@@ -429,8 +432,8 @@ def read_forgotten(data_dir: Path) -> int:
 
 
 def occasion(data_dir: Path) -> object:
-    """What changes when a round is due: a segment was sealed, which begins a journal file, a
-    version was published, or the trainer stored a checkpoint."""
+    """A value that changes when a round is due: after a segment was sealed (which starts a journal
+    file), a version was published, or the trainer stored a checkpoint."""
     journals = journal_files(data_dir / "journal")
     newest = journals[-1].name if journals else ""
     names = []

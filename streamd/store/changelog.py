@@ -1,5 +1,5 @@
-"""The changelog as the archive sees it: a topic of one partition, of which it deletes what new
-followers no longer read."""
+"""The archive's view of the changelog: a topic of one partition, of which it deletes the records
+that new followers no longer read."""
 
 from typing import Any, Protocol
 
@@ -9,10 +9,10 @@ from streamd.settings.loading import KafkaSettings
 
 
 class Changelog(Protocol):
-    """Where the changelog begins and ends, and how its begin is deleted."""
+    """Reads the changelog's bounds, and deletes its first records."""
 
     def bounds(self) -> tuple[int, int]:
-        """Offsets of the oldest record and behind the newest one, both 0 where ingest has not made
+        """Offset of the oldest record, and one past the newest; both 0 if ingest has not created
         the topic yet. Raises: KafkaError."""
 
     def delete_before(self, offset: int) -> None:
@@ -30,14 +30,15 @@ def models_topic(log_name: str) -> str:
 
 
 class KafkaChangelog:
-    """The changelog as a topic in Kafka. It keeps no connection: it is asked once a round."""
+    """The changelog as a topic in Kafka. It keeps no connection, since the archive uses it once a
+    round."""
 
     def __init__(self, kafka: KafkaSettings, topic: str) -> None:
         self._kafka = kafka
         self._topic = topic
 
     def bounds(self) -> tuple[int, int]:
-        """As `Changelog` says."""
+        """As in `Changelog`."""
         from kafka.admin import OffsetSpec
         from kafka.errors import UnknownTopicOrPartitionError
 
@@ -55,11 +56,12 @@ class KafkaChangelog:
         return found
 
     def delete_before(self, offset: int) -> None:
-        """As `Changelog` says."""
+        """As in `Changelog`."""
         self._with_admin(lambda admin, partition: admin.delete_records({partition: offset}))
 
     def _with_admin(self, act: Any) -> Any:
-        """Do something with a new admin client, since one that lost its controller stays so."""
+        """Call `act` with a new admin client: a client that lost its controller does not
+        recover."""
         from kafka import TopicPartition
         from kafka.errors import KafkaError as ClientError
 

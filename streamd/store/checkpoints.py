@@ -31,32 +31,31 @@ from streamd.store.versions import StoredVersion, check
 
 FOLDER = "checkpoints"
 NAME = re.compile(rf"{FOLDER}/\d{{10}}-[0-9a-f]{{32}}\.json")
-"""Name of a checkpoint: the trainer's term, and digits of its own, so that none is written twice.
-Which one is the newest, the models topic says."""
+"""Name of a checkpoint: the trainer's term, and random digits, so that no name is used twice. The
+models topic names the newest one."""
 CHECKPOINT_BYTES = 1 << 28
-"""Most bytes of what names a checkpoint; that of 100,000 files takes about 30 MB."""
+"""Maximum size of the object that names a checkpoint's files; 100,000 files take about 30 MB."""
 HISTORY = "history"
 MOVES = "moves"
 APPENDED = (HISTORY, MOVES)
-"""Files that only grow, of which the first bytes are stored already."""
+"""Files that only grow; an earlier checkpoint has stored their first bytes."""
 FILE = re.compile(
     rf"{HISTORY}|{MOVES}|attempt\.json|bootstrap\.json"
     r"|(checkpoint|nightly|replay|facts)/[a-z0-9][a-z0-9.-]*"
 )
-"""A file of a checkpoint: of one of four folders, or by itself."""
+"""A file of a checkpoint: in one of four folders, or by itself."""
 FOLDER_NAME = re.compile(r"[0-9][0-9.]*")
-"""Name of the folder of checkpoint or nightly twin."""
+"""Name of the folder of a checkpoint or nightly twin."""
 AGAIN = "none is needed: the trainer stores a checkpoint after each window."
 
 
 class StoredCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A trainer's state after a window, whose files are in a store.
+    """A trainer's state after a window, with its files in a store.
 
     term: of the trainer. checkpoint, nightly: names of the folders of checkpoint and nightly twin;
-    nightly is "" where there is none. edge: event id at which learning goes on. held: the oldest
-    event that going on there needs. purged_before: it holds nothing that deletes before this event
-    hide. files: by paths as of `FILE`. versions: all
-    that the trainer had.
+    nightly is "" if there is none. edge: id of the event at which training resumes. held: the
+    oldest event that this needs. purged_before: the state contains no data that deletes before this
+    event hide. files: with paths as in `FILE`. versions: all that the trainer had.
     """
 
     format: int = FORMAT
@@ -70,7 +69,7 @@ class StoredCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     versions: list[StoredVersion]
 
     def file(self, path: str) -> StoredFile:
-        """A file of it; one without bytes where it has none of that path."""
+        """The file with a path; NO_FILE if there is none."""
         return next((file for file in self.files if file.path == path), NO_FILE)
 
 
@@ -78,7 +77,7 @@ class StoredCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
 class LocalCheckpoint:
     """A trainer's state after a window, as files under a folder that do not change.
 
-    files: path as of `FILE` -> its bytes. The rest as of `StoredCheckpoint`.
+    files: path as in `FILE` -> its bytes. Other fields: as in `StoredCheckpoint`.
     """
 
     folder: Path
@@ -92,8 +91,8 @@ class LocalCheckpoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UploadedCheckpoint:
-    """What an upload did. name, data: of the object that names the files. objects, num_bytes: what
-    was sent beside it; the rest was there."""
+    """Result of an upload. name, data: of the object that names the files. objects, num_bytes:
+    number and bytes of the other objects sent; the rest was stored already."""
 
     name: str
     data: bytes
@@ -117,12 +116,11 @@ def upload_checkpoint(
     earlier: StoredCheckpoint | None,
     index: FileIndex,
 ) -> UploadedCheckpoint:
-    """Upload the files of a checkpoint that the store lacks, and name them all.
+    """Upload the files of a checkpoint that the store lacks, and the object that names them all.
 
-    Args: versions: whose files are in the store already. earlier: a checkpoint of the same trainer,
-    whose history and moves this one's may go on from. index: of files that were read before; it is
-    kept up to date.
-    Raises: StoreError, OSError.
+    Args: versions: with all files in the store already. earlier: a checkpoint of the same trainer;
+    its history and moves may be the first bytes of this one's. index: of files that were read
+    before; it is kept up to date. Raises: StoreError, OSError.
     """
     files = []
     with under_way(store) as mark:
@@ -156,7 +154,8 @@ def upload_checkpoint(
         data = KIND.encode(stored)
         name = f"{FOLDER}/{term:010d}-{uuid.uuid4().hex}.json"
         store.put(name, data)
-        # Before others are told of it all that it names must be there, whatever a sweep removed.
+        # Another process may have removed objects. All must be there before the topic gets the
+        # checkpoint.
         check_there(store, files_of(stored), AGAIN)
     return UploadedCheckpoint(
         name=name,
@@ -168,7 +167,7 @@ def upload_checkpoint(
 
 
 def files_of(stored: StoredCheckpoint) -> Iterable[StoredFile]:
-    """All files that a checkpoint names, those of its versions too."""
+    """All files of a checkpoint, and those of its versions."""
     yield from stored.files
     for version in stored.versions:
         yield from version.files
@@ -183,8 +182,8 @@ def download_checkpoint(
 ) -> None:
     """Write a checkpoint's files durably under a folder, which must be empty or missing.
 
-    progress: called with (bytes written, bytes in all). Raises: StoreError where an object is not
-    there or differs, OSError.
+    progress: called with (bytes written, bytes in all). Raises: StoreError if an object is missing
+    or differs, OSError.
     """
     total = sum(file.size for file in stored.files)
     done = 0
@@ -202,7 +201,8 @@ def download_checkpoint(
 
 
 def read_checkpoint(store: Store, name: str, size: int, crc: int) -> StoredCheckpoint:
-    """Read what names a checkpoint, which must have this size and CRC32C. Raises: StoreError."""
+    """Read the object that names a checkpoint's files; it must have this size and CRC32C. Raises:
+    StoreError."""
     data = store.get(name, CHECKPOINT_BYTES)
     if len(data) != size or crc32c(data) != crc:
         raise StoreError(f"{name} in {store.shown} differs from its checksum.", AGAIN)
@@ -210,11 +210,11 @@ def read_checkpoint(store: Store, name: str, size: int, crc: int) -> StoredCheck
 
 
 def stored_checkpoints(store: Store) -> dict[str, StoredCheckpoint]:
-    """The checkpoints that a store has, by name. Raises: StoreError where one cannot be read."""
+    """The checkpoints of a store, by name. Raises: StoreError if one cannot be read."""
     found = {}
     for name in store.sizes(FOLDER):
         if not NAME.fullmatch(name):
-            # A half written one of a local store.
+            # A file of a local store that a killed process left incomplete.
             continue
         try:
             found[name] = KIND.read(store, name)
@@ -226,7 +226,7 @@ def stored_checkpoints(store: Store) -> dict[str, StoredCheckpoint]:
 
 
 def _wrong_in(stored: StoredCheckpoint) -> str:
-    """The first thing wrong with a checkpoint, in words; empty if there is none."""
+    """The first fault of a checkpoint, in words; "" if there is none."""
     # Its versions are part of it, and come from the same store.
     for version in stored.versions:
         check(version)

@@ -1,4 +1,4 @@
-"""What a compaction waits for, in the words of an operator: roles, windows, the store."""
+"""The reason why a compaction waits, in words for an operator: roles, windows, the store."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +20,8 @@ TRAIN = "train"
 
 
 def late_roles(data_dir: Path, request: int) -> dict[str, int]:
-    """The roles that a compaction waits for -> the event ids up to which each is rid of deletes.
+    """The roles that a compaction waits for -> the event id up to which the files of each are free
+    of deleted data.
 
     request: event id before which deletes are to become physical.
     """
@@ -35,7 +36,7 @@ def late_roles(data_dir: Path, request: int) -> dict[str, int]:
 
 
 def wait_reason(data_dir: Path, request: int, width_us: int, now_us: int) -> str:
-    """What a compaction waits for now. width_us: of a window. now_us: wall clock.
+    """The reason why a compaction waits now. width_us: of a window. now_us: wall clock.
 
     Returns: for example "waiting for serve-2, which does not run; for train to learn 2 windows,
     which close in 12 min and in 1 h 12 min".
@@ -59,7 +60,7 @@ def wait_reason(data_dir: Path, request: int, width_us: int, now_us: int) -> str
 
 
 def _windows(data_dir: Path, request: int, width_us: int, now_us: int) -> str:
-    """The windows that the trainer has to learn before a compaction, in words.
+    """The windows that the trainer must learn before a compaction, in words.
 
     The newest version and the one before must have learned windows that begin after the deletes.
     """
@@ -74,7 +75,7 @@ def _windows(data_dir: Path, request: int, width_us: int, now_us: int) -> str:
         is_done = log.lower_bound(ends[-1]) <= trained
         return " to publish what it learned" if is_done else " to learn windows that have closed"
     count = "a window" if len(open_ends) == 1 else f"{len(open_ends)} windows"
-    # A live stream keeps pace with the wall clock; that of a recording is its own.
+    # The event time of a live stream keeps pace with the wall clock; that of a recording does not.
     if abs(now_us - log.watermark) < width_us:
         closing = " and in ".join(span(max(0, end - now_us) / 1e6) for end in open_ends)
         when = f"which close{'s' if len(open_ends) == 1 else ''} in {closing}"
@@ -93,15 +94,15 @@ def utc(time_us: int) -> str:
 
 
 def has_store_to_clean(data_dir: Path, log: LogSettings) -> bool:
-    """Whether a store and a changelog may hold what a compaction here removed: on a machine that
-    leads a log which others follow. Raises: CorruptionError."""
+    """Whether a store and a changelog may contain data that a compaction here removed: on a machine
+    that leads a log with followers. Raises: CorruptionError."""
     has_store = bool(log.name and log.store) and log.member != "replica"
     return has_store and read_compacted(data_dir) is not None
 
 
 def store_wait_reason(data_dir: Path) -> str:
-    """What store and changelog wait for after the newest compaction, "" if they are rid of what it
-    removed. Raises: CorruptionError."""
+    """The reason why store and changelog may still contain the newest compaction's deleted data, ""
+    if they do not. Raises: CorruptionError."""
     compacted = read_compacted(data_dir)
     if compacted is None or read_forgotten(data_dir) >= compacted.seq:
         return ""

@@ -1,5 +1,5 @@
-"""Looks for the bytes of deleted keys everywhere that streamd writes: in the data directory, in
-every object of the store, and in every record of the topics by which machines follow a log."""
+"""Searches for the bytes of deleted keys in everything that streamd writes: the data directory,
+every object of the store, and every record of the topics that replicate a log."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -18,8 +18,8 @@ POLL_MS = 1_000
 
 
 class Found(NamedTuple):
-    """A place that holds a key. where: in words. at: byte in it. key: number of the key, as it was
-    given, from 0."""
+    """A location of a key. `where`: in words. at: byte in it. key: number of the key in the given
+    list, from 0."""
 
     where: str
     at: int
@@ -28,7 +28,7 @@ class Found(NamedTuple):
 
 @dataclass(slots=True)
 class Searched:
-    """What was searched. Owner: the search. files, objects, records: how many of each."""
+    """Numbers of files, objects, records and bytes that were searched. Owner: the search."""
 
     files: int = 0
     objects: int = 0
@@ -37,8 +37,8 @@ class Searched:
 
 
 class TopicRecord(NamedTuple):
-    """A record of a topic. texts: its key and headers, as bytes. goes_on: whether its value is a
-    further part of what the record before it holds. headers: as pairs."""
+    """A record of a topic. texts: its key and headers, as bytes. goes_on: whether its value
+    continues that of the record before it. headers: as pairs."""
 
     offset: int
     value: bytes
@@ -48,8 +48,8 @@ class TopicRecord(NamedTuple):
 
 
 class Topic(Protocol):
-    """A topic that is read from its begin to where it ends now. num_records: at most, once the
-    first one was read."""
+    """A topic that is read from its first record to its present end. num_records: an upper bound,
+    known once the first record was read."""
 
     name: str
     num_records: int
@@ -59,7 +59,7 @@ class Topic(Protocol):
 
 
 def read_keys(given: Iterable[str]) -> list[str]:
-    """The keys that were given, each as itself or as @FILE with one a line. Raises:
+    """The keys of some arguments: each is a key, or @FILE with one a line. Raises:
     SettingsError."""
     keys = []
     for one in given:
@@ -79,9 +79,9 @@ def read_keys(given: Iterable[str]) -> list[str]:
 
 
 class DeletedSearch:
-    """Looks for keys in one place after the other. Owner: the command that asks for it.
+    """Searches for keys, one location after the other. Owner: the command that runs it.
 
-    searched: what was searched so far.
+    searched: numbers so far.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class DeletedSearch:
                 total += path.stat().st_size
         self._begin(f"searching {folder}", total)
         for path in _files(folder, skipped):
-            # Files that the daemon removed meanwhile hold nothing any more.
+            # Files that the daemon removed meanwhile contain nothing any more.
             with suppress(FileNotFoundError):
                 with path.open("rb") as file:
                     chunks = iter(lambda file=file: file.read(CHUNK_BYTES), b"")  # type: ignore[misc]
@@ -114,8 +114,8 @@ class DeletedSearch:
                 self.searched.files += 1
 
     def in_store(self, store: Store) -> Iterator[Found]:
-        """Search every object of a store, also those that no manifest names, and where two of them
-        meet in a file. Raises: StoreError."""
+        """Search every object of a store, also those that no manifest names, and the borders of
+        objects within a file. Raises: StoreError."""
         sizes = store.sizes("")
         self._begin(f"searching {store.shown}", sum(sizes.values()))
         for name, size in sorted(sizes.items()):
@@ -131,7 +131,7 @@ class DeletedSearch:
             yield from self._at_borders(store, name)
 
     def _at_borders(self, store: Store, name: str) -> Iterator[Found]:
-        """Search where two objects meet in a file: a key may lie in both."""
+        """Search across the border of two objects of a file: a key may be split over both."""
         try:
             files = manifests.read(store, name).files
         except StoreError:
@@ -164,13 +164,14 @@ class DeletedSearch:
             self.searched.records += 1
 
     def _begin(self, part: str, num_bytes: int) -> None:
-        """Begin a part of the work of so many bytes."""
+        """Begin a part of the work, with `num_bytes` to search."""
         self._part = part
         self._begun_at = self.searched.num_bytes
         self._total = num_bytes
 
     def _in(self, where: str, chunks: Iterable[bytes], skipped: int = 0) -> Iterator[Found]:
-        """Search a stream of bytes, of which the first `skipped` are those before it."""
+        """Search a stream of bytes. Its first `skipped` bytes repeat the end of an earlier
+        stream."""
 
         def counted() -> Iterator[bytes]:
             for chunk in chunks:
@@ -185,7 +186,7 @@ class DeletedSearch:
 
 
 def _files(folder: Path, skipped: Path | None) -> Iterator[Path]:
-    """The files under a folder, in order of their names, but for those under another folder."""
+    """The files under a folder, in order of their names, without those under `skipped`."""
     for path in sorted(folder.rglob("*")):
         if skipped is not None and path.is_relative_to(skipped):
             continue
@@ -199,8 +200,8 @@ def _chunks(store: Store, name: str, size: int) -> Iterator[bytes]:
 
 
 class KafkaTopic:
-    """A topic of one partition in Kafka. num_records: offsets from its begin to its end, of which
-    some may hold no record."""
+    """A topic of one partition in Kafka. num_records: offsets from its first to its last; some may
+    have no record."""
 
     def __init__(self, kafka: KafkaSettings, name: str) -> None:
         self._kafka = kafka
@@ -208,7 +209,7 @@ class KafkaTopic:
         self.num_records = 0
 
     def records(self) -> Iterator[TopicRecord]:
-        """As `Topic` says; nothing of a topic that does not exist."""
+        """As in `Topic`. Yields nothing if the topic does not exist."""
         from kafka import TopicPartition
         from kafka.errors import KafkaError as ClientError
         from kafka.errors import OffsetOutOfRangeError
@@ -227,7 +228,7 @@ class KafkaTopic:
                 try:
                     polled = consumer.poll(timeout_ms=POLL_MS).get(partition, [])
                 except OffsetOutOfRangeError:
-                    # What was deleted meanwhile holds nothing any more.
+                    # Records that were deleted meanwhile contain nothing any more.
                     first = consumer.beginning_offsets([partition])[partition]
                     consumer.seek(partition, first)
                     continue

@@ -1,5 +1,5 @@
-"""Makes a data directory of another one, as of a follower whose volume or its snapshot is mounted:
-without store and network, and whether or not a daemon runs on it."""
+"""Copies a data directory, such as that of a follower with its volume or a snapshot of it mounted
+here: without store and network, and also while a daemon runs on it."""
 
 import os
 from collections.abc import Callable
@@ -16,14 +16,14 @@ from streamd.store.snapshot import NAME
 from streamd.store.upload import placed_snapshot
 
 COPIED = "models/"
-"""Where what is copied beside the log lies. What roles and the trainer keep is theirs: a member's
-name, holds, heartbeats and locks must not come twice, and the rest is made again."""
+"""Path of the files that are copied besides the log. State of roles and trainer is left out: a
+member's name, holds, heartbeats and locks must not exist twice, and the rest is made again."""
 AGAIN = "run `streamd verify` there, and restore again, or from the store."
 
 
 def directory_at(url: str) -> Path | None:
-    """The data directory that a path or a file:// URL names, None where it names none, and so a
-    store."""
+    """The data directory that a path or a file:// URL names; None if it names none, and so may name
+    a store."""
     parts = urlsplit(url)
     if parts.scheme not in ("", "file") or parts.netloc not in ("", "localhost"):
         return None
@@ -39,15 +39,15 @@ def copy_directory(
     check: Callable[[Path], list[str]] = lambda folder: [],
     disk: Disk = DISK,
 ) -> LogState:
-    """Copy the log up to its newest published commit, the versions, and the place in the changelog,
-    to a directory that is empty or missing; then check all of it.
+    """Copy the log up to its newest published commit, the versions, and the position in the
+    changelog to a directory that is empty or missing; then check all of it.
 
-    A source that can be written to gets links in `roles/backup` meanwhile, as by a backup, so that
-    nothing goes while it is copied. One that cannot is read as it is.
+    While it copies a writable source, links in `roles/backup` keep the source's files, as in a
+    backup. A read-only source is read as it is.
 
-    Args: as of `restore.restore`. Returns: the log's state. Raises: DataDirectoryError where
-    something is there already; StoreError where a file changed or was removed meanwhile, or is
-    damaged; LockedError where a backup of the source runs; JournalError, DiskError.
+    Args: as in `restore.restore`. Returns: the log's state. Raises: DataDirectoryError if the
+    target is not empty; StoreError if a file changed or was removed meanwhile, or is damaged;
+    LockedError if a backup of the source runs; JournalError, DiskError.
     """
     with (
         new_directory(data_dir, disk) as scratch,

@@ -1,4 +1,4 @@
-"""Erasing nodes: which of them the log still holds, and the waits until it holds none."""
+"""Finds the nodes of an erasure that the log still has, and the reason why it still has them."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ KEY_TYPES = ("text", "integer")
 class Erasure:
     """Follows some keys in the log of a data directory. Owner: a command or a request.
 
-    rows: the rows of the key table that hold one of them, as of the start.
+    rows: the rows of the key table with one of them, as of the start.
     """
 
     def __init__(self, log: LogReader, rows: Sequence[KeyRow]) -> None:
@@ -39,7 +39,7 @@ class Erasure:
         return cls(log, rows_of(log, keys))
 
     def live_rows(self) -> list[KeyRow]:
-        """The rows whose nodes the log has not deleted yet; reads new commits first."""
+        """Read new commits; then the rows with nodes that the log has not deleted yet."""
         self._log.refresh()
         node_K = np.array([row.node for row in self.rows], np.int64)
         gone_K = self._log.deletions.is_gone(node_K)
@@ -55,7 +55,8 @@ class Erasure:
         return sent.partition in positions and positions[sent.partition].offset > sent.offset
 
     def wait_reason(self, sent: Sequence[SentDelete], log_role: str) -> str:
-        """Why deletes that were sent are not in the log yet. log_role: that writes the log here."""
+        """The reason why deletes that were sent are not in the log yet. log_role: the role that
+        writes the log here."""
         # Ingest moves on from a delete only once it is in the log, or is a dead letter.
         refused = [one for one in sent if self.is_read(one)]
         if refused:
@@ -71,7 +72,7 @@ class Erasure:
 
 
 def rows_of(log: LogReader, keys: Collection[Key]) -> list[KeyRow]:
-    """The rows of a log's key table that hold one of some keys. Raises: CorruptionError."""
+    """The rows of a log's key table with one of some keys. Raises: CorruptionError."""
     return find_keys(log.data_dir, log.state.files.get(KEYS, NOTHING).num_bytes, keys)
 
 
@@ -119,7 +120,8 @@ def _integer(text: str) -> int | None:
 
 
 def chosen_key(text: str, rows: Sequence[KeyRow], schema: Schema) -> Key | None:
-    """The key that a text names, by the rows that hold one of its candidates; None for none.
+    """The key that a text names, found by the rows with one of its candidates; None if there is
+    none.
 
     Raises: SettingsError if the log holds several.
     """

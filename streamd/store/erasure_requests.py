@@ -20,9 +20,9 @@ FOLDER = "erasures"
 OPEN = "open"
 ENDED = "ended"
 MAX_OPEN = 1000
-"""Most requests that may be open: each of them is looked at once a second."""
+"""Maximum number of open requests: each is checked once a second."""
 KEPT_ENDED = 1000
-"""Newest ended requests that are kept, some hundred bytes each."""
+"""Number of newest ended requests that are kept, some hundred bytes each."""
 
 ErasureState = Literal["deleting", "compacting", "proving", "done", "found", "failed"]
 ENDS = ("done", "found", "failed")
@@ -45,7 +45,7 @@ class ErasureRequest(msgspec.Struct, frozen=True, kw_only=True):
     for the deletes, "" for the first of streamd's own events. rows: (index of its key, node id) of
     the nodes that the log holds, None until they were looked up. num_unknown: keys without a row.
     sent: their deletes. event, seq: event id and commit of the newest delete, once the log has all.
-    compaction: id of the request in the models topic. waits_for: the reason why it is not further.
+    compaction: id of the request in the models topic. waits_for: the reason why it still waits.
     found: (number of a key from 1, location). proof: the files, objects and topics searched.
     asked_at, compacted_at, ended_at: wall time in seconds, 0 until then.
     """
@@ -108,7 +108,7 @@ class ErasureRequests:
 
     def read(self, request: str) -> ErasureRequest | None:
         """Read a request by its id; None if there is none here. Raises: CorruptionError."""
-        # Ended last: it moves there while this reads.
+        # Ended requests last: an open one may move there during the read.
         for part in (OPEN, ENDED):
             if (found := _read(self.folder / part / request)) is not None:
                 return found
@@ -130,7 +130,7 @@ class ErasureRequests:
         return [p.name for p in folder.glob("[0-9a-f]*")] if folder.exists() else []
 
     def sweep(self) -> None:
-        """Remove what a kill left of a write: it may hold keys."""
+        """Remove the scratch files of killed writes: they may contain keys."""
         if (self.folder / OPEN).exists():
             remove_scratch(self.folder / OPEN)
 

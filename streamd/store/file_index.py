@@ -1,7 +1,7 @@
-"""An index of stored files: what did not change since it was read is not read again.
+"""An index of stored files, so that unchanged files are not read again.
 
-An entry says that a file of this inode, size and time of change begins with the bytes of these
-pieces. That is about the local file alone, so it stays true whatever the store holds.
+An entry records that a file with this inode, size and modification time starts with the bytes of
+these pieces. It concerns the local file alone, so it holds for any content of the store.
 """
 
 import time
@@ -17,11 +17,12 @@ from streamd.store.file_set import StoredFile
 
 logger = structlog.get_logger()
 FILE = "index"
-"""Name of the file that keeps the index of one kind of upload."""
+"""Name of the file with the index of one kind of upload."""
 
 
 class FileStat(NamedTuple):
-    """What changes when a file does: its inode, bytes and time of change in nanoseconds."""
+    """Values that change with a file: its inode, size in bytes, and modification time in
+    nanoseconds."""
 
     inode: int
     size: int
@@ -29,25 +30,25 @@ class FileStat(NamedTuple):
 
     @classmethod
     def of(cls, path: Path) -> "FileStat":
-        """Of a file. Raises: FileNotFoundError."""
+        """The values of a file. Raises: FileNotFoundError."""
         status = path.stat()
         return cls(status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A file as it was read, and what is stored of it."""
+    """A file as it was read, and its stored pieces."""
 
     stat: FileStat
     stored: StoredFile
 
 
 class FileIndex:
-    """Knows which pieces make up files that did not change. Owner: one upload at a time, by the
+    """Knows the stored pieces of files that did not change. Owner: one upload at a time, by the
     lock of its folder."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """path: the file that keeps the index, which may be missing; None for an index that is
-        not kept. A damaged one counts as missing: files are read again."""
+        """path: the index's file, which may be missing; None for an index in memory only. A damaged
+        file counts as missing: then all files are read again."""
         self._path = path
         self._entries: dict[str, Entry] = {}
         self._changed = False
@@ -60,13 +61,13 @@ class FileIndex:
             logger.warning("index_damaged", path=str(path), error=str(error))
 
     def find(self, path: str, stat: FileStat) -> StoredFile | None:
-        """What is stored of a file that is as it was read; None where it has changed since."""
+        """The stored pieces of a file that is as it was read; None if it has changed since."""
         entry = self._entries.get(path)
         return entry.stored if entry is not None and entry.stat == stat else None
 
     def note(self, stat: FileStat, stored: StoredFile) -> None:
-        """Note what was read of a file, which was as `stat` says before it was read."""
-        # A second change within one tick of the clock would not show.
+        """Record the pieces of a file, which was as `stat` before it was read."""
+        # A second change within one tick of the clock would leave the same time.
         if time.time_ns() - stat.changed_ns < SETTLED_NS:
             return
         entry = Entry(stat, stored)
@@ -74,7 +75,7 @@ class FileIndex:
         self._entries[stored.path] = entry
 
     def keep(self, paths: set[str], disk: Disk = DISK) -> None:
-        """Forget all other files, and write the index where it changed. Raises: OSError."""
+        """Forget all other files, and write the index if it changed. Raises: OSError."""
         gone = self._entries.keys() - paths
         for path in gone:
             del self._entries[path]

@@ -2,7 +2,7 @@
 object names the files of a set. Manifests, versions and checkpoints are such sets.
 
 A set is a JSON object `{"crc": "8 hex digits", "KIND": {...}}`; the CRC32C is of the bytes of its
-second value. It is written when all objects that it names are stored, so a set that exists is
+second value. It is written once all objects that it names are stored, so a set that exists is
 complete.
 """
 
@@ -21,16 +21,16 @@ FORMAT = 1
 OBJECTS = "objects"
 OBJECT_NAME = re.compile(rf"{OBJECTS}/[0-9a-f]{{2}}/[0-9a-f]{{62}}")
 OBJECT_BYTES = 1 << 25
-"""Most bytes of an object, 32 MiB: an interrupted upload repeats at most as much."""
+"""Maximum size of an object, 32 MiB: an interrupted upload repeats at most as much."""
 FILE_BYTES = 1 << 50
-"""Most bytes of a file; a set with a larger one is damaged."""
+"""Maximum size of a file; a set with a larger one is damaged."""
 
 
 class Piece(msgspec.Struct, frozen=True):
     """An object and the ranges of a file that its bytes fill.
 
     object: its name in the store. size: its bytes. crc: their CRC32C. extents: [offset, bytes] of
-    the ranges that it fills one after the other; a later piece of a file overwrites an earlier one.
+    the ranges that it fills one after another; a later piece of a file overwrites an earlier one.
     """
 
     object: str
@@ -70,11 +70,11 @@ class _Format(msgspec.Struct):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileSetKind(Generic[Set]):
-    """How the sets of one kind are stored and checked.
+    """Encodes, decodes and checks the sets of one kind.
 
     name: the kind's key in JSON. struct: its class. max_bytes: of JSON. check: returns the first
-    thing wrong with a set, in words, empty if there is none. action: for the operator, if a set
-    is damaged; error: raised then.
+    fault of a set, in words, "" if there is none. action: for the operator, if a set is damaged;
+    error: raised then.
     """
 
     name: str
@@ -90,14 +90,14 @@ class FileSetKind(Generic[Set]):
         return msgspec.json.encode({"crc": f"{crc32c(text):08x}", self.name: msgspec.Raw(text)})
 
     def decode(self, name: str, data: bytes) -> Set:
-        """Decode and check a set, which is not trusted. name: of its object. Raises: `error` if it
-        is damaged; StoreError if it is of another format or fails the check."""
+        """Decode and check an untrusted set. name: of its object. Raises: `error` if it is damaged;
+        StoreError if it is of another format or fails the check."""
         try:
             envelope = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
             text = bytes(envelope[self.name])
             if f"{crc32c(text):08x}" != msgspec.json.decode(envelope["crc"], type=str):
                 raise self.error(f"{name} differs from its checksum.", self.action)
-            # The format first: the fields of another one may not fit the struct.
+            # The format first: fields of another format may not fit the struct.
             found = msgspec.json.decode(text, type=_Format).format
             if found != FORMAT:
                 raise StoreError(
@@ -119,7 +119,7 @@ class FileSetKind(Generic[Set]):
 
 
 def wrong_in(files: list[StoredFile], is_path: Callable[[str], bool], of: str, full: bool) -> str:
-    """The first thing wrong with the paths and pieces of files, in words, empty if there is none.
+    """The first fault in the paths and pieces of files, in words, "" if there is none.
 
     is_path: whether a path may be in such a set. of: a name of the set, for the words. full:
     whether the pieces must fill each file, each byte once; else they may leave ranges out and
@@ -169,7 +169,8 @@ def object_names(files: Iterable[StoredFile]) -> set[str]:
 def check_there(store: Store, files: Iterable[StoredFile], again: str) -> None:
     """Check that the store has every object of some files in its size.
 
-    again: what the operator does if it has not. Raises: StoreError naming one that it has not.
+    again: the operator's action if an object is missing. Raises: StoreError that names one such
+    object.
     """
     # One listing, not a request for each object.
     sizes = store.sizes(OBJECTS)

@@ -19,7 +19,7 @@ FOLDER = "manifests"
 NAME = re.compile(rf"{FOLDER}/(\d{{10}})-(\d{{20}})\.json")
 """Name of a manifest: term and commit, padded with zeros, so that names sort as numbers do."""
 MANIFEST_BYTES = 1 << 30
-"""Most bytes of a manifest that is read: that of 1,000,000 files takes about 0.3 GB."""
+"""Maximum size of a manifest; one of 1,000,000 files takes about 0.3 GB."""
 PARTS = {"models", "train", "journal", EDGE_FOLDERS, ROLES_FOLDER}
 """First parts of the paths that a manifest may name, besides the append-only files."""
 OTHER_MANIFEST = "take another one (--seq), or back up again."
@@ -29,12 +29,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a data directory after a commit.
 
     term, seq: of the commit. created_at: wall time in seconds. log: `LogState.checkpoint` after it.
-    changelog_seq, changelog_offset: a commit up to this one, and the offset in the changelog behind
-    it: whoever has the files reads on from there; 0 and None where there is no changelog.
-    changelog: which one, a `ChangelogId`; changelog_term: the term in force there.
-    compacted: commit after which a compaction was done that nothing in the files is older than, 0
-    for none. versions: names of the model versions. checkpoint: name of the trainer's checkpoint,
-    "" where there is none.
+    changelog_seq, changelog_offset: a commit up to this one, and the offset in the changelog after
+    it, at which a follower with the files resumes; 0 and None without a changelog. changelog: its
+    identity, a `ChangelogId`; changelog_term: the current term there. compacted: commit of the
+    newest compaction that was done before the files were read, 0 for none. versions: names of the
+    model versions. checkpoint: name of the trainer's checkpoint, "" if there is none.
     """
 
     format: int = FORMAT
@@ -58,7 +57,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def position(self) -> ChangelogPosition | None:
-        """The position in the changelog from which its files continue, None without a changelog."""
+        """The position in the changelog at which followers with its files resume, None without a
+        changelog."""
         if self.changelog_offset is None:
             return None
         changelog = ChangelogId(*self.changelog)
@@ -68,13 +68,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _wrong_in(manifest: Manifest) -> str:
-    """The first thing wrong with a manifest, in words; empty if there is none."""
+    """The first fault of a manifest, in words; "" if there is none."""
     return wrong_in(manifest.files, _is_path, "a data directory", full=False)
 
 
 def _is_path(path: str) -> bool:
-    """Whether a path is one that a manifest may write to: inside the data directory, and of what
-    belongs there."""
+    """Whether a manifest may write to a path: it must be inside the data directory, and be one of
+    the directory's own."""
     parts = path.split("/")
     plain = all(p and not p.startswith(".") and "\\" not in p and p.isprintable() for p in parts)
     return plain and str(PurePosixPath(path)) == path and (path in APPENDED or parts[0] in PARTS)
@@ -114,8 +114,8 @@ def read(store: Store, name: str) -> Manifest:
 
 
 def newest(store: Store) -> Manifest | None:
-    """Read the newest manifest that is whole, None where there is none. Raises: StoreError where
-    the store fails, or a manifest is of another format."""
+    """Read the newest undamaged manifest, None if there is none. Raises: StoreError if the store
+    fails, or a manifest is of another format."""
     for name in reversed(names(store)):
         try:
             return read(store, name)

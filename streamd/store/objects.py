@@ -1,4 +1,5 @@
-"""A store keeps objects under a URL: a thin layer over fsspec, which bounds and names failures."""
+"""A store keeps objects under a URL: a thin layer over fsspec that bounds and describes
+failures."""
 
 import time
 import uuid
@@ -17,16 +18,16 @@ from streamd.storage import DISK, SCRATCH
 
 T = TypeVar("T")
 TIMEOUT_SECONDS = 60.0
-"""Longest time that one object is tried for: a store that restarts is back by then."""
+"""Longest time for all tries of one object: a store that restarts is back by then."""
 CALL_SECONDS = 40.0
-"""Longest time of one call: a loop that stood for 60 seconds counts as stalled."""
+"""Longest time of one call: a loop without progress for 60 seconds counts as stalled."""
 FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 10.0
-"""Pauses between tries grow from the first to the longest, so that a store in trouble gets rest."""
+"""Pauses between tries grow from the first to the longest, to relieve a store in trouble."""
 HIDDEN = "***"
 SECRET_BYTES = 4
-"""Least characters of an option's value that is hidden: no secret is shorter, and a digit is in
-every message."""
+"""Minimum length of an option's value that is hidden: no secret is shorter, and single digits are
+in every message."""
 AWAY = "check the store's URL, credentials and network, then run it again: what is there is kept."
 SURE = (FileNotFoundError, PermissionError, NotADirectoryError, NotImplementedError)
 """Errors that another try would only repeat."""
@@ -36,7 +37,7 @@ class Store:
     """Puts, gets, lists and removes objects under a URL. Owner: one thread.
 
     shown: the URL without credentials, for messages. before_try: called before each try, which may
-    take long; what it raises ends the work.
+    take long; an exception that it raises ends the work.
     """
 
     def __init__(
@@ -45,8 +46,8 @@ class Store:
         timeout_seconds: float = TIMEOUT_SECONDS,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """timeout_seconds: longest time that one object is tried for. sleep: waits between tries.
-        Raises: StoreError where no file system is known or installed for the URL."""
+        """timeout_seconds: longest time for all tries of one object. sleep: waits between tries.
+        Raises: StoreError if no file system is known or installed for the URL."""
         self.shown = without_secrets(url)
         self._secrets = _secrets_of(url)
         self._timeout = timeout_seconds
@@ -61,18 +62,18 @@ class Store:
                 "name a URL such as file:///backups or s3://bucket/folder, and install what it "
                 "needs: pip install 'streamd-gnn[s3]', [gs] or [azure].",
             ) from None
-        # Calls of a file system that runs on an event loop may hang; fsspec bounds them itself.
+        # Calls of a file system on an event loop may hang; fsspec bounds their time itself.
         bound = min(timeout_seconds, CALL_SECONDS)
         self._bound = {"timeout": bound} if isinstance(self._fs, AsyncFileSystem) else {}
 
     def _open(self, **options: bool) -> tuple[fsspec.AbstractFileSystem, str]:
         """The file system of the URL, and the root in it. Raises: ImportError, ValueError."""
-        # Another process may write here too, so that what is listed is never remembered.
+        # Other processes write here too, so listings are not cached.
         fs, root = fsspec.core.url_to_fs(self._url, use_listings_cache=False, **options)
         return fs, root
 
     def put(self, name: str, data: bytes) -> None:
-        """Write an object, whole or not at all, and check the size that arrived. Raises:
+        """Write an object completely or not at all, and check the size that arrived. Raises:
         StoreError."""
         path = self._path(name)
 
@@ -88,8 +89,8 @@ class Store:
         self._try(f"{name} cannot be written to", write)
 
     def get(self, name: str, most_bytes: int) -> bytes:
-        """Read an object of at most so many bytes. Raises: StoreError where it is larger, or cannot
-        be read."""
+        """Read an object of at most `most_bytes`. Raises: StoreError if it is larger, or cannot be
+        read."""
 
         def read() -> bytes:
             size = self._fs.info(self._path(name), **self._bound)["size"]
@@ -104,7 +105,7 @@ class Store:
         return self._try(f"{name} cannot be read from", read)
 
     def get_range(self, name: str, begin: int, end: int) -> bytes:
-        """Read bytes [begin, end) of an object, fewer where it is shorter. Raises: StoreError."""
+        """Read bytes [begin, end) of an object, fewer if it is shorter. Raises: StoreError."""
 
         def read() -> bytes:
             return bytes(self._fs.cat_file(self._path(name), start=begin, end=end, **self._bound))
@@ -125,7 +126,7 @@ class Store:
         return self._try(f"{folder} cannot be listed in", find)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove objects, also those that are gone already. Raises: StoreError."""
+        """Remove objects; one that is gone already is no error. Raises: StoreError."""
 
         def remove(name: str) -> None:
             try:
@@ -140,7 +141,7 @@ class Store:
         return f"{self._root.rstrip('/')}/{name}"
 
     def _try(self, what: str, act: Callable[[], T]) -> T:
-        """Do something, again after growing pauses where it fails, until the time is up. Raises:
+        """Call `act`, and repeat it after growing pauses if it fails, until the time is up. Raises:
         StoreError."""
         begun = time.monotonic()
         pause = FIRST_PAUSE_SECONDS
@@ -152,7 +153,8 @@ class Store:
             except StoreError:
                 raise
             except Exception as error:  # noqa: BLE001 - each file system has errors of its own
-                # Libraries read credentials once: a file with others counts from here on.
+                # Libraries read credentials once, so the file system is opened again to read
+                # renewed ones.
                 if isinstance(error, PermissionError) and not has_renewed:
                     has_renewed = True
                     self._fs, self._root = self._open(skip_instance_cache=True)
@@ -179,7 +181,7 @@ def _secrets_of(url: str) -> list[str]:
     parts = urlsplit(url)
     user_info = parts.netloc.rpartition("@")[0]
     found = {user_info, *user_info.split(":", 1), parts.query}
-    # A library may show the values of options, and any of them as it is or decoded.
+    # A library may print the values of options, as they are or decoded.
     found |= {value for _, value in parse_qsl(parts.query) if len(value) >= SECRET_BYTES}
     found |= {unquote(text) for text in found}
     return sorted(filter(None, found), key=len, reverse=True)
@@ -188,7 +190,7 @@ def _secrets_of(url: str) -> list[str]:
 def _write_file(path: Path, data: bytes) -> None:
     """Write an object of a local store durably."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Trainer and archive may send the same object at once: each renames a file of its own.
+    # Trainer and archive may send the same object at once: each renames its own file.
     scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex}{SCRATCH}")
     try:
         with scratch.open("xb") as file:

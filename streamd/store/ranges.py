@@ -1,4 +1,5 @@
-"""The committed bytes of each file of a snapshot, and what of them an earlier manifest lacks."""
+"""The committed bytes of each file of a snapshot, and those of them that an earlier manifest
+lacks."""
 
 import hashlib
 import os
@@ -22,19 +23,19 @@ Extent = tuple[int, int]
 EDGES = ("src", "dst", "time", "msg")
 LABEL_ROWS = ("label_n_id", "label_time", "label_target")
 LARGE_BYTES = OBJECT_BYTES // 2
-"""Bytes from which a piece stays as it is while its file grows."""
+"""Size from which a piece stays as it is while its file grows."""
 DELTAS = 64
-"""Small pieces of a file after which they are stored anew, as large ones: a restore asks for
-each."""
+"""Number of small pieces of a file above which they are stored again as large ones: a restore
+requests each piece."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
     """A file of a snapshot that is to be stored.
 
-    path: in the data directory. size, revision: as a `StoredFile`'s. kept: pieces that are stored
-    already. extents: what is missing. header: the first bytes as they are after the commit, where
-    the file's own may be of a later one.
+    path: in the data directory. size, revision: as in `StoredFile`. kept: pieces that are stored
+    already. extents: the missing ranges. header: the first bytes as of the commit, if the file's
+    own may be of a later one.
     """
 
     path: str
@@ -52,11 +53,11 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Earlier:
-    """What is stored already of a log.
+    """The part of a log that is stored already.
 
     state, files: the log's state and the files, by path, of an earlier manifest of the same log;
-    None and empty where there is none. index: of files that were read before. objects: size of
-    each object of the store, by name.
+    None and empty if there is none. index: of files that were read before. objects: size of each
+    object of the store, by name.
     """
 
     state: LogState | None
@@ -65,12 +66,11 @@ class Earlier:
     objects: dict[str, int]
 
     def file(self, path: str) -> StoredFile:
-        """The file in that manifest; one without bytes where it or an object of it is missing."""
+        """The file in that manifest; NO_FILE if it or one of its objects is missing."""
         return self._there(self.files.get(path))
 
     def unchanged(self, path: str, stat: FileStat) -> StoredFile:
-        """The file as it was read, where it has not changed and all of it is stored; else one
-        without bytes."""
+        """The file as it was read, if it has not changed and is completely stored; else NO_FILE."""
         return self._there(self.index.find(path, stat))
 
     def _there(self, file: StoredFile | None) -> StoredFile:
@@ -79,7 +79,7 @@ class Earlier:
 
 
 def wanted_files(snapshot: Snapshot, earlier: Earlier) -> Iterator[Wanted]:
-    """Yield the files of a snapshot with what is to be stored of each. Raises: TGUFError,
+    """Yield the files of a snapshot with the ranges to store of each. Raises: TGUFError,
     CorruptionError."""
     state = snapshot.state
     segments = {s.path: s for s in earlier.state.segments} if earlier.state else {}
@@ -98,14 +98,14 @@ def wanted_files(snapshot: Snapshot, earlier: Earlier) -> Iterator[Wanted]:
             old = old if old.size <= size and holds(snapshot.folder / path, old) else NO_FILE
         yield appended(path, size, 0, old)
 
-    # What was learned is stored whole: only what changed since it was read is read again.
+    # Files of trainer, roles and versions are stored whole, and read again only after a change.
     for path in snapshot.learned:
         stat = snapshot.stats[path]
         yield appended(path, stat.size, 0, earlier.unchanged(path, stat))
 
 
 def appended(path: str, size: int, revision: int, old: StoredFile) -> Wanted:
-    """A file of which the first bytes may be stored already."""
+    """A file with first bytes that may be stored already."""
     goes_on = old.revision == revision and old.size <= size
     kept = _worth_keeping(old.pieces) if goes_on else []
     missing = _without([(0, size)] if size else [], kept)
@@ -113,7 +113,8 @@ def appended(path: str, size: int, revision: int, old: StoredFile) -> Wanted:
 
 
 def _worth_keeping(pieces: list[Piece]) -> list[Piece]:
-    """The pieces of a file that stay: all but small ones, where there are too many of those."""
+    """The pieces of a file that stay: all, or only the large ones if there are too many small
+    ones."""
     large = [piece for piece in pieces if piece.size >= LARGE_BYTES]
     return pieces if len(pieces) - len(large) <= DELTAS else large
 
@@ -138,14 +139,14 @@ def _without(extents: list[Extent], kept: list[Piece]) -> list[Extent]:
 def _segment_files(
     snapshot: Snapshot, segment: SegmentState, earlier: Earlier | None
 ) -> Iterator[Wanted]:
-    """Yield the files of a segment with the committed rows of each. earlier: None where nothing of
-    the segment's revision is stored."""
+    """Yield the files of a segment with the committed rows of each. earlier: None if nothing of the
+    segment's revision is stored."""
     if not segment.rows_per_set:
         rows = segment.num_edges, segment.num_labels
         yield _tguf(snapshot, segment, segment.path, rows, earlier)
         return
 
-    # A folder has a file for each set, one for labels where the log has any, and the order.
+    # A folder has a file for each set, one for labels if the log has any, and the order.
     names = snapshot.state.schema.edge_set_names
     for name, num_edges in zip(names, segment.rows_per_set, strict=False):
         yield _tguf(snapshot, segment, f"{segment.path}/{name}.tguf", (num_edges, 0), earlier)
@@ -164,7 +165,7 @@ def _tguf(
     rows: tuple[int, int],
     earlier: Earlier | None,
 ) -> Wanted:
-    """A TGUF file of which the first edges and labels are committed: `rows` of each."""
+    """A TGUF file with the committed rows at its start. rows: numbers of edges and labels."""
     file = open_tguf(snapshot.folder / path, check_rows=False)
     committed = []
     for names, num_rows in ((EDGES, rows[0]), (LABEL_ROWS, rows[1])):
@@ -183,11 +184,11 @@ def _ranges(
     committed: list[Extent],
     header: bytes,
 ) -> Wanted:
-    """A file of a segment of which some ranges are committed, and the header with them."""
+    """A file of a segment with its committed ranges, and the header with them."""
     old = earlier.file(path) if earlier is not None else NO_FILE
     kept = _worth_keeping(old.pieces) if old.size == size else []
     extents = _without([extent for extent in committed if extent[1]], kept)
-    # Without pieces nothing is known of the file yet: not even its header.
+    # Without pieces, nothing of the file is stored yet, not even its header.
     if header and (extents or not kept):
         extents.insert(0, (0, PAGE))
     return Wanted(
@@ -201,7 +202,7 @@ def _ranges(
 
 
 def holds(path: Path, file: StoredFile) -> bool:
-    """Whether a file begins with the bytes of a stored one, by the checksums of its pieces."""
+    """Whether a file starts with the bytes of a stored one, by the checksums of its pieces."""
     if not path.exists() or path.stat().st_size < file.size:
         return False
     with path.open("rb") as local:
@@ -213,7 +214,7 @@ def holds(path: Path, file: StoredFile) -> bool:
 
 def objects_of(folder: Path, wanted: Wanted) -> Iterator[tuple[Piece, bytes]]:
     """Read the missing bytes of a file as objects of at most OBJECT_BYTES, each with its piece.
-    Raises: CorruptionError where the file is too short."""
+    Raises: CorruptionError if the file is too short."""
     if not wanted.extents:
         return
     path = folder / wanted.path
@@ -245,7 +246,7 @@ def _cut(extents: tuple[Extent, ...]) -> Iterator[list[Extent]]:
 
 
 def _read(fd: int, path: Path, extents: list[Extent], header: bytes) -> bytes:
-    """Read ranges of a file, one after the other; the header in place of the file's own."""
+    """Read ranges of a file, one after another; `header` replaces the file's own first bytes."""
     out = bytearray()
     for offset, length in extents:
         if header and offset < len(header):

@@ -1,4 +1,4 @@
-"""Makes a data directory of a manifest in a store, whole or not at all."""
+"""Writes a data directory from a manifest in a store, completely or not at all."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -22,8 +22,8 @@ AGAIN = "take another manifest (--seq), or back up again."
 
 
 def choose(store: Store, seq: int | None = None) -> Manifest:
-    """Read the newest manifest that is whole, or that of commit `seq`. Raises: StoreError where
-    there is none."""
+    """Read the newest undamaged manifest, or that of commit `seq`. Raises: StoreError if there is
+    none."""
     found = manifests.names(store)
     if seq is not None:
         found = [name for name in found if manifests.commit_of(name)[1] == seq]
@@ -31,7 +31,7 @@ def choose(store: Store, seq: int | None = None) -> Manifest:
         which = "" if seq is None else f" of commit {seq}"
         raise StoreError(f"{store.shown} holds no manifest{which}.", "check the URL and --seq.")
     newest = None if seq is not None else manifests.newest(store)
-    # Where none is whole, the newest one says why.
+    # If all are damaged, reading the newest raises the error.
     return newest or manifests.read(store, found[-1])
 
 
@@ -45,12 +45,11 @@ def restore(
 ) -> None:
     """Write the files of a manifest to a data directory that is empty or missing, and check them.
 
-    A scratch folder beside it gets the name at the end, so a killed restore leaves no log.
+    A scratch folder next to it gets its name at the end, so a killed restore leaves no log.
 
-    Args: progress: called with (bytes written, bytes in all); check: finds what is damaged beside
-    the log, in words.
-    Raises: DataDirectoryError where something is there already, StoreError where an object or what
-    was made of them is not what it should be.
+    Args: progress: called with (bytes written, bytes in all); check: returns the damage outside the
+    log, in words. Raises: DataDirectoryError if the target is not empty, StoreError if an object or
+    the result is damaged.
     """
     with new_directory(data_dir, disk) as scratch:
         _write_files(store, manifest, scratch, progress, disk)
@@ -60,8 +59,8 @@ def restore(
 
 @contextmanager
 def new_directory(data_dir: Path, disk: Disk) -> Iterator[Path]:
-    """Yield a folder to write to, which then becomes the data directory, or is removed where that
-    fails. Raises: DataDirectoryError where something is there already or cannot be written."""
+    """Yield a folder to write to, which then becomes the data directory, or is removed after an
+    error. Raises: DataDirectoryError if the target is not empty or cannot be written."""
     check_free(data_dir)
     data_dir.parent.mkdir(parents=True, exist_ok=True)
     scratch = data_dir.with_name(f".{data_dir.name}.restore{SCRATCH}")
@@ -102,7 +101,7 @@ def _write_files(
     progress: Callable[[int, int], None],
     disk: Disk,
 ) -> None:
-    """Write every file and make it durable, then what makes a log of them."""
+    """Write every file durably, then the files that make them a log."""
     total = sum(piece.size for file in manifest.files for piece in file.pieces)
     done = 0
 
@@ -114,15 +113,15 @@ def _write_files(
     last = LogState.restored(manifest.log).last
     for file in manifest.files:
         (folder / file.path).parent.mkdir(parents=True, exist_ok=True)
-        # Commits go on in the last segment: its blocks are reserved, as those of a new one are.
+        # Commits continue in the last segment: its blocks are reserved, as those of a new one are.
         reserve = last is not None and file.path == last.path
         write_file(store, folder / file.path, file, reserve, written, disk)
     write_ends(folder, manifest.seq, manifest.position, disk)
 
 
 def write_ends(folder: Path, seq: int, place: ChangelogPosition | None, disk: Disk) -> None:
-    """Write the place in the changelog, by which a directory knows where to read on, and
-    `published` last; then make the folders durable."""
+    """Write the position in the changelog, at which the directory resumes, and `published` last;
+    then make the folders durable."""
     if place is not None:
         write_durably(folder / CHANGELOG, place.pack(), disk)
     published = disk.open(folder / "published", os.O_RDWR | os.O_CREAT)
@@ -167,8 +166,8 @@ def write_pieces(
     written: Callable[[int], None],
     disk: Disk,
 ) -> None:
-    """Write a file of so many bytes, and make it durable. reserve: its blocks too, which commits
-    go on to write."""
+    """Write a file of `size` bytes, and make it durable. reserve: also its blocks, for later
+    commits."""
     fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
         disk.truncate(fd, size)
@@ -191,7 +190,7 @@ def write_pieces(
 def _write_extent(fd: int, data: memoryview, offset: int, over: bool, disk: Disk) -> None:
     """Write a range of a file; blocks of zeros of large new ranges are left as holes.
 
-    over: whether there may be other bytes in its place.
+    over: whether the range may have other bytes already.
     """
     if over or len(data) <= HOLE_BYTES:
         disk.write(fd, data, offset)
@@ -214,7 +213,7 @@ def verify_made(
 ) -> None:
     """Check a directory as `streamd verify` does, and that its log ends in the expected state.
 
-    what: begins the message. again: what the operator does. Raises: StoreError.
+    `what`: the start of the message. again: the operator's action. Raises: StoreError.
     """
     found = last_state(folder, expected.schema)
     damage = [f"{d.path} {d.what}" for d in verify_log(folder)[1]]

@@ -9,34 +9,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 CHUNK_BYTES = 1 << 22
-"""Bytes searched at once, 4 MiB: what a disk reads in some milliseconds."""
+"""Bytes searched at once, 4 MiB: a disk reads them in some milliseconds."""
 SHORT_BYTES = 6
-"""Forms of a key with fewer bytes are found by chance: of five letters there are 12 million, so in
-gigabytes of text each comes up hundreds of times."""
+"""Forms of a key with fewer bytes are found by chance: there are 12 million of five letters, so
+gigabytes of text contain each of them hundreds of times."""
 FEW_FORMS = 16
-"""Forms that are searched for one by one: faster than a table, which takes as long for any
-number."""
+"""Up to this number, forms are searched for one by one: that is faster than a table, which takes
+equally long for any number."""
 WINDOWS = (8, 4)
-"""Bytes of a form that a table of hashes is asked for; shorter forms are searched for one by
-one."""
+"""Numbers of bytes of a form that a table hashes; shorter forms are searched for one by one."""
 HASH_BITS = 20
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-"""Of Fibonacci hashing: its upper bits depend on all bits of a window."""
+"""Multiplier of Fibonacci hashing: the upper bits of a product depend on all bits of a window."""
 
 
 def forms_of(key: str) -> list[bytes]:
-    """The forms in which the text of a key may be stored: UTF-8, and as JSON escapes it."""
+    """The forms in which the text of a key may be stored: UTF-8, and with the escapes of JSON."""
     return sorted({key.encode(), json.dumps(key)[1:-1].encode()})
 
 
 def is_found_by_chance(key: str) -> bool:
-    """Whether the bytes of a key are in other data by chance: those of a short text, and digits,
+    """Whether other data may contain the bytes of a key by chance: it is a short text, or digits,
     which are parts of times and sizes."""
     return min(map(len, forms_of(key))) < SHORT_BYTES or key.lstrip("-").isdigit()
 
 
 class KeySearch:
-    """Finds keys in bytes. keys: as they were given, by number."""
+    """Finds keys in bytes. keys: in the given order; the index of a key is its number."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self.keys = list(keys)
@@ -51,14 +50,14 @@ class KeySearch:
         self._tables = [] if few else [_Table(window, self._of(window)) for window in WINDOWS]
 
     def _of(self, window: int) -> list[bytes]:
-        """The forms that a table of this window finds: each is in the one of the longest that it
-        fills."""
+        """The forms for the table of this window: each is in the table of the longest window that
+        it fills."""
         longer = [w for w in WINDOWS if w > window]
         most = min(longer, default=1 << 62)
         return [form for form in self._forms if window <= len(form) < most]
 
     def find(self, data: bytes) -> Iterator[tuple[int, int]]:
-        """Yield (number of a key, its first place found in the bytes), each key once."""
+        """Yield (number of a key, offset of its first occurrence), each key once."""
         found: dict[int, int] = {}
         for form in self._single:
             at = data.find(form)
@@ -71,7 +70,7 @@ class KeySearch:
 
     def find_in(self, pieces: Iterable[bytes]) -> dict[int, int]:
         """Find keys in a stream of pieces, across their borders too. Returns: number of a key ->
-        its first place in the stream."""
+        offset of its first occurrence in the stream."""
         found: dict[int, int] = {}
         kept = b""
         at = 0
@@ -94,7 +93,7 @@ class _Table:
     def __init__(self, window: int, forms: list[bytes]) -> None:
         self._window = window
         self._type = np.dtype(f"<u{window}")
-        # Of each form the window that the fewest forms share: many begin or end alike.
+        # For each form the window that the fewest forms share: many start or end alike.
         windows = [[form[i : i + window] for i in range(len(form) - window + 1)] for form in forms]
         shared = Counter(one for some in windows for one in set(some))
         self._forms: dict[bytes, list[tuple[bytes, int]]] = {}
@@ -106,7 +105,7 @@ class _Table:
             self._has[_hashes(np.frombuffer(b"".join(self._forms), self._type))] = True
 
     def find(self, data: bytes) -> Iterator[tuple[bytes, int]]:
-        """Yield (form, place) of each form that is there, perhaps several times."""
+        """Yield (form, offset) of each form that is found, perhaps several times."""
         if not self._forms:
             return
         for shift in range(self._window):

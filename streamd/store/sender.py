@@ -33,7 +33,7 @@ class FileSender:
         """
         pieces = list(wanted.kept)
         for piece, data in objects_of(folder, wanted):
-            # An object of another size is one that a killed upload tore.
+            # A killed upload may have left an object of another size.
             if self._known.get(piece.object) != piece.size:
                 self._store.put(piece.object, data)
                 self._known[piece.object] = piece.size

@@ -1,7 +1,8 @@
-"""A snapshot of a living data directory, by links.
+"""A snapshot of a live data directory, made of links.
 
-What the daemon drops or replaces afterwards stays readable until the snapshot is removed, so that
-an upload of hours holds up neither retention nor compaction."""
+Files that the daemon drops or replaces afterwards stay readable until the snapshot is removed, so
+an upload of hours delays neither retention nor compaction.
+"""
 
 import contextlib
 import os
@@ -28,21 +29,22 @@ NAME = "backup"
 LINKS = "snapshot"
 TRIES = 50
 PAUSE_SECONDS = 0.1
-"""A directory is linked in some milliseconds, and the daemon replaces files seldom: a few tries are
-enough, and five seconds of them mean that something else is wrong."""
+"""A directory is linked in some milliseconds, and the daemon seldom replaces files: a few tries are
+enough, and five seconds of them show another fault."""
 LINKED = ".safetensors"
 """Ending of files that are written once; others may be appended to in place, and are copied."""
 LEARNED = ("models", "train", *(f"{ROLES_FOLDER}/{role}" for role in ROLES))
-"""Folders of what was learned. What a further server keeps of its own is made again."""
+"""Folders of the versions, the trainer and the roles. Further servers make their own state
+again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """A data directory after one commit. Owner: `take_snapshot`, which removes it.
 
-    folder: of the links, by the same paths. state: the log's. learned: paths of versions, of the
-    trainer's files and of what roles keep. journals: path of each journal file -> its bytes up to
-    the commit. stats: of all those, as they were before they were linked, by path.
+    folder: of the links, with the same paths. state: of the log. learned: paths of versions and of
+    the files of trainer and roles. journals: path of each journal file -> its bytes up to the
+    commit. stats: of all those files, as they were before they were linked, by path.
     """
 
     folder: Path
@@ -60,15 +62,15 @@ class _Moved(Exception):
 def take_snapshot(data_dir: Path, name: str = NAME, disk: Disk = DISK) -> Iterator[Snapshot]:
     """Yield a snapshot of a data directory after its newest published commit.
 
-    name: of the folder in `roles/` for lock and links. Raises: StreamdError where there is no log,
-    LockedError where another upload under that name runs, DiskError where the volume is full.
+    name: of the folder in `roles/` for lock and links. Raises: StreamdError if there is no log,
+    LockedError if another upload under that name runs, DiskError if the volume is full.
     """
     if not (data_dir / "published").exists():
         raise StreamdError(f"{data_dir} holds no log.", "set --data-dir.")
     own = make_folder(data_dir, name)
     lock = lock_directory(own / LOCK, "wait for that backup, or stop it.")
     try:
-        # A killed backup left its links, which hold disk space of what was dropped since.
+        # A killed backup left its links, which hold the disk space of files dropped since.
         yield _taken(data_dir, own / LINKS, disk)
     finally:
         try:
@@ -79,10 +81,10 @@ def take_snapshot(data_dir: Path, name: str = NAME, disk: Disk = DISK) -> Iterat
 
 @contextmanager
 def look_in_place(data_dir: Path) -> Iterator[Snapshot]:
-    """Yield a snapshot without links of a directory that cannot be written to, as of a volume's
-    snapshot that is mounted. Where it changes all the same, whoever reads the files finds out.
+    """Yield a snapshot without links of a read-only directory, such as a mounted snapshot of a
+    volume. If it changes all the same, the reader of its files notices.
 
-    Raises: StoreError where it changes while it is listed, JournalError.
+    Raises: StoreError if it changes while it is listed, JournalError.
     """
     for _ in range(TRIES):
         try:
@@ -97,12 +99,12 @@ def look_in_place(data_dir: Path) -> Iterator[Snapshot]:
 
 
 def _taken(data_dir: Path, folder: Path, disk: Disk) -> Snapshot:
-    """Link until nothing was replaced meanwhile."""
+    """Link the files; repeat that if one was replaced meanwhile."""
     for _ in range(TRIES):
         try:
             disk.remove_folder(folder)
             disk.make_folder(folder)
-            # What was learned goes first, so that no version lies beyond the log's state.
+            # Versions first, so that none is beyond the log's state.
             learned = _link_learned(data_dir, folder, disk)
             state, journals, stats = _link_log(data_dir, folder, disk)
             return Snapshot(folder, state, list(learned), journals, learned | stats)
@@ -123,7 +125,8 @@ def _restless(data_dir: Path) -> StoreError:
 
 
 def held_bytes(data_dir: Path, name: str = NAME) -> int:
-    """Disk space of files that only a snapshot still holds: what was dropped or replaced since."""
+    """Disk space of files that only a snapshot still holds, because they were dropped or replaced
+    since."""
     found = 0
     for path in (folder_of(data_dir, name) / LINKS).rglob("*"):
         with contextlib.suppress(OSError):
@@ -134,7 +137,8 @@ def held_bytes(data_dir: Path, name: str = NAME) -> int:
 
 
 def _link_learned(data_dir: Path, folder: Path, disk: Disk) -> dict[str, FileStat]:
-    """Link what was learned, as it is at one moment: trainer and server recover from any."""
+    """Link the files of versions, trainer and roles, as they are at one moment: trainer and server
+    recover from any."""
     before = _listed(data_dir)
     for path in before:
         new = folder / path
@@ -149,7 +153,7 @@ def _link_learned(data_dir: Path, folder: Path, disk: Disk) -> dict[str, FileSta
 
 
 def _listed(data_dir: Path) -> dict[str, FileStat]:
-    """The files of what was learned, without half written ones, by path."""
+    """The files of versions, trainer and roles by path, without incomplete ones."""
     found = {}
     for top in LEARNED:
         for path in sorted((data_dir / top).rglob("*")):
@@ -166,8 +170,8 @@ def _link_log(
 ) -> tuple[LogState, dict[str, int], dict[str, FileStat]]:
     """Link the log's files as they are after the newest published commit.
 
-    folder: the directory itself where nothing is to be linked. Returns: the log's state, and bytes
-    and stat of each journal file.
+    folder: the directory itself if nothing is to be linked. Returns: the log's state, and bytes and
+    stat of each journal file.
     """
     tail = JournalTail.open(data_dir)
     assert tail is not None, "`published` was there"
@@ -184,14 +188,15 @@ def _link_log(
     for name, following in zip_longest(files, files[1:]):
         _link(data_dir, folder, name, disk)
         seen = FileStat.of(folder / name)
-        # Before a file that begins up to the commit, all lines that are whole belong to the log.
+        # If the next file begins up to the commit, all complete lines of this one belong to the
+        # log.
         is_past = following is not None and int(following.stem) - 1 <= state.seq
         end = seen.size if is_past else _end_of(folder / name, state.seq)
         if end is not None:
             journals[str(name)] = end
             stats[str(name)] = seen
 
-    # A replacement is renamed behind its durable line, perhaps before readers are shown it.
+    # A replacement is renamed after its line is durable, perhaps before it is published.
     now = last_state(data_dir, state.schema)
     segments = {s.first_edge: s.revision for s in now.segments}
     replaced = any(
@@ -210,8 +215,8 @@ def _link(data_dir: Path, folder: Path, path: Path, disk: Disk) -> None:
 
 
 def _end_of(journal: Path, seq: int) -> int | None:
-    """Bytes of a journal file up to a commit, all where it ends before; None where it begins behind
-    it, or not even its first line is whole."""
+    """Bytes of a journal file up to a commit, all if the file ends before it; None if the file
+    begins after the commit, or lacks a complete line."""
     end = None
     for at, fields in read_lines(journal):
         if fields is None or int(fields["seq" if "seq" in fields else "checkpoint"]) > seq:

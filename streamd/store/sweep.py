@@ -1,4 +1,4 @@
-"""Removes from a store what no kept manifest names."""
+"""Removes the objects from a store that no kept manifest names."""
 
 import time
 
@@ -14,39 +14,39 @@ from streamd.store.versions import stored_versions
 
 logger = structlog.get_logger()
 BATCH = 500
-"""Objects that are removed between two looks at the clock; each takes some milliseconds."""
+"""Objects removed between two renewals of the mark; each takes some milliseconds."""
 
 
 class Sweep:
     """Removes old manifests, and objects some time after the last manifest that named them.
 
-    Whoever reads a manifest finds its objects for that long: a new follower may take an hour for
-    them. Owner: one process; another one's counting begins when it first sees an object unneeded.
+    A reader of a manifest finds its objects for that long: a new follower may take an hour to fetch
+    them. Owner: one process; another process counts from the time at which it first sees an object
+    unneeded.
     """
 
     def __init__(self, store: Store, keep: int, grace_seconds: float = 0.0) -> None:
-        """keep: newest manifests that stay. grace_seconds: how long objects stay that none of
-        those names."""
+        """keep: number of newest manifests that stay. grace_seconds: how long objects stay that
+        none of those names."""
         assert keep > 0
         self._store = store
         self._keep = keep
         self._grace = grace_seconds
         self._unneeded_since: dict[str, float] = {}
         self.waiting = ""
-        """Why the last call removed nothing, in words, empty where it did."""
+        """The reason why the last call removed nothing, in words; "" if it did."""
 
     def remove(
         self, now: float | None = None, owner: str = "", compacted: int | None = None
     ) -> tuple[int, int]:
-        """Remove all manifests but the newest ones, and the objects whose time is over.
+        """Remove all manifests but the newest ones, and the objects past their grace time.
 
         Nothing is removed while an upload to the store is under way.
 
-        Args: now: wall time in seconds; owner: of the marks whose owner calls this; compacted:
-        also remove every manifest from before this compaction, and every object that no other
-        names, at once.
-        Returns: manifests and objects removed. Raises: StoreError, also where a manifest that is
-        kept cannot be read.
+        Args: now: wall time in seconds; owner: of the caller's marks; compacted: also remove every
+        manifest from before this compaction, and at once every object that no other names. Returns:
+        numbers of manifests and objects removed. Raises: StoreError, also if a kept manifest cannot
+        be read.
         """
         now = time.time() if now is None else now
         owner = owner or new_owner()
@@ -87,7 +87,7 @@ class Sweep:
     def _choose(self, found: list[str], compacted: int | None) -> tuple[list[str], set[str]]:
         """The manifests that stay, and the objects that they, versions and checkpoints name.
 
-        found: names of all manifests, oldest first. compacted: as of `remove`.
+        found: names of all manifests, oldest first. compacted: as in `remove`.
         """
         kept = []
         files: list[StoredFile] = []

@@ -1,5 +1,5 @@
-"""Looks for keys where they are held by type: in the key table, in dead letters, and in the key
-tables of a store. An integer key is proven there, as its bytes are in any file by chance."""
+"""Searches for keys by type: in the key table, in dead letters, and in the key tables of a store.
+This proves that an integer key is gone, while any file may contain its bytes by chance."""
 
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -22,21 +22,22 @@ from streamd.store.restore import write_file
 
 
 class TypedSearch:
-    """Looks for keys in one place after the other. Owner: the command that asks for it.
+    """Searches for keys, one location after the other. Owner: the command that runs it.
 
     nodes, letters, tables: numbers of rows of the key table, of dead letters and of a store's key
     tables searched so far.
     """
 
     def __init__(self, numbers: Mapping[Key, int], prefixes: frozenset[str] = frozenset()) -> None:
-        """numbers: of each key, by which it is reported. prefixes: those that mappings add."""
+        """numbers: key -> the number that `Found` reports for it. prefixes: those that mappings
+        add."""
         self._numbers = numbers
         self._prefixes = prefixes
         self.nodes = self.letters = self.tables = 0
 
     def in_directory(self, data_dir: Path) -> Iterator[Found]:
         """Search the key table and the dead letters of a data directory."""
-        # Only committed rows count: what follows them is overwritten.
+        # Only committed rows count: later bytes are overwritten.
         tail = JournalTail.open(data_dir)
         if tail is not None:
             self.nodes += tail.state.num_nodes
@@ -57,7 +58,7 @@ class TypedSearch:
         with path.open("rb") as file:
             for line in file:
                 self.letters += 1
-                # Ask which key it is only where there is one.
+                # Test the keys one by one only if the line has any of them.
                 for key, number in self._numbers.items() if of_all.is_in(line) else ():
                     if LetterProof([key], self._prefixes).is_in(line):
                         yield Found(where, at, number)
@@ -65,7 +66,7 @@ class TypedSearch:
 
     def in_store(self, store: Store) -> Iterator[Found]:
         """Search the key table of each manifest of a store. Raises: StoreError."""
-        # Manifests of one table name the same objects.
+        # Manifests with the same table name the same objects.
         searched: set[tuple[str, ...]] = set()
         for name in manifests.names(store):
             try:

@@ -1,4 +1,4 @@
-"""Uploads a data directory to a store: the objects that it lacks, and the manifest last."""
+"""Uploads a data directory to a store: the objects that the store lacks, and the manifest last."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -33,14 +33,16 @@ from streamd.store.upload_locks import UPLOADS, marked, new_owner, wait_for_remo
 logger = structlog.get_logger()
 CHECKPOINTS = "train/checkpoints"
 POSITION_TRIES = 5
-"""Reads of the place in the changelog, of which one that meets half of a write is enough."""
+"""Number of tries to read the position in the changelog; one that meets an incomplete write
+fails."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Uploaded:
-    """What an upload did.
+    """Result of an upload.
 
-    manifest: the one it wrote. objects, num_bytes: what it sent; the rest was there.
+    manifest: the one that was written. objects, num_bytes: sent objects and their bytes; the rest
+    was stored already.
     """
 
     manifest: Manifest
@@ -60,12 +62,12 @@ def upload(
 ) -> Uploaded:
     """Upload the state of a data directory after its newest published commit.
 
-    Whether a daemon runs on it makes no difference. What a killed upload sent is not sent again.
+    A daemon may run on the directory. Objects that a killed upload sent are not sent again.
 
-    Args: progress: called with (bytes looked at, bytes in all); name: of the folder in `roles/` for
-    lock, links and index; owner: of the mark in the store, a new one where empty; now: wall time in
-    seconds; check: called before the manifest is written, which it prevents by raising.
-    Raises: StreamdError where there is no log, LockedError where another upload under that name
+    Args: progress: called with (bytes read, bytes in all); name: of the folder in `roles/` for
+    lock, links and index; owner: of the mark in the store, a new one if empty; now: wall time in
+    seconds; check: called before the manifest is written; an exception that it raises prevents
+    that. Raises: StreamdError if there is no log, LockedError if another upload under that name
     runs, DiskError, StoreError.
     """
     owner = owner or new_owner()
@@ -109,12 +111,12 @@ def upload(
 def placed_snapshot(
     data_dir: Path, name: str, disk: Disk, in_place: bool = False
 ) -> Iterator[tuple[Snapshot, ChangelogPosition | None, int]]:
-    """Yield a snapshot, a place in the changelog that it holds all commits before, and the newest
-    compaction that was done before it was taken.
+    """Yield a snapshot, a position in the changelog up to which the snapshot has all commits, and
+    the newest compaction that was done before it was taken.
 
-    in_place: without links, of a directory that cannot be written to.
+    in_place: without links, of a read-only directory.
     """
-    # Both are read first: what is published later may only be more.
+    # Both are read first: the snapshot may have more commits than that, never fewer.
     position = _position(data_dir)
     done = read_compacted(data_dir)
     taken = look_in_place(data_dir) if in_place else take_snapshot(data_dir, name, disk)
@@ -131,8 +133,8 @@ def placed_snapshot(
 
 
 def _position(data_dir: Path) -> ChangelogPosition | None:
-    """Read the directory's place in the changelog, None where it never had one. Raises: StoreError
-    where it has one that cannot be read."""
+    """Read the directory's position in the changelog, None if it never had one. Raises: StoreError
+    if it has one that cannot be read."""
     # The file is written in place, so a reader may meet half of it.
     for _ in range(POSITION_TRIES):
         position = read_position(data_dir)
@@ -173,8 +175,8 @@ def _manifest(
 def _earlier(
     store: Store, snapshot: Snapshot, index: FileIndex, position: ChangelogPosition | None
 ) -> Earlier:
-    """What of this log the store has: by its newest manifest, where this log goes on from it.
-    Raises: StoreError where the store is ahead of the log, or of its leader."""
+    """The part of this log that the store has, by its newest manifest, if this log continues from
+    it. Raises: StoreError if the store is ahead of the log, or of its leader."""
     _check_newest(store, snapshot.state.term, snapshot.state.seq)
     objects = store.sizes(OBJECTS)
     newest = manifests.newest(store)
@@ -193,8 +195,8 @@ def _earlier(
 
 
 def _check_place(store: Store, newest: Manifest, position: ChangelogPosition) -> None:
-    """Check that no manifest stands further in the same changelog: what is before that may be
-    deleted. Raises: StoreError."""
+    """Check that no manifest has a later position in the same changelog: the records before that
+    may be deleted. Raises: StoreError."""
     place = newest.changelog_term, newest.changelog_offset or 0
     is_other = ChangelogId(*newest.changelog).is_other(position.changelog)
     if not is_other and place > (position.term, position.offset):

@@ -1,6 +1,7 @@
-"""Marks in a store say who works on it, so that no object is removed that an upload counts on.
+"""Marks in a store show which processes work on it, so that no object is removed that an upload
+relies on.
 
-An upload and a removal each put their mark first and look for the others' then: of two that begin
+An upload and a removal each put their mark first and look for the others' then: of two that start
 at once, at least one sees the other. A removal that sees an upload removes nothing; an upload that
 sees a removal waits for its end.
 """
@@ -17,20 +18,20 @@ from streamd.store.objects import Store
 
 logger = structlog.get_logger()
 UPLOADS = "uploads"
-"""Folder of the store with an object for each upload under way: its name is when the mark was put,
-in seconds, and its owner."""
+"""Folder of the store with an object for each upload under way. Its name has the time at which the
+mark was put, in seconds, and the owner."""
 REMOVALS = "removals"
 """The same for removals of objects."""
 MARK_SECONDS = 3_600
 """Age from which a mark counts as that of a killed process."""
 RENEW_SECONDS = 300.0
-"""Pause between two renewals of a mark, short beside MARK_SECONDS: clocks of machines differ."""
+"""Pause between two renewals of a mark, short against MARK_SECONDS: clocks of machines differ."""
 WAIT_SECONDS = 1.0
-"""Pause between two looks at a removal under way, which takes seconds."""
+"""Pause between two checks for a removal under way, which takes seconds."""
 
 
 def new_owner() -> str:
-    """A name of its own for a process that works on a store."""
+    """A unique name for a process that works on a store."""
     return uuid.uuid4().hex
 
 
@@ -38,7 +39,7 @@ class Mark:
     """A mark in a folder of the store. Owner: `marked`, which removes it."""
 
     def __init__(self, store: Store, folder: str, owner: str, now: Callable[[], float]) -> None:
-        """Put the mark, in the place of one that this owner left when it was killed."""
+        """Put the mark, and remove one that this owner left when it was killed."""
         self._store = store
         self._folder = folder
         self._owner = owner
@@ -55,7 +56,7 @@ class Mark:
         self._store.put(self._name, b"1")
 
     def renew(self) -> None:
-        """Say that the owner still works, where the last time was long ago. Raises: StoreError."""
+        """Put the mark again if it is older than RENEW_SECONDS. Raises: StoreError."""
         if self._now() - self._at < RENEW_SECONDS:
             return
         old = self._name
@@ -103,7 +104,7 @@ def others(store: Store, folder: str, owner: str, now: float) -> tuple[list[str]
 def wait_for_removals(
     store: Store, owner: str, now: Callable[[], float], sleep: Callable[[float], None]
 ) -> None:
-    """Wait until no removal is under way. Raises: StoreError where one takes very long."""
+    """Wait until no removal is under way. Raises: StoreError after MARK_SECONDS."""
     begun = now()
     while others(store, REMOVALS, owner, now())[0]:
         if now() - begun > MARK_SECONDS:

@@ -20,18 +20,18 @@ from streamd.store.upload_locks import under_way
 FOLDER = "versions"
 MANIFEST = "manifest.json"
 VERSION_BYTES = 900_000
-"""Most bytes of what names a version, so that it fits a Kafka record of the default 1 MiB: that of
-200 GB in objects of 32 MiB."""
+"""Maximum size of the object that names a version's files, so that it fits a Kafka record of the
+default 1 MiB: enough for 200 GB in objects of 32 MiB."""
 NAME = re.compile(r"\d+-\d+(-\d+)?", re.ASCII)
 FILE_NAME = re.compile(r"[a-z0-9][a-z0-9-]*\.safetensors", re.ASCII)
 AGAIN = "none is needed: the trainer publishes newer versions; `streamd backup` makes all anew."
 
 
 class StoredVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """A version whose files are in a store.
+    """A version with its files in a store.
 
-    manifest: text of its manifest.json. files: the others, whose pieces fill them in order; without
-    those of its memory where it was stored as a record only.
+    manifest: text of its manifest.json. files: the others, each filled by its pieces in order;
+    without memory if the version was stored as a record only.
     """
 
     name: str
@@ -60,13 +60,13 @@ def upload_version(
 ) -> StoredVersion:
     """Upload the files that a version's folder has, each once.
 
-    A file that an earlier version has too is not read again; what a killed upload sent is not sent
-    again. While it runs, and as long as `object_of` is there, nobody removes its objects.
+    A file that an earlier version has too is not read again; objects that a killed upload sent are
+    not sent again. No process removes the version's objects while the upload runs, and as long as
+    `object_of` is there.
 
-    Args: folder: of the version, named as it. earlier: (checksum, bytes) -> file of a version whose
-    `object_of` is in the store.
-    Raises: StoreError, also where an object is gone again; FileNotFoundError, CorruptionError where
-    the folder loses files meanwhile.
+    Args: folder: of the version, with its name. earlier: (checksum, bytes) -> file of a version
+    with `object_of` in the store. Raises: StoreError, also if an object is gone again;
+    FileNotFoundError, CorruptionError if the folder loses files meanwhile.
     """
     manifest = (folder / MANIFEST).read_text()
     checksums = msgspec.json.decode(manifest, type=_Checksums).checksums
@@ -84,8 +84,8 @@ def upload_version(
             files.append(sender.send(folder, wanted))
         version = StoredVersion(name=folder.name, manifest=manifest, files=files)
         store.put(object_of(version.name), KIND.encode(version))
-        # A sweep on a machine whose clock is an hour ahead takes the mark for that of a killed
-        # upload. Before others are told of the version, all that it names must be there.
+        # A machine with a clock that is an hour ahead takes the mark for that of a killed upload,
+        # and may remove objects. All must be there before the topic gets the version.
         check_there(store, version.files, "none is needed: the trainer sends the version again.")
     return version
 
@@ -98,11 +98,11 @@ def download_version(
     here: Mapping[str, Path],
     disk: Disk = DISK,
 ) -> None:
-    """Write a version's folder, which appears whole and durably or not at all.
+    """Write a version's folder, which appears complete and durable, or not at all.
 
-    Args: folder: must not exist. with_memory: or the weights only. here: checksum -> a file of this
-    machine with those bytes, which is linked to.
-    Raises: StoreError where an object is not there or differs, OSError.
+    Args: folder: must not exist. with_memory: else only the weights. here: checksum -> a file of
+    this machine with those bytes, which is linked. Raises: StoreError if an object is missing or
+    differs, OSError.
     """
     scratch = folder.with_name(f".{folder.name}{SCRATCH}")
     checksums = version.checksums
@@ -132,7 +132,7 @@ def download_version(
 
 
 def stored_versions(store: Store) -> dict[str, StoredVersion]:
-    """The versions that a store has, by name. Raises: StoreError where one cannot be read."""
+    """The versions of a store, by name. Raises: StoreError if one cannot be read."""
     found = {}
     for name in store.sizes(FOLDER):
         version = KIND.read(store, name)
@@ -141,13 +141,13 @@ def stored_versions(store: Store) -> dict[str, StoredVersion]:
 
 
 def check(version: StoredVersion) -> None:
-    """Check a version, which is not trusted: it may come from a topic. Raises: StoreError."""
+    """Check an untrusted version: it may come from a topic. Raises: StoreError."""
     if wrong := _wrong_in(version):
         raise StoreError(f"Version {version.name[:80]!r} cannot be trusted: {wrong}.", AGAIN)
 
 
 def _wrong_in(version: StoredVersion) -> str:
-    """The first thing wrong with a version, in words; empty if there is none."""
+    """The first fault of a version, in words; "" if there is none."""
     if not NAME.fullmatch(version.name):
         return f"{version.name[:80]!r} is no name of a version"
     try:
