@@ -212,8 +212,8 @@ class FollowLoop:
         return False
 
     def _wait_for_leader(self) -> None:
-        """Wait for the topic. A follower does not create it: under a wrong name or on a wrong
-        broker, it would wait for records for ever."""
+        """Wait for the topic. A follower does not create it: with a wrong name or broker it would
+        wait for records for ever."""
         name = changelog_topic(self._log.name)
         where = self._kafka.bootstrap_servers
         self._wait("leader", f"{where} has no topic {name}; the leader makes it")
@@ -265,7 +265,7 @@ class FollowLoop:
             replica_metrics.follow_waiting.labels(why).set(0)
 
     def _wait(self, why: str, error: str) -> None:
-        """Report the missing part, and wait a little."""
+        """Report the reason of a wait, and wait a little."""
         replica_metrics.follow_waiting.labels(why).set(1)
         self._beat.touch(f"waiting for {why}", why=error)
         if self._failures.is_due(why):

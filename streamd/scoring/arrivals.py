@@ -1,15 +1,16 @@
-"""When events became visible: the log does not say, so whoever follows it notes it."""
+"""The times at which events became visible. The log does not store them, so its reader records
+them."""
 
 from bisect import bisect_right
 from collections import deque
 
 MAX_KEPT = 100_000
-"""Commits that are remembered: a quarter of an hour of the most that ingest makes."""
+"""Maximum number of remembered commits: enough for a quarter of an hour at the highest rate of
+ingest."""
 
 
 class Arrivals:
-    """The times at which events came to be in the log, as its reader saw them. Owner: the role's
-    loop.
+    """The times at which the log's reader first saw events. Owner: the role's loop.
 
     Times are seconds of the monotonic clock.
     """
@@ -20,22 +21,22 @@ class Arrivals:
         self._at: deque[float] = deque([now], MAX_KEPT)
 
     def note(self, num_events: int, at: float) -> None:
-        """Note that the log has so many events since `at`."""
+        """Record that the log has `num_events` events since `at`."""
         if num_events > self._until[-1]:
             self._until.append(num_events)
             self._at.append(at)
 
     def at(self, event: int) -> float:
-        """When an event of the log became visible."""
+        """The time at which an event of the log became visible."""
         return self._at[min(bisect_right(self._until, event), len(self._at) - 1)]
 
     def before(self, moment: float) -> int:
-        """One past the newest event that was visible before a moment; 0 where none was."""
+        """One past the newest event that was visible before a moment; 0 if there was none."""
         number = bisect_right(self._at, moment)
         return self._until[number - 1] if number else 0
 
     def forget(self, event: int) -> None:
-        """Forget the events below one, which are dealt with."""
+        """Forget the events below one: they are scored or skipped."""
         while len(self._until) > 1 and self._until[0] <= event:
             self._until.popleft()
             self._at.popleft()

@@ -1,5 +1,5 @@
-"""The loop of the scoring role: it follows log and versions, scores what becomes visible while this
-machine leads, and passes over what it has no time for."""
+"""The loop of the scoring role: it follows log and versions, scores new events while this machine
+leads, and skips events for which there is no time."""
 
 import math
 import threading
@@ -25,18 +25,18 @@ from streamd.telemetry.heartbeat import Heartbeat
 
 logger = structlog.get_logger()
 POLL_SECONDS = 0.01
-"""Rest while nothing is to be done: so late may an event be noticed."""
+"""Pause without work: the longest delay until an event is noticed."""
 CHECK_SECONDS = 1.0
-"""Time between two looks at whether this machine leads: each reads a file."""
+"""Time between two checks whether this machine leads: each reads a file."""
 RETRY_SECONDS = 1.0
-"""Pause before the topic's end is asked for again."""
+"""Pause before another try to read the topic's end."""
 KEEP_SECONDS = 1.0
-"""Time between two looks at what should be stored."""
+"""Time between two checks whether there is anything to store."""
 CLOSE_SECONDS = 5.0
-"""Longest wait at a stop for what was sent."""
+"""Longest wait at a stop for acknowledgements."""
 MAX_BACKLOG = 10_000
-"""Events before the newest that are still scored after a restart or a failover: half a minute of a
-busy stream. More would keep the events of now waiting."""
+"""Number of newest events that are still scored after a restart or a failover: half a minute of a
+busy stream. More would delay the present events."""
 REASONS = (
     "no_version",
     "behind",
@@ -46,7 +46,7 @@ REASONS = (
     "no_candidates",
     "not_finite",
 )
-"""Why an event has no score, as the metric's label says."""
+"""Reasons why an event has no score: the metric's label."""
 
 
 SCORES = "scores"
@@ -73,8 +73,8 @@ def is_of_log(record: ScoreRecord, log: LogReader) -> bool:
 class ScoreLoop:
     """Scores events into a topic until it is stopped. Owner: the scoring role's process.
 
-    leads: whether this machine's server is the one that scores. open_sink, read_end: the topic's
-    two ends, as of `streamd.scoring.topic`.
+    leads: whether this machine is the one that scores. open_sink, read_end: write and read the
+    topic, as in `streamd.scoring.topic`.
     """
 
     def __init__(
@@ -98,17 +98,18 @@ class ScoreLoop:
         self._place = ScoredPosition(settings.paths.log)
         replica_metrics.stray_records.labels(SCORES)
 
-        # Whether it scores, since when it asks for the topic's end, and when it last looked.
+        # Whether this machine scores, and times of the last checks in monotonic seconds.
         self._leading = False
         self._led_until = 0
-        """The event at which it ended to lead: those before were scored or counted here."""
+        """The event at which this machine stopped leading: earlier ones were scored or counted
+        here."""
         self._looked_at = self._asked_at = self._kept_at = -math.inf
         self._warned = False
         self.num_written = 0
         self.num_skipped = dict.fromkeys(REASONS, 0)
 
     def run(self, stop: threading.Event) -> None:
-        """Score until `stop`. Raises: StreamdError where the log cannot be read."""
+        """Score until `stop`. Raises: StreamdError if the log cannot be read."""
         begun = self._begin(stop)
         if begun is None:
             return
@@ -121,17 +122,17 @@ class ScoreLoop:
             end = time.monotonic() + CLOSE_SECONDS
             self._outbox.close(lambda: time.monotonic() < end)
 
-    # The beginning
+    # The start
 
     def _begin(self, stop: threading.Event) -> tuple[Scorer, Arrivals] | None:
-        """Wait for a log and for the topic, find where to go on, and make graph and facts up to
-        there. Returns: None where `stop` was set meanwhile."""
+        """Wait for a log and for the topic, find the event at which to resume, and build graph and
+        facts up to it. Returns: None if `stop` was set meanwhile."""
         while (log := LogReader.open(self._settings.paths.log)) is None:
             self._beat.touch("waiting for the log")
             if stop.wait(0.1):
                 return None
 
-        # One that does not lead stays so far behind that it could go on for the one that does.
+        # Without the lead, stay MAX_BACKLOG events back, to resume for the machine that leads.
         start = max(log.first_edge, log.num_edges - MAX_BACKLOG)
         while self._leads():
             if (found := self._start(log, log.num_edges)) is not None:
@@ -192,7 +193,7 @@ class ScoreLoop:
         if not places:
             self._place.write(default)
             return default
-        # A restored log may be behind the scores written before.
+        # A restored log may end before the scores that were written.
         newest = log.num_edges
         told = min(max(places), newest)
         start = max(told, newest - MAX_BACKLOG)
@@ -200,16 +201,16 @@ class ScoreLoop:
             self._skipped("old", start - told)
         return start
 
-    # A turn
+    # A step of the loop
 
     def _turn(self, scorer: Scorer, arrivals: Arrivals) -> bool:
-        """Do a little of everything. Returns: whether there is more to do at once."""
+        """Do a slice of each task. Returns: whether there is more to do at once."""
         now = time.monotonic()
         self._follow(scorer, arrivals, now)
         catches_up = scorer.follow_versions()
         self._look_who_leads(scorer, arrivals, now)
 
-        # Score, or let pass what others score.
+        # Score, or skip the events that another machine scores.
         num_scored = 0
         before = scorer.position
         if self._leading:
@@ -235,7 +236,8 @@ class ScoreLoop:
         arrivals.note(log.num_edges, now - waited)
 
     def _look_who_leads(self, scorer: Scorer, arrivals: Arrivals, now: float) -> None:
-        """Begin to score where this machine leads from now on, and end where it does no more."""
+        """Start to score if this machine leads from now on, and stop if it does not lead any
+        more."""
         if now - self._looked_at < CHECK_SECONDS:
             return
         self._looked_at = now
@@ -245,7 +247,7 @@ class ScoreLoop:
                 "scoring_ends", from_event=scorer.position, reason="another machine leads"
             )
             self._leading = False
-            # It may lead again before anybody else has scored, as after a restart of ingest.
+            # It may lead again before another machine has scored, as after a restart of ingest.
             self._place.write(self._outbox.complete_before(scorer.position))
             self._led_until = scorer.position
             self._outbox.set_aside()
@@ -255,7 +257,7 @@ class ScoreLoop:
                 return
             self._leading = True
             self._outbox.open()
-            # What the one before it has scored is not scored again.
+            # Events that the previous leader has scored are not scored again.
             self._outbox.resume(start, now - self._max_age)
             lost_from = max(start, self._led_until)
             if lost_from < scorer.position:
@@ -264,20 +266,21 @@ class ScoreLoop:
             logger.info("scoring_begins", from_event=scorer.position, leading=True)
 
     def _pass_late(self, scorer: Scorer, arrivals: Arrivals, now: float) -> None:
-        """Where events have waited too long, go on with the newest ones at once: to score each a
-        little too late would help nobody."""
+        """If events have waited too long, continue with the newest ones at once: scores that are
+        all a little late are of no use."""
         newest = scorer.view.log.num_edges
         at = scorer.position
         if at >= newest or now - arrivals.at(at) <= self._max_age:
             return
-        # While the topic takes nothing, those that are not late yet may still be in time.
+        # While the topic accepts no records, events that are not late yet may still be in time.
         held_up = self._outbox.is_away or not self._outbox.room
         reason = "broker" if held_up else "behind"
         until = arrivals.before(now - self._max_age) if held_up else newest
         scorer.pass_over(until, reason)
 
     def _keep(self, scorer: Scorer, now: float) -> None:
-        """Store what a restart needs, once the topic has what facts and memory have seen."""
+        """Store the state for a restart, once the topic has all events that facts and memory have
+        seen."""
         if now - self._kept_at < KEEP_SECONDS:
             return
         written = self._outbox.complete_before(scorer.position)
@@ -288,7 +291,7 @@ class ScoreLoop:
         self._kept_at = now
         scorer.view.retention.keep(scorer.served)
 
-    # What is counted
+    # Counts
 
     def _written(self, visible_at: float) -> None:
         self.num_written += 1

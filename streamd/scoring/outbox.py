@@ -1,5 +1,5 @@
-"""Records on their way to the score topic: kept until they are acknowledged, sent again where they
-fail, and taken back where a delete hides what they say."""
+"""Records on their way to the score topic: kept until they are acknowledged, sent again after a
+failure, and dropped if a delete hides their event."""
 
 import contextlib
 from collections import deque
@@ -16,37 +16,37 @@ from streamd.scoring.scorer import Scored
 
 logger = structlog.get_logger()
 MAX_WAITING = 1_000
-"""Most records that wait for an acknowledgement, some megabytes. Events behind them wait in the
-log."""
+"""Maximum number of records that wait for an acknowledgement, some megabytes. Later events wait in
+the log."""
 RETRY_SECONDS = 1.0
-"""Pause before a topic that did not take a record is tried again."""
+"""Pause before another try after the topic rejected a record."""
 
 
 class Receipt(Protocol):
-    """What became of a record that was sent."""
+    """The acknowledgement of a record that was sent."""
 
     def is_written(self) -> bool:
-        """Whether the topic has it, False while it is not known. Raises: KafkaError where it
+        """Whether the topic has the record; False while that is unknown. Raises: KafkaError if it
         failed."""
         ...
 
 
 class Sink(Protocol):
-    """Takes records, in order. It may wait for seconds, not for minutes."""
+    """Accepts records, in order. It may block for seconds, not for minutes."""
 
     def send(self, key: bytes, value: bytes) -> Receipt:
-        """Raises: KafkaError."""
+        """Send a record. Raises: KafkaError."""
         ...
 
     def abandon(self) -> None:
-        """Close it without sending what it still holds."""
+        """Close the sink, and drop its unsent records."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """A record that is not acknowledged. visible_at: when its event became visible, monotonic
-    seconds. receipt: None where it has to be sent."""
+    """A record that is not acknowledged. visible_at: monotonic seconds at which its event became
+    visible. receipt: None if it has to be sent."""
 
     scored: Scored
     visible_at: float
@@ -55,10 +55,10 @@ class _Waiting:
 
 
 class Outbox:
-    """Owner: the role's loop.
+    """Keeps and sends the records that the topic has not acknowledged. Owner: the role's loop.
 
     open_sink: makes a sink, or raises KafkaError. written: called with the time at which an event
-    became visible, once its record is in the topic. skipped: as the scorer's.
+    became visible, once its record is in the topic. skipped: as in `Scorer`.
     """
 
     def __init__(
@@ -85,34 +85,34 @@ class Outbox:
 
     @property
     def room(self) -> int:
-        """Records that it takes before some are acknowledged."""
+        """Number of records that it accepts before some are acknowledged."""
         return 0 if self._retry_at else max(0, MAX_WAITING - len(self._waiting))
 
     @property
     def is_away(self) -> bool:
-        """Whether the topic has taken nothing since a record failed."""
+        """Whether the topic has accepted no record since one failed."""
         return self._away
 
     def complete_before(self, position: int) -> int:
-        """Id below which each event is in the topic or was passed over. position: of the scorer."""
+        """Id below which each event is in the topic or was skipped. position: of the scorer."""
         return self._waiting[0].scored.record.event if self._waiting else position
 
     def open(self) -> None:
-        """Open the sink before a record needs it: the first one would wait for its connections.
-        Where that fails now, the first record tries again."""
+        """Open the sink before the first record, which would else wait for its connections. If that
+        fails now, the first record tries again."""
         if self._sink is None and not self._retry_at:
             with contextlib.suppress(KafkaError):
                 self._sink = self._open_sink()
 
     def add(self, scored: Sequence[Scored], visible_at: Sequence[float]) -> None:
-        """Take records, by event id, each with the time at which its event became visible."""
+        """Append records, by event id, each with the time at which its event became visible."""
         self._waiting.extend(_Waiting(*one) for one in zip(scored, visible_at, strict=True))
 
     def step(self, now: float, oldest: float) -> None:
-        """Send what has to be sent, and see what is acknowledged.
+        """Send the due records, and process acknowledgements.
 
-        now: monotonic seconds. oldest: records of events that became visible before are given up,
-        where the topic does not take them.
+        now: monotonic seconds. oldest: if the topic accepts no records, those of events that became
+        visible before this time are dropped.
         """
         self._take_receipts(now)
         if self._retry_at and now >= self._retry_at:
@@ -123,7 +123,7 @@ class Outbox:
             self._give_up(oldest)
 
     def apply(self, changes: Changes) -> None:
-        """Take back the records of deleted events."""
+        """Drop the records of deleted events."""
 
         def is_hidden(one: Scored) -> bool:
             src, dst = np.array([one.src]), np.array([one.dst])
@@ -133,10 +133,10 @@ class Outbox:
             self.forget(is_hidden)
 
     def forget(self, hides: Callable[[Scored], bool]) -> None:
-        """Take back the records that a delete hides, so that nothing of them is sent from now on.
+        """Drop the records that a delete hides, so that none of them is sent from now on.
 
-        What was handed to the client cannot be taken back singly: it is closed, and another one
-        sends the other records, perhaps again.
+        Single records cannot be removed from the Kafka client. So the client is closed, and another
+        one sends the other records, perhaps again.
         """
         gone = [one for one in self._set_aside if hides(one.scored)]
         self._set_aside = [one for one in self._set_aside if one not in gone]
@@ -150,22 +150,22 @@ class Outbox:
         self._waiting = deque(kept)
 
     def close(self, patience: Callable[[], bool]) -> None:
-        """Wait for acknowledgements while `patience` says so, then end."""
+        """Wait for acknowledgements while `patience` returns True, then end."""
         while self._waiting and self._sink is not None and patience():
             self._take_receipts(0.0)
         self._abandon()
 
     def set_aside(self) -> None:
-        """Send no record any more, as another machine scores from now on. They are kept in case
-        this machine leads again before the other one has scored: it cannot score them again."""
+        """Stop sending, as another machine scores from now on. The records are kept in case this
+        machine leads again before the other one has scored: it cannot score them again."""
         self._abandon()
         self._set_aside = [one for one in self._waiting if not one.is_done]
         self._waiting.clear()
         self._retry_at = 0.0
 
     def resume(self, start: int, oldest: float) -> None:
-        """Take up the records that were set aside, of events from `start` on that became visible
-        since `oldest`. Those before `start` are in the topic by now."""
+        """Send the records again that were set aside, of events from `start` on that became visible
+        since `oldest`. The topic has those before `start` by now."""
         due = [one for one in self._set_aside if one.scored.record.event >= start]
         kept = [one for one in due if one.visible_at >= oldest]
         if late := len(due) - len(kept):
@@ -177,8 +177,8 @@ class Outbox:
         self._deleted_aside = []
 
     def _take_receipts(self, now: float) -> None:
-        """Mark what is written. A record that failed is sent again later, with all that is not
-        written yet."""
+        """Process the acknowledgements. After a failure, all records that are not written yet are
+        sent again later."""
         try:
             for one in self._waiting:
                 if one.is_done or one.receipt is None:
@@ -217,7 +217,7 @@ class Outbox:
         self._retry_at = now + RETRY_SECONDS
 
     def _abandon(self) -> None:
-        """Close the sink; all that is not written has to be sent again."""
+        """Close the sink; all records that are not written have to be sent again."""
         if self._sink is not None:
             self._sink.abandon()
         self._sink = None

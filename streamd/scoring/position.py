@@ -1,5 +1,5 @@
-"""The place that scoring has reached, kept beside the topic: one whose records have all gone, or
-that never had any, cannot say it."""
+"""The position that scoring has reached, stored locally as well: a topic without records does not
+have it, if all have expired or none was written."""
 
 from pathlib import Path
 
@@ -13,7 +13,8 @@ FILE = "complete"
 
 
 class ScoredPosition:
-    """The event id before which nothing was missing when it was written. Owner: the role's loop."""
+    """The event id before which every event was scored or skipped at the last write. Owner: the
+    role's loop."""
 
     def __init__(self, data_dir: Path) -> None:
         self._path = make_folder(data_dir, SCORE) / FILE
@@ -21,14 +22,15 @@ class ScoredPosition:
         self._failing = False
 
     def read(self) -> int | None:
-        """What was written last, None where nothing can be read."""
+        """The position that was written last, None if it cannot be read."""
         try:
             return int(self._path.read_bytes())
         except (OSError, ValueError):
             return None
 
     def write(self, event: int) -> None:
-        """Write it durably, where it changed. A failure is logged, and the older place stays."""
+        """Write the position durably if it changed. A failure is logged, and the older position
+        stays."""
         if event == self._written:
             return
         try:

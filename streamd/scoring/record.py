@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 import msgspec
 
 SCHEMA = 1
-"""Number of the record's schema. Fields may be added under the same number; it rises where one is
-taken away or gets another meaning."""
+"""Number of the record's schema. Fields may be added under the same number; a removed field or a
+changed meaning raises it."""
 HEADERS = [("content-type", b"application/json")]
 
 
@@ -17,12 +17,12 @@ HEADERS = [("content-type", b"application/json")]
 class ScoreRecord:
     """A scored event.
 
-    event: its id. src, dst: keys. edge_set: name. time_us: event time, microseconds. version: that
-    scored it. memory_event: events with lower ids are in the memory and the neighbourhoods that it
-    saw. known: whether the destination had been one before. score: logit of the event's own
+    event: its id. src, dst: keys. edge_set: name. time_us: event time, microseconds. version: the
+    one that scored it. memory_event: memory and neighbourhoods had the events with lower ids.
+    known: whether the destination had been a destination before. score: logit of the event's own
     destination. rank: of it among itself and `candidates` others, 1 is best. scored_at: wall clock,
-    seconds. complete_before: every event with a lower id, from the one on at which scoring began,
-    is in the topic or was passed over.
+    seconds. complete_before: every event with a lower id, since scoring started, is in the topic or
+    was skipped.
     """
 
     event: int
@@ -45,12 +45,12 @@ class ScoreRecord:
         return str(self.src).encode()
 
     def encode(self, complete_before: int) -> bytes:
-        """Encode the record as it is sent."""
+        """Encode the record for the topic."""
         return msgspec.json.encode({**asdict(self), "complete_before": complete_before})
 
 
 def decode(value: bytes | None) -> ScoreRecord | None:
-    """Decode a record's value; None for what is no record of this schema."""
+    """Decode a record's value. Returns: None if it is no record of this schema."""
     try:
         record = msgspec.json.decode(value or b"", type=ScoreRecord)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -46,13 +46,12 @@ def run_score(
 ) -> None:
     """Score until `stop`.
 
-    prepare: makes the kernels ready, as of `make_kernels_ready`. leads: whether this machine's role
-    is the one that scores.
-    Raises: SettingsError where there is no topic, or its port is taken.
+    prepare: compiles the kernels, as `make_kernels_ready` does. leads: whether this machine is the
+    one that scores. Raises: SettingsError if there is no topic, or its port is taken.
     """
     check_topic(settings)
 
-    # Answers go before scores.
+    # Answers have priority over scores.
     os.nice(NICE)
     beat = Heartbeat(settings.data_dir, SCORE)
     open_port(
@@ -73,7 +72,7 @@ def run_score(
     try:
         loop.run(stop)
     except (StreamdError, OSError) as error:
-        # As a follower may put a newer log in the place of the one that is read: another process
-        # opens that. What stays wrong, ingest or the server says too.
+        # For example, a follower may have replaced the log by a newer one: a restarted process
+        # opens that. A lasting error is also reported by ingest or the server.
         logger.exception("scoring_failed", error=str(error))
         sys.exit(1)

@@ -1,6 +1,6 @@
-"""The scorer ranks events by the version that serves, as the windows' prequential scores do: among
-the same candidates, by facts strictly before each event, and memory and neighbours as of the
-beginning of its canonical chunk."""
+"""The scorer ranks events by the version that serves, as the prequential scores of windows do:
+among the same candidates, with facts strictly before each event, and memory and neighbours as of
+the start of its canonical chunk."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -26,17 +26,17 @@ from streamd.windows import closed_chunks
 
 logger = structlog.get_logger()
 MAX_BATCH = 64
-"""Most events scored in one pass: more save little, and the first of them would wait for the
-last."""
+"""Maximum number of events scored in one pass: more save little, and the first of them would wait
+for the last."""
 CATCH_UP_SECONDS = 0.01
-"""Time for the next version between two passes: with several slices it reaches the next event to
+"""Time for the next version between two passes: in several slices it reaches the next event to
 score, even if each pass scores some."""
 CHUNKS_AT_ONCE = 20
-"""Most chunks that memory moves over between two signs of life."""
+"""Maximum number of chunks that memory processes between two heartbeats."""
 
 
 class Scored(NamedTuple):
-    """An event's record, with its node ids, by which deletes find it."""
+    """An event's record, and its node ids, by which deletes find it."""
 
     record: ScoreRecord
     src: int
@@ -46,9 +46,9 @@ class Scored(NamedTuple):
 class Batch(NamedTuple):
     """The events [first, end) before they are scored.
 
-    asked_A: ids of those that are scored, int64[A]. src_A: int64[A]. candidates_AC: int64[A, 101],
-    the true destination first, and again after the others if those are fewer. known_A: whether that
-    was a destination before. facts_ACF: float32[A, 101, F].
+    asked_A: ids of the events to score, int64[A]. src_A: int64[A]. candidates_AC: int64[A, 101],
+    the true destination first, and again after the others if those are fewer. known_A: whether the
+    true destination was a destination before. facts_ACF: float32[A, 101, F].
     """
 
     first: int
@@ -75,13 +75,13 @@ class Scorer:
         stop_at: int,
         followers: Sequence[LogSubscriber] = (),
     ) -> None:
-        """stop_at: the event to move to before anything is scored. followers: of the log of each
-        graph that scores."""
+        """stop_at: the event to reach before any is scored. followers: follow the log of each graph
+        that scores."""
         self._skipped = skipped
         self._served: LoadedVersion | None = None
         self._stop_at = stop_at
         self._said: set[str] = set()
-        """Versions of which it was said that a score was not finite."""
+        """Versions for which a score that is not finite was logged."""
 
         def make_view(reader: LogReader, model: ModelSettings) -> ScoringGraph:
             return ScoringGraph(settings, reader, model, lambda: self.position)
@@ -103,13 +103,14 @@ class Scorer:
 
     @property
     def reached(self) -> int:
-        """The event that facts or memory have reached: what is stored cannot score those before."""
+        """The event that facts or memory have reached: from their stored state, earlier events
+        cannot be scored."""
         memory = 0 if self._served is None else self._served.memory.edge
         return max(self.view.live.edge, memory)
 
     @property
     def version(self) -> str:
-        """Name of the version that scores, empty where there is none."""
+        """Name of the version that scores, "" if there is none."""
         return "" if self._served is None else self._served.manifest.name
 
     @property
@@ -117,14 +118,15 @@ class Scorer:
         return self._served
 
     def rebuild(self) -> bool:
-        """Do one slice of the way to the event where scoring begins. Returns: whether there is
+        """Move one slice towards the event at which scoring starts. Returns: whether there is
         more."""
         view = self.view
         behind = view.live.graph.next_event < view.live.edge
         return (behind or self.position < self._stop_at) and view.pass_over(self._stop_at) > 0
 
     def follow_versions(self) -> bool:
-        """Move the swap of versions on by a slice. Returns: whether it should go on at once."""
+        """Advance the swap of versions by a slice. Returns: whether the swap should continue at
+        once."""
         until = time.monotonic() + CATCH_UP_SECONDS
         state = self._swap.step(self.view, self.version or None, until)
         if isinstance(state, Swapped):
@@ -136,16 +138,16 @@ class Scorer:
             logger.info("scoring_by", version=self.version or "none", from_event=self.position)
         if not isinstance(state, CatchingUp):
             return False
-        # A version that has learned what is not scored yet waits for the scorer.
+        # A version that has trained on unscored events waits for the scorer.
         return state.served is None or state.served.memory.edge <= self.position
 
     @property
     def waits(self) -> bool:
-        """Whether a version comes soon: events wait for the first one."""
+        """Whether the first version is being loaded: events wait for it."""
         return self._served is None and self._swap.is_under_way
 
     def pass_over(self, until: int, reason: str | None) -> None:
-        """Let events pass without a score, in slices. reason: None where they are not counted."""
+        """Skip events without a score, in slices. reason: None if they are not counted."""
         before = self.position
         while self.position < until and self.view.pass_over(until):
             pass
@@ -153,9 +155,9 @@ class Scorer:
             self._skipped(reason, self.position - before)
 
     def step(self, most: int = MAX_BATCH) -> list[Scored]:
-        """Score the next events, at most so many, and move behind them.
+        """Score the next events, at most `most`, and move past them.
 
-        Returns: those that have a score; none where memory has to move on first.
+        Returns: those that have a score; none if memory has to catch up first.
         """
         if self._served is None:
             if not self.waits:
@@ -173,20 +175,19 @@ class Scorer:
         return scored
 
     def _version_ahead(self) -> int:
-        """The event that a version which is to be the first has its memory at, 0 where it is not
-        loaded yet."""
+        """The event that the memory of the first version has reached, 0 if it is not loaded yet."""
         state = self._swap.state
         if not isinstance(state, CatchingUp) or state.served is None:
             return 0
         return min(state.served.memory.edge, self.view.log.num_edges)
 
     def _at_chunk(self, served: LoadedVersion) -> bool:
-        """Move memory to the beginning of the next event's chunk, and node features with it.
+        """Move memory to the start of the next event's chunk, and node features with it.
 
-        Returns: False where there is more to move over.
+        Returns: False if there is more to process.
         """
         view = self.view
-        # The event closes the chunks before it, as any later one would: its time is enough.
+        # The event closes the chunks before it, as any later event would: its time is enough.
         now_us = int(view.log.time_of(np.array([self.position]))[0])
         if served.follow(view.log, self.position + 1, now_us, CHUNKS_AT_ONCE) == CHUNKS_AT_ONCE:
             return False
@@ -207,8 +208,8 @@ class Scorer:
         chunks = closed_chunks(times, int(times[-1]), width_us, served.model.settings.memory_chunk)
         end = min(end, cut + chunks[0][1]) if chunks else end
 
-        # Events that the facts have not taken in although they are before the first one lie in its
-        # run, or in one that ended with it.
+        # Facts end before the newest run of equal times. Events between their end and the first
+        # event are of its run, or of an older one that is complete now.
         begin = first
         if view.live.edge < first and times[first - cut] != times[end - 1 - cut]:
             begin = view.live.edge
@@ -217,7 +218,7 @@ class Scorer:
             begin = first if newest == times[first - cut] else view.live.edge
         src_E, dst_E, time_E = log.edges(begin, end)
 
-        # Which of them can be scored: deleted ones are not, nor any before there is a second node.
+        # Deleted events cannot be scored, nor can any before there is a second node.
         deletions = log.deletions
         pools = Pools(view.facts, dst_E, time_E, deletions.nodes)
         known_E = pools.known_before(time_E, dst_E)
@@ -239,12 +240,12 @@ class Scorer:
     def _facts(
         self, end: int, event_A: Int64, src_A: Int64, time_A: Int64, candidates_AC: Int64
     ) -> Float32:
-        """Facts of events below `end`, strictly before each: float32[A, C, F]."""
+        """Facts of the events below `end`, strictly before each: float32[A, C, F]."""
         view = self.view
         at = view.live.edge
         held = max(view.run_start(end), at)
         passed = int(np.searchsorted(event_A, held))
-        # Runs that are whole are taken in; what asks in between sees what lies before its run.
+        # Facts take in complete runs; events within a run see the facts before it.
         before = view.live.advance_scoring(
             *view.log.edges(at, held), event_A[:passed] - at, candidates_AC[:passed]
         )
@@ -254,7 +255,7 @@ class Scorer:
         return np.concatenate([before, now])
 
     def _finish(self, served: LoadedVersion, batch: Batch) -> list[Scored]:
-        """Score a batch, event by event where all together fail."""
+        """Score a batch; if that fails, score its events one by one."""
         try:
             score_AC = self._scores(served, batch)
         except Exception as error:  # noqa: BLE001 - one event must not keep the others from their scores
@@ -263,7 +264,7 @@ class Scorer:
                 [self._one_by_one(served, _row(batch, i)) for i in range(len(batch.asked_A))]
             )
 
-        # What is no number has no rank.
+        # Scores that are not finite have no rank.
         fine = np.asarray(np.isfinite(score_AC).all(1))
         if not fine.all():
             self._say_not_finite(batch.asked_A[~fine])
@@ -279,7 +280,7 @@ class Scorer:
         ]
 
     def _scores(self, served: LoadedVersion, batch: Batch) -> Float32:
-        """float32[A, 101] logits."""
+        """The logits of a batch, float32[A, 101]."""
         count, width = batch.candidates_AC.shape
         facts = batch.facts_ACF.reshape(count * width, -1)
         src = np.repeat(batch.src_A, width)
@@ -287,10 +288,10 @@ class Scorer:
         return served.scores(facts, src, dst, self.view.live).reshape(count, width)
 
     def _one_by_one(self, served: LoadedVersion, batch: Batch) -> Float32:
-        """The scores of one event, NaN where they fail."""
+        """The scores of one event, NaN if they fail."""
         try:
             return self._scores(served, batch)
-        except Exception as error:  # noqa: BLE001 - said, and the others go on
+        except Exception as error:  # noqa: BLE001 - logged, and the others continue
             logger.error("event_not_scored", event_id=int(batch.asked_A[0]), error=str(error))
             return np.full(batch.candidates_AC.shape, np.nan, np.float32)
 

@@ -1,4 +1,4 @@
-"""The graph and facts of the scoring role: up to the next event to score, and no further."""
+"""The graph and facts of the scoring role: they end at the next event to score."""
 
 from collections.abc import Callable
 
@@ -13,8 +13,8 @@ from streamd.settings.loading import ModelSettings
 class ScoringGraph(ServerGraph):
     """A server's graph that moves event by event.
 
-    Its facts stay behind the newest run of equal times, because a further event of that time, which
-    may come with a later commit, must not see the others. Owner: the scorer.
+    Its facts end before the newest run of equal times, because a further event of that time, which
+    a later commit may bring, must not see the others. Owner: the scorer.
 
     position: id of the next event to score.
     """
@@ -44,7 +44,7 @@ class ScoringGraph(ServerGraph):
         return self.newest_us
 
     def follow(self, answering: bool = True) -> int:
-        """Move one slice towards the goal. Returns: events moved over.
+        """Move one slice towards the goal. Returns: number of events.
 
         The log is refreshed once all of its events are taken in, as in `ServerGraph.follow`.
         """
@@ -59,12 +59,12 @@ class ScoringGraph(ServerGraph):
         return max(self.log.lower_bound(newest), self.log.first_edge)
 
     def pass_over(self, until: int) -> int:
-        """Move one slice towards an event without scoring any. Returns: events moved over, in the
-        graph alone where it is behind the facts."""
+        """Move one slice towards an event without scoring any. Returns: number of events, in the
+        graph alone if it is behind the facts."""
         live = self.live
         at = live.graph.next_event
         if at < live.edge:
-            # After a restart stored facts are ahead of the graph.
+            # After a restart, stored facts are ahead of the graph.
             live.insert(min(live.edge, at + CATCH_UP_EDGES))
             return live.graph.next_event - at
         end = min(until, self.log.num_edges, self.position + SLICE_EDGES)
@@ -76,12 +76,12 @@ class ScoringGraph(ServerGraph):
         return moved
 
     def advance_facts(self, until: int) -> None:
-        """Let the facts take in events up to the first of a run of equal times."""
+        """Let the facts take in the events up to the first of a run of equal times."""
         if until > self.live.edge:
             self.live.advance(*self.log.edges(self.live.edge, until))
 
     def move(self, end: int) -> None:
-        """Count the events below `end` as dealt with."""
+        """Mark the events below `end` as scored or skipped."""
         self.live.insert(end)
         self.newest_us = int(self.log.time_of(np.array([end - 1]))[0])
         self.position = end

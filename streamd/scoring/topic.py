@@ -1,5 +1,5 @@
-"""The score topic in Kafka: written by an idempotent producer, and read at its end to know where to
-go on."""
+"""The score topic in Kafka: written by an idempotent producer, and read at its end to find the
+position at which to resume."""
 
 import contextlib
 from typing import Any
@@ -14,20 +14,20 @@ from streamd.scoring.record import HEADERS, ScoreRecord, decode
 from streamd.settings.loading import KafkaSettings
 
 FIXED = {"acks": "all", "enable_idempotence": True}
-"""What the promise rests on, whatever `kafka.client` says."""
+"""Settings on which delivery depends; `kafka.client` cannot change them."""
 OWN = {
     # The topic is the user's, who may let the broker create it.
     "allow_auto_create_topics": True,
-    # A few milliseconds gather what one pass scores into one request.
+    # A few milliseconds collect the records of one pass into one request.
     "linger_ms": 2,
-    # Waits are bounded: the loop has a graph to move meanwhile.
+    # Waits are bounded: the loop also has to move its graph.
     "max_block_ms": 2_000,
     "request_timeout_ms": 5_000,
     "delivery_timeout_ms": 10_000,
 }
 LAST = 20
-"""Records of each partition that are looked at, newest first: those of others may lie behind
-ours."""
+"""Number of newest records of each partition that are read: records of other logs may follow this
+log's."""
 READ_SECONDS = 5.0
 """Longest wait for the topic's last records."""
 
@@ -48,7 +48,7 @@ class KafkaSink:
     """A producer of the topic. Owner: the outbox."""
 
     def __init__(self, kafka: KafkaSettings, topic: str) -> None:
-        """Raises: KafkaError where no broker answers, SettingsError."""
+        """Raises: KafkaError if no broker answers, SettingsError."""
         self._topic = topic
         self._producer = make_producer(kafka, FIXED, **OWN)
         # Ask for the topic's brokers at once, so that no record waits for that.
@@ -59,15 +59,15 @@ class KafkaSink:
             raise _not_taken(error) from None
 
     def send(self, key: bytes, value: bytes) -> Receipt:
-        """Raises: KafkaError."""
+        """Send a record. Raises: KafkaError."""
         try:
             return KafkaReceipt(self._producer.send(self._topic, value, key, list(HEADERS)))
         except ClientError as error:
             raise _not_taken(error) from None
 
     def abandon(self) -> None:
-        # `close` waits for what is not sent, and raises where that takes longer: only the sender
-        # itself can be told to drop it.
+        # `close` waits for unsent records, and raises if that takes longer: only the sender itself
+        # can drop them.
         self._producer._sender.force_close()
         with contextlib.suppress(ClientError):
             self._producer.close(timeout=0)
@@ -86,7 +86,7 @@ def read_end(kafka: KafkaSettings, topic: str) -> list[ScoreRecord]:
         for tp in due:
             consumer.seek(tp, max(begin[tp], end[tp] - LAST))
 
-        # Each partition up to where it ended a moment ago.
+        # Each partition up to the end offset of a moment ago.
         last: list[ScoreRecord] = []
         waits = READ_SECONDS
         while due and waits > 0:
@@ -111,8 +111,8 @@ def read_end(kafka: KafkaSettings, topic: str) -> list[ScoreRecord]:
 
 
 def look_at_score_topic(kafka: KafkaSettings, topic: str) -> str:
-    """What the broker says of the topic, in words. Raises: KafkaError where it is not there and may
-    not be made by itself."""
+    """The broker's description of the topic, in words. Raises: KafkaError if the topic is missing
+    and the broker does not create it."""
     with asking_about_topics(kafka) as admin:
         for found in admin.describe_topics([topic]):
             if found["name"] == topic and not found["error_code"] and found["partitions"]:
@@ -127,7 +127,7 @@ def look_at_score_topic(kafka: KafkaSettings, topic: str) -> str:
 
 
 def _makes_topics(admin: Any) -> bool:
-    """Whether the broker makes a topic that somebody writes to."""
+    """Whether the broker creates a topic at the first write to it."""
     from kafka.admin import ConfigResource, ConfigResourceType
 
     name = "auto.create.topics.enable"

@@ -92,10 +92,10 @@ def log_role_of(member: str, log_name: str) -> str:
 def candidates(
     text: str, schema: Schema, node_set: str | None = None, key_type: str | None = None
 ) -> list[Key]:
-    """The keys that a text on the command line may stand for: text, and an integer if it is written
-    as one, in each node set.
+    """The keys that a text on the command line may mean: text, and an integer if it is written as
+    one, in each node set.
 
-    node_set, key_type: narrow that. Raises: SettingsError.
+    node_set, key_type: leave only keys of these. Raises: SettingsError.
     """
     names = schema.node_set_names
     if node_set is not None and node_set not in names:

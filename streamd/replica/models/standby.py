@@ -227,7 +227,7 @@ class Beginning:
             raise Stopped
 
     def _wait(self, why: str, error: object) -> None:
-        """Report the missing part, and wait a little."""
+        """Report the reason of a wait, and wait a little."""
         self._beat.touch(f"waiting for {why}", why=str(error))
         if self._failures.is_due(why):
             logger.warning("trainer_waits", missing=why, error=str(error))
