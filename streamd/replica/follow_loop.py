@@ -212,11 +212,11 @@ class FollowLoop:
         return False
 
     def _wait_for_leader(self) -> None:
-        """Wait for the topic. A follower does not create it: with a wrong name or broker it would
+        """Wait for the topic. A replica does not create it: with a wrong name or broker it would
         wait for records for ever."""
         name = changelog_topic(self._log.name)
         where = self._kafka.bootstrap_servers
-        self._wait("leader", f"{where} has no topic {name}; the leader makes it")
+        self._wait("leader", f"{where} has no topic {name}; the leader creates it")
 
     def _take_manifest(self, why: str) -> None:
         """Start again from the newest manifest, or wait for a newer one."""

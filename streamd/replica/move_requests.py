@@ -101,12 +101,12 @@ def compact_everywhere(
         waiting = compaction_wait(state, request)
         if not waiting:
             return True, (
-                "compacted: what was deleted is gone from the leader's log and versions, and from "
-                "what each member answered for; the others start anew"
+                "compacted: deleted data is gone from the leader's log and versions, and from the "
+                "files of each member that answered; other members rebuild theirs"
             )
         tell(waiting)
         if time.monotonic() >= deadline:
-            return False, f"not all is gone yet: {waiting}; the request stays"
+            return False, f"not all deleted data is gone yet: {waiting}; the request stays open"
 
 
 def ask_everywhere(settings: Settings, event: int, topic: ModelsTopic) -> str:

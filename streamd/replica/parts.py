@@ -20,7 +20,7 @@ from streamd.store.objects import Store
 from streamd.telemetry.heartbeat import Heartbeat
 
 logger = structlog.get_logger()
-NOT_SENT = "log.store is not set, which has their bytes"
+NOT_SENT = "log.store, which has the versions' files, is not set"
 
 
 class OneWriter:

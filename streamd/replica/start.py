@@ -32,10 +32,10 @@ def check_changelog(data_dir: Path, changelog: ChangelogId) -> None:
     stored = read_position(data_dir)
     if stored is not None and stored.changelog.is_other(changelog):
         raise ChangelogError(
-            f"{data_dir} goes with {stored.changelog.shown}, not with {changelog.shown}.",
-            "set log.name and kafka.bootstrap_servers as they were. Where the topic was made anew, "
-            f"remove {data_dir / CHANGELOG} on the leader, to publish from the present commit on, "
-            "and elsewhere start with an empty data_dir once there is a manifest.",
+            f"{data_dir} belongs to {stored.changelog.shown}, not to {changelog.shown}.",
+            "set log.name and kafka.bootstrap_servers as they were. If the topic was created "
+            f"again, remove {data_dir / CHANGELOG} on the leader, to publish from the present "
+            "commit on, and elsewhere start with an empty data_dir once there is a manifest.",
         )
 
 
@@ -131,7 +131,7 @@ def reconcile(
     if stored is not None and stored.offset > end:
         raise ChangelogError(
             f"The changelog ends at offset {end}, and {data_dir} has read it up to "
-            f"{stored.offset}: its topic was made anew, or lost records.",
+            f"{stored.offset}: its topic was created again, or lost records.",
             f"on the leader, {PUBLISH_ANEW.format(data_dir / CHANGELOG)}; elsewhere start with an "
             "empty data_dir once there is a manifest.",
         )
@@ -151,8 +151,8 @@ def reconcile(
     # Step 4.
     if position.seq < shown and stored is not None:
         raise ChangelogError(
-            f"The changelog ends at commit {position.seq}, and {data_dir} has shown commit "
-            f"{shown}: it went on without the changelog, or that lost records.",
+            f"The changelog ends at commit {position.seq}, and {data_dir} has published commit "
+            f"{shown}: it continued without the changelog, or that lost records.",
             f"on the leader, {PUBLISH_ANEW.format(data_dir / CHANGELOG)}; elsewhere start with an "
             "empty data_dir.",
         )
@@ -216,7 +216,7 @@ class _Comparison:
         if mine is not None and mine != record.line and is_due:
             if record.seq <= self._shown:
                 raise _diverged(self._data_dir, record.seq)
-            logger.warning("lines_taken_back", first_seq=record.seq, data_dir=str(self._data_dir))
+            logger.warning("lines_truncated", first_seq=record.seq, data_dir=str(self._data_dir))
             take_back(self._data_dir, record.seq, disk)
             return False
         return mine is not None or record.seq <= self._shown
@@ -237,6 +237,6 @@ def _pass_over_lacking(admission: Admission, entry: Read, shown: int) -> None:
 
 def _diverged(data_dir: Path, seq: int) -> DivergedError:
     return DivergedError(
-        f"{data_dir} has shown another commit {seq} than the changelog has.",
-        "keep the directory aside, see that one leader runs, and start here with an empty one.",
+        f"{data_dir} has published another commit {seq} than the changelog has.",
+        "keep the directory aside, check that one leader runs, and start here with an empty one.",
     )

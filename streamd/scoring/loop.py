@@ -156,7 +156,7 @@ class ScoreLoop:
                 return None
         if self._leading and scorer.position > start:
             logger.warning(
-                "scores_begin_later",
+                "scores_start_later",
                 from_event=scorer.position,
                 instead_of=start,
                 reason="stored facts have seen the events between",

@@ -211,7 +211,9 @@ class Outbox:
         if not self._away:
             self._away = True
             logger.warning(
-                "score_topic_away", error=str(error), meaning="events wait, then get no score"
+                "score_topic_away",
+                error=str(error),
+                meaning="events wait, and get no score if too old",
             )
         self._abandon()
         self._retry_at = now + RETRY_SECONDS

@@ -1,5 +1,5 @@
-"""The position that scoring has reached, stored locally as well: a topic without records does not
-have it, if all have expired or none was written."""
+"""The position that scoring has reached, stored locally as well: the topic does not have it if all
+records have expired, or none was ever written."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ class ScoredPosition:
             write_durably(self._path, b"%d" % event)
         except OSError as error:
             if not self._failing:
-                logger.error("place_not_written", file=str(self._path), error=str(error))
+                logger.error("position_not_written", file=str(self._path), error=str(error))
             self._failing = True
         else:
             self._written = event

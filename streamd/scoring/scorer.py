@@ -303,7 +303,7 @@ class Scorer:
             "score_not_finite",
             version=self.version,
             event_id=int(events[0]),
-            meaning="such events get no score, the others do; said once for each version",
+            meaning="such events get no score, the others do; logged once for each version",
         )
 
     def _record(self, batch: Batch, i: int, score: float, rank: float, num_others: int) -> Scored:

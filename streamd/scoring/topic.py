@@ -119,10 +119,10 @@ def look_at_score_topic(kafka: KafkaSettings, topic: str) -> str:
                 return f"{topic} has {len(found['partitions'])} partitions"
         allowed = _makes_topics(admin)
     if allowed:
-        return f"{topic} is not there yet: the broker makes it with the first record"
+        return f"{topic} does not exist yet: the broker creates it with the first record"
     raise KafkaError(
-        f"The topic {topic!r} does not exist, and the broker makes none by itself.",
-        "make it, with a retention of your own.",
+        f"The topic {topic!r} does not exist, and the broker creates none by itself.",
+        "create it, with a retention of your own.",
     )
 
 
@@ -144,6 +144,6 @@ def _makes_topics(admin: Any) -> bool:
 
 def _not_taken(error: Exception) -> KafkaError:
     return KafkaError(
-        f"The score topic did not take a record: {type(error).__name__} {error}.",
+        f"The score topic did not store a record: {type(error).__name__} {error}.",
         "check the brokers, the topic and this user's right to write it.",
     )

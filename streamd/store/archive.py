@@ -203,7 +203,7 @@ class Archive:
             self._note_failure(error)
         else:
             if self._failures:
-                logger.info("archive_goes_on", store=self._store.shown, failures=self._failures)
+                logger.info("archive_recovered", store=self._store.shown, failures=self._failures)
             self._failures = 0
             self._lasting.over()
             self.error = ""
@@ -387,7 +387,7 @@ class Archive:
             if self._left:
                 return f"the trainer, which still has {self._left[0]} in the store"
             if not self._cleaned:
-                return "removal of what older manifests named, and of the changelog's records"
+                return "the removal of older manifests' objects, and of the changelog's records"
         return ""
 
     def _say_forgetting(self) -> None:

@@ -73,7 +73,7 @@ def _windows(data_dir: Path, request: int, width_us: int, now_us: int) -> str:
     open_ends = [end for end in ends if log.watermark < end]
     if not open_ends:
         is_done = log.lower_bound(ends[-1]) <= trained
-        return " to publish what it learned" if is_done else " to learn windows that have closed"
+        return " to publish a version" if is_done else " to learn windows that have closed"
     count = "a window" if len(open_ends) == 1 else f"{len(open_ends)} windows"
     # The event time of a live stream keeps pace with the wall clock; that of a recording does not.
     if abs(now_us - log.watermark) < width_us:

@@ -146,7 +146,7 @@ class DeletedSearch:
                 if offset + length == right.extents[0][0] and most:
                     end = store.get_range(left.object, max(0, left.size - most), left.size)
                     begin = store.get_range(right.object, 0, most)
-                    where = f"{file.path} where {left.object} and {right.object} meet"
+                    where = f"{file.path} at the border of {left.object} and {right.object}"
                     yield from self._in(f"{where} in {store.shown}", [end + begin])
 
     def in_topic(self, topic: Topic) -> Iterator[Found]:
@@ -200,8 +200,8 @@ def _chunks(store: Store, name: str, size: int) -> Iterator[bytes]:
 
 
 class KafkaTopic:
-    """A topic of one partition in Kafka. num_records: offsets from its first to its last; some may
-    have no record."""
+    """A topic of one partition in Kafka. num_records: number of offsets from its first to its end;
+    some may have no record."""
 
     def __init__(self, kafka: KafkaSettings, name: str) -> None:
         self._kafka = kafka

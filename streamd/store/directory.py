@@ -77,7 +77,7 @@ def copy_directory(
                 pieces = objects_of(snapshot.folder, one)
                 write_pieces(path, one.size, pieces, reserve, written, disk)
         except FileNotFoundError as error:
-            raise StoreError(f"{error.filename} was removed while it was copied.", AGAIN) from None
+            raise StoreError(f"{error.filename} was removed during the copy.", AGAIN) from None
         write_ends(scratch, snapshot.state.seq, place, disk)
         verify_made(scratch, snapshot.state, check, f"The copy of {source}", AGAIN)
     return snapshot.state

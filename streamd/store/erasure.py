@@ -39,7 +39,7 @@ class Erasure:
         return cls(log, rows_of(log, keys))
 
     def live_rows(self) -> list[KeyRow]:
-        """Read new commits; then the rows with nodes that the log has not deleted yet."""
+        """The rows with nodes that the log has not deleted yet, after a read of new commits."""
         self._log.refresh()
         node_K = np.array([row.node for row in self.rows], np.int64)
         gone_K = self._log.deletions.is_gone(node_K)
@@ -57,7 +57,7 @@ class Erasure:
     def wait_reason(self, sent: Sequence[SentDelete], log_role: str) -> str:
         """The reason why deletes that were sent are not in the log yet. log_role: the role that
         writes the log here."""
-        # Ingest moves on from a delete only once it is in the log, or is a dead letter.
+        # Ingest reads past a delete only once it is in the log, or is a dead letter.
         refused = [one for one in sent if self.is_read(one)]
         if refused:
             one = refused[0]

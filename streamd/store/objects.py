@@ -28,7 +28,7 @@ HIDDEN = "***"
 SECRET_BYTES = 4
 """Minimum length of an option's value that is hidden: no secret is shorter, and single digits are
 in every message."""
-AWAY = "check the store's URL, credentials and network, then run it again: what is there is kept."
+AWAY = "check the store's URL, credentials and network, then run it again: stored objects stay."
 SURE = (FileNotFoundError, PermissionError, NotADirectoryError, NotImplementedError)
 """Errors that another try would only repeat."""
 
@@ -59,8 +59,8 @@ class Store:
         except (ImportError, ValueError) as error:
             raise StoreError(
                 f"No store can be opened at {self.shown}: {self._clean(error)}.",
-                "name a URL such as file:///backups or s3://bucket/folder, and install what it "
-                "needs: pip install 'streamd-gnn[s3]', [gs] or [azure].",
+                "name a URL such as file:///backups or s3://bucket/folder, and install its "
+                "library: pip install 'streamd-gnn[s3]', [gs] or [azure].",
             ) from None
         # Calls of a file system on an event loop may hang; fsspec bounds their time itself.
         bound = min(timeout_seconds, CALL_SECONDS)

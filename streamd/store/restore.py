@@ -53,7 +53,7 @@ def restore(
     """
     with new_directory(data_dir, disk) as scratch:
         _write_files(store, manifest, scratch, progress, disk)
-        what = f"What {manifest.name} in {store.shown} makes"
+        what = f"The directory made of {manifest.name} in {store.shown}"
         verify_made(scratch, LogState.restored(manifest.log), check, what, AGAIN)
 
 

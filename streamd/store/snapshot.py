@@ -188,8 +188,8 @@ def _link_log(
     for name, following in zip_longest(files, files[1:]):
         _link(data_dir, folder, name, disk)
         seen = FileStat.of(folder / name)
-        # If the next file begins up to the commit, all complete lines of this one belong to the
-        # log.
+        # If the next file starts at or before the commit, all complete lines of this one belong to
+        # the log.
         is_past = following is not None and int(following.stem) - 1 <= state.seq
         end = seen.size if is_past else _end_of(folder / name, state.seq)
         if end is not None:
@@ -216,7 +216,7 @@ def _link(data_dir: Path, folder: Path, path: Path, disk: Disk) -> None:
 
 def _end_of(journal: Path, seq: int) -> int | None:
     """Bytes of a journal file up to a commit, all if the file ends before it; None if the file
-    begins after the commit, or lacks a complete line."""
+    starts after the commit, or lacks a complete line."""
     end = None
     for at, fields in read_lines(journal):
         if fields is None or int(fields["seq" if "seq" in fields else "checkpoint"]) > seq:

@@ -123,11 +123,11 @@ def placed_snapshot(
     with taken as snapshot:
         if position is not None and position.seq > snapshot.state.seq:
             raise StoreError(
-                f"{data_dir} shows readers commit {snapshot.state.seq}, while the changelog has "
+                f"{data_dir} has published commit {snapshot.state.seq}, while the changelog has "
                 f"acknowledged {position.seq}.",
                 "run the backup again; if it stays so, start ingest.",
             )
-        # A file that a compaction replaced may be the old one until readers are shown its commit.
+        # A file that a compaction replaced may be the old one until its commit is published.
         holds_it = done is not None and done.seq <= snapshot.state.seq
         yield snapshot, position, done.seq if done is not None and holds_it else 0
 
@@ -142,8 +142,8 @@ def _position(data_dir: Path) -> ChangelogPosition | None:
             return position
         time.sleep(PAUSE_SECONDS)
     raise StoreError(
-        f"{data_dir / CHANGELOG} is damaged: the manifest could not say where to read on.",
-        "start ingest, which writes it anew.",
+        f"{data_dir / CHANGELOG} is damaged: a manifest would lack the position in the changelog.",
+        "start ingest, which writes it again.",
     )
 
 
@@ -203,7 +203,7 @@ def _check_place(store: Store, newest: Manifest, position: ChangelogPosition) ->
         raise StoreError(
             f"{store.shown} holds a manifest of term {place[0]} at offset {place[1]} of the "
             f"changelog, and this machine knows it up to term {position.term}, {position.offset}.",
-            "let the machine that leads write it; this one does again when it is leader.",
+            "let the machine that leads write it; this one writes again once it leads.",
         )
 
 
@@ -214,7 +214,7 @@ def _check_newest(store: Store, term: int, seq: int) -> None:
         raise StoreError(
             f"{store.shown} holds a manifest of term {newest_term}, this log is of term {term}: "
             "another leader has written since.",
-            "let that leader write it; where the changelog's topic was made anew, remove the "
+            "let that leader write it; if the changelog's topic was created again, remove the "
             "store's folder manifests.",
         )
     if (newest_term, newest_seq) > (term, seq):

@@ -24,7 +24,7 @@ VERSION_BYTES = 900_000
 default 1 MiB: enough for 200 GB in objects of 32 MiB."""
 NAME = re.compile(r"\d+-\d+(-\d+)?", re.ASCII)
 FILE_NAME = re.compile(r"[a-z0-9][a-z0-9-]*\.safetensors", re.ASCII)
-AGAIN = "none is needed: the trainer publishes newer versions; `streamd backup` makes all anew."
+AGAIN = "none is needed: the trainer publishes newer versions; `streamd backup` stores all again."
 
 
 class StoredVersion(msgspec.Struct, frozen=True, kw_only=True):

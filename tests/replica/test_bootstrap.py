@@ -72,7 +72,7 @@ def test_a_manifest_of_a_changelog_that_is_gone_is_not_taken(tmp_path, world):
     assert newest_manifest(store, topic.changelog) is None
     (tmp_path / "b").mkdir()
     bootstrap(store, newest_manifest(store), tmp_path / "b")
-    with pytest.raises(ChangelogError, match=r"goes with topic t.changelog \(id id-1\) .* not with topic t.changelog \(id id-2\)"):
+    with pytest.raises(ChangelogError, match=r"belongs to topic t.changelog \(id id-1\) .* not to topic t.changelog \(id id-2\)"):
         follow(tmp_path / "b", topic)
 
 

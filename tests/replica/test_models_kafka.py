@@ -119,7 +119,7 @@ def test_a_follower_makes_no_topic_and_goes_on_once_the_leader_made_it(kafka, tm
     thread.start()
     try:
         wait(lambda: (now := read_beat(tmp_path, "follow")) and now.state == "waiting for leader", 20)
-        assert f"no topic {s.log.name}.changelog; the leader makes it" in read_beat(tmp_path, "follow").detail["why"]
+        assert f"no topic {s.log.name}.changelog; the leader creates it" in read_beat(tmp_path, "follow").detail["why"]
         assert reading(replica_metrics.follow_waiting.labels("leader")) == 1 and reading(replica_metrics.follow_waiting.labels("broker")) == 0
         with pytest.raises(KafkaError, match=f"no topic {s.log.name}.models"):
             kafka_topic(s)

@@ -266,5 +266,5 @@ def test_time_passes_for_a_trainer_whose_ingest_is_gone(tmp_path):
         reign.on_step("learn")
         reign._led_at -= 11
         reign._looked_at -= 1
-        with pytest.raises(FencedError, match="leads no more"):
+        with pytest.raises(FencedError, match="does not lead any more"):
             reign.on_step("learn")

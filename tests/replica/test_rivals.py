@@ -153,7 +153,7 @@ def test_a_changelog_that_lost_what_it_acknowledged_is_noticed(tmp_path, topic):
     log = leader(tmp_path / "a", topic)
     del topic.records[-1:]
     at = topic.end
-    with pytest.raises(ChangelogError, match=f"lost records: offset {at} came behind offset {at}"):
+    with pytest.raises(ChangelogError, match=f"lost records: offset {at} came after offset {at}"):
         for number in (20, 21):
             commit(log, number)
             log.commits.await_acks()
@@ -296,7 +296,7 @@ def test_a_leader_that_stood_still_until_its_gap_was_deleted_is_a_deposed_one(tm
     topic.delete_before(topic.end)
     a.show_acknowledged()
     topic.turn()
-    with pytest.raises(FencedError, match="begins behind"):
+    with pytest.raises(FencedError, match="has no offset"):
         a.show_acknowledged()
     a.close()
     assert published_seq(tmp_path / "a") == 4

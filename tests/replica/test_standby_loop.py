@@ -327,7 +327,7 @@ def test_a_claim_that_the_brokers_do_not_take_is_made_again_later(world):
     def fail_once(after_term):
         if not world.claims:
             world.claims += 1
-            raise KafkaError("the changelog did not take a claim")
+            raise KafkaError("the changelog did not store a claim")
         return claim(after_term)
     world.claim = fail_once
     assert world.run(60) is not None

@@ -94,7 +94,7 @@ def test_a_member_is_not_led_into_another_changelog(tmp_path, changed, who):
     before = {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
     with pytest.raises(ChangelogError) as error:
         leader(path, other) if who == "leader" else follow(path, other)
-    assert f"goes with {topic.changelog.shown}, not with {other.changelog.shown}" in str(error.value)
+    assert f"belongs to {topic.changelog.shown}, not to {other.changelog.shown}" in str(error.value)
     assert {p: p.read_bytes() for p in path.rglob("*") if p.is_file()} == before
     assert read_position(path).changelog == topic.changelog
 
@@ -222,7 +222,7 @@ def test_a_topic_made_anew_and_a_log_that_went_on_alone_are_refused_by_name(tmp_
     log = leader(tmp_path, topic)
     life.live(log, 3, housekeeping=False)
     log.close()
-    with pytest.raises(ChangelogError, match="made anew"):
+    with pytest.raises(ChangelogError, match="created again"):
         leader(tmp_path, Topic())
     with pytest.raises(ChangelogError, match="would not tell it"):
         LogWriter(tmp_path, life.SCHEMA, life.SEGMENT_EDGES)

@@ -141,7 +141,7 @@ def test_the_doctor_looks_at_the_topic(kafka, tmp_path):
     topic = f"scores-{uuid.uuid4().hex}"
     assert said().seen == "none is set"
     missing = said(server__score_topic=topic)
-    assert missing.good == ("makes it" in missing.seen)
+    assert missing.good == ("creates it" in missing.seen)
     kafka.create_topic(topic, 2)
     assert said(server__score_topic=topic).seen == f"{topic} has 2 partitions"
     assert not said(server__score_topic="events").good

@@ -453,7 +453,7 @@ def test_failures_are_said_each_five_minutes_and_tried_again_after_growing_pause
         monkeypatch.setattr(archives, "upload", away)
         leader.commit(seal=True)
         leader.step(100)
-    assert [line["event"] for line in logs if "archive" in line["event"]] == ["archive_goes_on", "archive_failed"]
+    assert [line["event"] for line in logs if "archive" in line["event"]] == ["archive_recovered", "archive_failed"]
 
 
 def test_a_broker_that_is_away_stops_no_manifest(leader):

@@ -195,7 +195,7 @@ def test_a_file_that_goes_while_a_directory_is_read_in_place_is_said(tmp_path, w
         for path in (world.source / "edges/default").glob("*.tguf"):
             path.unlink()
 
-    with pytest.raises(StoreError, match="was removed while it was copied"):
+    with pytest.raises(StoreError, match="was removed during the copy"):
         copy_directory(world.source, tmp_path / "new", drop)
     assert not (tmp_path / "new").exists()
 

@@ -135,13 +135,13 @@ class Admission:
 def missing(seq: int, following: int) -> OutOfRange:
     """The error for commits between `seq` and `following` that the changelog lacks."""
     return OutOfRange(
-        f"the log here ends with commit {seq}, the changelog goes on with {following}"
+        f"the log here ends with commit {seq}, the changelog continues with {following}"
     )
 
 
 def _unclaimed(entry: Read) -> DivergedError:
     return DivergedError(
-        f"The record at offset {entry.offset} of the changelog is of term {entry.term}, whose "
-        "claim was not there when what lies before was read here: the changelog lost records.",
+        f"The record at offset {entry.offset} of the changelog has term {entry.term}, "
+        "but a claim before it is missing: the changelog lost records.",
         "keep the directory aside, and start here with an empty one.",
     )

@@ -138,6 +138,6 @@ class KafkaProducer:
 
 def _not_stored(error: Exception) -> KafkaError:
     return KafkaError(
-        f"The changelog did not take a record: {type(error).__name__} {error}.",
-        "check the brokers; ingest starts again, and publishes again what is not there.",
+        f"The changelog did not store a record: {type(error).__name__} {error}.",
+        "check the brokers; ingest restarts, and publishes the missing commits again.",
     )

@@ -378,6 +378,6 @@ def decode_value(record: Record) -> tuple[Head, memoryview]:
 def _damaged(offset: int, why: str) -> ChangelogError:
     return ChangelogError(
         f"The record at offset {offset} of the changelog cannot be used: {why}.",
-        "see that only the streamd of this log writes the topic; then start followers from the "
+        "make sure that only this log's streamd writes the topic; then start followers from the "
         "newest manifest.",
     )

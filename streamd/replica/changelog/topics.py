@@ -46,8 +46,8 @@ class TopicState(NamedTuple):
 
     @property
     def shown(self) -> str:
-        told = "".join(f"; {warning}" for warning in self.warnings)
-        return f"{self.name} with {self.replicas} copies on {self.num_brokers} brokers{told}"
+        warnings = "".join(f"; {warning}" for warning in self.warnings)
+        return f"{self.name} with {self.replicas} copies on {self.num_brokers} brokers{warnings}"
 
 
 def settings_of_topic(num_brokers: int) -> dict[str, str]:
@@ -73,7 +73,7 @@ def ensure_topic(admin: KafkaAdminClient, kafka: KafkaSettings, name: str) -> To
     except ClientError as error:
         raise _unanswered(kafka, name, error) from None
     if state is None:
-        raise KafkaError(f"The topic {name!r} was made and is not there yet.", "wait.")
+        raise KafkaError(f"The topic {name!r} was created and is not visible yet.", "wait.")
     return state
 
 
@@ -105,14 +105,14 @@ def look_at_topic(admin: KafkaAdminClient, name: str) -> TopicState | None:
     if wrong:
         raise ChangelogError(
             f"The topic {name!r} has {', '.join(wrong)}.",
-            "set it so with kafka-configs.sh --alter, or remove the topic and let streamd make it.",
+            "set it with kafka-configs.sh --alter, or remove the topic and let streamd create it.",
         )
 
     # One broker is no error: many users start with one.
     warnings = []
     in_sync = int(found.get("min.insync.replicas", "1"))
     if num_brokers < REPLICAS:
-        warnings.append(f"{num_brokers} brokers: a disk that is lost takes acknowledged commits")
+        warnings.append(f"{num_brokers} brokers: a lost disk loses acknowledged commits")
     elif replicas < REPLICAS or in_sync < MIN_IN_SYNC:
         warnings.append(f"{replicas} copies, {in_sync} in sync: fewer than 3 and 2")
     size = int(found.get("max.message.bytes", DEFAULT_MAX_BYTES))
@@ -149,6 +149,6 @@ def _configs(admin: KafkaAdminClient, name: str) -> dict[str, str]:
 
 def _unanswered(kafka: KafkaSettings, name: str, error: Exception) -> KafkaError:
     return KafkaError(
-        f"The topic {name!r} cannot be made or described: {error}.",
+        f"The topic {name!r} cannot be created or described: {error}.",
         f"check {kafka.bootstrap_servers}, kafka.client and this user's rights to the topic.",
     )

@@ -187,7 +187,7 @@ class Follower:
             whole = len(self._line) == self._line_bytes
             if path == LINE and whole:
                 if self._line[:8].decode(errors="replace") != record.line:
-                    raise _misplaced(record, "another line than its headers say")
+                    raise _misplaced(record, "a line that differs from its headers")
                 self._applier.begin(bytes(self._line), self._made)
 
     def _finish(self, record: Record) -> None:
@@ -221,6 +221,6 @@ def _schema_of(record: Record, head: Head) -> Schema:
 def _misplaced(record: Record, what: str) -> ChangelogError:
     return ChangelogError(
         f"The record at offset {record.offset} of the changelog has {what}.",
-        "see that only the streamd of this log writes the topic; then start from the newest "
+        "make sure that only this log's streamd writes the topic; then start from the newest "
         "manifest.",
     )

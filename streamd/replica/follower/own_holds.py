@@ -25,7 +25,7 @@ def readers_before(data_dir: Path, event: int) -> list[str]:
     try:
         holds = read_holds(data_dir)
     except CorruptionError as error:
-        logger.error("holds_passed_over", error=str(error))
+        logger.error("holds_unreadable", error=str(error))
         return []
     return [
         name for name, hold in holds.items() if hold.edge < event and _is_running(data_dir, name)

@@ -26,8 +26,8 @@ class Stopped(Exception):  # noqa: N818 - a stop is no error
 
 
 def open_topic(kafka: KafkaSettings, log_name: str) -> TopicState:
-    """Create the changelog's topic if it is missing, and check it. Only the leader calls this.
-    Raises: KafkaError, ChangelogError."""
+    """Create the changelog's topic if it is missing, and check it. Only members that may lead call
+    this. Raises: KafkaError, ChangelogError."""
     admin = make_admin(kafka)
     try:
         return _told(ensure_topic(admin, kafka, changelog_topic(log_name)))

@@ -44,8 +44,8 @@ def run_election(
             raise Stopped
         if time.monotonic() > until:
             raise KafkaError(
-                f"The changelog did not take a claim within {ELECTION_TIMEOUT_SECONDS:.0f} s.",
-                "check that enough brokers are in sync; it is tried again.",
+                f"The changelog did not store a claim within {ELECTION_TIMEOUT_SECONDS:.0f} s.",
+                "check that enough brokers are in sync; the standby tries again.",
             )
 
     waiting()

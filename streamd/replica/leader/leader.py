@@ -191,8 +191,8 @@ class _Start:
                     return entry
             self._waiting()
         raise ChangelogError(
-            "The changelog lost a record: a claim was acknowledged and is not there.",
-            "see that brokers elect no leader out of sync and that nobody removes the topic.",
+            "The changelog lost a record: a claim was acknowledged and is missing.",
+            "make sure that brokers elect no leader out of sync and the topic is not removed.",
         )
 
 
@@ -201,4 +201,4 @@ def _fenced(winner: Claim | None) -> FencedError:
         what = "it claimed a higher term"
     else:
         what = f"{winner.member}, in term {winner.term}, whose claim came before this one's"
-    return FencedError(f"Another process leads: {what}.", "nothing where that machine was to lead.")
+    return FencedError(f"Another process leads: {what}.", "nothing, if that machine was to lead.")

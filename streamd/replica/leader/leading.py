@@ -68,4 +68,4 @@ def note_led(data_dir: Path, term: int) -> None:
     try:
         write_durably(make_folder(data_dir, INGEST) / LED, b"%d" % term)
     except OSError as error:
-        logger.warning("lead_not_noted", term=term, error=str(error))
+        logger.warning("lead_not_stored", term=term, error=str(error))

@@ -175,14 +175,14 @@ class ChangelogPublisher:
         """
         first = self._next_offset
         if 0 <= offset < first:
-            raise _lost(f"offset {offset} came behind offset {first - 1}")
+            raise _lost(f"offset {offset} came after offset {first - 1}")
         found = offset
         end = offset if offset >= 0 else self._reader.bounds()[1]
         self._reader.seek(first)
         try:
             while found < 0 or self._reader.position < end:
                 if found < 0 and self._reader.position >= end:
-                    raise _lost("a record was acknowledged and is not there")
+                    raise _lost("a record was acknowledged and is missing")
                 for entry in self._reader.read(WAIT_SECONDS):
                     if entry.offset >= end:
                         break
@@ -195,8 +195,8 @@ class ChangelogPublisher:
             # Only records that a manifest covers are deleted: others led while this process was
             # paused.
             raise FencedError(
-                f"Another process leads: the changelog begins behind offset {first} by now.",
-                "nothing where another machine was to lead.",
+                f"Another process leads: the changelog has no offset {first} any more.",
+                "nothing, if another machine was to lead.",
             ) from None
         logger.warning(
             "changelog_gap", first=first, end=end, meaning="records of deposed leaders, or strays"
@@ -220,8 +220,8 @@ class ChangelogPublisher:
             what = f"another process published in term {entry.term}"
         raise FencedError(
             f"Another process leads: {what} at offset {entry.offset} of the changelog.",
-            "nothing where that machine was to lead. Else see that log.member is replica on all "
-            "machines but one.",
+            "nothing, if that machine was to lead. Else set log.member to replica on all machines "
+            "but one.",
         )
 
     def wait(self) -> None:
@@ -245,8 +245,8 @@ def _without_place(entry: Read) -> Read:
 def _lost(what: str) -> ChangelogError:
     return ChangelogError(
         f"The changelog lost records: {what}.",
-        "see that brokers elect no leader out of sync and that nobody removes the topic; ingest "
-        "starts again from what the changelog has.",
+        "make sure that brokers elect no leader out of sync and the topic is not removed; "
+        "ingest restarts from the changelog's records.",
     )
 
 

@@ -145,7 +145,7 @@ class StandbySuccession:
         """The reason why this member claims the lead once it has read all of the changelog, "" if
         there is none."""
         if leading.is_asked_to_lead(self._data_dir):
-            return "asked to"
+            return "on request"
         if self.led_term and self.led_term == follower.term:
             return "it led last"
         silent = self._silence.seconds(now)

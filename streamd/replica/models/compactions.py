@@ -72,7 +72,7 @@ class Compactions:
             self._on_step("released")
             self._topic.append([self._released(request, late)])
             if late:
-                logger.warning("members_left", members=late, lease_seconds=self._lease_seconds)
+                logger.warning("members_left_out", members=late, lease_seconds=self._lease_seconds)
 
     def _ask_again(self) -> None:
         """Ask ingest here, once, for the compactions that an earlier trainer released, perhaps on

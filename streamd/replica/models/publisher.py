@@ -95,8 +95,8 @@ class ModelsPublisher:
         5. Append versions, and then the moves that name them: a replica that reads a move without
            its version cannot follow it.
         6. Append windows of the history, and the names of the versions that are kept.
-        7. Remove the objects of the store that no record of the topic names. Before step 6 it would
-           still name the versions that the trainer dropped.
+        7. Remove the objects of the store that no record of the topic names. Before step 6 the
+           topic would still name the versions that the trainer dropped.
 
         wait_seconds: how long to wait for a record if there is none.
         Raises: FencedError if a later trainer has claimed; KafkaError, StoreError: then another
@@ -215,7 +215,9 @@ class ModelsPublisher:
         )
         if self.state.checkpoints[-1].name != done.name:
             # A record of an earlier try arrived late and has taken this number.
-            raise KafkaError("A checkpoint's record was not taken.", "none is needed.")
+            raise KafkaError(
+                "A checkpoint's record was ignored.", "none is needed: it is sent again."
+            )
         self._hold.keep(self.state)
         self._reign.newest = done.stored
         self._reign.handovers.end()
@@ -239,7 +241,7 @@ class ModelsPublisher:
         else:
             known = stored.upload_version(folder, self._store, self._stored_files())
         self._reign.uploaded[name] = known
-        # A version without memory, which the trainer dropped, keeps its record.
+        # Files of memory that the trainer has dropped are left out.
         files = [file for file in known.files if (folder / file.path).exists()]
         return StoredVersion(name=name, manifest=text, files=files)
 
@@ -303,7 +305,7 @@ class ModelsPublisher:
         if moves and not unsent and self.state.moves and self.state.moves[-1] not in set(moves):
             # This directory is older than the topic, as after a restore: its champion counts.
             logger.warning("models_topic_ahead", champion_there=self.state.champion)
-            why = "the trainer goes on from an older state than the models topic has"
+            why = "the trainer continues from an older state than the models topic has"
             unsent = [self._registry.promote_again(why)]
         ready = []
         stored_moves = set(moves[: self._reign.lets_through(self.state).num_moves])
@@ -389,7 +391,7 @@ class ModelsPublisher:
         return unsent + len(self._unsent_windows()) + self._reign.handovers.is_waiting
 
     def _sweep_store(self) -> None:
-        """Remove the versions and checkpoints that no machine needs from the store."""
+        """Remove from the store the versions and checkpoints that no machine needs."""
         if self._swept_for == self._needed():
             return
         self._on_step("sweep")

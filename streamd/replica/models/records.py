@@ -217,7 +217,7 @@ def decode(value: bytes | None) -> Known:
     return record
 
 
-_PASSED_OVER = "none is needed: it is passed over. Look at who writes to that topic."
+_PASSED_OVER = "none is needed: the record is skipped. Check which programs write to that topic."
 
 
 def _wrong(record: Known) -> str:
@@ -229,7 +229,7 @@ def _wrong(record: Known) -> str:
     if isinstance(record, Moved | Scored) and "\n" in record.line:
         return "it holds several lines"
     if isinstance(record, Kept) and not all(map(NAME.fullmatch, record.versions)):
-        return "it keeps what is no version"
+        return "it keeps a name that is not a version's"
     if isinstance(record, Checkpointed) and not CHECKPOINT_NAME.fullmatch(record.name):
         return "it names no checkpoint"
     if isinstance(record, Request) and not _names_a_version(record):

@@ -76,13 +76,13 @@ class Reign:
         KafkaError, StoreError."""
         state.check_beginning()
         if not state.trainer:
-            logger.warning("models_topic_begins_anew", meaning="all is stored and sent again")
+            logger.warning("models_topic_has_no_claim", meaning="all is stored and sent again")
             self.claim(topic, state)
             self.handovers.take_again()
         if state.trainer != self.id:
             raise FencedError(
                 f"Another trainer has claimed term {state.term} of the models topic.",
-                "none is needed where members stand by; else stop one of the two leaders.",
+                "none is needed if other members are standbys; else stop one of the two leaders.",
             )
 
     def note(self, entry: Stored, state: ModelsState) -> None:

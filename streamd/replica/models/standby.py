@@ -68,7 +68,10 @@ class TrainersReign:
             if self._leads_now():
                 self._led_at = now
             elif now - self._led_at > LEAVE_SECONDS:
-                raise FencedError("Ingest here leads no more.", "none is needed: it stands by.")
+                raise FencedError(
+                    "Ingest here does not lead any more.",
+                    "none is needed: the trainer becomes a standby.",
+                )
         if name == "rest":
             self._reign.handovers.take()
 
@@ -164,7 +167,7 @@ class Beginning:
         newest = state.checkpoints[-1].name if state.checkpoints else ""
         names = {entry.name for entry in read_mark(self._paths.learned)}
         if newest and newest not in names and has_state(self._paths.learned):
-            logger.info("trainer_cleared", reason="another trainer has gone on from there")
+            logger.info("trainer_cleared", reason="another trainer continues from its checkpoint")
             clear(self._paths.learned)
         self._beat.touch("standby", term=state.term)
         self._stop.wait(LOOK_SECONDS)

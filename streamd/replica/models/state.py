@@ -73,7 +73,7 @@ class ModelsState:
             except ModelsTopicError as error:
                 self.passed_over += 1
                 replica_metrics.stray_records.labels(MODELS).inc()
-                logger.error("models_record_passed_over", error=str(error))
+                logger.error("models_record_skipped", error=str(error))
 
     def _admit(self, record: records.Known) -> None:
         """Apply a record. A record of another term than the highest, a claim of a term that is
@@ -122,8 +122,8 @@ class ModelsState:
     def _pass_over(self, what: str) -> None:
         self.passed_over += 1
         logger.warning(
-            "models_record_passed_over",
-            error=f"{what} is no news behind record {self.number} of term {self.term}",
+            "models_record_skipped",
+            error=f"{what} is not newer than record {self.number} of term {self.term}",
         )
 
     def _trained(self, record: records.Known) -> None:
@@ -143,8 +143,8 @@ class ModelsState:
             case records.Scored(index=index, line=line):
                 if index > len(self.windows):
                     raise ModelsTopicError(
-                        f"Window {index} comes behind {len(self.windows)} windows.",
-                        "none is needed: the trainer sends what lacks.",
+                        f"Window {index} follows only {len(self.windows)} windows.",
+                        "none is needed: the trainer sends the missing ones.",
                     )
                 self.windows[index:] = [line]
             case records.Kept(versions=versions):

@@ -58,7 +58,7 @@ class KafkaModelsTopic:
             elif find_topic(admin, kafka, self._partition.topic) is None:
                 raise KafkaError(
                     f"{kafka.bootstrap_servers} has no topic {self._partition.topic}.",
-                    "start the trainer, which makes it; check log.name and the broker if it runs.",
+                    "start the trainer, which creates it; if it runs, check log.name and broker.",
                 )
         finally:
             admin.close()
@@ -77,13 +77,13 @@ class KafkaModelsTopic:
             if begin != self._begin:
                 raise KafkaError(
                     f"Topic {partition.topic} begins at {begin}: records were deleted.",
-                    "see who deletes records of that topic; the trainer sends missing ones again.",
+                    "find out why records are deleted; the trainer sends missing ones again.",
                 )
             end = self._consumer.end_offsets([partition])[partition]
             if self._consumer.position(partition) > end:
                 raise KafkaError(
-                    f"Topic {partition.topic} ends at {end}, before what was read.",
-                    "it was made anew: the trainer sends again what is in models/.",
+                    f"Topic {partition.topic} ends at {end}, before the position read so far.",
+                    "it was created again: the trainer sends models/ again.",
                 )
             values = []
             deadline = time.monotonic() + max(wait_seconds, READ_SECONDS)
