@@ -131,7 +131,7 @@ def test_a_fork_after_the_changelog_lost_its_tail_is_noticed_by_name(tmp_path, t
         commit(b, number)
     b.commits.await_acks()
     assert topic.end > read
-    with pytest.raises(DivergedError, match="term 4, whose claim"):
+    with pytest.raises(DivergedError, match="term 4, but a claim before it is missing"):
         drain(tmp_path / "f", topic)
     b.close()
 

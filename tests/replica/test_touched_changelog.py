@@ -112,7 +112,7 @@ def empty(topic):
 HARMED = {
     "the next commit is damaged": (damage_value, ChangelogError, "differs from its checksum"),
     # Followers must not take what comes after it for commits that the broker refused, and wait for ever.
-    "the headers of a commit are damaged": (damage_headers, OutOfRange, "ends with commit 1, the changelog goes on with 3"),
+    "the headers of a commit are damaged": (damage_headers, OutOfRange, "ends with commit 1, the changelog continues with 3"),
     "records were trimmed that nobody read": (trim, OutOfRange, "begins at offset 3"),
     "the topic was made anew": (remove, ChangelogError, "belongs to .*id-1.*not to.*id-2"),
     "the topic lost its records": (empty, ChangelogError, "created again, or lost records"),
