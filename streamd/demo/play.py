@@ -170,7 +170,7 @@ def _settings(
             "windows.merge_after": 0,
             "ingest.merge_wait_seconds": MERGE_WAIT_SECONDS,
             "server.port": port,
-            "server.page_note": f"Demo: {title}. {MOVED}",
+            "server.page_note": f"Demo: {title} {MOVED}",
             "telemetry.ingest_port": 0,
             "telemetry.train_port": 0,
         },

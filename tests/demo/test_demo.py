@@ -255,6 +255,14 @@ def test_scores_of_a_nightly_model_before_its_first_night_are_marked():
     assert "* with windows before the first night" in printed(True, False) and "*" not in printed(False)
 
 
+@pytest.mark.parametrize("name", ["wikipedia", "taxi", "mathoverflow"])
+def test_the_page_s_note_is_whole_sentences(tmp_path, name):
+    stream = stream_named(name)
+    made = play._settings(stream, SimpleNamespace(bootstrap_servers="h:1", client={}), "t", tmp_path, 0, play.title_of(stream, 2))
+    note = made.server.page_note
+    assert note.startswith("Demo: the first 2 days of a month of ") and note.endswith("? All days are moved so that the last one ends last midnight (UTC).")
+
+
 def test_in_a_narrow_terminal_the_last_table_is_two_of_80_columns():
     table = [Row("day 31", 12_345, dict.fromkeys(COLUMNS, (0.512, 0.987)), True),
              Row("after 47,242 events", 110_232, dict.fromkeys(COLUMNS, (0.512, 0.987))), Row("known before", 110_000, dict.fromkeys(COLUMNS, (0.498, None)))]
