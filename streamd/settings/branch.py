@@ -1,10 +1,10 @@
-"""What every branch of the settings tree is made of: its class, and numbers with a bound."""
+"""The class of the settings tree's branches, and the types of bounded numbers."""
 
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-# Types of numbers with a bound, and of lengths of time.
+# Types of bounded numbers, and of durations.
 Positive = Annotated[int, Field(gt=0)]
 Natural = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0)]

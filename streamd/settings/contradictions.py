@@ -1,4 +1,4 @@
-"""Checks what no setting alone can tell: settings that contradict one another."""
+"""Checks that settings agree with one another, which no check of a single setting can find."""
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,12 +18,12 @@ from streamd.settings.sources import (
 from streamd.settings.tree import Settings, schema_of
 
 Place = tuple[str | int, ...]
-"""A key, step by step, such as ("sources", 0, "fields")."""
+"""The steps of a key, such as ("sources", 0, "fields")."""
 
 
 def check_widths(s: Settings, origin: Mapping[str, str]) -> Iterator[Misplaced]:
-    """Check that widths that are set are those of the declared features. origin: dotted key ->
-    source of its value."""
+    """Check that feature widths in the settings equal those of the declared features. origin:
+    dotted key -> source of its value."""
     schema = schema_of(s)
     for kind in ("edge", "node"):
         name = f"{kind}_feature_dim"
@@ -37,7 +37,7 @@ def check_widths(s: Settings, origin: Mapping[str, str]) -> Iterator[Misplaced]:
 
 
 def check_topics(s: Settings) -> Iterator[Misplaced]:
-    """Check that the topics of sources are read."""
+    """Check that ingest reads the topics of all sources."""
     for i, source in enumerate(s.sources):
         if source.topic not in s.kafka.topics:
             near = nearest_of(source.topic, s.kafka.topics)
@@ -45,8 +45,9 @@ def check_topics(s: Settings) -> Iterator[Misplaced]:
 
 
 def check_branches(s: Settings) -> Iterator[Misplaced]:
-    """Check settings of different branches, and those that are pairs, against one another."""
-    # The server: how it is reached.
+    """Check settings of different branches, and settings that come in pairs, against one
+    another."""
+    # The server: TLS files and port.
     if (s.server.tls_cert_file is None) != (s.server.tls_key_file is None):
         yield Misplaced(
             ("server", "tls_key_file" if s.server.tls_cert_file is None else "tls_cert_file"),
@@ -81,7 +82,7 @@ def check_branches(s: Settings) -> Iterator[Misplaced]:
     if any(h <= 0 for h in s.model.half_lives_seconds):
         yield Misplaced(("model", "half_lives_seconds"), "all of them must be above 0")
 
-    # Kafka: settings that have a key of their own, and parts of the partitions.
+    # Kafka: options with a key of their own, and the shard of partitions.
     for name in ("group_id", "bootstrap_servers"):
         if name in s.kafka.client:
             yield Misplaced(("kafka", "client", name), f"it is set by kafka.{name}")
@@ -96,7 +97,8 @@ def check_branches(s: Settings) -> Iterator[Misplaced]:
 
 
 def _check_schema_registry(s: Settings) -> Iterator[Misplaced]:
-    """Check how the schema registry is reached, and that it is set if a source needs it."""
+    """Check the registry's address and credentials, and that the address is set if a source needs
+    it."""
     r = s.schema_registry
     for i, source in enumerate(s.sources):
         if source.format in REGISTRY_FORMATS and r.url is None:
@@ -137,7 +139,7 @@ def check_sources(
         if source.labels is not None and not schema.label_dim:
             yield Misplaced((*here, "labels"), "there are no labels while stream.label_dim is 0")
 
-        # Each rule is of a declared set; edges and node features have that set's features.
+        # Each rule belongs to a declared set; edges and node features have that set's features.
         of_edges = source.deletes is not None and source.deletes.fields.node is None
         if source.edge_set is not None and source.fields is None and not of_edges:
             yield Misplaced((*here, "edge_set"), "the source makes no edges and deletes none")
@@ -168,19 +170,19 @@ def check_sources(
 def _check_topic(
     source: SourceSettings, before: Sequence[SourceSettings], at: Place
 ) -> Iterator[Misplaced]:
-    """Compare a source with those before it of the same topic."""
+    """Check a source against those before it with the same topic."""
     for one in before:
-        # These belong to the topic, not to one kind of its records.
+        # These belong to the topic, not to a single source of it.
         for name in ("format", "envelope", "unavailable_value"):
             if getattr(one, name) != getattr(source, name):
                 what = f"it is {getattr(one, name) or 'none'} in a source before this one"
                 yield Misplaced((*at, name), f"a topic has one {name}, and {what}")
-        # Formats with times of their own write them again as one source reads them.
+        # Binary formats are converted once for all sources of a topic, with one time form.
         timed = {one.time, source.time} - {"record"}
         if len(timed) > 1 and source.format not in ("json", "ndjson"):
             what = f"it is {one.time or 'stream.time_unit'} in a source before this one"
             yield Misplaced((*at, "time"), f"a topic of {source.format} has one form, and {what}")
-        # An order of sources in which one never gets a record is a mistake.
+        # A source that never gets a record is a mistake.
         if one.takes_all and not source.also:
             yield Misplaced(
                 at,
@@ -196,12 +198,12 @@ def _check_deletes(
     edge_sets: Mapping[str, SetSettings],
     at: Place,
 ) -> Iterator[Misplaced]:
-    """Check that deletes are of a declared set."""
+    """Check that deletes belong to a declared set."""
     yield from _check_fields(rule.fields, (*at, "fields"))
     if rule.fields.node is None:
         if rule.node_set is not None:
             yield Misplaced((*at, "node_set"), "they delete edges, which have an edge_set")
-        # A set that only the source names was checked there.
+        # If only the source names the set, it was checked there.
         if rule.edge_set is not None or source.fields is None:
             yield from _check_set(rule.edge_set or source.edge_set, edge_sets, (*at, "edge_set"))
     else:
@@ -211,7 +213,7 @@ def _check_deletes(
 
 
 def _check_set(name: str | None, sets: Mapping[str, SetSettings], at: Place) -> Iterator[Misplaced]:
-    """Check that the set that a rule names is declared, and that it names one of several."""
+    """Check that a rule names a declared set, and that it names one if there are several."""
     if name is None and len(sets) > 1:
         yield Misplaced(at, f"it is not set, and there are several: {shown(list(sets))}")
     if name is not None and name not in sets:
@@ -219,13 +221,14 @@ def _check_set(name: str | None, sets: Mapping[str, SetSettings], at: Place) -> 
 
 
 def _chosen(name: str | None, sets: Mapping[str, SetSettings]) -> str | None:
-    """The set of a rule: the one that it names, or the only one; None if there is none such."""
+    """The set of a rule: the named one, or the only one; None if there is no such set."""
     name = next(iter(sets)) if name is None and len(sets) == 1 else name
     return name if name in sets else None
 
 
 class _Declared(NamedTuple):
-    """A declared set. key: where its features are declared. columns: where they lie in rows."""
+    """A declared set. key: of the declaration of its features. columns: of its features in a
+    row."""
 
     key: str
     settings: SetSettings
@@ -233,7 +236,7 @@ class _Declared(NamedTuple):
 
 
 def _check_fields(fields: BaseModel, at: Place) -> Iterator[Misplaced]:
-    """Refuse what only keys have on other fields."""
+    """Refuse options of keys on other fields, and constants that do not fit."""
     for place, field in fields_of(fields):
         is_key = place[0] in ("src", "dst", "node", "id")
         if field.prefix and not is_key:
@@ -249,7 +252,7 @@ def _check_fields(fields: BaseModel, at: Place) -> Iterator[Misplaced]:
 
 
 def _check_features(given: Fields, declared: _Declared, at: Place) -> Iterator[Misplaced]:
-    """Compare a source's features with the declared ones."""
+    """Check a source's features against the declared ones."""
     key, features = declared.key, declared.settings.features
     for name, field in given.items():
         if name not in features:
@@ -260,7 +263,7 @@ def _check_features(given: Fields, declared: _Declared, at: Place) -> Iterator[M
         for word, value in (("default", field.default), ("constant", field.constant)):
             if value is not None and not feature.takes(value):
                 yield Misplaced((*at, "features", name), f"{word} is no value of {feature.words}")
-    # A misspelt name is a missing one too: the one that is there says more.
+    # A misspelt name is also a missing one: only the misspelt one is reported.
     unknown = [name for name in given if name not in features]
     for name, feature in features.items():
         is_misspelt = bool(difflib.get_close_matches(name, unknown, 1, 0.5))

@@ -8,9 +8,9 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def settings_schema() -> dict[str, Any]:
-    """The schema: what each setting may be, its default and its meaning.
+    """The schema: type, bounds, default and meaning of each setting.
 
-    It knows one setting at a time; what only several together show is left to `load_settings`.
+    It checks each setting by itself; `load_settings` checks that settings agree.
     """
     schema = Settings.model_json_schema(mode="validation")
     return {"$schema": DIALECT} | schema | {"title": "Settings of streamd"}

@@ -92,16 +92,16 @@ __all__ = [
 KEYS = ("api_keys", "admin_keys")
 """Settings that are lists of secrets."""
 DECLARATIONS = (("sources",), ("graph", "node_sets"), ("graph", "edge_sets"))
-"""Settings whose values are trees of their own."""
+"""Settings whose values are nested declarations."""
 STORE_URL = ("log", "store")
-"""Setting that is a URL, in which user, password and query may be credentials."""
+"""A setting that is a URL: its user, password and query may be credentials."""
 DECLARING = {".".join(path) for path in DECLARATIONS} | {
     "stream.edge_feature_dim",
     "stream.node_feature_dim",
     "stream.label_dim",
     "kafka.topics",
 }
-"""Settings by which sources and declared sets are checked."""
+"""Settings that the check of sources and declared sets reads."""
 
 
 def load_settings(
@@ -111,12 +111,10 @@ def load_settings(
 ) -> tuple[Settings, dict[str, str]]:
     """Read the settings from all sources.
 
-    Args: path: a YAML file, or None; overrides: dotted key -> value, strongest; environ: defaults
-    to `os.environ`.
-    Returns: the settings, and where each value comes from: dotted key -> "default", "file",
-    "environment" or "command line".
-    Raises: SettingsError with all that is wrong: each key, its source with file and line, and the
-    nearest known key.
+    Args: path: a YAML file, or None; overrides: dotted key -> value, with the highest precedence;
+    environ: defaults to `os.environ`. Returns: the settings, and the source of each value: dotted
+    key -> "default", "file", "environment" or "command line". Raises: SettingsError that lists all
+    errors: each with its key, its source with file and line, and the nearest known key.
     """
     environ = os.environ if environ is None else environ
     known = {".".join(p) for p in leaves()}
@@ -125,7 +123,7 @@ def load_settings(
     mistakes = Mistakes(origin, file)
     given: dict[str, Any] = {}
 
-    # Later sources are stronger.
+    # Later sources override earlier ones.
     for source, values in (
         ("file", _flatten(file.content, mistakes) if file else {}),
         ("environment", _read_environment(environ, mistakes)),
@@ -138,7 +136,7 @@ def load_settings(
             else:
                 mistakes.add_unknown(key, source)
 
-    # Check values one by one, then those that can be used together.
+    # Check each value, then the usable ones together.
     try:
         settings = Settings(**_tree_of(given))
     except ValidationError as error:
@@ -155,15 +153,15 @@ def load_settings(
 
 
 def _checked_together(s: Settings, origin: Mapping[str, str], mistakes: Mistakes) -> Settings:
-    """Check settings against one another, and complete them by what their declarations imply."""
-    # A check is left out if it names a setting whose value is not the one that was meant.
+    """Check settings against one another, and fill in those that declarations imply."""
+    # Skip checks that involve a setting whose value was rejected.
     doubtful = frozenset(mistakes.doubtful)
 
     def add_all(found: Iterable[Misplaced]) -> bool:
         certain = [m for m in found if not any(key in _named_in(m) for key in doubtful)]
         return mistakes.add_all(certain)
 
-    # Without sets there is no schema to compare with.
+    # Without valid sets there is no schema to compare with.
     if not doubtful & DECLARING and not add_all(check_sets(s.graph.node_sets, s.graph.edge_sets)):
         add_all(check_widths(s, origin))
         s = _completed(s, origin)
@@ -174,12 +172,13 @@ def _checked_together(s: Settings, origin: Mapping[str, str], mistakes: Mistakes
 
 
 def _named_in(misplaced: Misplaced) -> str:
-    """The text of a contradiction with its key, which name all settings that are compared."""
+    """The text of a contradiction with its key: it contains the names of all settings that it
+    compares."""
     return f"{'.'.join(map(str, misplaced.place))} {misplaced.what}"
 
 
 def _tree_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by dotted key as the tree that pydantic reads."""
+    """Values by dotted key, nested as pydantic reads them."""
     tree: dict[str, Any] = {}
     for key, value in values.items():
         *branch, leaf = key.split(".")
@@ -191,7 +190,7 @@ def _tree_of(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _completed(s: Settings, origin: Mapping[str, str]) -> Settings:
-    """The settings with the widths and topics that their declarations imply."""
+    """The settings with the widths and topics that declarations imply."""
     schema = schema_of(s)
     widths = {
         "edge_feature_dim": schema.edge_feature_dim,
@@ -199,7 +198,7 @@ def _completed(s: Settings, origin: Mapping[str, str]) -> Settings:
     }
     stream = s.stream.model_copy(update=widths)
 
-    # Topics of sources are read without being named twice.
+    # The topics of sources need not be repeated in kafka.topics.
     topics = tuple(dict.fromkeys(source.topic for source in s.sources))
     kafka = s.kafka
     if origin["kafka.topics"] == "default" and topics:
@@ -208,7 +207,7 @@ def _completed(s: Settings, origin: Mapping[str, str]) -> Settings:
 
 
 def changed(old: Settings, new: Settings) -> list[str]:
-    """The settings that differ, by dotted key."""
+    """The dotted keys of settings that differ."""
 
     def value(settings: Settings, path: tuple[str, ...]) -> Any:
         out: Any = settings
@@ -245,7 +244,7 @@ def effective(settings: Settings) -> dict[str, Any]:
 
 
 def as_environment(settings: Settings) -> dict[str, str]:
-    """Write the settings as `STREAMD_...` variables, in which `streamd run` hands them to roles.
+    """The settings as `STREAMD_...` variables, by which `streamd run` passes them to its roles.
 
     A command line would show the keys to every user of the machine.
     """
@@ -268,15 +267,15 @@ def as_environment(settings: Settings) -> dict[str, str]:
 
 
 def _plain(declaration: Any) -> Any:
-    """A declaration as lists and mappings, without what was left out."""
+    """A declaration as lists and mappings, without defaults."""
     parts = declaration.items() if isinstance(declaration, dict) else enumerate(declaration)
     dumped = {key: part.model_dump(mode="json", exclude_defaults=True) for key, part in parts}
     return dumped if isinstance(declaration, dict) else list(dumped.values())
 
 
 def check_access(server: ServerSettings) -> None:
-    """Check that what others can reach asks for keys; for those who listen. Raises:
-    SettingsError."""
+    """Check that a server that other machines can reach requires API keys. Call it before
+    listening. Raises: SettingsError."""
     if server.host not in LOOPBACK and not has_keys(server):
         raise SettingsError(
             f"server.host is {server.host}, which others can reach, but server.api_keys is empty.",
@@ -285,9 +284,9 @@ def check_access(server: ServerSettings) -> None:
 
 
 def _with_earlier_directory(s: Settings, origin: Mapping[str, str]) -> Settings:
-    """The settings with the folder above `data_dir`, if that holds a log and `data_dir` does not
-    exist: the image of 0.1.0 kept the log in the root of its volume, this one keeps it in a folder
-    there."""
+    """The settings with the parent folder of `data_dir`, if that has a log and `data_dir` does not
+    exist. The image of 0.1.0 kept the log in the root of its volume; today's image keeps it in a
+    subfolder."""
     data_dir, above = s.data_dir, s.data_dir.parent
     if origin["data_dir"] != "environment" or data_dir.exists():
         return s
@@ -300,7 +299,7 @@ def _with_earlier_directory(s: Settings, origin: Mapping[str, str]) -> Settings:
 
 
 def _flatten(tree: Mapping[Any, Any], mistakes: Mistakes) -> dict[str, Any]:
-    """Turn a file's nested mapping into values by dotted key. mistakes: gets each branch that is
+    """Flatten a file's nested mapping to values by dotted key. mistakes: gets each branch that is
     no mapping."""
     branches = {p[0] for p in leaves() if len(p) > 1}
     out: dict[str, Any] = {}
@@ -316,7 +315,7 @@ def _flatten(tree: Mapping[Any, Any], mistakes: Mistakes) -> dict[str, Any]:
 
 def _read_environment(environ: Mapping[str, str], mistakes: Mistakes) -> dict[str, Any]:
     """Read the `STREAMD_...` variables as values by dotted key. mistakes: gets each variable that
-    is unknown, or is not JSON though its setting is a list or mapping."""
+    is unknown, or is not JSON although its setting is a list or mapping."""
     names = {PREFIX + "__".join(p).upper(): p for p in leaves()}
     values: dict[str, Any] = {}
     source = EnvSettingsSource(Settings, env_prefix=PREFIX, env_nested_delimiter="__")

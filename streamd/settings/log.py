@@ -1,4 +1,4 @@
-"""The settings of a log that several machines hold."""
+"""The settings of a log that is replicated to several machines."""
 
 from typing import Literal
 from urllib.parse import urlsplit, urlunsplit
@@ -9,7 +9,7 @@ from streamd.settings.branch import Branch, Seconds
 
 
 def without_secrets(url: str) -> str:
-    """A URL as it may be shown: without user, password and query, which may be credentials."""
+    """A URL without user, password and query, which may be credentials: safe to print."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -19,7 +19,7 @@ def without_secrets(url: str) -> str:
 
 
 class LogSettings(Branch):
-    """Whether other machines hold the log too, and what this one is to them."""
+    """Replication of the log to other machines, and the role of this one in it."""
 
     name: str = Field(
         "",
@@ -43,13 +43,13 @@ class LogSettings(Branch):
 
     @property
     def follows(self) -> bool:
-        """Whether this machine follows, now or at times: what other machines send may be newer
-        than what it has."""
+        """Whether this machine is a follower, always or at times: records from other machines may
+        then be newer than its own."""
         return bool(self.name) and self.member != "leader"
 
 
 class LeaderSettings(Branch):
-    """When a standby takes the lead."""
+    """Failover: when a standby becomes the leader."""
 
     timeout_seconds: float = Field(
         10,
@@ -61,6 +61,6 @@ class LeaderSettings(Branch):
 
     @property
     def heartbeat_seconds(self) -> float:
-        """A leader without commits lets others hear of it so often: a third of the timeout, so that
-        one heartbeat may be late, and one second at most."""
+        """Interval of the heartbeats of a leader without commits: a third of the timeout, so that
+        one of them may be late, and at most one second."""
         return min(1.0, self.timeout_seconds / 3)

@@ -1,4 +1,4 @@
-"""All that is wrong with settings, collected for one error."""
+"""Collects all errors in the settings into one exception."""
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,9 +12,9 @@ from streamd.settings.tree import PREFIX, Settings
 from streamd.settings.yaml_lines import SettingsFile, nearest_name
 
 SECRET_WORDS = ("password", "secret", "token", "key", "proxy")
-"""Parts of names whose values are never shown; a proxy's address may hold a password."""
+"""Substrings of names whose values are never printed; a proxy's address may contain a password."""
 MAX_SHOWN = 80
-"""Most characters of a wrong value that an error shows."""
+"""Longest wrong value that an error prints, in characters."""
 ORDER = ("file", "environment", "command line", "default")
 """The sources of settings, in the order in which errors are listed."""
 EXAMPLES: dict[str | int, str] = {
@@ -24,35 +24,36 @@ EXAMPLES: dict[str | int, str] = {
     "edge_sets": "{views: {source: user, target: item}}",
     "node_sets": "{user: {}, item: {}}",
 }
-"""Mappings by the name of the setting that holds them."""
+"""Example mappings by the name of the setting."""
 TYPES = ("str", "int", "float", "bool")
-"""Names that pydantic adds to the key of a value of several types."""
+"""Type names that pydantic appends to the key of a value of several possible types."""
 Place = Sequence[str | int]
-"""A key, step by step, such as ("sources", 0, "fields")."""
+"""The steps of a key, such as ("sources", 0, "fields")."""
 
 
 class Mistakes:
     """The errors found so far. Owner: the one call that reads the settings.
 
-    doubtful: settings, by dotted key, whose values are not those that were meant.
+    doubtful: settings, by dotted key, that an error concerns; contradictions with them are not
+    reported.
     """
 
     def __init__(self, origin: Mapping[str, str], file: SettingsFile | None) -> None:
-        """origin: dotted key of each setting -> source, which may change until `add` is called."""
+        """origin: dotted key of each setting -> source; it may change until `add` is called."""
         self._origin = origin
         self._file = file
         self._found: list[tuple[int, int, str]] = []
         self.doubtful: set[str] = set()
 
-        # A key that is there twice has one meaning too many.
+        # A repeated key is ambiguous.
         if file is not None:
             for key, line in file.repeated:
                 where = f"Settings file {file.path} line {line}"
                 self._note("file", line, f"{where}: {key!r} is there twice.")
 
     def add(self, place: Place, what: str, action: str = "", source: str = "") -> None:
-        """Add what is wrong with a setting, or inside its value. source: of a value that counts
-        nowhere yet."""
+        """Add an error in a setting's value, or inside it. source: of a value that was rejected
+        before its source was recorded."""
         self.doubtful |= self._settings_at(place)
         self._add(place, source or self._source_of(place), f": {what}", action)
 
@@ -64,9 +65,9 @@ class Mistakes:
         return bool(found)
 
     def add_unknown(self, key: str, source: str) -> None:
-        """Add a key that no setting has. key: dotted."""
-        # Of a key without a dot, a branch may be meant. Half of the letters must agree: a wilder
-        # guess would mislead.
+        """Add an unknown key. key: dotted."""
+        # A key without a dot may be meant as a branch. At least half of the letters must agree: a
+        # looser guess would mislead.
         count = key.count(".") + 1
         known = {".".join(one.split(".")[:count]) for one in self._origin} | self._origin.keys()
         close = difflib.get_close_matches(key, sorted(known), 1, 0.5)
@@ -75,13 +76,13 @@ class Mistakes:
         self._add(key.split("."), source, f" is unknown; {near}")
 
     def add_variable(self, text: str, key: str | None) -> None:
-        """Add what is wrong with a variable, as a sentence. key: of the setting that it names, None
-        for one that names none."""
+        """Add an error in a variable, as a sentence. key: of the variable's setting, None if it has
+        none."""
         self.doubtful |= self._origin.keys() if key is None else {key}
         self._note("environment", 0, text)
 
     def add_misfits(self, error: ValidationError, tree: Mapping[str, Any]) -> None:
-        """Add the errors of pydantic. tree: the values that it was given."""
+        """Add the errors of pydantic. tree: the values that it checked."""
         found = error.errors()
         misspelt = [e["loc"] for e in found if e["type"] == "extra_forbidden"]
         known: set[Place] = set()
@@ -92,19 +93,19 @@ class Mistakes:
                 near = nearest_name(Settings, place)
                 self._add(place, self._source_of(place), f" is unknown{near}")
                 continue
-            # A misspelt key is a missing one too: the one that is there says more.
+            # A misspelt key is also a missing one: only the misspelt one is reported.
             if e["type"] == "missing":
                 if not any(_may_be_meant(place, other) for other in misspelt):
                     self.add(place, e["msg"])
                 continue
-            # Of one value each type that it might have had is an error.
+            # Pydantic reports an error for each type that a value may have; the first is enough.
             value_at = _existing(tree, place)
             if value_at not in known:
                 known.add(value_at)
                 self.add(_without_types(place, value_at), _wrong(place, e))
 
     def raise_any(self) -> None:
-        """Raise SettingsError with all that was added, if there is any."""
+        """Raise SettingsError with all errors, if there are any."""
         if self._found:
             ordered = sorted(self._found, key=lambda one: one[:2])
             raise joined([text for _, _, text in ordered])
@@ -119,7 +120,7 @@ class Mistakes:
             setting = min(self._settings_at(place), default=name)
             named = f"environment {PREFIX}{setting.replace('.', '__').upper()}"
         end = "" if says.endswith("?") else "."
-        # Errors have the action after these words of theirs.
+        # SettingsError puts the action after the text.
         text = str(SettingsError(f"Setting {name} ({named}){says}{end}", action))
         self._note(source, line or 0, text)
 
@@ -127,7 +128,7 @@ class Mistakes:
         self._found.append((ORDER.index(source), line, text))
 
     def _settings_at(self, place: Place) -> set[str]:
-        """The settings that a key is, is inside of, or has below it."""
+        """The settings that a key names, lies in, or contains."""
         for end in range(len(place), 0, -1):
             name = ".".join(map(str, place[:end]))
             found = {key for key in self._origin if key == name or key.startswith(f"{name}.")}
@@ -136,14 +137,14 @@ class Mistakes:
         return set()
 
     def _source_of(self, place: Place) -> str:
-        """The source of a setting's value; of a whole branch, the first of them that is no
+        """The source of a setting's value; for a whole branch, the first source that is not the
         default."""
         sources = {self._origin[key] for key in self._settings_at(place)}
         return min(sources, key=ORDER.index, default="default")
 
 
 def joined(texts: Sequence[str]) -> SettingsError:
-    """One error of at least one text; several are a line each."""
+    """One error for one or more texts; several become a list."""
     if len(texts) == 1:
         return SettingsError(texts[0])
     listed = "\n".join(f"- {text}" for text in texts)
@@ -158,7 +159,7 @@ def _may_be_meant(missing: Place, misspelt: Place) -> bool:
 
 
 def _existing(tree: Any, place: Place) -> Place:
-    """The part of a key that is in the tree of values; pydantic adds the names of types."""
+    """The part of a key that exists in the tree of values; pydantic appends names of types."""
     node = tree
     for number, step in enumerate(place):
         try:
@@ -169,7 +170,7 @@ def _existing(tree: Any, place: Place) -> Place:
 
 
 def _without_types(place: Place, in_tree: Place) -> Place:
-    """A key without the names of types that pydantic adds to it. in_tree: its part in the tree."""
+    """A key without the type names that pydantic appended. in_tree: its part in the tree."""
     added = [step for step in place[len(in_tree) :] if str(step) in TYPES or "[" in str(step)]
     return place[: len(place) - len(added)]
 
@@ -180,7 +181,7 @@ def _wrong(place: Place, error: Any) -> str:
     if error["type"] in ("tuple_type", "list_type"):
         if place[-1] == "sources":
             return f"it must be a list of mappings, each with a topic{got}"
-        # One value instead of a list of them is the usual slip.
+        # The usual slip: one value instead of a list.
         shown = f": [{error['input']}]" if got and isinstance(error["input"], str | int) else ""
         return f"it must be a list{shown}" + ("" if shown else got)
     if error["type"] in ("dict_type", "model_type", "model_attributes_type"):
@@ -190,7 +191,7 @@ def _wrong(place: Place, error: Any) -> str:
 
 
 def _got(place: Place, value: Any) -> str:
-    """A wrong value for an error; nothing of a secret or of a long one."""
+    """A wrong value for an error text; empty if it is secret or long."""
     key = ".".join(map(str, place))
     shown = repr(value)
     is_secret = any(word in key for word in SECRET_WORDS)

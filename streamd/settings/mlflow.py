@@ -1,4 +1,4 @@
-"""The settings of MLflow, to which backtests and the live model may be logged."""
+"""The settings of MLflow, which gets scores of the live model and of backtests."""
 
 from pydantic import Field
 
@@ -6,7 +6,7 @@ from streamd.settings.branch import Branch
 
 
 class MlflowSettings(Branch):
-    """Where scores, versions and backtests are logged, if anywhere."""
+    """The MLflow server or folder for scores, versions and backtests."""
 
     tracking_uri: str = Field(
         "",

@@ -11,8 +11,8 @@ from streamd.settings.tree import Settings
 class Paths:
     """The directories of one role.
 
-    log: the event log.
-    learned: versions, checkpoints, replay and history. It differs from `log` only for a trainer
+    log: of the event log.
+    learned: of versions, checkpoints, replay and history. It differs from `log` only for a trainer
     with `training.checkpoint_dir`, which several machines share.
     role: name of the role, and of its folder in `roles/`.
     """
@@ -23,8 +23,8 @@ class Paths:
 
     @classmethod
     def of(cls, settings: Settings, role: str) -> "Paths":
-        """The directories of a role under these settings. role: its name, such as `train-rank-1`
-        or the `--name` of a server."""
+        """The directories of a role under these settings. role: its name, such as `train-rank-1` or
+        the `--name` of a server."""
         log = learned = settings.data_dir
         if role == "train" or role.startswith(RANK):
             learned = settings.training.checkpoint_dir or log

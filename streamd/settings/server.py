@@ -8,11 +8,11 @@ from pydantic import Field, SecretStr
 from streamd.settings.branch import Branch, Natural, Positive, Seconds
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-"""Addresses that only this machine reaches, where the API may be open."""
+"""Addresses that only this machine can reach: a server on them needs no API keys."""
 
 
 class ServerSettings(Branch):
-    """Where the server listens, who may ask, and how much it takes on."""
+    """The server's address, keys, and limits."""
 
     device: Literal["auto", "cpu", "cuda"] = Field(
         "cpu", description="where the server runs graph and model; auto: on a GPU, if any"
@@ -29,7 +29,7 @@ class ServerSettings(Branch):
     workers: Positive = Field(
         1, le=16, description="serve processes that share the port, each with its own graph"
     )
-    # Who may ask; files may be rotated while the server runs.
+    # Keys; the files may be rotated while the server runs.
     api_keys: tuple[SecretStr, ...] = Field(
         (), description="keys accepted in `Authorization: Bearer` or `X-API-Key`"
     )
@@ -46,14 +46,14 @@ class ServerSettings(Branch):
         None, description="certificate chain in PEM: the server then speaks HTTPS only"
     )
     tls_key_file: Path | None = Field(None, description="its private key")
-    # Limits on requests: what is beyond them is refused at once instead of waiting.
+    # Limits on requests: those beyond them are refused at once.
     max_candidates: Positive = Field(1000, description="most candidates in one request")
     max_queue: Positive = Field(512, description="requests that may wait; more are answered 429")
     max_batch: Positive = Field(32, description="requests answered in one go")
     deadline_seconds: Seconds = Field(
         5, description="a request not answered by then is answered 503"
     )
-    # Limits on connections, and how the server ends.
+    # Limits on connections, and shutdown.
     max_connections: Positive = Field(
         1000, description="most connections; where none is idle, one more gets 503"
     )
@@ -66,7 +66,7 @@ class ServerSettings(Branch):
     drain_seconds: Seconds = Field(
         0, description="asked to stop, the server is unready but answers for so long"
     )
-    # Scores of events, as they become visible, in a topic of their own.
+    # A topic for scores of events.
     score_topic: str = Field(
         "",
         pattern=r"^([a-zA-Z0-9._-]{1,249})?$",
@@ -81,7 +81,7 @@ class ServerSettings(Branch):
 
 
 class TelemetrySettings(Branch):
-    """How logs are written, and where ingest and trainer serve their metrics."""
+    """Logging, and the metrics ports of the roles."""
 
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least level that is logged"
@@ -113,7 +113,7 @@ class TelemetrySettings(Branch):
 
 
 def has_keys(server: ServerSettings) -> bool:
-    """Whether the API asks for a key."""
+    """Whether the API requires a key."""
     return bool(
         server.api_keys or server.api_keys_file or server.admin_keys or server.admin_keys_file
     )

@@ -1,4 +1,4 @@
-"""The settings that declare the sets of nodes and edges, and their features by name."""
+"""The settings that declare node sets, edge sets, and their features by name."""
 
 import difflib
 import re
@@ -13,15 +13,15 @@ from pydantic_core import CoreSchema
 from streamd.schema import DEFAULT_SET, EdgeSet, Feature, NodeSet, Schema
 
 SET_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}")
-"""Names of sets, which are names of folders too."""
+"""Names of sets, which are also names of folders."""
 MAX_SETS = 60
-"""Most sets of either kind: a key of the log has six bits for its node set."""
+"""Bound of sets of either kind: a key of the log stores its node set in six bits."""
 MAX_NAMES = 10
-"""Most names that an error lists."""
+"""Bound of the names that an error lists."""
 MAX_WIDTH = 65_536
-"""Most numbers of one feature."""
+"""Bound of one feature's width."""
 MAX_FLOAT32 = (2 - 2**-23) * 2**127
-"""Largest number of the log."""
+"""Largest finite float32, the type of values in the log."""
 
 
 class Part(BaseModel):
@@ -36,15 +36,15 @@ def _is_number(value: Any) -> bool:
 
 
 def as_tuple(value: Any) -> Any:
-    """A list as a tuple; one value stands for a list of it."""
+    """A list as a tuple; a single value becomes a tuple of one."""
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
 class FeatureSettings(Part):
-    """What a feature of a set is: how many numbers it takes, and what a missing value counts as.
+    """A feature of a set: its kind, which implies its width, and the value for missing ones.
 
-    Exactly one of type, categories, hash, text and vector is given; `number` alone stands for a
-    type.
+    Exactly one of type, categories, hash, text and vector is given; the word `number` or `bool`
+    alone is short for a type.
     """
 
     type: Literal["number", "bool"] | None = Field(None, description="one number, or 0 and 1")
@@ -77,7 +77,7 @@ class FeatureSettings(Part):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: Handler) -> JsonSchemaValue:
-        """As `_from_word`, a word stands for a type."""
+        """As in `_from_word`, a word is short for a type."""
         whole = handler(core)
         return {"anyOf": [{"enum": ["number", "bool"]}, whole]}
 
@@ -94,13 +94,13 @@ class FeatureSettings(Part):
                 if texts.count(text) > 1:
                     raise ValueError(f"categories has {text!r} twice")
 
-        # What stands for a missing value must itself be one.
+        # The value for missing ones must be valid itself.
         if self.missing is not None and not self.takes(self.missing):
             raise ValueError(f"missing is not a value of {self.words}")
         return self
 
     def takes(self, value: Any) -> bool:
-        """Whether settings may say this value, for records that have none of their own."""
+        """Whether a value in the settings, such as a default, is valid for this feature."""
         if self.vector is not None:
             return (
                 isinstance(value, list)
@@ -115,14 +115,14 @@ class FeatureSettings(Part):
 
     @property
     def width(self) -> int:
-        """How many numbers the feature takes in an event."""
+        """Numbers of the feature in a row."""
         if self.categories is not None:
             return len(self.categories) + 1
         return self.hash or self.text or self.vector or 1
 
     @property
     def words(self) -> str:
-        """The kind in words, for errors."""
+        """The kind as text, for errors."""
         if self.categories is not None:
             return "categories"
         if self.hash is not None:
@@ -133,7 +133,7 @@ class FeatureSettings(Part):
 
 
 class SetSettings(Part):
-    """A set of nodes or edges: its features by name, in the order in which they lie in the log."""
+    """A node set or edge set: its features by name, in the order of the log's columns."""
 
     features: dict[str, FeatureSettings] = Field({}, description="features by name")
 
@@ -144,22 +144,21 @@ class SetSettings(Part):
 
 
 class EdgeSetSettings(SetSettings):
-    """A set of edges; its ends are named where there are several node sets."""
+    """An edge set; with several node sets it names those of its endpoints."""
 
     source: str | None = Field(None, description="node set of the sources")
     target: str | None = Field(None, description="node set of the targets")
 
 
 def text_of(value: str | int | bool) -> str:
-    """A category as text: 1 and "1" are one category, true is `true`."""
+    """A category as text: 1 and "1" are the same category, true is `true`."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 class Misplaced(NamedTuple):
-    """Parts of the settings contradict one another.
+    """A contradiction between settings.
 
-    place: the key, step by step. what: the contradiction, without the key. action: for the
-    operator.
+    place: the steps of the key. what: the contradiction, without the key. action: for the operator.
     """
 
     place: tuple[str | int, ...]
@@ -176,8 +175,8 @@ def declared_schema(
 ) -> Schema:
     """The schema of declared sets.
 
-    Args: widths: of edge features, node features and labels; the first two count where the set
-    `default` has no declared features.
+    Args: widths: of edge features, node features and labels; the first two apply to a set `default`
+    without declared features.
     """
     nodes = node_sets or {DEFAULT_SET: SetSettings()}
     edges = edge_sets or {DEFAULT_SET: EdgeSetSettings()}
@@ -186,7 +185,7 @@ def declared_schema(
     if list(nodes) == list(edges) == [DEFAULT_SET]:
         names = _features(edges[DEFAULT_SET]), _features(nodes[DEFAULT_SET])
         return Schema(of_edges[0], of_nodes[0], widths[2], (), (), *names)
-    # An end that is not named is the only node set there is.
+    # An endpoint without a name is of the only node set.
     only = next(iter(nodes))
     ends = [(one.source or only, one.target or only) for one in edges.values()]
     return Schema.declared(
@@ -207,7 +206,7 @@ def _features(one: SetSettings) -> tuple[Feature, ...]:
 
 
 def declarations_of(schema: Schema) -> tuple[dict[str, SetSettings], dict[str, EdgeSetSettings]]:
-    """The declarations of node sets and edge sets that a log's schema was made of."""
+    """The declarations of node sets and edge sets from which a log's schema was built."""
     nodes = {one.name: SetSettings(features=_declared(one.features)) for one in schema.node_sets}
     edges = {
         one.name: EdgeSetSettings(
@@ -227,13 +226,14 @@ def _declared(features: Sequence[Feature]) -> dict[str, FeatureSettings]:
 
 
 def _width(sets: Mapping[str, SetSettings], name: str, width: int) -> int:
-    """The width of a set's features; that of the log where `default` alone declares none."""
+    """The width of a set's features; the log's own width for a lone `default` set without
+    declarations."""
     is_undeclared = list(sets) == [DEFAULT_SET] and not sets[name].features
     return width if is_undeclared else sets[name].width
 
 
 def check_sets(node_sets: NodeSets, edge_sets: EdgeSets) -> Iterator[Misplaced]:
-    """Check the names of sets, and that the ends of edge sets are node sets."""
+    """Check the names of sets, and that the endpoints of edge sets are node sets."""
     for key, sets in (("node_sets", node_sets), ("edge_sets", edge_sets)):
         for name in sets:
             if not SET_NAME.fullmatch(name):
@@ -244,7 +244,7 @@ def check_sets(node_sets: NodeSets, edge_sets: EdgeSets) -> Iterator[Misplaced]:
         if len(sets) > MAX_SETS:
             yield Misplaced(("graph", key), f"{len(sets)} sets, at most {MAX_SETS} are taken")
 
-    # An end may be left out where there is one node set.
+    # Endpoints may be omitted if there is one node set.
     if len(node_sets) > 1 and not edge_sets:
         yield Misplaced(
             ("graph", "node_sets"),
@@ -266,13 +266,13 @@ def check_sets(node_sets: NodeSets, edge_sets: EdgeSets) -> Iterator[Misplaced]:
 
 
 def shown(names: Sequence[str]) -> str:
-    """Some names for an error, the first ten where there are more."""
+    """Names for an error text, at most the first ten."""
     more = ", ..." if len(names) > MAX_NAMES else ""
     return ", ".join(names[:MAX_NAMES]) + more
 
 
 def nearest_of(name: str, known: Collection[str]) -> str:
-    """Complete an error about a name that is not there: the names that are, and the nearest."""
+    """The end of an error about an unknown name: the known names, and the nearest."""
     there = f"; there are {shown(list(known))}" if known else "; there are none"
     close = difflib.get_close_matches(name, known, 1, 0.5)
     return f"{there}; did you mean {close[0]!r}?" if close else there

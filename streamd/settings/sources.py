@@ -1,7 +1,7 @@
-"""The settings that say how topics which exist already become events.
+"""The settings that map the records of existing topics to events.
 
-`graph.node_sets` and `graph.edge_sets` declare features (`streamd.settings.sets`); `sources` says
-where in a topic's records they are (docs/sources.md).
+`graph.node_sets` and `graph.edge_sets` declare features (`streamd.settings.sets`); `sources` gives
+the paths of their values in a topic's records (docs/sources.md).
 """
 
 import re
@@ -16,26 +16,26 @@ from pydantic_core import CoreSchema
 from streamd.settings.sets import Part, as_tuple
 
 NO_NAME = re.compile(r'["\\\x00-\x1f\ud800-\udfff]')
-"""What no step of a path holds: msgspec reads no fields with such names."""
+"""Characters that a step of a path cannot contain: msgspec reads no fields with such names."""
 KEY, HEADERS, ENVELOPE = "\\key", "\\headers", "\\envelope"
-"""First steps of paths that lead out of the record's own data. No name of a field holds a
-backslash, so a field `$key` is another step."""
+"""First steps of paths outside the record's data. No field name contains a backslash, so a field
+that is called `$key` is another step."""
 ROOTS = {"$key": KEY, "$headers": HEADERS, "$envelope": ENVELOPE}
-"""Those steps, as paths have them."""
+"""These steps as they are written in paths."""
 REGISTRY_FORMATS = ("avro", "protobuf")
-"""Formats whose schemas are in the schema registry."""
+"""Formats with schemas in the schema registry."""
 UNAVAILABLE = "__debezium_unavailable_value"
-"""Debezium's usual word for a value that it was not sent."""
+"""Debezium's default placeholder for a value that the database did not send."""
 MAX_STEPS = 16
-"""Most steps of a path: a deeper value is no field of an event."""
+"""Bound of a path's steps: event fields are not nested deeper."""
 Scalar = str | int | float | bool | None
 
 
 def steps_of(path: str) -> tuple[str, ...]:
     r"""The steps of a path such as `items.0.id`; `\.` is a dot and `\$` a dollar inside a name.
 
-    The first step is one of `KEY`, `HEADERS` and `ENVELOPE` if the path leads out of the data.
-    Raises: ValueError where a step is empty, or there are too many.
+    The first step is `KEY`, `HEADERS` or `ENVELOPE` for a path outside the record's data.
+    Raises: ValueError if a step is empty or has forbidden characters, or there are too many.
     """
     names = re.split(r"(?<!\\)\.", path)
     steps = tuple(name.replace("\\.", ".").replace("\\$", "$") for name in names)
@@ -58,7 +58,7 @@ def steps_of(path: str) -> tuple[str, ...]:
 
 
 def is_outside(steps: Sequence[str]) -> bool:
-    """Whether the steps of a path lead out of the record's own data."""
+    """Whether a path leads outside the record's data."""
     return steps[0] in (KEY, HEADERS, ENVELOPE)
 
 
@@ -66,7 +66,8 @@ KeyType = Literal["text", "integer"]
 
 
 class FieldSettings(Part):
-    """Where a field of an event is found in a record; a path alone stands for `{path: ...}`."""
+    """The origin of an event's field: a path in the record, or a constant. A path alone is short
+    for `{path: ...}`."""
 
     path: Annotated[
         tuple[str, ...],
@@ -90,7 +91,7 @@ class FieldSettings(Part):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: Handler) -> JsonSchemaValue:
-        """As `_from_path`, a path alone is enough, or a list of them."""
+        """As in `_from_path`, a path or a list of paths alone is enough."""
         whole = handler(core)
         path = {"type": "string", "minLength": 1}
         return {"anyOf": [path, {"type": "array", "items": path, "minItems": 1}, whole]}
@@ -180,21 +181,21 @@ class _Rule(Part):
 
 
 class LabelRule(_Rule):
-    """Which records are labels."""
+    """The rule for records that are labels."""
 
     node_set: str | None = Field(None, description="set of the nodes, where there are several")
     fields: LabelFields
 
 
 class NodeRule(_Rule):
-    """Which records are node features."""
+    """The rule for records that are node features."""
 
     node_set: str | None = Field(None, description="set of the nodes, where there are several")
     fields: NodeFields
 
 
 class DeleteRule(_Rule):
-    """Which records are deletes."""
+    """The rule for records that are deletes."""
 
     node_set: str | None = Field(None, description="set of deleted nodes, where there are several")
     edge_set: str | None = Field(
@@ -207,8 +208,9 @@ TimeForm = Literal["days", "s", "ms", "us", "ns", "iso8601", "record"]
 
 
 class SourceSettings(_Rule):
-    """How the records of one topic become events. The first that holds of deletes, labels, nodes
-    and the source's own fields makes the event; a record of which none holds is skipped."""
+    """How the records of one topic become events. For each record the first rule applies whose
+    `where` matches, in the order deletes, labels, nodes, the source's own fields; a record that
+    matches none is skipped."""
 
     topic: str = Field(min_length=1, description="the topic")
     format: Literal["json", "ndjson", "arrow", "avro", "protobuf", "json-schema"] = Field(
@@ -266,14 +268,14 @@ class SourceSettings(_Rule):
         if self.fields is None and self.where:
             raise ValueError("where belongs to fields, which are not there")
 
-        # A rule without a condition takes all that is left.
+        # A rule without `where` takes all remaining records.
         made += ["fields"] if self.fields is not None else []
         for name in made[:-1]:
             rule = rules[name]
             if rule is not None and not rule.where:
                 raise ValueError(f"{name} has no where, so nothing is left for {made[-1]}")
 
-        # The record's timestamp has no path, and other times need one.
+        # The record's timestamp needs no path; every other time needs one.
         for name, field in self._timed():
             if self.time == "record" and field is not None:
                 raise ValueError(f"time is record, so {name} needs no path of a time")
@@ -292,7 +294,7 @@ class SourceSettings(_Rule):
 
     def _check_each(self, each: str) -> None:
         """Check the path of a list of events. Raises: ValueError."""
-        # Paths of the element alone are an easy slip: all would lead to nothing.
+        # Paths relative to the element are an easy mistake: none of them would exist.
         steps = steps_of(each)
         if is_outside(steps):
             raise ValueError(f"each is a list in the data, and {each} leads out of it")
@@ -310,18 +312,18 @@ class SourceSettings(_Rule):
 
     @property
     def rules(self) -> "list[_Rule]":
-        """The rules that it has: of edges (its own), deletes, labels and node features."""
+        """Its rules: for edges (its own fields), deletes, labels and node features."""
         rules = (self, self.deletes, self.labels, self.nodes)
         return [rule for rule in rules if rule is not None]
 
     @property
     def takes_all(self) -> bool:
-        """Whether each record is an event of the source."""
+        """Whether every record becomes an event of this source."""
         has_all = any(not rule.where for rule in self.rules if rule.fields is not None)
         return has_all and self.each is None
 
     def paths(self) -> Iterator[str]:
-        """All paths that the source names."""
+        """All paths in the source."""
         if self.each is not None:
             yield self.each
         for rule in self.rules:
@@ -350,7 +352,7 @@ def by_topic(
 
 
 def fields_of(part: BaseModel) -> Iterator[tuple[tuple[str | int, ...], FieldSettings]]:
-    """Each field of an event that is declared, and its place below `part`."""
+    """The declared fields of an event, each with its key below `part`."""
     for name in type(part).model_fields:
         value = getattr(part, name)
         if isinstance(value, FieldSettings):

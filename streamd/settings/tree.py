@@ -36,11 +36,11 @@ from streamd.settings.sets import (
 from streamd.settings.sources import SourceSettings
 
 PREFIX = "STREAMD_"
-"""Every variable that begins so must be a setting, so that a misspelt one is an error."""
+"""A variable with this prefix must be a setting, so that a misspelt one is an error."""
 
 
 class KafkaSettings(Branch):
-    """How ingest reaches Kafka, and what it reads there."""
+    """The connection to Kafka, and the topics to read."""
 
     bootstrap_servers: str = Field(
         "127.0.0.1:9092", description="host:port of one or more brokers, comma separated"
@@ -64,7 +64,7 @@ class KafkaSettings(Branch):
 
 
 class SchemaRegistrySettings(Branch):
-    """How ingest reaches the schema registry of topics in Avro and Protobuf."""
+    """The connection to the schema registry, for topics in Avro and Protobuf."""
 
     url: str | None = Field(None, description="address of the registry: http or https")
     user: str | None = Field(
@@ -104,7 +104,7 @@ class SchemaRegistrySettings(Branch):
 
 
 class StreamSettings(Branch):
-    """What the events look like; the widths are fixed for the life of a log."""
+    """The form of events; the widths are fixed for the life of a log."""
 
     time_unit: Literal["s", "ms", "us"] = Field("ms", description="unit of `time` in events")
     edge_feature_dim: Natural = Field(
@@ -119,9 +119,9 @@ class StreamSettings(Branch):
 
 
 class IngestSettings(Branch):
-    """How events become commits, and which of them become dead letters."""
+    """How ingest turns records into commits, and which events it rejects as dead letters."""
 
-    # Where to read, and what to do about losses and late events.
+    # Start and share of the partitions, and how to handle losses and late events.
     start: str = Field(
         "earliest",
         description="where a first start reads from: earliest, latest, or an ISO 8601 time",
@@ -145,7 +145,7 @@ class IngestSettings(Branch):
         description="whether the first commit of a log is made although all of its times look "
         "like another unit",
     )
-    # How long to wait.
+    # Waiting times.
     max_ahead_seconds: Seconds = Field(
         60,
         description="an event further ahead of the wall clock, its record's timestamp "
@@ -160,7 +160,7 @@ class IngestSettings(Branch):
     commit_interval_seconds: Seconds = Field(
         0.01, description="least time between two commits under load"
     )
-    # How much to take: a stream must not be able to fill memory or disk.
+    # Limits, so that a stream cannot fill memory or disk.
     max_key_bytes: Positive = Field(256, description="longest node key in bytes of UTF-8")
     max_nodes: Positive = Field(10_000_000, description="most node keys the log will hold")
     max_feature: float = Field(
@@ -181,7 +181,7 @@ class IngestSettings(Branch):
 
 
 class RetentionSettings(Branch):
-    """How much of the log is kept."""
+    """Bounds of the log's size."""
 
     max_age_seconds: Positive | None = Field(
         None, description="event time after which segments are dropped; kept if absent"
@@ -192,7 +192,7 @@ class RetentionSettings(Branch):
 
 
 class HoldSettings(Branch):
-    """How long what a server needs of the log is kept for it while it does not run."""
+    """The lease of a stopped server on the segments that its restart reads."""
 
     lease_seconds: float = Field(
         86_400,
@@ -203,7 +203,7 @@ class HoldSettings(Branch):
 
 
 class WindowSettings(Branch):
-    """How event time is cut into windows, each of which is scored and then learned."""
+    """Event-time windows; the trainer scores each and then trains on it."""
 
     width_seconds: Positive = Field(3600, description="width of an event-time window")
     max_events: Positive = Field(
@@ -215,7 +215,7 @@ class WindowSettings(Branch):
 
 
 class GraphSettings(Branch):
-    """What nodes and edges carry, and how the graph lies in memory."""
+    """Node sets and edge sets with their features, and the graph's layout in memory."""
 
     node_sets: dict[str, SetSettings] = Field(
         {}, description="kinds of nodes by name, each with its features; one, `default`, if absent"
@@ -235,7 +235,7 @@ class GraphSettings(Branch):
 
 
 class GpuSettings(Branch):
-    """What lies in GPU memory, where a GPU is used."""
+    """Use of GPU memory."""
 
     placement: Literal["resident", "hybrid"] = Field(
         "resident",
@@ -255,17 +255,17 @@ class GpuSettings(Branch):
 
 
 ModelName = Literal["tgn", "tgat", "dysat", "sage", "gat", "gcn", "pair"]
-"""Rows of the table in `streamd.models.architectures`."""
+"""Names in the table of `streamd.models.architectures`."""
 MODEL_PLUGINS = "streamd.models"
-"""Group of the entry points by which other packages name models of their own."""
+"""Group of the entry points by which other packages register models."""
 
 
 def _or_plugin(value: Any, check: ValidatorFunctionWrapHandler) -> ModelName:
-    """A name of the table, or of an entry point that is installed."""
+    """A name of the table, or of an installed entry point."""
     try:
         found: ModelName = check(value)
     except ValidationError:
-        # Looked for only here, since it takes a look at all packages.
+        # Searched only here, since it scans all installed packages.
         if isinstance(value, str) and entry_points(group=MODEL_PLUGINS, name=value):
             return cast(ModelName, value)
         raise
@@ -273,9 +273,10 @@ def _or_plugin(value: Any, check: ValidatorFunctionWrapHandler) -> ModelName:
 
 
 class ModelSettings(Branch):
-    """The architecture of the model; a version learned under other settings is not learned on."""
+    """The architecture of the model. Versions trained under other settings are not trained
+    further."""
 
-    # Which layers, features and labels.
+    # Layers, features and labels.
     name: Annotated[ModelName, WrapValidator(_or_plugin)] = Field(
         "tgn",
         description="graph layers over the pair facts: tgn, tgat, dysat, sage (GraphSAGE), gat, "
@@ -293,7 +294,7 @@ class ModelSettings(Branch):
     dim: Positive = Field(64, description="width of memory and embeddings")
     time_dim: Positive = Field(32, description="width of the time encoding")
     heads: Positive = Field(2, description="attention heads")
-    # What of the past they see.
+    # The neighbourhoods and facts that they read.
     direction: Literal["both", "out", "in"] = Field(
         "both",
         description="whom a node's neighbours are: both ends' others, out: its events' "
@@ -317,7 +318,7 @@ class ModelSettings(Branch):
 
 
 class TrainingSettings(Branch):
-    """How the trainer learns a window, and what of the past it replays."""
+    """Training on a window, with replay of past events."""
 
     epochs: Positive = Field(2, description="passes over each window")
     min_steps: Natural = Field(
@@ -366,7 +367,7 @@ class TrainingSettings(Branch):
 
 
 class BootstrapSettings(Branch):
-    """How a first start learns a log that has a past."""
+    """First training on a log that has events already."""
 
     max_events: Natural = Field(
         100_000,
@@ -377,7 +378,7 @@ class BootstrapSettings(Branch):
 
 
 class RegistrySettings(Branch):
-    """How many versions are kept, and how they are compared."""
+    """Number of versions to keep, and events for comparing them."""
 
     keep: Positive = Field(20, description="newest versions kept; champion and shadow always are")
     gate_events: Positive = Field(
@@ -431,17 +432,18 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Take what `load_settings` has read, and nothing else: it knows each value's source."""
+        """Use only the values that `load_settings` has read, since it records each value's
+        source."""
         return (init_settings,)
 
 
 def node_sets(settings: Settings) -> dict[str, SetSettings]:
-    """The node sets by name, in the order of their numbers: `default` where none is declared."""
+    """The node sets by name, in the order of their numbers; `default` if none is declared."""
     return settings.graph.node_sets or {DEFAULT_SET: SetSettings()}
 
 
 def edge_sets(settings: Settings) -> dict[str, EdgeSetSettings]:
-    """The edge sets by name, in the order of their numbers: `default` where none is declared."""
+    """The edge sets by name, in the order of their numbers; `default` if none is declared."""
     return settings.graph.edge_sets or {DEFAULT_SET: EdgeSetSettings()}
 
 
@@ -453,8 +455,8 @@ def schema_of(settings: Settings) -> Schema:
 
 
 def with_schema(settings: Settings, schema: Schema) -> Settings:
-    """The settings with the declared sets and features of a log; where it declares none, as they
-    are."""
+    """The settings with the declared sets and features of a log; unchanged if it has no
+    declarations."""
     if not schema.is_declared:
         return settings
     nodes, edges = declarations_of(schema)

@@ -1,4 +1,4 @@
-"""Reads a settings file, and knows the line of each key."""
+"""Reads a settings file, and finds the line of each key."""
 
 import difflib
 from collections.abc import Iterator, Sequence
@@ -12,12 +12,12 @@ from streamd.errors import SettingsError
 from streamd.settings.sets import Part
 
 MAX_SHOWN = 60
-"""Most characters of a line that an error shows."""
+"""Longest part of a line that an error prints, in characters."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Notes the keys that a mapping has twice; of such keys YAML's own loader takes the last one
-    in silence. repeated: (key, line from 1)."""
+    """Records repeated keys of a mapping; YAML's own loader would silently keep the last one.
+    repeated: (key, line from 1)."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -57,14 +57,14 @@ class SettingsFile:
         self.repeated = loader.repeated
 
     def line_of(self, place: Sequence[str | int]) -> int | None:
-        """The line, from 1, of a key, or of the nearest key above it; None without one.
+        """The line, from 1, of a key, or of the nearest key above it; None if there is none.
 
-        place: the key, step by step, such as ("sources", 0, "fields").
+        place: the steps of the key, such as ("sources", 0, "fields").
         """
         node, line, step = self._root, None, 0
         while step < len(place):
             below, num_steps = None, 1
-            # A mapping's node holds pairs of nodes, a sequence's the nodes of its items.
+            # A mapping's node has pairs of nodes, a sequence's has the nodes of its items.
             if isinstance(node, yaml.MappingNode):
                 # A key may be several steps at once, as training.epochs.
                 names = {
@@ -87,7 +87,7 @@ class SettingsFile:
 
 
 def _yaml_words(error: yaml.YAMLError) -> str:
-    """An error of YAML with line and column, both from 1, and the line up to the column."""
+    """The text of a YAML error with line and column, both from 1, and the line up to the column."""
     if isinstance(error, yaml.reader.ReaderError):
         return f"character {error.position + 1}, U+{int(error.character):04X}, is not allowed"
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
@@ -102,9 +102,9 @@ def _yaml_words(error: yaml.YAMLError) -> str:
 
 
 def nearest_name(model: type[BaseModel], place: Sequence[str | int]) -> str:
-    """Complete an error about an unknown key inside a declaration; empty where nothing is near.
+    """The end of an error about an unknown key inside a declaration; empty if no name is near.
 
-    model: at the top of the settings tree.
+    model: of the settings tree's top.
     """
     for step in place[:-1]:
         if isinstance(step, str) and step in model.model_fields:
@@ -117,7 +117,7 @@ def nearest_name(model: type[BaseModel], place: Sequence[str | int]) -> str:
 
 
 def _models_in(kind: Any) -> Iterator[type[BaseModel]]:
-    """The models in an annotation, also inside tuples, mappings and unions."""
+    """The models in an annotation, including those inside tuples, mappings and unions."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         yield kind
     for part in get_args(kind):
