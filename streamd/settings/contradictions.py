@@ -31,7 +31,7 @@ def check_widths(s: Settings, origin: Mapping[str, str]) -> Iterator[Misplaced]:
         if origin[f"stream.{name}"] != "default" and given != follows:
             yield Misplaced(
                 ("stream", name),
-                f"it is {given}, but what graph.{kind}_sets declares is {follows} wide; "
+                f"it is {given}, but the features in graph.{kind}_sets are {follows} wide; "
                 "leave it out",
             )
 
@@ -66,7 +66,7 @@ def check_branches(s: Settings) -> Iterator[Misplaced]:
         yield Misplaced(
             ("log", "member"),
             "it is standby, which needs log.name and log.store",
-            "set both, or log.member: leader on a machine that is alone.",
+            "set both, or set log.member: leader on a single machine.",
         )
 
     # Model and graph: sizes that must fit one another.
@@ -77,7 +77,7 @@ def check_branches(s: Settings) -> Iterator[Misplaced]:
     if s.graph.max_block_entries & (s.graph.max_block_entries - 1):
         yield Misplaced(
             ("graph", "max_block_entries"),
-            f"it is {s.graph.max_block_entries}, which is no power of two",
+            f"it is {s.graph.max_block_entries}, which is not a power of two",
         )
     if any(h <= 0 for h in s.model.half_lives_seconds):
         yield Misplaced(("model", "half_lives_seconds"), "all of them must be above 0")
@@ -85,7 +85,7 @@ def check_branches(s: Settings) -> Iterator[Misplaced]:
     # Kafka: options with a key of their own, and the shard of partitions.
     for name in ("group_id", "bootstrap_servers"):
         if name in s.kafka.client:
-            yield Misplaced(("kafka", "client", name), f"it is set by kafka.{name}")
+            yield Misplaced(("kafka", "client", name), f"set kafka.{name} instead")
     if s.ingest.shard is not None:
         index, count = (int(x) for x in s.ingest.shard.split("/"))
         if index > count:
@@ -107,6 +107,7 @@ def _check_schema_registry(s: Settings) -> Iterator[Misplaced]:
                 f"{source.topic} is {source.format}, but schema_registry.url is not set",
                 "set it to the registry's address.",
             )
+    # Credentials: one origin of the secret, and each part with its counterpart.
     if r.secret is not None and r.secret_file is not None:
         yield Misplaced(
             ("schema_registry", "secret"), "schema_registry.secret_file is set too", "keep one."
@@ -115,11 +116,12 @@ def _check_schema_registry(s: Settings) -> Iterator[Misplaced]:
         yield Misplaced(("schema_registry", "user"), "it needs schema_registry.secret")
     if r.key_file is not None and r.cert_file is None:
         yield Misplaced(("schema_registry", "key_file"), "it needs schema_registry.cert_file")
+    # Certificates are used over TLS only.
     is_https = r.url is not None and r.url.startswith("https")
     for name in ("ca_file", "cert_file"):
         if getattr(r, name) is not None and not is_https:
             yield Misplaced(
-                ("schema_registry", name), "it means nothing unless schema_registry.url is https"
+                ("schema_registry", name), "it has no effect unless schema_registry.url is https"
             )
 
 
@@ -142,7 +144,7 @@ def check_sources(
         # Each rule belongs to a declared set; edges and node features have that set's features.
         of_edges = source.deletes is not None and source.deletes.fields.node is None
         if source.edge_set is not None and source.fields is None and not of_edges:
-            yield Misplaced((*here, "edge_set"), "the source makes no edges and deletes none")
+            yield Misplaced((*here, "edge_set"), "the source has no edges and no deletes of them")
         if source.fields is not None:
             of_edges_at = (*here, "fields")
             yield from _check_fields(source.fields, of_edges_at)
@@ -268,7 +270,9 @@ def _check_features(given: Fields, declared: _Declared, at: Place) -> Iterator[M
     for name, feature in features.items():
         is_misspelt = bool(difflib.get_close_matches(name, unknown, 1, 0.5))
         if name not in given and feature.missing is None and not is_misspelt:
-            yield Misplaced(at, f"{name} of {key} has no path here, and no `missing` stands for it")
+            yield Misplaced(
+                at, f"{name} of {key} has no path here, and no `missing` value in its declaration"
+            )
     width = declared.columns.stop - declared.columns.start
     if width and not features:
         kind = key.split(".")[1].removesuffix("_sets")

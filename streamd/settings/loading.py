@@ -255,6 +255,7 @@ def as_environment(settings: Settings) -> dict[str, str]:
             value = getattr(value, name)
         if value is None:
             continue
+        # Roles need the secrets themselves, not their masks.
         if path[-1] in KEYS:
             value = [k.get_secret_value() for k in value]
         elif isinstance(value, SecretStr):
@@ -278,7 +279,7 @@ def check_access(server: ServerSettings) -> None:
     listening. Raises: SettingsError."""
     if server.host not in LOOPBACK and not has_keys(server):
         raise SettingsError(
-            f"server.host is {server.host}, which others can reach, but server.api_keys is empty.",
+            f"Other machines can reach server.host {server.host}, but server.api_keys is empty.",
             "set STREAMD_SERVER__API_KEYS='[\"...\"]' or bind 127.0.0.1.",
         )
 

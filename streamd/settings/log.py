@@ -24,21 +24,22 @@ class LogSettings(Branch):
     name: str = Field(
         "",
         pattern=r"^([a-zA-Z0-9._-]{1,200})?$",
-        description="names the topics NAME.changelog and NAME.models, by which other machines "
-        "follow; empty: one machine holds the log",
+        description="prefix of the topics NAME.changelog and NAME.models, through which other "
+        "machines follow; empty: a single machine has the log",
     )
     store: str = Field(
         "",
-        description="URL of the store of sealed segments, versions and checkpoints, as "
-        "s3://bucket/folder; needed with log.name",
+        description="URL of the object store for sealed segments, versions and checkpoints, "
+        "such as s3://bucket/folder; required with log.name",
     )
     member: Literal["leader", "replica", "standby"] = Field(
         "leader",
-        description="leader: ingest and trainer run here; replica: a follower writes the log here; "
-        "standby: a follower that leads when no leader is heard, or when it is asked to",
+        description="leader: ingest and trainer run here; replica: a follower writes the log "
+        "here; standby: a follower that becomes the leader when there is no "
+        "leader, or on request",
     )
     manifest_seconds: Seconds = Field(
-        600, description="the leader writes a manifest to the store at least so often"
+        600, description="longest time between two manifests that the leader writes to the store"
     )
 
     @property
@@ -55,8 +56,8 @@ class LeaderSettings(Branch):
         10,
         ge=2,
         le=600,
-        description="a standby leads when it has heard nothing of a leader for so long, while the "
-        "brokers answered",
+        description="time without a heartbeat of a leader, while the brokers answer, after "
+        "which a standby becomes the leader",
     )
 
     @property

@@ -178,6 +178,7 @@ def _without_types(place: Place, in_tree: Place) -> Place:
 def _wrong(place: Place, error: Any) -> str:
     """An error of pydantic in the words of a settings file, with the wrong value."""
     got = _got(place, error["input"])
+    # A wrong type: show the right form.
     if error["type"] in ("tuple_type", "list_type"):
         if place[-1] == "sources":
             return f"it must be a list of mappings, each with a topic{got}"

@@ -11,6 +11,6 @@ class MlflowSettings(Branch):
     tracking_uri: str = Field(
         "",
         description="MLflow tracking server, such as http://mlflow:5000, or a folder; empty: "
-        "nothing is logged",
+        "no logging",
     )
-    experiment: str = Field("streamd", min_length=1, description="experiment of its runs")
+    experiment: str = Field("streamd", min_length=1, description="MLflow experiment of the runs")

@@ -57,17 +57,23 @@ class FeatureSettings(Part):
         ]
         | None
     ) = Field(
-        None, min_length=1, max_length=MAX_WIDTH - 1, description="one place each, one for others"
+        None,
+        min_length=1,
+        max_length=MAX_WIDTH - 1,
+        description="one column for each category, and one for all others",
     )
     hash: int | None = Field(
-        None, gt=0, le=MAX_WIDTH, description="so many places, chosen by a hash of the text"
+        None, gt=0, le=MAX_WIDTH, description="number of columns; a hash of the text chooses one"
     )
     text: int | None = Field(
-        None, gt=0, le=MAX_WIDTH, description="so many numbers, of the words and letters of a text"
+        None,
+        gt=0,
+        le=MAX_WIDTH,
+        description="number of columns, from the words and letters of a text",
     )
-    vector: int | None = Field(None, gt=0, le=MAX_WIDTH, description="a list of so many numbers")
+    vector: int | None = Field(None, gt=0, le=MAX_WIDTH, description="length of a list of numbers")
     missing: Any = Field(
-        None, description="the value taken where there is none; without it, that is a dead letter"
+        None, description="value for events without one; if not set, such an event is a dead letter"
     )
 
     @model_validator(mode="before")
@@ -101,6 +107,7 @@ class FeatureSettings(Part):
 
     def takes(self, value: Any) -> bool:
         """Whether a value in the settings, such as a default, is valid for this feature."""
+        # A vector must have the declared length, a number must fit float32.
         if self.vector is not None:
             return (
                 isinstance(value, list)
@@ -242,13 +249,15 @@ def check_sets(node_sets: NodeSets, edge_sets: EdgeSets) -> Iterator[Misplaced]:
                     "the name of a set is a letter and up to 62 letters, digits, _ and -",
                 )
         if len(sets) > MAX_SETS:
-            yield Misplaced(("graph", key), f"{len(sets)} sets, at most {MAX_SETS} are taken")
+            yield Misplaced(
+                ("graph", key), f"{len(sets)} sets are declared, at most {MAX_SETS} are supported"
+            )
 
     # Endpoints may be omitted if there is one node set.
     if len(node_sets) > 1 and not edge_sets:
         yield Misplaced(
             ("graph", "node_sets"),
-            "several node sets need graph.edge_sets that say which of them edges join",
+            "several node sets need graph.edge_sets with a source and target each",
         )
     ends = list(node_sets) or [DEFAULT_SET]
     for name, one in edge_sets.items():

@@ -42,7 +42,7 @@ def steps_of(path: str) -> tuple[str, ...]:
     if not all(steps) or len(steps) > MAX_STEPS:
         raise ValueError(f"a path is 1 to {MAX_STEPS} names with dots between them")
     if any(map(NO_NAME.search, steps)):
-        raise ValueError("a name in a path holds no quotation mark, backslash or control character")
+        raise ValueError("a name in a path has no quotation mark, backslash or control character")
     if not names[0].startswith("$"):
         return steps
     if names[0] not in ROOTS:
@@ -53,7 +53,7 @@ def steps_of(path: str) -> tuple[str, ...]:
     if names[0] != "$key" and len(steps) == 1:
         raise ValueError(f"{names[0]} needs a name after it")
     if names[0] == "$headers" and len(steps) > 2:
-        raise ValueError("a header is text, nothing is inside it")
+        raise ValueError("a header is text and has no fields")
     return (ROOTS[names[0]], *steps[1:])
 
 
@@ -74,15 +74,15 @@ class FieldSettings(Part):
         BeforeValidator(as_tuple, json_schema_input_type=str | tuple[str, ...]),
     ] = Field(
         (),
-        description="names with dots: item.id, items.0.id, $key.id; of several the first that has "
-        "a value counts",
+        description="field names with dots: item.id, items.0.id, $key.id; of several paths, "
+        "the first with a value",
     )
     constant: str | int | None = Field(None, description="the same value for all events")
-    prefix: str = Field("", description="text put before a key")
+    prefix: str = Field("", description="text in front of a key")
     type: KeyType | None = Field(
-        None, description="text or integer: what a key becomes; as it is where absent"
+        None, description="text or integer, to convert a key; if not set, it stays as it is"
     )
-    default: Scalar | list[float] = Field(None, description="the value taken where there is none")
+    default: Scalar | list[float] = Field(None, description="value for records without one")
 
     @model_validator(mode="before")
     @classmethod
@@ -165,7 +165,9 @@ class DeleteFields(Part):
 class _Rule(Part):
     if TYPE_CHECKING:
         fields: Any
-    where: Where = Field({}, description="values of fields of which one must be met")
+    where: Where = Field(
+        {}, description="conditions: path of a field -> values, one of which the field must have"
+    )
 
     @field_validator("where")
     @classmethod
@@ -183,23 +185,29 @@ class _Rule(Part):
 class LabelRule(_Rule):
     """The rule for records that are labels."""
 
-    node_set: str | None = Field(None, description="set of the nodes, where there are several")
+    node_set: str | None = Field(
+        None, description="node set of the labels; required if there are several"
+    )
     fields: LabelFields
 
 
 class NodeRule(_Rule):
     """The rule for records that are node features."""
 
-    node_set: str | None = Field(None, description="set of the nodes, where there are several")
+    node_set: str | None = Field(
+        None, description="node set of the features; required if there are several"
+    )
     fields: NodeFields
 
 
 class DeleteRule(_Rule):
     """The rule for records that are deletes."""
 
-    node_set: str | None = Field(None, description="set of deleted nodes, where there are several")
+    node_set: str | None = Field(
+        None, description="node set of the deleted nodes; required if there are several"
+    )
     edge_set: str | None = Field(
-        None, description="set of deleted edges; that of the source where absent"
+        None, description="edge set of the deleted edges; if not set, that of the source"
     )
     fields: DeleteFields
 
@@ -214,34 +222,33 @@ class SourceSettings(_Rule):
 
     topic: str = Field(min_length=1, description="the topic")
     format: Literal["json", "ndjson", "arrow", "avro", "protobuf", "json-schema"] = Field(
-        "json", description="how values are encoded"
+        "json", description="encoding of record values"
     )
     envelope: Literal["cloudevents", "debezium", "connect"] | None = Field(
-        None, description="what is around the data"
+        None, description="format of the envelope around the data"
     )
-    each: str | None = Field(
-        None, description="path of a list: each of its elements is an event of its own"
-    )
+    each: str | None = Field(None, description="path of a list with one event in each element")
     also: bool = Field(
-        False, description="take records that a source before it of the same topic took, too"
+        False, description="also read records that an earlier source of the same topic has taken"
     )
-    edge_set: str | None = Field(None, description="set of the edges, where there are several")
-    time: TimeForm | None = Field(
-        None, description="how times are written; stream.time_unit where absent"
+    edge_set: str | None = Field(
+        None, description="edge set of the events; required if there are several"
     )
+    time: TimeForm | None = Field(None, description="format of times; if not set, stream.time_unit")
     drop_keys: Annotated[
         tuple[str | int, ...],
         BeforeValidator(as_tuple, json_schema_input_type=str | int | tuple[str | int, ...]),
-    ] = Field((), description="keys that are no nodes: events with one are dropped")
+    ] = Field((), description="keys that are not nodes: events with one of them are dropped")
     unavailable_value: str = Field(
         UNAVAILABLE,
         min_length=1,
-        description="Debezium's word for a value that it was not sent, which counts as absent",
+        description="Debezium's placeholder for a value that the database did not send; it "
+        "counts as absent",
     )
-    fields: EdgeFields | None = Field(None, description="where the fields of edges are")
-    deletes: DeleteRule | None = Field(None, description="which records are deletes")
-    labels: LabelRule | None = Field(None, description="which records are labels")
-    nodes: NodeRule | None = Field(None, description="which records are node features")
+    fields: EdgeFields | None = Field(None, description="fields of edges")
+    deletes: DeleteRule | None = Field(None, description="rule for deletes")
+    labels: LabelRule | None = Field(None, description="rule for labels")
+    nodes: NodeRule | None = Field(None, description="rule for node features")
 
     @field_validator("drop_keys", mode="before")
     @classmethod
@@ -266,7 +273,7 @@ class SourceSettings(_Rule):
         if self.fields is None and not made:
             raise ValueError("a source needs fields: {src: ..., dst: ...}")
         if self.fields is None and self.where:
-            raise ValueError("where belongs to fields, which are not there")
+            raise ValueError("where is a condition of fields, which are missing")
 
         # A rule without `where` takes all remaining records.
         made += ["fields"] if self.fields is not None else []
@@ -283,7 +290,7 @@ class SourceSettings(_Rule):
                 raise ValueError(f"{name} needs a time, or time: record")
         of_edge = self.deletes is not None and self.deletes.fields.time is not None
         if self.time == "record" and of_edge:
-            raise ValueError("time is record, so deletes cannot tell which edge is meant")
+            raise ValueError("time is record, so a delete cannot identify its edge")
         if self.envelope is None:
             for path in self.paths():
                 if steps_of(path)[0] == ENVELOPE:
@@ -297,7 +304,7 @@ class SourceSettings(_Rule):
         # Paths relative to the element are an easy mistake: none of them would exist.
         steps = steps_of(each)
         if is_outside(steps):
-            raise ValueError(f"each is a list in the data, and {each} leads out of it")
+            raise ValueError(f"each must be a path in the data, and {each} is outside it")
         of_fields = (steps_of(path) for path in list(self.paths())[1:])
         if not any(path[: len(steps)] == steps for path in of_fields):
             raise ValueError(

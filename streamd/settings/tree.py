@@ -48,18 +48,19 @@ class KafkaSettings(Branch):
     topics: tuple[str, ...] = Field(
         ("events",),
         min_length=1,
-        description="topics to read, all their partitions; where not set, those of `sources`",
+        description="topics to read, with all partitions; if not set, the topics of `sources`",
     )
     group_id: str = Field(
-        "streamd", description="consumer group under which lag is published; never used to resume"
+        "streamd",
+        description="consumer group that shows the lag; a restart does not use it",
     )
     client: dict[str, Any] = Field(
-        {}, description="further kafka-python client settings (SASL, TLS), passed through"
+        {}, description="further kafka-python client options (SASL, TLS)"
     )
     client_file: Path | None = Field(
         None,
-        description="YAML or JSON file with more of them, those that are secret: its "
-        "values are never shown",
+        description="YAML or JSON file with further, secret client options: their values are "
+        "never printed",
     )
 
 
@@ -70,19 +71,20 @@ class SchemaRegistrySettings(Branch):
     user: str | None = Field(
         None,
         pattern="^[^:]+$",
-        description="user of basic authentication, whose password is the secret; without a user "
-        "the secret is a bearer token",
+        description="user of basic authentication, with the secret as the password; without a "
+        "user the secret is a bearer token",
     )
     secret: SecretStr | None = Field(None, description="password or token")
     secret_file: Path | None = Field(
-        None, description="file of one line with it instead; read again for each request"
+        None, description="one-line file with the secret; read again for each request"
     )
     ca_file: Path | None = Field(
-        None, description="certificates in PEM that may sign the registry's; the system's if absent"
+        None,
+        description="PEM certificates of the registry's authorities; default: the system's",
     )
-    cert_file: Path | None = Field(None, description="certificate in PEM that ingest shows")
-    key_file: Path | None = Field(None, description="its private key, without a password")
-    timeout_seconds: float = Field(5, gt=0, le=20, description="longest wait for one answer")
+    cert_file: Path | None = Field(None, description="PEM client certificate of ingest")
+    key_file: Path | None = Field(None, description="private key of cert_file, without a password")
+    timeout_seconds: float = Field(5, gt=0, le=20, description="timeout of a request")
 
     @field_validator("url")
     @classmethod
@@ -99,7 +101,7 @@ class SchemaRegistrySettings(Branch):
         try:
             parts.hostname.encode("idna")
         except UnicodeError:
-            raise ValueError("an address has a host's name of 1 to 63 letters a part") from None
+            raise ValueError("each part of the host name must have 1 to 63 letters") from None
         return url
 
 
@@ -114,7 +116,8 @@ class StreamSettings(Branch):
         0, description="width of node features; fixed for the life of a log"
     )
     label_dim: Natural = Field(
-        0, description="width of label targets, 0 for a stream without labels; fixed likewise"
+        0,
+        description="width of label targets, 0 for none; fixed for the life of a log",
     )
 
 
@@ -124,7 +127,7 @@ class IngestSettings(Branch):
     # Start and share of the partitions, and how to handle losses and late events.
     start: str = Field(
         "earliest",
-        description="where a first start reads from: earliest, latest, or an ISO 8601 time",
+        description="start of reading for a new log: earliest, latest, or an ISO 8601 time",
     )
     shard: str | None = Field(
         None,
@@ -132,51 +135,54 @@ class IngestSettings(Branch):
         description='"2/4" reads only the second of four parts of the partitions',
     )
     on_data_loss: Literal["fail", "continue"] = Field(
-        "fail", description="what to do where Kafka lost what comes next"
+        "fail",
+        description="records that Kafka lost: fail stops ingest, continue skips them",
     )
     late_policy: Literal["clamp", "dead_letter"] = Field(
-        "clamp", description="what becomes of events behind the log"
+        "clamp",
+        description="late events: clamp sets their time to the watermark, or dead_letter",
     )
     tombstones: Literal["dead_letter", "delete"] = Field(
-        "dead_letter", description="what a null value with a key does"
+        "dead_letter",
+        description="a null value: a dead letter, or delete the node of its key",
     )
     accept_first_times: bool = Field(
         False,
-        description="whether the first commit of a log is made although all of its times look "
-        "like another unit",
+        description="accept the first commit of a log although all of its times look like "
+        "another unit",
     )
     # Waiting times.
     max_ahead_seconds: Seconds = Field(
         60,
-        description="an event further ahead of the wall clock, its record's timestamp "
-        "or all others of its partition is a dead letter",
+        description="an event is a dead letter if it is further ahead of the wall clock, its "
+        "record's timestamp or all other events of its partition",
     )
     merge_wait_seconds: Seconds = Field(
-        0.2, description="how long a live event waits for other partitions"
+        0.2, description="longest wait of a live event for events of other partitions"
     )
     idle_timeout_seconds: Seconds = Field(
-        60, description="quiet time after which an open window is closed"
+        60, description="time without events after which the open window is closed; 0: never"
     )
     commit_interval_seconds: Seconds = Field(
-        0.01, description="least time between two commits under load"
+        0.01, description="minimum time between two commits under load"
     )
     # Limits, so that a stream cannot fill memory or disk.
-    max_key_bytes: Positive = Field(256, description="longest node key in bytes of UTF-8")
-    max_nodes: Positive = Field(10_000_000, description="most node keys the log will hold")
+    max_key_bytes: Positive = Field(256, description="longest node key, in bytes of UTF-8")
+    max_nodes: Positive = Field(10_000_000, description="maximum number of node keys in the log")
     max_feature: float = Field(
         1e15, gt=0, description="largest absolute value of a feature or label target"
     )
     max_record_bytes: Positive = Field(4_194_304, description="largest Kafka value that is decoded")
     max_batch_bytes: Positive = Field(
-        67_108_864, description="largest Kafka batch once decompressed"
+        67_108_864, description="largest Kafka batch after decompression"
     )
     max_record_events: Positive = Field(100_000, description="most events in one batched record")
-    segment_edges: Positive = Field(1_000_000, description="edges a segment file is allocated for")
+    segment_edges: Positive = Field(1_000_000, description="edges allocated per segment file")
     dead_letter_topic: str | None = Field(
-        None, description="topic for dead letters; local files where absent"
+        None, description="topic for dead letters; if not set, local files"
     )
     dead_letter_max_bytes: Positive = Field(
-        67_108_864, description="most bytes of local dead letters kept"
+        67_108_864, description="maximum bytes of local dead letters"
     )
 
 
@@ -184,10 +190,11 @@ class RetentionSettings(Branch):
     """Bounds of the log's size."""
 
     max_age_seconds: Positive | None = Field(
-        None, description="event time after which segments are dropped; kept if absent"
+        None,
+        description="age by the watermark above which segments are dropped; default: never",
     )
     max_bytes: Positive | None = Field(
-        None, description="disk blocks of segments above which the oldest are dropped"
+        None, description="disk blocks of segments above which the oldest segments are dropped"
     )
 
 
@@ -197,7 +204,7 @@ class HoldSettings(Branch):
     lease_seconds: float = Field(
         86_400,
         ge=60,
-        description="a server that has not run for so long no longer keeps the log from "
+        description="time without a run after which a server no longer keeps segments from "
         "retention and compaction",
     )
 
@@ -207,10 +214,11 @@ class WindowSettings(Branch):
 
     width_seconds: Positive = Field(3600, description="width of an event-time window")
     max_events: Positive = Field(
-        20_000, description="most events of a window that are scored and learned"
+        20_000, description="maximum number of events of a window that are scored and trained on"
     )
     merge_after: Natural = Field(
-        24, description="a live trainer more closed windows behind learns so many as one; 0: never"
+        24,
+        description="if more windows wait, a live trainer joins this many; 0: never",
     )
 
 
@@ -218,19 +226,22 @@ class GraphSettings(Branch):
     """Node sets and edge sets with their features, and the graph's layout in memory."""
 
     node_sets: dict[str, SetSettings] = Field(
-        {}, description="kinds of nodes by name, each with its features; one, `default`, if absent"
+        {},
+        description="node sets by name, with their features; if not set, one called `default`",
     )
     edge_sets: dict[str, EdgeSetSettings] = Field(
-        {}, description="kinds of edges likewise, each with the node sets of its ends"
+        {},
+        description="edge sets by name, with their features and the node sets of their "
+        "endpoints; if not set, one called `default`",
     )
 
     max_block_entries: Positive = Field(
-        64, description="tau: most entries of one block of a node, a power of two"
+        64, description="tau: maximum number of entries in one block of a node, a power of two"
     )
     keep_in_memory_seconds: Natural = Field(
         0,
-        description="event time whose events stay in the memory of trainer and server; what a "
-        "query needs of older ones is read back from the log; 0: all stay",
+        description="event time for which events stay in the memory of trainer and server; "
+        "queries read older ones from the log; 0: all stay",
     )
 
 
@@ -239,19 +250,19 @@ class GpuSettings(Branch):
 
     placement: Literal["resident", "hybrid"] = Field(
         "resident",
-        description="the graph's entries: on the GPU, as long as they fit, or in page-locked host "
-        "memory",
+        description="resident: the graph's entries are on the GPU, as long as they fit; "
+        "hybrid: in page-locked host memory",
     )
     graph_bytes: Natural = Field(
         0,
-        description="most GPU memory the graph takes before its entries move to the host; "
-        "0: half of what is free at start",
+        description="GPU memory of the graph above which its entries move to the host; 0: "
+        "half of the free memory at the start",
     )
     cache_rows: Natural = Field(100_000, description="edge feature rows kept on the GPU; 0: none")
     cache_policy: Literal["lru", "lfu", "fifo"] = Field(
-        "lru", description="which rows make room for others"
+        "lru", description="eviction policy of the cache"
     )
-    mixed_precision: bool = Field(False, description="learn with matrix products in bfloat16")
+    mixed_precision: bool = Field(False, description="train with matrix products in bfloat16")
 
 
 ModelName = Literal["tgn", "tgat", "dysat", "sage", "gat", "gcn", "pair"]
@@ -279,16 +290,14 @@ class ModelSettings(Branch):
     # Layers, features and labels.
     name: Annotated[ModelName, WrapValidator(_or_plugin)] = Field(
         "tgn",
-        description="graph layers over the pair facts: tgn, tgat, dysat, sage (GraphSAGE), gat, "
-        "gcn; pair: none; or a plug-in's name",
+        description="graph layers on top of the pair facts: tgn, tgat, dysat, sage "
+        "(GraphSAGE), gat, gcn; pair: none; or a plug-in's name",
     )
-    pair_facts: bool = Field(
-        True, description="false: the graph layers alone, as their papers have them"
-    )
+    pair_facts: bool = Field(True, description="false: graph layers alone, as in their papers")
     labels: Literal["none", "classification", "regression"] = Field(
         "none",
-        description="what the targets of label events are, for a head that learns them; none: "
-        "they are stored only",
+        description="kind of the targets of label events, which a head learns to predict; "
+        "none: they are only stored",
     )
     # Widths of the layers.
     dim: Positive = Field(64, description="width of memory and embeddings")
@@ -297,72 +306,80 @@ class ModelSettings(Branch):
     # The neighbourhoods and facts that they read.
     direction: Literal["both", "out", "in"] = Field(
         "both",
-        description="whom a node's neighbours are: both ends' others, out: its events' "
-        "destinations where it is the source, in: the sources of events it is the destination of",
+        description="direction of sampled edges: out, in or both",
     )
     neighbors: Positive = Field(10, description="sampled neighbours per node and hop")
     id_rows: Natural = Field(
         0,
-        description="learned vectors per node id, ids modulo this; 0 for none (new nodes have "
-        "none)",
+        description="rows of a learned embedding of node ids, ids modulo this; 0: none (new "
+        "nodes have none)",
     )
-    snapshots: Positive = Field(3, description="windows of time that dysat looks at")
-    snapshot_seconds: Positive = Field(86_400, description="width of each of them")
+    snapshots: Positive = Field(3, description="number of time windows that dysat reads")
+    snapshot_seconds: Positive = Field(86_400, description="width of each of these windows")
     memory_chunk: Positive = Field(200, description="edges per canonical chunk of memory")
     max_pairs: Positive = Field(
-        2_000_000, description="most recently touched pairs whose facts are kept"
+        2_000_000,
+        description="pairs with facts; the least recently updated are dropped",
     )
     half_lives_seconds: tuple[float, float, float, float, float] = Field(
-        (90, 1800, 8640, 43200, 691200), description="half-lives of a destination's popularity"
+        (90, 1800, 8640, 43200, 691200),
+        description="half-lives of a destination's popularity",
     )
 
 
 class TrainingSettings(Branch):
     """Training on a window, with replay of past events."""
 
-    epochs: Positive = Field(2, description="passes over each window")
+    epochs: Positive = Field(2, description="epochs on each window")
     min_steps: Natural = Field(
         8,
-        description="least learning steps per window: a small one is passed over up to 2x as often",
+        description="minimum optimizer steps per window: a small window gets up to 2 times "
+        "the epochs",
     )
     learning_rate: float = Field(
-        1e-3, gt=0, description="of the pair network; everything else learns at 0.3 times this"
+        1e-3,
+        gt=0,
+        description="of pair network and label heads; the rest learns at 0.3 times this",
     )
     replay: Literal["uniform", "recent", "none"] = Field(
         "uniform",
-        description="what of the past is kept for replay: a uniform sample of all of it, the "
-        "newest, nothing",
+        description="past events kept for replay: a uniform sample of all, the most recent, "
+        "or none",
     )
     replay_share: float = Field(
         0.25, ge=0, description="past events replayed per event of a window, in each epoch"
     )
-    replay_events: Natural = Field(2000, description="most events replayed per window and epoch")
+    replay_events: Natural = Field(2000, description="maximum events replayed per window and epoch")
     replay_capacity_events: Natural = Field(20_000, description="past events kept for replay")
     recent_negatives: float = Field(
         0.0,
         ge=0,
         le=0.9,
-        description="share of the ten negatives an event is learned with that are destinations of "
-        "recent events, corrected for how often these come",
+        description="share of the ten negatives per training event that are destinations of "
+        "recent events, with a correction for their frequency",
     )
     tail_share: float = Field(
         0.1, ge=0, lt=1, description="share of a window held out to check the new version"
     )
     seed: Natural = Field(0, description="seed of weights, dropout, sampling and replay")
-    threads: Positive = Field(1, description="CPU threads of the trainer, of each rank")
-    ranks: Positive = Field(1, description="processes of this machine that learn together")
-    rank_timeout_seconds: float = Field(60, gt=0, description="a rank silent so long ends them all")
+    threads: Positive = Field(1, description="CPU threads of the trainer, per rank")
+    ranks: Positive = Field(1, description="number of training processes (ranks) on this machine")
+    rank_timeout_seconds: float = Field(
+        60, gt=0, description="time without an answer from a rank after which all ranks stop"
+    )
     mesh: tuple[Positive, Positive] | None = Field(
-        None, description="`[R, S]`: R replicas of S ranks that share the nodes; unset: one replica"
+        None,
+        description="`[R, S]`: R replicas of S ranks that share the nodes; else one replica",
     )
     checkpoint_dir: Path | None = Field(
-        None, description="where ranks of several machines keep what they learn; unset: data_dir"
+        None,
+        description="folder that ranks of several machines share; if not set, data_dir",
     )
     nice: Natural = Field(10, description="scheduling niceness of the trainer")
     nightly_twin: bool = Field(
         True,
-        description="also score up to 2,000 events of each window by the model as of the last "
-        "midnight UTC",
+        description="also score up to 2,000 events of each window with the model as of the "
+        "last midnight UTC",
     )
 
 
@@ -371,10 +388,10 @@ class BootstrapSettings(Branch):
 
     max_events: Natural = Field(
         100_000,
-        description="newest events of a log with a past that a first start learns at once; 0: "
-        "window by window",
+        description="newest events of an existing log that the first start trains on at once; "
+        "0: window by window",
     )
-    epochs: Positive = Field(5, description="passes over them")
+    epochs: Positive = Field(5, description="epochs on these events")
 
 
 class RegistrySettings(Branch):
@@ -383,7 +400,7 @@ class RegistrySettings(Branch):
     keep: Positive = Field(20, description="newest versions kept; champion and shadow always are")
     gate_events: Positive = Field(
         2000,
-        description="events with a known destination over which champions are compared with the "
+        description="events with a known destination on which champions are compared with the "
         "last proven version",
     )
 
@@ -399,10 +416,11 @@ class Settings(BaseSettings):
         Path("streamd-data"), description="directory of log, models and checkpoints"
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="where the trainer runs graph and model; auto: on a GPU, if any"
+        "auto", description="device of the trainer's graph and model; auto: a GPU if there is one"
     )
     sources: tuple[SourceSettings, ...] = Field(
-        (), description="how topics in a shape of their own become events, one entry a topic"
+        (),
+        description="how records of topics with a schema of their own become events",
     )
     kafka: KafkaSettings = KafkaSettings()
     schema_registry: SchemaRegistrySettings = SchemaRegistrySettings()

@@ -45,7 +45,7 @@ class SettingsFile:
         except yaml.YAMLError as error:
             raise SettingsError(
                 f"Settings file {path} cannot be read: {_yaml_words(error)}.",
-                "put text with marks such as : or # in quotes, and check the indentation.",
+                "put text with characters such as : or # in quotes, and check the indentation.",
             ) from None
         except (OSError, UnicodeDecodeError) as error:
             raise SettingsError(f"Settings file {path} cannot be read: {error}.") from None
@@ -92,6 +92,7 @@ def _yaml_words(error: yaml.YAMLError) -> str:
         return f"character {error.position + 1}, U+{int(error.character):04X}, is not allowed"
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return " ".join(str(error).split())
+    # YAML counts lines and columns from 0, editors from 1.
     mark, begun = error.problem_mark, error.context_mark
     words = f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
     if error.context:

@@ -239,7 +239,7 @@ def test_a_registry_behind_tls_must_be_who_it_says(registry, tmp_path):
 
 
 @pytest.mark.parametrize(("text", "says"), [
-    ("{url: 'ftp://x'}", "begins with http"), ("{url: 'http://'}", "begins with http"), ("{url: 'http://a:b@x'}", "the address holds a user"), ("{url: 'http://x:99999'}", "ort"), ("{url: 'http://a..b'}", r"url .*line 1\): an address has a host"),
+    ("{url: 'ftp://x'}", "begins with http"), ("{url: 'http://'}", "begins with http"), ("{url: 'http://a:b@x'}", "the address holds a user"), ("{url: 'http://x:99999'}", "ort"), ("{url: 'http://a..b'}", r"url .*line 1\): each part of the host name"),
     ("{url: 'http://x', secret: a, secret_file: b}", "secret_file is set too"), ("{url: 'http://x', user: me}", "needs schema_registry.secret"),
     ("{url: 'http://x', ca_file: a}", "unless schema_registry.url is https"), ("{url: 'https://x', key_file: a}", "needs schema_registry.cert_file"), ("{user: 'a:b'}", "pattern")])
 def test_settings_that_cannot_work_are_refused(tmp_path, text, says):

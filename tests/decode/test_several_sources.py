@@ -261,7 +261,7 @@ TWO = "time: s\nwhere: {k: 1}\nfields: {src: u, dst: v, time: t}\n---\n"
     ("time: s\nnodes: {fields: {id: u}}\n---\ntime: s\nfields: {src: v, dst: u, time: t}", "nothing is left for it"),
     ("format: arrow\ntime: s\nwhere: {k: 1}\nfields: {src: u, dst: v, time: t}\n---\nformat: arrow\ntime: ms\nfields: {src: u, dst: v, time: t}", "a topic of arrow has one form, and it is s"),
     ("each: items\ntime: s\nfields: {src: u, dst: id, time: t}", "no field leads into an element of items: a path such as items.id does"),
-    ("each: $key.items\ntime: s\nfields: {src: u, dst: $key.items.id, time: t}", "leads out of it"), ("each: ''\ntime: s\nfields: {src: u, dst: v, time: t}", "names with dots"),
+    ("each: $key.items\ntime: s\nfields: {src: u, dst: $key.items.id, time: t}", "is outside it"), ("each: ''\ntime: s\nfields: {src: u, dst: v, time: t}", "names with dots"),
     ("each: items\ntime: s\nalso: 1\nfields: {src: u, dst: items.id, time: t}", "valid boolean")])
 def test_sources_that_cannot_be_of_one_topic_are_refused(tmp_path, body, says):
     with pytest.raises(SettingsError, match=says.replace("$", r"\$")):
