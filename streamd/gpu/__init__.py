@@ -1,5 +1,4 @@
-"""The graph's contracts on CUDA: sampling kernels, a mirror of the block graph, a cache of
-features."""
+"""The graph on CUDA: sampling kernels, a mirror of the block graph, and a cache of features."""
 
 from streamd.gpu.device import (
     choose_device,

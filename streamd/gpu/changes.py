@@ -1,5 +1,5 @@
-"""What of a block store's arrays changed since it was last sent to the GPU: found from the nodes
-touched, by numba."""
+"""Finds the changes in a block store's arrays since they were last sent to the GPU, from the
+touched nodes, with numba."""
 
 from typing import Any
 
@@ -23,8 +23,8 @@ from streamd.graph.kernel_types import INTS, WRITTEN_INTS, writes
 
 @inner
 def _old_blocks(g: BlockArrays, sent: NDArray[Any], node: int) -> Any:
-    """Slots of a node's directory that were sent and lie where they did."""
-    # A directory that grew lies elsewhere and is sent whole.
+    """Number of a node's directory slots that were sent and did not move."""
+    # A directory that grew has moved, and is sent whole.
     if sent[4 * node + DIRECTORY] != g.nodes[4 * node + DIRECTORY]:
         return np.int64(0)
     return num_blocks(g, sent[4 * node + DEGREE])
@@ -34,8 +34,8 @@ def _old_blocks(g: BlockArrays, sent: NDArray[Any], node: int) -> Any:
 def list_touched(
     src: NDArray[Any], dst: NDArray[Any], marks: NDArray[Any], node: NDArray[Any]
 ) -> Any:
-    """The nodes among the ends of events, each once, in order of first sight. marks: uint8[N], all
-    zero, as they are again afterwards. Returns: how many there are."""
+    """The distinct endpoints of events, in order of first occurrence. marks: uint8[N], all zero
+    before and after. Returns: their number."""
     count = np.int64(0)
     for i in range(len(src)):
         for end in (src[i], dst[i]):
@@ -50,8 +50,8 @@ def list_touched(
 
 @compiled_for(BLOCKS, INTS, INTS)
 def count_changes(g: BlockArrays, sent: NDArray[Any], touched: NDArray[Any]) -> Any:
-    """(directory slots, entries) that are new in the touched nodes. sent: int64[4 N], their rows as
-    they were sent."""
+    """Numbers of (directory slots, entries) that are new in the touched nodes. sent: int64[4 N],
+    the node table as it was sent."""
     blocks = entries = np.int64(0)
     for node in touched:
         degree = g.nodes[4 * node + DEGREE]
@@ -68,19 +68,20 @@ def list_changes(
     block_at: NDArray[Any],
     entry_at: NDArray[Any],
 ) -> Any:
-    """Their places among directory slots and in `entries`, as many as `count_changes` said; an
-    entry that is offloaded has nothing to send. Returns: how many entries there are to send."""
+    """Indices of the new directory slots, and of the new entries in `entries`, as many as
+    `count_changes` returned; offloaded entries are skipped. Returns: the number of entries to
+    send."""
     b = e = np.int64(0)
     for node in touched:
         at = g.nodes[4 * node + DIRECTORY]
         degree = g.nodes[4 * node + DEGREE]
 
-        # Directory slots behind those that were sent.
+        # Directory slots after those that were sent.
         for block in range(_old_blocks(g, sent, node), num_blocks(g, degree)):
             block_at[b] = at + block
             b += 1
 
-        # Entries behind those that were sent.
+        # Entries after those that were sent.
         for number in range(sent[4 * node + DEGREE], degree):
             block = block_of(g, np.int64(number))
             place = g.blocks[2 * (at + block) + 1]
@@ -91,7 +92,7 @@ def list_changes(
 
 
 def changed(g: BlockArrays, sent: Int64, touched: Int64) -> tuple[Int64, Int64]:
-    """Places of directory slots and entries to be sent, int64, each ascending within a node."""
+    """Indices of directory slots and entries to send, int64, each ascending within a node."""
     blocks, entries = count_changes(g, sent, touched)
     block_at = np.empty(blocks, np.int64)
     entry_at = np.empty(entries, np.int64)
@@ -103,8 +104,8 @@ def changed(g: BlockArrays, sent: Int64, touched: Int64) -> tuple[Int64, Int64]:
 def places_of(
     g: BlockArrays, node: NDArray[Any], event: NDArray[Any], entry_at: NDArray[Any]
 ) -> Any:
-    """Places of the entries that nodes have of events; those of other nodes and those that are
-    offloaded are passed over. Returns: how many there are."""
+    """Indices of the entries of nodes for events; nodes without an entry of the event, and
+    offloaded entries, are skipped. Returns: their number."""
     count = np.int64(0)
     for i in range(len(node)):
         below, block = entries_below(g, node[i], event[i] + 1)
@@ -119,8 +120,8 @@ def places_of(
 
 @compiled_for(BLOCKS, INTS, WRITTEN_INTS, WRITTEN_INTS)
 def list_ends(g: BlockArrays, nodes: NDArray[Any], other: NDArray[Any], event: NDArray[Any]) -> Any:
-    """The other ends and the events of all entries of some nodes that are not hidden. No block of
-    theirs may be offloaded. Returns: how many there are."""
+    """The other endpoints and the events of all visible entries of some nodes, which must not have
+    offloaded blocks. Returns: their number."""
     count = np.int64(0)
     for node in nodes:
         at = g.nodes[4 * node + DIRECTORY]
@@ -136,13 +137,13 @@ def list_ends(g: BlockArrays, nodes: NDArray[Any], other: NDArray[Any], event: N
 
 
 def entries_of(g: BlockArrays, node: Int64, event: Int64) -> Int64:
-    """Places of the entries that nodes have of events, int64, ascending, each once."""
+    """Indices of the entries of nodes for events, int64, ascending, each once."""
     entry_at = np.empty(len(node), np.int64)
     return np.unique(entry_at[: places_of(g, node, event, entry_at)])
 
 
 def events_of(g: BlockArrays, nodes: Int64) -> tuple[Int64, Int64]:
-    """Each entry of some nodes that is not hidden: its other end and its event, int64[X] each."""
+    """The other endpoint and the event of each visible entry of some nodes: int64[X] each."""
     size = int(g.nodes.reshape(-1, 4)[nodes, DEGREE].sum())
     other = np.empty(size, np.int64)
     event = np.empty(size, np.int64)
@@ -151,13 +152,13 @@ def events_of(g: BlockArrays, nodes: Int64) -> tuple[Int64, Int64]:
 
 
 class Touched:
-    """Finds the nodes that an insert touched, without sorting them. Owner: a `DeviceGraph`."""
+    """Finds the nodes that an insert touched, without sorting. Owner: a `DeviceGraph`."""
 
     def __init__(self) -> None:
         self._marks = np.zeros(0, np.uint8)
 
     def nodes(self, src: Int64, dst: Int64, num_nodes: int) -> Int64:
-        """The nodes among the ends of events, int64, each once. num_nodes: one past the highest."""
+        """The distinct endpoints of events, int64. num_nodes: one past the highest."""
         if num_nodes > len(self._marks):
             self._marks = np.zeros(max(num_nodes, 2 * len(self._marks)), np.uint8)
         node = np.empty(min(2 * len(src), num_nodes), np.int64)

@@ -1,4 +1,4 @@
-"""Copies from the host to a device, which nobody waits for."""
+"""Asynchronous copies from the host to a device."""
 
 from typing import Any
 
@@ -12,8 +12,8 @@ HOST = torch.device("cpu")
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on a device; the tensor itself where that is the host. To a GPU it goes
-    from page-locked memory: from any other, the caller would wait until it is there."""
+    """Copy a host tensor to a device; on the host, return it as it is. Copies to a GPU go through
+    page-locked memory: from any other memory the caller would have to wait."""
     if tensor.device == device:
         return tensor
     metrics.gpu_transfer_bytes.labels("up").inc(tensor.numel() * tensor.element_size())
@@ -23,5 +23,6 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """An array as a tensor of a device, sent as by `send`; on the host it shares its memory."""
+    """An array as a tensor on a device, copied by `send`; on the host it shares the array's
+    memory."""
     return send(torch.from_numpy(array), device)

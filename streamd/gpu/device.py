@@ -1,4 +1,4 @@
-"""Chooses where models run and graphs answer: the only code that reads the `device` settings."""
+"""Chooses the device of models and graphs; no other code reads the `device` settings."""
 
 import os
 from functools import cache
@@ -14,27 +14,27 @@ from streamd.settings.loading import GpuSettings, GraphSettings
 
 logger = structlog.get_logger()
 BUDGET_SHARE = 0.5
-"""Share of the free GPU memory that a graph may take where `gpu.graph_bytes` is 0: the model, its
-batches and the cache need the rest."""
+"""Share of the free GPU memory that a graph may use if `gpu.graph_bytes` is 0; the rest is for the
+model, its batches and the cache."""
 
 
 def fix_torch(threads: int) -> None:
     """Make torch deterministic, with a fixed number of threads."""
-    # Without this variable CUDA's products refuse to be deterministic.
+    # Without this variable cuBLAS refuses deterministic mode.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     import torch
 
     torch.set_num_threads(threads)
-    # As `use_deterministic_algorithms(True)`, which also loads torch's compiler: that takes a
-    # second and more, and nothing here is compiled by it.
+    # As `use_deterministic_algorithms(True)`, which also imports torch's compiler. That takes a
+    # second or more, and no code here uses it.
     torch.set_deterministic_debug_mode("error")
-    # No value is read before it is written: to fill tensors first would take a kernel each.
+    # No value is read before it is written, and filling new tensors would launch a kernel for each.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def take_gpu(local_rank: int) -> None:
-    """Make the GPU of a rank of this machine the only one that this process sees, in all of its
-    threads; call it before CUDA is used. Raises: DeviceError where there are fewer GPUs."""
+    """Make a rank's GPU the only one that this process sees, in all of its threads; call it before
+    CUDA is initialised. Raises: DeviceError if there are fewer GPUs."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = None if visible is None else visible.split(",")
     if gpus is not None and local_rank >= len(gpus):
@@ -47,17 +47,17 @@ def take_gpu(local_rank: int) -> None:
 
 @cache
 def choose_device(setting: str, num_ranks: int = 1) -> str:
-    """Return "cpu" or "cuda" for the setting auto, cpu or cuda. num_ranks: that learn together.
-    Raises: DeviceError where cuda is asked for and cannot be.
+    """Return "cpu" or "cuda" for the setting auto, cpu or cuda. num_ranks: that train together.
+    Raises: DeviceError if cuda is requested but not available.
 
-    `auto` takes a GPU where there is one and cupy is installed: a window of TGN is learned there
-    in a fifth of the time of eight threads (docs/benchmarks.md). Several ranks would each need a
-    GPU, and were never measured on any: for them `auto` is the CPU.
+    `auto` is a GPU if there is one and cupy is installed: training TGN on a window takes a fifth of
+    the time of eight threads (docs/benchmarks.md). With several ranks `auto` is the CPU: each would
+    need a GPU, and this was never measured.
     """
     if setting == "cpu" or (setting == "auto" and num_ranks > 1):
         return "cpu"
 
-    # torch is loaded only where a GPU may be used.
+    # torch is imported only if a GPU may be used.
     import torch
 
     sees_gpu, has_cupy = torch.cuda.is_available(), find_spec("cupy") is not None
@@ -71,7 +71,7 @@ def choose_device(setting: str, num_ranks: int = 1) -> str:
             )
         return "cpu"
 
-    # cuda was asked for: say what is missing.
+    # cuda is required: report the missing part.
     if not sees_gpu:
         built = "sees no GPU" if torch.version.cuda else "is built without CUDA"
         raise DeviceError(
@@ -88,8 +88,8 @@ def choose_device(setting: str, num_ranks: int = 1) -> str:
 
 
 def device_facts(device: str) -> dict[str, str | int]:
-    """The facts of a device, "cpu" or "cuda", that must be equal for the same bits: how a kernel
-    splits its work, and so the order of its sums, follows from them. None on a CPU."""
+    """The facts of a device, "cpu" or "cuda", that must be equal to compute the same bits, since
+    they determine how a kernel splits its work, and so the order of its sums. Empty on a CPU."""
     if device == "cpu":
         return {}
     import torch
@@ -112,12 +112,13 @@ def make_graph(
     direction: Direction,
     read_back: ReadBack,
 ) -> TemporalGraph:
-    """Make an empty live graph that answers from a device. direction: what it can draw from."""
+    """Make an empty live graph that samples on a device. direction: of the edges that it can
+    sample."""
     host = BlockGraph(first_event, graph.max_block_entries, (direction,), read_back)
     if device == "cpu":
         return host
 
-    # cupy is an extra: it is needed, and loaded, only from here on.
+    # cupy is an extra, and imported only from here on.
     import torch
 
     from streamd.gpu.graph import DeviceGraph
@@ -128,8 +129,8 @@ def make_graph(
 
 
 def free_device_memory(graph: TemporalGraph) -> bool:
-    """Move a graph's entries off the GPU, to make room for what lacks memory there. Returns:
-    whether there were any."""
+    """Move a graph's entries from the GPU to the host, to free memory there. Returns: whether it
+    had any."""
     from streamd.gpu.graph import DeviceGraph
 
     if not isinstance(graph, DeviceGraph) or graph.placement == "hybrid":
@@ -143,6 +144,6 @@ def free_device_memory(graph: TemporalGraph) -> bool:
         "model.memory_chunk",
     )
     graph.place("hybrid")
-    # torch keeps freed memory to itself: give it back to the device.
+    # torch caches freed memory: return it to the device.
     torch.cuda.empty_cache()
     return True

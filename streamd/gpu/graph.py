@@ -1,9 +1,9 @@
-"""The block graph with its queries on a GPU: the arrays live on the host, where events go in, and
-are mirrored.
+"""The block graph with queries on a GPU: events are inserted into arrays on the host, and these are
+mirrored.
 
 Placement (GNNFlow, section 4.2): `resident` mirrors everything; `hybrid` mirrors node table and
-directories and has the GPU read entries from page-locked host memory, by their address there. What
-an insert changed is sent, never the whole.
+directories, and the GPU reads entries from page-locked host memory by their host addresses. An
+insert sends only its changes.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -40,10 +40,9 @@ from streamd.telemetry import metrics
 
 logger = structlog.get_logger()
 MAX_FANOUT = 128
-"""As in kernels/sampling.cu: a thread remembers what it drew before in registers and local
-memory."""
+"""As in kernels/sampling.cu: a thread keeps its earlier draws in registers and local memory."""
 SEND_ENTRIES = 2**22
-"""Entries sent together: 32 MB."""
+"""Entries per copy: 32 MB."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -51,8 +50,8 @@ R = TypeVar("R")
 def on_own_stream(
     method: "Callable[Concatenate[DeviceGraph, P], R]",
 ) -> "Callable[Concatenate[DeviceGraph, P], R]":
-    """The method, its copies and kernels on the graph's own stream: a query does not wait for what
-    a model computes. Raises: DeviceMemoryError where the GPU lacks memory for it."""
+    """Run a method's copies and kernels on the graph's own stream, so that a query does not wait
+    for a model's computation. Raises: DeviceMemoryError if the GPU lacks memory for it."""
 
     @wraps(method)
     def wrapped(self: "DeviceGraph", /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -63,13 +62,13 @@ def on_own_stream(
 
 
 class DeviceGraph:
-    """A `BlockGraph` that answers from the GPU; inserting, deleting and all its promises are the
-    same. Owner: one thread per role.
+    """A `BlockGraph` that samples on the GPU, with the same contract for inserts and deletes.
+    Owner: one thread per role.
 
-    budget_bytes: most device memory it takes; past that, or where the device has no more, entries
-    move to the host, which is said in the log and in `streamd_gpu_placement`. In hybrid placement
-    nothing is offloaded, since what is page-locked stays; in resident placement offloading frees
-    memory of the host only.
+    budget_bytes: of device memory. Above it, or if the device has no more, entries move to the
+    host, which is logged and shown by `streamd_gpu_placement`. In hybrid placement nothing is
+    offloaded, since page-locked memory cannot be released; in resident placement offloading frees
+    host memory only.
     """
 
     def __init__(
@@ -90,11 +89,11 @@ class DeviceGraph:
         self._touched = Touched()
         self._mirrors = {d: Mirror(store, self._device, pages) for d, store in host.stores.items()}
 
-        # Streams are a GPU's; without one `on_stream` changes nothing.
+        # Streams exist on a GPU only; without one `on_stream` has no effect.
         own: Any = torch.cuda.Stream(self._device) if device != "cpu" else None  # type: ignore[no-untyped-call]
         self.on_stream = partial(torch.cuda.stream, own)
-        """Makes the graph's stream the current one, as `sample_neighborhood_on_device` needs; all
-        else that is public does it itself."""
+        """Makes the graph's stream the current one. Callers of `sample_neighborhood_on_device` must
+        do this; the other public methods do it themselves."""
         self.place(placement)
 
     @property
@@ -103,47 +102,47 @@ class DeviceGraph:
 
     @property
     def next_event(self) -> int:
-        """Id of the next event that will be inserted."""
+        """Id of the next event to be inserted."""
         return self._host.next_event
 
     @property
     def directions(self) -> Collection[Direction]:
-        """Directions that it can draw from among the events of all sets."""
+        """Directions in which it can sample events of all sets together."""
         return self._host.directions
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the graph takes on the host."""
+        """Host memory of the graph."""
         return self._host.num_bytes
 
     @property
     def device_bytes(self) -> int:
-        """Device memory that the graph takes."""
+        """Device memory of the graph."""
         return sum(mirror.num_bytes for mirror in self._mirrors.values())
 
     @property
     def entry_bytes(self) -> int:
-        """Device memory that entries take; none in hybrid placement."""
+        """Device memory of the entries; 0 in hybrid placement."""
         return sum(mirror.arrays["entries"].nbytes for mirror in self._mirrors.values())
 
     @on_own_stream
     def insert(self, src_E: Int64, dst_E: Int64, set_E: Int64 | None = None) -> None:
         """Append events in log order. Raises: CapacityError, DeviceMemoryError."""
         self._host.insert(src_E, dst_E, set_E)
-        # Of each store its own events' ends: a set's node table ends with its last node.
+        # For each store only its own events' endpoints: a set's node table ends with its last node.
         touched: dict[int, Int64] = {}
         for (number, _), mirror in self._mirrors.items():
             if number not in touched:
                 own = slice(None) if number == ALL_SETS else set_E == number
                 touched[number] = self._touched.nodes(src_E[own], dst_E[own], self._host.num_nodes)
             self._send(mirror, touched[number])
-        # Node table and directories grow too, and cannot do without the device.
+        # Node table and directories grow too, and must stay on the device.
         if self.placement == "resident" and self.device_bytes > self._budget:
             self._give_way()
 
     @on_own_stream
     def hide(self, src_E: Int64, dst_E: Int64, event_E: Int64) -> None:
-        """Delete events, given with their ends; ids the graph does not have are passed over."""
+        """Delete events, given with their endpoints; unknown ids are ignored."""
         self._host.hide(src_E, dst_E, event_E)
         inside = (event_E >= self.first_event) & (event_E < self.next_event)
         self._send_hidden(
@@ -155,7 +154,7 @@ class DeviceGraph:
         """Delete all events of some nodes. Raises: OffloadedError."""
         nodes = np.unique(nodes[(nodes >= 0) & (nodes < self._host.num_nodes)])
         if self._host.finds_neighbors:
-            # Their own entries say which others are going to be hidden.
+            # Their own entries name the nodes whose entries are hidden too.
             mirror = self._mirrors[ALL_SETS, "both"]
             other, event = events_of(mirror.store.arrays, nodes)
             self._host.hide_nodes(nodes)
@@ -167,12 +166,12 @@ class DeviceGraph:
                 self._send_again(mirror, mirror.nodes_with_hidden())
 
     def drop_before(self, event: int) -> None:
-        """Answer with no older events from now on: the log no longer has them."""
+        """From now on sample no older events: they were dropped from the log."""
         self._host.drop_before(event)
 
     @on_own_stream
     def offload(self, before_event: int) -> None:
-        """Take events before an id out of the host's memory, in resident placement."""
+        """In resident placement, remove events before an id from host memory."""
         if self.placement == "hybrid":
             return
         self._host.offload(before_event)
@@ -181,8 +180,7 @@ class DeviceGraph:
 
     @on_own_stream
     def place(self, placement: Placement) -> None:
-        """Move the entries to the GPU, or from it to page-locked host memory. Raises:
-        DeviceMemoryError."""
+        """Move the entries to the GPU, or to page-locked host memory. Raises: DeviceMemoryError."""
         if placement == "hybrid" and self.placement == "resident":
             self._move_to_host()
         elif placement == "resident" and self.placement == "hybrid":
@@ -191,8 +189,8 @@ class DeviceGraph:
             metrics.gpu_placement.labels(name).set(name == self.placement)
 
     def _move_to_host(self) -> None:
-        """Have the GPU read entries of the host. Where that fails they are where they were."""
-        # All of them must be there, and locked, before any goes from the device.
+        """Let the GPU read entries on the host. On failure the entries stay on the GPU."""
+        # All entries must be on the host, in page-locked memory, before any is freed on the device.
         try:
             for mirror in self._mirrors.values():
                 mirror.lock_pages()
@@ -204,16 +202,16 @@ class DeviceGraph:
         self._note_placement("hybrid")
         for mirror in self._mirrors.values():
             mirror.drop_entries()
-            # Restoring changed directories, and may have hidden what was deleted meanwhile.
+            # Restoring changes directories, and may hide events that were deleted while offloaded.
             self._send_directories(mirror)
             self._send_again(mirror, mirror.nodes_with_hidden())
 
     def _move_to_device(self) -> None:
-        """Send all entries to the GPU; those that do not fit there leave it again."""
+        """Send all entries to the GPU; if they do not fit, they move back to the host."""
         self._note_placement("resident")
         for mirror in self._mirrors.values():
             mirror.unlock_pages()
-        # Where one has no room, all are locked again.
+        # If one does not fit, all pages are locked again.
         for mirror in self._mirrors.values():
             self._send_all_entries(mirror)
 
@@ -226,8 +224,7 @@ class DeviceGraph:
     def sample(
         self, root_R: Int64, since: int | Int64, before: int | Int64, draws: HopDraws
     ) -> Neighbors[Int64]:
-        """Answer as the host's graph does. Raises: ValueError where too many are drawn at
-        random."""
+        """As the host's graph. Raises: ValueError if the fanout of a random draw is too large."""
         there = self._roots_to_device(Roots(root_R, since, before))
         found = self.sample_on_device(there.node, there.since, there.before, draws)
         return Neighbors(*(to_host(t) for t in (found.neighbor, found.event, found.mask)))
@@ -236,8 +233,8 @@ class DeviceGraph:
     def sample_neighborhood(
         self, roots: Roots[Int64], draws: Sequence[HopDraws], next_roots: NextRoots[Any]
     ) -> NumberedHops[Int64]:
-        """As the host's; the hops and the renumbering of what they reach stay on the device, and
-        come home together."""
+        """As the host's graph. Hops and renumbering stay on the device; only the results are copied
+        to the host."""
         found = self.sample_neighborhood_on_device(self._roots_to_device(roots), draws, next_roots)
         hops = tuple(
             NumberedHop(
@@ -253,7 +250,7 @@ class DeviceGraph:
     def sample_on_device(
         self, root_R: Tensor, since: int | Tensor, before: int | Tensor, draws: HopDraws
     ) -> Neighbors[Tensor]:
-        """`sample` from and to the device."""
+        """`sample` with tensors on the device."""
         if isinstance(draws, Draw):
             return self._draw(root_R, since, before, draws)
         parts = [self._draw(root_R, since, before, draw) for draw in draws]
@@ -279,7 +276,7 @@ class DeviceGraph:
             found, missing_R = mirror.draw(
                 self._launch, self.placement, self.first_event, root_R, since_R, before_R, draw
             )
-            # Where nothing is offloaded the device need not be waited for.
+            # If nothing is offloaded, do not wait for the device.
             if not mirror.store.any_offloaded or not bool(missing_R.any()):
                 return found
             nodes = np.unique(to_host(root_R[missing_R]))
@@ -289,15 +286,16 @@ class DeviceGraph:
     def sample_neighborhood_on_device(
         self, roots: Roots[Tensor], draws: Sequence[HopDraws], next_roots: NextRoots[Any]
     ) -> NumberedHops[Tensor]:
-        """`sample_neighborhood` from and to the device."""
+        """`sample_neighborhood` with tensors on the device."""
         return renumbered(sample_hops(OnDevice(self), roots, draws, next_roots))
 
     def _send(self, mirror: Mirror, touched: Int64) -> None:
-        """Bring a mirror up to what the host has of some nodes of its store."""
+        """Update a mirror with the host's present data of some nodes."""
         if not len(touched):
             return
 
-        # Entries and directories before the node table: a query reads only what the table counts.
+        # Entries and directories before the node table, since a query reads only as many as the
+        # table counts.
         g = mirror.store.arrays
         num_nodes = mirror.store.num_nodes
         block_at, entry_at = mirror.changes(touched)
@@ -310,13 +308,13 @@ class DeviceGraph:
         self._put(mirror, "hidden", num_nodes, touched, g.hidden[touched])
         mirror.note_sent(touched, rows)
 
-        # New entries are read on the host, once their pages are locked.
+        # New entries are read on the host, after their pages are locked.
         if self.placement == "hybrid":
             mirror.lock_pages()
 
     def _send_hidden(self, node_X: Int64, event_X: Int64) -> None:
-        """Send the entries that known nodes have of events and that were hidden; an event may be
-        given with a node that has no entry of it."""
+        """Send the entries of known nodes for events that were just hidden; a node may have no
+        entry of its event."""
         for mirror in self._mirrors.values():
             g = mirror.store.arrays
             nodes = np.unique(node_X[node_X < mirror.store.num_nodes])
@@ -326,7 +324,7 @@ class DeviceGraph:
             self._put(mirror, "hidden", mirror.store.num_nodes, nodes, g.hidden[nodes])
 
     def _send_again(self, mirror: Mirror, nodes: Int64) -> None:
-        """Send all that the host has of some nodes, of which more changed than was appended."""
+        """Send all data of some nodes, after changes other than appends."""
         mirror.forget_sent(nodes)
         self._send(mirror, nodes)
 
@@ -335,7 +333,7 @@ class DeviceGraph:
         self._put(mirror, "blocks", used.stop, used, mirror.store.arrays.blocks[used])
 
     def _send_all_entries(self, mirror: Mirror) -> None:
-        # In pieces, since what is sent is first copied to page-locked memory.
+        # In pieces, since each is first copied to page-locked memory.
         used = int(mirror.store.arrays.used[0])
         for first in range(0, used, SEND_ENTRIES):
             if self.placement == "hybrid":
@@ -346,8 +344,8 @@ class DeviceGraph:
     def _put(
         self, mirror: Mirror, name: str, size: int, places: Int64 | slice, values: NDArray[Any]
     ) -> None:
-        """Write values at places of a mirrored array of `size` rows, growing it where it is
-        shorter; entries for which there is no room move to the host instead."""
+        """Write values at indices of a mirrored array of `size` rows, and grow it if needed;
+        entries that do not fit move to the host instead."""
         try:
             fits = self._grow(mirror, name, size)
             if fits and len(values):
@@ -355,7 +353,7 @@ class DeviceGraph:
         except RuntimeError as error:
             if not lacks_memory(error):
                 raise
-            # Entries alone can do without the device.
+            # Only entries can be kept off the device.
             if name != "entries":
                 raise DeviceMemoryError(
                     f"The GPU has no room for {name} of {size} rows of the graph: {error}",
@@ -366,7 +364,7 @@ class DeviceGraph:
             self._give_way()
 
     def _write(self, array: Tensor, places: Int64 | slice, rows: Tensor) -> None:
-        """Replace rows of an array. places: each once."""
+        """Replace rows of an array. places: indices, each once."""
         if isinstance(places, slice):
             array[places] = rows
             return
@@ -385,7 +383,7 @@ class DeviceGraph:
         )
 
     def _give_way(self) -> None:
-        """Move the entries to the host, where the device has no room for them."""
+        """Move the entries to the host, since the device has no memory for them."""
         logger.warning(
             "graph_moved_to_host",
             reason="the GPU has no room for its entries",
@@ -395,13 +393,13 @@ class DeviceGraph:
         self.place("hybrid")
 
     def _grow(self, mirror: Mirror, name: str, size: int) -> bool:
-        """Make room for `size` rows in a mirrored array. Returns: False where entries would exceed
+        """Allocate `size` rows or more for a mirrored array. Returns: False if entries would exceed
         the budget."""
         have = mirror.arrays[name]
         if size <= len(have):
             return True
 
-        # Arrays double, but entries never beyond the budget.
+        # Arrays double, but entries stay within the budget.
         rows = max(size, 2 * len(have), 1024)
         resent = False
         if name == "entries":
@@ -409,7 +407,8 @@ class DeviceGraph:
             if size > len(have) + left:
                 return False
             rows = min(rows, len(have) + left)
-            # Where the old and the new do not fit together, the old go first: the host has them.
+            # If old and new array do not fit together, free the old one first: the host has its
+            # contents.
             resent = rows > left
         if resent:
             mirror.drop_entries()
@@ -423,7 +422,7 @@ class DeviceGraph:
         return True
 
     def grown(self, mirror: Mirror, name: str, rows: int) -> Tensor:
-        """Zeros for a mirrored array of so many rows."""
+        """Zeros for a mirrored array with `rows` rows."""
         have = mirror.arrays[name]
         return torch.zeros(rows, *have.shape[1:], dtype=have.dtype, device=self._device)
 
@@ -435,7 +434,7 @@ class DeviceGraph:
         return Roots(self.to_device(roots.node), since, before)
 
     def to_device(self, array: NDArray[Any]) -> Tensor:
-        """A copy on the device, sent from page-locked memory so that it need not be waited for."""
+        """A copy on the device, made asynchronously through page-locked memory."""
         array = np.ascontiguousarray(array)
         if self._device.type == "cpu":
             # A tensor on the CPU would share the array, which changes.
@@ -457,12 +456,12 @@ class OnDevice:
 
 
 def _filled(root_R: Tensor, value: int | Tensor) -> Tensor:
-    """One number for all roots as int64[R]."""
+    """A single number as int64[R] for all roots; a tensor as it is."""
     return value if isinstance(value, Tensor) else torch.full_like(root_R, value)
 
 
 def to_host(tensor: Tensor) -> NDArray[Any]:
-    """A copy on the host, which is waited for."""
+    """A copy on the host, complete on return."""
     metrics.gpu_transfer_bytes.labels("down").inc(tensor.numel() * tensor.element_size())
     array: NDArray[Any] = tensor.cpu().numpy()
     return array

@@ -14,16 +14,16 @@ KERNELS = Path(__file__).parent / "kernels"
 SOURCES = tuple(sorted(KERNELS.glob("*.cu")))
 OPTIONS = ("--std=c++17",)
 BLOCK = 256
-"""Threads of a block: 30 registers a thread leave a multiprocessor full with eight of them."""
+"""Threads of a block: at 30 registers a thread, eight blocks fill a multiprocessor."""
 
 Launch = Callable[[str, int, Sequence[int]], None]
-"""(kernel, threads, arguments): pointers and integers, each eight bytes. Work goes to the current
-stream."""
+"""(kernel, threads, arguments): pointers and integers of eight bytes each. The kernel runs on the
+current stream."""
 
 
 class SharedStream:
-    """The current stream of torch in CUDA's stream protocol, which torch's own class has in newer
-    versions only."""
+    """torch's current stream in CUDA's stream protocol, which torch's own class implements only in
+    newer versions."""
 
     def __init__(self) -> None:
         self.stream = torch.cuda.current_stream()
@@ -33,9 +33,9 @@ class SharedStream:
 
 
 class CudaLauncher:
-    """The kernels of `streamd/gpu/kernels` on the current device, compiled once and kept in cupy's
-    cache (`CUPY_CACHE_DIR`). Seconds on the device go to metrics, read once a kernel is done, never
-    waited for."""
+    """The kernels of `streamd/gpu/kernels` on the current device, compiled once and stored in
+    cupy's cache (`CUPY_CACHE_DIR`). Their device time goes to metrics: read after a kernel has
+    finished, without waiting for it."""
 
     def __init__(self) -> None:
         import cupy
@@ -47,14 +47,14 @@ class CudaLauncher:
         self._timed: deque[tuple[str, Any, Any]] = deque()
 
     def __call__(self, name: str, threads: int, args: Sequence[int]) -> None:
-        # CUDA refuses to launch no threads at all.
+        # CUDA refuses to launch zero threads.
         if not threads:
             return
         shared = SharedStream()
         event: Any = torch.cuda.Event
         begin, end = event(enable_timing=True), event(enable_timing=True)
 
-        # The kernel goes to torch's current stream, between two events that time it.
+        # The kernel runs on torch's current stream, between two events that time it.
         with self._cupy.cuda.Stream.from_external(shared):
             begin.record(shared.stream)
             # Arguments are eight bytes each; a negative one keeps its bits.
@@ -65,18 +65,17 @@ class CudaLauncher:
             end.record(shared.stream)
         self._timed.append((name, begin, end))
 
-        # Times of kernels that are done; nobody waits for the others.
+        # Read the times of finished kernels, without waiting for others.
         while self._timed and self._timed[0][2].query():
             done, first, last = self._timed.popleft()
             metrics.gpu_kernel_seconds.labels(done).inc(first.elapsed_time(last) / 1e3)
 
 
 class PageLock:
-    """Page-locks host memory and maps it into the GPU's address space, where it has the address it
-    has here.
+    """Page-locks host memory and maps it into the GPU's address space at the same address.
 
-    Raises: DeviceError where it would have another there, DeviceMemoryError where the system locks
-    no more.
+    Raises: DeviceError if the GPU would map it to another address, DeviceMemoryError if the system
+    locks no more memory.
     """
 
     MAPPED = 2
@@ -107,7 +106,7 @@ class PageLock:
             ) from None
 
     def unlock(self, addresses: Sequence[int]) -> None:
-        # Kernels that were launched may still read what is locked.
+        # Running kernels may still read locked memory.
         torch.cuda.synchronize()
         for address in addresses:
             self._runtime.hostUnregister(address)

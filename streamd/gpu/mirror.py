@@ -1,4 +1,4 @@
-"""A block store's arrays as the GPU has them, and what of them was sent."""
+"""The GPU's copy of a block store's arrays, with a record of the parts that were sent."""
 
 from typing import Literal
 
@@ -19,11 +19,12 @@ Placement = Literal["resident", "hybrid"]
 
 
 class Mirror:
-    """A block store's arrays on the device, and what of them was sent. Owner: its `DeviceGraph`.
+    """A block store's arrays on the device, with a record of the parts that were sent. Owner: its
+    `DeviceGraph`.
 
     arrays: nodes int64[N, 4], blocks int64[2 B], entries int64[E], hidden uint8[N], as in
-    `BlockArrays` (`streamd.graph.blocks.block_arrays`); no entries while they are page-locked on
-    the host.
+    `BlockArrays` (`streamd.graph.blocks.block_arrays`); entries are empty while they are
+    page-locked on the host.
     """
 
     def __init__(self, store: BlockStore, device: torch.device, pages: Pages) -> None:
@@ -35,7 +36,7 @@ class Mirror:
             "entries": torch.zeros(0, dtype=torch.int64, device=device),
             "hidden": torch.zeros(0, dtype=torch.uint8, device=device),
         }
-        # The node table as it was sent, int64[4 N]; zeros for a node that never was.
+        # The node table as it was sent, int64[4 N]; zeros for nodes that were never sent.
         self._sent = np.zeros(0, np.int64)
 
     @property
@@ -43,11 +44,11 @@ class Mirror:
         return sum(t.numel() * t.element_size() for t in self.arrays.values())
 
     def most_rows(self, name: str) -> int:
-        """Rows of an array that the host has address space for."""
+        """Rows of an array in the host's reserved address space."""
         return len(getattr(self.store.arrays, name)) // self.arrays[name].shape[1:].numel()
 
     def entries_address(self, placement: Placement) -> int:
-        """Where the device reads entries."""
+        """The address at which the device reads entries."""
         if placement == "resident":
             return self.arrays["entries"].data_ptr()
         return int(self.store.arrays.entries.ctypes.data)
@@ -82,7 +83,7 @@ class Mirror:
             self.arrays["hidden"].data_ptr(),
             *map(int, self.store.arrays.tau),
         )
-        # The roots, with the range of events that each may see.
+        # The roots, each with its range of events.
         query = (
             root_R.data_ptr(),
             since_R.data_ptr(),
@@ -101,36 +102,37 @@ class Mirror:
             draw.fanout,
         )
 
-        # A thread for each neighbour; the fields of the kernel's records, one after the other.
+        # One thread for each neighbour; the arguments are the fields of the kernel's structs in
+        # order.
         kernel = STRATEGIES[draw.strategy].device_kernel
         launch(kernel, len(root_R) * draw.fanout, (*store, *query, *out))
         return found, missing_R
 
     def changes(self, touched: Int64) -> tuple[Int64, Int64]:
-        """Places of directory slots and entries of some nodes that were not sent."""
+        """Indices of directory slots and entries of some nodes that were not sent yet."""
         missing = 4 * max(self.store.num_nodes, len(self._sent) // 2) - len(self._sent)
         if len(self._sent) < 4 * self.store.num_nodes:
             self._sent = np.pad(self._sent, (0, missing))
         return changed(self.store.arrays, self._sent, touched)
 
     def note_sent(self, nodes: Int64, rows: Int64) -> None:
-        """Remember the rows of the node table that were sent."""
+        """Record the rows of the node table that were sent."""
         self._sent.reshape(-1, 4)[nodes] = rows
 
     def forget_sent(self, nodes: Int64) -> None:
-        """Have all of some nodes sent again: entries and directory."""
-        # No entries, and a directory that lies elsewhere: all of them count as new.
+        """Mark all entries and the directory of some nodes as not sent."""
+        # With no entries and a directory at another index, all of them count as new.
         known = nodes[4 * nodes < len(self._sent)]
         self._sent[4 * known + DEGREE] = 0
         self._sent[4 * known + DIRECTORY] = -1
 
     def nodes_with_hidden(self) -> Int64:
-        """Nodes that a delete hid something of; deletes are rare."""
+        """Nodes with hidden entries; deletes are rare."""
         return np.flatnonzero(self.store.arrays.hidden[: self.store.num_nodes])
 
     def drop_entries(self) -> None:
         """Free the entries on the device."""
-        # A copy, since a view of no rows would keep the memory of all.
+        # A copy, since an empty view would keep the whole memory.
         self.arrays["entries"] = self.arrays["entries"][:0].clone()
 
     def lock_pages(self) -> None:

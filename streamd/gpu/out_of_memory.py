@@ -1,4 +1,4 @@
-"""Errors of a GPU that lacks memory: how to recognise them, and how to report them."""
+"""Recognises and reports a GPU's out-of-memory errors."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -10,11 +10,12 @@ T = TypeVar("T")
 
 
 def lacks_memory(error: RuntimeError) -> bool:
-    """Whether an error of torch or cupy says that the GPU lacks memory, or the host memory to
-    page-lock.
+    """Whether an error of torch or cupy means that the GPU has no memory left, or that the host has
+    none left to page-lock.
 
-    torch has an error of its own for tensors only. Its page-locked memory, cuBLAS and cupy (whose
-    CUDARuntimeError and CUDADriverError are errors of any kind) say it in words.
+    torch has an exception of its own for tensors only. Its page-locked memory, cuBLAS and cupy
+    (whose CUDARuntimeError and CUDADriverError are raised for any failure) report it in the error's
+    text.
     """
     return any(words in str(error) for words in ("out of memory", "ALLOC_FAILED"))
 
@@ -22,10 +23,11 @@ def lacks_memory(error: RuntimeError) -> bool:
 def run_freeing_memory(
     work: Callable[[], T], ways: Iterable[Callable[[], bool]], start_over: Callable[[], None]
 ) -> T:
-    """Do work, and return its result. While the GPU lacks memory for it, free some and start over.
+    """Run `work` and return its result. While the GPU lacks memory for it, free some and start
+    over.
 
-    ways: frees memory each, and returns whether there was any; they are tried in order, once each.
-    start_over: undoes the try that failed. Raises: the error of work, once nothing is left to free.
+    ways: functions that free memory, and return whether there was any; each is tried once, in
+    order. start_over: undoes a failed try. Raises: the error of `work`, once no way is left.
     """
     untried = iter(ways)
     while True:
@@ -34,7 +36,7 @@ def run_freeing_memory(
         except RuntimeError as error:
             if not lacks_memory(error) or not any(frees() for frees in untried):
                 raise
-        # Outside the handler, which would hold the tensors of the try that failed.
+        # Outside the handler, which would keep the failed try's tensors alive.
         start_over()
 
 
@@ -46,7 +48,7 @@ def memory_for(what: str) -> Iterator[None]:
     except RuntimeError as error:
         if not lacks_memory(error):
             raise
-        # The settings that lower the GPU's use come first, the slower device last.
+        # Settings that reduce GPU memory come first, the slower device last.
         raise DeviceMemoryError(
             f"The GPU has no memory for {what}: {error}",
             "set gpu.placement: hybrid, lower gpu.graph_bytes, gpu.cache_rows or "

@@ -1,4 +1,5 @@
-"""Page locks on the rows of an arena that a GPU reads: they end before the arena's memory does."""
+"""Page locks on the rows of an arena that a GPU reads; they are released before the arena's
+memory."""
 
 import weakref
 from collections.abc import Sequence
@@ -7,39 +8,40 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 LOCK_BYTES = 64 * 2**20
-"""Memory is page-locked in pieces of this many bytes, as it comes to be used."""
+"""Memory is page-locked in pieces of this size, as it comes into use."""
 
 
 class Pages(Protocol):
-    """Who page-locks host memory for the GPU."""
+    """Page-locks host memory for the GPU."""
 
     def lock(self, address: int, size: int) -> None:
-        """Raises: DeviceMemoryError where the system locks no more, DeviceError where the GPU
-        cannot read what is locked."""
+        """Raises: DeviceMemoryError if the system locks no more memory, DeviceError if the GPU
+        cannot read locked memory."""
 
     def unlock(self, addresses: Sequence[int]) -> None:
-        """Unlock pieces by their addresses, once no kernel reads them any more."""
+        """Unlock pieces by their addresses, after all kernels that read them."""
 
 
 class LockedArray:
     """The first rows of an arena's array, page-locked piece by piece. Owner: its `Mirror`.
 
-    They are unlocked when this object goes, while the arena is still mapped: memory that is
-    unmapped first stays locked, and an arena that gets the same address later cannot be locked.
+    They are unlocked when this object is collected, while the arena is still mapped: memory that is
+    unmapped first stays locked, and a later arena at the same address cannot be locked.
     """
 
     def __init__(self, array: NDArray[Any], pages: Pages) -> None:
         self._base = int(array.ctypes.data)
         self._pages = pages
-        # Addresses of the pieces that are locked, without gaps.
+        # Addresses of the locked pieces, without gaps.
         self._pieces: list[int] = []
-        # It refers to the array, which keeps the mapping. At the process's end the driver unlocks.
+        # The finalizer refers to the array, which keeps the mapping. At process exit the driver
+        # unlocks.
         end: Any = weakref.finalize(self, _unlock, pages, self._pieces, array)
         end.atexit = False
 
     def lock(self, num_bytes: int) -> None:
-        """Lock the first `num_bytes`, and the rest of the piece they end in. Raises: as
-        `Pages.lock`; what was locked stays."""
+        """Lock the first `num_bytes`, up to the end of the last piece. Raises: as `Pages.lock`;
+        pieces that were locked stay locked."""
         while len(self._pieces) * LOCK_BYTES < num_bytes:
             address = self._base + len(self._pieces) * LOCK_BYTES
             self._pages.lock(address, LOCK_BYTES)

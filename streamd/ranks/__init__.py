@@ -1,7 +1,8 @@
-"""Processes that learn together: who they are, what they own, and how they exchange rows.
+"""Ranks: processes that train together, the nodes that each owns, and the exchange of rows between
+them.
 
-Every rank tails the same log and runs the same trainer; what it holds of nodes is divided by owner,
-and what it computes by events.
+Every rank reads the same log and runs the same trainer. Data of nodes is divided by owner,
+computation by events.
 """
 
 from streamd.ranks.group import ALONE, Ranks

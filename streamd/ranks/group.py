@@ -1,4 +1,4 @@
-"""The group of ranks that this process is one of."""
+"""The group of ranks, as seen by one of them."""
 
 import os
 from collections.abc import Sequence
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 START_SECONDS = 300.0
-"""How long the ranks wait for one another at their start: one may compile the kernels first."""
+"""Timeout of the ranks' start: one of them may compile the kernels first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process's place among the ranks: a mesh of replicas, each of as many shards.
+    """This process' rank in a mesh of replicas, each of the same number of shards.
 
-    Events are divided among all ranks, nodes among the shards of a replica: where a machine is a
-    replica, rows of nodes never leave it, and only gradients and what is decided do.
+    Events are divided among all ranks, nodes among the shards of a replica. If each machine is a
+    replica, rows of nodes never leave it; only gradients and decisions do.
 
     recording: lane of the thread that records chunks, among the shards of the replica. learning:
-    lane of the thread that scores, learns and decides, among all ranks; rows: the same thread's
-    among the shards. owned: the nodes of this shard, None where it is alone and has all.
+    lane of the thread that scores, trains and decides, among all ranks. rows: a lane of the same
+    thread, among the shards. owned: the nodes of this shard; None if a single shard owns all.
     """
 
     recording: Lane = field(default_factory=OneLane)
@@ -57,13 +57,12 @@ class Ranks:
 
     @classmethod
     def join(cls, timeout_seconds: float, device: str = "cpu", shards: int = 0) -> "Ranks":
-        """Join the group that the variables of torchrun name; alone where they name none.
+        """Join the group that torchrun's variables describe; without them the process is alone.
 
-        timeout_seconds: after which a rank that does not answer ends the group; until all have
-        joined it is START_SECONDS. device: "cpu", or "cuda", where rows of the model travel by
-        nccl. shards: of a replica, which are ranks that follow each other, a divisor of their
-        number; 0 makes all ranks the shards of one. Raises: RanksError; SettingsError where
-        variables are missing.
+        timeout_seconds: a rank that does not answer for this long ends the group; until all have
+        joined, START_SECONDS. device: "cpu", or "cuda", which exchanges rows of the model by nccl.
+        shards: consecutive ranks that form a replica, a divisor of the number of ranks; 0 for a
+        single replica. Raises: RanksError; SettingsError if variables are missing.
         """
         place = place_of(os.environ)
         if place is None or place.size == 1:
@@ -79,7 +78,7 @@ class Ranks:
         shards = shards or size
 
         def lane(members: range) -> Lane:
-            """Every rank makes every group, also those that it is not in."""
+            """Every rank must create every group, including those without it."""
             group = asking(lambda: distributed.new_group(list(members), timeout, backend))
             return GroupLane(group, rank - members.start, len(members))
 
@@ -99,37 +98,38 @@ class Ranks:
 
     @property
     def num_shards(self) -> int:
-        """Ranks that share the nodes."""
+        """Ranks that share the nodes of a replica."""
         return self.rows.size
 
     @property
     def replica(self) -> int:
-        """Number of the replica that this rank is a shard of."""
+        """Index of this rank's replica."""
         return self.rank // self.num_shards
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank decides and writes: rank 0."""
+        """Whether this is rank 0, which decides and writes."""
         return self.rank == 0
 
     @property
     def is_first_here(self) -> bool:
-        """Whether this rank is the first on its machine."""
+        """Whether this is the first rank on its machine."""
         place = place_of(os.environ)
         return place is None or place.local_rank == 0
 
     def share(self, count: int) -> slice:
-        """Which of so many events, in their order, are this rank's: even shares."""
+        """This rank's slice of `count` events in their order; the slices are of equal size, give or
+        take one."""
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def tell(self, message: Any) -> Any:
-        """What rank 0 says, on every rank: values that JSON has. Raises: RanksError."""
+        """Broadcast rank 0's message, of JSON values, to every rank. Raises: RanksError."""
         if self.size == 1:
             return message
         return msgspec.json.decode(tell(self.learning, msgspec.json.encode(message)))
 
     def all(self, flag: bool) -> bool:
-        """Whether all ranks say so."""
+        """Whether the flag is true on all ranks."""
         if self.size == 1:
             return flag
         import torch
@@ -138,7 +138,7 @@ class Ranks:
         return bool(said.all())
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """The sums over all ranks, value by value, added in rank order."""
+        """The sums over all ranks for each value, added in rank order."""
         if self.size == 1:
             return list(values)
         import torch
@@ -149,7 +149,7 @@ class Ranks:
         return summed
 
     def told_by_all(self, message: Any) -> list[Any]:
-        """What each rank says, in rank order: values that JSON has."""
+        """All-gather of messages, of JSON values, in rank order."""
         if self.size == 1:
             return [message]
         import torch
@@ -159,22 +159,23 @@ class Ranks:
         return [msgspec.json.decode(part.numpy().tobytes()) for part in said]
 
     def gather(self, rows: NDArray[Any]) -> NDArray[Any]:
-        """The rows of every rank behind one another in rank order. rows: [N, ...]."""
+        """All-gather of rows, concatenated in rank order. rows: [N, ...]; N may differ."""
         return gather_array(self.learning, rows)
 
     def gather_tensor(self, rows: "Tensor") -> "list[Tensor]":
-        """The rows of every rank, in rank order. rows: [N, ...]."""
+        """All-gather of rows, a tensor for each rank in rank order. rows: [N, ...]; N may
+        differ."""
         return gather(self.learning, rows)
 
     def not_before(self, ids: "Tensor") -> "Tensor":
-        """Which ids no rank before this one has. ids: int64[N], each once. Returns: bool[N]."""
+        """Which ids no lower rank has. ids: int64[N], each once. Returns: bool[N]."""
         import torch
 
         of_ranks = gather(self.learning, ids)
         return ~torch.isin(ids, torch.cat([ids[:0], *of_ranks[: self.rank]]))
 
     def tensors_to_first(self, tensors: "dict[str, Tensor]") -> "list[dict[str, Tensor]] | None":
-        """Send tensors to rank 0. Returns: on rank 0 those of every rank, in rank order; None on
+        """Gather tensors on rank 0. Returns: on rank 0 those of every rank, in rank order; None on
         the others."""
         import safetensors.torch
         import torch
@@ -189,7 +190,7 @@ class Ranks:
         return [safetensors.torch.load(file) for file in files]
 
     def add_gradients(self, parameters: "Sequence[Tensor]") -> None:
-        """Give each parameter the sum of its gradients over all ranks. A parameter without a
+        """Replace each parameter's gradient by its sum over all ranks. A parameter without a
         gradient on any rank gets none."""
         if self.size == 1:
             return
@@ -215,4 +216,4 @@ class Ranks:
 
 
 ALONE = Ranks()
-"""One process that has all nodes and all events."""
+"""A single process, with all nodes and all events."""

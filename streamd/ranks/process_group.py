@@ -1,8 +1,8 @@
 """Collectives of the ranks: every rank calls the same ones in the same order.
 
-A lane belongs to one thread of each rank, so that recording the next chunk and learning this one
-exchange rows side by side. torch carries the rows. It is loaded only where there are several ranks:
-a process that is alone and learns nothing, as a server, can do without it.
+A lane is a process group of one thread of each rank, so that recording the next chunk and training
+on this one exchange rows concurrently. torch sends the rows. It is imported only if there are
+several ranks: a single process without training, such as a server, does not need it.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 
 class Lane(Protocol):
-    """rank: of this process, 0 to size - 1. size: ranks in all."""
+    """rank: of this process, 0 to size - 1. size: number of ranks."""
 
     rank: int
     size: int
@@ -28,15 +28,15 @@ class Lane(Protocol):
     def all_to_all(self, rows: "Tensor", sent: Sequence[int], received: Sequence[int]) -> "Tensor":
         """Send rows to every rank, and receive theirs.
 
-        rows: [N, ...], those for rank 0 first. sent, received: rows to and from each rank. Returns:
-        the rows received, those of rank 0 first. Raises: RanksError where a rank is gone or does
-        not answer in time.
+        rows: [N, ...], those for rank 0 first. sent, received: number of rows to and from each
+        rank. Returns: the received rows, those of rank 0 first. Raises: RanksError if a rank is
+        gone or does not answer in time.
         """
         ...
 
 
 class GroupLane:
-    """A lane over a group of torch.distributed."""
+    """A lane on a group of torch.distributed."""
 
     def __init__(self, group: Any, rank: int, size: int) -> None:
         self._group = group
@@ -58,7 +58,7 @@ class GroupLane:
 
 
 class OneLane:
-    """The lane of a rank that is alone: all that is sent comes back."""
+    """The lane of a single rank: it receives the rows that it sends."""
 
     rank = 0
     size = 1
@@ -68,7 +68,7 @@ class OneLane:
 
 
 def asking(call: Callable[[], R]) -> R:
-    """Run a call that other ranks take part in. Raises: RanksError where one is gone."""
+    """Run a collective call. Raises: RanksError if a rank is gone."""
     try:
         return call()
     except RuntimeError as error:
@@ -79,10 +79,9 @@ def asking(call: Callable[[], R]) -> R:
 
 
 def counts_from(lane: Lane, sent: Sequence[int]) -> list[int]:
-    """How many rows each rank sends to this one. sent: how many this one sends to each.
+    """Number of rows that each rank sends to this one. sent: number of rows to each rank.
 
-    Counts travel ahead of the rows, not in one buffer with them, because all_to_all_single must be
-    told the splits of both sides before it receives.
+    Counts are exchanged before the rows, since all_to_all_single needs the splits of both sides.
     """
     import torch
 
@@ -92,7 +91,7 @@ def counts_from(lane: Lane, sent: Sequence[int]) -> list[int]:
 
 
 def gather(lane: Lane, rows: "Tensor") -> "list[Tensor]":
-    """The rows of every rank, in rank order, on every rank. rows: [N, ...], N may differ."""
+    """All-gather of rows, a tensor for each rank in rank order. rows: [N, ...]; N may differ."""
     if lane.size == 1:
         return [rows]
     import torch
@@ -104,24 +103,24 @@ def gather(lane: Lane, rows: "Tensor") -> "list[Tensor]":
 
 
 def gather_array(lane: Lane, rows: NDArray[Any]) -> NDArray[Any]:
-    """The rows of every rank behind one another in rank order, on every rank. rows: [N, ...]."""
+    """All-gather of rows, concatenated in rank order. rows: [N, ...]; N may differ."""
     if lane.size == 1:
         return rows
     import torch
 
-    # Flags travel as bytes, which torch shares with numpy.
+    # Flags are sent as bytes, which torch shares with numpy.
     sent = torch.from_numpy(np.ascontiguousarray(rows))
     return torch.cat(gather(lane, sent)).numpy()
 
 
 def add_up(lane: Lane, values: "Tensor") -> "Tensor":
-    """The sum of every rank's values, float[N], on every rank: added in rank order, so that the
-    same ranks give the same bits."""
+    """All-reduce: the sum of every rank's values, float[N], added in rank order, so that the same
+    ranks produce the same bits."""
     if lane.size == 1:
         return values
     import torch
 
-    # Each rank adds up a part of the values, and tells the sums to all.
+    # Each rank sums one part of the values (reduce-scatter), then all gather the parts.
     share = -(-len(values) // lane.size)
     parts = torch.cat([values, values.new_zeros(share * lane.size - len(values))])
     equal = [share] * lane.size
@@ -133,7 +132,7 @@ def add_up(lane: Lane, values: "Tensor") -> "Tensor":
 
 
 def tell(lane: Lane, message: bytes) -> bytes:
-    """Rank 0's message, on every rank. message: what the other ranks pass does not matter."""
+    """Broadcast rank 0's message. message: ignored on other ranks."""
     if lane.size == 1:
         return message
     import torch

@@ -1,4 +1,4 @@
-"""A graph whose nodes are divided among the ranks: each root is answered by its owner (GNNFlow
+"""A graph with its nodes divided among the ranks: the owner of each root samples for it (GNNFlow
 section 4.4)."""
 
 from collections.abc import Collection, Sequence
@@ -23,9 +23,9 @@ from streamd.ranks.row_exchange import Route
 
 
 class RankedGraph:
-    """The part of the graph that this rank owns, and the way to the others' parts.
+    """The part of the graph that this rank owns, with access to the other ranks' parts.
 
-    Every rank asks at the same time, be it for no root at all. Owner: the thread that records.
+    All ranks query it at the same time, possibly without roots. Owner: the thread that records.
     """
 
     def __init__(self, own: BlockGraph, lane: Lane) -> None:
@@ -38,7 +38,7 @@ class RankedGraph:
 
     @property
     def next_event(self) -> int:
-        """Id of the next event that will be inserted."""
+        """Id of the next event to be inserted."""
         return self._own.next_event
 
     @property
@@ -51,7 +51,7 @@ class RankedGraph:
         return self._own.num_bytes
 
     def insert(self, src_E: Int64, dst_E: Int64, set_E: Int64 | None = None) -> None:
-        """Append events in log order, all of them; what belongs to other ranks is passed over."""
+        """Append all events in log order; entries of nodes of other ranks are skipped."""
         self._own.insert(src_E, dst_E, set_E)
 
     def hide(self, src_E: Int64, dst_E: Int64, event_E: Int64) -> None:
@@ -69,8 +69,8 @@ class RankedGraph:
     def sample(
         self, root_R: Int64, since: int | Int64, before: int | Int64, draws: HopDraws
     ) -> Neighbors[Int64]:
-        """As `BlockGraph.sample` of a graph with all nodes, to the bit. A bound that is one number
-        is the same on every rank."""
+        """As `BlockGraph.sample` of a graph with all nodes, with the same bits. A bound that is a
+        single number must be the same on every rank."""
         route = Route(self._lane, root_R)
         low, high = (
             bound if isinstance(bound, int) else route.back(torch.from_numpy(bound)).numpy()
@@ -78,7 +78,7 @@ class RankedGraph:
         )
         found = self._own.sample(route.asked, low, high, draws)
 
-        # The answers come back in one buffer, where event -1 is padding.
+        # Answers are returned in one buffer; event -1 is padding.
         event = np.where(found.mask, found.event, -1)
         packed = torch.from_numpy(np.concatenate([found.neighbor, event], 1))
         got = route.answer(packed).numpy()
@@ -90,13 +90,13 @@ class RankedGraph:
     def sample_neighborhood(
         self, roots: Roots[Int64], draws: Sequence[HopDraws], next_roots: NextRoots[Any]
     ) -> NumberedHops[Int64]:
-        """Sample hop after hop, and number the nodes reached."""
+        """Sample hop by hop, and renumber the sampled nodes."""
         return renumbered(sample_hops(self, roots, draws, next_roots))
 
 
 class RankedFeatures:
-    """The features of the nodes that this rank owns, and the way to the others'. Owner: as of
-    `RankedGraph`."""
+    """The features of the nodes that this rank owns, with access to those of other ranks. Owner: as
+    of `RankedGraph`."""
 
     def __init__(self, own: NodeFeatures, lane: Lane) -> None:
         self._own = own
@@ -108,11 +108,11 @@ class RankedFeatures:
         return self._own.num_bytes
 
     def take(self, node_U: Int64, values_UD: Float32) -> None:
-        """Take in updates of any nodes, as `NodeFeatures.take`."""
+        """Apply updates of any nodes, as `NodeFeatures.take`."""
         self._own.take(node_U, values_UD)
 
     def of(self, node_N: Int64) -> Float32:
-        """As `NodeFeatures.of` of all nodes; every rank asks at the same time."""
+        """As `NodeFeatures.of` with all nodes; all ranks call it at the same time."""
         if not self.dim:
             return np.zeros((len(node_N), 0), np.float32)
         route = Route(self._lane, node_N)

@@ -1,4 +1,4 @@
-"""Rows of nodes from the ranks that own them, and gradients back to them."""
+"""Fetches rows of nodes from the ranks that own them, and sends gradients back."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,13 +13,13 @@ from streamd.ranks.process_group import Lane, counts_from
 
 
 class Route:
-    """The way of one question about some nodes to their owners, and of the answers back.
+    """The route of a request for some nodes to their owners, and of the rows back.
 
-    asked: int64[A], the nodes that other ranks ask this one for, those of rank 0 first.
+    asked: int64[A], the nodes that other ranks request from this one, those of rank 0 first.
     """
 
     def __init__(self, lane: Lane, node_N: Int64) -> None:
-        """node_N: int64[N], in any order; every rank makes a route at the same time."""
+        """node_N: int64[N], in any order; all ranks construct the route at the same time."""
         owner_N = owner_of(node_N, lane.size)
         order = np.argsort(owner_N, kind="stable")
         self._lane = lane
@@ -31,9 +31,9 @@ class Route:
 
     @classmethod
     def known(cls, lane: Lane, asker_A: Int64, node_A: Int64) -> "Route":
-        """The way of questions that every rank knows, so that nothing need be sent for it.
+        """The route of requests that every rank can compute, so that no request is sent.
 
-        asker_A: int64[A], the rank that asks for each node. node_A: int64[A].
+        asker_A: int64[A], the rank that requests each node. node_A: int64[A].
         """
         route = cls.__new__(cls)
         owner_A = owner_of(node_A, lane.size)
@@ -46,9 +46,9 @@ class Route:
         return route
 
     def answer(self, rows: Tensor) -> Tensor:
-        """Send each asking rank its rows. rows: [A, ...], of `asked`.
+        """Send each requesting rank its rows. rows: [A, ...], of `asked`.
 
-        Returns: [N, ...], the rows of the nodes asked for, in their order.
+        Returns: [N, ...], the rows of the requested nodes, in their order.
         """
         got = self._lane.all_to_all(rows, self._received, self._sent)
         out = torch.empty_like(got)
@@ -56,25 +56,25 @@ class Route:
         return out
 
     def back(self, rows: Tensor) -> Tensor:
-        """Send what belongs to the nodes asked for to their owners. rows: [N, ...]. Returns:
-        [A, ...]."""
+        """Send values of the requested nodes to their owners. rows: [N, ...]. Returns: [A, ...]."""
         ordered = rows[self._order.to(rows.device)]
         return self._lane.all_to_all(ordered, self._sent, self._received)
 
     def rows(self, of: Callable[[Int64], Tensor]) -> Tensor:
-        """The rows of the nodes asked for; gradients flow back to the owners'.
+        """The rows of the requested nodes; gradients flow back to their owners.
 
-        of: gives the rows of nodes that this rank owns. Every rank must run backward for it, or
+        of: returns rows of nodes that this rank owns. Either all ranks run backward through it, or
         none.
         """
-        # Where no row of this rank needs a gradient, those of other ranks may: all go back or none.
+        # The anchor requires a gradient, so that all ranks run backward even if this rank's rows
+        # need none.
         anchor = torch.zeros((), requires_grad=torch.is_grad_enabled())
         rows: Tensor = _Answer.apply(of(self.asked), self, anchor)  # type: ignore[no-untyped-call]
         return rows
 
 
 class _Answer(torch.autograd.Function):
-    """`Route.answer`, whose gradients go `back`."""
+    """`Route.answer`, with `Route.back` for gradients."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, route: Route, anchor: Tensor) -> Tensor:

@@ -1,1 +1,1 @@
-"""Metrics, logs and heartbeats: what the rest of the world sees of a running role."""
+"""Metrics, logs, heartbeats and traces of a running role."""

@@ -1,5 +1,5 @@
-"""API keys open the API and the metrics: some are in the settings, others in a file that may be
-rotated while a role runs."""
+"""API keys for the API and the metrics: from the settings, and from a file that may be rotated
+while a role runs."""
 
 import hmac
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ logger = structlog.get_logger()
 
 
 class Keys:
-    """The accepted keys of one kind, for asking or for administration. Safe to use from several
-    threads."""
+    """The accepted keys of one kind, for requests or for administration. Thread-safe."""
 
     def __init__(self, fixed: Sequence[SecretStr], file: Path | None) -> None:
-        """fixed: keys of the settings. file: more keys, one a line, read again whenever it changes.
+        """fixed: keys of the settings. file: further keys, one a line, read again whenever it
+        changes.
 
-        Raises: SettingsError where the file holds no key at the start.
+        Raises: SettingsError if the file has no key at the start.
         """
         self._fixed = [k.get_secret_value().encode() for k in fixed]
         self._file = file
@@ -39,16 +39,17 @@ class Keys:
         """Whether a request's key is accepted; the comparison takes constant time."""
         if self._file is not None:
             self._read()
-        # Compare with all of them, so that the time does not tell which one is alike.
+        # Compare with all keys, so that the time does not reveal which key is similar.
         one = (given or "").encode()
         matches = [hmac.compare_digest(one, key) for key in (*self._fixed, *self._rotated)]
         return any(matches)
 
     def _read(self) -> None:
-        """Read the file where it changed; while it is gone or empty the keys stay as they were."""
+        """Read the file if it changed; while it is missing or empty, the last keys stay valid."""
         assert self._file is not None
 
-        # A rotation changes the time of the file, or its inode where it was renamed into place.
+        # A rotation changes the file's modification time, or its inode if the file is renamed into
+        # place.
         try:
             stat = self._file.stat()
             if (seen := (stat.st_mtime_ns, stat.st_ino)) == self._seen:
@@ -65,15 +66,15 @@ class Keys:
                 self._seen = (0, 0)
             return
 
-        # Whoever writes the file may have emptied it first.
+        # A writer may have truncated the file before it writes the new keys.
         self._seen = seen
         self._rotated = keys or self._rotated
 
 
 def key_of(authorization: str, x_api_key: str | None) -> str | None:
-    """The key of a request, by the values of the two headers that may hold it.
+    """The key of a request, from the two headers that may contain it.
 
-    authorization is "" and x_api_key None where the header is not there.
+    authorization is "" and x_api_key None if the header is missing.
     """
     scheme, _, token = authorization.partition(" ")
     bearer = token.strip() if scheme.lower() == "bearer" else ""
@@ -81,7 +82,8 @@ def key_of(authorization: str, x_api_key: str | None) -> str | None:
 
 
 class ApiKeys:
-    """Answers what a key may do; with no key set everything is open, and only to this machine."""
+    """Decides what a key may do. Without any keys everything is allowed, and the server listens on
+    loopback only."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._keys = Keys(settings.api_keys, settings.api_keys_file)
@@ -89,7 +91,7 @@ class ApiKeys:
         self._open = not has_keys(settings)
 
     def allows(self, key: str | None) -> bool:
-        """Whether a key may ask for answers and metrics."""
+        """Whether a key may request answers and metrics."""
         return self._open or self._keys.holds(key) or self._admin.holds(key)
 
     def may_administer(self, key: str | None) -> bool:

@@ -1,5 +1,5 @@
-"""Failures that last, as of a store that is away: they are tried again and again, and logged now
-and then."""
+"""Lasting failures, for example of an unreachable store: retried continually, logged from time to
+time."""
 
 import time
 from collections.abc import Callable
@@ -9,7 +9,7 @@ REPEAT_SECONDS = 300.0
 
 
 class LastingFailures:
-    """Says which failures are to be logged. Owner: the loop that tries again."""
+    """Decides which failures are logged. Owner: the loop that retries."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         """monotonic: seconds of a clock that never goes backwards."""
@@ -17,10 +17,10 @@ class LastingFailures:
         self._logged_at: dict[str, float] = {}
 
     def is_due(self, kind: str) -> bool:
-        """Whether a failure that just came is to be logged: the first of its kind, and then one
-        each REPEAT_SECONDS.
+        """Whether to log a failure: the first of its kind, and then one every REPEAT_SECONDS.
 
-        kind: what stays the same while the failure lasts; its text may name another file each time.
+        kind: constant while the failure lasts; the failure's text may contain another file each
+        time.
         """
         now = self._monotonic()
         if now - self._logged_at.get(kind, -REPEAT_SECONDS) < REPEAT_SECONDS:
@@ -29,5 +29,5 @@ class LastingFailures:
         return True
 
     def over(self) -> None:
-        """Say that all is well: the next failure is a new one."""
+        """Record a success: the next failure is a new one."""
         self._logged_at.clear()

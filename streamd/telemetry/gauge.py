@@ -1,4 +1,4 @@
-"""A Prometheus gauge that is absent until something was measured."""
+"""A Prometheus gauge that is absent until it has a value."""
 
 import math
 from collections.abc import Iterable
@@ -9,13 +9,13 @@ from prometheus_client import Metric
 
 
 class Gauge(prometheus_client.Gauge):
-    """A gauge that is absent until it is set, and again while it is set to NaN."""
+    """A gauge that is absent until it is set, and while it is NaN."""
 
     def __init__(
         self, name: str, documentation: str, labelnames: Iterable[str] = (), **more: Any
     ) -> None:
         super().__init__(name, documentation, labelnames, **more)
-        # A gauge with labels has no value of its own, only its children do.
+        # A gauge with labels has no value itself, only its children have.
         if not labelnames or "_labelvalues" in more:
             self.set(math.nan)
 

@@ -1,8 +1,8 @@
-"""The heartbeat of a role: a small file that says when its loop last turned, and what it was
-doing.
+"""The heartbeat of a role: a small file with the time of its loop's last turn, and the loop's
+state.
 
-A thread of the role renews the file's time of change each second, also while the loop compiles or
-reads for long: if that time does not change, the process is stopped, stuck or gone.
+A thread of the role renews the file's modification time each second, even during a long compilation
+or read. If that time does not change, the process is stopped, stuck or dead.
 """
 
 import contextlib
@@ -23,20 +23,19 @@ from streamd.roles import ALL_ROLES, HEARTBEAT, folder_of, make_folder, names_in
 
 logger = structlog.get_logger()
 STALLED_SECONDS = 60.0
-"""A loop that has not turned for so long is stalled: nothing it does on purpose takes half of
-that."""
+"""A loop without a turn for this long is stalled: no intended work takes half of it."""
 WATCHDOG_SECONDS = 1.0
-"""Pause between two looks at the loop, short beside STALLED_SECONDS."""
+"""Interval of the watchdog's checks, short compared to STALLED_SECONDS."""
 SIGN_SECONDS = 1.0
-"""Pause between two signs of life, by which processes that cannot be looked for are judged."""
+"""Interval of signs of life: they show that a process exists which cannot be checked by its pid."""
 UNSEEN_SECONDS = 10.0
-"""A process of another container is taken for gone after so long without a sign: ten were due, and
-one that works hard skips some."""
+"""A process of another container is considered dead after this long without a sign of life. Ten
+were due by then; a process under load may skip some."""
 
 
 def _host() -> str:
-    """Machine or container of this process: another one's processes cannot be looked for."""
-    # Containers of one pod share the name of the host, and count processes each for itself.
+    """Machine or container of this process; pids of other ones cannot be checked here."""
+    # Containers of one pod share the host name, but each has its own pids.
     namespace = ""
     with contextlib.suppress(OSError):
         namespace = str(Path("/proc/self/ns/pid").readlink())
@@ -45,19 +44,19 @@ def _host() -> str:
 
 HOST = _host()
 REFUSED_STATE = "refused"
-"""State of a role that ended because of its data, and is not started again."""
+"""State of a role that stopped because of invalid data; it is not restarted."""
 
 HELD_STATE = "first times held"
-"""State of ingest while it holds the first commit of a log."""
+"""State of ingest while it delays the first commit of a log."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Beat:
-    """A role's last heartbeat, as it was read.
+    """The last heartbeat of a role.
 
-    name: under which the role writes. age_seconds: since the loop turned. exists: whether its
-    process does, as far as can be told. alive: whether it exists and the loop turned lately.
-    sign_ns: time of the last sign of life. detail: what the role added.
+    name: under which the role writes it. age_seconds: since the loop's last turn. exists: whether
+    the role's process exists, as far as can be checked. alive: whether it exists and the loop
+    turned recently. sign_ns: time of the last sign of life. detail: further fields of the role.
     """
 
     name: str
@@ -72,18 +71,18 @@ class Beat:
 
 
 class Heartbeat:
-    """Writes a role's heartbeat, which the role's loop touches at each turn.
+    """Writes a role's heartbeat; the role's loop calls `touch` at each turn.
 
-    A change of state is written at once, the rest by a thread of its own every `interval_seconds`:
-    a rename takes milliseconds, which a loop that answers requests does not have. A heartbeat that
-    cannot be written is logged and stops no loop.
+    A change of state is written immediately. Everything else is written by a thread every
+    `interval_seconds`: a rename takes milliseconds, too long for a loop that answers requests. A
+    heartbeat that cannot be written is logged, and the loop continues.
     """
 
     def __init__(
         self, data_dir: Path | None, role: str, name: str = "", interval_seconds: float = 0.2
     ) -> None:
-        """data_dir: None for a heartbeat that is written nowhere. name: under which the role
-        writes; the role's own where empty."""
+        """data_dir: None to write no file. name: under which the role writes; empty for the role's
+        own name."""
         self.role = role
         self.name = name or role
         self._path = None if data_dir is None else make_folder(data_dir, self.name) / HEARTBEAT
@@ -97,7 +96,7 @@ class Heartbeat:
         self._begun = self._failing = False
 
     def touch(self, state: str, **detail: Any) -> None:
-        """Note that the loop turned, with its state and details of it.
+        """Record a turn of the loop, with its state and details.
 
         Nothing is synced: a heartbeat need not survive a crash.
         """
@@ -120,8 +119,8 @@ class Heartbeat:
             ).start()
 
     def until(self, stop: threading.Event, state: str) -> Callable[[], bool]:
-        """A function for long work to call at each turn: it touches the heartbeat, and returns
-        whether `stop` is set. state: of the heartbeat."""
+        """A callback for long work: each call touches the heartbeat, and returns whether `stop` is
+        set. state: of the heartbeat."""
 
         def is_stopped() -> bool:
             self.touch(state)
@@ -130,7 +129,7 @@ class Heartbeat:
         return is_stopped
 
     def note(self, **detail: Any) -> None:
-        """Say details that every later touch carries."""
+        """Add details to all later heartbeats."""
         self._noted |= detail
 
     def _write(self) -> None:
@@ -138,7 +137,7 @@ class Heartbeat:
         with self._lock:
             if self._path is None or (latest := self._latest) is self._written:
                 return
-            # Renamed into place, so that a reader never sees half of it.
+            # Renamed into place, so that a reader never sees a partial file.
             scratch = self._path.with_suffix(".tmp")
             try:
                 scratch.write_text(json.dumps(latest))
@@ -152,22 +151,23 @@ class Heartbeat:
                 self._failing = False
 
     def _show_life(self) -> None:
-        """Renew the time of the file, which also works where a full disk takes no heartbeat."""
+        """Renew the file's modification time, which also works on a full disk."""
         if self._path is not None:
             with contextlib.suppress(OSError):
                 os.utime(self._path)
 
     def end_when_stalled(self) -> None:
-        """Watch the loop from a thread of its own, and end the process where the loop stalls.
+        """Start a watchdog thread that ends the process when the loop stalls.
 
-        A stalled loop may wait for ever and not see signals; the supervisor starts a new process.
+        A stalled loop may wait forever and not handle signals; the supervisor starts a new process.
         """
         threading.Thread(
             target=_end_when_stalled, args=(weakref.ref(self),), name="watchdog", daemon=True
         ).start()
 
     def well(self) -> tuple[bool, str]:
-        """Whether the loop turned lately, and the reason in words; idle and busy loops are well."""
+        """Whether the loop turned recently, and the reason as text; idle and busy loops are
+        well."""
         age = time.monotonic() - self._turned
         return (
             age < STALLED_SECONDS,
@@ -176,8 +176,8 @@ class Heartbeat:
 
 
 def _keep_writing(beat: "weakref.ref[Heartbeat]", interval: float) -> None:
-    """Write a heartbeat every `interval` seconds, and a sign of life every SIGN_SECONDS, until it
-    or its directory is gone."""
+    """Write the heartbeat every `interval` seconds and a sign of life every SIGN_SECONDS, until the
+    heartbeat or its directory is gone."""
     shown = time.monotonic()
     while True:
         time.sleep(interval)
@@ -188,26 +188,26 @@ def _keep_writing(beat: "weakref.ref[Heartbeat]", interval: float) -> None:
         if time.monotonic() - shown >= SIGN_SECONDS:
             shown = time.monotonic()
             heartbeat._show_life()
-        # While this thread sleeps it must not keep the heartbeat alive.
+        # This reference must not keep the heartbeat alive during the sleep.
         del heartbeat
 
 
 def _end_when_stalled(beat: "weakref.ref[Heartbeat]") -> None:
-    """Watch a heartbeat until it is gone; end the process where its loop stalls."""
+    """Watch a heartbeat until it is gone; end the process when its loop stalls."""
     while (heartbeat := beat()) is not None:
         well, why = heartbeat.well()
         if not well:
             logger.error(
                 "role_stalled", child=heartbeat.role, why=why, action="it ends and is started again"
             )
-            # Not sys.exit: that would end this thread only, and run handlers that may wait too.
+            # Not sys.exit: it would end this thread only, and run handlers that may block too.
             os._exit(1)
         del heartbeat
         time.sleep(WATCHDOG_SECONDS)
 
 
 def read_beat(data_dir: Path, name: str) -> Beat | None:
-    """Read the last heartbeat under a name; None where no role of that name has run here."""
+    """Read the last heartbeat of a name; None if no role has run here under that name."""
     path = folder_of(data_dir, name) / HEARTBEAT
     try:
         content = json.loads(path.read_text())
@@ -235,7 +235,7 @@ def read_beat(data_dir: Path, name: str) -> Beat | None:
 
 def _is_process(pid: int) -> bool:
     """Whether a process of this machine or container exists."""
-    # Signal 0 only asks; a process of another user's may not be asked, and exists.
+    # Signal 0 only checks. PermissionError means that the process exists and is another user's.
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -246,9 +246,9 @@ def _is_process(pid: int) -> bool:
 
 
 def read_beats(data_dir: Path, role: str | None = None) -> list[Beat]:
-    """Read the last heartbeats of all roles that ever ran here, or of one role under all its names.
+    """Read the last heartbeats of all roles that have run here, or of one role under all its names.
 
-    They are in order of roles, and of names within a role.
+    Sorted by role, then by name.
     """
     wanted = ALL_ROLES if role is None else (role,)
     beats = [
@@ -260,13 +260,13 @@ def read_beats(data_dir: Path, role: str | None = None) -> list[Beat]:
 
 
 def leads_here(data_dir: Path) -> bool:
-    """Whether this machine leads a log that several hold, by the heartbeat of ingest."""
+    """Whether this machine is the leader of a replicated log, by the heartbeat of ingest."""
     beat = read_beat(data_dir, "ingest")
     return beat is not None and beat.alive and bool(beat.detail.get("leading"))
 
 
 def refusals(data_dir: Path, roles: Sequence[str]) -> dict[str, str]:
-    """Those of some roles that refused their data -> why."""
+    """Role -> reason, for those of `roles` that stopped because of invalid data."""
     beats = {role: read_beat(data_dir, role) for role in roles}
     return {
         role: str(beat.detail.get("why", ""))
@@ -276,8 +276,8 @@ def refusals(data_dir: Path, roles: Sequence[str]) -> dict[str, str]:
 
 
 def held_times(data_dir: Path) -> str:
-    """The reason for which ingest holds the first commit of this log, with the operator's action;
-    empty if it does not hold it."""
+    """The reason why ingest delays the first commit of this log, with the operator's action; empty
+    if it does not."""
     beat = read_beat(data_dir, "ingest")
     is_held = beat is not None and beat.alive and beat.state == HELD_STATE
     return str(beat.detail.get("held", "")) if beat is not None and is_held else ""

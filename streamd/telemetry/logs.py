@@ -1,5 +1,5 @@
-"""Sets up the logs of a process: the event's name first, values as fields, to stderr, so that
-stdout stays for answers."""
+"""Configures a process' logs: the event's name first, values as fields, on stderr; stdout is for a
+command's output."""
 
 import logging
 import sys
@@ -10,14 +10,14 @@ from typing import TextIO, cast
 import structlog
 
 REPEAT_SECONDS = 60.0
-"""Time between two lines from one line of a library: without a broker, kafka-python writes eight
-lines a second."""
+"""Time between two log lines from the same line of a library's code: without a broker, kafka-python
+logs eight lines a second."""
 
 
 class LossyOutput:
-    """A stream that drops a line it cannot write, as on a full disk, and counts it.
+    """A stream that drops lines it cannot write, for example on a full disk, and counts them.
 
-    The next line that can be written is preceded by the number of lines lost.
+    The next line that can be written comes after one with the number of lost lines.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -26,8 +26,8 @@ class LossyOutput:
         self._lost = 0
 
     def write(self, text: str) -> None:
-        """Take a text; where it ends a line, write and flush that, or count it as lost."""
-        # A line goes out in one piece: ranks write to the same file at the same moments.
+        """Buffer a text; at the end of a line, write and flush the line, or count it as lost."""
+        # A line is written in one call, since ranks write to the same file at the same time.
         self._begun += text
         if not text.endswith("\n"):
             return
@@ -55,20 +55,21 @@ class LeastLevel:
     def __call__(
         self, _: object, method: str, fields: structlog.typing.EventDict
     ) -> structlog.typing.EventDict:
-        # The bound logger passes all levels, since its own cannot change.
+        # The bound logger passes all levels, since its own level cannot change.
         if number_of(method) < number_of(self.level):
             raise structlog.DropEvent
         return fields
 
 
 def number_of(level: str) -> int:
-    """The number of a level in the standard library. level: also the name of a logger's method."""
+    """The number of a level in the standard library. level: a level, or the name of a logger's
+    method."""
     return logging.ERROR if level == "exception" else int(getattr(logging, level.upper()))
 
 
 def set_log_level(level: str) -> None:
-    """Change the least level of lines in this process."""
-    # Our lines, then those of libraries.
+    """Change the minimum level of this process' log lines."""
+    # Lines of streamd, then lines of libraries.
     for processor in structlog.get_config()["processors"]:
         if isinstance(processor, LeastLevel):
             processor.level = level
@@ -76,15 +77,14 @@ def set_log_level(level: str) -> None:
 
 
 class LibraryLines(logging.Handler):
-    """Writes warnings and errors of libraries, from the standard library's loggers, as lines of
-    ours. Each line of their code gets one every REPEAT_SECONDS.
+    """Writes warnings and errors of libraries, from the standard library's loggers, as log lines of
+    streamd. Each line of their code is logged at most once every REPEAT_SECONDS.
 
     clock: seconds, for tests.
     """
 
     def __init__(self, level: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """level: least level that is written; never below warnings, as notices of libraries are
-        noise."""
+        """level: minimum level; at least warning, since libraries' info lines are noise."""
         super().__init__(max(level, logging.WARNING))
         self._clock = clock
         self._written: dict[tuple[str, int], float] = {}
@@ -98,7 +98,7 @@ class LibraryLines(logging.Handler):
             self._left_out[origin] = self._left_out.get(origin, 0) + 1
             return
 
-        # A library's own mistake in a format must not fail the code that logs.
+        # A library's format error must not fail the code that logs.
         self._written[origin] = now
         try:
             message = record.getMessage()
@@ -117,8 +117,8 @@ class LibraryLines(logging.Handler):
 
 
 def route_library_lines(level: int) -> None:
-    """Let libraries' lines of a level become lines of ours, unless another program's logging has
-    handlers already, as a test's."""
+    """Route libraries' log lines of a level through `LibraryLines`, unless another program, such as
+    a test, has installed handlers."""
     root = logging.getLogger()
     ours = [handler for handler in root.handlers if isinstance(handler, LibraryLines)]
     if len(root.handlers) > len(ours):
@@ -129,12 +129,12 @@ def route_library_lines(level: int) -> None:
 
 
 def configure_logs(level: str, fmt: str, role: str, rank: int | None = None) -> None:
-    """Set up logging of this process.
+    """Configure logging of this process.
 
-    Args: level: least level that is logged; fmt: console or json; role, rank: fields of each line,
-    rank where the process is one of several.
+    Args: level: minimum level; fmt: console or json; role, rank: fields of each line; rank is None
+    for a process without ranks.
     """
-    # JSON carries a traceback as a field, the console prints it below the line.
+    # In JSON a traceback is a field; the console prints it below the line.
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer()
         if fmt == "json"
@@ -143,7 +143,7 @@ def configure_logs(level: str, fmt: str, role: str, rank: int | None = None) -> 
         )
     )
 
-    # Our own lines go through structlog.
+    # Lines of streamd go through structlog.
     structlog.configure(
         processors=[
             LeastLevel(level),
@@ -163,7 +163,7 @@ def configure_logs(level: str, fmt: str, role: str, rank: int | None = None) -> 
 
 
 def _named(names: dict[str, str | int]) -> structlog.typing.Processor:
-    """A processor that adds the fields that name the process."""
+    """A processor that adds the fields that identify the process."""
 
     def add(_: object, __: str, fields: structlog.typing.EventDict) -> structlog.typing.EventDict:
         fields.update(names)
@@ -173,5 +173,5 @@ def _named(names: dict[str, str | int]) -> structlog.typing.Processor:
 
 
 def _keep(_: object, __: str, fields: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """A processor that changes nothing."""
+    """A processor without an effect."""
     return fields

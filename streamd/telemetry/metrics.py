@@ -1,7 +1,7 @@
-"""Every metric streamd exports, each in the registry of the role that measures it; those of a log
-that several machines hold are in `replica_metrics.py`.
+"""Every metric that streamd exports, in the registry of the role that measures it. Metrics of a
+replicated log are in `replica_metrics.py`.
 
-`docs/metrics.md` lists them by role, and a test holds the two together.
+`docs/metrics.md` lists them by role; a test compares the two.
 """
 
 import platform
@@ -30,14 +30,15 @@ FAST = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.125, 0.25, 0.5,
 SLOW = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 """For windows and swaps, which take from milliseconds to minutes."""
 FRESH = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
-"""For the time until events are in answers: finer than FAST around the promised second."""
+"""For the time until events are visible in answers: finer than FAST around the target of one
+second."""
 
 # Of every role.
 build_info = Gauge(
     "streamd_build_info", "1, with what runs as labels", ["version", "python", "torch"]
 )
 
-# Of ingest: what was read, what was refused, and the commits.
+# Of ingest: events, rejected events, and commits.
 events = Counter("streamd_events", "Events appended to the log", ["kind"], registry=INGEST)
 ingest_bytes = Counter("streamd_ingest_bytes", "Bytes of Kafka values read", registry=INGEST)
 dead_letters = Counter(
@@ -85,7 +86,7 @@ watermark = Gauge(
     "Event time up to which the log is complete",
     registry=INGEST,
 )
-# Of ingest: how far it is behind Kafka, and what Kafka lost.
+# Of ingest: lag behind Kafka, and records that Kafka lost.
 lag = Gauge(
     "streamd_lag_records",
     "Records between the log and the partition's end",
@@ -327,7 +328,7 @@ connections_refused = Counter(
     ["reason"],
     registry=SERVE,
 )
-# Of the server: what it serves, and how it swaps versions.
+# Of the server: the served version, and swaps of versions.
 seen_edges = Gauge("streamd_served_edges", "Edges the server has taken in", registry=SERVE)
 memory_lag = Gauge(
     "streamd_memory_lag_edges", "Edges taken in that memory has not advanced over", registry=SERVE
@@ -352,7 +353,7 @@ swaps = Counter("streamd_swaps", "Model versions swapped in", registry=SERVE)
 swap_seconds = Histogram(
     "streamd_swap_seconds", "Seconds from seeing a version to serving", buckets=SLOW, registry=SERVE
 )
-# Of the archive: the store, and how much of the changelog it lets go.
+# Of the archive: the store, and how much of the changelog it truncates.
 manifest_at = Gauge(
     "streamd_manifest_timestamp_seconds",
     "Wall time of the newest manifest that this process wrote to the store",
@@ -383,7 +384,7 @@ compaction_waits_since = Gauge(
     "Wall time of the newest compaction while store or changelog may hold what it removed, else 0",
     registry=ARCHIVE,
 )
-# Of the scoring role: events scored into a topic, and those passed over.
+# Of the scoring role: scores in the topic, and skipped events.
 scores_written = Counter(
     "streamd_scores_written", "Scores that the score topic acknowledged", registry=SCORE
 )
@@ -462,9 +463,10 @@ gpu_cache_rows = Counter(
 
 
 def begin_at_zero(counter: Counter, values: Iterable[str]) -> None:
-    """Export a counter at 0 for each value of its label, where they are known.
+    """Export a counter at 0 for each known value of its label.
 
-    To Prometheus the first value of a series is no increase, so the first event would be missed.
+    Prometheus does not count the first value of a series as an increase, so the first event would
+    be missed.
     """
     for value in values:
         counter.labels(value)
@@ -483,7 +485,7 @@ begin_at_zero(archive_rounds, ("stored", "failed"))
 
 
 def say_build() -> None:
-    """Export the versions that run in this process; torch's is read without importing it."""
+    """Export the versions of the running software; torch's is read without importing it."""
     build_info.labels(__version__, platform.python_version(), version("torch")).set(1)
 
 

@@ -1,4 +1,5 @@
-"""The port of a role without an API serves its metrics, and whether its loop turns."""
+"""The HTTP port of a role without an API: it serves the role's metrics, and the state of its
+loop."""
 
 import json
 import threading
@@ -25,10 +26,10 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 
 class _Quiet(WSGIRequestHandler):
-    """A handler that logs no requests, and gives up on a client that sends nothing."""
+    """A handler that logs no requests, and closes connections of clients that send nothing."""
 
     timeout = 10
-    """Seconds; probes and scrapes send their request at once."""
+    """Seconds; probes and scrapers send their request immediately."""
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing: scrapes and probes would fill the log."""
@@ -42,20 +43,19 @@ def open_port(
     refresh: Callable[[], object] = lambda: None,
     also: Iterable[CollectorRegistry] = (),
 ) -> None:
-    """Answer `/metrics` and `/livez` of a role, from a thread of its own. HEAD is answered as GET,
+    """Serve `/metrics` and `/livez` of a role, from a thread of its own. HEAD is answered like GET,
     without a body.
 
-    Args: port: 0 for none; host: the address that the server listens at too; allows: whether a key
-    opens the metrics; refresh: brings metrics up to date that are only known when somebody asks;
-    also: metrics of a role whose work this process does too.
-    Raises: SettingsError where the port is taken.
+    Args: port: 0 for none; host: the address of the API server; allows: whether a key may read the
+    metrics; refresh: updates metrics that are computed on request; also: metrics of another role
+    whose work this process does. Raises: SettingsError if the port is in use.
     """
     if not port:
         return
     measured = make_wsgi_app(metrics.exported_by(beat.role, *also))
 
     def answer(environ: "WSGIEnvironment", start: "StartResponse") -> Iterable[bytes]:
-        # A probe has no key, and learns nothing but whether the loop turns.
+        # A probe has no key, and is told only whether the loop turns.
         if environ["PATH_INFO"] == "/livez":
             well, why = beat.well()
             start(
@@ -64,7 +64,7 @@ def open_port(
             )
             return [json.dumps({"alive": well, "why": why}).encode()]
 
-        # Metrics need a key where the API does.
+        # Metrics require a key if the API does.
         key = key_of(environ.get("HTTP_AUTHORIZATION", ""), environ.get("HTTP_X_API_KEY"))
         if environ["PATH_INFO"] != "/metrics":
             start("404 Not Found", [("content-type", "text/plain")])
@@ -78,7 +78,7 @@ def open_port(
         page: Iterable[bytes] = measured(environ, start)
         return page
 
-    # Listen here, so that a port that is taken is an error of the caller's.
+    # Listen in this thread, so that a port in use raises in the caller.
     try:
         server = make_server(host, port, _with_head(answer), _Server, _Quiet)
     except OSError as error:
@@ -90,7 +90,7 @@ def open_port(
 
 
 def _with_head(answer: "WSGIApplication") -> "WSGIApplication":
-    """The application, which also answers a HEAD: as a GET, without the body."""
+    """The application with HEAD: as GET, without the body."""
 
     def answer_any(environ: "WSGIEnvironment", start: "StartResponse") -> Iterable[bytes]:
         if environ["REQUEST_METHOD"] != "HEAD":
@@ -101,7 +101,7 @@ def _with_head(answer: "WSGIApplication") -> "WSGIApplication":
             heads.append((status, headers))
             return bytes
 
-        # The length is that of the body that a GET would get.
+        # The content length is that of GET's body.
         body = b"".join(answer({**environ, "REQUEST_METHOD": "GET"}, keep))
         status, headers = heads[-1]
         start(status, [*headers, ("content-length", str(len(body)))])

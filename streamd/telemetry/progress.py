@@ -1,5 +1,4 @@
-"""Progress of long work: how far it is and how long it still takes, for a terminal, a log and a
-heartbeat."""
+"""Progress of long work, with the estimated time left, for a terminal, a log and a heartbeat."""
 
 import time
 from collections import deque
@@ -16,24 +15,24 @@ from rich.table import Column
 
 logger = structlog.get_logger()
 RATE_SECONDS = 60.0
-"""Time over which a rate is measured, so that work whose later part is slower shows it soon."""
+"""Time over which a rate is measured; a later, slower part of the work soon shows in it."""
 SURE_SECONDS = 1.0
-"""Least time over which a rate is measured: a shorter one tells nothing of the rest."""
+"""Minimum time over which a rate is measured: a shorter one is no estimate for the rest."""
 SURE_SHARE = 0.05
-"""Least share of the work after which a time left is given: the first parts differ too much."""
+"""Minimum share of the work before a time left is given: the first parts vary too much."""
 LINE_SECONDS = 10.0
-"""Time between two lines of a log, so that work of an hour leaves a few hundred."""
+"""Interval of log lines, so that an hour of work logs a few hundred."""
 TERMINAL_SECONDS = 0.1
-"""Time between two changes of a terminal's line: more would only flicker."""
+"""Interval of changes to a terminal's line: more would flicker."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How far some work is.
+    """The progress of some work.
 
-    done, total: in units of the work. share: from 0 to 1, it never falls. rate: units a second,
-    None until one was measured. seconds_left: None until then, and before SURE_SHARE and the
-    second unit of the work.
+    done, total: in units of the work. share: from 0 to 1; it never decreases. rate: units a second,
+    None before one was measured. seconds_left: None before a rate was measured, before SURE_SHARE
+    of the work, and before its second unit.
     """
 
     done: int
@@ -43,7 +42,7 @@ class Reading:
     seconds_left: float | None
 
     def text(self, unit: str) -> str:
-        """The reading in words, as "42 %, 4,200 of 10,000 events, 510/s, 12 s left"."""
+        """The reading as text, such as "42 %, 4,200 of 10,000 events, 510/s, 12 s left"."""
         parts = [f"{int(100 * self.share + 1e-9)} %", f"{self.done:,} of {self.total:,} {unit}"]
         if self.rate is not None:
             parts.append(f"{self.rate:,.0f}/s" if self.rate >= 10 else f"{self.rate:.2g}/s")
@@ -58,7 +57,7 @@ class Reading:
 
 
 def span(seconds: float) -> str:
-    """Write a length of time as "12 s", "3 min" or "2 h 5 min"."""
+    """A duration as "12 s", "3 min" or "2 h 5 min"."""
     if seconds < 99.5:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -66,25 +65,25 @@ def span(seconds: float) -> str:
 
 
 class Meter:
-    """Measures the share, rate and time left of one piece of work, by its last minute. Owner: the
-    loop that does it.
+    """Measures share, rate and time left of one piece of work, from its last minute. Owner: the
+    loop that does the work.
 
-    The time up to the first unit of work is left out once there is a second one: kernels are
-    compiled and models made in it.
+    Once there is a second unit of work, the time up to the first one is ignored: it includes
+    compilation of kernels and construction of models.
     """
 
     def __init__(self, done: int = 0, monotonic: Callable[[], float] = time.monotonic) -> None:
-        """done: what was done before the meter began, which tells nothing of the rate."""
+        """done: units that were done before the meter started; they do not count in the rate."""
         self._monotonic = monotonic
         self._first = done
         self._measured = deque([(monotonic(), done)])
         self._begun: tuple[float, int] | None = None
-        """When the first units were done, and how many; None before."""
+        """Time of the first units, and their number; None before."""
         self._is_warm = False
         self._share = 0.0
 
     def note(self, done: int) -> None:
-        """Take note of the first units of work."""
+        """Record the first units of work."""
         if self._is_warm or done <= self._first:
             return
         if self._begun is None:
@@ -97,14 +96,14 @@ class Meter:
             self._measured.appendleft(self._begun)
 
     def at(self, done: int, total: int) -> Reading:
-        """Take a reading. total may grow while the work goes on; 0 of 0 is all of it."""
-        # Forget what was measured before the last minute, but for its newest point.
+        """Take a reading. total may grow during the work; 0 of 0 is all of it."""
+        # Drop points older than the last minute, except the newest of them.
         now = self._monotonic()
         while len(self._measured) > 1 and self._measured[1][0] <= now - RATE_SECONDS:
             self._measured.popleft()
         self.note(done)
 
-        # The rate is that of the points which are left.
+        # The rate of the remaining points.
         since, before = self._measured[0]
         took = now - since
         did = done - before
@@ -112,19 +111,19 @@ class Meter:
         if now - self._measured[-1][0] >= SURE_SECONDS:
             self._measured.append((now, done))
 
-        # A share that falls, as where the total grew, would look like lost work.
+        # A falling share, for example because total grew, would look like lost work.
         self._share = max(self._share, min(1.0, done / total) if total > 0 else 1.0)
-        # The first unit took the start too.
+        # The time of the first unit includes the start.
         is_sure = self._is_warm and done - self._first >= SURE_SHARE * (total - self._first)
         left = 0.0 if done >= total else (total - done) / rate if rate and is_sure else None
         return Reading(done=done, total=total, share=self._share, rate=rate, seconds_left=left)
 
 
 class ProgressLine:
-    """Shows a command's progress: on a terminal one line that changes, elsewhere a line every
-    LINE_SECONDS and one at the end, never wrapped.
+    """Prints a command's progress: one changing line on a terminal, else a line every LINE_SECONDS
+    and one at the end, never wrapped.
 
-    A context manager: a part that no error cuts short is done, and shown as 100 %.
+    A context manager: at the end without an error, the part is printed as 100 %.
     """
 
     def __init__(
@@ -134,13 +133,13 @@ class ProgressLine:
         unit: str = "events",
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """what: the first part of the work, in words. unit: of its numbers."""
+        """what: the first part of the work, as text. unit: of its numbers."""
         self.what = what
         self._unit = unit
         self._console = console
         self._monotonic = monotonic
 
-        # Rich draws the line that changes; where it is disabled it draws nothing.
+        # Rich draws the changing line; if disabled, it draws nothing.
         self._is_live = console.is_interactive and console.file.isatty()
         self._bar = Progress(
             SpinnerColumn(),
@@ -154,15 +153,15 @@ class ProgressLine:
             disable=not self._is_live,
         )
 
-        # The part that is measured now.
+        # The present part.
         self._task = self._bar.add_task(what)
         self._meter = Meter(0, monotonic)
         self._begun = self._shown = monotonic()
         self._latest: tuple[int, int] | None = None
 
     def begin(self, what: str, unit: str = "events", done: int = 0) -> None:
-        """Begin another part of the work; the one before is done. done: of the new part, before it
-        began."""
+        """Begin the next part of the work; the previous one is done. done: units of the new part
+        that were done before it began."""
         self.end()
         self.what = what
         self._unit = unit
@@ -172,7 +171,7 @@ class ProgressLine:
         self._bar.update(self._task, description=what)
 
     def at(self, done: int, total: int) -> None:
-        """Report how far the part is; call it as often as you like."""
+        """Report the part's progress; may be called at any rate."""
         self._latest = done, total
         self._meter.note(done)
         now = self._monotonic()
@@ -181,7 +180,7 @@ class ProgressLine:
             self._print(f"{self.what}: {self._meter.at(done, total).text(self._unit)}")
 
     def of(self, what: str, done: int, total: int, unit: str = "events") -> None:
-        """Report how far a part is, beginning it at its first report."""
+        """Report a part's progress; its first report begins the part."""
         if what != self.what:
             self.begin(what, unit, done)
         self.at(done, total)
@@ -191,13 +190,13 @@ class ProgressLine:
         self._console.print(text, soft_wrap=True, markup=False, highlight=False)
 
     def end(self) -> None:
-        """Show the present part as done, if it was reported on at all."""
+        """Print the present part as done, if it had a report."""
         if self._latest is not None:
             took = self._monotonic() - self._begun
             self._print(f"{self.what}: 100 %, {self._latest[0]:,} {self._unit} in {span(took)}")
 
     def leave(self) -> None:
-        """Show how far the present part is, and end it unfinished."""
+        """Print the progress of the present part, and end it unfinished."""
         if self._latest is not None:
             self._print(f"{self.what}: {self._meter.at(*self._latest).text(self._unit)}")
             self._latest = None
@@ -233,8 +232,7 @@ class RoleProgress:
         monotonic: Callable[[], float] = time.monotonic,
         **fields: Any,
     ) -> None:
-        """event: name of the log lines. ratio: the metric that takes the share. fields: of every
-        line."""
+        """event: name of the log lines. ratio: the metric of the share. fields: of every line."""
         self._event = event
         self._ratio = ratio
         self._fields = fields
@@ -243,7 +241,7 @@ class RoleProgress:
         self._said = monotonic()
 
     def at(self, done: int, total: int) -> Reading:
-        """Report how far the work is; call it as often as you like."""
+        """Report the progress of the work; may be called at any rate."""
         reading = self._meter.at(done, total)
         if self._ratio is not None:
             self._ratio.set(reading.share)

@@ -1,8 +1,8 @@
-"""The registries of metrics: one for each role, and what a role exports of them."""
+"""The registries of metrics, one for each role, and the registries that a role exports."""
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
-# One registry for each role, so that a role exports only what it measures.
+# One registry for each role, so that a role exports only metrics that it measures.
 INGEST = CollectorRegistry()
 TRAIN = CollectorRegistry()
 SERVE = CollectorRegistry()
@@ -12,7 +12,7 @@ SCORE = CollectorRegistry()
 MODEL = CollectorRegistry()
 """Metrics of both roles that run a model: train and serve."""
 MEMBER = CollectorRegistry()
-"""Metrics of both roles that write a log which several machines hold: ingest and follow."""
+"""Metrics of both roles that write a replicated log: ingest and follow."""
 OWNED = {
     "ingest": (INGEST, MEMBER),
     "train": (TRAIN, MODEL),
@@ -21,14 +21,15 @@ OWNED = {
     "follow": (FOLLOW, MEMBER),
     "score": (SCORE,),
 }
-"""Registries of each role. A metric made without one is in `REGISTRY`, which every role exports."""
+"""Registries of each role. A metric without a registry of its own is in `REGISTRY`, which every
+role exports."""
 
 
 def exported_by(role: str, *also: CollectorRegistry) -> CollectorRegistry:
-    """Collect what a role exports: the metrics that it owns, and those of every role.
+    """The metrics that a role exports: its own, and those of every role.
 
-    Others are left out: the zero of a role that measures nothing would look like a measurement.
-    also: registries of a role whose work this process does too.
+    Others are left out: a zero from a role that does not measure a metric would look like a
+    measurement. also: registries of another role whose work this process does.
     """
     together = CollectorRegistry()
     for registry in (REGISTRY, *OWNED[role], *also):

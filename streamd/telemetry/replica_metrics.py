@@ -1,4 +1,4 @@
-"""The metrics of a log that several machines hold: changelog, followers and the models topic."""
+"""The metrics of a replicated log: changelog, followers and the models topic."""
 
 from prometheus_client import Counter
 
@@ -12,7 +12,7 @@ stray_records = Counter(
     ["topic"],
 )
 
-# Of ingest and follow: the changelog, by which other machines have the log too.
+# Of ingest and follow: the changelog, which replicates the log to other machines.
 changelog_seq = Gauge(
     "streamd_changelog_seq", "Newest commit that the changelog acknowledged", registry=INGEST
 )
@@ -54,7 +54,7 @@ cannot_lead = Gauge(
     registry=FOLLOW,
 )
 
-# Of the models topic: its two ends.
+# Of the models topic, for its writer and its readers.
 models_waiting = Gauge(
     "streamd_models_waiting",
     "Versions, moves and window records that the models topic does not have yet",

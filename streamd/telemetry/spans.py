@@ -1,10 +1,10 @@
-"""Spans for OpenTelemetry: what a request waited for, what a commit holds, what a window took.
+"""OpenTelemetry spans of requests, commits and windows.
 
-They are sent where the standard variables OTEL_* say so and `streamd-gnn[otel]` is installed. Until
-`begin_spans` has found both, nothing of OpenTelemetry is imported, and nobody makes a span.
+They are sent if the standard variables OTEL_* enable it and `streamd-gnn[otel]` is installed. Until
+`begin_spans` has found both, nothing of OpenTelemetry is imported, and no spans are created.
 
-Attributes are named as https://opentelemetry.io/docs/specs/semconv/ has them, or begin with
-`streamd.`. A request's path is not among them: it may name a person, as its route does not.
+Attributes have the names of https://opentelemetry.io/docs/specs/semconv/, or begin with `streamd.`.
+A request's path is not an attribute, since it may identify a person; its route is.
 """
 
 import os
@@ -30,15 +30,15 @@ Kind = Literal["internal", "server", "consumer"]
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 END_SECONDS = 2.0
-"""Time for the last spans when a process ends: less than anybody waits for its end."""
+"""Time to send the last spans at the end of a process: short enough not to delay the end."""
 CLOCK_MOVED_NS = 1_000_000
-"""More than reading two clocks one after the other takes."""
+"""More than the time between two consecutive clock reads."""
 PROTOCOL = "http/protobuf"
 """The only protocol of the extra's exporter."""
 
 
 class Started:
-    """A span under way. Owner: whoever began it, who also ends it."""
+    """A span in progress. Owner: its creator, who also ends it."""
 
     def __init__(self, spans: "Spans", span: "Span", parent: str = "") -> None:
         self._spans = spans
@@ -54,11 +54,11 @@ class Started:
     def child(
         self, name: str, begun: float, ended: float, attributes: Attributes | None = None
     ) -> "Started":
-        """Add a span within this one. begun, ended: seconds of the monotonic clock."""
+        """Add a span inside this one. begun, ended: seconds of the monotonic clock."""
         return self._spans.add(name, begun, ended, parent=self, attributes=attributes)
 
     def end(self, name: str, attributes: Attributes, failed: bool) -> None:
-        """Name the span and end it now. failed: whether it ended in an error of this side."""
+        """Name the span and end it now. failed: whether this process failed."""
         from opentelemetry.trace import StatusCode
 
         self.span.update_name(name)
@@ -69,11 +69,11 @@ class Started:
 
 
 current: ContextVar[Started | None] = ContextVar("streamd_span", default=None)
-"""The span of the request that is answered; None where no spans are made."""
+"""The span of the request that is being answered; None if spans are off."""
 
 
 class Spans:
-    """Makes the spans of a process. Owner: the process, for as long as it runs."""
+    """Creates the spans of a process. Owner: the process, until it ends."""
 
     def __init__(self, provider: "TracerProvider") -> None:
         self._provider = provider
@@ -103,8 +103,8 @@ class Spans:
         links: Sequence[Trace] = (),
         attributes: Attributes | None = None,
     ) -> Started:
-        """Add a span that is over. begun, ended: seconds of the monotonic clock. links: traces of
-        what it deals with, each at the caller's span."""
+        """Add a finished span. begun, ended: seconds of the monotonic clock. links: traces of the
+        span's inputs, each at the caller's span."""
         from opentelemetry.trace import Link, SpanKind
 
         wall = self._wall_ns()
@@ -120,16 +120,16 @@ class Spans:
         return Started(self, span)
 
     def _wall_ns(self) -> int:
-        """What makes wall time of the monotonic clock, nanoseconds. It stays the same until the
-        wall clock moves, so that spans that follow one another do not overlap."""
+        """The offset from the monotonic clock to wall time, nanoseconds. It stays constant until
+        the wall clock is adjusted, so that consecutive spans do not overlap."""
         now = time.time_ns() - time.monotonic_ns()
         if abs(now - self._wall) > CLOCK_MOVED_NS:
             self._wall = now
         return self._wall
 
     def end(self) -> None:
-        """Send what is left, for at most END_SECONDS."""
-        # A collector that is away would hold up the end of the process by its retries.
+        """Send the remaining spans, for at most END_SECONDS."""
+        # Retries to an unreachable collector would delay the end of the process.
         ending = threading.Thread(target=self._provider.shutdown, name="spans", daemon=True)
         ending.start()
         ending.join(END_SECONDS)
@@ -139,20 +139,20 @@ _active: Spans | None = None
 
 
 def active() -> Spans | None:
-    """What makes this process' spans, None where none are made."""
+    """The `Spans` of this process, None if spans are off."""
     return _active
 
 
 def use(spans: Spans | None) -> None:
-    """Make spans by these from now on, or none."""
+    """Set the `Spans` of this process; None switches spans off."""
     global _active
     _active = spans
 
 
 def begin_spans(role: str, name: str) -> None:
-    """Make spans in this process, where the environment asks for them and the extra is installed.
+    """Create spans in this process if the environment enables them and the extra is installed.
 
-    role, name: as of the process. What is asked for and cannot be had is logged.
+    role, name: of the process. If spans are enabled but cannot be sent, this is logged.
     """
     if not _asks_for_spans(os.environ):
         return
@@ -173,15 +173,15 @@ def begin_spans(role: str, name: str) -> None:
         )
         return
 
-    # All else that can be set, the exporter and the SDK read from OTEL_* themselves. The provider
-    # is ours alone: as the global one, it would also get FastAPI's spans, which name paths.
+    # The exporter and the SDK read all other options from OTEL_* themselves. The provider is not
+    # the global one, which would also get FastAPI's spans, with paths in their names.
     ours = {
         "service.namespace": "streamd",
         "service.name": f"streamd-{role}",
         "service.instance.id": name,
         "service.version": __version__,
     }
-    # `create` lets ours win over the environment's, so those are merged once more.
+    # `create` prefers our attributes to the environment's, so the latter are merged again.
     resource = Resource.create(ours).merge(OTELResourceDetector().detect())
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
@@ -190,21 +190,21 @@ def begin_spans(role: str, name: str) -> None:
 
 
 def end_spans() -> None:
-    """Send what is left, and make no more spans."""
+    """Send the remaining spans, and create no more."""
     if _active is not None:
         _active.end()
         use(None)
 
 
 def exemplar_of(trace: Trace | None) -> dict[str, str] | None:
-    """The exemplar that leads from a measurement to its trace, None where the trace is not kept."""
+    """The exemplar that links a measurement to its trace; None if the trace is not sampled."""
     if trace is None or not trace.is_sampled:
         return None
     return {"trace_id": trace.trace_id, "span_id": trace.span}
 
 
 def _asks_for_spans(environment: Mapping[str, str]) -> bool:
-    """Whether the environment asks for spans."""
+    """Whether the environment enables spans."""
     if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
     exporter = environment.get("OTEL_TRACES_EXPORTER", "")
@@ -213,7 +213,7 @@ def _asks_for_spans(environment: Mapping[str, str]) -> bool:
 
 
 def _caller(trace: Trace) -> "SpanContext":
-    """The span that a trace was received from."""
+    """The caller's span in a received trace."""
     from opentelemetry.trace import SpanContext, TraceFlags
 
     return SpanContext(
@@ -225,7 +225,7 @@ def _caller(trace: Trace) -> "SpanContext":
 
 
 def _within(parent: "SpanContext | None") -> "Context":
-    """The context of a span's parent; one without any for the begin of a trace."""
+    """The context of a span's parent; an empty context for the first span of a trace."""
     from opentelemetry.context import Context
     from opentelemetry.trace import NonRecordingSpan, set_span_in_context
 

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Version ff is invalid, as are ids of zeros only.
+# Version ff is invalid, as are ids of only zeros.
 TRACEPARENT = re.compile(
     r"(?!ff)(?P<version>[0-9a-f]{2})-(?!0{32})(?P<trace_id>[0-9a-f]{32})-(?!0{16})(?P<parent>[0-9a-f]{16})"
     r"-(?P<flags>[0-9a-f]{2})(?P<more>-.*)?",
@@ -21,10 +21,10 @@ KNOWN_FLAGS = 0x03
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The trace that a request belongs to. All fields are lower-case hex.
+    """The trace of a request. All fields are lower-case hex.
 
-    trace_id: of the whole trace. parent: the caller's span. span: this request's.
-    flags: two digits.
+    trace_id: of the whole trace. parent: the caller's span. span: this request's span. flags: two
+    digits.
     """
 
     trace_id: str
@@ -34,7 +34,7 @@ class Trace:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether the caller, or whoever began the trace, keeps it."""
+        """Whether the caller, or the first participant of the trace, records it."""
         return int(self.flags, 16) & 1 == 1
 
     @property
@@ -44,9 +44,9 @@ class Trace:
 
 
 def trace_of(values: Sequence[str]) -> Trace | None:
-    """Read the trace from a request's headers `traceparent`.
+    """Parse the trace from a request's `traceparent` headers.
 
-    Returns: None where there is none, several, or an invalid one.
+    Returns: None if there is no header, several, or an invalid one.
     """
     match = TRACEPARENT.fullmatch(values[0].strip()) if len(values) == 1 else None
     if match is None or (match["version"] == "00" and match["more"] is not None):
