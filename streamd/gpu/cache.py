@@ -32,7 +32,7 @@ class FeatureCache:
 
     def __init__(self, capacity: int, dim: int, policy: Policy, device: str | torch.device) -> None:
         if capacity < 1:
-            raise ValueError(f"a cache of {capacity} rows holds nothing")
+            raise ValueError(f"a cache needs a capacity of at least 1 row, not {capacity}")
         self.capacity = capacity
         self.policy = policy
         self._rows = torch.zeros(capacity, dim, device=device)

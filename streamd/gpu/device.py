@@ -139,7 +139,7 @@ def free_device_memory(graph: TemporalGraph) -> bool:
 
     logger.warning(
         "graph_moved_to_host",
-        reason="the GPU has no room for both the graph and a training step",
+        reason="the GPU has no memory for both the graph and a training step",
         do="set gpu.placement: hybrid to begin with, or lower gpu.graph_bytes, gpu.cache_rows or "
         "model.memory_chunk",
     )

@@ -356,7 +356,7 @@ class DeviceGraph:
             # Only entries can be kept off the device.
             if name != "entries":
                 raise DeviceMemoryError(
-                    f"The GPU has no room for {name} of {size} rows of the graph: {error}",
+                    f"The GPU has no memory for {size} rows of the graph's {name}: {error}",
                     "lower retention, shard the topic, or set device: cpu.",
                 ) from None
             fits = False
@@ -386,7 +386,7 @@ class DeviceGraph:
         """Move the entries to the host, since the device has no memory for them."""
         logger.warning(
             "graph_moved_to_host",
-            reason="the GPU has no room for its entries",
+            reason="the GPU has no memory for the graph's entries",
             entries=sum(int(m.store.arrays.used[0]) for m in self._mirrors.values()),
             do="raise gpu.graph_bytes, lower retention, or set gpu.placement: hybrid to begin with",
         )

@@ -90,7 +90,7 @@ class PageLock:
     def _check(self) -> None:
         if not self._runtime.deviceGetAttribute(self.SAME_ADDRESS, self._runtime.getDevice()):
             raise DeviceError(
-                "This GPU does not reach page-locked host memory by its address here.",
+                "This GPU cannot read page-locked host memory at its host address.",
                 "set gpu.placement: resident and raise gpu.graph_bytes, or set device: cpu.",
             )
 
@@ -100,8 +100,8 @@ class PageLock:
             self._runtime.hostRegister(address, size, self.MAPPED)
         except self._runtime.CUDARuntimeError as error:
             raise DeviceMemoryError(
-                f"CUDA does not page-lock {size / 2**20:.0f} MiB more of host memory: {error}.",
-                "give the process more memory, lower retention, or let entries be on the GPU: "
+                f"CUDA cannot page-lock {size / 2**20:.0f} MiB more of host memory: {error}.",
+                "give the process more memory, lower retention, or keep entries on the GPU: "
                 "gpu.placement: resident and a larger gpu.graph_bytes.",
             ) from None
 

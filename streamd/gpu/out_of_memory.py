@@ -52,5 +52,5 @@ def memory_for(what: str) -> Iterator[None]:
         raise DeviceMemoryError(
             f"The GPU has no memory for {what}: {error}",
             "set gpu.placement: hybrid, lower gpu.graph_bytes, gpu.cache_rows or "
-            "model.memory_chunk, end what else uses the GPU, or set device: cpu.",
+            "model.memory_chunk, end other programs on the GPU, or set device: cpu.",
         ) from None

@@ -74,7 +74,7 @@ def asking(call: Callable[[], R]) -> R:
     except RuntimeError as error:
         raise RanksError(
             f"The other ranks did not answer: {' '.join(str(error).split())[:300]}.",
-            "look at the log of the rank that ended first; torchrun starts all of them again.",
+            "look at the log of the rank that ended first; torchrun restarts all of them.",
         ) from error
 
 

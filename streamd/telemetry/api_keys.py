@@ -61,7 +61,7 @@ class Keys:
                     "keys_not_read",
                     file=str(self._file),
                     error=str(error),
-                    meaning="the keys read before stay",
+                    meaning="the last keys stay valid",
                 )
                 self._seen = (0, 0)
             return

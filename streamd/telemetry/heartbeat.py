@@ -198,7 +198,10 @@ def _end_when_stalled(beat: "weakref.ref[Heartbeat]") -> None:
         well, why = heartbeat.well()
         if not well:
             logger.error(
-                "role_stalled", child=heartbeat.role, why=why, action="it ends and is started again"
+                "role_stalled",
+                child=heartbeat.role,
+                why=why,
+                action="the process ends, and the supervisor restarts it",
             )
             # Not sys.exit: it would end this thread only, and run handlers that may block too.
             os._exit(1)

@@ -35,36 +35,38 @@ second."""
 
 # Of every role.
 build_info = Gauge(
-    "streamd_build_info", "1, with what runs as labels", ["version", "python", "torch"]
+    "streamd_build_info",
+    "1, with the versions of streamd, Python and torch as labels",
+    ["version", "python", "torch"],
 )
 
 # Of ingest: events, rejected events, and commits.
 events = Counter("streamd_events", "Events appended to the log", ["kind"], registry=INGEST)
 ingest_bytes = Counter("streamd_ingest_bytes", "Bytes of Kafka values read", registry=INGEST)
 dead_letters = Counter(
-    "streamd_dead_letters", "Events that did not fit", ["reason"], registry=INGEST
+    "streamd_dead_letters", "Events that ingest rejected", ["reason"], registry=INGEST
 )
 skipped = Counter(
     "streamd_skipped_events",
-    "Records of a mapped topic that no rule of its source makes an event of",
+    "Records of a mapped topic that match no rule of its source",
     ["topic"],
     registry=INGEST,
 )
 dropped = Counter(
     "streamd_dropped_events",
-    "Events of a mapped topic that its source drops, for a reason",
+    "Events of a mapped topic that its source drops, by reason",
     ["topic", "reason"],
     registry=INGEST,
 )
 odd_events = Gauge(
     "streamd_odd_events",
-    "1 where valid events were odd since the start; the log says how",
+    "1 if valid events were suspicious since the start; the role's log has the details",
     ["kind"],
     registry=INGEST,
 )
 odd_timestamps = Counter(
     "streamd_odd_timestamps",
-    "Records whose Kafka timestamp cannot be milliseconds, which counts as none",
+    "Records whose Kafka timestamp cannot be milliseconds; it is ignored",
     registry=INGEST,
 )
 clamped = Counter(
@@ -72,11 +74,11 @@ clamped = Counter(
 )
 idle_windows = Counter(
     "streamd_idle_windows_closed",
-    "Windows closed because nothing came for ingest.idle_timeout_seconds",
+    "Windows closed after ingest.idle_timeout_seconds without events",
     registry=INGEST,
 )
 commit_seconds = Histogram(
-    "streamd_commit_seconds", "Seconds one commit took, to disk", buckets=FAST, registry=INGEST
+    "streamd_commit_seconds", "Seconds of one commit to disk", buckets=FAST, registry=INGEST
 )
 last_commit = Gauge(
     "streamd_last_commit_timestamp_seconds", "Wall time of the newest commit", registry=INGEST
@@ -101,14 +103,14 @@ lag_seconds = Gauge(
 )
 silent_partitions = Counter(
     "streamd_silent_partitions",
-    "Times a partition with more to read sent nothing for 5 s, so that others went on without it",
+    "Times that a partition with more records sent none for 5 s, after which the others "
+    "continued without it",
     ["topic", "partition"],
     registry=INGEST,
 )
 clock_behind = Gauge(
     "streamd_clock_behind_log_seconds",
-    "How far the log's newest event lies ahead of the wall clock where ingest waits for that, "
-    "else 0",
+    "Lead of the log's newest event over the wall clock while ingest waits for the clock, else 0",
     registry=INGEST,
 )
 first_times_held = Gauge(
@@ -120,11 +122,11 @@ schema_registry_away = Gauge(
     "streamd_schema_registry_away", "1 while ingest waits for the registry, else 0", registry=INGEST
 )
 schema_requests = Counter(
-    "streamd_schema_requests", "Schemas asked of the registry", ["outcome"], registry=INGEST
+    "streamd_schema_requests", "Requests for schemas to the registry", ["outcome"], registry=INGEST
 )
-gaps = Counter("streamd_data_gaps", "Gaps passed over by on_data_loss: continue", registry=INGEST)
+gaps = Counter("streamd_data_gaps", "Gaps skipped by on_data_loss: continue", registry=INGEST)
 lost_records = Counter(
-    "streamd_lost_records", "Offsets in those gaps, where their number is known", registry=INGEST
+    "streamd_lost_records", "Offsets in those gaps, if their number is known", registry=INGEST
 )
 # Of ingest: the log on disk, its retention and compaction.
 log_edges = Gauge("streamd_log_edges", "Id of the next edge of the log", registry=INGEST)
@@ -134,19 +136,19 @@ log_first_edge = Gauge(
 log_bytes = Gauge("streamd_log_bytes", "Disk blocks of the log's segments", registry=INGEST)
 log_file_bytes = Gauge(
     "streamd_log_file_bytes",
-    "Bytes of a file of the log beside its segments, as of keys or node features",
+    "Bytes of a file of the log other than its segments, such as keys or node features",
     ["file"],
     registry=INGEST,
 )
 journal_files = Gauge(
-    "streamd_journal_files", "Files of the journal; one is begun with each segment", registry=INGEST
+    "streamd_journal_files", "Files of the journal; each segment begins a new one", registry=INGEST
 )
 retention_blocked = Gauge(
     "streamd_retention_blocked_bytes", "Bytes due that a role still needs", registry=INGEST
 )
 leases_run_out = Counter(
     "streamd_leases_run_out",
-    "Holds of servers that ended because the server had not run for holds.lease_seconds",
+    "Leases that ended because their server had not run for holds.lease_seconds",
     registry=INGEST,
 )
 housekeeping_errors = Counter(
@@ -161,7 +163,7 @@ compacted_edges = Counter("streamd_compacted_edges", "Deleted edges overwritten"
 windows = Counter("streamd_windows", "Windows finished by the trainer", ["outcome"], registry=TRAIN)
 window_seconds = Histogram(
     "streamd_window_seconds",
-    "Seconds to score and learn one window",
+    "Seconds to score and train on one window",
     ["phase"],
     buckets=SLOW,
     registry=TRAIN,
@@ -170,34 +172,34 @@ window_mrr = Gauge(
     "streamd_window_mrr", "Prequential MRR of the newest window", ["model"], registry=TRAIN
 )
 mlflow_waiting = Gauge(
-    "streamd_mlflow_waiting_windows", "Windows that MLflow has not got yet", registry=TRAIN
+    "streamd_mlflow_waiting_windows", "Windows not sent to MLflow yet", registry=TRAIN
 )
 edge_set_mrr = Gauge(
     "streamd_edge_set_mrr",
-    "Prequential MRR of an edge set's events in the newest window that has any, of several sets",
+    "Prequential MRR of an edge set's events in the newest window with any, with several edge sets",
     ["edge_set", "model"],
     registry=TRAIN,
 )
 edge_set_scored = Counter(
     "streamd_edge_set_scored_events_total",
-    "Events scored of each edge set, where there are several",
+    "Scored events of each edge set, with several edge sets",
     ["edge_set"],
     registry=TRAIN,
 )
 window_mrr_known = Gauge(
     "streamd_window_mrr_known",
-    "The same over events whose destination was known before",
+    "Prequential MRR of the newest window, over events with a known destination",
     ["model"],
     registry=TRAIN,
 )
 recurrence = Gauge(
     "streamd_recurrence_ratio",
-    "Share of the newest window's scored events whose pair had an event before",
+    "Share of the newest window's scored events with a pair that had an event before",
     registry=TRAIN,
 )
 edge_set_recurrence = Gauge(
     "streamd_edge_set_recurrence_ratio",
-    "The same of an edge set's events in the newest window that has any, of several sets",
+    "The same share for an edge set's events in the newest window with any, with several edge sets",
     ["edge_set"],
     registry=TRAIN,
 )
@@ -215,7 +217,7 @@ label_score = Gauge(
 )
 node_set_label_score = Gauge(
     "streamd_node_set_label_score",
-    "Scores of a node set's labels in the newest window that has any, of several sets",
+    "Scores of a node set's labels in the newest window with any, with several node sets",
     ["node_set", "model", "measure"],
     registry=TRAIN,
 )
@@ -224,36 +226,36 @@ window_loss = Gauge(
 )
 window_surprise = Gauge(
     "streamd_window_surprise",
-    "Standard deviations that the newest window's MRR lies below the mean of the 100 before",
+    "Standard deviations of the newest window's MRR below the mean of the 100 windows before",
     registry=TRAIN,
 )
 below_rule = Gauge(
     "streamd_below_rule",
-    "1 where the newest 24 windows rank below the best rule by more than chance explains",
+    "1 if the newest 24 windows rank below the best rule by more than chance explains",
     registry=TRAIN,
 )
 trained_until = Gauge(
     "streamd_trained_until_timestamp_seconds",
-    "Event time up to which windows are learned",
+    "Event time up to which the trainer has trained on windows",
     registry=TRAIN,
 )
 # Of the trainer: the gate, forgetting and replay, and versions.
 nightly_difference = Gauge(
     "streamd_nightly_mrr_difference",
-    "MRR of the version that serves less the nightly twin's, over the same events of the newest "
-    "window with a destination known before",
+    "MRR of the served version minus that of the nightly baseline, over the same events of "
+    "the newest window with a known destination",
     registry=TRAIN,
 )
 nightly_bytes = Gauge(
     "streamd_nightly_twin_bytes",
-    "Bytes of the nightly twin's facts: mapped from a file, and in memory",
+    "Bytes of the nightly baseline's facts: mapped from a file, and in memory",
     ["where"],
     registry=TRAIN,
 )
 gate_difference = Gauge(
     "streamd_gate_mrr_difference",
-    "MRR of champions less the last proven version's over events with a destination known before, "
-    "so far",
+    "MRR of champions minus that of the last proven version, over events with a known "
+    "destination so far",
     registry=TRAIN,
 )
 gate_events = Gauge(
@@ -261,13 +263,13 @@ gate_events = Gauge(
 )
 gate_verdicts = Counter(
     "streamd_gate_verdicts",
-    "What comparing with the last proven version came to",
+    "Verdicts of comparisons with the last proven version",
     ["verdict"],
     registry=TRAIN,
 )
 past_mrr = Gauge(
     "streamd_past_mrr",
-    "MRR among 11 of the present weights on a fixed part of the past: forgetting",
+    "MRR among 11 of the present weights on a fixed sample of past events: a measure of forgetting",
     registry=TRAIN,
 )
 replay_events = Gauge("streamd_replay_events", "Events in the replay store", registry=TRAIN)
@@ -282,18 +284,18 @@ request_seconds = Histogram(
 )
 score_slo = Gauge(
     "streamd_score_slo_seconds",
-    "Longest p99 of /v1/score that is well: telemetry.score_slo_seconds",
+    "Target for the p99 of /v1/score: telemetry.score_slo_seconds",
     registry=SERVE,
 )
 recommend_recall = Histogram(
     "streamd_recommend_recall",
-    "Share of the best k of all nodes that a recommendation found",
+    "Share of the exact best k nodes that a recommendation contains",
     buckets=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1),
     registry=SERVE,
 )
 engine_seconds = Histogram(
     "streamd_engine_seconds",
-    "Seconds a request waited for the engine, and its answer took",
+    "Seconds of a request waiting for the engine, and computing",
     ["phase"],
     buckets=FAST,
     registry=SERVE,
@@ -301,27 +303,23 @@ engine_seconds = Histogram(
 queue_requests = Gauge("streamd_queue_requests", "Requests waiting for the engine", registry=SERVE)
 waiting_requests = Gauge(
     "streamd_waiting_requests",
-    "Requests waiting until the server has what their streamd-after names",
+    "Requests waiting until the server has the position in their streamd-after",
     registry=SERVE,
 )
 complete_until = Gauge(
     "streamd_complete_until_timestamp_seconds",
-    "Wall time up to which answers know all that was in Kafka",
+    "Wall time up to which answers include all events of Kafka",
     registry=SERVE,
 )
-ready = Gauge(
-    "streamd_ready", "1 where the server answers, as `/readyz` says, else 0", registry=SERVE
-)
+ready = Gauge("streamd_ready", "1 if the server is ready, as in `/readyz`, else 0", registry=SERVE)
 event_to_answer_seconds = Histogram(
     "streamd_event_to_answer_seconds",
-    "Seconds from a commit of events to disk until the server's graph shows them",
+    "Seconds from a commit of events to disk until the server's graph has them",
     buckets=FRESH,
     registry=SERVE,
 )
 # Of the server: its connections.
-connections = Gauge(
-    "streamd_connections", "Connections of the server that are open", registry=SERVE
-)
+connections = Gauge("streamd_connections", "Open connections of the server", registry=SERVE)
 connections_refused = Counter(
     "streamd_connections_refused",
     "Connections answered 503 because there were too many",
@@ -329,29 +327,35 @@ connections_refused = Counter(
     registry=SERVE,
 )
 # Of the server: the served version, and swaps of versions.
-seen_edges = Gauge("streamd_served_edges", "Edges the server has taken in", registry=SERVE)
+seen_edges = Gauge(
+    "streamd_served_edges", "Edges of the log that the server has applied", registry=SERVE
+)
 memory_lag = Gauge(
-    "streamd_memory_lag_edges", "Edges taken in that memory has not advanced over", registry=SERVE
+    "streamd_memory_lag_edges", "Applied edges that memory has not advanced over", registry=SERVE
 )
 caught_up_at = Gauge(
     "streamd_caught_up_timestamp_seconds",
-    "Wall time at which the server's graph and memory were last level with the log",
+    "Wall time at which the server's graph and memory last had all of the log",
     registry=SERVE,
 )
 role_refused = Gauge(
     "streamd_role_refused",
-    "1 where another role refused its data and is not started again; `/readyz` says why",
+    "1 if another role stopped because of invalid data and is not restarted; `/readyz` has "
+    "the reason",
     ["refused"],
     registry=SERVE,
 )
 champion_not_served = Gauge(
     "streamd_champion_not_served",
-    "1 where the champion cannot be served, and the last proven version or the rule answers",
+    "1 if the champion cannot be served, and the last proven version or the rule answers",
     registry=SERVE,
 )
 swaps = Counter("streamd_swaps", "Model versions swapped in", registry=SERVE)
 swap_seconds = Histogram(
-    "streamd_swap_seconds", "Seconds from seeing a version to serving", buckets=SLOW, registry=SERVE
+    "streamd_swap_seconds",
+    "Seconds from finding a version to serving it",
+    buckets=SLOW,
+    registry=SERVE,
 )
 # Of the archive: the store, and how much of the changelog it truncates.
 manifest_at = Gauge(
@@ -371,17 +375,18 @@ archive_rounds = Counter(
 archive_bytes = Counter("streamd_archive_bytes", "Bytes sent to the store", registry=ARCHIVE)
 archive_held = Gauge(
     "streamd_archive_held_bytes",
-    "Disk space of what was dropped or replaced, and an upload under way still reads",
+    "Disk space of dropped or replaced files that an upload in progress still reads",
     registry=ARCHIVE,
 )
 changelog_records = Gauge(
     "streamd_changelog_records",
-    "Offsets of the changelog, which grow while the store is away",
+    "Offsets of the changelog; they grow while the store is unreachable",
     registry=ARCHIVE,
 )
 compaction_waits_since = Gauge(
     "streamd_compaction_waits_since_timestamp_seconds",
-    "Wall time of the newest compaction while store or changelog may hold what it removed, else 0",
+    "Wall time of the newest compaction while store or changelog may still have removed "
+    "data, else 0",
     registry=ARCHIVE,
 )
 # Of the scoring role: scores in the topic, and skipped events.
@@ -389,7 +394,7 @@ scores_written = Counter(
     "streamd_scores_written", "Scores that the score topic acknowledged", registry=SCORE
 )
 scores_skipped = Counter(
-    "streamd_scores_skipped", "Events that got no score, for a reason", ["reason"], registry=SCORE
+    "streamd_scores_skipped", "Events without a score, by reason", ["reason"], registry=SCORE
 )
 score_seconds = Histogram(
     "streamd_score_seconds",
@@ -404,22 +409,22 @@ score_waiting = Gauge(
     "streamd_score_waiting_records", "Scores that the topic has not acknowledged", registry=SCORE
 )
 score_topic_away = Gauge(
-    "streamd_score_topic_away", "1 while the score topic takes nothing, else 0", registry=SCORE
+    "streamd_score_topic_away", "1 while the score topic is unavailable, else 0", registry=SCORE
 )
 # Of trainer and server: graph and device.
 rebuild_ratio = Gauge(
     "streamd_rebuild_ratio",
-    "Share of the log that graph and facts hold while a role makes them, as at start; 1 when done",
+    "Share of the log that graph and facts have while a role builds them, as at start; 1 when done",
     registry=MODEL,
 )
 graph_bytes = Gauge(
-    "streamd_graph_bytes", "Memory that the graph takes, less what was offloaded", registry=MODEL
+    "streamd_graph_bytes", "Memory of the graph, without offloaded events", registry=MODEL
 )
 nodes = Gauge("streamd_nodes", "Nodes in the log, deleted ones included", registry=MODEL)
-pairs = Gauge("streamd_pairs", "Pairs of nodes about which facts are kept", registry=MODEL)
+pairs = Gauge("streamd_pairs", "Pairs of nodes with stored facts", registry=MODEL)
 memory_bytes = Gauge(
     "streamd_memory_bytes",
-    "Memory that the states of nodes take, of all versions that the role holds",
+    "Memory of the nodes' states, for all versions that the role has loaded",
     registry=MODEL,
 )
 graph_events_read_back = Counter(
@@ -427,38 +432,35 @@ graph_events_read_back = Counter(
     "Events read back from the log for queries that needed offloaded ones",
     registry=MODEL,
 )
-gpu_in_use = Gauge(
-    "streamd_device_cuda", "1 where the model runs on CUDA, 0 on CPU", registry=MODEL
-)
+gpu_in_use = Gauge("streamd_device_cuda", "1 if the model runs on CUDA, 0 on a CPU", registry=MODEL)
 gpu_placement = Gauge(
     "streamd_gpu_placement",
-    "1 for where the graph's entries are: resident on the GPU, or hybrid",
+    "1 for the placement of the graph's entries: resident on the GPU, or hybrid",
     ["placement"],
     registry=MODEL,
 )
-gpu_graph_bytes = Gauge(
-    "streamd_gpu_graph_bytes", "GPU memory that the graph takes", registry=MODEL
-)
-gpu_memory = Gauge(
-    "streamd_gpu_memory_bytes", "GPU memory that the role's tensors take", registry=TRAIN
-)
+gpu_graph_bytes = Gauge("streamd_gpu_graph_bytes", "GPU memory of the graph", registry=MODEL)
+gpu_memory = Gauge("streamd_gpu_memory_bytes", "GPU memory of the role's tensors", registry=TRAIN)
 gpu_transfer_bytes = Counter(
     "streamd_gpu_transfer_bytes", "Bytes sent to the GPU and back", ["direction"], registry=MODEL
 )
 gpu_kernel_seconds = Counter(
     "streamd_gpu_kernel_seconds",
-    "Seconds of the GPU in streamd's kernels: sampling, rows put into the graph",
+    "GPU seconds in streamd's kernels: sampling, and writes of rows into the graph",
     ["kernel"],
     registry=MODEL,
 )
 gpu_steps = Counter(
     "streamd_gpu_steps",
-    "Learning steps on the GPU: replayed as one CUDA graph, or launched kernel by kernel",
+    "Training steps on the GPU: replayed as one CUDA graph, or launched kernel by kernel",
     ["how"],
     registry=TRAIN,
 )
 gpu_cache_rows = Counter(
-    "streamd_gpu_cache_rows", "Feature rows asked of the GPU's cache", ["result"], registry=TRAIN
+    "streamd_gpu_cache_rows",
+    "Feature rows requested from the GPU's cache",
+    ["result"],
+    registry=TRAIN,
 )
 
 

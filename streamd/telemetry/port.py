@@ -68,7 +68,7 @@ def open_port(
         key = key_of(environ.get("HTTP_AUTHORIZATION", ""), environ.get("HTTP_X_API_KEY"))
         if environ["PATH_INFO"] != "/metrics":
             start("404 Not Found", [("content-type", "text/plain")])
-            return [b"there are /metrics and /livez"]
+            return [b"the paths are /metrics and /livez"]
         if not allows(key):
             start(
                 "401 Unauthorized", [("content-type", "text/plain"), ("WWW-Authenticate", "Bearer")]

@@ -23,20 +23,21 @@ changelog_waiting = Gauge(
 )
 changelog_bytes = Counter("streamd_changelog_bytes", "Bytes sent to the changelog", registry=INGEST)
 leader_term = Gauge(
-    "streamd_leader_term", "Term of the newest leader that this member knows of", registry=MEMBER
+    "streamd_leader_term", "Newest leader's term that this member has seen", registry=MEMBER
 )
 leads = Gauge(
     "streamd_leads",
-    "1 while this member leads; 0 while it follows, or brokers acknowledge none of its heartbeats",
+    "1 while this member is the leader; 0 while it follows, or brokers acknowledge none of "
+    "its heartbeats",
     registry=MEMBER,
 )
-follow_seq = Gauge("streamd_follow_seq", "Newest commit shown here", registry=FOLLOW)
+follow_seq = Gauge("streamd_follow_seq", "Newest commit that is visible here", registry=FOLLOW)
 follow_lag_records = Gauge(
     "streamd_follow_lag_records", "Records of the changelog not applied yet", registry=FOLLOW
 )
 follow_caught_up = Gauge(
     "streamd_follow_caught_up_timestamp_seconds",
-    "When it last had all of the changelog",
+    "Wall time at which this machine last had all of the changelog",
     registry=FOLLOW,
 )
 follow_commits = Counter("streamd_follow_commits", "Commits applied", registry=FOLLOW)
@@ -45,11 +46,14 @@ follow_bootstraps = Counter(
     "streamd_follow_bootstraps", "Starts from a manifest of the store", registry=FOLLOW
 )
 follow_waiting = Gauge(
-    "streamd_follow_waiting", "1 while it can apply nothing, for a reason", ["why"], registry=FOLLOW
+    "streamd_follow_waiting",
+    "1 while the follower cannot apply records, by reason",
+    ["why"],
+    registry=FOLLOW,
 )
 cannot_lead = Gauge(
     "streamd_cannot_lead",
-    "1 while a standby cannot lead, for a reason",
+    "1 while a standby cannot become the leader, by reason",
     ["why"],
     registry=FOLLOW,
 )
@@ -62,16 +66,20 @@ models_waiting = Gauge(
 )
 models_published = Gauge(
     "streamd_models_published_timestamp_seconds",
-    "When the models topic last had all that the trainer has",
+    "Wall time at which the models topic last had all records of the trainer",
     registry=TRAIN,
 )
 checkpoint_stored = Gauge(
-    "streamd_checkpoint_stored_timestamp_seconds", "When one was last stored", registry=TRAIN
+    "streamd_checkpoint_stored_timestamp_seconds",
+    "Wall time at which a checkpoint was last stored",
+    registry=TRAIN,
 )
-checkpoint_bytes = Counter("streamd_checkpoint_stored_bytes", "Bytes to the store", registry=TRAIN)
+checkpoint_bytes = Counter(
+    "streamd_checkpoint_stored_bytes", "Bytes of checkpoints sent to the store", registry=TRAIN
+)
 models_followed = Gauge(
     "streamd_models_followed_timestamp_seconds",
-    "When this machine last had all of the models topic",
+    "Wall time at which this machine last had all of the models topic",
     registry=FOLLOW,
 )
 models_missing = Gauge(

@@ -100,5 +100,5 @@ def test_hits_and_misses_are_counted_and_nothing_asked_is_nothing_answered(on):
 
 
 def test_a_cache_without_room_is_refused():
-    with pytest.raises(ValueError, match="holds nothing"):
+    with pytest.raises(ValueError, match="at least 1 row"):
         FeatureCache(0, 2, "lru", "cpu")

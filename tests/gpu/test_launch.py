@@ -62,7 +62,7 @@ def test_pages_are_unlocked_only_when_no_kernel_reads_them(monkeypatch):
 
 
 def test_pages_that_cannot_be_locked_or_read_say_what_to_do(monkeypatch):
-    with pytest.raises(DeviceMemoryError, match=r"does not page-lock 64 MiB more.*out of memory.*give the process more memory"):
+    with pytest.raises(DeviceMemoryError, match=r"cannot page-lock 64 MiB more.*out of memory.*give the process more memory"):
         pages_of(monkeypatch, Runtime(full=True)).lock(4096, 64 * 2**20)
-    with pytest.raises(DeviceError, match=r"by its address here.*gpu.placement: resident"):
+    with pytest.raises(DeviceError, match=r"at its host address.*gpu.placement: resident"):
         pages_of(monkeypatch, Runtime(reads=False)).lock(4096, 4096)

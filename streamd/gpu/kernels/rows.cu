@@ -1,5 +1,5 @@
-// Rows of an array are replaced at places, each place given once. Torch's own indexing sorts the places first where it must
-// be deterministic, for one may be given twice. Every argument is eight bytes wide.
+// Replaces rows of an array by index; each index occurs once. With deterministic algorithms torch's own indexing sorts the
+// indices first, since one may occur twice. Every argument is eight bytes wide.
 //
 // One thread writes one of the `count` elements; a row has `width` of them.
 

@@ -1,9 +1,9 @@
 // Temporal sampling on the block graph (GNNFlow, section 4.2). The layout and the rules are those of
 // streamd/graph/blocks/kernels.py and streamd/graph/blocks/sampling_kernels.py; every argument is eight bytes wide, so that any launcher can
-// pass them alike.
+// pass them in the same way.
 //
-// One thread finds one neighbour of one root, and the threads of a root lie side by side: they read the same directory at
-// the same time, so a warp fetches each descriptor once, and what they store lies in a row. A thread keeps its block's
+// One thread finds one neighbour of one root, and the threads of a root are adjacent: they read the same directory at the
+// same time, so a warp fetches each descriptor once and stores to consecutive addresses. A thread keeps its block's
 // descriptor in registers.
 
 typedef long long i64;
@@ -16,7 +16,7 @@ typedef unsigned char u8;
 #define DIRECTORY 3
 #define MAX_FANOUT 128
 
-// The records of streamd/graph/blocks/kernels.py. A kernel takes their fields one after the other.
+// The structs of streamd/graph/blocks/kernels.py. A kernel's arguments are their fields in order.
 struct Graph {
     const i64 *nodes, *blocks, *entries;
     const u8* hidden;
@@ -64,7 +64,7 @@ __device__ static inline i64 block_of(const Graph& g, i64 number) {
     return number >= g.tau ? g.shift + (number >> g.shift) : bit_length(number);
 }
 
-// The first event of a block of a node's directory, and the place of its first entry, ~place where it is offloaded.
+// The first event of a block of a node's directory, and the index of its first entry, ~index if it is offloaded.
 __device__ static inline i64 first_of(const Graph& g, i64 slot) { return g.blocks[2 * slot]; }
 __device__ static inline i64 place_of(const Graph& g, i64 slot) { return g.blocks[2 * slot + 1]; }
 
@@ -79,7 +79,7 @@ __device__ static inline i64 rows_below(const i64* table, i64 step, i64 at, i64 
     return low - at + (table[step * low] < bound);
 }
 
-// Entries of a node with an event id below `before`; -1 where the block that says so is offloaded.
+// Entries of a node with an event id below `before`; -1 if the block that contains the bound is offloaded.
 __device__ static inline i64 entries_below(const Graph& g, i64 node, i64 before) {
     const i64 degree = g.nodes[4 * node + DEGREE], at = g.nodes[4 * node + DIRECTORY];
     if (degree == 0) return 0;
@@ -92,7 +92,7 @@ __device__ static inline i64 entries_below(const Graph& g, i64 node, i64 before)
     return count + rows_below(g.entries, 1, place, size, (span < SPAN ? span : SPAN) << 32);
 }
 
-// A node's entry by its number, and its event; false where it is offloaded.
+// A node's entry by its number, and its event; false if it is offloaded.
 __device__ static inline bool entry_of(const Graph& g, i64 node, i64 number, i64* row, i64* event) {
     const i64 block = block_of(g, number), slot = g.nodes[4 * node + DIRECTORY] + block, place = place_of(g, slot);
     if (place < 0) return false;
@@ -111,8 +111,8 @@ __device__ static inline u64 mixed(u64 x) {
 
 __device__ static inline i64 below(u64 random, i64 bound) { return (i64)(((random >> 32) * (u64)bound) >> 32); }
 
-// The j-th of the numbers chosen below `count`, count above k where without replacement (Floyd 1987). Each thread makes the
-// draws before its own again: a few multiplications, where sharing them would have the threads of a root wait.
+// The j-th of the numbers chosen below `count`, count above k without replacement (Floyd 1987). Each thread repeats the
+// draws before its own: a few multiplications; sharing them would make the threads of a root wait.
 __device__ static inline i64 choice(u64 state, i64 count, i64 k, i64 replace, i64 j) {
     if (replace) return below(mixed(state + (u64)j), count);
     unsigned chosen[MAX_FANOUT];
@@ -136,7 +136,7 @@ __device__ static inline void store(const Sampled& out, i64 at, i64 row, i64 eve
 }
 
 // The k newest entries of each root with an event id in [since, before) that no delete hides, newest first. missing: set
-// where an answer needs entries that are offloaded.
+// if an answer needs offloaded entries.
 KERNEL(sample_recent) {
     const i64 r = at / out.k, node = q.root[r];
     i64 left = at % out.k, row = 0, event = 0;
@@ -171,7 +171,7 @@ KERNEL(sample_recent) {
 }
 
 // k entries of each root drawn uniformly among those with an event id in [since, before) that no delete hides; without
-// replacement all of them where there are at most k. A draw is a hash of seed, node, the query's end and its number, as on
+// replacement all of them if there are at most k. A draw is a hash of seed, node, the query's end and its number, as on
 // the CPU.
 KERNEL(sample_uniform) {
     const i64 r = at / out.k, j = at % out.k, node = q.root[r];
