@@ -1,9 +1,11 @@
 """A standby that differs from the leader it would follow: it says so and goes on following, and claims nothing, until it is mended."""
 
+import dataclasses
 import errno
 import os
 import re
 
+import numpy as np
 import pytest
 
 from streamd.clock import SystemClock
@@ -205,7 +207,9 @@ class Source:
 def test_what_kafka_lost_is_asked_before_the_claim_too(tmp_path, monkeypatch):
     """It would refuse only after the claim, and is not started again then."""
     log = LogWriter(tmp_path, Schema(0, 0, 0), life.SEGMENT_EDGES)
-    log.commit(life.empty_batch(log.schema), life.Progress("c", {"t": "id"}, {"t": {0: life.Position(7)}}), 0)
+    event = dataclasses.replace(life.empty_batch(log.schema), src_E=np.array([1]), dst_E=np.array([2]), time_E=np.array([0]),
+                                msg_ED=np.zeros((1, 0), np.float32), new_keys=(None, "a", "b"))
+    log.commit(event, life.Progress("c", {"t": "id"}, {"t": {0: life.Position(7)}}), 0)
     log.close()
     monkeypatch.setattr(consumer, "KafkaSource", Source)
     with pytest.raises(DataLossError, match="no longer has 7"):
