@@ -15,7 +15,7 @@ from streamd.settings.loading import KafkaSettings
 
 REPLICAS = 3
 MIN_IN_SYNC = 2
-"""With three copies, no acknowledged record is lost with one broker."""
+"""With three copies, the loss of one broker loses no acknowledged record."""
 FOREVER = "-1"
 CLUSTER_CHARACTERS = 128
 """Characters of a cluster's id that are stored: Kafka's ids have 22."""
@@ -87,7 +87,7 @@ def find_topic(admin: KafkaAdminClient, kafka: KafkaSettings, name: str) -> Topi
 
 def look_at_topic(admin: KafkaAdminClient, name: str) -> TopicState | None:
     """Check a topic. Returns: None if it does not exist. Raises: ChangelogError if its settings
-    could lose acknowledged records or their order, kafka.errors.KafkaError."""
+    could lose or reorder acknowledged records, kafka.errors.KafkaError."""
     described = _described(admin, name)
     if described is None:
         return None

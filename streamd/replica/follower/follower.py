@@ -35,8 +35,8 @@ which directory and changelog are equal, and returns that position afterwards.""
 class Follower:
     """Applies the changelog to a directory. Owner: the follow role, and ingest at its start.
 
-    It holds the lock of the directory once this has a log. After any error, a new follower recovers
-    the directory.
+    It holds the directory's lock as soon as the directory has a log. After any error, a new
+    follower recovers the directory.
     """
 
     def __init__(
@@ -111,16 +111,17 @@ class Follower:
 
     @property
     def lag(self) -> int:
-        """Number of the changelog's records that are not read yet. Unapplied records do not count:
-        of a dead leader's last commit, only some parts may exist. Raises: KafkaError."""
+        """Number of the changelog's records that are not read yet. Records that were read and not
+        applied do not count: of a dead leader's last commit, only some parts may exist. Raises:
+        KafkaError."""
         return max(0, self._reader.bounds()[1] - self._reader.position)
 
     def step(self, seconds: float) -> int:
         """Apply the records that arrive within some seconds.
 
-        Returns: number of records of the current term, heartbeats included; ignored records prove
-        no leader. Raises: OutOfRange if a newer manifest is needed, DivergedError, DiskError,
-        ChangelogError, KafkaError.
+        Returns: number of records of the current term, heartbeats included; ignored records are no
+        sign of a leader. Raises: OutOfRange if a newer manifest is needed, DivergedError,
+        DiskError, ChangelogError, KafkaError.
         """
         num_heard = 0
         for entry in self._reader.read(seconds):
