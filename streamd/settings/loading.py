@@ -92,7 +92,7 @@ __all__ = [
 KEYS = ("api_keys", "admin_keys")
 """Settings that are lists of secrets."""
 DECLARATIONS = (("sources",), ("graph", "node_sets"), ("graph", "edge_sets"))
-"""Settings whose values are nested declarations."""
+"""Settings with nested declarations as values."""
 STORE_URL = ("log", "store")
 """A setting that is a URL: its user, password and query may be credentials."""
 DECLARING = {".".join(path) for path in DECLARATIONS} | {
@@ -154,7 +154,7 @@ def load_settings(
 
 def _checked_together(s: Settings, origin: Mapping[str, str], mistakes: Mistakes) -> Settings:
     """Check settings against one another, and fill in those that declarations imply."""
-    # Skip checks that involve a setting whose value was rejected.
+    # Skip checks that involve a setting with a rejected value.
     doubtful = frozenset(mistakes.doubtful)
 
     def add_all(found: Iterable[Misplaced]) -> bool:

@@ -12,7 +12,8 @@ from streamd.settings.tree import PREFIX, Settings
 from streamd.settings.yaml_lines import SettingsFile, nearest_name
 
 SECRET_WORDS = ("password", "secret", "token", "key", "proxy")
-"""Substrings of names whose values are never printed; a proxy's address may contain a password."""
+"""Parts of the names of secrets, which are never printed; a proxy's address may contain a
+password."""
 MAX_SHOWN = 80
 """Longest wrong value that an error prints, in characters."""
 ORDER = ("file", "environment", "command line", "default")

@@ -216,9 +216,9 @@ TimeForm = Literal["days", "s", "ms", "us", "ns", "iso8601", "record"]
 
 
 class SourceSettings(_Rule):
-    """How the records of one topic become events. For each record the first rule applies whose
-    `where` matches, in the order deletes, labels, nodes, the source's own fields; a record that
-    matches none is skipped."""
+    """How the records of one topic become events. The first rule with a matching `where` applies to
+    a record, in the order deletes, labels, nodes, the source's own fields; a record that matches
+    none is skipped."""
 
     topic: str = Field(min_length=1, description="the topic")
     format: Literal["json", "ndjson", "arrow", "avro", "protobuf", "json-schema"] = Field(

@@ -88,7 +88,7 @@ watermark = Gauge(
     "Event time up to which the log is complete",
     registry=INGEST,
 )
-# Of ingest: lag behind Kafka, and records that Kafka lost.
+# Of ingest: lag, and records that Kafka lost.
 lag = Gauge(
     "streamd_lag_records",
     "Records between the log and the partition's end",

@@ -55,7 +55,7 @@ def open_port(
     measured = make_wsgi_app(metrics.exported_by(beat.role, *also))
 
     def answer(environ: "WSGIEnvironment", start: "StartResponse") -> Iterable[bytes]:
-        # A probe has no key, and is told only whether the loop turns.
+        # A probe has no key, and gets only the state of the loop.
         if environ["PATH_INFO"] == "/livez":
             well, why = beat.well()
             start(
