@@ -179,7 +179,7 @@ def _check_topic(
             if getattr(one, name) != getattr(source, name):
                 what = f"it is {getattr(one, name) or 'none'} in a source before this one"
                 yield Misplaced((*at, name), f"a topic has one {name}, and {what}")
-        # Binary formats are converted once for all sources of a topic, with one time form.
+        # Formats with typed times convert them to one form, for all sources of the topic.
         timed = {one.time, source.time} - {"record"}
         if len(timed) > 1 and source.format not in ("json", "ndjson"):
             what = f"it is {one.time or 'stream.time_unit'} in a source before this one"

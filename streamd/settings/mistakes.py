@@ -12,7 +12,7 @@ from streamd.settings.tree import PREFIX, Settings
 from streamd.settings.yaml_lines import SettingsFile, nearest_name
 
 SECRET_WORDS = ("password", "secret", "token", "key", "proxy")
-"""Parts of the names of secrets, which are never printed; a proxy's address may contain a
+"""Parts of names that mark a secret value, which is never printed; a proxy's address may contain a
 password."""
 MAX_SHOWN = 80
 """Longest wrong value that an error prints, in characters."""

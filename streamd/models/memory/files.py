@@ -104,7 +104,7 @@ class MemoryFiles:
         if self._ranks.all(same):
             return (*self._pending, *self._all_rows)
 
-        # Rows, which are equal on all replicas; then the messages, which change with every chunk.
+        # Rows, which are equal on all replicas; then the messages, which belong to the newest rows.
         names = self._new_names()
         if self._ranks.replica == 0:
             self._store_rows(memory, node_K, names)

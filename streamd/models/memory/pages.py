@@ -98,7 +98,8 @@ class PagePool:
         return new_P
 
     def replace(self, old_P: Int64, new_P: Int64) -> None:
-        """Move one user from each old page to each new one; the caller holds the lock."""
+        """Count one user less of the old pages, and one more of the new ones; the caller holds the
+        lock."""
         self._users[new_P] += 1
         self._let_go(old_P)
 
