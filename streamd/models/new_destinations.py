@@ -19,7 +19,7 @@ class NewDestinations(nn.Module):
     """Counts of recently scored events, and the logits of new destinations.
 
     counts: float64[3, S], for each edge set: events, events with a new destination, and the sum of
-    `log_mean_odds` over the events. logit_S: float32, derived from the counts; minus infinity
+    `log_sum_odds` over the events. logit_S: float32, derived from the counts; minus infinity
     before an event was counted.
     """
 

@@ -27,7 +27,7 @@ from streamd.graph.node_features import FeatureRows, NodeFeatures
 from streamd.graph.recent_negatives import RecentDestinations, draw_for_learning
 from streamd.graph.temporal import TemporalGraph
 from streamd.models import EdgeRows, LinkInputs, architecture_of
-from streamd.models.inference.new_rates import asked_sets, log_mean_odds
+from streamd.models.inference.new_rates import asked_sets, log_sum_odds
 from streamd.models.inputs import link_inputs
 from streamd.models.labels import LabelInputs, label_inputs
 from streamd.ranks import ALONE, Ranks
@@ -95,9 +95,9 @@ class Chunk:
     def new_counts(self, logits_EC: Float32, num_edge_sets: int, has_learned: bool) -> Tensor:
         """Counts of the scored events for `NewDestinations`: float64[3, S].
 
-        logits_EC, has_learned: as of `log_mean_odds`.
+        logits_EC, has_learned: as of `log_sum_odds`.
         """
-        of_known_E = log_mean_odds(logits_EC, self.known_E, self.num_others_E, has_learned)
+        of_known_E = log_sum_odds(logits_EC, self.known_E, self.num_others_E, has_learned)
         columns = (np.ones(len(self.known_E)), ~self.known_E, of_known_E)
         set_E = np.broadcast_to(
             asked_sets(self.scored_facts[:, 0], num_edge_sets), self.known_E.shape

@@ -135,34 +135,33 @@ def test_new_destinations_rank_by_their_rate_and_known_ones_as_without_it(tmp_pa
     scores, novelty, learner, chunks, logit = run(tmp_path)
     without, _, other, _, _ = run(tmp_path, is_counted=False)
     got, last = measures(scores, novelty), measures(without, novelty)
-    assert got["mrr_destination_new"] > 2 * last["mrr_destination_new"], (got, last)
+    assert got["mrr_destination_new"] > 5 * last["mrr_destination_new"], (got, last)
     assert np.array_equal(scores[novelty.known_E], without[novelty.known_E]), "no negative is new here"
     assert all(torch.equal(a, b) for a, b in zip(learner.model.parameters(), other.model.parameters(), strict=True))
 
-    # The chance of as many new ones as are known, by the scores, is about the rate at which they come; the mean of what was known before,
-    # of fewer destinations, is higher than that of now.
+    # The chance of a new one among all, by the scores, is the rate at which they come.
     assert np.array_equal(scores[~novelty.known_E][:, 0], logit[~novelty.known_E])
     chance = chance_of_new(scores, novelty, chunks, logit)
-    rate = (~novelty.known_E).mean()
-    assert 0.7 * rate < chance < 2 * rate
+    assert chance == pytest.approx((~novelty.known_E).mean(), rel=0.3)
 
 
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.2])
-def test_an_invented_key_stays_below_the_destinations_that_come_back(tmp_path, share):
+def test_an_invented_key_ranks_higher_the_more_new_destinations_come(tmp_path, share):
     write_log(tmp_path, *growing(share=share), Schema(2, 0, 0), watermark=100 * HOUR)
     scores, novelty, _, _, logit = run(tmp_path)
-    assert (scores[novelty.known_E][:, 0] > logit[novelty.known_E]).mean() > 0.9
+    above = (scores[novelty.known_E][:, 0] < logit[novelty.known_E]).mean()
+    low, high = {0.01: (0.0, 0.25), 0.05: (0.25, 0.75), 0.2: (0.75, 1.0)}[share]
+    assert low <= above <= high
 
 
 def chance_of_new(scores, novelty, chunks, logit):
-    """Mean over events of the share of as many new destinations as are known, among all: of exp(logit), of which negatives are a sample."""
+    """Mean over events of exp(logit) over the sum of it and of all known destinations, of which negatives are a sample."""
     odds = np.exp(scores.astype(np.float64))
     counted = np.isfinite(scores[:, 1:])
     num_others = np.concatenate([c.num_others_E for c in chunks])
     mean_odds = np.where(counted, odds[:, 1:], 0).sum(1) / counted.sum(1)
     others = mean_odds * num_others + np.where(novelty.known_E, odds[:, 0], 0)
-    new = np.exp(logit) * (num_others + novelty.known_E)
-    return (new / (new + others)).mean()
+    return (np.exp(logit) / (np.exp(logit) + others)).mean()
 
 
 def test_where_no_destination_is_new_for_long_an_invented_one_hardly_counts(tmp_path):

@@ -32,11 +32,11 @@ def kept_share(num_events: Any) -> Any:
 def logits_of(counts: NDArray[np.float64]) -> Float32:
     """The logit of a new destination in each edge set, float32[S]; -inf without an event.
 
-    counts: as of `NewDestinations`. Suppose that as many new destinations are possible as are
-    known. Then by softmax all new ones together have the probability of the rate if each has as its
-    logit the log of the rate's odds plus the log of the mean exp(logit) of the known ones. The true
-    number is unknown, since any key may come. But a single new one must not get the probability of
-    all, or a mistyped key would rank above most destinations.
+    counts: as of `NewDestinations`. By softmax over the known destinations and a new one, the new
+    one has the probability of the rate if its logit is the log of the rate's odds plus the log of
+    the sum of exp(logit) over the known ones. So a caller with one new candidate gets the
+    probability that the event goes to any new destination. The number of others that could come is
+    unknown: any key may.
     """
     num_events, num_new, sum_of_known = counts
     odds = (num_new + UNSEEN_EVENTS) / (num_events - num_new + UNSEEN_EVENTS)
@@ -44,25 +44,25 @@ def logits_of(counts: NDArray[np.float64]) -> Float32:
     return np.where(num_events > 0, logit_S, -np.inf).astype(np.float32)
 
 
-def log_mean_odds(
+def log_sum_odds(
     logits_EC: Float32, known_E: Bools, num_others_E: Int64, has_learned: bool
 ) -> NDArray[np.float64]:
-    """The log of the mean of exp(logit) over all destinations known before each event: float64[E].
+    """The log of the sum of exp(logit) over all destinations known before each event: float64[E].
 
     The negatives are a sample of them. logits_EC: float32[E, C], the true destination first, -inf
     in columns without a candidate. known_E: whether the true destination was known before.
     num_others_E: the number of the other known ones, above 0. has_learned: False for an untrained
-    model; after training against n negatives the mean is about 1 / n.
+    model; after training against n negatives the sum is about their number / n.
     """
     if not has_learned:
-        return np.full(len(known_E), -np.log(NUM_LEARNED))
+        return np.log((num_others_E + known_E) / NUM_LEARNED)
 
     # The exponential of extreme logits would be infinite.
     odds_EC = np.exp(np.clip(logits_EC.astype(np.float64), -MAX_LOGIT, MAX_LOGIT))
     counts_EC = ~np.isneginf(logits_EC[:, 1:])
     mean_E = (odds_EC[:, 1:] * counts_EC).sum(1) / np.maximum(counts_EC.sum(1), 1)
     others_E = mean_E * num_others_E + odds_EC[:, 0] * known_E
-    out: NDArray[np.float64] = np.log(others_E / (num_others_E + known_E))
+    out: NDArray[np.float64] = np.log(others_E)
     return out
 
 
