@@ -247,8 +247,11 @@ def _run(
             # Without --exit the daemon runs until it ends or Ctrl-C.
             if not end:
                 console.print("The stream is over; the daemon goes on answering. Ctrl-C ends it.")
-                daemon.wait()
-                return 1
+                with contextlib.suppress(KeyboardInterrupt):
+                    daemon.wait()
+                    return 1
+                console.print("stopped")
+                return 0
 
         # Wait for the comparisons, then print the table and check the end.
         _check_running(daemon, player, twins)
