@@ -40,6 +40,7 @@ def sent(monkeypatch):
         def close(self): ...
 
     monkeypatch.setattr(sending, "make_producer", lambda kafka, **how: Producer())
+    monkeypatch.setattr(sending, "check_topic", lambda kafka, topic: None)
     return kept
 
 

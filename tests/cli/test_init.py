@@ -73,7 +73,7 @@ def test_a_wrong_answer_is_said_and_asked_again(tmp_path):
 def test_a_record_is_pasted_where_the_broker_is_away(tmp_path):
     done = invoke(tmp_path, "--ask", "--broker", AWAY, "--topic", "clicks", stdin="\n".join([json.dumps(RECORD), "", "", "", "dwell"]) + "\n")
     assert done.exit_code == 0, done.output
-    assert "No broker answers" in done.output and "1 records: 1 edge" in done.output
+    assert "No broker answers" in done.output and "1 record: 1 edge" in done.output
     assert read(tmp_path).sources[0].fields.dst.path == ("item.id",)
 
 

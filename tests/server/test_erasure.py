@@ -49,7 +49,7 @@ def test_a_request_needs_an_admin_key_and_is_kept_with_typed_keys(world):
 
 
 @pytest.mark.parametrize(("body", "why"), [
-    ({"nodes": []}, "at least 1"), ({"nodes": [1.5]}, "nodes"), ({"nodes": ["x"], "topic": "other"}, "does not read topic 'other'"),
+    ({"nodes": []}, "body.nodes is empty"), ({"nodes": [1.5]}, "nodes"), ({"nodes": ["x"], "topic": "other"}, "does not read topic 'other'"),
     ({"nodes": ["x"], "node_set": "shop"}, "no node_set 'shop'"), ({"nodes": list(range(1001))}, "1,001 nodes in one request, at most 1,000"), ({"keys": ["x"]}, "nodes")])
 def test_what_does_not_fit_is_refused_and_nothing_is_kept(world, body, why):
     answer = world.client.post("/v1/erase", json=body, headers=key("admin"))
