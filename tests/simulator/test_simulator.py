@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 15
+SECONDS = 8
 """Time of CPU for the seeds of the day."""
 ONCE_FAILED = {
     0: "ingest went on with the client that it had closed, after one that broke",
