@@ -1,6 +1,7 @@
 """Writer, journal, compaction, pruning and recovery stopped at every system call of a life of commits: what stands is what was acknowledged, or one more."""
 
 import dataclasses
+import os
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from streamd.events import DELETION, Position, Progress, Run, Schema, SetKey, em
 from streamd.schema import EdgeSet, NodeSet
 from tests.builders import compact, feature_updates
 from tests.faults import Crash, FaultyDisk
+from tests.replica.directories import lines_of
 
 SCHEMA = ONE_SET = Schema(2, 1, 1)
 THREE_SETS = Schema.declared(
@@ -240,3 +242,29 @@ def test_nothing_that_was_acknowledged_rests_on_a_sync_that_failed(tmp_path, exp
         disk.cut_power()
         disk.abandon(log)
         recover_and_finish(path, expected, acknowledged[-1], lambda: None, f"a failed sync, call {at}")
+
+
+@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mode", ["kill", "unsynced"])
+def test_a_power_cut_takes_no_line_of_a_commit_that_a_start_went_on_from(tmp_path, mode, stride):
+    """The writer before ended before a sync, or at one that failed: its last line may be in the page cache only."""
+    trial = FaultyDisk()
+    log = LogWriter(tmp_path / "calls", SCHEMA, SEGMENT_EDGES, trial)
+    live(log, housekeeping=False)
+    log.close()
+    for number, at in enumerate(trial.syncs[::stride_of(stride)]):
+        path, log = tmp_path / f"{at}", None
+        disk = FaultyDisk(at, mode, seed=number)
+        with pytest.raises(Crash if mode == "kill" else DiskError):
+            log = LogWriter(path, SCHEMA, SEGMENT_EDGES, disk)
+            live(log, housekeeping=False)
+            log.close()
+        if log is not None and not log.files.closed:
+            os.close(log.files.lock)
+        disk.at = -1
+        log = LogWriter(path, SCHEMA, SEGMENT_EDGES, disk)
+        lines = lines_of(path)
+        assert max(lines, default=0) == log.seq
+        disk.cut_power()
+        disk.abandon(log)
+        assert lines_of(path) == lines, f"{mode} at call {at}"

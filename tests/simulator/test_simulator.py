@@ -16,6 +16,7 @@ ONCE_FAILED = {
     0: "ingest went on with the client that it had closed, after one that broke",
     6: "a power cut took the position of a leader back before the begin of the trimmed changelog",
     10: "a standby that had lost `published` replaced its log by an older manifest's",
+    739001: "a power cut took the line of a commit that a killed writer had not synced, and from which the next one had gone on",
 }
 """Seeds that found something in the code of their day. What a seed draws changes with the simulator; a test of its own holds each finding."""
 

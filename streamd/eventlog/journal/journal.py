@@ -39,6 +39,8 @@ JOURNAL = ".journal"
 FILE_LINES = 65_536
 """Commit lines after which a new journal file is begun. A start reads the newest file: so many
 lines take about half a second."""
+REWRITTEN_BYTES = 1 << 20
+"""Bytes of a journal file that a start writes again at once."""
 SETTLED_NS = 2_000_000_000
 """Age of a folder's last change, nanoseconds, from which a further change is sure to show in its
 time of change: clocks of file systems tick in up to two seconds."""
@@ -373,7 +375,7 @@ class JournalWriter:
 
         It never goes on with an old one: a line whose sync failed may be shown by the page cache
         and yet never have reached the disk. The checkpoint makes durable what the old file was
-        believed to say.
+        believed to say, and the old file is written once more for those who read its lines.
         """
         self.folder = folder
         self._disk = disk
@@ -383,7 +385,28 @@ class JournalWriter:
         self._fd = -1
         self._size = 0
         self._num_commits = -1
+        self._write_newest_again()
         self._begin(state)
+
+    def _write_newest_again(self) -> None:
+        """Write and sync the newest file with the bytes that it shows.
+
+        Its writer may have ended before a sync, or at one that failed. A later power cut would then
+        take lines that are published, also from between others.
+        """
+        files = journal_files(self.folder)
+        if not files:
+            return
+        fd = self._disk.open(files[-1], os.O_RDWR)
+        try:
+            with files[-1].open("rb") as file:
+                at = 0
+                while piece := file.read(REWRITTEN_BYTES):
+                    self._disk.write(fd, piece, at)
+                    at += len(piece)
+            self._disk.sync(fd)
+        finally:
+            self._disk.close(fd)
 
     def _begin(self, state: LogState) -> None:
         """Begin the journal file that follows `state`, by an atomic rename.
