@@ -1,4 +1,4 @@
-"""The server turns versions into answers.
+"""The server answers requests by the version that serves.
 
-One engine owns graph, facts and memory. FastAPI asks it, on the same thread.
+One engine owns graph, facts and memory; the FastAPI application calls it in the same thread.
 """

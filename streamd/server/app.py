@@ -18,19 +18,19 @@ from streamd.server.v1.routes import direct, router
 from streamd.server.v2 import inference, triton
 
 LOOK_SECONDS = 0.1
-"""Pause between two looks whether a worker may open the port: short beside a start."""
+"""Interval at which a worker checks whether it may open its port: short compared to a start."""
 
 
 def create_app(state: ServerState) -> FastAPI:
     """Make the application. The engine runs in the application's event loop for as long as the
     application does."""
 
-    # The engine answers what waits before the application ends.
+    # At shutdown, the engine answers its queue before the application ends.
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
         running = state.engine.start()
         pulse = asyncio.create_task(state.page.run(), name="pulse")
-        # The port is opened behind this line.
+        # uvicorn opens the port after the `yield`.
         while not (state.may_listen() or state.draining):
             await asyncio.sleep(LOOK_SECONDS)
         yield
@@ -39,7 +39,7 @@ def create_app(state: ServerState) -> FastAPI:
         await asyncio.wait([running])
         state.forwarder.close()
 
-    # The docs are a page of our own, since FastAPI's loads its scripts from a CDN.
+    # The docs have their own page, since FastAPI's loads its scripts from a CDN.
     app = FastAPI(
         title="streamd",
         version=__version__,
@@ -51,7 +51,7 @@ def create_app(state: ServerState) -> FastAPI:
     )
     app.state.streamd = state
 
-    # Routes, then what is around all of them.
+    # Routes first, then the middleware and error handlers of all of them.
     app.include_router(direct)
     app.include_router(router)
     app.include_router(erase_routes.router)

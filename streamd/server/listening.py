@@ -1,4 +1,4 @@
-"""The address that the server takes, and uvicorn's configuration with the protocol that bounds
+"""The server's listening socket, and uvicorn's configuration with the protocol that bounds
 connections."""
 
 import functools
@@ -18,10 +18,10 @@ from streamd.server.v2 import inference
 def web_config(state: ServerState) -> uvicorn.Config:
     """Make the configuration of a `uvicorn.Server`.
 
-    WebSockets are off, because they would leave the protocol and its bounds.
+    WebSockets are off, because they would escape the bounds of the protocol.
     """
     server = state.settings.server
-    # The requests that the engine answers.
+    # The routes that the engine answers; only their requests are refused under overload.
     asking = (routes.direct, routes.router, inference.asking)
     admission = Admission(state.engine.overload, asking, ("answers", inference.TAG))
     bounded = functools.partial(
@@ -43,10 +43,11 @@ def web_config(state: ServerState) -> uvicorn.Config:
 
 
 def listen(host: str, port: int, is_shared: bool) -> socket.socket:
-    """Listen at the server's address, or only take it where several processes share it and each
-    begins to listen later. Raises: SettingsError where that cannot be."""
-    # The protocol is named because asyncio turns Nagle's algorithm off only then; with it on,
-    # answers wait 40 ms.
+    """Bind the server's address and listen at it; with is_shared only bind it, since each of
+    several processes starts to listen later. Raises: SettingsError if the address cannot be
+    bound."""
+    # The protocol is given because asyncio turns Nagle's algorithm off only then; with it, answers
+    # wait for 40 ms.
     listening = socket.socket(
         socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP
     )

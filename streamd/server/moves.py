@@ -1,4 +1,5 @@
-"""Who moves the champion: the registry here, or the trainer of another machine, which is asked."""
+"""Changes of the champion: by the registry of this machine, or by a request to the trainer's
+machine."""
 
 from typing import Protocol
 
@@ -7,14 +8,14 @@ from streamd.registry.outcome import Waiting
 
 
 class Moves(Protocol):
-    """Promotes and rolls back. `Registry` does at once what a replica asks its trainer for.
+    """Promotes and rolls back. `Registry` does it at once; a replica requests it from the trainer.
 
-    Both raise VersionError where it cannot be done, KafkaError where nobody can be asked; they
-    return `Waiting` where the trainer has not answered within the server's deadline.
+    Both methods raise VersionError if the move is impossible and KafkaError if the request cannot
+    be sent. They return `Waiting` if the trainer has not answered within the server's deadline.
     """
 
     def promote(self, name: str, who: str, why: str) -> Move | Waiting:
-        """Make a version champion."""
+        """Make a version the champion."""
 
     def rollback(self, who: str, why: str) -> Move | Waiting:
-        """Make the last proven version champion."""
+        """Make the last proven version the champion."""

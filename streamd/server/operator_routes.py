@@ -25,8 +25,8 @@ router = APIRouter()
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events. It leaves `streams`, which were entered for it, however it ends: a client
-    may go before the first event is made."""
+    """A response of server-sent events. The caller entered it in `streams`, and it leaves them
+    however it ends, since a client may disconnect before the first event."""
 
     media_type = "text/event-stream"
 
@@ -39,7 +39,7 @@ class EventStream(StreamingResponse):
             if IS_HEAD not in scope:
                 await super().__call__(scope, receive, send)
                 return
-            # The body would never end.
+            # The body of a stream has no end, so a HEAD gets the headers alone.
             head = {"status": self.status_code, "headers": self.raw_headers}
             await send({"type": "http.response.start", **head})
             await send({"type": "http.response.body"})
@@ -47,30 +47,30 @@ class EventStream(StreamingResponse):
             self._streams.leave()
 
 
-# Health: liveness is about the loop, readiness about answers.
+# Liveness is about the engine's loop, readiness about answers.
 @router.get("/livez", tags=["health"], responses={503: {}})
 async def livez(state: State) -> JSONResponse:
-    """Whether the engine's loop turns."""
+    """Whether the engine's loop is alive."""
     well, why = state.alive()
     return JSONResponse({"alive": well, "why": why}, 200 if well else 503)
 
 
 @router.get("/readyz", tags=["health"], responses={503: {}})
 async def readyz(state: State) -> JSONResponse:
-    """Whether requests can be answered now."""
+    """Whether the server can answer requests now."""
     ready, why = state.ready()
     refused = {f"{role}_refused": error for role, error in state.refusals().items()}
     content = {"ready": ready, "why": why, **state.rebuild(), **refused}
     return JSONResponse(content, 200 if ready else 503)
 
 
-# What operators read.
+# Metrics and state for operators.
 @router.get(
     "/metrics", tags=["operating"], response_class=Response, dependencies=[Depends(require_key)]
 )
 def prometheus(state: State, request: Request) -> Response:
     """Metrics of the serve role, in Prometheus' text format or OpenMetrics."""
-    # Which worker would answer is chance, so its counters would jump from scrape to scrape.
+    # Any of the workers would answer, so counters would jump from scrape to scrape.
     if state.settings.server.workers > 1:
         raise HTTPException(
             404,
@@ -79,7 +79,7 @@ def prometheus(state: State, request: Request) -> Response:
         )
     state.refresh_metrics()
 
-    # The form and the compression that the scraper accepts.
+    # The format and compression that the scraper accepts.
     encode, kind = choose_encoder(request.headers.get("accept", ""))
     content = encode(metrics.exported_by("serve"))
     headers = {"Content-Type": kind, "Vary": "Accept, Accept-Encoding"}
@@ -92,7 +92,7 @@ def prometheus(state: State, request: Request) -> Response:
 async def status_json(
     state: State, windows: Annotated[int, Query(ge=0, le=MAX_WINDOWS)] = MAX_WINDOWS
 ) -> dict[str, Any]:
-    """The content of the status page. windows: the newest ones that are told."""
+    """The content of the status page. windows: maximum number of newest windows in it."""
     return state.page.content(windows)
 
 
@@ -108,8 +108,8 @@ async def around(
     integer: bool = False,
     edge_set: Annotated[str | None, Query(max_length=256)] = None,
 ) -> StreamingResponse:
-    """What happened around a source lately, again whenever it changes: server-sent events for
-    the status page."""
+    """The recent activity around a source node, as server-sent events for the status page: one
+    event now, and one after each change."""
     number = state.sets.edge_set(edge_set)
     key = in_set(state.sets.ends(number)[0], key_of_path(node, integer))
     names = state.sets.names
@@ -118,7 +118,7 @@ async def around(
         edge, found = state.engine.around(key, number)
         return edge, lambda: found().content(*names)
 
-    # Refuse before the answer begins: afterwards its status cannot change.
+    # Refuse before the response starts: afterwards its status cannot change.
     look()
     if not state.streams.enter():
         raise HTTPException(
@@ -128,7 +128,7 @@ async def around(
     return EventStream(events, state.streams)
 
 
-# Pages, which hold no data themselves.
+# Static pages, which contain no data and need no key.
 @router.get("/", include_in_schema=False)
 def page() -> FileResponse:
     return FileResponse(STATIC / "index.html")

@@ -33,15 +33,15 @@ WRONG_KEY = (
     "the API key is wrong: it is none of server.api_keys or server.admin_keys, nor in their files",
     'Bearer error="invalid_token"',
 )
-"""Detail and challenge (RFC 6750) of a request without a key, and with one that opens nothing."""
+"""Detail and challenge (RFC 6750) of a request without a key, and of one with an unknown key."""
 
 
 class ServerState:
-    """Makes the parts of the server, and holds what the routes share. The caller of `create_app`
-    makes it once.
+    """Makes the parts of the server and holds the state that the routes share. The caller of
+    `create_app` makes it once.
 
-    Nothing in it changes but the engine's state, `draining` once, and what follows from the log's
-    schema, where that is extended.
+    Only the engine's state, `draining`, and the parts made from the log's schema change: the latter
+    if the log gets further sets or features.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class ServerState:
         on_failure: Callable[[], None] = lambda: None,
         prepare: Callable[[], None] | None = None,
     ) -> None:
-        """moves: who moves the champion; the registry itself if None. on_failure, prepare: as of
-        `Engine`."""
-        # The roles of this machine, and the schema until the log's own is known.
+        """moves: executes changes of the champion; the registry itself if None. on_failure,
+        prepare: as in `Engine`."""
+        # The roles of this machine, and the schema of the settings until the log's own is known.
         self.settings = settings
         log = settings.log
         roles = roles_of(log.name, log.store, log.member, settings.server.score_topic)
@@ -76,7 +76,7 @@ class ServerState:
         self.registry = registry
         self.moves: Moves = moves or registry
 
-        # The status page shows the settings of the start.
+        # The status page shows the settings as of the start.
         shown = PageSettings(
             data_dir=settings.data_dir,
             log=log,
@@ -95,34 +95,35 @@ class ServerState:
         self.forwarder = Forwarder(settings.kafka, settings.sources, self._make_decoder)
         self.inferences = InferenceStatistics()
         self.may_listen: Callable[[], bool] = lambda: True
-        """Whether the port may be opened: of several workers one that cannot answer yet stays away
-        from it while another can."""
+        """Whether this process may open the port: a worker that is not ready waits while another
+        one answers."""
         self.streams = Streams()
         self.draining = False
-        """Whether the process was asked to stop. It still answers, but is not ready for more."""
+        """Whether the process was asked to stop. It still answers, but reports that it is not
+        ready."""
         self.keys = ApiKeys(settings.server)
         self.key_types = KeyTypes()
         self.sets, self.filters = self._names_in(schema)
 
     def _names_in(self, schema: Schema) -> tuple[Sets, Filters]:
-        """The readers of the names that requests use, for sets and for features."""
+        """The lookups of set names and feature filters, by a schema."""
         return Sets(schema), Filters(schema, self.settings.server.max_candidates)
 
     def _make_decoder(self) -> Decoder:
         return make_decoder(self.settings, schema_of(self.settings))
 
     def _take_schema(self, schema: Schema) -> None:
-        """Take over the sets and features of the log, which may have more than the settings that
-        the server began with."""
+        """Use the log's sets and features, which may be more than the settings had when the server
+        started."""
         if schema != schema_of(self.settings):
             self.settings = with_schema(self.settings, schema)
             self.sets, self.filters = self._names_in(schema)
             self.forwarder.reset_decoder()
 
     def key_hint(self, node: Key, answer: Answer) -> str:
-        """Why a key of a request may have the wrong type; empty if all its keys are nodes. node:
-        the source, or the node that the request is about."""
-        # Most requests end here: nothing is looked up for nodes that are known.
+        """A hint that a key of a request may have the wrong type; empty if all its keys are nodes.
+        node: the source, or the node that the request is about."""
+        # Most requests return here: no lookup if all nodes are known.
         if answer.src_known and all(answer.known):
             return ""
         pairs = ((node, answer.src_known), *zip(answer.dst, answer.known, strict=True))
@@ -130,33 +131,32 @@ class ServerState:
         return hint_of(log.ids if log else (), (key for key, is_known in pairs if not is_known))
 
     def alive(self) -> tuple[bool, str]:
-        """Whether the engine's loop turns, idle or busy, and when it last did, in words."""
+        """Whether the engine's loop is alive, idle or busy, and the age of its last turn, in
+        words."""
         age = time.monotonic() - self.engine.status.beat
         return age < STALLED_SECONDS, f"the engine's last turn was {age:.1f} s ago"
 
     def refusals(self) -> dict[str, str]:
-        """The other roles that refused their data, and why. Sets their metric too."""
+        """The other roles that refused their data -> the reason. Also sets their metric."""
         refused = refusals(self.settings.data_dir, self._other_roles)
         for role in self._other_roles:
             metrics.role_refused.labels(role).set(role in refused)
         return refused
 
     def refresh_metrics(self) -> None:
-        """Set the metrics that are only known when somebody asks."""
+        """Set the metrics that are computed at a scrape."""
         self.refusals()
         metrics.ready.set(self.ready()[0])
 
     def rebuild(self) -> dict[str, Any]:
-        """Progress while graph, facts and memory are made, empty afterwards.
-
-        The share that is done, and the seconds left, None until measured.
-        """
+        """Progress while graph, facts and memory are rebuilt: the share that is done, and the
+        remaining seconds, None until measured. Empty afterwards."""
         reading = self.engine.status.rebuild
         return reading.fields() if reading else {}
 
     def ready(self) -> tuple[bool, str]:
-        """Whether requests can be answered now, and why not, in words."""
-        # A draining server still answers; a stalled one cannot.
+        """Whether the server can answer requests now, and the reason if not, in words."""
+        # A draining server still answers, but a stalled one cannot.
         alive, why = self.alive()
         if self.draining:
             return False, "told to stop"
@@ -166,7 +166,7 @@ class ServerState:
 
 
 async def state_of(request: Request) -> ServerState:
-    """The dependency of routes on the state that they share.
+    """The dependency that gives routes their shared state.
 
     It is async, as all dependencies here are, because FastAPI runs others in another thread.
     """
@@ -178,7 +178,8 @@ State = Annotated[ServerState, Depends(state_of)]
 
 
 async def conditions_of(request: Request) -> Conditions:
-    """The dependency of routes on what their request asks of the answer. Raises: BadCondition."""
+    """The dependency that reads the conditions that a request sets for its answer. Raises:
+    BadCondition."""
     return read_conditions(request.headers)
 
 

@@ -1,1 +1,1 @@
-"""A version that follows the log and answers: the server and the scoring role use it."""
+"""A version that follows the log and answers, for the server and the scoring role."""

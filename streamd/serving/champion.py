@@ -1,4 +1,4 @@
-"""The champion as a role finds it before it makes its graph."""
+"""Reads the champion before a role makes its graph."""
 
 import structlog
 
@@ -13,13 +13,13 @@ logger = structlog.get_logger()
 def read_champion(
     registry: Registry, default: ModelSettings
 ) -> tuple[Manifest | None, ModelSettings]:
-    """Read the champion's manifest and model settings: facts of other settings would have to be
-    made again for it.
+    """Read the champion's manifest and model settings: facts by other settings would have to be
+    rebuilt for it.
 
     Returns: None and `default` if no champion can be read; the swap, which tries to load it,
     reports the error again.
     """
-    # The move by which servers go, which may be older than the newest one.
+    # The move that servers follow, which may be older than the newest one.
     move = registry.shown()
     name = move.champion if move else None
     try:

@@ -1,4 +1,4 @@
-"""The embeddings of nodes that a version has computed at one cut of its memory, kept for reuse."""
+"""A cache of the node embeddings that a version has computed at one cut of its memory."""
 
 import numpy as np
 
@@ -8,28 +8,31 @@ from streamd.graph.blocks.hops import arrays_of
 from streamd.models.device_arrays import HOST, Array, on_host, put, zeros
 
 MAX_KEPT = 1 << 17
-"""Embeddings kept before all are dropped: 100 MB at `model.dim` 64, more than a request needs."""
+"""Maximum number of cached embeddings, after which all are dropped: 100 MB at `model.dim` 64, more
+than a request needs."""
 MAX_NODES = 1 << 28
-"""Address space for as many node ids; what is not written takes no memory."""
+"""Address space for this many node ids; unwritten pages take no memory."""
 MAX_SLOTS = 1 << 23
-"""Address space for as many embeddings: one pass of requests may ask for more than are kept."""
+"""Address space for this many embeddings: one pass of requests may need more than MAX_KEPT."""
 FIRST_SLOTS = 1024
-"""Embeddings for which there is room on a GPU at first."""
+"""Initial capacity of the cache on a GPU."""
 PARTS = 3
-"""Of each node the embedding itself, and the head's vectors of it as source and as destination."""
+"""Vectors of each node: the embedding itself, and the head's vectors of it as source and as
+destination."""
 
 
 class Embeddings:
-    """A sparse set of nodes, each with a slot of its parts. Owner: the version that computes them.
+    """A sparse set of nodes; each has a slot with its vectors. Owner: the version that computes
+    them.
 
-    Forgetting all costs nothing: a slot counts only if it lies below the number kept and names the
+    Dropping all costs nothing: a slot counts only if it is below the number in use and names the
     node. Nodes are ids from UNKNOWN (-1) on.
     """
 
     def __init__(self, dim: int, device: str) -> None:
-        """device: where they lie, as numpy's arrays on the host and as torch's on a GPU."""
+        """device: location of the vectors, numpy arrays on the host and torch tensors on a GPU."""
 
-        # Small pages, since a version that only one query sees keeps few embeddings.
+        # Small pages, since a version that only one query uses has few embeddings.
         self._slot_of = Arena(np.int32, MAX_NODES, huge_pages=False).array
         self._node_of = Arena(np.int64, MAX_SLOTS, huge_pages=False).array
         self._num_kept = 0
@@ -47,15 +50,16 @@ class Embeddings:
         self._num_kept = 0
 
     def has(self, nodes: Int64) -> Bools:
-        """Whether each node's embedding is kept: bool of the same shape."""
+        """Whether each node's embedding is cached: bool of the same shape."""
         slot = self._slot_of[nodes + 1]
         kept: Bools = (slot < self._num_kept) & (self._node_of[slot] == nodes)
         return kept
 
     def missing(self, nodes: Int64) -> Int64:
-        """The nodes to compute before all of these are kept: int64, ascending, each once.
+        """The nodes without a cached embedding: int64, ascending, each once.
 
-        Where too many would be kept, all are dropped first, so that these are all missing.
+        If the cache would exceed MAX_KEPT, all are dropped first, so that all of the nodes are
+        returned.
         """
         wanted = np.unique(nodes)
         out = wanted[~self.has(wanted)]
@@ -65,7 +69,8 @@ class Embeddings:
         return out
 
     def keep(self, nodes: Int64, parts: list[Array]) -> None:
-        """Keep the parts, float32[M, D] each, of nodes that are missing: int64[M], each once."""
+        """Add nodes that are not cached, int64[M], each once. parts: PARTS vectors of each,
+        float32[M, D]."""
         first, end = self._num_kept, self._num_kept + len(nodes)
         if end > len(self._parts[0]):
             more = max(end, 2 * len(self._parts[0])) - len(self._parts[0])
@@ -80,14 +85,15 @@ class Embeddings:
         self._num_kept = end
 
     def likeness(self, node: int) -> tuple[Int64, Float32]:
-        """All nodes whose embedding is kept, and the cosine of theirs and a kept node's, but for
-        the node's own norm, which is the same for all: int64[K] and float32[K]."""
+        """All cached nodes, and the dot product of their normalized embedding with the embedding of
+        a cached node: int64[K] and float32[K]. This is the cosine times the node's own norm, which
+        is the same for all."""
         z_D = self.of(0, np.array([node]))[0]
         dot_K = on_host(self._parts[0][: self._num_kept] @ z_D)
         cosine_K: Float32 = dot_K * self._inverse_norm[: self._num_kept]
         return self._node_of[: self._num_kept], cosine_K
 
     def of(self, part: int, nodes: Int64) -> Array:
-        """Gather a part of nodes that are kept: float32[M, D]."""
+        """Gather one of the PARTS vectors of cached nodes: float32[M, D]."""
         slots = self._slot_of[nodes + 1].astype(np.int64)
         return self._parts[part][put(slots, self._device)]

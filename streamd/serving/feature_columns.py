@@ -1,4 +1,4 @@
-"""Node features as numbers, to filter and to group nodes by."""
+"""Node features as single numbers, for filters and diversity."""
 
 from collections.abc import Callable
 
@@ -10,8 +10,7 @@ from streamd.schema import Schema
 
 
 class FeatureColumns(NodeFeatures):
-    """Node features, of which single ones are read as one number a node. Owner: the server's
-    graph."""
+    """Node features that can be read as one number for each node. Owner: the server's graph."""
 
     def __init__(self, schema: Schema, node_sets_of: Callable[[Int64], Int64]) -> None:
         super().__init__(schema, node_sets_of)
@@ -21,11 +20,11 @@ class FeatureColumns(NodeFeatures):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the rows, with their room to grow."""
+        """Bytes of the rows, including spare capacity."""
         return super().num_bytes + self._has_row.nbytes
 
     def take(self, node_U: Int64, values_UD: Float32) -> None:
-        """Take in further updates in log order; of equal nodes the last is newest."""
+        """Apply further updates in log order; the last one of a node wins."""
         super().take(node_U, values_UD)
         if not len(node_U):
             return
@@ -43,8 +42,8 @@ class FeatureColumns(NodeFeatures):
     def numbers(self, nodes: Int64, first: int, end: int) -> Float32:
         """One feature of nodes as a number each: float32[N], NaN for nodes without features.
 
-        A feature of one column is that number. Of categories it is the number of the category among
-        the feature's columns [first, end), NaN for a node that has none of them.
+        A feature of one column is that column's value. A categorical feature is the index of its
+        category among the columns [first, end), NaN for a node without a category.
         """
         out = np.full(len(nodes), np.nan, np.float32)
         inside = np.flatnonzero((nodes >= 0) & (nodes < len(self._has_row)))
@@ -54,7 +53,7 @@ class FeatureColumns(NodeFeatures):
 
 
 def _numbers(values_NC: Float32) -> Float32:
-    """The number of each row of one feature's columns: float32[N]."""
+    """The number for each row of one feature's columns: float32[N]."""
     if values_NC.shape[1] == 1:
         return np.asarray(values_NC[:, 0])
     place: Float32 = values_NC.argmax(1).astype(np.float32)

@@ -1,4 +1,4 @@
-"""A loaded version serves: it holds weights, and memory that advances with the log."""
+"""A version that serves: its weights, and its memory, which advances with the log."""
 
 import time
 from collections.abc import Callable
@@ -27,19 +27,19 @@ from streamd.windows import closed_chunks
 
 logger = structlog.get_logger()
 UNKNOWN = -1
-"""Node id of a key never seen. Its embedding is kept like any other."""
+"""Node id of an unknown key. Its embedding is cached like any other."""
 RATE_WINDOWS = 24
-"""Windows after a version's own for which its rate of new destinations counts, a day of hours. A
-new version comes with each window. If all are refused, or the trainer is stopped, the rate is of
-a time that may be long past."""
+"""Number of windows after a version's own during which its rate of new destinations is used: a day
+of hours. Usually a new version comes with each window. If all are refused or the trainer is
+stopped, the rate may be out of date."""
 
 
 @dataclass
 class LoadedVersion:
-    """A version with what answers by its weights, and its memory. The engine swaps it as one
-    reference. Owner: the engine.
+    """A version's weights and memory, and the answers computed from them. The engine swaps it as
+    one reference. Owner: the engine.
 
-    Embeddings are as of memory's cut and kept until memory advances.
+    Embeddings are as of the memory's cut, and cached until the memory advances.
     """
 
     manifest: Manifest
@@ -47,14 +47,15 @@ class LoadedVersion:
     memory: Memory
     _at_query: "LoadedVersion | None" = None
     _followed: tuple[int, int] = (-1, -1)
-    """End of the events and watermark at which no chunk was closed any more."""
+    """End of the events and watermark at which no further chunk was closed."""
     _updated: Array | None = None
-    """States of the nodes with pending messages at memory's cut, None until they are computed."""
+    """States of the nodes with pending messages at the memory's cut, None until they are
+    computed."""
     _closed_by_query: tuple[tuple[int, int, int], list[tuple[int, int]]] = field(
         default_factory=lambda: ((-1, -1, -1), [])
     )
-    """The chunks that a query closes, and for which memory, events and time. Most queries share
-    them."""
+    """The chunks that a query closes, with the memory's cut, the number of events and the time that
+    it was computed for. Most queries share them."""
 
     def __post_init__(self) -> None:
         self._embeddings = Embeddings(self.model.settings.dim, self.model.device)
@@ -70,12 +71,16 @@ class LoadedVersion:
     ) -> "LoadedVersion":
         """Build model and memory on a device from a version of the registry.
 
-        schema: of the log. memories: as of `load_model`. Raises: VersionError.
+        schema: of the log. memories: as in `load_model`. Raises: VersionError.
         """
         return cls(version.manifest, *load_inference(version, schema, device, memories))
 
     def take_memory(self, store: MemoryStore, num_edges: int) -> None:
-        """Replace memory by the stored one, if that is this version's and has seen more events."""
+        """Replace the memory by the stored one, if that belongs to this version and has advanced
+        further. A damaged one is logged and ignored.
+
+        num_edges: of the log.
+        """
         stored = store.stored()
         if stored is None or stored.version != self.manifest.name:
             return
@@ -104,10 +109,11 @@ class LoadedVersion:
         self._forget_old_rate()
 
     def follow(self, log: LogReader, until_event: int, watermark: int, max_chunks: int) -> int:
-        """Advance memory over at most `max_chunks` closed chunks of the events below `until_event`.
+        """Advance the memory over at most `max_chunks` closed chunks of the events below
+        `until_event`.
 
-        watermark: event time up to which events are complete, microseconds.
-        Returns: number of chunks.
+        watermark: event time in microseconds up to which all events are known. Returns: number of
+        chunks.
         """
         first = self.memory.edge
         if until_event <= first or (until_event, watermark) == self._followed:
@@ -115,7 +121,8 @@ class LoadedVersion:
         times = self._next_times(log, until_event, max_chunks)
         end = first + len(times)
 
-        # Before the end of the log, the last event looked at tells up to when all are known.
+        # Before the end of the log, events are known only up to the time of the last one that was
+        # read.
         known = watermark if end == until_event else int(times[-1])
         closed = closed_chunks(times, known, self._width_us, self._chunk_edges)[:max_chunks]
         self.advance(log, first, closed)
@@ -123,18 +130,18 @@ class LoadedVersion:
         return len(closed)
 
     def follow_until(self, until: float, log: LogReader, until_event: int, watermark: int) -> bool:
-        """Advance memory like `follow`, by at least one chunk. until: monotonic seconds. Returns:
-        whether chunks may be left."""
+        """Advance the memory like `follow`, by at least one chunk. until: monotonic seconds.
+        Returns: whether chunks may be left."""
         while self.follow(log, until_event, watermark, 1):
             if time.monotonic() >= until:
                 return True
         return False
 
     def _next_times(self, log: LogReader, until_event: int, max_chunks: int) -> Int64:
-        """Times of the events after memory's cut, int64, enough for `max_chunks` chunks.
+        """Times of the events after the memory's cut, int64, enough for `max_chunks` chunks.
 
-        The last one is later than the last chunk's times, if there is such an event: a chunk of
-        equal times can be longer than others.
+        The last one is later than the times of the last chunk, if there is such an event: a chunk
+        of equal times can be longer than others.
         """
         first = self.memory.edge
         end = min(until_event, first + 4 * self._chunk_edges * max(1, max_chunks))
@@ -152,22 +159,23 @@ class LoadedVersion:
             self._forget_old_rate()
 
     def _forget_old_rate(self) -> None:
-        """Rank new destinations without a rate once memory is RATE_WINDOWS past the version's
-        window: by the log alone, so that all servers do so at the same event."""
+        """Stop using the rate of new destinations once the memory is RATE_WINDOWS past the
+        version's window. This depends on the log alone, so all servers do so at the same event."""
         if self.memory.now_us > self.manifest.window_end_us + RATE_WINDOWS * self._width_us:
             self.model.forget_rate()
 
     def ahead(self, log: LogReader, until_event: int, as_of_us: int) -> "LoadedVersion":
-        """This version as a query at `as_of_us` sees it, a time after every event in the graph.
+        """This version as seen by a query at `as_of_us`, a time after every event in the graph.
 
-        A chunk may be open only because the next event might have the same time or fall in the same
-        window. The query's time closes such a chunk, so memory advances over it for the query. If
-        memory is further behind the graph, the answer is as of memory's cut: catching up is left
-        to `follow`, which does it once for all queries.
+        A chunk may be open only because the next event might have the same time or belong to the
+        same window. The query's time closes such a chunk, so the memory advances over it for this
+        query. If the memory lags further behind the graph, the answer is as of the memory's cut:
+        catching up is left to `follow`, which does it once for all queries.
 
-        Returns: this object if no chunk is closed, else a copy, kept until the log grows.
+        Returns: this object if no chunk is closed, otherwise a copy, which is kept until the log
+        grows.
         """
-        # The chunks that the query closes, remembered for the next query.
+        # The chunks that the query closes, cached for the next query.
         asked = (self.memory.edge, until_event, as_of_us)
         if asked != self._closed_by_query[0]:
             self._closed_by_query = asked, self._closed_by(log, until_event, as_of_us)
@@ -175,7 +183,7 @@ class LoadedVersion:
         if not closed:
             return self
 
-        # A copy of memory advances over them; this version's own stays at its cut.
+        # A copy of the memory advances over them; the version's own memory stays at its cut.
         first = self.memory.edge
         if self._at_query is None or self._at_query.memory.edge != first + closed[-1][1]:
             at_query = LoadedVersion(self.manifest, self.model, self.memory.copy())
@@ -184,8 +192,8 @@ class LoadedVersion:
         return self._at_query
 
     def _closed_by(self, log: LogReader, until_event: int, as_of_us: int) -> list[tuple[int, int]]:
-        """The open chunk that a query closes, as a range of rows counted from memory's cut; empty
-        if memory is further behind."""
+        """The open chunk that a query closes, as a range of rows counted from the memory's cut;
+        empty if the memory lags further behind."""
         first = self.memory.edge
         if until_event <= first:
             return []
@@ -195,7 +203,7 @@ class LoadedVersion:
         with_query = closed_chunks(
             np.append(times, as_of_us), as_of_us, self._width_us, self._chunk_edges
         )
-        # If memory has caught up, the remaining events are one open chunk.
+        # If the memory has caught up, the remaining events are one open chunk.
         closed = [(a, b) for a, b in with_query if b <= len(times)]
         return closed if closed == [(0, len(times))] else []
 
@@ -205,12 +213,13 @@ class LoadedVersion:
 
     @property
     def _plan(self) -> SamplingPlan:
-        """How the neighbours that the model looks at are sampled."""
+        """The sampling of the neighbors that the model reads."""
         return self._architecture.plan(self.model.settings)
 
     @property
     def has_embeddings(self) -> bool:
-        """Whether a pair is scored by embeddings of its ends, which can be kept and searched."""
+        """Whether the model scores a pair by embeddings of its two nodes, which can be cached and
+        searched."""
         return self._architecture.score == "vectors"
 
     @property
@@ -222,19 +231,19 @@ class LoadedVersion:
         return self.model.settings.memory_chunk
 
     def apply(self, changes: Changes) -> None:
-        """Drop the embeddings that may hold deleted events."""
+        """Drop the embeddings if they may depend on deleted events."""
         if changes.has_deletes:
             self.forget_embeddings()
 
     def forget_embeddings(self) -> None:
-        """Drop all embeddings, because memory advanced or events were deleted."""
+        """Drop all embeddings, because the memory advanced or events were deleted."""
         self._embeddings.forget()
         self._updated = None
         if self._at_query is not None:
             self._at_query.forget_embeddings()
 
     def embed(self, nodes: Int64, live: LiveGraph) -> None:
-        """Compute the embeddings of nodes, as of memory's cut, that are not kept yet.
+        """Compute the embeddings of nodes that are not cached, as of the memory's cut.
 
         nodes: int64 ids or UNKNOWN.
         """
@@ -246,7 +255,7 @@ class LoadedVersion:
             self._embeddings.keep(missing, list(parts))
 
     def _around(self, nodes: Int64, live: LiveGraph) -> Neighborhood:
-        """The neighbourhood of distinct nodes as of memory's cut."""
+        """The neighborhood of distinct nodes as of the memory's cut."""
         return sample_neighborhood(
             live.graph,
             live.log.columns,
@@ -258,7 +267,7 @@ class LoadedVersion:
         )
 
     def embedding_of(self, node: int, live: LiveGraph) -> Float32:
-        """The embedding of a node, float32[D]; empty where the model makes none."""
+        """The embedding of a node, float32[D]; empty if the model has no embeddings."""
         if not self.has_embeddings:
             return np.zeros(0, np.float32)
         self.embed(np.array([node]), live)
@@ -266,7 +275,7 @@ class LoadedVersion:
         return z_D
 
     def likeness(self, node: int, nodes: Int64, live: LiveGraph) -> Float32:
-        """The cosine of the embeddings of a node and of each of several nodes: float32[N]."""
+        """The cosine similarity of a node's embedding and those of other nodes: float32[N]."""
         self.embed(np.append(nodes, node), live)
         z_D = self._embeddings.of(0, np.array([node]))[0]
         z_ND = self._embeddings.of(0, nodes)
@@ -277,19 +286,18 @@ class LoadedVersion:
     def nearest(
         self, node: int, allows: Callable[[Int64], Bools], count: int, live: LiveGraph
     ) -> Int64:
-        """The nodes whose embedding is most similar to a node's by cosine, of those that `allows`
-        lets through.
+        """The nodes with the most similar embeddings by cosine, among those that `allows` accepts.
 
-        At most `count`, most similar first. Only nodes whose embedding is kept are compared: all of
-        them, which takes a millisecond. An index of them would have to be made whenever memory
-        advances, and takes a hundred times longer to make.
+        At most `count`, most similar first. The search is exact over the cached embeddings, and
+        ignores other nodes; it takes a millisecond. An index would have to be rebuilt whenever the
+        memory advances, and takes a hundred times longer to build.
         """
         if not self.has_embeddings or node == UNKNOWN:
             return np.zeros(0, np.int64)
         self.embed(np.array([node]), live)
         known, likeness_K = self._embeddings.likeness(node)
 
-        # Few are refused as a rule, so the most similar ones are looked at first.
+        # Usually few are rejected, so the most similar ones are tried first.
         for most in (2 * count, len(known)):
             best = np.arange(len(known))
             if most < len(known):
@@ -306,11 +314,12 @@ class LoadedVersion:
         return self._updated
 
     def labels(self, node: int, node_set: int, live: LiveGraph) -> tuple[float, ...] | None:
-        """What its node set's head predicts for a node now, None where the model has no heads."""
+        """The prediction of its node set's label head for a node now, None if the model has no
+        label heads."""
         if not self.model.has_labels:
             return None
 
-        # As of memory's cut.
+        # As of the memory's cut.
         nodes, sets = np.array([node]), np.array([node_set])
         edge, now_us = self.memory.edge, self.memory.now_us
         rows = label_rows(live, self._plan, nodes, sets, edge, now_us)
@@ -320,8 +329,8 @@ class LoadedVersion:
     def scores(self, facts_RF: Float32, src_R: Int64, dst_R: Int64, live: LiveGraph) -> Float32:
         """Score pairs, float32[R] logits.
 
-        facts_RF: float32[R, F], with the edge set if there are several. src_R, dst_R: int64
-        node ids or UNKNOWN.
+        facts_RF: float32[R, F], with the edge set if there are several. src_R, dst_R: int64 node
+        ids or UNKNOWN.
         """
         if not self.has_embeddings:
             return self.model.pair_logits(facts_RF)
@@ -329,23 +338,23 @@ class LoadedVersion:
         ends = self._embeddings.of(1, src_R), self._embeddings.of(2, dst_R)
         return self.model.logits(facts_RF, *ends)
 
-    # Of explanations
+    # For explanations
 
     @property
     def mean_facts(self) -> Float32:
-        """The mean of each fact over what the version was trained on, float32[F]: 0 once
-        standardised."""
+        """The mean of each fact over the version's training data, float32[F]: 0 once
+        standardized."""
         return self.model.mean_facts
 
     def pair_logits(self, facts_RF: Float32) -> Float32:
-        """Logits by facts alone, float32[R]."""
+        """Logits from the facts alone, float32[R]."""
         return self.model.pair_logits(facts_RF)
 
     def residual(
         self, facts_RF: Float32, src_1: Int64, dst_1: Int64, live: LiveGraph
     ) -> Float32 | None:
-        """What the graph adds to each of several rows of facts of one pair, float32[R], None where
-        the model looks at no graph."""
+        """The graph's contribution to the logit of one pair for each of several rows of facts,
+        float32[R]; None if the model uses no graph."""
         if not self.has_embeddings:
             return None
         self.embed(np.concatenate([src_1, dst_1]), live)
@@ -355,7 +364,7 @@ class LoadedVersion:
         return self.model.residual(facts_RF, *ends)
 
     def looked_at(self, nodes: Int64, live: LiveGraph) -> tuple[Neighborhood, tuple[Float32, ...]]:
-        """The neighbourhood that the embeddings of distinct nodes are made of, and how much each
-        neighbour counts: as of `Inference.neighbor_weights`."""
+        """The neighborhood from which the embeddings of distinct nodes are computed, and the weight
+        of each neighbor as `Inference.neighbor_weights` returns it."""
         around = self._around(nodes, live)
         return around, self.model.neighbor_weights(self.memory, self._pending(), around)

@@ -1,5 +1,5 @@
-"""The server stores the memory of the version that serves, so that a restart replays little of the
-log even where one version serves for long."""
+"""Stores the memory of the version that serves, so that a restart replays little of the log even if
+one version serves for long."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,14 +14,14 @@ from streamd.storage import ImmutableFile, write_durably
 
 logger = structlog.get_logger()
 INDEX = "memory.json"
-"""File in the folder of the memory that names its files."""
+"""File in the memory's folder that names its files."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredMemory:
-    """The memory of a version as it was stored: its cut, the time of the last event before it in
-    microseconds, and name and CRC32C of each file, in order. feature_dim: width of its messages'
-    edge features, None where an older release did not say."""
+    """The stored memory of a version: its cut (`edge`), the time of the last event before the cut
+    in microseconds, and name and CRC32C of each file, in order. feature_dim: width of the edge
+    features in its messages, None if an older release wrote it."""
 
     version: str
     edge: int
@@ -31,8 +31,8 @@ class StoredMemory:
 
 
 class MemoryStore:
-    """Stores and names the memory of the version that serves. Owner: the server's graph, which
-    calls `store` from one thread at a time."""
+    """Stores the memory of the version that serves. Owner: the server's graph, which calls `store`
+    from one thread at a time."""
 
     def __init__(self, folder: Path) -> None:
         """folder: of the role."""
@@ -40,10 +40,18 @@ class MemoryStore:
         self._files = MemoryFiles(self._folder)
 
     def store(self, version: str, memory: Memory) -> StoredMemory:
-        """Write what of a version's memory changed since the last call, durably. Raises: OSError.
+        """Store a version's memory durably, writing only what changed since the last call. Raises:
+        OSError.
 
-        memory: a copy that nobody changes meanwhile.
+        1. Write the new files.
+        2. Replace the index, which then names them. A crash before this leaves the old index with
+           all of its files.
+        3. Remove the files that the index no longer names: any earlier, and a crash would leave an
+           index of missing files.
+
+        memory: a copy that does not change meanwhile.
         """
+        # 1. Write.
         files = self._files.store(memory)
         stored = StoredMemory(
             version=version,
@@ -52,17 +60,20 @@ class MemoryStore:
             files=tuple((file.path.name, file.checksum) for file in files),
             feature_dim=memory.pending_features.shape[1],
         )
+        # 2. Replace the index.
         write_durably(self._folder / INDEX, msgspec.json.encode(asdict(stored)))
+        # 3. Remove old files.
         self._files.sweep()
         return stored
 
     def stored(self) -> StoredMemory | None:
-        """Read what was stored last; None where there is nothing that can be read."""
+        """Read the index of the stored memory; None if there is none or it is damaged, which is
+        logged."""
         path = self._folder / INDEX
         try:
             return msgspec.json.decode(path.read_bytes(), type=StoredMemory)
         except FileNotFoundError:
-            # A first start, or a restart soon after one.
+            # The first start, or memory was not stored yet.
             return None
         except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
             logger.error(
@@ -75,11 +86,11 @@ class MemoryStore:
 
     def files_of(self, stored: StoredMemory) -> list[ImmutableFile]:
         """The files of a stored memory."""
-        # Only names, whatever the index says.
+        # Only the names in the index count, not any folders in them.
         return [ImmutableFile(self._folder / Path(name).name, crc) for name, crc in stored.files]
 
     def forget(self) -> None:
-        """Remove the stored memory, which may hold what was deleted."""
+        """Remove the stored memory, which may contain deleted data."""
         (self._folder / INDEX).unlink(missing_ok=True)
         for path in self._folder.glob("*.safetensors"):
             path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Filters of the nodes that an answer may name."""
+"""Filters of the nodes in an answer."""
 
 from dataclasses import dataclass
 
@@ -11,9 +11,9 @@ from streamd.events import Bools, Float32, Int64, Key
 class FeatureCondition:
     """A condition on one feature of a node.
 
-    first, end: columns of the feature in a row of node features. values: numbers that it may be, a
-    category being its column counted from `first`; None for a range. low, high: bounds of a range,
-    both included.
+    first, end: columns of the feature in a row of node features. values: the allowed numbers, for a
+    category its index among the columns; None for a range. low, high: bounds of a range, both
+    inclusive.
     """
 
     first: int
@@ -23,7 +23,7 @@ class FeatureCondition:
     high: float = np.inf
 
     def holds(self, feature_N: Float32) -> Bools:
-        """Whether it holds for each number of the feature: bool[N], False for NaN."""
+        """Whether the condition holds for each value of the feature: bool[N], False for NaN."""
         if self.values is None:
             return np.asarray((feature_N >= self.low) & (feature_N <= self.high))
         values = np.unique(np.array(self.values, np.float32))
@@ -35,10 +35,10 @@ class FeatureCondition:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeFilter:
-    """The nodes that an answer may name: those that all of its parts allow.
+    """The nodes that an answer may have: those that all parts of the filter allow.
 
     kind: the text before the first colon of their keys, None for any. only: their keys, None for
-    any. exclude: keys of nodes that are left out. where: conditions on features, all of which hold.
+    any. exclude: keys of nodes to leave out. where: conditions on features, all of which must hold.
     """
 
     kind: str | None = None
@@ -62,10 +62,11 @@ class ValueLimit:
     most: int
 
     def keeps(self, feature_N: Float32) -> Bools:
-        """Which nodes of a list stay, best first: bool[N]. feature_N: NaN is one value too."""
+        """Which nodes of a list to keep: bool[N]. feature_N: their values, the best node first; NaN
+        is one value too."""
         _, value_N = np.unique(feature_N, return_inverse=True)
 
-        # The rank of each node among those of its value.
+        # The rank of each node among those with its value.
         order = np.argsort(value_N, kind="stable")
         ordered = value_N[order]
         first_N = np.searchsorted(ordered, ordered)

@@ -1,4 +1,5 @@
-"""The nodes that answers may name, by edge set and filter, and the most popular ones of them."""
+"""Pools of the nodes that answers may have, by edge set and filter, and the most popular nodes of
+each."""
 
 import time
 from collections.abc import Callable
@@ -15,21 +16,23 @@ from streamd.serving.node_filter import FeatureCondition, NodeFilter, is_in
 from streamd.serving.popular_nodes import PopularNodes
 
 KEPT_LIMITS = 3
-"""Nodes kept at each half-life, over the most that a request scores: so many are left if
-a request excludes as many as it scores, or if a filter by features leaves a third of them."""
+"""Popular nodes that are kept at each half-life, as a multiple of the maximum that a request
+scores: enough are left if a request excludes as many as it scores, or if a filter by features
+leaves a third of them."""
 LEAST_LIMITS = 2
-"""All nodes are looked through again if deletes left fewer than so many, over the same."""
+"""All nodes are searched again if deletes left fewer popular nodes than this multiple of the same
+maximum."""
 SLICE_NODES = 8_192
-"""Nodes that are looked through between two looks at the clock: about a millisecond."""
+"""Nodes that are searched between two readings of the clock: about a millisecond."""
 MAX_FILTERED = 16
-"""Pools of a filter that are kept up to date as events come, those asked for last: each adds a
-tenth of a millisecond to a commit."""
+"""Maximum number of pools with a filter that are kept up to date, the most recently used ones: each
+adds a tenth of a millisecond to a commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolKey:
-    """The parts of a request that name a pool. kind, conditions: as `kind` and
-    `where` in `NodeFilter`."""
+    """The parts of a request that determine its pool. kind, conditions: as `kind` and `where` in
+    `NodeFilter`."""
 
     edge_set: int
     kind: str | None = None
@@ -41,10 +44,10 @@ class PoolKey:
 
 
 class NodePool:
-    """The nodes of one pool, looked through once from the first to the last, and the most popular
-    ones of them. Owner: `NodePools`.
+    """The nodes of one pool, searched once from the first to the last, and the most popular ones of
+    them. Owner: `NodePools`.
 
-    New nodes come at the end, so looking on from there is enough.
+    New nodes are appended, so a search continues at the end of the last one.
     """
 
     def __init__(
@@ -54,8 +57,8 @@ class NodePool:
         popularity_of: Callable[[Int64], Float64],
         limit: int,
     ) -> None:
-        """nodes: all that may be in it, in an order in which new ones come last. allows: which of
-        some are in it. limit: most nodes that a request scores."""
+        """nodes: returns all nodes that the pool may have; new ones are appended. allows: filters
+        nodes by the pool. limit: maximum number of nodes that a request scores."""
         self._nodes = nodes
         self._allows = allows
         self._limit = limit
@@ -64,18 +67,18 @@ class NodePool:
 
     @property
     def covers_all(self) -> bool:
-        """Whether all nodes were looked at."""
+        """Whether all nodes were searched."""
         return self._num_seen >= len(self._nodes())
 
     @property
     def is_whole(self) -> bool:
-        """Whether the popular nodes are all that the pool has."""
+        """Whether the popular nodes are all nodes of the pool."""
         return self.popular.is_whole and self.covers_all
 
     def cover(self, until: float) -> bool:
-        """Look at the nodes that were not looked at, one slice at least. until: monotonic seconds.
-        Returns: whether that is all of them."""
-        # New nodes that come meanwhile are left for the next call.
+        """Search the nodes that were not searched yet, at least one slice. until: monotonic
+        seconds. Returns: whether all were searched."""
+        # Nodes that are added meanwhile are left for the next call.
         nodes = self._nodes()
         while self._num_seen < len(nodes):
             part = nodes[self._num_seen : self._num_seen + SLICE_NODES].astype(np.int64)
@@ -86,11 +89,11 @@ class NodePool:
         return self._num_seen >= len(nodes)
 
     def offer(self, nodes: Int64) -> None:
-        """Take in nodes that had events or other features: int64, ascending."""
+        """Offer nodes with new events or features: int64, ascending."""
         self.popular.offer(nodes[self._allows(nodes)])
 
     def restart_if_short(self) -> None:
-        """Look at all nodes again if too few popular ones are left."""
+        """Search all nodes again if too few popular ones are left."""
         if self.popular.is_short(LEAST_LIMITS * self._limit):
             self.popular.restart()
             self._num_seen = 0
@@ -99,42 +102,43 @@ class NodePool:
 class NodePools:
     """All pools of a graph. Owner: the candidates.
 
-    Those of an edge set without a filter are always kept, and of others those asked for last.
+    The pools of the edge sets without a filter are always kept, and of the others the most recently
+    used ones.
     """
 
     def __init__(self, live: LiveGraph, features: FeatureColumns, limit: int) -> None:
-        """features: of the live graph. limit: most nodes that a request scores."""
+        """features: of the live graph. limit: maximum number of nodes that a request scores."""
         self._live = live
         self._features = features
         self._limit = limit
         self._pools: dict[PoolKey, NodePool] = {}
         self._edge = 0
-        """Event id up to which the pools took in events."""
+        """Event id up to which the pools have the events."""
         self._num_deletes = 0
 
     # Nodes by filter
 
     def nodes_of(self, edge_set: int) -> NDArray[Any]:
-        """The destinations of an edge set's node set: int32 or int64, in an order in which new ones
-        come last."""
+        """The destinations in an edge set's node set: int32 or int64; new ones are appended."""
         return self._live.facts.destinations_in(self._node_set(edge_set)).sighted
 
     def allows(self, nodes: Int64, filter: NodeFilter, edge_set: int) -> Bools:
-        """Which nodes an answer may name: bool[N]. nodes: ids, or UNKNOWN."""
-        # Deleted nodes never, and of others the destinations. A node that was none has the logit of
-        # any new destination, which says nothing about it and may be above those of known ones.
+        """Which nodes an answer may have: bool[N]. nodes: ids, or UNKNOWN."""
+        # Only destinations that are not deleted. A node that never was a destination has the logit
+        # of any new destination, which means nothing for this node and may be higher than those of
+        # known ones.
         log = self._live.log
         allowed = ~log.deletions.is_gone(nodes)
         destinations = self._live.facts.destinations_in(self._node_set(edge_set))
         allowed &= destinations.ranks_of(nodes) >= 0
 
-        # Keys that were never seen name no node.
+        # Unknown keys name no node.
         if filter.only is not None:
             allowed &= is_in(nodes, self.ids_of(filter.only))
         if filter.exclude:
             allowed &= ~is_in(nodes, self.ids_of(filter.exclude))
 
-        # Kind and conditions look only at the nodes that the parts before them left.
+        # Check kind and conditions only for the nodes that are left.
         if filter.kind is not None:
             left = np.flatnonzero(allowed)
             allowed[left] = self._is_of_kind(nodes[left], filter.kind)
@@ -145,7 +149,7 @@ class NodePools:
         return allowed
 
     def ids_of(self, keys: tuple[Any, ...]) -> Int64:
-        """The nodes of keys that were seen: int64, ascending, each once."""
+        """The nodes of the known keys: int64, ascending, each once."""
         ids = self._live.log.ids
         return np.unique(np.array([ids[key] for key in keys if key in ids], np.int64))
 
@@ -164,7 +168,7 @@ class NodePools:
 
     @property
     def covers_all(self) -> bool:
-        """Whether all nodes of the pools without a filter were looked at."""
+        """Whether all nodes of the pools without a filter were searched."""
         return bool(self._pools) and all(self.plain(n).covers_all for n in self._edge_sets)
 
     @property
@@ -176,12 +180,12 @@ class NodePools:
         return self.of(PoolKey(edge_set))
 
     def find(self, key: PoolKey) -> NodePool | None:
-        """A pool if it is kept."""
+        """A pool if it is kept, otherwise None."""
         return self._pools.get(key)
 
     def of(self, key: PoolKey) -> NodePool:
         """A pool, a new one if it is not kept."""
-        # The newest use comes last.
+        # The most recently used pool is last.
         pool = self._pools.pop(key, None)
         if pool is None:
             self._drop_oldest()
@@ -198,7 +202,7 @@ class NodePools:
         )
 
     def _drop_oldest(self) -> None:
-        """Make room for a pool of a filter: the one asked for the longest ago goes."""
+        """Make room for a pool with a filter: drop the least recently used one."""
         filtered = [key for key in self._pools if key != PoolKey(key.edge_set)]
         if len(filtered) >= MAX_FILTERED:
             del self._pools[filtered[0]]
@@ -209,12 +213,12 @@ class NodePools:
             self.plain(edge_set)
 
     def cover(self, until: float) -> bool:
-        """Look at nodes that pools without a filter did not see. until: monotonic seconds.
-        Returns: whether that is all of them."""
+        """Search further nodes in the pools without a filter. until: monotonic seconds. Returns:
+        whether all nodes were searched."""
         return all(self.plain(edge_set).cover(until) for edge_set in self._edge_sets)
 
     def advance(self) -> None:
-        """Take in what the graph took in since: events, deletes, and features."""
+        """Apply the events, deletes and features that the graph has since the last call."""
         first, self._edge = self._edge, self._live.edge
         updated = self._features.take_updated()
         if not self._pools:
@@ -227,8 +231,8 @@ class NodePools:
             for pool in self._pools.values():
                 pool.popular.drop(deletions.is_gone)
 
-        # The destinations of each edge set's events, and for conditions nodes with other features,
-        # which may not meet them any more.
+        # Offer the destinations of each edge set's events. Pools with conditions first drop the
+        # nodes with new features, which may not meet the conditions any more.
         moved = self._destinations(max(first, self._live.log.first_edge), self._edge)
         for key, pool in self._pools.items():
             nodes = moved.get(key.edge_set, updated[:0])
@@ -240,7 +244,7 @@ class NodePools:
             pool.restart_if_short()
 
     def _destinations(self, first: int, end: int) -> dict[int, Int64]:
-        """Edge set -> the destinations of its events among [first, end): int64, ascending."""
+        """Edge set -> the destinations of its events in [first, end): int64, ascending."""
         if first >= end:
             return {}
         log = self._live.log

@@ -8,34 +8,34 @@ from streamd.serving.node_filter import ALL_NODES, NodeFilter, ValueLimit
 
 
 class Overloaded(Exception):
-    """More requests wait than `server.max_queue`, or more come than can be answered in time; the
-    caller answers 429."""
+    """More requests wait than `server.max_queue`, or more arrive than can be answered in time.
+    Answered with 429."""
 
 
 class NotReady(Exception):
-    """The engine cannot answer yet; the caller answers 503."""
+    """The engine cannot answer yet. Answered with 503."""
 
 
 class TooManyNodes(Exception):
-    """An exact recommendation would not end in time; the caller answers 422."""
+    """An exact recommendation would not end in time. Answered with 422."""
 
 
 class NotReached(Exception):
-    """The log did not come to what a request must have seen; the caller answers 504."""
+    """The log did not reach the position that a request requires. Answered with 504."""
 
 
 class TooOld(Exception):
-    """An answer is older than its request allows; the caller answers 503."""
+    """An answer is older than its request allows. Answered with 503."""
 
 
 class NotFinite(Exception):
-    """A version's output is not finite; the version must not serve."""
+    """A version's output is not finite, so it must not serve."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
     """A request for the scores of candidates. time_us: event time of the query, None for now.
-    edge_set: number of the set of the edges asked about, whose node sets the keys are of."""
+    edge_set: its number; src and dst are keys of its node sets."""
 
     src: Key
     dst: tuple[Key, ...]
@@ -47,9 +47,9 @@ class Score:
 class Recommend:
     """A request for the best `k` destinations of a source.
 
-    filter: of the destinations. exclude_seen: leave out the source's last partners. exact: score
-    all nodes instead of likely ones. diversity: of the answer, None for any. reasons: whether each
-    score comes with its reason. time_us, edge_set: as in `Score`.
+    filter: of the destinations. exclude_seen: whether to leave out the source's last partners.
+    exact: whether to score all nodes instead of likely ones. diversity: of the answer, None for
+    any. reasons: whether to give the reason of each score. time_us, edge_set: as in `Score`.
     """
 
     src: Key
@@ -65,7 +65,7 @@ class Recommend:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Similar:
-    """A request for the `k` destinations of an edge set that are most like one of them, now.
+    """A request for the `k` destinations of an edge set that are most similar to a given one, now.
 
     by: "embedding" or "partners". filter: of the answer.
     """
@@ -93,8 +93,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Explain:
-    """A request for what the score of one candidate is made of. time_us, edge_set: as in
-    `Score`."""
+    """A request for the explanation of a candidate's score. time_us, edge_set: as in `Score`."""
 
     src: Key
     dst: Key
@@ -107,10 +106,10 @@ Request = Score | Recommend | Similar | Embedding | Label | Explain
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the graph had when an answer was begun.
+    """The position of the graph in the log when an answer was computed.
 
-    term, seq: the newest commit that it had whole. complete_until: wall time in seconds up to which
-    it had all that was in Kafka, None where that is not known.
+    term, seq: leader's epoch and number of the newest commit that the graph had completely.
+    complete_until: wall time in seconds up to which it had all records of Kafka, None if unknown.
     """
 
     term: int = 0
@@ -118,12 +117,12 @@ class Seen:
     complete_until: float | None = None
 
     def lag_seconds(self, now: float) -> float | None:
-        """How old it is. now: wall time, seconds."""
+        """The age of the answer in seconds, None if unknown. now: wall time in seconds."""
         return None if self.complete_until is None else max(0.0, now - self.complete_until)
 
     def check_age(self, max_lag_seconds: float, now: float) -> None:
-        """Check that it is not older than a request allows. now: wall time, seconds. Raises:
-        TooOld."""
+        """Check that the answer is not older than a request allows. now: wall time in seconds.
+        Raises: TooOld."""
         lag_seconds = self.lag_seconds(now)
         if lag_seconds is None:
             raise TooOld("the server does not know yet how old its answers are")
@@ -136,8 +135,8 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A fact about the pair. all_sets: of all edge sets together, where there are several. value:
-    as the model gets it. words: what it says."""
+    """A fact about the pair. all_sets: whether it is over all edge sets together, if there are
+    several. value: the input of the model. words: the fact as text."""
 
     name: str
     all_sets: bool
@@ -147,8 +146,8 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Facts of one kind, or what the graph adds. words: what they come to. share: its Shapley value
-    in the score. without: the score with this group alone at its baseline."""
+    """Facts of one kind, or the graph's contribution. words: a summary of its facts. share: its
+    Shapley value in the score. without: the score with this group alone at its baseline."""
 
     name: str
     words: str
@@ -159,8 +158,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class NeighborShare:
-    """A sampled neighbour of one end. of: "src" or "dst". time_us: of the event between them.
-    weight: how much it counts among the end's neighbours."""
+    """A sampled neighbor of source or candidate. of: "src" or "dst". time_us: of the event between
+    them. weight: its share among the neighbors of that node."""
 
     node: Key
     of: str
@@ -170,10 +169,10 @@ class NeighborShare:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What a score is made of: `baseline` and the groups' shares add up to it.
+    """The parts of a score: `baseline` and the groups' shares add up to it.
 
-    weights: where the neighbours' weights are from, "attention" or "uniform"; "none" where no
-    neighbours are looked at.
+    weights: origin of the neighbors' weights, "attention" or "uniform"; "none" if the model uses no
+    neighbors.
     """
 
     score: float
@@ -185,8 +184,8 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """The group of facts, or what the graph adds, that adds most to a score. words: what its facts
-    come to. adds: the score less that with this group at its baseline."""
+    """The group of facts, or the graph, that adds most to a score. words: a summary of its facts.
+    adds: the score minus the score with this group at its baseline."""
 
     group: str
     words: str
@@ -195,16 +194,16 @@ class Reason:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """The engine's answer to a request, and what it was computed from. Times are in microseconds.
+    """The engine's answer to a request, with the state from which it was computed. Times are in
+    microseconds.
 
-    version: its name, or "rule" before there is one. trained_until_us: end of its window.
-    edge: id of the first event not in the graph. memory_edge: event id up to which memory has seen.
-    as_of_us: time of the query. newest_us: time of the newest event. seen: as in `Seen`.
-    src_known: whether the source was seen.
-    dst, scores, known: of Score, Recommend, Similar and Explain. reasons: of Recommend, if it asks
-    for them; None for a node of which no group adds anything. explanation: of Explain.
-    embedding: of Embedding and of Similar by it, empty without graph layers. labels: of Label, None
-    without a label head.
+    version: its name, or "rule" if no version serves. trained_until_us: end of its window. edge: id
+    of the first event not in the graph. memory_edge: event id up to which the memory has advanced.
+    as_of_us: time of the query. newest_us: time of the newest event. seen: as in `Seen`. src_known:
+    whether the source is known. dst, scores, known: for Score, Recommend, Similar and Explain.
+    reasons: for Recommend, if requested; None for a node to which no group adds anything.
+    explanation: for Explain. embedding: for Embedding, and for Similar by embedding; empty without
+    graph layers. labels: for Label, None without a label head.
     """
 
     version: str
@@ -225,4 +224,4 @@ class Answer:
 
 
 Done = Callable[[list[Answer] | BaseException], None]
-"""Called with the answers, in the order of the requests, or with the error in their place."""
+"""Called with the answers in the order of the requests, or with an error instead."""

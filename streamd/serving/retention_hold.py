@@ -1,6 +1,7 @@
-"""A server stores facts, the memory of the version that serves, and its hold on the log.
+"""Stores the facts of a server, the memory of the version that serves, and the server's hold: the
+part of the log that a restart needs.
 
-Its next start reads facts and memory, and the log from the hold on.
+The next start reads facts and memory, and the log from the hold on.
 """
 
 import threading
@@ -19,7 +20,7 @@ from streamd.settings.paths import Paths
 
 logger = structlog.get_logger()
 MEMORY_EVERY = 20_000
-"""Events between two stores of memory. A restart replays no more of them."""
+"""Number of events between two stores of the memory: the most that a restart replays."""
 
 
 class ServingHold:
@@ -38,16 +39,21 @@ class ServingHold:
         stored = self.memory.stored()
         self._memory_stored = ("", -1) if stored is None else (stored.version, stored.edge)
         self._memory_seq = self._restart.facts_seq
-        """Commit up to which the stored memory took deletes in; None if that is not known."""
+        """Commit up to which the deletes are applied to the stored memory; None if unknown."""
         self._storing: threading.Thread | None = None
 
     def keep(self, served: LoadedVersion | None) -> None:
-        """Store what is due, and write what of the log a restart needs.
+        """Store what is due, then write the hold. Nothing happens while a thread still stores.
 
-        Facts are due once a segment lies behind them or compaction asks, the memory of the version
-        that serves every MEMORY_EVERY events. Nothing happens while something is still stored.
+        1. Store the facts once they are past a whole segment or compaction waits for them; the call
+           ends here.
+        2. Remove the stored memory if it may contain data that compaction must purge; otherwise
+           store the memory of the version that serves every MEMORY_EVERY events.
+        3. Write the hold last, from the facts that are durable by then. With a newer hold,
+           retention could drop events that a restart needs, and compaction would end while files
+           still have deleted data.
         """
-        # Facts first: the hold follows them.
+        # 1. Facts first: the hold follows them.
         edge = self._live.edge
         if self._storing is not None and self._storing.is_alive():
             return
@@ -61,7 +67,7 @@ class ServingHold:
             self._storing.start()
             return
 
-        # Memory that may hold what was deleted goes; else it is stored if due.
+        # 2. Remove memory that may contain deleted data; otherwise store it if due.
         log = self._live.log
         if self._memory_is_stale(edge):
             self.memory.forget()
@@ -78,12 +84,12 @@ class ServingHold:
             )
             self._storing.start()
 
-        # A role without stored memory has purged all of it.
+        # 3. The hold. Without stored memory, all deleted data is purged from it.
         is_stored = bool(self._memory_stored[0])
         self._restart.hold(edge, edge, self._memory_seq if is_stored else log.state.seq)
 
     def _memory_is_stale(self, edge: int) -> bool:
-        """Whether the stored memory may hold what a compaction at or before event `edge` waits
+        """Whether the stored memory may contain data whose deletion a compaction up to `edge` waits
         for."""
         request = self._restart.compaction_request()
         version, stored_edge = self._memory_stored
@@ -95,7 +101,8 @@ class ServingHold:
         return stored_edge < request or is_behind
 
     def memory_edge(self, manifest: Manifest) -> int:
-        """Event id of a version's newest stored memory: the version's own, or stored here since."""
+        """Event id of a version's newest stored memory: of the version itself, or stored here
+        since."""
         version, edge = self._memory_stored
         return max(manifest.edge, edge if version == manifest.name else -1)
 
@@ -103,8 +110,8 @@ class ServingHold:
         return served.memory.edge - self.memory_edge(served.manifest) >= MEMORY_EVERY
 
     def store_memory(self, version: str, memory: Memory, seq: int) -> None:
-        """Store a copy of a version's memory. seq: commit up to which it took deletes in. A failure
-        is logged."""
+        """Store a copy of a version's memory. seq: commit up to which deletes are applied to it. A
+        failure is logged."""
         try:
             self.memory.store(version, memory)
         except OSError as error:
@@ -118,7 +125,8 @@ class ServingHold:
             self._memory_stored = (version, memory.edge)
 
     def store_facts(self, store: Callable[[], None]) -> None:
-        """Store the facts by what `RestartPoint.prepare_store` returned. A failure is logged."""
+        """Store the facts by the function that `RestartPoint.prepare_store` returned. A failure is
+        logged."""
         try:
             store()
         except OSError as error:

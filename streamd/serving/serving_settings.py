@@ -1,4 +1,4 @@
-"""The settings of a role that serves a version: the server and the scoring role."""
+"""The settings of a role in which a version serves: the server and the scoring role."""
 
 from dataclasses import dataclass
 
@@ -9,11 +9,11 @@ from streamd.settings.paths import Paths
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServingSettings:
-    """The settings by which graph, facts and version of a role are made.
+    """The settings of a role's graph, facts and version.
 
-    paths: of the role. device: "cpu" or "cuda". model: the settings of this machine, which count
-    while there is no champion. max_candidates: most nodes scored for a recommendation. follows:
-    whether a follower of another machine may write the log.
+    paths: of the role. device: "cpu" or "cuda". model: this machine's settings, which apply while
+    there is no champion. max_candidates: maximum number of nodes that a recommendation scores.
+    follows: whether a follower of another machine may write the log.
     """
 
     paths: Paths

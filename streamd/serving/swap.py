@@ -1,4 +1,4 @@
-"""The swap of versions: the next one is loaded in a thread, catches up in slices, then serves."""
+"""The swap of versions: a thread loads the next one, which then catches up in slices and serves."""
 
 import time
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from streamd.telemetry import metrics
 
 logger = structlog.get_logger()
 REGISTRY_SECONDS = 0.1
-"""Time between two looks at which version is champion: each reads a file."""
+"""Interval at which the registry is asked for the champion: each time reads a file."""
 MakeView = Callable[[LogReader, ModelSettings], ServerGraph]
 """Makes a graph of a log, by the settings of a version."""
 
@@ -32,14 +32,14 @@ FALLBACK_NOTE = (
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """At the last look at the registry, the version that should serve did so, or none could."""
+    """The version that should serve did so at the last check of the registry, or none could."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """A version is loaded by a thread of its own. since: monotonic time at which it was noticed.
+    """A thread loads a version. since: monotonic time at which the change was noticed.
 
-    name: None for the rule, which needs no more than the graph.
+    name: None for the rule, which needs only the graph.
     """
 
     name: str | None
@@ -49,11 +49,11 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class CatchingUp:
-    """A version's memory, and a graph of its own where it needs other facts or the log got further
-    sets or features, advance to the end of the log.
+    """The memory of a version advances to the end of the log. So does a graph of its own, if the
+    version needs other facts or the log got further sets or features.
 
     served: None for the rule. since: as in `Loading`. from_edge: event id at which its memory
-    began.
+    started.
     """
 
     served: LoadedVersion | None
@@ -64,7 +64,7 @@ class CatchingUp:
 
 @dataclass(frozen=True, slots=True)
 class Swapped:
-    """A version is to serve from now on, or the rule, with this graph."""
+    """From now on, this version (None for the rule) serves with this graph."""
 
     served: LoadedVersion | None
     view: ServerGraph
@@ -72,7 +72,7 @@ class Swapped:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A version cannot serve. error: why."""
+    """A version cannot serve. error: the reason."""
 
     name: str
     error: str
@@ -82,16 +82,16 @@ State = Idle | Loading | CatchingUp | Swapped | Refused
 
 
 class Swap:
-    """The state machine of the swap. It also knows the versions that cannot serve.
+    """The state machine of the swap. It also remembers the versions that cannot serve.
 
         Idle --> Loading --> CatchingUp --> Swapped --> as Idle
                   |   |          |
                   |   +----------+--------> Refused --> as Idle
                   |
-                  +--> Idle, where its loading failed and it is no longer the one that should serve
+                  +--> Idle, if loading failed and another version should serve by now
 
-    `step` moves it on, by more than one state where nothing has to be waited for. Swapped and
-    Refused last until the next step; the engine takes over what was swapped. Owner: the engine.
+    `step` advances it, by more than one state if no wait is needed. Swapped and Refused last until
+    the next step; meanwhile the engine takes the new graph and version. Owner: the engine.
     """
 
     def __init__(self, settings: ServingSettings, registry: Registry, make_view: MakeView) -> None:
@@ -114,23 +114,32 @@ class Swap:
     def step(self, view: ServerGraph, serving: str | None, until: float = 0.0) -> State:
         """Advance by at least one slice. until: monotonic seconds.
 
-        serving: name of the version that answers, None for the rule. Returns: the new state.
+        serving: name of the version that serves, None for the rule. Returns: the new state.
+
+        1. Look up the version that should serve, and start to load it.
+        2. Once it is loaded, subscribe it to the log's changes, before it computes anything:
+           embeddings that it caches would otherwise survive deletes.
+        3. Let graph, facts and memory catch up with the log. Only then is the version swapped in:
+           answers would otherwise lose events that they had before.
         """
-        # Each state may follow at once on the one before, so that nothing waits without need.
+        # Each state may follow at once on the one before it.
         state = self.state
         if isinstance(state, Idle | Swapped | Refused):
+            # 1. Look up.
             state = self._look_up(view, serving)
         if isinstance(state, Loading):
+            # 2. Finish loading.
             state = self._finish_loading(state)
         if isinstance(state, CatchingUp):
+            # 3. Catch up.
             state = self._catch_up(state, view, until)
         self.state = state
         return state
 
     def refuse(self, name: str, error: Exception) -> Refused:
-        """Remember that a version cannot serve, so that it is not tried again.
+        """Record that a version cannot serve, so that it is not tried again.
 
-        error: why; our own errors say what the operator does.
+        error: the reason; a StreamdError has the operator's action.
         """
         if not isinstance(error, StreamdError):
             error = VersionError(f"Version {name} failed: {error}.", PROMOTE_ANOTHER)
@@ -147,18 +156,18 @@ class Swap:
             return Idle()
         self._looked_at = now
 
-        # A log that got further sets or features needs a new graph, even for the same version.
+        # A log with further sets or features needs a new graph, even for the same version.
         name = self._target_name()
         if not view.log.superseded and (name is None or name == serving):
             return Idle()
         return Loading(name, now, self._loader.submit(self._load, name, view))
 
     def _target_name(self) -> str | None:
-        """Name of the champion, or of the shadow where the champion cannot serve.
+        """Name of the champion, or of the shadow if the champion cannot serve.
 
-        Returns: None where neither can.
+        Returns: None if neither can.
         """
-        # The metric tells operators that something other than the champion answers.
+        # The metric shows operators that another version than the champion answers.
         move = self._registry.shown()
         names = [move.champion, move.shadow] if move else []
         metrics.champion_not_served.set(bool(names) and names[0] in self._refused)
@@ -167,12 +176,12 @@ class Swap:
     def _load(
         self, name: str | None, view: ServerGraph
     ) -> tuple[LoadedVersion | None, ServerGraph]:
-        """Load a version in the loader's thread, and make a graph of its own for it if the present
-        one does not suit.
+        """Load a version in the loader's thread, and make a new graph for it if the present one
+        does not suit.
 
         Raises: VersionError, OSError.
         """
-        # The present graph has neither sets nor features that the log got since.
+        # The present graph lacks the sets and features that the log got since.
         log = self._open_log() if view.log.superseded else view.log
         if name is None:
             return None, self._make_view(log, view.model)
@@ -187,7 +196,7 @@ class Swap:
         if log is view.log and view.suits(model):
             return served, view
 
-        # Facts with the version's settings, or of further sets.
+        # The version needs a new graph, with facts by its settings.
         if not view.suits(model):
             logger.warning(
                 "facts_made_anew",
@@ -206,14 +215,14 @@ class Swap:
         if not state.loaded.done():
             return state
 
-        # An error of another kind is a defect: it ends the role, rather than its answers.
+        # Any other error is a defect: it ends the role, which is better than wrong answers.
         try:
             served, view = state.loaded.result()
         except NewerSchemaError:
-            # The log was extended since the graph's reader looked; it will notice too.
+            # The log was extended since the graph's reader refreshed; the reader will notice too.
             return Idle()
         except (StreamdError, OSError, RuntimeError, ValueError) as error:
-            # A version that should no longer serve may have been dropped meanwhile: no error.
+            # No error if the version should no longer serve: it may have been removed meanwhile.
             if state.name is None or self._target_name() != state.name:
                 return Idle()
             return self.refuse(state.name, error)
@@ -235,15 +244,15 @@ class Swap:
         next_view = state.view
         log = next_view.log
 
-        # Where a follower writes the log, it may come later than the version, as after a start from
-        # a manifest.
+        # On a machine that follows another one, the log may arrive later than the version, for
+        # example after a start from a manifest.
         ahead = served is not None and served.manifest.edge > log.num_edges
         if ahead and self._settings.follows:
             if next_view is not view:
                 next_view.follow()
             return state
 
-        # Its event may have been dropped by retention while it was loaded, or be of another log.
+        # Retention may have dropped its event while it was loaded, or it may belong to another log.
         if served is not None and not log.first_edge <= served.manifest.edge <= log.num_edges:
             error = VersionError(
                 f"Version {served.manifest.name} is at event {served.manifest.edge}, the log holds "
@@ -252,7 +261,7 @@ class Swap:
             )
             return self.refuse(served.manifest.name, error)
 
-        # Not served before graph, facts and memory are at the log's end.
+        # It must not serve before graph, facts and memory are at the end of the log.
         if next_view is not view:
             while next_view.follow():
                 if time.monotonic() >= until:

@@ -1,4 +1,4 @@
-"""The requests in the queue are answered in passes of many: take, compute, reply."""
+"""Answers the queued requests in passes of many: take, compute, reply."""
 
 import time
 from collections.abc import Callable
@@ -22,31 +22,43 @@ Result = TypeVar("Result")
 
 
 class Answerer:
-    """Answers requests by the graph and the version of a `LogFollower`. Owner: the engine."""
+    """Answers requests with the graph and the version of a `LogFollower`. Owner: the engine."""
 
     def __init__(self, queue: RequestQueue, settings: ServerSettings, status: EngineStatus) -> None:
-        """queue: of the requests. status: in which it counts the requests that it answers."""
+        """queue: of the requests. status: counts the answered requests."""
         self._queue = queue
         self._status = status
         self._searches = Searches(settings)
         self._preparing = Preparing()
 
     def __bool__(self) -> bool:
-        """Whether requests wait, or searches are under way."""
+        """Whether requests wait, or searches are in progress."""
         return bool(self._queue or self._searches or self._preparing)
 
     def step(self, follower: LogFollower) -> None:
-        """Answer the requests that wait, in one pass, and do one slice of the searches of all
-        nodes."""
+        """Answer the waiting requests in one pass, then run one slice of the searches of all nodes.
+
+        1. Take the batches of a pass from the queue.
+        2. Compute all their answers, with one graph and one version: the log follower changes these
+           between two steps only.
+        3. Reply to each batch, or give all the same error: a request that gets neither would wait
+           until its deadline.
+        4. Advance the oldest search by one slice, after the short requests.
+        """
+        # 1. Take.
         if batches := self._take(follower):
             begun = time.monotonic()
+            # 2. Compute.
             answers = self.compute(follower, [r for batch in batches for r in batch.requests])
+            # 3. Reply.
             self._reply(batches, answers, begun)
+        # 4. Search.
         self._search(follower)
 
     def _take(self, follower: LogFollower) -> list[PendingBatch]:
-        """Take the batches of a pass from the queue. Searches of all nodes only begin here: they
-        are spread over many slices."""
+        """Take the batches of a pass from the queue. Searches of all nodes are only started here,
+        since they take many slices; requests whose popular nodes are unknown yet wait in
+        `Preparing`."""
         candidates = follower.view.candidates
         batches = self._preparing.step(candidates)
         for batch in self._queue.take():
@@ -61,8 +73,8 @@ class Answerer:
         return batches
 
     def compute(self, follower: LogFollower, requests: list[Request]) -> list[Answer] | Exception:
-        """Answer requests by the version that serves, or by the rule if the version's output is not
-        finite. Returns: the answers in order, or the error that all of the requests get."""
+        """Answer requests with the version that serves, or with the rule if the version's output is
+        not finite. Returns: the answers in order, or an error for all of the requests."""
 
         def answers() -> list[Answer]:
             moments = moments_of(follower.view, follower.served, requests, follower.seen)
@@ -73,16 +85,16 @@ class Answerer:
 
         result = self._attempt(follower, "answers", answers)
         if isinstance(result, NotFinite):
-            # That version was refused, so the rule answers now.
+            # That version no longer serves, so the rule answers now.
             result = self._attempt(follower, "answers", answers)
         return result
 
     def _reply(
         self, batches: list[PendingBatch], answers: list[Answer] | Exception, begun: float
     ) -> None:
-        """Hand each batch its share of the answers, or the error. begun: monotonic time at which
-        they were taken from the queue."""
-        # The time of the pass tells the queue how many requests the next one may take.
+        """Give each batch its answers, or the error. begun: monotonic time at which the batches
+        were taken from the queue."""
+        # The queue derives the size of the next pass from the time of this one.
         at = 0
         took = time.monotonic() - begun
         self._queue.record_pass(batches, took)
@@ -98,7 +110,7 @@ class Answerer:
         self._status.answered += at
 
     def _search(self, follower: LogFollower) -> None:
-        """Do one slice of the searches of all nodes."""
+        """Run one slice of the searches of all nodes."""
         result = self._attempt(follower, "a search of all nodes", self._searches.step)
         if isinstance(result, Exception):
             self._searches.fail(result)
@@ -108,8 +120,8 @@ class Answerer:
     def _attempt(
         self, follower: LogFollower, work: str, compute: Callable[[], Result]
     ) -> Result | Exception:
-        """Compute a result. Returns: the error of a computation that fails, which is logged. A
-        version whose output is not finite serves no longer."""
+        """Compute a result. Returns: the error if the computation fails; it is logged. A version
+        with output that is not finite stops serving."""
         try:
             with memory_for(work):
                 return compute()

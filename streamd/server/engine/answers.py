@@ -1,4 +1,4 @@
-"""Answers are computed for many requests in one pass."""
+"""Computes the answers of many requests in one pass."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,11 +29,11 @@ from streamd.serving.requests import (
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What an answer is computed from.
+    """The state from which an answer is computed.
 
-    view: the server's graph. served: the version with its memory at that time, None for the rule.
-    as_of_us: time of the query in microseconds, after every event in the graph. seen: what the
-    graph had then.
+    view: the server's graph. served: the version with its memory at the query's time, None for the
+    rule. as_of_us: time of the query in microseconds, after every event in the graph. seen: the
+    position of the graph in the log.
     """
 
     view: ServerGraph
@@ -42,7 +42,8 @@ class Moment:
     seen: Seen
 
     def answer(self, source: int, **results: Any) -> Answer:
-        """Make an answer from what all answers say and from `results`. source: id, or UNKNOWN."""
+        """Make an answer from the fields that all answers share and from `results`. source: node
+        id, or UNKNOWN."""
         view = self.view
         served = self.served
         is_known = source != UNKNOWN and bool(view.facts.is_known(np.array([source]))[0])
@@ -62,13 +63,13 @@ class Moment:
 def moments_of(
     view: ServerGraph, served: LoadedVersion | None, requests: Sequence[Request], seen: Seen
 ) -> list[Moment]:
-    """The moment of each request: its own time, or now.
+    """The moment of each request: at its own time, or now.
 
-    Memory advances over a chunk that the query's time closes, for that query only.
+    If the query's time closes a chunk, memory advances over it for that query only.
     """
-    # An answer is never as of a time before the newest event: the graph has seen that one.
+    # The query's time is never before the newest event, which the graph already has.
     as_of = [max(view.newest_us + 1, _time_of(r) or 0) for r in requests]
-    # Requests of one time share a moment, and so a pass.
+    # Requests with the same time share a moment, and so a pass.
     by_time = {
         t: Moment(view, served and served.ahead(view.log, view.edge, t), t, seen)
         for t in set(as_of)
@@ -77,11 +78,11 @@ def moments_of(
 
 
 def answers_of(requests: Sequence[Request], moments: Sequence[Moment]) -> list[Answer]:
-    """Compute answers, in order, by one version. Raises: NotFinite.
+    """Compute answers by one version, in order. Raises: NotFinite.
 
-    Requests that see memory at different cuts are computed in a pass each.
+    There is one pass for each cut of the memory that requests see.
     """
-    # The same object holds memory at the same cut.
+    # One object is one cut of the memory.
     answers: dict[int, Answer] = {}
     for served in {id(m.served): m.served for m in moments}.values():
         indices = [i for i, m in enumerate(moments) if m.served is served]
@@ -93,17 +94,17 @@ def answers_of(requests: Sequence[Request], moments: Sequence[Moment]) -> list[A
 def scores_of(
     moments: Sequence[Moment], sources: Int64, targets: Sequence[Int64], edge_sets: Sequence[int]
 ) -> list[Float32]:
-    """Score each source's targets, by one version with its memory at one cut.
+    """Score the targets of each source, by one version with its memory at one cut.
 
-    sources: int64[S]. targets: int64 a source. edge_sets: what is asked about, a source. Returns:
-    float32 a source. Raises: NotFinite.
+    sources: int64[S]. targets: S arrays of int64. edge_sets: number of each source's edge set.
+    Returns: S arrays of float32. Raises: NotFinite.
     """
     if not len(targets):
         return []
     view = moments[0].view
     served = moments[0].served
 
-    # Facts of all pairs, each at its request's time.
+    # The facts of all pairs, each at its request's time.
     counts = [len(d) for d in targets]
     rows = np.concatenate(
         [
@@ -125,8 +126,8 @@ def scores_of(
 
 
 def best_of(moment: Moment, request: Recommend, pool: Int64, scores: Float32) -> Int64:
-    """Indices in a pool of the best `k` nodes that have the request's diversity, best first; equal
-    scores are ordered by node id. The best of a pool are among the best of each of its parts."""
+    """Indices in a pool of the best `k` nodes within the request's diversity, best first; equal
+    scores are ordered by node id. The best of a pool are among the best of its parts."""
     best = np.lexsort((pool, -scores))
     if request.diversity is not None:
         best = best[moment.view.candidates.diverse(request.diversity, pool[best])]
@@ -136,7 +137,7 @@ def best_of(moment: Moment, request: Recommend, pool: Int64, scores: Float32) ->
 def recommended(
     moment: Moment, request: Recommend, source: int, pool: Int64, scores: Float32
 ) -> Answer:
-    """Make the answer of a recommendation: the best `k` nodes of a pool that was scored.
+    """Make the answer of a recommendation: the best `k` nodes of a scored pool.
 
     Equal scores are ordered by node id. Raises: NotFinite.
     """
@@ -157,11 +158,11 @@ def recommended(
 
 
 def _one_pass(requests: list[Request], moments: list[Moment]) -> list[Answer]:
-    """Answer requests whose moments are of one version with its memory at one cut."""
+    """Answer requests at moments with the same version and the same cut of its memory."""
     view = moments[0].view
     sources = view.ids([_node_of(r) for r in requests])
 
-    # All pairs of all requests are scored at once.
+    # Score all pairs of all requests at once.
     targets = {
         i: _targets(m, r, int(sources[i]))
         for i, (m, r) in enumerate(zip(moments, requests, strict=True))
@@ -172,7 +173,7 @@ def _one_pass(requests: list[Request], moments: list[Moment]) -> list[Answer]:
     found = scores_of(moments_asked, sources[list(targets)], [*targets.values()], asked)
     scores = dict(zip(targets, found, strict=True))
 
-    # Each kind of request makes its own answer.
+    # Make the answer of each request by its kind.
     answers = []
     for i, (moment, request) in enumerate(zip(moments, requests, strict=True)):
         source = int(sources[i])
@@ -209,12 +210,13 @@ def _scored(moment: Moment, request: Score, source: int, targets: Int64, scores:
 
 
 def _similar(moment: Moment, request: Similar, node: int) -> Answer:
-    """Make the answer about the nodes that are like another. Equal ones are ordered by node id."""
+    """Make the answer with the nodes most similar to a given one. Equal ones are ordered by node
+    id."""
     view = moment.view
     served = moment.served
     embedding: tuple[float, ...] = ()
 
-    # Partners need no model; without embeddings the answer has none, and no node.
+    # Partners need no model. Without embeddings, the answer has neither embedding nor nodes.
     if request.by == "partners":
         nodes, scores = view.candidates.sharing_partners(node, request.edge_set)
         is_allowed = view.candidates.allows(nodes, request)
@@ -223,12 +225,12 @@ def _similar(moment: Moment, request: Similar, node: int) -> Answer:
         nodes, scores = np.zeros(0, np.int64), np.zeros(0, np.float32)
     else:
         embedding = tuple(served.embedding_of(node, view.live).tolist())
-        # A node never seen has the embedding of all such nodes, which is like nothing.
+        # All unknown nodes share one embedding, which is similar to nothing.
         nodes = view.candidates.alike(request, node, served)
         nodes = nodes if node != UNKNOWN else nodes[:0]
         scores = served.likeness(node, nodes, view.live)
 
-    # The best of them.
+    # Order them and keep the best.
     if not (np.isfinite(scores).all() and np.isfinite(embedding).all()):
         raise NotFinite("an embedding is not finite")
     best = np.lexsort((nodes, -scores))[: request.k]
@@ -251,7 +253,7 @@ def _embedded(moment: Moment, source: int) -> Answer:
 
 
 def _labelled(moment: Moment, source: int, key: Key) -> Answer:
-    # A key that was never seen says its node set too.
+    # An unknown key also names its node set.
     node_set = key.node_set if isinstance(key, SetKey) else 0
     served, live = moment.served, moment.view.live
     labels = None if served is None else served.labels(source, node_set, live)

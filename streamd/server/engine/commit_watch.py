@@ -1,4 +1,4 @@
-"""The notice of a commit wakes the engine at once, on systems that give one (inotify)."""
+"""Wakes the engine at each commit, by inotify on Linux."""
 
 import asyncio
 import os
@@ -12,18 +12,18 @@ import structlog
 
 logger = structlog.get_logger()
 MAX_NOTICES = 64 * 1024
-"""Bytes of notices read at once: thousands of commits."""
+"""Bytes of notices that are read at once: thousands of commits."""
 
 
 @contextmanager
 def watch_commits(data_dir: Path, on_commit: Callable[[], None]) -> Iterator[bool]:
-    """Watch the file `published`, which each commit writes, from the running event loop.
+    """Watch the file `published`, which each commit writes, in the running event loop.
 
-    It only shortens a wait: the engine looks at the log in any case, since writes of another
-    machine to a shared file system give no notice.
+    It only shortens a wait. The engine polls the log in any case, since another machine's writes to
+    a shared file system give no notice.
 
-    on_commit: called after one commit or several. Yields: whether the system can watch; if it
-    cannot, the reason is logged.
+    on_commit: called after one or several commits. Yields: whether the system can watch; if not,
+    the reason is logged.
     """
     try:
         notices = _open_notices(data_dir / "published")
@@ -37,7 +37,7 @@ def watch_commits(data_dir: Path, on_commit: Callable[[], None]) -> Iterator[boo
         return
 
     def read() -> None:
-        # The content of a notice does not matter, only that there is one.
+        # The content of a notice does not matter.
         os.read(notices.fileno(), MAX_NOTICES)
         on_commit()
 
@@ -51,8 +51,8 @@ def watch_commits(data_dir: Path, on_commit: Callable[[], None]) -> Iterator[boo
 
 
 def _open_notices(path: Path) -> FileIO:
-    """Ask for a notice of each change of a file. Returns: the stream of notices, which never
-    blocks. Raises: OSError if the system gives none."""
+    """Register for a notice of each change of a file. Returns: the stream of notices, which never
+    blocks. Raises: OSError if the system has no inotify or refuses it."""
     if sys.platform != "linux":
         raise OSError("there is no inotify here")
     from inotify_simple import INotify, flags

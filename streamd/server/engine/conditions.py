@@ -1,6 +1,6 @@
-"""The conditions of a request: what its answer must have seen, and how old it may be.
+"""The conditions of a request: the position that its answer must include, and its maximum age.
 
-They come in headers, since the bodies of the Open Inference Protocol have no place for them.
+They are headers, since bodies of the Open Inference Protocol have no fields for them.
 """
 
 import re
@@ -17,23 +17,25 @@ MAX_LAG = "streamd-max-lag"
 POSITION = "streamd-position"
 LAG = "streamd-lag-seconds"
 MAX_TOKENS = 256
-"""Most tokens of one request: more than the partitions that one producer usually writes to."""
+"""Maximum number of tokens of one request: more than the partitions that a producer usually writes
+to."""
 INT64 = 2**63 - 1
 SHOWN_CHARACTERS = 80
 """Characters of a token that an error repeats."""
-# A seq and an offset have up to 19 digits in 64 bits. Kafka names topics by these characters only.
+# A seq and an offset are 64-bit, so up to 19 digits. Kafka allows only these characters in a
+# topic's name.
 COMMIT = re.compile(r"([0-9]{1,19})\.([0-9]{1,19})")
 RECORD = re.compile(r"([A-Za-z0-9._-]{1,249}):([0-9]{1,10}):([0-9]{1,19})")
 SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 
 class BadCondition(Exception):
-    """A condition that cannot be read, or that this log can never meet; the caller answers 400."""
+    """A condition is invalid, or this log can never meet it. Answered with 400."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitToken:
-    """A commit of the log: the reign of a leader, and the commit's number."""
+    """A commit of the log, by the leader's epoch (`term`) and the commit's number."""
 
     term: int
     seq: int
@@ -42,16 +44,16 @@ class CommitToken:
         return f"{self.term}.{self.seq}"
 
     def is_in(self, state: LogState) -> bool:
-        """Whether a state of the log has the commit."""
+        """Whether a state of the log includes the commit."""
         return (state.term, state.seq) >= (self.term, self.seq)
 
     def check(self, state: LogState, topics: tuple[str, ...]) -> None:
-        """Every commit may come."""
+        """Accept every commit: it may still come."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordToken:
-    """A record in Kafka, as its producer knows it from the acknowledgement."""
+    """A record in Kafka, by the fields of its acknowledgement."""
 
     topic: str
     partition: int
@@ -61,17 +63,17 @@ class RecordToken:
         return f"{self.topic}:{self.partition}:{self.offset}"
 
     def is_in(self, state: LogState) -> bool:
-        """Whether all events of the record are dealt with in a state of the log.
+        """Whether a state of the log includes all events of the record.
 
-        Only those before the position's offset are: of the record at the offset an event is still
-        missing, and of one behind it that is among `ahead`, further events may be held back.
+        Only records before the position's offset count. The record at that offset still has events
+        to come, and a later one in `ahead` may have further events that are held back.
         """
         position = state.progress.positions.get(self.topic, {}).get(self.partition)
         return position is not None and self.offset < position.offset
 
     def check(self, state: LogState, topics: tuple[str, ...]) -> None:
-        """Refuse a topic or partition that the log does not read. topics: `kafka.topics`, of which
-        the log may not have read any yet. Raises: BadCondition."""
+        """Refuse a topic or partition that the log does not read. topics: `kafka.topics`, which may
+        include topics that were not read yet. Raises: BadCondition."""
         partitions = state.progress.positions.get(self.topic)
         if partitions is None and self.topic not in topics:
             raise BadCondition(f"{AFTER}: this log does not read topic {self.topic}")
@@ -86,8 +88,8 @@ Token = CommitToken | RecordToken
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What a request asks of its answer. after: what the answer must have seen. max_lag_seconds:
-    how old it may be, None for any age."""
+    """The conditions on an answer. after: the positions that it must include. max_lag_seconds: its
+    maximum age, None for any."""
 
     after: tuple[Token, ...] = ()
     max_lag_seconds: float | None = None
@@ -98,14 +100,14 @@ NONE = Conditions()
 
 def read_conditions(headers: Headers) -> Conditions:
     """Read the conditions in the headers of a request. Raises: BadCondition."""
-    # Most requests have none, and pay for two look-ups only.
+    # Most requests have none, and cost only two lookups.
     if AFTER not in headers and MAX_LAG not in headers:
         return NONE
     return Conditions(_tokens(headers.getlist(AFTER)), _seconds(headers.getlist(MAX_LAG)))
 
 
 def _tokens(values: list[str]) -> tuple[Token, ...]:
-    """The tokens of all headers of that name, of which each may have several, by commas."""
+    """The tokens of all headers of that name. Each may have several, separated by commas."""
     texts = [text.strip(" \t") for value in values for text in value.split(",")]
     if len(texts) > MAX_TOKENS:
         raise BadCondition(f"{AFTER} has {len(texts)} tokens, at most {MAX_TOKENS} may be named")
@@ -139,12 +141,12 @@ def _seconds(values: list[str]) -> float | None:
 
 
 def _shown(text: str) -> str:
-    """A text as an error repeats it: short, and with nothing that a terminal would act on."""
+    """A text for an error: shortened, and without control characters for a terminal."""
     return ascii(text[:SHOWN_CHARACTERS]) + ("..." if len(text) > SHOWN_CHARACTERS else "")
 
 
 def headers_of(seen: Seen) -> dict[str, str]:
-    """The headers that say what an answer has seen, and how old it is where that is known."""
+    """The headers with the position of an answer, and its age if known."""
     headers = {POSITION: f"{seen.term}.{seen.seq}"}
     lag_seconds = seen.lag_seconds(time.time())
     if lag_seconds is not None:

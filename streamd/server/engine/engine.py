@@ -1,9 +1,8 @@
 """The engine follows the log and the versions, and answers requests in batches.
 
 No request waits for a swap of versions. The engine shares the event loop's thread with HTTP and
-lets it run between two slices of work. In a thread of its own, each of its many small torch calls
-would release the interpreter's lock and wait to get it back: an answer that takes 0.8 ms here would
-take 4 ms.
+lets HTTP run between two slices of work. In a thread of its own, each of its many small torch calls
+would release the GIL and wait to get it back: an answer that takes 0.8 ms here would take 4 ms.
 """
 
 import asyncio
@@ -43,16 +42,16 @@ from streamd.telemetry.heartbeat import Heartbeat
 logger = structlog.get_logger()
 T = TypeVar("T")
 POLL_SECONDS = 0.01
-"""Pause while no request waits and commits give no notice: so stale may an answer be after a
-commit."""
+"""Pause without requests if commits give no notice: for this long answers may miss a commit."""
 WATCHED_SECONDS = 0.05
-"""The same while commits give notice: other work, such as a new version, waits no longer."""
+"""The same if commits give notice. Other work, such as loading a new version, waits this long at
+most."""
 LOOK_SECONDS = 0.2
-"""Time between two heartbeats while another thread prepares."""
+"""Interval of heartbeats while another thread prepares."""
 
 
 class Engine:
-    """Owns the queue of requests, and the follower of the log once there is one, on the thread of
+    """Owns the queue of requests, and the follower of the log once the log exists, in the thread of
     `run`'s event loop."""
 
     def __init__(
@@ -66,11 +65,11 @@ class Engine:
         on_failure: Callable[[], None] = lambda: None,
         prepare: Callable[[], None] | None = None,
     ) -> None:
-        """topics: of events in Kafka. on_schema: called with the log's schema whenever a graph
-        begins to answer. on_failure: called when the task of `start` ends by an error, so that the
-        process can end with it. prepare: called in another thread before the log is opened, as to
-        compile kernels, while health checks and the status page are answered already."""
-        # Its settings, the parts that it reads, and its callbacks.
+        """topics: Kafka topics with events. on_schema: called with the log's schema whenever a new
+        graph starts to answer. on_failure: called if the task of `start` ends by an error, so that
+        the process can end. prepare: called in another thread before the log is opened, for example
+        to compile kernels; meanwhile health checks and the status page are answered."""
+        # Settings, the parts that it reads, and callbacks.
         self._settings = settings
         self._deadline_seconds = server.deadline_seconds
         self._topics = topics
@@ -80,10 +79,10 @@ class Engine:
         self._on_failure = on_failure
         self._prepare = prepare
 
-        # The graph and the version that answer, and the requests that they answer.
+        # The log follower with graph and version, and the requests that it answers.
         self.status = EngineStatus()
         self._follower: LogFollower | None = None
-        """None until ingest has made a log."""
+        """None until ingest has created the log."""
         self._queue = RequestQueue(server)
         self._waiting = WaitingRequests(server.max_queue)
         self._answerer = Answerer(self._queue, server, self.status)
@@ -92,83 +91,88 @@ class Engine:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the process ends."""
+        """Whether `stop` was called."""
         return self._stopping
 
     @property
     def _view(self) -> ServerGraph | None:
-        """The graph that answers, None before there is a log."""
+        """The graph that answers, None before the log exists."""
         return None if self._follower is None else self._follower.view
 
     @property
     def schema(self) -> Schema | None:
-        """The log's schema, None before there is a log."""
+        """The log's schema, None before the log exists."""
         return None if self._view is None else self._view.log.state.schema
 
     @property
     def log(self) -> LogReader | None:
-        """The log's reader, which belongs to the event loop's thread; None before there is a
-        log."""
+        """The log's reader, owned by the event loop's thread; None before the log exists."""
         return None if self._view is None else self._view.log
 
     @property
     def keys(self) -> Sequence[Key | None]:
-        """Keys of all nodes by their ids, None for a deleted one; none before there is a log."""
+        """Keys of all nodes by id, None for a deleted node; empty before the log exists."""
         return () if self._view is None else self._view.log.keys
 
     def is_source(self, node_N: Int64, edge_set: int) -> Bools:
-        """Whether each node was a source in an edge set, by its id: bool[N], int64[N]."""
+        """Whether each node was a source in an edge set: bool[N]. node_N: int64[N] node ids."""
         if self._view is None:
             return np.zeros(len(node_N), np.bool_)
         return self._view.facts.of_set(edge_set).is_source(node_N)
 
     def lag_seconds(self) -> float | None:
-        """Seconds by which answers of now may lag behind Kafka, None if that is not known."""
+        """The lag of present answers in seconds, None if unknown: the time since they had all
+        records of Kafka."""
         return None if self._follower is None else self._follower.seen.lag_seconds(time.time())
 
     def around(self, node: Key, edge_set: int) -> tuple[int, Callable[[], Around]]:
-        """The number of events taken in, and a function that looks around a node as of now. Raises:
-        NotReady."""
+        """The number of events in the graph, and a function that reads the recent activity around a
+        node. Raises: NotReady."""
         view = self._view
         if view is None or not self.status.ready:
             raise NotReady(self.status.why)
         return view.edge, lambda: look_around(view, node, edge_set)
 
     def end_waits(self) -> None:
-        """Refuse the requests that wait for a commit, and those that would: the server ends."""
+        """Refuse all requests that wait for a commit, now and later, because the server ends."""
         self._waiting.end()
 
     def stop(self) -> None:
-        """Let `run` answer the requests that wait, then end."""
+        """Let `run` answer the waiting requests, then end."""
         self._stopping = True
         self._queue.wake()
 
     def overload(self) -> str | None:
-        """Why new requests for answers are refused, None if they are let in."""
+        """The reason to refuse new requests for answers, None to admit them."""
         return self._queue.overload()
 
     async def turn(self) -> None:
-        """Wait until a new request may be parsed, as `RequestQueue.turn`."""
+        """Wait until a new request may be parsed, as `RequestQueue.turn` does."""
         if self.status.ready:
             await self._queue.turn()
 
     async def ask(self, request: Request, conditions: Conditions = NONE) -> Answer:
-        """Queue a request and wait for its answer. Raises: as `ask_all`."""
+        """Queue a request and wait for its answer. Raises: like `ask_all`."""
         return (await self.ask_all([request], conditions))[0]
 
     async def ask_all(
         self, requests: Sequence[Request], conditions: Conditions = NONE
     ) -> list[Answer]:
-        """Queue requests that one version is to answer, and wait for the answers, in order.
+        """Queue requests that one version must answer, and wait for the answers, in order.
 
-        They are queued once the view has what the conditions name, within the same deadline.
+        1. Wait until the view includes the positions of the conditions, outside of the queue, so
+           that the wait delays no other request.
+        2. Queue the requests and wait for the answers, within the same deadline.
+        3. Check the answers' age by the position from which they were computed: a check before them
+           could pass and the answers still be too old.
+
         Raises: Overloaded, NotReady, TimeoutError, BadCondition, NotReached, TooOld.
         """
         if not self.status.ready:
             raise NotReady(self.status.why)
         deadline = time.monotonic() + self._deadline_seconds
 
-        # Wait for the commits that the answer must have seen, outside of the queue.
+        # 1. Wait for the positions that the answer must include.
         if conditions.after:
             assert self._view is not None, "it is ready"
             state = self._view.included
@@ -181,8 +185,9 @@ class Engine:
                 if (span := spans.current.get()) is not None:
                     span.child("reach", begun, time.monotonic())
 
-        # An answer is checked by the position at which it was computed.
+        # 2. Compute the answers.
         answers = await self._queue.answers(requests, deadline)
+        # 3. Check their age.
         if conditions.max_lag_seconds is not None:
             answers[0].seen.check_age(conditions.max_lag_seconds, time.time())
         return answers
@@ -190,8 +195,8 @@ class Engine:
     # The loop
 
     def start(self) -> asyncio.Task[None]:
-        """Run in a task of its own, whose error ends the process: no request can be answered any
-        more, so the process is started again."""
+        """Run in a task of its own. Its error ends the process, since no request can be answered
+        any more; the process is then restarted."""
 
         def report(task: asyncio.Task[None]) -> None:
             if task.cancelled() or (error := task.exception()) is None:
@@ -205,14 +210,14 @@ class Engine:
         return task
 
     async def run(self) -> None:
-        """Follow log and versions and answer requests, until `stop`."""
+        """Follow the log and the versions, and answer requests, until `stop`."""
         if self._prepare is not None:
             await self._wait_for(self._prepare)
         follower = await self._wait_for_log()
         if follower is None:
             return
 
-        # Follow and answer in turn; HTTP runs between the two.
+        # Follow and answer by turns; HTTP runs in between.
         with watch_commits(self._settings.paths.log, self._queue.wake) as is_watched:
             pause = WATCHED_SECONDS if is_watched else POLL_SECONDS
             while not self._stopping or self._answerer:
@@ -223,13 +228,13 @@ class Engine:
                 await self._queue.rest(0.0 if is_busy or self._answerer else pause)
 
     async def _wait_for(self, prepare: Callable[[], None]) -> None:
-        """Call what makes the kernels ready."""
+        """Load or compile the kernels in another thread."""
         self.status.why = compile_notice() or "loading kernels"
         self._beat.touch("preparing")
         await self._in_thread(prepare)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        """Call a function in another thread, and turn the loop meanwhile."""
+        """Call a function in another thread, and write heartbeats until it returns."""
         task = asyncio.create_task(asyncio.to_thread(work))
         while not (await asyncio.wait([task], timeout=LOOK_SECONDS))[0]:
             self.status.beat = time.monotonic()
@@ -237,7 +242,8 @@ class Engine:
         return await task
 
     async def _wait_for_log(self) -> LogFollower | None:
-        """Wait until ingest has made a log, and open it. Returns: None if `stop` came first."""
+        """Wait until ingest has created the log, and open it. Returns: None if `stop` was called
+        before."""
         while not self._stopping:
             self._follower = await self._in_thread(self._open)
             if self._follower is not None:
@@ -247,8 +253,8 @@ class Engine:
         return None
 
     def _open(self) -> LogFollower | None:
-        """Open the log and its stored facts, in another thread since it can take minutes. Returns:
-        None before there is a log."""
+        """Open the log and its stored facts; runs in another thread since it can take minutes.
+        Returns: None before the log exists."""
         reader = LogReader.open(self._settings.paths.log)
         if reader is None:
             self.status.why = "waiting for ingest to make the log"
@@ -259,17 +265,21 @@ class Engine:
 
     @memory_for("following the log")
     def _follow(self, follower: LogFollower) -> bool:
-        """Do one slice of all work but answering. Returns: whether the next slice should follow at
-        once."""
+        """Do one slice of all work except answering. Returns: whether the next slice should follow
+        at once.
+
+        It does not await, so the schema of a new graph is in use before HTTP parses the next
+        request.
+        """
         self.status.beat = time.monotonic()
 
-        # Log and versions; a graph of another version may have another schema.
+        # Log and versions; the graph of another version may have another schema.
         view = follower.view
         is_busy = follower.step()
         if follower.view is not view:
             self._on_schema(follower.view.log.state.schema)
 
-        # Requests that wait for the position which answers report from here on.
+        # Release requests that wait for a position which the view includes now.
         if self._waiting:
             self._waiting.release(follower.view.included)
         if not self.status.ready:
@@ -281,26 +291,27 @@ class Engine:
     # Readiness and status
 
     def _update_ready(self, follower: LogFollower) -> None:
-        """Become ready once log and version have caught up, and stay so unless `run` fails."""
+        """Become ready once the log and the version have caught up. The server stays ready unless
+        `run` fails."""
         status = self.status
         if not follower.has_caught_up:
             status.rebuild = follower.progress()
             status.why = f"reading the log, {status.rebuild.text('edges')}"
             return
 
-        # The first answer of each kind is slow, so it goes to no caller.
+        # The first answer of each kind is slow, so no client gets it.
         self._answerer.compute(follower, warm_up_requests(follower.view))
         status.ready = True
         status.why = "answering"
         status.rebuild = None
         metrics.rebuild_ratio.set(1)
-        # Keep the garbage collector off objects that live as long as the server: a full collection
-        # takes 0.2 s, in which nothing is answered.
+        # Exclude the objects that live as long as the server from garbage collection: a full
+        # collection takes 0.2 s, in which nothing is answered.
         gc.freeze()
         logger.info("server_ready", edges=follower.view.edge, version=status.version)
 
     def _report(self, follower: LogFollower) -> None:
-        """Bring status, metrics and heartbeat up to date."""
+        """Update status, metrics and heartbeat."""
         status = self.status
         view = follower.view
         status.edge = view.edge

@@ -1,9 +1,9 @@
-"""Explanations: what a score is made of, as exact Shapley shares of groups of facts and of the
-graph, and the neighbours that were looked at.
+"""Explains a score: the exact Shapley shares of groups of facts and of the graph, and the sampled
+neighbors.
 
-The game: v(S) is the score where the groups outside S are at their baseline. A version's baseline
-of a fact is its mean over what the version was trained on, which is 0 once standardised; the
-graph's is that it adds nothing. The rule's is a pair of which nothing is known.
+In the cooperative game, v(S) is the score with all groups outside S at their baseline. A version's
+baseline of a fact is its mean over the training data, which is 0 once standardized; the graph's
+baseline is to add nothing. The rule's baseline is a pair of unknown nodes.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from streamd.serving.requests import (
 )
 
 GRAPH = "graph"
-"""The group of what the graph adds to the facts."""
+"""The group of the graph's contribution."""
 CANDIDATE_GROUPS = tuple(group for group in GROUPS if group.name != "source")
 """The groups that differ between the candidates of one source."""
 GRAPH_WORDS = "what the embeddings of the two add, from their neighbours, memory and features"
@@ -36,7 +36,8 @@ GRAPH_WORDS = "what the embeddings of the two add, from their neighbours, memory
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What is explained. src, dst: ids, or UNKNOWN. edge_set: its number. time_us: of the query."""
+    """The pair to explain. src, dst: node ids, or UNKNOWN. edge_set: its number. time_us: time of
+    the query."""
 
     src: int
     dst: int
@@ -46,7 +47,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Pairs of one source that are explained in short. dst_K: int64[K]. The rest is as of
+    """Pairs of one source to explain in short. dst_K: int64[K]. The other fields are as in
     `Pair`."""
 
     src: int
@@ -96,8 +97,8 @@ def reasons_of(
     """The group that adds most to the score of each pair: K of them, None if none adds anything.
     served: None for the rule. Raises: NotFinite.
 
-    A group adds the score less that with the group alone at its baseline: 8 scores a pair, and
-    Shapley shares take 512.
+    A group adds the difference between the score and the score with the group alone at its
+    baseline: this takes 8 scores for each pair, while Shapley shares take 512.
     """
     if not len(pairs.dst_K):
         return ()
@@ -119,7 +120,7 @@ def reasons_of(
     if not np.isfinite(adds_GK).all():
         raise NotFinite("a score is not finite")
 
-    # The largest of each pair, in words.
+    # The largest contribution of each pair, in words.
     found: list[Reason | None] = []
     for number, adds, facts_F in zip(adds_GK.argmax(0), adds_GK.max(0), facts_KF, strict=True):
         name = names[number]
@@ -131,7 +132,7 @@ def reasons_of(
 def _without_each(
     facts_KF: Float32, baseline_F: Float32, value: Callable[[Float32], Float32]
 ) -> Float32:
-    """The value of each pair, and then with each of CANDIDATE_GROUPS at its baseline: float32[1 +
+    """The value of each pair, then with each of CANDIDATE_GROUPS at its baseline: float32[1 +
     groups, K]."""
     rows_GKF = np.repeat(facts_KF[None], 1 + len(CANDIDATE_GROUPS), 0)
     for number, group in enumerate(CANDIDATE_GROUPS, 1):
@@ -142,7 +143,7 @@ def _without_each(
 
 
 def _facts(view: ServerGraph, src: int, dst: int, pair: Pair) -> Float32:
-    """The facts of a pair at the time and in the edge set of another: float32[F]."""
+    """The facts of src and dst at the time and in the edge set of `pair`: float32[F]."""
     row: Float32 = view.facts.compute(
         np.array([src]),
         np.array([pair.time_us]),
@@ -153,8 +154,9 @@ def _facts(view: ServerGraph, src: int, dst: int, pair: Pair) -> Float32:
 
 
 def _coalition_rows(facts_F: Float32, baseline_F: Float32) -> Float32:
-    """The facts of each coalition of groups, float32[2**G, F]: its own where a group is in it, the
-    baseline elsewhere. Which edge set is asked about is no fact, and stays."""
+    """The facts of each coalition of groups, float32[2**G, F]: the pair's own for groups in it, the
+    baseline for the others. Columns that belong to no group, such as the edge set, keep their
+    values."""
     has_SG = coalitions(len(GROUPS))
     rows = np.repeat(facts_F[None], len(has_SG), 0)
     for number, group in enumerate(GROUPS):
@@ -165,13 +167,13 @@ def _coalition_rows(facts_F: Float32, baseline_F: Float32) -> Float32:
 
 
 def _blocks(facts_F: Float32) -> tuple[int, ...]:
-    """Where the facts begin in a row: those of the asked edge set, and those of all sets together
-    where there are several."""
+    """The first column of each block of facts in a row: one block for the edge set of the query,
+    and with several edge sets a second one for all sets together."""
     return (0,) if len(facts_F) == NUM_FACTS else (0, NUM_FACTS)
 
 
 def _groups(facts_F: Float32, value_S: Float64, has_graph: bool) -> tuple[Group, ...]:
-    """The groups with their shares, those that carry most of the score first."""
+    """The groups with their shares, the largest absolute share first."""
     shares = shapley_shares(value_S)
     everyone = len(value_S) - 1
     groups = [
@@ -202,11 +204,12 @@ def _groups(facts_F: Float32, value_S: Float64, has_graph: bool) -> tuple[Group,
 def _neighbors(
     view: ServerGraph, served: LoadedVersion, pair: Pair
 ) -> tuple[tuple[NeighborShare, ...], str]:
-    """The sampled neighbours of both ends, those that count most first, and where their weights are
-    from."""
+    """The sampled neighbors of source and candidate, the largest weight first, and the source of
+    their weights."""
     roots = np.unique([pair.src, pair.dst])
     around, weights = served.looked_at(roots, view.live)
-    # Of windows of time all hops have the same roots; deeper hops are about other nodes.
+    # If hops are windows of time (DySAT), all of them have the same roots; otherwise deeper hops
+    # have other roots.
     hops = around.hops if around.windows else around.hops[:1]
     found = []
     for of, end in (("src", pair.src), ("dst", pair.dst)):
@@ -225,6 +228,6 @@ def _neighbors(
 
 
 def _key(view: ServerGraph, node: int) -> Key | None:
-    """The key of a node, None where it was deleted."""
+    """The key of a node, None if it was deleted."""
     keys = view.log.keys
     return keys[node] if node < len(keys) else None

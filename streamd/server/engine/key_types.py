@@ -7,11 +7,11 @@ from streamd.events import Key, split_key
 from streamd.server.engine.set_names import PlainKey, in_set
 
 SLICE_KEYS = 20_000
-"""Keys looked at before requests have a turn: about 2 ms."""
+"""Keys that are read before other requests get a turn: about 2 ms."""
 
 
 class KeyTypes:
-    """Finds whether the keys of each node set are texts, integers or both. Owner: the server's
+    """Finds out whether the keys of each node set are texts, integers or both. Owner: the server's
     state."""
 
     def __init__(self) -> None:
@@ -20,10 +20,10 @@ class KeyTypes:
         self._found: set[tuple[int, type]] = set()
 
     async def of(self, keys: Sequence[Key | None], node_sets: set[int]) -> set[type]:
-        """The types of the keys of node sets: `str`, `int` or both; none without keys.
+        """The types of the keys of some node sets: `str`, `int` or both; empty without keys.
 
-        keys: of all nodes, by their ids, None for a deleted one. It looks at those that are new
-        since the last call.
+        keys: of all nodes, by id, None for a deleted node. Each call reads the keys that are new
+        since the last one.
         """
         if keys is not self._keys:
             self._keys, self._num_seen, self._found = keys, 0, set()
@@ -32,19 +32,20 @@ class KeyTypes:
             part = keys[self._num_seen : self._num_seen + SLICE_KEYS]
             self._num_seen += len(part)
             self._found |= {_type_of(key) for key in part if key is not None}
-            # Keys come in this thread: answers continue between two slices.
+            # Between two slices, this thread answers requests and appends keys.
             await asyncio.sleep(0)
         return {kind for number, kind in self._found if number in node_sets}
 
 
 def hint_of(ids: Container[Key], asked: Iterable[Key]) -> str:
-    """Why an asked key is no node although a node looks like it; empty if there is none.
+    """A hint that a key is unknown while the key of the other type is known; empty if there is
+    none.
 
-    ids: keys of all nodes. asked: keys that a request names.
+    ids: keys of all nodes. asked: keys of a request.
     """
     for key in asked:
         number, own = split_key(key)
-        # The node of a key that is known needs no hint, nor does a stranger in both types.
+        # No hint for a known key, nor for one that is unknown in both types.
         twin = _twin(own)
         if twin is None or key in ids or in_set(number, twin) not in ids:
             continue
@@ -66,7 +67,7 @@ def _type_of(key: Key) -> tuple[int, type]:
 
 
 def _twin(key: PlainKey) -> PlainKey | None:
-    """The key of the other type that is written alike; None for text that is no integer."""
+    """The key of the other type with the same characters; None for text that is no integer."""
     if isinstance(key, int):
         return str(key)
     digits = key.removeprefix("-")

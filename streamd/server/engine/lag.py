@@ -1,4 +1,5 @@
-"""Until when answers know all that was in Kafka, by what ingest says and what the view has."""
+"""Measures the time up to which answers include all records of Kafka, from ingest's report and the
+view's position."""
 
 import json
 import time
@@ -11,29 +12,30 @@ from streamd.roles import ENDS, FOLLOW, folder_of
 from streamd.telemetry.heartbeat import leads_here, read_beat
 
 LOOK_SECONDS = 0.2
-"""Time between two looks at ingest's heartbeat, which is written as often. Each reads a file."""
+"""Interval at which the report of ingest is read, which is written as often. Each read opens a
+file."""
 MAX_PENDING = 256
-"""Most looks that are kept while the view does not have what ingest knew of then."""
+"""Maximum number of reports that are kept until the view has the records that ingest reported."""
 ANSWERS_SECONDS = 10.0
-"""Ingest asks the broker every five seconds: a broker that has not answered for longer than twice
-that is away, and what ingest takes for a partition's end is as old as its last answer."""
+"""Ingest asks the broker every five seconds. A broker that has not answered for twice as long is
+unreachable, and the end offsets that ingest knows are as old as its last answer."""
 
 
 Ends = dict[str, dict[str, int]]
-"""Topic -> partition -> the end, of partitions with more to read."""
+"""Topic -> partition -> end offset, of the partitions with more to read."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What ingest said. at: monotonic time of the look. known_at: wall time up to which it knew
-    what there is in Kafka. ends: topic -> partition -> the end, of partitions with more to read."""
+    """A report of ingest. at: monotonic time at which it was read. known_at: wall time up to which
+    ingest knew the contents of Kafka. ends: the end offsets of partitions with more to read."""
 
     at: float
     known_at: float
     ends: Ends
 
     def is_in(self, state: LogState) -> bool:
-        """Whether a state of the log has the partitions up to the ends."""
+        """Whether a state of the log has all partitions up to the end offsets."""
         positions = state.progress.positions
         return all(
             int(number) in (parts := positions.get(topic, {})) and parts[int(number)].offset >= end
@@ -43,26 +45,27 @@ class _Look:
 
 
 class Completeness:
-    """Finds the newest moment of which the view has all that was in Kafka then. Owner: the engine.
+    """Finds the newest time up to which the view has all records of Kafka. Owner: the engine.
 
-    Ingest's heartbeat says at what time which partitions had more to read than was committed. The
-    rest was committed before, so a view that looked at the log later has it; what was to be read is
-    in once the log's positions have passed the ends. until: that moment as wall time, seconds; None
-    until one is known, as before the server has caught up once.
+    A report of ingest has a time, and the end offsets of the partitions that had more records than
+    were committed by then. All other records were committed before, so a view that read the log
+    after the report has them. The reported ones are in the view once the log's positions reach the
+    end offsets. until: that time as wall time in seconds; None while unknown, for example before
+    the server has caught up once.
     """
 
     def __init__(self, data_dir: Path, follows: bool = False) -> None:
-        """follows: where no ingest reads Kafka here, or not now, the follower says what is in
-        it."""
+        """follows: whether this machine may follow another one's log; unless it leads, the report
+        of the follower replaces that of ingest."""
         self._data_dir = data_dir
         self._follows = follows
         self._looked_at = -LOOK_SECONDS
         self._pending: deque[_Look] = deque()
-        """Looks whose ends the view has not passed, oldest first."""
+        """Reports whose end offsets the view has not reached, oldest first."""
         self.until: float | None = None
 
     def look(self, now: float) -> None:
-        """Look at ingest's heartbeat, LOOK_SECONDS after the last look. now: monotonic seconds."""
+        """Read the report of ingest, at most every LOOK_SECONDS. now: monotonic seconds."""
         if now - self._looked_at < LOOK_SECONDS:
             return
         self._looked_at = now
@@ -71,16 +74,17 @@ class Completeness:
         else:
             known_at, ends = self._of_ingest()
         if ends is None:
-            # Nothing is read now, as while no broker answers: nothing new is known.
+            # Without a report, for example while no broker answers, nothing new is known.
             return
         self._pending.append(_Look(now, known_at, ends))
 
-        # Of many, every second one is enough.
+        # Half of them is enough.
         if len(self._pending) > MAX_PENDING:
             self._pending = deque(list(self._pending)[::2])
 
     def _of_follower(self) -> tuple[float, Ends | None]:
-        """When the follower last asked Kafka, and what the log lacked then."""
+        """Wall time at which the follower last asked Kafka, and the end offsets that the log had
+        not reached then."""
         try:
             said = json.loads((folder_of(self._data_dir, FOLLOW) / ENDS).read_bytes())
         except (OSError, ValueError):
@@ -88,7 +92,8 @@ class Completeness:
         return float(said["time"]), said["behind"]
 
     def _of_ingest(self) -> tuple[float, Ends | None]:
-        """Until when ingest knows what is in Kafka, and what the log lacked then."""
+        """Wall time up to which ingest knew the contents of Kafka, and the end offsets that the log
+        had not reached then."""
         beat = read_beat(self._data_dir, "ingest")
         if beat is None or "behind" not in beat.detail:
             return 0.0, None
@@ -97,9 +102,9 @@ class Completeness:
         return time.time() - age, beat.detail["behind"]
 
     def advance(self, state: LogState, looked_at: float) -> None:
-        """Take a state of the log that the view has whole.
+        """Advance `until` by a state of the log that the view has completely.
 
-        looked_at: monotonic time at which nothing newer than the state was committed.
+        looked_at: monotonic time at which the log had no newer commit than that state.
         """
         while self._pending and self._pending[0].at <= looked_at and self._pending[0].is_in(state):
             known_at = self._pending.popleft().known_at

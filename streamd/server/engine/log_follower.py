@@ -1,4 +1,4 @@
-"""The server's graph and the version that answers follow the log, a slice at a time."""
+"""The server's graph and the version that serves follow the log, one slice at a time."""
 
 import time
 
@@ -20,18 +20,18 @@ from streamd.telemetry import metrics
 from streamd.telemetry.progress import Reading
 
 SLOW_SECONDS = 5.0
-"""A version on its way for less is not worth a word: one comes with each window."""
+"""A version that loads or catches up for less is not reported: there is one after each window."""
 COVER_SECONDS = 0.002
-"""Time of a step in which nodes are looked at to find the popular ones, while requests wait."""
+"""Time of one step of the search for popular nodes, while requests wait."""
 KEEP_SECONDS = 1.0
-"""Time between two looks at what should be stored: each reads whether compaction was asked for."""
+"""Interval of the checks for data to store: each reads the compaction request."""
 
 
 class LogFollower:
-    """Owns the graph, the version that answers, and the position that answers report. Owner: the
+    """Owns the graph, the version that serves, and the position that answers report. Owner: the
     engine.
 
-    view: the graph that answers. served: the version that answers, None for the rule. seen: the
+    view: the graph that answers. served: the version that serves, None for the rule. seen: the
     position.
     """
 
@@ -42,13 +42,13 @@ class LogFollower:
         reader: LogReader,
         status: EngineStatus,
     ) -> None:
-        """Load the facts that were stored, which can take seconds. status: in which it names the
-        version that answers."""
+        """Load the stored facts, which can take seconds. status: receives the name of the version
+        that serves."""
 
         def make_view(reader: LogReader, model: ModelSettings) -> ServerGraph:
             return ServerGraph(settings, reader, model)
 
-        # The champion's settings decide which facts are kept.
+        # The champion's settings determine the facts.
         manifest, model = read_champion(registry, settings.model)
         self.view = make_view(reader, model)
         self.served: LoadedVersion | None = None
@@ -66,28 +66,28 @@ class LogFollower:
 
     @property
     def memory_edge(self) -> int:
-        """Event id up to which memory has taken in the log."""
+        """Event id up to which the memory has advanced."""
         return self.view.edge if self.served is None else self.served.memory.edge
 
     @property
     def memory_bytes(self) -> int:
-        """Size of the memory of the version that answers."""
+        """Size of the memory of the version that serves."""
         return 0 if self.served is None else self.served.memory.rows.pool.num_bytes
 
     @property
     def has_caught_up(self) -> bool:
-        """Whether the graph has the whole log, and no version is on its way."""
+        """Whether the graph has the whole log, and no version loads or catches up."""
         is_caught_up = self.view.caught_up and self.view.candidates.covers_all
         return is_caught_up and not self._swap.is_under_way
 
     @property
     def _catching_up(self) -> bool:
-        """Whether a version that will answer still catches up with the log."""
+        """Whether the next version still catches up with the log."""
         return isinstance(self._swap.state, CatchingUp)
 
     @property
     def next_version(self) -> NextVersion | None:
-        """The version that will answer, once it has been on its way for SLOW_SECONDS."""
+        """The next version, if it has been loading or catching up for SLOW_SECONDS."""
         state = self._swap.state
         if not isinstance(state, Loading | CatchingUp):
             return None
@@ -102,27 +102,39 @@ class LogFollower:
         )
 
     def progress(self) -> Reading:
-        """How much of graph, facts and memory is made."""
+        """The progress of rebuilding graph, facts and memory."""
         return self._rebuild.at(self.view, self._swap.state)
 
     def step(self) -> bool:
-        """Do one slice. Returns: whether events were taken in or a version catches up, so that the
-        next slice should follow at once."""
-        # Before the log, so that the log is newer than the report of ingest.
+        """Do one slice. Returns: whether events were read or a version catches up, so that the next
+        slice should follow at once.
+
+        1. Read the report of ingest before the log, so that the view becomes newer than the report.
+           In the other order, the report would count one step later.
+        2. Follow the log.
+        3. Advance the next version, and swap it in once it is ready. No request is computed
+           meanwhile, so none sees half a swap.
+        4. Publish the position, after a swap that of the new graph: answers from it must not report
+           the old graph's position.
+        """
+        # 1. Read the report of ingest.
         self._complete.look(time.monotonic())
         until = self._pace.begin(self._status.ready)
+        # 2. Follow the log.
         is_behind = self._follow_log(until)
+        # 3. Follow the versions.
         self._follow_versions(until)
         is_busy = is_behind or self._catching_up
         self._pace.end(is_busy)
+        # 4. Publish the position.
         self._publish_position()
         return is_busy
 
     def _follow_log(self, until: float) -> bool:
         """Add new events of the log to the graph, then advance memory over closed chunks, until the
-        time is up. until: monotonic seconds. Returns: whether anything is left to follow."""
-        # The graph gets half of the time, so that a fast-growing log leaves some for memory; both
-        # together get half of it while another version catches up.
+        time is up. until: monotonic seconds. Returns: whether work is left."""
+        # The graph gets half of the time, so that a fast-growing log leaves time for the memory.
+        # While another version catches up, both together get half of it.
         view = self.view
         is_ready = self._status.ready
         now = time.monotonic()
@@ -135,7 +147,7 @@ class LogFollower:
                 break
         self._freshness.measure(view.edge, time.time())
 
-        # Memory follows the graph, even while the graph is behind the log.
+        # The memory follows the graph even if the graph has a backlog.
         served = self.served
         memory_behind = served is not None and served.follow_until(
             until, view.log, view.edge, view.watermark
@@ -149,17 +161,17 @@ class LogFollower:
         return False
 
     def _follow_versions(self, until: float) -> None:
-        """Advance the swap of versions, and answer by its graph and version once they are ready.
+        """Advance the swap of versions, and answer with its graph and version once they are ready.
         until: monotonic seconds."""
         serving = self.served.manifest.name if self.served else None
         state = self._swap.step(self.view, serving, until)
         if isinstance(state, Swapped):
-            # Between two passes of answers: no request sees half a swap.
             self.view = state.view
             self._serve(state.served)
 
     def stop_serving(self, error: NotFinite) -> None:
-        """Answer by the rule until another version is loaded; this one is not tried again."""
+        """Answer with the rule until another version is loaded. The present one is not tried
+        again."""
         if self.served is not None:
             self._swap.refuse(self.served.manifest.name, error)
         self._serve(None)

@@ -1,25 +1,25 @@
-"""Division of the server loop's time between following the log and answering.
+"""Divides the time of the server's loop between following the log and answering.
 
 Following comes first but is limited to a share, so that neither starves the other: answers stay
-fresh under overload, and stay quick while the server catches up after a stall.
+fresh under overload, and stay fast while the server catches up after a stall.
 """
 
 import asyncio
 import time
 
 TURN_SECONDS = 0.01
-"""Time for one slice of work, following or answering: a health check waits for a few of them, and
+"""Time of one slice of work, following or answering: a health check waits for a few of them, and
 should be answered within 0.1 s."""
 BEHIND_SECONDS = 0.03
-"""The same for following while the server is behind the log."""
+"""Time of a following slice while there is a backlog of events."""
 BEHIND_SHARE = 2 / 3
-"""Share of the loop's time for following while the server is behind. In the rest it answers, from
-the graph, facts and memory it has; each answer reports how far these are."""
+"""Share of the loop's time for following while there is a backlog. In the remaining time the server
+answers from its present graph, facts and memory; each answer reports their positions."""
 STARTING_SECONDS = 0.1
-"""Time for one slice while only health checks are answered."""
+"""Time of one slice while only health checks are answered."""
 HTTP_TURNS = 3
 """Turns of the event loop for HTTP between two slices of the engine's work: about as many as a new
-request needs until it is in the queue, or a health check until it is answered."""
+request needs to reach the queue, or a health check to be answered."""
 
 
 class Pace:
@@ -30,9 +30,9 @@ class Pace:
         self._behind = False
 
     def begin(self, answering: bool) -> float:
-        """Begin to follow the log. answering: whether requests are answered already.
+        """Start to follow the log. answering: whether requests are answered already.
 
-        Returns: monotonic time, in seconds, at which this turn should switch to answering.
+        Returns: monotonic time in seconds at which this turn should switch to answering.
         """
         now = time.monotonic()
         if not answering:
@@ -43,12 +43,12 @@ class Pace:
         return now + min(max(share, TURN_SECONDS), BEHIND_SECONDS)
 
     def end(self, behind: bool) -> None:
-        """Record the end of this turn's following. behind: whether anything is left to follow."""
+        """Record the end of this turn's following. behind: whether work is left."""
         self._ended = time.monotonic()
         self._behind = behind
 
 
 async def let_http_run() -> None:
-    """Let HTTP receive, parse and write for some turns of the event loop."""
+    """Give HTTP some turns of the event loop to receive, parse and write."""
     for _ in range(HTTP_TURNS):
         await asyncio.sleep(0)

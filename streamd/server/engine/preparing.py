@@ -1,4 +1,5 @@
-"""Requests whose filter leaves few popular nodes wait here while all nodes are looked through."""
+"""Holds requests with filters until all nodes were searched for the popular nodes that the filters
+allow."""
 
 import time
 from dataclasses import dataclass
@@ -7,12 +8,12 @@ from streamd.server.engine.queue import PendingBatch
 from streamd.serving.candidates import Candidates
 
 STEP_SECONDS = 0.002
-"""Time of a step, for which no request is answered."""
+"""Time of a step, in which no request is answered."""
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """A batch that waits. num_prepared: how many of its requests do not, in order."""
+    """A batch that waits. num_prepared: number of its first requests that are prepared."""
 
     batch: PendingBatch
     num_prepared: int = 0
@@ -21,8 +22,8 @@ class _Waiting:
 class Preparing:
     """Batches that wait for the popular nodes of their filters, oldest first. Owner: the engine.
 
-    One batch is worked on at a time: each of many filters would otherwise take the room of another
-    before it is looked through.
+    One batch is prepared at a time: with many filters at once, each could evict the pool of another
+    before that pool is complete.
     """
 
     def __init__(self) -> None:
@@ -32,12 +33,12 @@ class Preparing:
         return bool(self._waiting)
 
     def add(self, batch: PendingBatch) -> None:
-        """Let a batch wait that the candidates are not prepared for."""
+        """Add a batch whose popular nodes are not known yet."""
         self._waiting.append(_Waiting(batch))
 
     def step(self, candidates: Candidates) -> list[PendingBatch]:
-        """Look through some more nodes for the oldest batches. Returns: those that can be answered
-        now. Batches whose callers gave up are dropped."""
+        """Search some more nodes for the oldest batches. Returns: the batches that can be answered
+        now. Batches past their deadline are dropped."""
         now = time.monotonic()
         until = now + STEP_SECONDS
         self._waiting = [one for one in self._waiting if one.batch.deadline > now]

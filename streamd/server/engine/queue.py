@@ -21,16 +21,16 @@ from streamd.settings.loading import ServerSettings
 from streamd.telemetry.spans import Started, current
 
 EXPLAIN_WEIGHT = 8
-"""Explanations take about as long as so many scores, and come one a request: a pass of
-`server.max_batch` of them would keep others waiting for 50 ms."""
+"""An explanation takes about as long as this many scores, and each request has one: a pass of
+`server.max_batch` of them would delay the others by 50 ms."""
 REQUEST_PAIRS = 20
 """The overhead of a request, in pairs that could be scored in the same time."""
 REASON_PAIRS = 8
-"""The same of a reason: a score with each group of facts at its baseline."""
+"""The cost of a reason in pairs: a score with each group of facts at its baseline."""
 STANDING_SHARE = 0.05
-"""If the queue is not emptied within this share of `server.deadline_seconds`, new requests are
-refused until it is empty: more come than can be answered, and waits would only grow. A burst, or
-the requests that arrived during a stall, are answered sooner, and so are not refused."""
+"""If the queue has not been empty within this share of `server.deadline_seconds`, new requests are
+refused until it is empty: more arrive than can be answered, and waits would only grow. A burst, or
+the requests that arrived during a stall, are answered sooner and so are not refused."""
 LEARNING = 0.1
 """Weight of the newest pass in the moving mean of the time per pair."""
 
@@ -47,16 +47,16 @@ class PendingBatch:
     deadline: float
     done: Done
     span: Started | None = None
-    """Of the request that asks, where spans are made."""
+    """The span of the HTTP request, None without tracing."""
 
     @property
     def weight(self) -> int:
-        """How much of a pass it takes: a request counts 1, an explanation EXPLAIN_WEIGHT."""
+        """Its share of a pass: a request counts 1, an explanation EXPLAIN_WEIGHT."""
         more = sum(isinstance(r, Explain) for r in self.requests)
         return len(self.requests) + (EXPLAIN_WEIGHT - 1) * more
 
     def trace(self, begun: float, ended: float, version: str) -> None:
-        """Make the spans of the batch's wait and of its answer, if its request has one. begun,
+        """Record the spans of the batch's wait and of its answer, if its request has one. begun,
         ended: of the answer, seconds of the monotonic clock."""
         if self.span is None:
             return
@@ -70,7 +70,7 @@ class PendingBatch:
         )
 
     def traced_done(self, version: str) -> Done:
-        """The callback for a search: makes the batch's spans, then calls `done`."""
+        """The callback of a search: records the batch's spans, then calls `done`."""
         if self.span is None:
             return self.done
         begun = time.monotonic()
@@ -82,7 +82,7 @@ class PendingBatch:
         return done
 
     def pairs(self, max_candidates: int) -> int:
-        """Approximate number of pairs it scores. max_candidates: of a recommendation."""
+        """Approximate number of pairs to score. max_candidates: of a recommendation."""
         of_pairs = (
             len(r.dst)
             if isinstance(r, Score)
@@ -97,7 +97,7 @@ class PendingBatch:
 
     @property
     def searches(self) -> list[Recommend]:
-        """All recommendations of the batch, where one of them asks for all nodes; else none."""
+        """All recommendations of the batch if one of them is exact, otherwise none."""
         asked = [r for r in self.requests if isinstance(r, Recommend)]
         return asked if any(r.exact for r in asked) else []
 
@@ -109,12 +109,12 @@ class RequestQueue:
         self._settings = settings
         self._waiting: deque[PendingBatch] = deque()
         self._arrived: deque[asyncio.Future[None]] = deque()
-        """Requests that are not parsed yet, oldest first; each waits for its turn."""
+        """Requests that are not parsed yet, oldest first."""
         self._turns = settings.max_batch
         """Number of requests that may still be parsed before the next pass."""
         self._wake = asyncio.Event()
         self._standing_since: float | None = None
-        """Monotonic time since which the queue has not been empty; None if it is."""
+        """Monotonic time since which the queue has not been empty; None if it is empty."""
         self._pair_seconds = 1e-5
         """Seconds per pair, a moving mean over passes."""
 
@@ -123,8 +123,9 @@ class RequestQueue:
         return len(self._arrived) + sum(len(w.requests) for w in self._waiting)
 
     async def turn(self) -> None:
-        """Wait until a new request may be parsed: between two passes only about as many are as one
-        pass answers. Parsing takes about as long as answering, and health checks wait meanwhile."""
+        """Wait until a new request may be parsed. Between two passes, only about as many are parsed
+        as one pass answers: parsing takes about as long as answering, and health checks wait
+        meanwhile."""
         if self._turns:
             self._turns -= 1
             return
@@ -137,13 +138,13 @@ class RequestQueue:
         """Queue requests as one batch and wait for the answers. deadline: seconds of the monotonic
         clock.
 
-        Raises: Overloaded, TimeoutError, and the error that the engine gives in place of answers.
+        Raises: Overloaded, TimeoutError, and the error that the engine returns instead of answers.
         """
         if len(self) >= self._settings.max_queue:
             raise Overloaded(self._full())
         future: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
 
-        # The caller may have given up by the time the engine answers.
+        # The caller may have been cancelled before the engine answers.
         def done(result: list[Answer] | BaseException) -> None:
             if future.done():
                 return
@@ -152,7 +153,7 @@ class RequestQueue:
             else:
                 future.set_result(result)
 
-        # Wait no longer than the deadline, which the engine knows too.
+        # The engine also knows the deadline, and drops the batch after it.
         now = time.monotonic()
         self._waiting.append(PendingBatch(requests, now, deadline, done, current.get()))
         self._wake.set()
@@ -160,7 +161,7 @@ class RequestQueue:
             return await future
 
     def overload(self) -> str | None:
-        """Why new requests are refused, None where they can be answered in time."""
+        """The reason to refuse new requests, None if they can be answered in time."""
         if len(self) >= self._settings.max_queue:
             return self._full()
         if self._standing_since is None:
@@ -173,11 +174,15 @@ class RequestQueue:
         return f"{len(self)} requests are waiting (server.max_queue)"
 
     def take(self) -> list[PendingBatch]:
-        """Take the batches of the next pass: at least one, at most about `server.max_batch`
-        requests in all, and no more than can be answered in about TURN_SECONDS.
+        """Take the batches of the next pass: at least one, about `server.max_batch` requests at
+        most, and no more than can be answered in about TURN_SECONDS.
 
-        Batches whose callers gave up are dropped.
+        1. Take the oldest batches; those past their deadline are dropped.
+        2. Record whether the queue is empty. After step 3, a queue of requests that are not parsed
+           yet would look empty, and overload would never be noticed.
+        3. Let further requests be parsed.
         """
+        # 1. Take the oldest batches.
         batch: list[PendingBatch] = []
         weight = 0
         seconds = 0.0
@@ -188,19 +193,21 @@ class RequestQueue:
                 batch.append(one)
                 weight += one.weight
                 seconds += one.pairs(self._settings.max_candidates) * self._pair_seconds
+        # 2. Record whether the queue is empty.
         if not self._waiting and not self._arrived:
             self._standing_since = None
         elif self._standing_since is None:
             self._standing_since = now
+        # 3. Let further requests be parsed.
         self._let_parse()
         return batch
 
     def _let_parse(self) -> None:
-        """Begin the turns until the next pass."""
+        """Start the turns until the next pass."""
         self._turns = self._settings.max_batch
         while self._turns and self._arrived:
             future = self._arrived.popleft()
-            if not future.done():  # else its caller gave up
+            if not future.done():  # else its caller was cancelled
                 future.set_result(None)
                 self._turns -= 1
 
@@ -215,8 +222,8 @@ class RequestQueue:
         self._wake.set()
 
     async def rest(self, seconds: float) -> None:
-        """Yield to the event loop, for up to `seconds` while no request waits and nothing wakes
-        it."""
+        """Yield to the event loop, for up to `seconds` while no request waits and `wake` is not
+        called."""
         await asyncio.sleep(0)
         # A wake during the line above counts too, so the flag is cleared only after the rest.
         if seconds and not self._waiting and not self._arrived:

@@ -1,4 +1,4 @@
-"""The progress of a server's start: graph, facts and memory, until it can answer."""
+"""The progress of a server's start, until graph, facts and memory are complete."""
 
 from streamd.serving.following_graph import ServerGraph
 from streamd.serving.swap import CatchingUp, State
@@ -7,13 +7,13 @@ from streamd.telemetry.progress import Reading, RoleProgress
 
 
 class Rebuild:
-    """Counts the events in graph and facts, and those that memory advanced over.
+    """Counts the events in graph and facts, and those over which the memory advanced.
 
     Owner: the engine.
     """
 
     def __init__(self, memory_edge: int | None) -> None:
-        """memory_edge: event id at which the first version's memory is expected to go on; None
+        """memory_edge: event id at which the first version's memory is expected to start; None
         without a version."""
         self._memory_edge = memory_edge
         self._progress = RoleProgress("rebuilding", metrics.rebuild_ratio)
@@ -22,7 +22,7 @@ class Rebuild:
         """The progress now. swap: state of the swap of versions."""
         done, total = view.taken_in
 
-        # The events that memory advanced over, and those of the version's own graph.
+        # The events over which the memory advanced, and those in the version's own graph.
         if isinstance(swap, CatchingUp):
             if swap.served is not None:
                 self._memory_edge = swap.from_edge
@@ -31,15 +31,15 @@ class Rebuild:
                 done = done + swap.view.taken_in[0]
                 total = total + swap.view.taken_in[1]
 
-        # The events that memory has to advance over.
+        # The events over which the memory has to advance in all.
         if self._memory_edge is not None:
             total += max(0, view.log.num_edges - self._memory_edge)
         return self._progress.at(done, total)
 
 
 def share_caught_up(swap: CatchingUp, view: ServerGraph) -> float:
-    """The share of its events that a version on its way has taken in, from 0 to 1. view: the graph
-    that answers, of which all may still be to do."""
+    """The share of the log's events that the next version has processed, from 0 to 1. view: the
+    graph that answers, with which the next version may share its graph."""
     done, total = (0, 0) if swap.view is view else swap.view.taken_in
     if swap.served is not None:
         done += swap.served.memory.edge - swap.from_edge

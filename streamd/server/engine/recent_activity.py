@@ -1,4 +1,4 @@
-"""What happened around a node lately, and the stream of server-sent events that follows it."""
+"""The recent activity around a node, and the stream of server-sent events with its changes."""
 
 import asyncio
 import time
@@ -18,27 +18,28 @@ from streamd.serving.following_graph import ServerGraph
 from streamd.serving.loaded_version import UNKNOWN
 
 NUM_NEIGHBORS = (12, 3)
-"""Newest events of the node, and of each of its neighbours: with the node at most 49 nodes."""
+"""Newest events of the node, and of each of its neighbors: with the node at most 49 nodes."""
 EVENTS_OF_HUB = 32
-"""A neighbour with so many events since its last one with the node is a hub: its own newest events
-say nothing of the node, and there is always a newer one."""
+"""A neighbor with this many events since its last one with the node is a hub. Its newest events do
+not concern the node, and change all the time."""
 MAX_STREAMS = 16
-"""Streams that are open at once: each looks around its node once a second."""
+"""Maximum number of open streams: each reads the activity around its node once a second."""
 LOOK_SECONDS = 1.0
-"""Time between two looks at the log: what a person can follow."""
+"""Interval at which a stream reads the log: as often as a person can follow."""
 BEAT_SECONDS = 10.0
 """Silence after which a comment is sent, so that proxies keep the connection open."""
 LIFE_SECONDS = 600.0
-"""A stream ends after so long; the page opens another."""
+"""Lifetime of a stream; the page then opens another."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Around:
     """The newest events around a node.
 
-    nodes: of each its key, node set, and distance: 0 the node itself, 1, 2. events: of each its
-    id, time in microseconds, edge set, and the places of its ends among `nodes`, oldest first.
-    partners: keys of the node's last partners in the asked edge set, at most 16.
+    edge: number of events in the graph. nodes: key, node set and distance of each, 0 for the node
+    itself, then 1 or 2. events: id, time in microseconds, edge set, and the indices in `nodes` of
+    source and destination, oldest first. partners: keys of the node's last partners in the edge set
+    of the request, at most 16.
     """
 
     edge: int
@@ -63,12 +64,12 @@ class Around:
 
 
 def look_around(view: ServerGraph, key: Key, edge_set: int) -> Around:
-    """Look around a node by the live graph; a node never seen has nothing around it."""
+    """Read the activity around a node from the live graph; an unknown node has none."""
     node = int(view.ids([key])[0])
     if node == UNKNOWN:
         return Around(edge=view.edge, nodes=[(key, 0, 0)], events=[], partners=[])
 
-    # The newest events of two hops. Those that nobody can read back are as if they were not there.
+    # The newest events of two hops. If offloaded events cannot be read back, there are none.
     direction = view.model.direction
     draws = [Draw(direction=direction, fanout=n) for n in (NUM_NEIGHBORS[0], EVENTS_OF_HUB)]
     roots = Roots(np.array([node]), 0, view.edge)
@@ -79,7 +80,7 @@ def look_around(view: ServerGraph, key: Key, edge_set: int) -> Around:
         found = []
     event_E = np.unique(np.concatenate([np.zeros(0, np.int64), *found]))
 
-    # Their ends, by the distance at which they were reached; deleted nodes have no key.
+    # Their endpoints, with the distance at which they were reached; deleted nodes have no key.
     log = view.log
     src_E, dst_E = log.gather("src", event_E), log.gather("dst", event_E)
     near = {node: 0}
@@ -113,11 +114,12 @@ def look_around(view: ServerGraph, key: Key, edge_set: int) -> Around:
 
 
 def _found_events(hops: NumberedHops[Any], node: int) -> list[Int64]:
-    """The event ids of each hop, of the second without those of hubs. node: the one asked about."""
+    """The event ids of each hop, without the second-hop events of hubs. node: at the center."""
     first, second = hops.hops
     own = first.eid_UK[first.mask_UK]
 
-    # The last event of each neighbour with the node; the node's own events are no news.
+    # The last event of each neighbor with the node. The node's own events are in the first hop
+    # already.
     last = dict.fromkeys(hops.node_M.tolist(), -1)
     ends = hops.node_M[first.neighbor_UK[first.mask_UK]].tolist()
     for neighbor, event in zip(ends, own.tolist(), strict=True):
@@ -132,30 +134,30 @@ def _found_events(hops: NumberedHops[Any], node: int) -> list[Int64]:
 
 
 class Streams:
-    """Counts the streams that are open. Owner: the event loop's thread."""
+    """Counts the open streams. Owner: the event loop's thread."""
 
     def __init__(self) -> None:
         self.num_open = 0
 
     def enter(self) -> bool:
-        """Count a stream from now on. Returns: False where no more may be open."""
+        """Count one more stream. Returns: False if the maximum is open."""
         if self.num_open >= MAX_STREAMS:
             return False
         self.num_open += 1
         return True
 
     def leave(self) -> None:
-        """Count a stream no longer."""
+        """Stop counting a stream."""
         self.num_open -= 1
 
 
 async def follow(
     look: Callable[[], tuple[int, Callable[[], dict[str, Any]]]], ends: Callable[[], bool]
 ) -> AsyncIterator[bytes]:
-    """Yield server-sent events: what is around a node, whenever it changed.
+    """Yield server-sent events with the activity around a node, one after each change.
 
-    look: gives the number of events taken in, and what makes the content as of now. ends: whether
-    the server is to stop, so that nobody waits for this connection.
+    look: returns the number of events in the graph, and a function that makes the present content.
+    ends: whether the server stops, so that it does not wait for this connection.
     """
     begun = said = time.monotonic()
     edge, sent = -1, b""
@@ -164,7 +166,7 @@ async def follow(
         if now_edge != edge:
             edge = now_edge
             found = content()
-            # The count of events alone is no news.
+            # A change of the count of events alone is not sent.
             text = msgspec.json.encode({**found, "edge": 0})
             if text != sent:
                 sent = text

@@ -1,4 +1,4 @@
-"""Exact recommendations score all nodes, a slice at a time between other requests."""
+"""Exact recommendations score all nodes, one slice at a time between other requests."""
 
 import time
 from collections.abc import Sequence
@@ -24,32 +24,33 @@ from streamd.settings.loading import ServerSettings
 from streamd.telemetry import metrics
 
 MEASURE_EVERY = 50
-"""One in so many recommendations, if it is among likely nodes, is compared with the exact one:
-often enough for a metric, seldom enough to cost little."""
+"""One in this many recommendations among likely nodes is compared with the exact one: often enough
+for a metric, rarely enough to cost little."""
 MEASURE_REST = 50.0
-"""After such a search, none for so many times as long: of many nodes one takes seconds."""
+"""After such a search, none follows for this many times its duration: with many nodes it takes
+seconds."""
 LEARNING = 0.1
-"""Weight of the newest slice in the mean time of a node: a slice that a stall made long is
-forgotten after a few dozen others."""
+"""Weight of the newest slice in the mean time per node: a slice that a stall prolonged is forgotten
+after a few dozen others."""
 SURE_SHARE = 0.8
-"""A search begins only if it should end within this share of the time to its deadline, since the
-estimate is rough and requests that come meanwhile slow it down."""
+"""A search starts only if it should end within this share of the time to its deadline, since the
+estimate is rough and other requests slow it down."""
 
 SLICE_SECONDS = 0.003
-"""Time of a slice, for which no other request is answered."""
+"""Time of a slice, in which no other request is answered."""
 FIRST_SLICE = 64
-"""Nodes of the first slice, when nothing is known of the time of a node."""
+"""Nodes of the first slice, before the time per node is known."""
 SURE_SLICES = 10
-"""Slices of a search after which it ends early if there is too little time for it."""
+"""Number of slices after which a search ends early if its remaining time is too short."""
 
 
 @dataclass
 class _Search:
-    """A request under way.
+    """A search in progress.
 
-    source: its node. nodes: all nodes that the answer may name, and others. at: how many of them
-    were looked at, in num_slices slices. best, scores: the best ones so far, as many as the answer
-    has, and their scores.
+    source: its node id. nodes: all nodes that the answer may have, and others. at: number of nodes
+    that were searched, in num_slices slices. best, scores: the best nodes so far, as many as the
+    answer has, and their scores.
     """
 
     moment: Moment
@@ -68,7 +69,7 @@ class _Search:
         return len(self.nodes) - self.at
 
     def select(self, nodes: Int64) -> Int64:
-        """The nodes that the answer may name now, in their order."""
+        """The nodes that the request allows now, in their order."""
         request = self.request
         candidates = self.moment.view.candidates
         nodes = nodes[candidates.allows(nodes, request)]
@@ -92,14 +93,15 @@ class _Search:
         self.best, self.scores = nodes[order], scores[order]
 
     def answer(self) -> Answer:
-        """The answer, without nodes that were deleted or changed since they were scored."""
+        """The answer, without nodes that were deleted or ceased to match the filter after they were
+        scored."""
         still = np.isin(self.best, self.select(self.best))
         best, scores = self.best[still], self.scores[still]
         return recommended(self.moment, self.request, self.source, best, scores)
 
 
 class Searches:
-    """The exact recommendations under way, oldest first. Owner: the engine."""
+    """The exact recommendations in progress, oldest first. Owner: the engine."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._largest_slice = settings.max_candidates
@@ -107,15 +109,15 @@ class Searches:
         self._searches: list[_Search] = []
         self._recommended = 0
         self._measure_from = 0.0
-        """Monotonic time before which none is compared with the exact one."""
+        """Monotonic time before which no recommendation is compared with the exact one."""
         self._node_seconds = 0.0
-        """Mean time of a node, seconds, with the work between two slices: a moving mean, 0 before
-        the first slice."""
+        """Mean time per node in seconds, including the other work between two slices: a moving
+        mean, 0 before the first slice."""
         self._num_slices = 0
         self._own_seconds = SLICE_SECONDS / FIRST_SLICE
-        """The same without that work."""
+        """The same without the other work."""
         self._stepped_at: float | None = None
-        """Monotonic time of the end of the last slice; None where nothing was searched since."""
+        """Monotonic time of the end of the last slice; None if there was no search since."""
 
     def __bool__(self) -> bool:
         return bool(self._searches)
@@ -123,10 +125,10 @@ class Searches:
     def begin(
         self, requests: list[Recommend], moments: list[Moment], deadline: float, done: Done
     ) -> None:
-        """Begin the searches of several requests, which are answered together at the end. If there
-        is too little time for them, they get TooManyNodes at once, or Overloaded if the searches
-        under way take the time."""
-        # Answers are collected until the last search is done; an error ends them all.
+        """Start the searches of several requests, which are answered together at the end. If they
+        would not end before the deadline, they get TooManyNodes at once, or Overloaded if that is
+        because of the searches in progress."""
+        # Collect answers until the last search is done; an error ends them all.
         answers: list[Answer] = []
 
         def one_done(result: list[Answer] | BaseException) -> None:
@@ -137,7 +139,7 @@ class Searches:
             if len(answers) == len(requests):
                 done(answers)
 
-        # A search a request, over all nodes of its kind.
+        # One search for each request, over all destinations of its node set.
         begun: list[_Search] = []
         for request, moment in zip(requests, moments, strict=True):
             view = moment.view
@@ -149,7 +151,8 @@ class Searches:
         if 0 < seconds < own * self._node_seconds:
             done(self._too_many(own))
 
-            # After some refusals one is tried again: the estimate may be of a stall.
+            # After some refusals, one search is tried again: a stall may have distorted the
+            # estimate.
             self._node_seconds *= 1 - LEARNING
             return
         wait = (own + sum(s.num_left for s in self._searches)) * self._node_seconds
@@ -168,12 +171,12 @@ class Searches:
     def measure(
         self, requests: Sequence[Request], moments: Sequence[Moment], answers: Sequence[Answer]
     ) -> None:
-        """Compare one in MEASURE_EVERY recommendations, if it is among likely nodes and there is
-        time for it, with the exact one."""
+        """Compare one in MEASURE_EVERY recommendations with the exact one, if it was among likely
+        nodes and there is time."""
         for request, moment, answer in zip(requests, moments, answers, strict=True):
             if not isinstance(request, Recommend):
                 continue
-            # Not while callers' own searches wait, and not all the time.
+            # Not while clients' searches wait, and not all the time.
             self._recommended += 1
             if self._recommended % MEASURE_EVERY != 1 or self._searches or not answer.dst:
                 continue
@@ -184,7 +187,7 @@ class Searches:
                 self._compare(request, moment, answer)
 
     def _compare(self, request: Recommend, moment: Moment, answer: Answer) -> None:
-        """Begin the search that tells which share of the best nodes an answer has."""
+        """Start the search that measures the recall of an answer."""
         begun = time.monotonic()
 
         def done(result: list[Answer] | BaseException) -> None:
@@ -212,7 +215,7 @@ class Searches:
             self.fail(TimeoutError("the search took longer than server.deadline_seconds"))
             return 0
 
-        # Score the next of its nodes, as many as a slice has time for.
+        # Score as many of the next nodes as fit a slice.
         count = int(SLICE_SECONDS / max(self._own_seconds, 1e-9))
         count = min(max(count, FIRST_SLICE), self._largest_slice, search.num_left)
         if count:
@@ -220,7 +223,7 @@ class Searches:
             self._stepped_at = time.monotonic()
             self._learn(since, begun, self._stepped_at, count)
 
-        # Answer once all nodes are scored; end early if they never would be.
+        # Answer once all nodes are scored; end early if they cannot be scored in time.
         if search.num_left:
             left = search.deadline - time.monotonic()
             is_sure = search.num_slices >= SURE_SLICES
@@ -231,15 +234,15 @@ class Searches:
         return 1
 
     def _learn(self, since: float, begun: float, ended: float, count: int) -> None:
-        """Take a slice into the mean times of a node. since: end of the slice before."""
-        # The first slices count alike.
+        """Add a slice to the mean times per node. since: end of the previous slice."""
+        # The first slices have equal weight.
         self._num_slices += 1
         weight = max(LEARNING, 1 / self._num_slices)
         self._node_seconds += weight * ((ended - since) / count - self._node_seconds)
         self._own_seconds += weight * ((ended - begun) / count - self._own_seconds)
 
     def fail(self, error: Exception) -> None:
-        """End the oldest search by an error."""
+        """End the oldest search with an error."""
         if isinstance(error, NotFinite):
             error = NotReady("the version that was asked cannot be served")
         self._searches.pop(0).done(error)

@@ -8,13 +8,13 @@ from streamd.events import Key, SetKey
 from streamd.schema import Schema
 
 PlainKey = str | int
-"""A key as callers write it: its node set is said beside it."""
+"""A key as clients write it; its node set is named separately."""
 
 
 class Sets:
-    """Finds the sets that callers name. Owner: the server's state.
+    """Finds sets by their names. Owner: the server's state.
 
-    Where there is one set, nobody needs to name it.
+    If there is only one set, requests need not name it.
     """
 
     def __init__(self, schema: Schema) -> None:
@@ -27,12 +27,12 @@ class Sets:
         return self._schema.node_set_names, self._schema.edge_set_names
 
     def edge_set(self, name: str | None) -> int:
-        """Number of an edge set. Raises: HTTPException where it must be named and is not, or there
-        is none of that name."""
+        """Number of an edge set. Raises: HTTPException if the name is unknown, or missing although
+        there are several."""
         return _number(name, self._schema.edge_set_names, "edge_set")
 
     def node_set(self, name: str | None) -> int:
-        """The same of a node set."""
+        """Number of a node set. Raises: like `edge_set`."""
         return _number(name, self._schema.node_set_names, "node_set")
 
     def edge_set_name(self, number: int) -> str:
@@ -40,17 +40,17 @@ class Sets:
         return self._schema.edge_set_names[number]
 
     def node_set_name(self, key: Key) -> str:
-        """Name of the node set that a key is of."""
+        """Name of the node set that a key belongs to."""
         number = key.node_set if isinstance(key, SetKey) else 0
         return self._schema.node_set_names[number]
 
     def ends(self, edge_set: int) -> tuple[int, int]:
-        """Numbers of the node sets of an edge set's sources and targets."""
+        """Numbers of the node sets of an edge set's sources and destinations."""
         return self._schema.ends_of(edge_set)
 
     def check_kind(self, kind: str | None) -> None:
-        """Refuse a kind by the text before a key's colon where node sets are declared. Raises:
-        HTTPException."""
+        """Refuse a filter by kind (the text before a key's colon) if node sets are declared.
+        Raises: HTTPException."""
         if kind is not None and self._schema.node_sets:
             raise HTTPException(
                 422,
@@ -65,7 +65,7 @@ def in_set(node_set: int, key: PlainKey) -> Key:
 
 
 def plain(key: Key) -> PlainKey:
-    """A key without its node set, as callers wrote it."""
+    """A key without its node set, as clients write it."""
     return key.key if isinstance(key, SetKey) else key
 
 

@@ -1,4 +1,4 @@
-"""The state of the engine, as health checks, the status page and the heartbeat report it."""
+"""The state of the engine for health checks, the status page and the heartbeat."""
 
 import time
 from dataclasses import dataclass, field
@@ -10,8 +10,8 @@ from streamd.telemetry.progress import Reading
 
 @dataclass(frozen=True, slots=True)
 class NextVersion:
-    """A version that will answer, for which graph or memory is made. name: None for the rule.
-    share: from 0 to 1, of its events."""
+    """The version that will serve, while it loads or catches up. name: None for the rule. share:
+    share of its events that it has processed, from 0 to 1."""
 
     name: str | None
     share: float
@@ -21,10 +21,10 @@ class NextVersion:
 class EngineStatus:
     """The state that the status page and the health checks read. Owner: the engine.
 
-    edge: id of the next event to take in. newest_us: event time of the newest one, microseconds.
-    memory_edge: event id up to which memory has taken in the log. answered: requests that were
-    dealt with, errors and the server's own recall checks included.
-    beat: monotonic time of the last slice.
+    edge: id of the next event to read. newest_us: time of the newest event in microseconds.
+    memory_edge: event id up to which the memory has advanced. answered: number of processed
+    requests, including errors and the server's own recall checks. beat: monotonic time of the last
+    slice.
     """
 
     ready: bool = False
@@ -39,11 +39,11 @@ class EngineStatus:
     rebuild: Reading | None = None
     """Progress of rebuilding graph, facts and memory; None once the engine is ready."""
     next_version: NextVersion | None = None
-    """The version that will answer, if it has been on its way for some seconds."""
+    """The version that will serve, if it has been loading or catching up for some seconds."""
     beat: float = field(default_factory=time.monotonic)
 
     def name_version(self, manifest: Manifest | None) -> None:
-        """Name the version that answers from now on; None for the rule."""
+        """Set the version that serves from now on; None for the rule."""
         self.version = RULE if manifest is None else manifest.name
         self.trained_until_us = None if manifest is None else manifest.window_end_us
 

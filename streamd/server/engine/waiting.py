@@ -1,4 +1,4 @@
-"""Requests wait here until the server's view has what they ask for, beside the engine's queue."""
+"""Requests that wait, outside of the engine's queue, until the view includes a position."""
 
 import asyncio
 import time
@@ -11,25 +11,24 @@ from streamd.serving.requests import NotReached, Overloaded
 class WaitingRequests:
     """The requests that wait for a commit. Owner: the event loop's thread.
 
-    They are not in the engine's queue meanwhile, so that nobody waits behind them.
+    They are not in the engine's queue, so that they delay no other request.
     """
 
     def __init__(self, limit: int) -> None:
-        """limit: most requests that may wait."""
+        """limit: maximum number of requests that may wait."""
         self._limit = limit
         self._waiters: dict[asyncio.Future[None], list[Token]] = {}
-        """What each of them still waits for."""
+        """The positions that each of them still waits for."""
         self._ended = False
 
     def __len__(self) -> int:
         return len(self._waiters)
 
     async def reach(self, tokens: tuple[Token, ...], state: LogState, deadline: float) -> None:
-        """Wait until the view has all tokens.
+        """Wait until the view includes all tokens.
 
-        state: of the log, as the view has it now. deadline: seconds of the monotonic clock.
-        Raises: Overloaded where too many wait; NotReached at the deadline, or where the server ends
-        before.
+        state: of the log, as the view has it now. deadline: seconds of the monotonic clock. Raises:
+        Overloaded if too many wait; NotReached at the deadline, or if the server ends before.
         """
         left = _left([*tokens], state)
         if not left:
@@ -50,14 +49,14 @@ class WaitingRequests:
             del self._waiters[future]
 
     def end(self) -> None:
-        """Let all go without what they wait for, and nobody wait any more: the server ends."""
+        """End all waits, and refuse later ones, with NotReached: the server ends."""
         self._ended = True
         for future, left in self._waiters.items():
             if not future.done():
                 future.set_exception(_ends_before(left))
 
     def release(self, state: LogState) -> None:
-        """Release the requests whose tokens a newer state of the view has."""
+        """Release the requests that have all of their tokens in a newer state of the view."""
         for future, left in self._waiters.items():
             if not future.done() and not _left(left, state):
                 future.set_result(None)
@@ -68,8 +67,8 @@ def _ends_before(left: list[Token]) -> NotReached:
 
 
 def _left(tokens: list[Token], state: LogState) -> list[Token]:
-    """Take tokens from the end of a list while a state has them: what was reached once stays so,
-    and one look at each commit is enough for a request that waits for many. Returns: the list."""
+    """Remove tokens from the end of a list while a state includes them. A token that was reached
+    stays so, so a request with many tokens checks few of them at each commit. Returns: the list."""
     while tokens and tokens[-1].is_in(state):
         tokens.pop()
     return tokens

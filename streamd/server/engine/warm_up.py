@@ -1,7 +1,7 @@
 """Requests that a server answers itself before it is ready.
 
 The first answer of each kind loads or compiles kernels, which takes from 0.03 to 2 seconds, and
-touches memory that was never used. Nobody should wait for that.
+touches new memory. No client should wait for that.
 """
 
 import numpy as np
@@ -10,18 +10,18 @@ from streamd.serving.following_graph import ServerGraph
 from streamd.serving.requests import Embedding, Explain, Label, Recommend, Request, Score, Similar
 
 NOBODY = "a node that nobody knows"
-"""A key to ask for where the log has no event, or its newest one is of deleted nodes."""
+"""A key to use if the log has no event, or the nodes of its newest events are deleted."""
 NUM_SCORED = 100
-"""Candidates of the score: about as many as callers ask for."""
+"""Candidates of the score request: about as many as clients send."""
 
 LATER_US = 366 * 24 * 3_600_000_000
 """A time after which every chunk of the log is closed: windows are shorter than a year."""
 
 
 def warm_up_requests(view: ServerGraph) -> list[Request]:
-    """One request of each kind, about the ends of the newest events.
+    """One request of each kind, about the endpoints of the newest events.
 
-    One of them is of a time long after the newest event, so that memory advances for it.
+    One of them has a time long after the newest event, so that the memory advances for it.
     """
     newest = max(view.log.first_edge, view.edge - NUM_SCORED)
     src, dst, _ = view.log.edges(newest, view.edge)

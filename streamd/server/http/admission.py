@@ -1,7 +1,8 @@
-"""Admission refuses requests for answers while more come than the engine can answer.
+"""Admission refuses requests for answers while more arrive than the engine can answer.
 
-It needs only the head of a request and answers with bytes: a request that passes the application
-takes about as long as an answer, so refusing there would leave little time to answer the others.
+It needs only the head of a request, and writes the response as bytes: a request that passes through
+the application takes about as long as an answer, so a refusal there would leave little time for the
+other answers.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,14 +21,16 @@ class Admission:
     def __init__(
         self, overload: Callable[[], str | None], routers: Sequence[APIRouter], tags: Sequence[str]
     ) -> None:
-        """overload: why requests are to be refused now, None if they are not. routers, tags: the
-        routes of these routers that have one of the tags are refused."""
+        """overload: the reason to refuse requests now, None if there is none. routers, tags:
+        requests for the routes of these routers with one of the tags are refused, others are
+        not."""
         self._overload = overload
         found = [r for router in routers for r in router.routes if isinstance(r, APIRoute)]
         self._answers = [r for r in found if set(tags) & {*r.tags}]
 
     def refusal(self, path: str) -> bytes | None:
-        """The whole answer to a request that is refused; it is counted. None to let it pass."""
+        """The whole response to a request that is refused, which is counted in the metrics; None to
+        let the request pass."""
         reason = self._overload()
         if reason is None:
             return None

@@ -1,4 +1,4 @@
-"""Completion of a node's key by its first characters."""
+"""Completion of node keys by a prefix."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -9,9 +9,9 @@ from streamd.events import Bools, Int64, Key, SetKey
 from streamd.server.engine.set_names import PlainKey
 
 SLICE_KEYS = 20_000
-"""Keys looked at before requests have a turn: about 3 ms."""
+"""Keys that are searched before other requests get a turn: about 3 ms."""
 MAX_KEYS = 400_000
-"""Keys looked at for one completion, the newest ones."""
+"""Maximum number of keys that are searched for one completion, the newest ones."""
 
 
 async def completed(
@@ -21,12 +21,15 @@ async def completed(
     limit: int,
     is_wanted: Callable[[Int64], Bools] | None = None,
 ) -> tuple[list[PlainKey], bool]:
-    """Find keys that begin with a prefix, newest nodes first; the key that equals it comes first.
+    """Find keys that start with a prefix, newest nodes first; a key that equals the prefix comes
+    first, if it is among the searched ones.
 
-    keys: of all nodes, by their ids, None for a deleted one; it may grow meanwhile. node_set:
-    number of the set that is meant, all sets if None. An integer begins with its digits. is_wanted:
-    of nodes by their ids, int64[N] -> bool[N]; all are if None.
-    Returns: at most `limit` keys, and whether all keys were looked at or enough were found.
+    keys: of all nodes, by id, None for a deleted node; may grow during the search. node_set: number
+    of the node set to search, None for all. limit: maximum number of keys. is_wanted: filters nodes
+    by their ids, int64[N] -> bool[N]; None accepts all. An integer key is compared by its decimal
+    digits.
+
+    Returns: the keys, and whether all keys were searched or enough were found.
     """
     exact: list[PlainKey] = []
     found: list[PlainKey] = []
@@ -48,6 +51,6 @@ async def completed(
             elif text.startswith(prefix) and len(found) < limit:
                 found.append(own)
         end = begin
-        # Keys come in this thread: answers go on between two slices.
+        # Between two slices, this thread answers requests and appends keys.
         await asyncio.sleep(0)
     return [*exact, *found][:limit], end == 0 or len(found) >= limit

@@ -1,4 +1,4 @@
-"""Compressed bodies of requests and answers. A request's is bounded by what it expands to."""
+"""Compressed bodies of requests and responses. The expanded size of a request's body is bounded."""
 
 import gzip
 import re
@@ -9,17 +9,18 @@ from fastapi import HTTPException, Response
 from streamd.server.http.connections import MAX_BODY_BYTES
 
 WINDOW_BITS = {"gzip": 31, "deflate": 15}
-"""zlib's numbers of the two forms. `deflate` has zlib's head and checksum (RFC 9110, 8.4.1)."""
+"""zlib's `wbits` of both codings. `deflate` has zlib's header and checksum (RFC 9110, 8.4.1)."""
 MIN_COMPRESSED_BYTES = 1024
-"""A smaller answer fits one packet as it is."""
-# A weight of 0, which refuses a form (RFC 9110, 12.4.2).
+"""A smaller body fits one packet uncompressed."""
+# A weight of 0 refuses a coding (RFC 9110, 12.4.2).
 NEVER = re.compile(r"\s*q\s*=\s*0(\.0*)?\s*", re.IGNORECASE)
 
 
 def expanded(body: bytes, coding: str) -> bytes:
     """Undo the `content-encoding` of a request's body.
 
-    Raises: HTTPException where the body is not encoded so, or expands to more than MAX_BODY_BYTES.
+    Raises: HTTPException if the body does not have this coding, the coding is unknown, or the body
+    expands to more than MAX_BODY_BYTES.
     """
     coding = coding.strip().lower()
     if coding in ("", "identity"):
@@ -29,7 +30,7 @@ def expanded(body: bytes, coding: str) -> bytes:
             400, f"content-encoding {coding[:64]!r} is not understood; send gzip, deflate or none"
         )
 
-    # Expand no more than a body may have: a few bytes may stand for gigabytes.
+    # Expand to the limit of a body at most: a few bytes may expand to gigabytes.
     stream = zlib.decompressobj(WINDOW_BITS[coding])
     try:
         plain = stream.decompress(body, MAX_BODY_BYTES + 1)
@@ -38,19 +39,21 @@ def expanded(body: bytes, coding: str) -> bytes:
     if len(plain) > MAX_BODY_BYTES:
         raise HTTPException(413, f"a body has at most {MAX_BODY_BYTES} bytes, expanded too")
 
-    # Cut off, or followed by something else.
+    # The stream is cut off, or bytes follow it.
     if not stream.eof or stream.unused_data:
         raise HTTPException(400, f"the body is not one whole {coding} stream")
     return plain
 
 
 def compressed(response: Response, accepted: str) -> Response:
-    """Compress an answer where `accept-encoding` allows it and the answer gains by it."""
+    """Compress a response if `accept-encoding` allows it and the body is large enough to gain by
+    it."""
     coding = _coding(accepted)
     if coding is None or response.status_code != 200 or len(response.body) < MIN_COMPRESSED_BYTES:
         return response
 
-    # The fastest level: the engine shares this thread. No time stamp, so equal answers are equal.
+    # The fastest level, since the engine shares this thread. Without a time stamp, equal answers
+    # have equal bytes.
     plain = bytes(response.body)
     response.body = (
         gzip.compress(plain, 1, mtime=0) if coding == "gzip" else zlib.compress(plain, 1)
@@ -61,7 +64,7 @@ def compressed(response: Response, accepted: str) -> Response:
 
 
 def _coding(accepted: str) -> str | None:
-    """The form to answer in, gzip before deflate; None where neither is accepted."""
+    """The coding of the response, gzip before deflate; None if neither is accepted."""
     names = set()
     for one in accepted.lower().split(","):
         name, _, weight = one.partition(";")

@@ -1,6 +1,7 @@
-"""The HTTP protocol on the wire bounds connections, heads, bodies and waiting.
+"""The HTTP protocol of the server's connections. It bounds their number, the size of heads and
+bodies, and the time to wait for a client.
 
-uvicorn's own takes heads of any size at any pace, from any number of connections.
+uvicorn's own protocol accepts heads of any size at any pace, from any number of connections.
 """
 
 import asyncio
@@ -19,24 +20,27 @@ from streamd.telemetry import metrics
 
 logger = structlog.get_logger()
 MAX_HEAD_BYTES = 65_536
-"""Largest head of a request: far more than browsers and proxies send."""
+"""Maximum size of a request's head: far more than browsers and proxies send."""
 MAX_BODY_BYTES = 1_048_576
-"""Largest body: it is read whole, and takes several times its bytes once it is parsed."""
+"""Maximum size of a body: it is read whole, and a parsed body takes several times its bytes."""
 MAX_WIRE_BYTES = 2 * MAX_BODY_BYTES
-"""Most bytes after a head, with the frames of chunks and trailers, which do not count as body."""
+"""Maximum number of bytes after a head, including chunk frames and trailers, which are no part of
+the body."""
 MAX_PIPELINED = 16
-"""Most requests that wait behind the one that is answered; each is kept in memory."""
+"""Maximum number of pipelined requests of a connection that wait for their turn; each is kept in
+memory."""
 HEAD_SECONDS = 10.0
-"""Time for a head to arrive whole: it bounds clients that send theirs byte by byte."""
+"""Deadline for a complete head: it bounds clients that send theirs byte by byte."""
 LINGER_SECONDS = 5.0
-"""Time for the rest of a refused body: closing at once would lose the answer on its way."""
+"""Time for the remaining body of a refused request: closing at once could discard the response
+before the client has it."""
 UNREAD_SECONDS = 30.0
-"""Time after which a client that reads nothing of its answer is cut off."""
+"""Time after which a client that reads nothing of its response is disconnected."""
 WARN_SECONDS = 60.0
-"""Time between two warnings: refusals come by the thousand."""
+"""Minimum interval between two warnings: refusals may come by the thousand."""
 SPARE_FILES = 128
-"""File descriptors that connections leave to the log, the models and Kafka."""
-# The answer to a connection that is refused, before any of its requests is read.
+"""File descriptors that connections leave free for the log, the models and Kafka."""
+# The response to a refused connection, sent before any of its requests is read.
 REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\n"
     b"content-type: text/plain\r\ncontent-length: 21\r\n\r\ntoo many connections\n"
@@ -44,25 +48,26 @@ REFUSAL = (
 
 
 class Connections:
-    """Counts open connections and decides which may be opened. Owner: the server's event loop."""
+    """Counts open connections and decides which ones to admit. Owner: the server's event loop."""
 
     def __init__(self, server: ServerSettings) -> None:
         self._limit = server.max_connections
         self._limit_of_address = server.max_connections_per_address
         self._num_open: Counter[str] = Counter()
         self._idle: dict[BoundedProtocol, None] = {}
-        """Connections without a request under way, idle for longest first."""
+        """Connections without a request in progress, the longest idle first."""
         self._warned_at = -WARN_SECONDS
 
     def admit(self, address: str, number: int) -> bool:
-        """Whether one more connection may be opened. If there is no room, an idle one is closed.
+        """Whether to admit one more connection. If there is no room, the longest idle one is
+        closed.
 
-        number: file descriptor of its socket. The kernel gives the lowest that is free, so it tells
+        number: file descriptor of its socket. The kernel assigns the lowest free one, so it shows
         how many files are open.
         """
         reason = self._full(address, number)
         if reason is not None:
-            # Refused: counted always, logged once a minute.
+            # Refused: each one is counted, and one a minute is logged.
             metrics.connections_refused.labels(reason).inc()
             if time.monotonic() - self._warned_at > WARN_SECONDS:
                 self._warned_at = time.monotonic()
@@ -80,9 +85,10 @@ class Connections:
         return True
 
     def _full(self, address: str, number: int) -> str | None:
-        """Why no further connection may be opened, None where one may."""
+        """The limit that forbids a further connection ("files", "address" or "all"), None if there
+        is room."""
         if number >= file_limit() - SPARE_FILES:
-            self._close_idle(None)  # makes room for the next connection: this one has its number
+            self._close_idle(None)  # makes room for the next one: this one has its descriptor
             return "files"
         if self._num_open[address] >= self._limit_of_address and not self._close_idle(address):
             return "address"
@@ -91,7 +97,7 @@ class Connections:
         return None
 
     def _close_idle(self, address: str | None) -> bool:
-        """Close the connection that is idle for longest, of an address or of any.
+        """Close the longest idle connection, of an address or of any if None.
 
         Returns: whether there was one.
         """
@@ -102,15 +108,15 @@ class Connections:
         return idle is not None
 
     def rest(self, connection: "BoundedProtocol") -> None:
-        """Note that a connection is idle."""
+        """Mark a connection as idle."""
         self._idle[connection] = None
 
     def work(self, connection: "BoundedProtocol") -> None:
-        """Note that a connection is not idle any more."""
+        """Mark a connection as not idle."""
         self._idle.pop(connection, None)
 
     def leave(self, connection: "BoundedProtocol") -> None:
-        """Note that a connection is closed, or will be. Calling it again changes nothing."""
+        """Stop counting a connection that is closed or will be. Further calls change nothing."""
         self.work(connection)
         if connection.address is not None:
             self._num_open[connection.address] -= 1
@@ -123,14 +129,14 @@ class Connections:
 class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's protocol, which also closes a connection in these cases:
 
-    - there are too many connections, in all or of its address;
+    - there are too many connections, in total or from its address;
     - the head of a request is larger than MAX_HEAD_BYTES (and one read of the socket);
     - the head is not complete HEAD_SECONDS after its first byte, or after the connection was made;
-    - the bytes after the head are more than MAX_WIRE_BYTES, or go on LINGER_SECONDS after the
-      answer;
-    - the client reads nothing of its answer for UNREAD_SECONDS.
+    - the bytes after the head are more than MAX_WIRE_BYTES, or continue for LINGER_SECONDS after
+      the response;
+    - the client reads nothing of its response for UNREAD_SECONDS.
 
-    And it answers the requests itself that `refusal` refuses, before their body is read.
+    It also writes the response of a request that `refusal` refuses, before the body is read.
     uvicorn itself closes an idle connection after its `timeout_keep_alive`.
     """
 
@@ -141,18 +147,19 @@ class BoundedProtocol(HttpToolsProtocol):
         refusal: Callable[[str], bytes | None],
         **more: Any,
     ) -> None:
-        """refusal: gives the whole answer to a request for a path that is not let in now, None for
-        one that is."""
+        """refusal: maps a path to the whole response to a request that is refused now, None to let
+        it pass."""
         super().__init__(*args, **more)
         self._connections = connections
         self._refusal = refusal
         self.address: str | None = None
-        """The address that it is counted under; None where it is not counted."""
+        """The client's address under which the connection is counted; None if it is not counted."""
         self._head_bytes = self._wire_bytes = self._unread_bytes = 0
         self._in_head = True
         self._in_body = False
         self._is_refused = False
-        """Whether the request under way has its answer, and the rest of its body is passed over."""
+        """Whether the present request was refused: it has its response, and the rest of its body is
+        ignored."""
         self._deaf = False
         self._timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
@@ -203,7 +210,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._in_body = True
         self._wire_bytes = 0
-        # One that waits behind another gets its answer in order, from the application.
+        # A pipelined request gets its response from the application, in order.
         is_first = self.cycle is None or self.cycle.response_complete
         if is_first and not self.flow.write_paused:
             path = httptools.parse_url(self.url).path.decode("ascii", "replace")
@@ -230,7 +237,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         if self._is_refused and not self.parser.should_keep_alive():
             self.close()
-        elif self._is_refused or self.cycle.response_complete:  # a body may end after its answer
+        elif self._is_refused or self.cycle.response_complete:  # a body may end after its response
             self._connections.rest(self)
             self._close_after(self.timeout_keep_alive)
         self._is_refused = False
@@ -240,7 +247,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.get_write_buffer_size():
             self._expect_reading()
         if self.transport.is_closing() or not self.cycle.response_complete:
-            return  # or the next of several requests is answered now
+            return  # or the next pipelined request is answered now
         if self._in_body:
             self._close_after(LINGER_SECONDS)
         elif self._timer is None:
@@ -251,7 +258,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._unread_timer is not None:
             self._unread_timer.cancel()
         self._connections.leave(self)
-        if self.flow is not None:  # None for one that was refused
+        if self.flow is not None:  # None if the connection was refused
             super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -262,7 +269,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.close()
 
     def close(self) -> None:
-        """Close the connection, also where its client does not read."""
+        """Close the connection, even if its client does not read."""
         self.transport.close()
         self._expect_reading()
 
@@ -276,7 +283,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._timer = None
 
     def _expect_reading(self) -> None:
-        """Abort the connection unless some of what was written goes out every UNREAD_SECONDS."""
+        """Abort the connection unless the client reads a part of the unsent bytes every
+        UNREAD_SECONDS."""
         if self._unread_timer is None:
             self._unread_bytes = self.transport.get_write_buffer_size()
             self._unread_timer = self.loop.call_later(UNREAD_SECONDS, self._cut_unless_read)

@@ -1,6 +1,6 @@
 """Events sent by REST are checked as ingest will check them, then produced to the topic.
 
-They reach the log by way of Kafka only.
+They reach the log only through Kafka.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ from streamd.settings.sources import SourceSettings
 from streamd.telemetry.spans import current
 
 ACKNOWLEDGED_SECONDS = 10.0
-"""Longest wait for Kafka's acknowledgement."""
+"""Maximum wait for Kafka's acknowledgement."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """A Kafka record with the fields that the decoder reads, named as kafka-python names them."""
+    """A Kafka record with the fields that the decoder reads, named as in kafka-python."""
 
     value: bytes
     offset: int
@@ -38,7 +38,7 @@ class Record:
 class Forwarder:
     """Produces events to Kafka. The producer is made with the first event.
 
-    Safe to use from several threads.
+    Thread-safe.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class Forwarder:
         sources: Sequence[SourceSettings],
         make_decoder: Callable[[], Decoder],
     ) -> None:
-        """make_decoder: makes a decoder of events by the sets and features that are declared."""
+        """make_decoder: makes a decoder by the present declarations of sets and features."""
         self.topic = kafka.topics[0]
-        """The topic that events go to."""
+        """The topic that the events are produced to: the first of `kafka.topics`."""
         self._kafka = kafka
         self._source = next((s for s in sources if s.topic == self.topic), None)
         self._make_decoder = make_decoder
@@ -58,21 +58,25 @@ class Forwarder:
         self._lock = threading.Lock()
 
     def reset_decoder(self) -> None:
-        """Check events by new declarations of sets and features from now on."""
+        """Make a new decoder at the next use, by new declarations of sets and features."""
         with self._lock:
             self._decoder = None
 
     async def send(
         self, values: Sequence[bytes], mapped: bool = False
     ) -> tuple[list[tuple[int, int]], str]:
-        """Send records of one event each and wait until all are acknowledged.
+        """Send records of one event each, and wait until Kafka has acknowledged all.
 
-        mapped: whether they are in the topic's own shape. Returns: partition and offset of each,
-        and a hint if all their times look like another unit, else empty.
-        Raises: BadEvent naming the first event that ingest would refuse, before any is sent;
-        KafkaError.
+        1. Decode them all, as ingest will. One that ingest would refuse refuses all, before any is
+           sent: otherwise a retry of the corrected request would duplicate the others.
+        2. Produce them all, then wait for all acknowledgements. If one is missing, some of the
+           events may be in the topic.
+
+        mapped: whether they have the format of the topic's source. Returns: partition and offset of
+        each, and a hint if all of their times look like another unit, else "". Raises: BadEvent
+        with the first event that ingest would refuse; KafkaError.
         """
-        # Decode them as ingest will, and refuse all where one is refused.
+        # 1. Decode them all, as ingest will.
         source = self._source
         if mapped != (source is not None):
             own = "records in a shape of its own" if source is not None else "streamd's own events"
@@ -83,7 +87,7 @@ class Forwarder:
         now_us = SystemClock().now_us()
         records = [Record(value, i, now_us // 1000) for i, value in enumerate(values)]
         with self._lock:
-            # One decoder for all requests: a mapping's types are made once.
+            # All requests share one decoder, so that the types of a mapping are made once.
             decoder = self._decoder = self._decoder or self._make_decoder()
             block, rejected = decoder.decode(records, 0, now_us, self.topic)
             first = first_events(block, decoder.keys.keys)
@@ -92,21 +96,21 @@ class Forwarder:
         if rejected:
             raise BadEvent(rejected[0].reason, f"event {rejected[0].offset}: {rejected[0].error}")
 
-        # Keyed by source, a node's events stay in one partition. The client blocks, so it runs in
-        # another thread.
+        # 2. Produce them, keyed by source node, so that a node's events stay in one partition. The
+        # Kafka client blocks, so it runs in another thread.
         keyed = [(first.get(i, ("", None))[0].encode(), value) for i, value in enumerate(values)]
         return await asyncio.to_thread(self.produce, keyed), hint
 
     def produce(self, events: Sequence[tuple[bytes, bytes]]) -> list[tuple[int, int]]:
-        """Send events that were checked, waiting in this thread. Returns: partition and
-        offset of each. Raises: KafkaError."""
+        """Produce checked events; blocks this thread. Returns: partition and offset of each.
+        Raises: KafkaError."""
         topic = self.topic
         timeout = ACKNOWLEDGED_SECONDS
-        # The commit's span links to the request that the events came by.
+        # The span of the commit links to the request that sent the events.
         span = current.get()
         headers = [] if span is None else [("traceparent", span.trace.response.encode())]
         try:
-            # All are sent before the first is waited for.
+            # Send all before waiting for the first acknowledgement.
             producer = self.open_producer()
             sent = [
                 producer.send(topic, key=key, value=value, headers=headers) for key, value in events
@@ -120,12 +124,12 @@ class Forwarder:
             ) from error
 
     def open_producer(self) -> Any:
-        """The producer, which is made at the first call."""
+        """The producer, which the first call makes."""
         from streamd.ingest.kafka.client import make_producer
 
         with self._lock:
             if self._producer is None:
-                # A send waits for a topic that is away too, in one of a few threads.
+                # A send also blocks while the topic's metadata is missing, in one of a few threads.
                 self._producer = make_producer(
                     self._kafka,
                     acks="all",
@@ -135,6 +139,6 @@ class Forwarder:
             return self._producer
 
     def close(self) -> None:
-        """Close the connection to Kafka."""
+        """Close the connection to Kafka, if there is one."""
         if self._producer is not None:
             self._producer.close(1.0)

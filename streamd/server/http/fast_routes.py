@@ -19,8 +19,8 @@ class DirectRoute(APIRoute):
     """A route of the form `async def route(body: SomeModel, state: State, asked: Asked, ...) ->
     Response`.
 
-    Its other arguments are texts of the path, and `require_key` is its only dependency. In the
-    API's description and in what it refuses it is like any other route.
+    Its further arguments are text parameters of the path, and `require_key` is its only dependency.
+    Its OpenAPI description and its errors are like those of any other route.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -28,7 +28,7 @@ class DirectRoute(APIRoute):
         model = get_type_hints(self.endpoint)["body"]
         assert [d.dependency for d in self.dependencies] == [require_key], "no other is asked"
 
-        # What FastAPI would do, in the same order: the key, the body, the function.
+        # The same steps as FastAPI's, in their order: the key, the body, the function.
         async def handle(request: Request) -> Response:
             await require_key(request)
             state = await state_of(request)
@@ -47,18 +47,18 @@ class DirectRoute(APIRoute):
 
 
 def media_type(request: Request) -> str:
-    """The media type in the request's content-type, empty where it has none."""
+    """The media type of the request's content-type, empty if there is none."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def is_json(kind: str) -> bool:
-    """Whether a media type is JSON, or a form of it such as `application/problem+json`."""
+    """Whether a media type is JSON or based on JSON, such as `application/problem+json`."""
     is_form = kind.startswith("application/") and kind.endswith("+json")
     return kind == "application/json" or is_form
 
 
 async def whole(request: Request) -> bytes:
-    """Read the whole body. Raises: HTTPException where its sender went away."""
+    """Read the whole body. Raises: HTTPException if the client disconnected."""
     try:
         return await request.body()
     except ClientDisconnect:
@@ -70,6 +70,6 @@ def parsed(model: type[Model], body: bytes) -> Model:
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        # With the place that FastAPI gives to errors of a body.
+        # With the location that FastAPI gives to errors of a body.
         details = [{**e, "loc": ("body", *e["loc"])} for e in error.errors()]
         raise RequestValidationError(details) from None

@@ -1,7 +1,7 @@
 """The envelope is the middleware around every request.
 
-It bounds what comes in, checks where it comes from, gives it an id, measures and logs it, and adds
-the security headers.
+It bounds requests, checks their origin, gives each an id, measures and logs it, and adds the
+security headers.
 """
 
 import asyncio
@@ -27,31 +27,32 @@ from streamd.telemetry import metrics, spans
 from streamd.telemetry.trace import Trace, trace_of
 
 logger = structlog.get_logger()
-# Scripts and styles of this server only, and no page may frame it. Inline ones are the docs'.
+# Scripts and styles come from this server alone, and no page may frame its pages. The docs need
+# inline ones.
 POLICY = (
     "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "
     "script-src 'self' 'unsafe-inline'; frame-ancestors 'none'"
 )
 SAFE_HEADERS = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"}
-# Prefixes of the routes that are counted in metrics, and of the paths that are never logged, since
-# probes ask for them every few seconds.
+# Prefixes of the routes that metrics count, and of the paths that are never logged because probes
+# request them every few seconds.
 MEASURED = ("/v1/", "/v2/models")
 QUIET = ("/livez", "/readyz", "/metrics", "/status.json", "/static", "/v2/health")
 # Checked before a body is read.
 KEY_CHECKS = (require_key, require_admin_key)
-# Methods that change nothing, so a web page of another site may use them.
+# Methods that change nothing, so that a web page of another site may use them.
 READING = ("GET", "HEAD", "OPTIONS")
 PORTS = {"http": 80, "https": 443}
 TOO_LARGE = f"a body has a length of at most {MAX_BODY_BYTES} bytes"
-# A caller's id is taken over only if it cannot break a line of the log.
+# A client's id is used only if it cannot break a line of the logs.
 REQUEST_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 
 
 class Envelope:
     """Refuses requests that are too large, too slow, or sent by a web page of another site.
 
-    Where no key protects the server, it also refuses those addressed to another name than this
-    machine's: such a name could have been resolved to this machine by a web page (DNS rebinding).
+    Without API keys it also refuses requests for a host name other than this machine's loopback
+    names: a web page could have resolved such a name to this machine (DNS rebinding).
     """
 
     def __init__(
@@ -73,11 +74,11 @@ class Envelope:
             await self._app(scope, receive, send)
             return
 
-        # A HEAD is answered as a GET without its body.
+        # A HEAD gets the response of a GET without its body.
         is_head = scope["method"] == "HEAD"
         scope = as_get(scope) if is_head else scope
 
-        # The request's id and trace, which go into the answer and into every line of the log.
+        # The request's id and trace, which go into the response and into every line of the logs.
         headers = Headers(scope=scope)
         begun = time.perf_counter()
         status = 500
@@ -103,7 +104,7 @@ class Envelope:
                 message = {**message, "body": b""}
             await send(message)
 
-        # Refuse it or hand it on; account for it either way.
+        # Refuse the request or pass it to the application; count and log it in both cases.
         refused = self._refusal(scope, headers)
         with structlog.contextvars.bound_contextvars(**named):
             try:
@@ -120,7 +121,7 @@ class Envelope:
                     _end(span, scope, status)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
-        """The answer to a request that is refused by its headers, None for one that is not."""
+        """The response to a request that its headers refuse, None to let it pass."""
         path = scope["path"]
         size = headers.get("content-length", "0")
         if "transfer-encoding" in headers:
@@ -142,7 +143,7 @@ class Envelope:
         """Wrap `receive` so that it checks keys and bounds the size and the time of the body.
 
         Keys are checked first, because FastAPI reads a body before it calls a route's dependencies.
-        Bytes are counted as they come, whatever the headers say.
+        Bytes are counted as they arrive, independently of the headers.
         """
         until = time.monotonic() + self._deadline
         began = False
@@ -154,14 +155,14 @@ class Envelope:
             if whole:
                 return await receive()
 
-            # Keys, before the first byte of the body.
+            # Check the keys before the first byte of the body.
             if not began:
                 began = True
                 for needed in getattr(scope.get("route"), "dependencies", ()):
                     if needed.dependency in KEY_CHECKS:
                         await needed.dependency(Request(scope))
 
-            # The next part, within the deadline of the whole.
+            # Read the next part, within the deadline of the whole body.
             try:
                 async with asyncio.timeout(max(0.0, until - time.monotonic())):
                     message = await receive()
@@ -170,7 +171,7 @@ class Envelope:
                     408, "the body did not arrive within server.deadline_seconds"
                 ) from None
 
-            # The size, as it came.
+            # Check the size that has arrived so far.
             num_bytes += len(message.get("body", b""))
             if num_bytes > MAX_BODY_BYTES:
                 raise HTTPException(413, TOO_LARGE)
@@ -182,7 +183,8 @@ class Envelope:
     def _account(
         self, scope: Scope, status: int, seconds: float, request_id: str, trace: Trace | None
     ) -> None:
-        """Count and log a request by its route, not by its path: a path may name a person."""
+        """Count and log a request by its route, not by its path: a path may contain a person's
+        name."""
         route = _route_of(scope)
         if route is not None and route.startswith(MEASURED):
             metrics.request_seconds.labels(route).observe(seconds, spans.exemplar_of(trace))
@@ -200,13 +202,13 @@ class Envelope:
 
 
 def _request_id(headers: Headers) -> str:
-    """The caller's id of its request, or a new one."""
+    """The client's id of the request, or a new one."""
     given = headers.get("x-request-id", "")
     return given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
 
 def _end(span: spans.Started, scope: Scope, status: int) -> None:
-    """End the span of a request, named by its route."""
+    """End the span of a request. Its name is the route."""
     route = _route_of(scope)
     attributes: dict[str, str | int] = {
         "http.response.status_code": status,
@@ -225,7 +227,7 @@ def _end(span: spans.Started, scope: Scope, status: int) -> None:
 def _route_of(scope: Scope) -> str | None:
     """Path template of the route that answered, with all prefixes.
 
-    Newer FastAPI names the route in `scope["route"]` without the prefix of an outer router.
+    Newer versions of FastAPI leave out the prefix of an outer router in `scope["route"]`.
     """
     effective = scope.get("fastapi", {}).get("effective_route_context")
     path: str | None = getattr(effective or scope.get("route"), "path", None)
@@ -233,9 +235,9 @@ def _route_of(scope: Scope) -> str | None:
 
 
 def _host_of(headers: Headers) -> tuple[str, int | None]:
-    """Host name, in lower case, and port that a request is addressed to.
+    """Host name in lower case and port of the Host header.
 
-    The name is empty where the header cannot be read.
+    The name is empty if the header is invalid.
     """
     try:
         parts = urlsplit(f"//{headers.get('host', '')}")
@@ -245,13 +247,13 @@ def _host_of(headers: Headers) -> tuple[str, int | None]:
 
 
 def _is_of_another_site(headers: Headers) -> bool:
-    """Whether a browser sent this for a page of another origin.
+    """Whether a browser sent this request for a page of another origin.
 
-    A browser says so in Sec-Fetch-Site, which no page can set, or, if it does not send that, in
-    Origin. A client that sends neither is no browser. A proxy may end TLS before this server, so
-    the scheme is only known from Origin.
+    A browser reports it in Sec-Fetch-Site, which no page can set, or else in Origin. A client that
+    sends neither is no browser. A proxy may end TLS before this server, so only Origin has the
+    scheme.
     """
-    # Sec-Fetch-Site decides where it is sent.
+    # Sec-Fetch-Site decides if it is sent.
     site = headers.get("sec-fetch-site")
     origin = headers.get("origin")
     if site is not None:
@@ -259,7 +261,7 @@ def _is_of_another_site(headers: Headers) -> bool:
     if origin is None:
         return False
 
-    # Else Origin must have the name and port that the request is addressed to.
+    # Otherwise Origin must have the name and port of the Host header.
     try:
         parts = urlsplit(origin)
         usual = PORTS.get(parts.scheme)

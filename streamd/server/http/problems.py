@@ -1,4 +1,4 @@
-"""Errors are answered as RFC 9457 problem details, on `/v2` as the Open Inference Protocol asks."""
+"""Errors become RFC 9457 problem details, and on `/v2` errors of the Open Inference Protocol."""
 
 import difflib
 from collections.abc import Iterator, Sequence
@@ -18,16 +18,17 @@ from streamd.serving.requests import NotReached, NotReady, Overloaded, TooManyNo
 
 MEDIA_TYPE = "application/problem+json"
 AGAIN = {"Retry-After": "1"}
-"""Header of errors that pass within a second or so."""
+"""Header of errors that pass within about a second."""
 EITHER = "constrained-"
-"""How pydantic begins the name of one of the types that a value may have, behind its place."""
+"""Prefix of the last element of pydantic's error location if a value may have one of several
+types."""
 OTHER_TYPE = ("int_type", "string_type")
-"""Kinds of errors that a value is of another type."""
+"""Pydantic's error types for a value of another type."""
 NOT_REACHED = "urn:streamd:position-not-reached"
-"""Type of the problem that a view did not come to what a request must have seen."""
+"""Problem type: the server's view did not reach the position that the request requires."""
 
 TOO_OLD = "urn:streamd:answer-too-old"
-"""Type of the problem that an answer would be older than its request allows."""
+"""Problem type: the answer would be older than the request allows."""
 
 
 def problem(
@@ -37,21 +38,21 @@ def problem(
     headers: dict[str, str] | None = None,
     kind: str = "about:blank",
 ) -> JSONResponse:
-    """Make the answer to a request for `path` that failed. kind: URI of the problem's type, where
-    clients should tell it from others of the same status."""
+    """Make the response to a failed request for `path`. kind: URI of the problem's type, if clients
+    need to distinguish it from others of the same status."""
     media_type = None if path.startswith("/v2/") else MEDIA_TYPE
     return JSONResponse(content(path, status, detail, kind), status, headers, media_type)
 
 
 def content(path: str, status: int, detail: str, kind: str = "about:blank") -> dict[str, Any]:
-    """The body of a `problem`, as JSON."""
+    """The body of a `problem` as JSON."""
     if path.startswith("/v2/"):
         return {"error": detail}
     return {"type": kind, "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Register the handler of every error that a route may raise."""
+    """Register a handler for every error that a route may raise."""
     for kind, handler in (
         (Overloaded, _overloaded),
         (TooManyNodes, _too_many_nodes),
@@ -68,7 +69,7 @@ def add_handlers(app: FastAPI) -> None:
         app.add_exception_handler(kind, handler)
 
 
-# One handler an error. Those that pass by themselves tell the client to come again.
+# One handler for each error. Those that pass by themselves ask the client to retry.
 
 
 async def _overloaded(request: Request, error: Exception) -> JSONResponse:
@@ -126,19 +127,19 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
 
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    # One error is enough to correct the request, and bounds the answer.
+    # One error is enough to correct the request, and it bounds the response.
     body = getattr(request.scope.get("route"), "body_field", None)
     model = body.field_info.annotation if body is not None else None
     return problem(request.url.path, 422, _first_error(error.errors(), model))
 
 
 def _first_error(errors: Sequence[Any], model: Any) -> str:
-    """The first of pydantic's errors in words. model: of the body, if any.
+    """The first of pydantic's errors in words. model: the model of the body, if any.
 
-    Of a key, which is an integer or text, there is an error for either: the one counts that is not
-    about being the other.
+    A key is an integer or text, so an invalid one has an error for each type. The error for the
+    type that the value has is reported.
     """
-    # A field that is missing may be there under a wrong name.
+    # A missing field may be present under a wrong name.
     unknown = [e for e in errors if e["type"] == "extra_forbidden"]
     first = unknown[0] if unknown and errors[0]["type"] == "missing" else errors[0]
     path, message = first["loc"], first["msg"].removeprefix("Value error, ")
@@ -155,7 +156,7 @@ def _first_error(errors: Sequence[Any], model: Any) -> str:
 
 
 def _unknown_field(name: str, known: list[str]) -> str:
-    """The message about a field that does not exist. known: those that do."""
+    """The message about a field that does not exist. known: names of the existing fields."""
     close = difflib.get_close_matches(name, known, 1, 0.5)
     if close:
         return f"no such field; did you mean {close[0]!r}?"
@@ -163,7 +164,7 @@ def _unknown_field(name: str, known: list[str]) -> str:
 
 
 def _fields_at(model: Any, path: Sequence[str | int]) -> list[str]:
-    """Names of the fields of the models at a path within a body's model, as pydantic gives it."""
+    """Names of the fields of the models at a location within a body's model."""
     models = list(_models_in(model))
     for step in path:
         inner = [own for one in models if (own := one.model_fields.get(str(step)))]

@@ -1,5 +1,5 @@
-"""The page's first sentence in numbers: how well the live model ranks lately, beside the best rule
-and the nightly twin."""
+"""The headline figures of the status page: the live model's MRR over the newest windows, compared
+with the best rule and the nightly baseline."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,18 +23,19 @@ from streamd.windows.novelty import recurrence
 from streamd.windows.over_rule import are_newest_worse, over_rule
 
 NUM_NEWEST = 3
-"""Newest of these that are judged alone too: a day's mean hides for hours that a model fell, and a
-single window may be chance."""
+"""Newest windows that are also judged alone: a mean over a day hides a model that got worse within
+hours, and the figure of a single window may be chance."""
 FALLEN_SHARE = 0.5
-"""Share of its mean over all of them below which a model fell."""
+"""The model has fallen if its MRR over the newest windows is below this share of its mean over all
+windows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lately:
     """Mean MRR over the newest windows, by the measure of the headline.
 
-    live: of what served. rule_name, rule: the best rule over them. is_below_rule: whether chance
-    does not explain that it is above live.
+    live: of the versions that served. rule_name, rule: the best rule over these windows.
+    is_below_rule: whether live is below the rule by more than chance explains.
     """
 
     num_windows: int
@@ -46,17 +47,18 @@ class Lately:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Headline:
-    """Mean MRR over the newest scored windows, each weighing the events that it is over.
+    """Mean MRR over the newest scored windows, each weighted by its number of compared events.
 
-    num_windows: that it is over. num_events: scored in them. measure: "mrr_known", over those of
-    them with a known destination, `num_compared`; in windows of older releases "mrr", over all.
-    live_all: of the version that served, over all events. live: of it, by the measure. rule_name,
-    rule: the best rule over all of them. over_rule: by how much live is above it. nightly: of the
-    twin, and live_beside: of what served over the events that the twin scored; None where it scored
-    none of these windows, and both over all events where it was scored by an older release. newest:
-    the last `NUM_NEWEST` of them alone; None where there are no others. mean_negatives: that an
-    event was ranked against. recurrence: share of the events whose pair was seen before, None of
-    older releases.
+    num_windows: number of these windows. num_events: scored events in them. measure: "mrr_known",
+    the MRR over events with a known destination, of which there are num_compared; in windows of
+    older releases "mrr", over all events. live_all: of the versions that served, over all events.
+    live: of them, by the measure. rule_name, rule: the best rule over all of the windows.
+    over_rule: the difference of live and rule. nightly: of the nightly baseline. live_beside: of
+    the versions that served, over the events that the baseline scored; both are None if it scored
+    none of these windows, and both are over all events if an older release scored it. newest: the
+    last `NUM_NEWEST` windows alone; None if there are no others. mean_negatives: mean number of
+    negatives of an event. recurrence: share of the events whose pair was seen before, None in
+    windows of older releases.
     """
 
     num_windows: int
@@ -76,21 +78,22 @@ class Headline:
 
     @property
     def is_below_rule(self) -> bool:
-        """Whether the windows rank below the best rule by more than chance explains."""
+        """Whether live is below the best rule by more than chance explains."""
         return self.over_rule.is_worse
 
     @property
     def is_newest_below_rule(self) -> bool:
-        """Whether the newest windows alone rank below the best rule over them."""
+        """Whether live is below the best rule over the newest windows alone."""
         return self.newest is not None and self.newest.is_below_rule
 
     @property
     def has_fallen(self) -> bool:
-        """Whether the newest windows rank below half of the mean over all."""
+        """Whether the newest windows' MRR is below half of the mean over all windows."""
         return self.newest is not None and self.newest.live < FALLEN_SHARE * self.live
 
     def content(self) -> dict[str, Any]:
-        """It as the page's JSON. `over_rule` has a radius of None over too few windows."""
+        """The headline as the page's JSON. `over_rule` has a radius of None if there are too few
+        windows for an interval."""
         over = self.over_rule
         is_sure = over.is_sure and math.isfinite(over.radius)
         return {
@@ -103,17 +106,18 @@ class Headline:
 
 
 def headline_of(records: Sequence[WindowRecord]) -> Headline | None:
-    """Sum up the newest windows. Returns: None before one was scored."""
-    # Windows over which model and rules compare.
+    """Compute the headline of the newest windows. Returns: None if none was scored yet."""
+    # Only windows in which the model and all rules have the same measure.
     scored = comparable(newest_windows(records))
     if not scored:
         return None
 
-    # The twin scores some events of a window, so it is compared over those alone.
+    # The baseline scores a part of a window's events, so the model is compared with it over those
+    # alone.
     beside = [r.scores["nightly"] for r in scored if "mrr_live" in r.scores.get("nightly", {})]
     nightly, live_beside = _beside(beside)
 
-    # The best rule over all of them, and over the newest, where it may be another one.
+    # The newest windows may have another best rule than all windows.
     rule_name, rule = best_rule(scored)
     newest = scored[-NUM_NEWEST:]
     newest_name, newest_rule = best_rule(newest)
@@ -144,17 +148,17 @@ def headline_of(records: Sequence[WindowRecord]) -> Headline | None:
 
 
 def _beside(twins: Sequence[Mapping[str, float]]) -> tuple[float | None, float | None]:
-    """Mean MRR of the nightly twin, and of the version that served over the same events: those with
-    a known destination, of older releases all. None without events.
+    """Mean MRR of the nightly baseline, and of the version that served over the same events: those
+    with a known destination, or all events in windows of older releases. None without events.
 
-    twins: the twin's scores of each window that it scored.
+    twins: the baseline's scores of each window that it scored.
     """
-    # Twins of older releases have figures over all events alone.
+    # Older releases wrote the baseline's figures over all events only.
     columns = (KNOWN, "mrr_live_known", "events_known")
     known = [s for s in twins if set(columns) <= s.keys()]
     names = columns if known else ("mrr", "mrr_live", "events")
 
-    # Each window weighs the events that its figures are over.
+    # Each window is weighted by the number of events that its figures are over.
     scored = [[s[name] for name in names] for s in known or twins]
     num_events = sum(number for _, _, number in scored)
     if not num_events:

@@ -1,4 +1,4 @@
-"""Oddities of the newest keys as the status page shows them."""
+"""Suspicious keys among the newest events, for the status page."""
 
 import time
 from collections.abc import Callable
@@ -7,16 +7,18 @@ from streamd.eventlog.odd_keys import odd_keys_in_log
 from streamd.eventlog.reader import LogReader
 
 EVERY_SECONDS = 60.0
-"""Least time between two looks at the log."""
+"""Minimum interval between two checks of the log."""
 NEWEST_EDGES = 20_000
-"""Edges that are looked at: it takes some ten milliseconds, in which no request is answered."""
+"""Number of newest events that are checked. This takes some ten milliseconds, in which the event
+loop answers no request."""
 
 
 class OddKeysOnPage:
-    """Looks for odd keys at most once a minute, while a page is open. Owner: the event loop's
-    thread, which owns the log's reader too.
+    """Checks the newest events for suspicious keys at most once a minute, while a page is open.
+    Owner: the event loop's thread, which also owns the log's reader.
 
-    log: the reader of the log, None before there is one. prefixes: of the sources.
+    log: returns the reader of the log, None before the log exists. prefixes: the key prefixes that
+    the sources add.
     """
 
     def __init__(self, log: Callable[[], LogReader | None], prefixes: frozenset[str]) -> None:
@@ -26,7 +28,7 @@ class OddKeysOnPage:
         self._content: list[str] = []
 
     def content(self) -> list[str]:
-        """The oddities as of the last look, a sentence each."""
+        """The findings of the last check, one sentence each."""
         log = self._log()
         if log is not None and time.monotonic() >= self._due:
             found = odd_keys_in_log(log, prefixes=self._prefixes, most=NEWEST_EDGES)

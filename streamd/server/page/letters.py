@@ -1,4 +1,4 @@
-"""Dead letters as the status page shows them: how many there are of each reason, and the newest."""
+"""Dead letters for the status page: their number by reason, and the newest example of each."""
 
 import base64
 from collections import Counter
@@ -10,14 +10,14 @@ import msgspec
 from streamd.ingest.dead_letters.sinks import FOLDER
 
 TAIL_BYTES = 1 << 20
-"""Bytes at the end of the newest file that are read: some thousand letters."""
+"""Bytes that are read from the end of the current file: some thousand letters."""
 SHOWN_CHARACTERS = 300
-"""Of the value of an example."""
+"""Characters of an example's value that the page shows."""
 
 
 class Letters:
-    """Reads the local files of dead letters again when they change. Owner: the event loop's
-    thread."""
+    """Reads the current local file of dead letters, again whenever it changes. Owner: the event
+    loop's thread."""
 
     def __init__(self, data_dir: Path) -> None:
         self._path = data_dir / FOLDER / "current.jsonl"
@@ -25,8 +25,8 @@ class Letters:
         self._content: list[dict[str, Any]] = []
 
     def content(self) -> list[dict[str, Any]]:
-        """Of each reason among the newest letters their number and the newest example, most
-        frequent first; empty where letters go to a topic."""
+        """For each reason among the newest letters, their number and the newest example, the most
+        frequent reason first. Empty if ingest writes dead letters to a topic."""
         try:
             status = self._path.stat()
             stamp = (status.st_size, status.st_mtime_ns)
@@ -34,7 +34,7 @@ class Letters:
                 self._content = self._read(status.st_size)
                 self._stamp = stamp
         except OSError:
-            # Between two files, or none yet.
+            # The file does not exist yet, or was just renamed to start another one.
             return []
         return self._content
 
@@ -43,7 +43,7 @@ class Letters:
             file.seek(max(0, size - TAIL_BYTES))
             lines = file.read(TAIL_BYTES).splitlines()
 
-        # The first line may be half a one, and the last still be written.
+        # The first line may be cut off, and the last one may still be written.
         counts: Counter[str] = Counter()
         newest: dict[str, dict[str, Any]] = {}
         for line in lines:

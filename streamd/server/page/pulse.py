@@ -1,4 +1,5 @@
-"""The pulse of the server: a sample every few seconds of what its metrics say, for sparklines."""
+"""The recent history of the server's metrics, sampled every few seconds for the page's
+sparklines."""
 
 import math
 import time
@@ -10,21 +11,21 @@ from prometheus_client import Histogram
 from streamd.telemetry import metrics
 
 SAMPLE_SECONDS = 5.0
-"""Time between two samples."""
+"""Interval of the samples."""
 NUM_SAMPLES = 120
-"""Samples kept: ten minutes."""
+"""Samples that are kept: ten minutes."""
 ANSWERS = ("/v1/score", "/v1/recommend", "/v1/explain", "/v1/embeddings", "/v1/labels", "/v2/")
-"""Beginnings of the routes whose seconds count."""
+"""Prefixes of the routes whose durations are counted."""
 Buckets = dict[float, float]
-"""Upper bound -> observations at or below it, since the start."""
+"""Upper bound of a histogram's bucket -> observations at or below it since the start."""
 
 
 class Pulse:
     """Samples of the last ten minutes. Owner: the event loop's thread."""
 
     def __init__(self, rate: Callable[[], float], lag: Callable[[], float | None]) -> None:
-        """rate: events a second that the server takes in. lag: seconds by which answers may lag
-        behind Kafka, None where it is not known."""
+        """rate: returns the events that the server reads per second. lag: returns the lag of
+        answers in seconds, None if unknown."""
         self._rate = rate
         self._lag = lag
         self._samples: deque[dict[str, float | None]] = deque(maxlen=NUM_SAMPLES)
@@ -32,13 +33,14 @@ class Pulse:
         self._fresh = buckets_of(metrics.event_to_answer_seconds)
 
     def content(self) -> dict[str, list[float | None]]:
-        """Name -> a value a sample, oldest first, None where nothing was measured. Times are in
-        milliseconds but for `time`, seconds since 1970, and `lag_seconds`."""
+        """Name of a series -> one value for each sample, oldest first, None if nothing was
+        measured. Times are in milliseconds, except `time` (seconds since 1970) and
+        `lag_seconds`."""
         names = self._samples[0] if self._samples else {}
         return {name: [sample[name] for sample in self._samples] for name in names}
 
     def sample(self) -> None:
-        """Take a sample of what was measured since the last one."""
+        """Append a sample of the observations since the last one."""
         requests = buckets_of(metrics.request_seconds, ANSWERS)
         fresh = buckets_of(metrics.event_to_answer_seconds)
         answers = less(requests, self._requests)
@@ -58,8 +60,8 @@ class Pulse:
 
 
 def buckets_of(histogram: Histogram, routes: tuple[str, ...] = ("",)) -> Buckets:
-    """Observations of a histogram by upper bound, over all its labels. routes: beginnings of the
-    label `route` of those that count."""
+    """Observations of a histogram by upper bound, summed over its labels. routes: prefixes of the
+    label `route`; series of other routes are left out."""
     out: Buckets = {}
     for family in histogram.collect():
         for sample in family.samples:
@@ -71,13 +73,14 @@ def buckets_of(histogram: Histogram, routes: tuple[str, ...] = ("",)) -> Buckets
 
 
 def less(now: Mapping[float, float], before: Mapping[float, float]) -> Buckets:
-    """What was observed between two looks."""
+    """The observations between two readings of a histogram."""
     return {bound: count - before.get(bound, 0.0) for bound, count in now.items()}
 
 
 def quantile(buckets: Buckets, share: float) -> float | None:
-    """A quantile as Prometheus' histogram_quantile gives it: between two bounds by a line. Returns:
-    None without observations; the last finite bound where it lies beyond."""
+    """A quantile by linear interpolation within a bucket, as Prometheus' histogram_quantile
+    computes it. Returns: None without observations; the last finite bound if the quantile is beyond
+    it."""
     total = max(buckets.values(), default=0.0)
     if total <= 0:
         return None

@@ -30,18 +30,20 @@ from streamd.windows.history import HistoryReader
 from streamd.windows.means import measure_of, rules_of
 
 REMOVED_SECONDS = 3600.0
-"""A further server that has not run for so long was removed."""
+"""A role or server that the settings do not name counts as removed once its loop has not turned for
+this long."""
 MAX_WINDOWS = 1000
-"""Newest windows that the page shows: it bounds the size of an answer, which is asked for often."""
+"""Newest windows that the page shows. It bounds the size of `/status.json`, which each open page
+requests often."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PageSettings:
-    """The settings that the page shows, and by which it finds the roles.
+    """The settings that the page shows, and those from which it derives the expected roles.
 
-    roles: those of this machine. schema: of a log under these settings. time_unit: of the topics.
-    key_prefixes: those that sources put before keys. broker: addresses of Kafka. page_note: as of
-    `ServerSettings`.
+    roles: of this machine. schema: of a log that is made under these settings. time_unit: of the
+    topics' events. key_prefixes: the prefixes that sources add to keys. broker: addresses of Kafka.
+    page_note: as in `ServerSettings`.
     """
 
     data_dir: Path
@@ -68,7 +70,7 @@ class StatusPage:
         registry: Registry,
         is_ready: Callable[[], tuple[bool, str]],
     ) -> None:
-        """is_ready: whether the server answers, and why not, as `/readyz`."""
+        """is_ready: whether the server answers, and the reason if not, as `/readyz` reports it."""
         self._is_ready = is_ready
         self._settings = settings
         self._engine = engine
@@ -97,8 +99,8 @@ class StatusPage:
             self._look(self._roles()[1])
 
     def _lag_seconds(self) -> float | None:
-        """The lag of answers in seconds, None if it is not known. It is 0 if ingest has all that
-        Kafka had at its last answer, and the server all of the log."""
+        """The lag of answers in seconds, None if unknown. It is 0 if ingest has read all records
+        that Kafka reported lately and the server has read the whole log."""
         log = self._engine.log
         beat = read_beat(self._settings.data_dir, "ingest")
         has_all = log is not None and log.num_edges == self._engine.status.edge
@@ -134,7 +136,7 @@ class StatusPage:
 
     def _machine(self) -> dict[str, Any]:
         """The log of this machine, its roles and its settings."""
-        # A log without a name has no term: no other machine follows it.
+        # A log without a name has no leader's epoch, since no other machine follows it.
         s = self._settings
         num_ranks, roles = self._roles()
         self._look(roles)
@@ -162,7 +164,7 @@ class StatusPage:
         }
 
     def _facts(self, roles: Mapping[str, Beat | None]) -> MachineFacts:
-        """The facts of which troubles are made. roles: as of `_roles`."""
+        """The facts from which troubles are found. roles: as `_roles` returns them."""
         status = self._engine.status
         log = self._engine.log
         # While the server starts, the page shows its progress instead.
@@ -181,19 +183,20 @@ class StatusPage:
         )
 
     def _counts(self, name: str, beat: Beat | None) -> bool:
-        """Whether a role is missed if it does not run: one of the settings, or one of another
-        name that ran within the last hour, after which it counts as removed."""
+        """Whether a role that does not run is a trouble: a role of the settings, or any other one
+        that ran within the last hour."""
         s = self._settings
-        # The number of ranks is the trainer's own.
+        # All ranks that `_roles` returned belong to the trainer's present group.
         expected = name in s.roles or name.startswith(RANK) or name in server_names(s.workers)
         return expected or (beat is not None and beat.age_seconds < REMOVED_SECONDS)
 
     def _roles(self) -> tuple[int, dict[str, Beat | None]]:
-        """The number of ranks, and the heartbeats of the roles, of each rank and of each server;
-        one that never ran as None."""
+        """The number of ranks, and the heartbeat of each role, rank and server; None for one that
+        never ran."""
         beats = {beat.name: beat for beat in read_beats(self._settings.data_dir)}
 
-        # The number that the trainer reports: torchrun may have started others than are set.
+        # The trainer reports the actual number of ranks: torchrun may have started another number
+        # than the settings have.
         train = beats.get("train")
         num_ranks = train.detail.get("ranks", 0) if train else 0
         num_ranks = num_ranks or self._settings.ranks
@@ -201,12 +204,13 @@ class StatusPage:
         for role in self._settings.roles:
             names += rank_names(num_ranks) if role == "train" else [role]
 
-        # Ranks of an earlier, larger group are gone.
+        # Other roles and servers that left a heartbeat; ranks of an earlier, larger group are left
+        # out.
         names += [n for n in beats if n not in names and not n.startswith(RANK)]
         return num_ranks, {n: beats.get(n) for n in names}
 
     def _training(self, num_windows: int) -> dict[str, Any]:
-        """The windows that training wrote, oldest first, and their summary."""
+        """The windows that were trained, oldest first, and their headline."""
         records = self._history.refresh()
         shown = records[-num_windows:] if num_windows else []
         sets = edge_sets(shown)
@@ -215,13 +219,13 @@ class StatusPage:
             "num_windows": len(records),
             "headline": headline and headline.content(),
             "windows": [window_row(record) for record in shown],
-            # Only of several edge sets.
+            # Absent if the log has a single edge set.
             **({"edge_sets": sets} if sets else {}),
         }
 
     def _models(self) -> dict[str, Any]:
-        """The versions and moves, newest first."""
-        # Moves before versions: a move names a version that was written before it.
+        """The versions and the moves of the champion, newest first."""
+        # Moves are read before versions: a version is written before the move that names it.
         moves, num_moves = self._registry.journal.recent()
         last = self._registry.shown()
         return {
@@ -243,7 +247,7 @@ class StatusPage:
         }
 
     def _version(self, m: Manifest) -> dict[str, Any]:
-        # The best rule over the version's own window, by the measure that both have.
+        # The best rule over the version's last window, by the measure that model and rules share.
         measure = measure_of(m.scores)
         by_rule = {name: m.scores[name][measure] for name in rules_of(m.scores)}
         rule_name = max(by_rule, key=lambda name: by_rule[name], default=None)
@@ -274,7 +278,8 @@ def _beat(beat: Beat) -> dict[str, Any]:
 
 
 def passed_over(registry: Registry) -> dict[str, str]:
-    """The entries of `models/` that are neither version nor move, and why, as last read."""
+    """The entries of `models/` that the last read ignored because they are neither a version nor a
+    move -> the reason."""
     lines = registry.journal.passed_over.items()
     moves = {f"journal.jsonl: {line[:80].decode(errors='replace')}": why for line, why in lines}
     return {**registry.passed_over, **moves}

@@ -1,4 +1,4 @@
-"""The newest events of the log, as the page shows them while they come."""
+"""The newest events of the log, as the page lists them while they arrive."""
 
 from typing import Any
 
@@ -6,12 +6,12 @@ from streamd.eventlog.reader import LogReader
 from streamd.server.engine.set_names import plain
 
 NUM_SHOWN = 8
-"""Newest events that the page lists: those of the time between two looks, or a part of them."""
+"""Number of newest events that the page lists."""
 
 
 def newest_events(log: LogReader | None) -> list[dict[str, Any]]:
-    """The newest events, newest first, without deleted ones: id, keys of both ends, name of the
-    edge set, and time in microseconds. Empty before there is a log."""
+    """The newest events without deleted ones, newest first: id, keys of both endpoints, name of the
+    edge set, and time in microseconds. Empty before the log has events."""
     if log is None or log.num_edges == log.first_edge:
         return []
     first, end = max(log.first_edge, log.num_edges - NUM_SHOWN), log.num_edges

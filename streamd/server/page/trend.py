@@ -1,4 +1,4 @@
-"""The trend of learning and of refused records over the last minutes."""
+"""The progress of training and the share of refused records over the last minutes."""
 
 import time
 from collections import deque
@@ -12,17 +12,17 @@ from streamd.telemetry.heartbeat import Beat
 from streamd.windows import next_window
 
 KEPT_SECONDS = 600.0
-"""Time over which refused records are counted."""
+"""Period over which refused records are counted."""
 MAX_WAITING = 100
-"""Most windows that are counted as waiting: each costs a search of the log."""
+"""Maximum number of waiting windows that are counted: each costs a search of the log."""
 APART_SECONDS = 5.0
-"""Least time between two samples that are kept."""
+"""Minimum interval between two samples that are kept."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecentRefusals:
-    """Records that ingest read in the last ten minutes. letters: dead letters made of them. error:
-    the newest of the reason that is most frequent since ingest began."""
+    """Records that ingest read in the last ten minutes, and their dead letters. error: the newest
+    error of the reason that is most frequent since ingest started."""
 
     records: int
     letters: int
@@ -30,7 +30,8 @@ class RecentRefusals:
 
 
 class Trend:
-    """Follows heartbeats of trainer and ingest over time. Owner: the event loop's thread."""
+    """Follows the heartbeats of the trainer and of ingest over time. Owner: the event loop's
+    thread."""
 
     def __init__(
         self,
@@ -38,26 +39,28 @@ class Trend:
         width_us: int,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """log: the log's reader. width_us: of windows, microseconds."""
+        """log: returns the log's reader, None before the log exists. width_us: width of a window in
+        microseconds. monotonic: the clock, in seconds."""
         self._log = log
         self._width_us = width_us
         self._monotonic = monotonic
         self._at: tuple[Any, ...] = ()
         self._waiting_since: float | None = None
         self._samples: deque[tuple[float, int, int]] = deque()
-        """Time, records and letters since ingest began, oldest first."""
+        """Time, and the records and letters since ingest started, oldest first."""
         self.refusals: RecentRefusals | None = None
 
     @property
     def unlearned_seconds(self) -> float | None:
-        """For how long a window has waited while the trainer got no further; None if none
-        waits."""
+        """For how long a finished window has waited without any progress of the trainer; None if
+        none waits."""
         since = self._waiting_since
         return None if since is None else self._monotonic() - since
 
     def num_waiting(self, train: Beat | None) -> int:
-        """Number of windows that are over and not learned, at most MAX_WAITING. train: None before
-        the trainer's first heartbeat; its detail has the edge that it learned up to."""
+        """Number of windows that are over but not yet trained, at most MAX_WAITING. train: the
+        trainer's heartbeat, whose detail has the event id up to which it trained; None before the
+        first."""
         log = self._log()
         if log is None:
             return 0
@@ -72,14 +75,15 @@ class Trend:
         return count
 
     def look(self, ingest: Beat | None, train: Beat | None) -> None:
-        """Take in the newest heartbeats."""
+        """Read the newest heartbeats."""
         now = self._monotonic()
         self._look_at_learning(train, now)
         if ingest is not None and "records" in ingest.detail:
             self._count(ingest.detail, now)
 
     def _look_at_learning(self, train: Beat | None, now: float) -> None:
-        """Note since when a window waits. Each part of the trainer's work is progress too."""
+        """Record the time since which a window waits. It starts again with each change of the
+        trainer's event id, state or share."""
         if train is None or "edge" not in train.detail:
             return
         at = (train.detail["edge"], train.state, train.detail.get("share"))
@@ -90,7 +94,7 @@ class Trend:
         self._at = at
 
     def _is_due(self, edge: int) -> bool:
-        """Whether the window that begins at an event id is over."""
+        """Whether the window that starts at an event id is over."""
         log = self._log()
         try:
             return (
@@ -106,12 +110,12 @@ class Trend:
         records, letters = int(detail["records"]), int(detail["dead_letters"])
         samples = self._samples
         if samples and records < samples[-1][1]:
-            # Ingest was started again.
+            # Ingest restarted, and counts from 0 again.
             samples.clear()
         while samples and samples[0][0] < now - KEPT_SECONDS:
             samples.popleft()
 
-        # Nothing was read before ingest began.
+        # If ingest started within the period, all that it counted is recent.
         young = float(detail["reading_seconds"]) < KEPT_SECONDS
         first = samples[0][1:] if samples else (records, letters)
         before = (0, 0) if young else first

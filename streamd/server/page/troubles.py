@@ -1,4 +1,4 @@
-"""The troubles of a machine in an operator's words: one line each, the gravest first."""
+"""The troubles of a machine for its operator: one line each, the most severe first."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,32 +16,31 @@ from streamd.telemetry.heartbeat import (
 from streamd.telemetry.progress import span
 
 START_SECONDS = 60.0
-"""A role that has not written a heartbeat so long after the server began did not start."""
+"""A role without a heartbeat this long after the server's start did not start."""
 UNLEARNED_SECONDS = 180.0
-"""A window that waits so long, with a trainer that gets no further, is a trouble: the trainer
+"""A finished window is a trouble if it waits this long without any progress of the trainer, which
 reports each part of its work within seconds."""
 MANY_EVENTS = 10_000
-"""Events behind that are shown: fewer are taken in within a second or two."""
+"""Minimum backlog of events that is reported: fewer are read within a second or two."""
 FEW_REFUSED = 0.01
-"""Share of refused records from which on they are shown; single misfits are in the table of dead
-letters."""
+"""Minimum share of refused records that is reported; the table of dead letters has single ones."""
 MOST_REFUSED = 0.5
-"""Share from which on the stream as a whole does not fit its settings."""
+"""From this share of refused records on, the settings do not fit the stream as a whole."""
 AWAY = (
     "events wait there, answers go on without them; restore the broker or correct "
     "kafka.bootstrap_servers"
 )
-"""The consequence of a silent Kafka, and the action."""
+"""The consequence of an unreachable Kafka, and the operator's action."""
 WAITS = ("waiting for the clock", "asking for schemas", "schema registry away")
-"""States of ingest in which it reads nothing for a reason other than Kafka."""
+"""States in which ingest reads nothing for a reason other than Kafka."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trouble:
-    """One thing that is wrong.
+    """One problem of the machine.
 
-    text: one line. is_bad: whether something is dead or refused; else it is late, and may pass.
-    detail: more about it, as the action of an error; empty if there is none.
+    text: one line. is_bad: whether something failed or was refused; otherwise it is late, and may
+    recover by itself. detail: the action or more context; may be empty.
     """
 
     text: str
@@ -51,13 +50,14 @@ class Trouble:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MachineFacts:
-    """The facts of this machine by which troubles are found.
+    """The facts of this machine from which troubles are found.
 
-    now: wall time, seconds. up_seconds: since the server began. broker: addresses of Kafka.
-    beats: name of a role or server -> its heartbeat, None if it never ran. version: which
-    answers. next_version: on its way, if any. memory_behind, log_behind: events that memory and
-    graph lack, 0 before the server is ready. unlearned_seconds: for how long a window waits without
-    any progress, None if none waits. refusals: of the last minutes.
+    now: wall time in seconds. up_seconds: since the server started. broker: addresses of Kafka.
+    beats: name of a role or server -> its heartbeat, None if it never ran. version: the one that
+    answers, in words. next_version: the one that is loading or catching up, if any. memory_behind:
+    events of the graph that the memory lacks; log_behind: events of the log that the graph lacks;
+    both are 0 before the server is ready. unlearned_seconds: for how long a finished window has
+    waited without progress, None if none waits. refusals: of the last minutes, if any.
     """
 
     now: float
@@ -73,7 +73,7 @@ class MachineFacts:
 
 
 def find_troubles(facts: MachineFacts) -> list[Trouble]:
-    """Find all troubles: of dead roles and refusals first, then of late ones."""
+    """Find all troubles: failures and refusals first, then delays."""
     found = [
         *_of_roles(facts),
         *_of_reading(facts),
@@ -94,7 +94,7 @@ def _of_roles(facts: MachineFacts) -> Iterator[Trouble]:
             )
             continue
 
-        # The gravest of its troubles alone: the others follow from it.
+        # Only a role's most severe trouble: the others follow from it.
         silent = max(0.0, facts.now - beat.sign_ns / 1e9)
         doing = f"its last state was: {beat.state}"
         if beat.state == REFUSED_STATE:
@@ -112,7 +112,7 @@ def _of_roles(facts: MachineFacts) -> Iterator[Trouble]:
 
 
 def _of_reading(facts: MachineFacts) -> Iterator[Trouble]:
-    """Why no events come in, although the roles that read them live."""
+    """Reasons for which no events arrive although the roles that read them are alive."""
     ingest, follow = facts.beats.get("ingest"), facts.beats.get("follow")
     if ingest is not None and ingest.alive:
         yield from _of_ingest(facts.broker, ingest)
@@ -123,12 +123,13 @@ def _of_reading(facts: MachineFacts) -> Iterator[Trouble]:
 def _of_ingest(broker: str, beat: Beat) -> Iterator[Trouble]:
     detail = beat.detail
     why = str(detail.get("why", ""))
-    # Until it was asked once since the start, its silence is no trouble.
+    # Until ingest has asked the broker once since its start, the broker's silence is no trouble.
     was_asked = detail.get("broker_asked", True)
     silent = detail.get("broker_age_seconds", 0.0) if was_asked else -beat.age_seconds
     away = detail.get("unanswered_seconds", silent) + beat.age_seconds
 
-    # A broker that answers gives a reason; for a silent one there is the time alone.
+    # A broker that answers gives a reason; an unreachable one only has the time since its last
+    # answer.
     if topics := detail.get("missing_topics"):
         yield Trouble(text=f"Kafka {broker} has no topic {', '.join(topics)}", detail=why)
     elif detail.get("answers"):
@@ -138,7 +139,7 @@ def _of_ingest(broker: str, beat: Beat) -> Iterator[Trouble]:
         text = f"Kafka {broker} has not answered for {span(away)}"
         yield Trouble(text=f"{text}: {AWAY}" if late else text, is_bad=late, detail=why)
 
-    # Reasons of ingest's own.
+    # Reasons within ingest itself.
     if beat.state == HELD_STATE:
         yield Trouble(text=f"ingest holds the first commit: {detail.get('held', 'see its log')}")
     elif beat.state in WAITS:
@@ -156,7 +157,7 @@ def _of_learning(facts: MachineFacts) -> Iterator[Trouble]:
 
 
 def _of_refusals(facts: MachineFacts) -> Iterator[Trouble]:
-    """Records that became dead letters lately, if they are more than single ones."""
+    """Recent dead letters, if they are at least FEW_REFUSED of the records."""
     refused = facts.refusals
     if refused is None or refused.letters < FEW_REFUSED * refused.records:
         return
@@ -170,8 +171,8 @@ def _of_refusals(facts: MachineFacts) -> Iterator[Trouble]:
 
 
 def _of_answering(facts: MachineFacts) -> Iterator[Trouble]:
-    """Answers that lack events, or are of another version than they should."""
-    # Another version than the one that should answer.
+    """Answers that lack events, or that another version gives than the one that should."""
+    # The version that should answer still catches up.
     coming = facts.next_version
     if coming is not None:
         name = "the rule" if coming.name is None else f"version {coming.name}"

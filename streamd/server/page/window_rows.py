@@ -1,4 +1,4 @@
-"""The windows of training, as the status page shows them."""
+"""The trained windows and edge sets as the status page shows them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,10 +19,10 @@ from streamd.windows.over_rule import are_newest_worse, over_rule
 
 
 def window_row(r: WindowRecord) -> dict[str, Any]:
-    """A window, with its scores by each model that was scored. compared_by: the measure by which
-    they compare, which all of them have."""
+    """A window as JSON, with the scores of each model and rule. compared_by: the measure that all
+    of them have."""
 
-    # Label heads and the like have other measures.
+    # Label heads have other measures, and are left out.
     def by_model(measure: str) -> dict[str, float]:
         return {name: scores[measure] for name, scores in r.scores.items() if measure in scores}
 
@@ -53,15 +53,15 @@ def window_row(r: WindowRecord) -> dict[str, Any]:
 
 
 def edge_sets(records: Sequence[WindowRecord]) -> list[dict[str, Any]]:
-    """The scores of each edge set over all windows that the rules of its newest one scored: its
-    scored events, the mean number of their negatives, and MRR by the version that served and by the
-    best rule over those with a known destination; of the newest window too. Whether either is
-    below the rule by more than chance explains. Empty if the log has one edge set."""
+    """The scores of each edge set over all windows that have the same rules as its newest one: its
+    scored events, their mean number of negatives, and the MRR of the version that served and of the
+    best rule over events with a known destination, also in the newest window. Also whether either
+    MRR is below the rule by more than chance explains. Empty if the log has one edge set."""
     names = dict.fromkeys(name for record in records for name in record.edge_sets)
     out = []
     for name in names:
         own = comparable([r.edge_sets[name] for r in records if name in r.edge_sets])
-        # A set may have another best rule than the log, and than in its newest window.
+        # An edge set may have another best rule than the log, and another one in its newest window.
         rule_name, rule = best_rule(own)
         newest_name, newest_rule = best_rule(own[-1:])
         out.append(

@@ -1,4 +1,4 @@
-"""Bodies of `/v1` become requests to the engine."""
+"""Converts bodies of `/v1` into requests to the engine."""
 
 from fastapi import HTTPException
 
@@ -15,11 +15,12 @@ from streamd.server.v1.schemas import (
 from streamd.serving.requests import Explain, Recommend, Score, Similar
 
 MAX_REASONS = 100
-"""Most nodes of an answer with reasons: each takes as many scores as there are groups of facts."""
+"""Maximum k of a recommendation with reasons: each node takes as many scores as there are groups of
+facts."""
 
 
 def to_score(state: ServerState, body: ScoreRequest) -> Score:
-    """The request that a body asks for. Raises: HTTPException, as do the others here."""
+    """Convert a score request. Raises: HTTPException, as do the other functions here."""
     limit = state.settings.server.max_candidates
     if len(body.dst) > limit:
         raise HTTPException(
@@ -32,7 +33,7 @@ def to_score(state: ServerState, body: ScoreRequest) -> Score:
 
 
 def to_recommend(state: ServerState, body: RecommendRequest) -> Recommend:
-    """The same of a recommendation."""
+    """Convert a recommendation request."""
     edge_set = state.sets.edge_set(body.edge_set)
     state.sets.check_kind(body.kind)
     source, target = state.sets.ends(edge_set)
@@ -52,8 +53,7 @@ def to_recommend(state: ServerState, body: RecommendRequest) -> Recommend:
 
 
 def empty_hint(body: RecommendRequest) -> str:
-    """The reason for which an answer has no node, by the filters of its request; empty if it has
-    none."""
+    """The reason why an answer has no node, by the filters of its request; empty if it has none."""
     filters = {
         "kind": body.kind is not None,
         "only": body.only is not None,
@@ -72,7 +72,7 @@ def empty_hint(body: RecommendRequest) -> str:
 
 
 def to_similar(state: ServerState, body: SimilarRequest) -> Similar:
-    """The same of similar nodes."""
+    """Convert a request for similar nodes."""
     edge_set = state.sets.edge_set(body.edge_set)
     state.sets.check_kind(body.kind)
     target = state.sets.ends(edge_set)[1]
@@ -86,7 +86,7 @@ def to_similar(state: ServerState, body: SimilarRequest) -> Similar:
 
 
 def to_explain(state: ServerState, body: ExplainRequest) -> Explain:
-    """The same of an explanation."""
+    """Convert a request for an explanation."""
     edge_set = state.sets.edge_set(body.edge_set)
     source, target = state.sets.ends(edge_set)
     src, dst = in_set(source, body.src), in_set(target, body.dst)
@@ -94,7 +94,7 @@ def to_explain(state: ServerState, body: ExplainRequest) -> Explain:
 
 
 def nodes_of(state: ServerState, body: NodesRequest) -> list[Key]:
-    """The keys of the nodes that a body names."""
+    """The keys of the nodes in a body."""
     node_set = state.sets.node_set(body.node_set)
     return [in_set(node_set, key) for key in body.nodes]
 

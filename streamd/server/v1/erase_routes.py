@@ -1,4 +1,4 @@
-"""The `/v1/erase` routes: they keep requests to erase nodes, which another process works on."""
+"""The `/v1/erase` routes. They store requests to erase nodes, which another process executes."""
 
 from typing import Annotated
 
@@ -16,9 +16,9 @@ from streamd.store.erasure_requests import (
 )
 
 MAX_NODES = 1000
-"""Most nodes of one request."""
+"""Maximum number of nodes in one request."""
 MAX_FOUND = 100
-"""Most findings in an answer."""
+"""Maximum number of findings in an answer."""
 router = APIRouter(prefix="/v1", dependencies=[Depends(require_key)])
 
 
@@ -33,14 +33,14 @@ class EraseRequest(NodesRequest):
 
 
 class FoundKey(BaseModel):
-    """A location that still holds a key."""
+    """A location that still contains a key."""
 
     node: int = Field(description="number of the node in the request, from 1")
     where: str = Field(description="file, object or record", examples=["nodes.keys"])
 
 
 class ErasureResponse(BaseModel):
-    """How far a request to erase nodes is. It does not repeat their keys."""
+    """The progress of a request to erase nodes. It does not repeat their keys."""
 
     request: str = Field(description="GET /v1/erase/{request} gives this answer again")
     state: ErasureState = Field(
@@ -61,7 +61,7 @@ class ErasureResponse(BaseModel):
     "/erase", tags=["operating"], status_code=202, dependencies=[Depends(require_admin_key)]
 )
 def erase(body: EraseRequest, state: State) -> ErasureResponse:
-    """Erase nodes: delete them, make the deletes physical, and prove it. The request outlives
+    """Erase nodes: delete them, make the deletes physical, and prove it. The request survives
     restarts."""
     settings = state.settings
     keys = list(dict.fromkeys(nodes_of(state, body)))
@@ -80,7 +80,7 @@ def erase(body: EraseRequest, state: State) -> ErasureResponse:
 def erasure(
     request: Annotated[str, Path(min_length=1, max_length=64, pattern="^[0-9a-f]+$")], state: State
 ) -> ErasureResponse:
-    """How far a request to erase nodes is: what it waits for, and at last its proof."""
+    """The progress of a request to erase nodes: the reason why it waits, and finally its proof."""
     found = ErasureRequests(state.settings.data_dir).read(request)
     if found is None:
         raise HTTPException(404, "no such request was made on this machine, or it is too old")

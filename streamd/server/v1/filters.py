@@ -1,4 +1,4 @@
-"""Filters and groups of nodes, as requests write them."""
+"""Reads the filters and the diversity of requests."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ BOUNDS = ("gt", "gte", "lt", "lte")
 """Fields of a range of numbers."""
 
 MAX_SHOWN = 64
-"""Characters of a value that an error shows."""
+"""Characters of a value that an error repeats."""
 
 
 class _Column(NamedTuple):
@@ -39,15 +39,16 @@ class _Column(NamedTuple):
 
 
 class Filters:
-    """Reads filters by the declared features of nodes. Owner: the server's state."""
+    """Reads filters by the declared node features. Owner: the server's state."""
 
     def __init__(self, schema: Schema, max_length: int) -> None:
-        """max_length: most keys or values in one list of a request (server.max_candidates)."""
+        """max_length: maximum number of keys or values in one list of a request
+        (server.max_candidates)."""
         self._max_length = max_length
         self._names = schema.node_set_names
         nodes, _ = declarations_of(schema)
         self._features: list[dict[str, _Column]] = []
-        # Features are in the row in the order of their declaration.
+        # A row has the features in the order of their declaration.
         for number, name in enumerate(self._names):
             at = schema.node_columns(number).start
             columns = {}
@@ -57,16 +58,16 @@ class Filters:
             self._features.append(columns)
 
     def read(self, body: RecommendRequest | SimilarRequest, node_set: int) -> NodeFilter:
-        """The filter of a request. node_set: number of the set that its nodes are of. Raises:
-        HTTPException."""
+        """The filter of a request. node_set: number of the node set that the request is about.
+        Raises: HTTPException."""
         only = None if body.only is None else self._keys("only", body.only, node_set)
         exclude = self._keys("exclude", body.exclude, node_set)
         conditions = [self._condition(n, v, node_set) for n, v in body.where.items()]
         return NodeFilter(kind=body.kind, only=only, exclude=exclude, where=tuple(conditions))
 
     def diversity(self, body: Diversity | None, node_set: int) -> ValueLimit | None:
-        """The diversity that a request asks for. Raises: HTTPException."""
-        # Without a rule any node may follow another.
+        """The diversity of a request, None if it has none. Raises: HTTPException."""
+        # Without a limit all nodes may share a value.
         if body is None:
             return None
         column = self._column("diversity", body.feature, node_set)
@@ -84,7 +85,8 @@ class Filters:
             )
 
     def _column(self, path: str, name: str, node_set: int) -> _Column:
-        """The feature of a name. path: in the request, for the error. Raises: HTTPException."""
+        """The feature of a name. path: its location in the request, for the error. Raises:
+        HTTPException."""
         found = self._features[node_set].get(name)
         if found is None:
             known = nearest_of(name, self._features[node_set])
@@ -102,7 +104,7 @@ class Filters:
         return found
 
     def _condition(self, name: str, value: Any, node_set: int) -> FeatureCondition:
-        """The condition that a field of `where` states. Raises: HTTPException."""
+        """The condition of a field of `where`. Raises: HTTPException."""
         path = f"where.{name}"
         feature, declared, first, end = self._column("where", name, node_set)
         if declared.hash is not None:
@@ -117,7 +119,7 @@ class Filters:
             low, high = _range(path, value)
             return FeatureCondition(first=first, end=end, low=low, high=high)
 
-        # A value is short for a list of it.
+        # A single value is short for a list of one.
         values = value if isinstance(value, list) else [value]
         self._check_length(path, values, "values")
         numbers = tuple(_number(path, feature, declared, one) for one in values)
@@ -125,7 +127,8 @@ class Filters:
 
 
 def _number(path: str, feature: Feature, declared: FeatureSettings, value: Any) -> float:
-    """The number that a value of a feature is in its column. Raises: HTTPException."""
+    """A feature's value as its number in the log: the index of its category, or the number itself.
+    Raises: HTTPException."""
     if value is None or isinstance(value, list | dict):
         raise HTTPException(422, f"{path}: {kind_of(value)} is no value of {declared.words}")
     try:
@@ -135,7 +138,7 @@ def _number(path: str, feature: Feature, declared: FeatureSettings, value: Any) 
     if declared.categories is None:
         return _float32(path, numbers[0])
 
-    # The last column is of all values that are no declared category.
+    # The last column is for all values that are no declared category.
     number = numbers.index(1.0)
     if number == len(declared.categories):
         text = text_of(value)[:MAX_SHOWN]
@@ -145,20 +148,20 @@ def _number(path: str, feature: Feature, declared: FeatureSettings, value: Any) 
 
 
 def _range(path: str, bounds: Mapping[str, Any]) -> tuple[float, float]:
-    """The bounds of a range, both included. Raises: HTTPException."""
+    """The lower and upper bound of a range, both inclusive. Raises: HTTPException."""
     unknown = [name for name in bounds if name not in BOUNDS]
     if unknown or not bounds:
         what = f"has no {unknown[0]!r}" if unknown else "needs a bound"
         raise HTTPException(422, f"{path}: a range {what}; there are {', '.join(BOUNDS)}")
 
-    # The narrowest of all bounds, in the numbers of the log.
+    # The tightest of the bounds, in the log's float32.
     low, high = -np.inf, np.inf
     for name, value in bounds.items():
         if type(value) not in (int, float):
             raise HTTPException(422, f"{path}.{name}: {kind_of(value)}, not a number")
         number = np.float32(_float32(f"{path}.{name}", value))
 
-        # A bound that is not included is the next number of the log.
+        # An exclusive bound becomes the next float32.
         if name == "gt":
             number = np.nextafter(number, np.float32(np.inf))
         elif name == "lt":
@@ -171,8 +174,8 @@ def _range(path: str, bounds: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def _float32(path: str, number: float) -> float:
-    """A number as the log holds it. Raises: HTTPException if it is too large or no number."""
-    # No comparison holds for NaN.
+    """A number as the log stores it. Raises: HTTPException if it is too large or NaN."""
+    # Written so that NaN fails too, since no comparison holds for it.
     if not abs(number) <= MAX_FLOAT32:
         raise HTTPException(422, f"{path}: the number is out of range")
     return float(np.float32(number))

@@ -1,4 +1,4 @@
-"""The OpenAPI description gets the keys, and every error that a route may answer with."""
+"""Adds API keys, and the errors that any route may return, to the OpenAPI description."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ ERRORS = {
     "503": "not ready, or too late; come again",
     "504": "the log did not come to what streamd-after names; come again",
 }
-# Of the operations whose answers the engine computes: what a request may ask of its answer.
+# Request headers of the operations that the engine answers: conditions on the answer.
 ASKED = [
     {
         "name": AFTER,
@@ -42,7 +42,7 @@ ASKED = [
         "schema": {"type": "number", "minimum": 0},
     },
 ]
-# Headers of their answers -> what they say.
+# Response headers of these operations.
 TOLD = {
     POSITION: {
         "description": "TERM.SEQ of the newest commit that the answer knows",
@@ -53,10 +53,10 @@ TOLD = {
         "schema": {"type": "number"},
     },
 }
-# Their 503 is an answer of their own form, not an error.
+# Their 503 has the form of their other answers, not of an error.
 PLAIN = ("/livez", "/readyz", "/v2/health/live", "/v2/health/ready")
 OPEN = (*PLAIN, "/v2")
-"""Paths that `require_key` does not guard."""
+"""Paths without a check of the API key."""
 KEYS = {
     "HTTPBearer": {"type": "http", "scheme": "bearer"},
     "APIKeyHeader": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
@@ -64,14 +64,14 @@ KEYS = {
 
 
 def describe(app: FastAPI) -> None:
-    """Make `app.openapi()` describe keys and shared errors, which FastAPI does not know of."""
+    """Make `app.openapi()` describe keys and shared errors, which FastAPI does not know."""
     default = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is not None:
             return app.openapi_schema
 
-        # The schemas of errors and keys.
+        # Add the schemas of errors and keys.
         schema = default()
         schema["components"]["schemas"]["Problem"] = Problem.model_json_schema()
         schema["components"]["schemas"]["InferenceError"] = {
@@ -81,7 +81,7 @@ def describe(app: FastAPI) -> None:
         }
         schema["components"]["securitySchemes"] = KEYS
 
-        # Each operation, with the form of errors that its protocol has.
+        # Give each operation the errors in the form of its protocol.
         for path, routes in schema["paths"].items():
             kind, form = (
                 ("application/json", "InferenceError")
@@ -102,7 +102,7 @@ def describe(app: FastAPI) -> None:
                         "content": {kind: {"schema": {"$ref": f"#/components/schemas/{form}"}}},
                     }
 
-        # FastAPI's own form of a validation error, which no route answers with.
+        # Remove FastAPI's own form of a validation error, which no route returns.
         for unused in ("HTTPValidationError", "ValidationError"):
             schema["components"]["schemas"].pop(unused, None)
         return schema

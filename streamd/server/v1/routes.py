@@ -1,4 +1,5 @@
-"""The `/v1` routes. Each translates a request for the engine, and the engine's answer back."""
+"""The `/v1` routes. Each converts a body into a request to the engine, and the engine's answer into
+a response."""
 
 from dataclasses import asdict
 from functools import partial
@@ -79,7 +80,7 @@ NodePath = Annotated[str, Path(min_length=1, max_length=1024, examples=["user:74
 
 @direct.post("/score", tags=["answers"], response_model=ScoreResponse)
 async def score(body: ScoreRequest, state: State, asked: Asked) -> Response:
-    """Score candidate destinations of a source with the model of this moment."""
+    """Score candidate destinations of a source with the version that serves now."""
     request = to_score(state, body)
     answer = await state.engine.ask(request, asked)
     return _json(_scored(state, request.src, answer), answer)
@@ -87,7 +88,7 @@ async def score(body: ScoreRequest, state: State, asked: Asked) -> Response:
 
 @direct.post("/score/batch", tags=["answers"], response_model=list[ScoreResponse])
 async def score_batch(body: ScoreBatch, state: State, asked: Asked) -> Response:
-    """Several of `/v1/score` at once, answered in their order; all of them, or an error."""
+    """Several requests of `/v1/score`, answered in their order; if one fails, all do."""
     _check_batch(state, len(body.requests))
     requests = [to_score(state, one) for one in body.requests]
     answers = await state.engine.ask_all(requests, asked)
@@ -97,7 +98,7 @@ async def score_batch(body: ScoreBatch, state: State, asked: Asked) -> Response:
 
 @direct.post("/recommend", tags=["answers"], response_model=ScoreResponse)
 async def recommend(body: RecommendRequest, state: State, asked: Asked) -> Response:
-    """The k likeliest next destinations of a source, best first."""
+    """The k most likely next destinations of a source, best first."""
     request = to_recommend(state, body)
     answer = await state.engine.ask(request, asked)
     return _json(_recommendation(state, body, request.src, answer), answer)
@@ -105,7 +106,7 @@ async def recommend(body: RecommendRequest, state: State, asked: Asked) -> Respo
 
 @direct.post("/recommend/batch", tags=["answers"], response_model=list[ScoreResponse])
 async def recommend_batch(body: RecommendBatch, state: State, asked: Asked) -> Response:
-    """Several of `/v1/recommend` at once, answered in their order; all of them, or an error."""
+    """Several requests of `/v1/recommend`, answered in their order; if one fails, all do."""
     _check_batch(state, len(body.requests))
     requests = [to_recommend(state, one) for one in body.requests]
     answers = await state.engine.ask_all(requests, asked)
@@ -116,8 +117,8 @@ async def recommend_batch(body: RecommendBatch, state: State, asked: Asked) -> R
 
 @direct.post("/similar", tags=["answers"], response_model=SimilarResponse)
 async def similar(body: SimilarRequest, state: State, asked: Asked) -> Response:
-    """The k destinations most like one of them: by the model's embeddings, or by the partners that
-    they lately share."""
+    """The k destinations most similar to a given one, by the model's embeddings or by the partners
+    that they shared lately."""
     request = to_similar(state, body)
     answer = await state.engine.ask(request, asked)
     if body.by == "embedding" and not answer.embedding:
@@ -125,7 +126,7 @@ async def similar(body: SimilarRequest, state: State, asked: Asked) -> Response:
             404, f"version {answer.version} makes no embeddings; ask by partners instead"
         )
 
-    # Most similar first, as the engine orders them.
+    # The engine orders them, most similar first.
     found = zip(answer.dst, answer.scores, strict=True)
     content = {
         "node": body.node,
@@ -145,8 +146,8 @@ async def nodes(
     node_set: NodeSetQuery = None,
     source_in: SourceInQuery = None,
 ) -> CompletionResponse:
-    """Keys of nodes that begin with a prefix, newest nodes first, the key that equals it before
-    all others."""
+    """Keys of nodes that start with a prefix, newest nodes first. A key that equals the prefix
+    comes first."""
     number = None if node_set is None else state.sets.node_set(node_set)
     is_source = None
     if source_in is not None:
@@ -164,7 +165,7 @@ async def embedding(
     integer: bool = False,
     node_set: NodeSetQuery = None,
 ) -> EmbeddingResponse:
-    """The embedding of a node; `integer=true` where its key is an integer."""
+    """The embedding of a node; `integer=true` if its key is an integer."""
     key = in_set(state.sets.node_set(node_set), key_of_path(node, integer))
     answer = await state.engine.ask(Embedding(key), asked)
     response.headers.update(headers_of(answer.seen))
@@ -175,7 +176,7 @@ async def embedding(
 async def embeddings(
     body: NodesRequest, state: State, asked: Asked, response: Response
 ) -> list[EmbeddingResponse]:
-    """Embeddings of several nodes, in their order."""
+    """The embeddings of several nodes, in their order."""
     _check_batch(state, len(body.nodes))
     keys = nodes_of(state, body)
     answers = await state.engine.ask_all([Embedding(key) for key in keys], asked)
@@ -192,7 +193,7 @@ async def labels(
     integer: bool = False,
     node_set: NodeSetQuery = None,
 ) -> LabelsResponse:
-    """What the model predicts of a node's labels; `integer=true` where its key is an integer."""
+    """The model's prediction of a node's labels; `integer=true` if its key is an integer."""
     key = in_set(state.sets.node_set(node_set), key_of_path(node, integer))
     answer = await state.engine.ask(Label(key), asked)
     response.headers.update(headers_of(answer.seen))
@@ -203,7 +204,7 @@ async def labels(
 async def labels_of_many(
     body: NodesRequest, state: State, asked: Asked, response: Response
 ) -> list[LabelsResponse]:
-    """What the model predicts of several nodes' labels, in their order."""
+    """The model's predictions of several nodes' labels, in their order."""
     _check_batch(state, len(body.nodes))
     keys = nodes_of(state, body)
     answers = await state.engine.ask_all([Label(key) for key in keys], asked)
@@ -213,7 +214,7 @@ async def labels_of_many(
 
 @direct.post("/explain", tags=["answers"], response_model=ExplainResponse)
 async def explain(body: ExplainRequest, state: State, asked: Asked) -> Response:
-    """What the score of one candidate is made of."""
+    """The parts that make up the score of one candidate."""
     request = to_explain(state, body)
     answer = await state.engine.ask(request, asked)
     return _json(_explained(state, request, answer), answer)
@@ -225,8 +226,8 @@ async def explain(body: ExplainRequest, state: State, asked: Asked) -> Response:
 @router.post("/events", tags=["events"], status_code=202, response_model_exclude_unset=True)
 async def events(body: EventsRequest, state: State) -> EventsResponse:
     """Send events to the first of `kafka.topics`, for producers without a Kafka client. They are in
-    the log, and seen by answers, once ingest has read them; an event that ingest would refuse is
-    refused here, and none is sent."""
+    the log and in answers once ingest has read them. If ingest would refuse one of them, the
+    request fails and none is sent."""
     if (body.events is None) == (body.records is None):
         raise HTTPException(422, "send events, or records where the topic has a source")
     try:
@@ -242,7 +243,7 @@ async def events(body: EventsRequest, state: State) -> EventsResponse:
         raise HTTPException(422, "bad_json: a number is out of range") from None
     topic = state.forwarder.topic
     tokens = [RecordToken(topic, partition, offset) for partition, offset in places]
-    # Ascending, so that the last of each partition stays.
+    # In ascending order, so that the last offset of each partition wins.
     newest = dict(sorted(places)).items()
     return EventsResponse(
         topic=topic,
@@ -254,7 +255,7 @@ async def events(body: EventsRequest, state: State) -> EventsResponse:
 
 @router.get("/schema", tags=["events"])
 def schema(state: State) -> SchemaResponse:
-    """The declared sets of nodes and edges, and what their features are."""
+    """The declared node sets and edge sets with their features."""
     return schema_response(state.settings)
 
 
@@ -272,7 +273,7 @@ ASKED: dict[int | str, dict[str, Any]] = {
     responses=ASKED,
 )
 def rollback(body: MoveRequest, state: State) -> Moved | JSONResponse:
-    """Make the last proven version champion; the trainer goes on from it."""
+    """Make the last proven version the champion; the trainer continues from it."""
     return _moved_or_asked(state.moves.rollback("api", body.why))
 
 
@@ -286,7 +287,7 @@ def rollback(body: MoveRequest, state: State) -> Moved | JSONResponse:
 def promote(
     version: Annotated[str, Path(max_length=64)], body: MoveRequest, state: State
 ) -> Moved | JSONResponse:
-    """Make a version champion; the trainer goes on from it."""
+    """Make a version the champion; the trainer continues from it."""
     if version not in state.registry.names():
         raise HTTPException(404, f"there is no version {version!r}; GET /v1/models lists them")
     return _moved_or_asked(state.moves.promote(version, "api", body.why))
@@ -296,7 +297,7 @@ def promote(
 def request_outcome(
     request: Annotated[str, Path(min_length=1, max_length=64)], state: State
 ) -> RequestOutcome:
-    """What became of a request that was answered 202."""
+    """The outcome of a request that was answered with 202."""
     outcome = outcome_of(state.registry, request)
     if isinstance(outcome, Waiting):
         return RequestOutcome(state="waiting")
@@ -307,8 +308,8 @@ def request_outcome(
 
 @router.get("/models", tags=["models"])
 def models(state: State) -> ModelsResponse:
-    """All versions kept, by the end of their windows, and which one is champion."""
-    # A move says who serves, the manifests what each version is.
+    """All stored versions in the order of their windows' ends, and the champion."""
+    # The newest move names the champion, the manifests describe the versions.
     last = state.registry.shown()
     scale = _scale(state)
     return ModelsResponse(
@@ -364,7 +365,7 @@ def _labelled(state: ServerState, key: Key, answer: Answer) -> LabelsResponse:
 
 
 def _explained(state: ServerState, request: Explain, answer: Answer) -> dict[str, Any]:
-    """The content of an `ExplainResponse`, as a dict for the reason that `_scored` gives."""
+    """The content of an `ExplainResponse`, as a dict for the same reason as in `_scored`."""
     explanation = answer.explanation
     assert explanation is not None
     return {
@@ -411,7 +412,7 @@ def _moved(move: Move) -> Moved:
 
 
 def key_of_path(node: str, integer: bool) -> PlainKey:
-    """The key that a path says. Raises: HTTPException where it is no integer and should be."""
+    """The key in a path. Raises: HTTPException if it should be an integer and is not."""
     if not integer:
         return node
     try:
@@ -447,11 +448,11 @@ def _hint(state: ServerState, node: Key, answer: Answer) -> dict[str, str]:
 
 
 def _scored(state: ServerState, src: Key, answer: Answer) -> dict[str, Any]:
-    """The content of a `ScoreResponse` as a dict: making and checking a hundred small pydantic
+    """The content of a `ScoreResponse` as a dict: creating and validating a hundred small pydantic
     models takes longer than scoring them."""
     rows = zip(answer.dst, answer.scores, answer.known, strict=True)
     scores: list[dict[str, Any]] = [{"dst": plain(d), "score": s, "known": k} for d, s, k in rows]
-    # Answers without reasons have no such field.
+    # An answer without reasons has no such field.
     for one, reason in zip(scores, answer.reasons, strict=False):
         one["reason"] = reason
     return {
@@ -466,13 +467,13 @@ def _scored(state: ServerState, src: Key, answer: Answer) -> dict[str, Any]:
 def _recommendation(
     state: ServerState, body: RecommendRequest, src: Key, answer: Answer
 ) -> dict[str, Any]:
-    """As `_scored`, with a hint if the filters of the request leave no node."""
+    """The content as in `_scored`, with a hint if the filters of the request leave no node."""
     content = _scored(state, src, answer)
     hint = "" if answer.dst or "hint" in content else empty_hint(body)
     return content | ({"hint": hint} if hint else {})
 
 
 def _json(content: object, answer: Answer) -> Response:
-    """A response with what one pass of the engine answered. answer: any of its answers."""
+    """A response with the answers of one request. answer: any of them, for the headers."""
     text = msgspec.json.encode(content)
     return Response(text, media_type="application/json", headers=headers_of(answer.seen))

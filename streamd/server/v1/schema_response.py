@@ -1,4 +1,4 @@
-"""What `GET /v1/schema` answers, made of the settings."""
+"""Makes the response of `GET /v1/schema` from the settings."""
 
 from streamd.server.v1.schemas import EdgeSetInfo, Feature, NodeSetInfo, SchemaResponse
 from streamd.settings.loading import Settings, edge_sets, node_sets, schema_of
@@ -6,7 +6,7 @@ from streamd.settings.sets import FeatureSettings, SetSettings
 
 
 def schema_response(settings: Settings) -> SchemaResponse:
-    """The declared sets, with the widths that the log has."""
+    """The declared sets, with the widths of their features in the log."""
     schema = schema_of(settings)
     names = schema.node_set_names
     nodes = [

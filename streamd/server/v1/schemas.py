@@ -1,11 +1,12 @@
-"""The bodies of the REST API. Times are integers in the stream's unit (`stream.time_unit`)."""
+"""The request and response bodies of the REST API. Times are integers in the stream's unit
+(`stream.time_unit`)."""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, model_validator
 
 INT64 = 2**63 - 1
-"""Largest absolute value of an integer key and of a time."""
+"""Maximum absolute value of an integer key, and maximum time."""
 NodeKey = (
     Annotated[StrictInt, Field(ge=-INT64, le=INT64)]
     | Annotated[StrictStr, Field(min_length=1, max_length=1024)]
@@ -16,7 +17,7 @@ class RequestBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-# Bodies of requests. A field that does not exist is an error.
+# Request bodies. An unknown field is an error.
 EdgeSetName = Annotated[
     str | None,
     Field(
@@ -31,7 +32,7 @@ NodeSetName = Annotated[
 
 
 class ScoreRequest(RequestBody):
-    """Candidates to be scored for a source."""
+    """Candidates to score for a source."""
 
     src: NodeKey = Field(description="the source node", examples=["user:74"])
     dst: list[NodeKey] = Field(
@@ -55,10 +56,10 @@ CONDITION: dict[str, Any] = {
         },
     ]
 }
-"""A condition on a feature as JSON Schema: a value, several of them, or a range of numbers."""
+"""A condition on a feature as JSON Schema: a value, a list of values, or a range of numbers."""
 
 
-# Filters of the nodes that an answer may name. Lists have at most server.max_candidates items.
+# Filters of the nodes in an answer. Lists have at most server.max_candidates items.
 KindFilter = Annotated[
     str | None,
     Field(max_length=256, description="only destinations whose key begins so, before a colon"),
@@ -81,14 +82,14 @@ WhereFilter = Annotated[
 
 
 class Diversity(RequestBody):
-    """At most so many nodes of an answer have the same value of a feature."""
+    """Limits how many nodes of an answer have the same value of a feature."""
 
     feature: str = Field(max_length=256, description="of the nodes", examples=["category"])
     max_per_value: int = Field(ge=1, le=1000, description="most nodes of one value")
 
 
 class RecommendRequest(RequestBody):
-    """A source for which the best destinations are wanted."""
+    """A source for which to find the best destinations."""
 
     src: NodeKey = Field(description="the source node", examples=["user:74"])
     k: int = Field(10, ge=1, le=1000, description="how many")
@@ -109,7 +110,7 @@ class RecommendRequest(RequestBody):
 
 
 class SimilarRequest(RequestBody):
-    """A destination of an edge set to which others are compared."""
+    """A destination of an edge set for which to find similar ones."""
 
     node: NodeKey = Field(description="the node", examples=["page:1"])
     k: int = Field(10, ge=1, le=1000, description="how many")
@@ -124,7 +125,7 @@ class SimilarRequest(RequestBody):
 
 
 class ExplainRequest(RequestBody):
-    """A candidate whose score for a source is to be explained."""
+    """A source and a candidate, for an explanation of the candidate's score."""
 
     src: NodeKey = Field(description="the source node", examples=["user:74"])
     dst: NodeKey = Field(description="the candidate destination", examples=["page:1"])
@@ -154,7 +155,8 @@ class NodesRequest(RequestBody):
 
 
 class Event(RequestBody):
-    """An event as producers send it to Kafka. The README says which fields belong to which type."""
+    """An event in the format in which producers send it to Kafka. The README lists the fields of
+    each type."""
 
     type: Literal["edge", "node", "label", "delete"] = "edge"
     src: NodeKey | None = Field(None, examples=["user:74"])
@@ -175,12 +177,12 @@ class Event(RequestBody):
 
 
 class EventsRequest(RequestBody):
-    """Events, sent in their order; or records of a topic that has a source, in its own shape."""
+    """Events, sent in their order; or records in the format of the topic's source."""
 
     @model_validator(mode="before")
     @classmethod
     def _wrapped(cls, content: Any) -> Any:
-        """Refuse an event or a list of events as it is, with the body that it should have."""
+        """Refuse a bare event or list of events, and show the right form of the body."""
         is_bare = isinstance(content, dict) and content and not {"events", "records"} & {*content}
         if is_bare or isinstance(content, list):
             raise ValueError(
@@ -198,11 +200,12 @@ class EventsRequest(RequestBody):
     )
 
 
-# Bodies of answers, and of requests about versions.
+# Response bodies, and the request bodies about versions.
 
 
 class Produced(BaseModel):
-    """Where in the topic an event is. position: the same as `streamd-after` takes it."""
+    """The position of an event in the topic. position: the same in the form of the header
+    `streamd-after`."""
 
     partition: int
     offset: int
@@ -220,17 +223,17 @@ class EventsResponse(BaseModel):
 
 
 class CompletionResponse(BaseModel):
-    """Keys that begin with a prefix. complete: false where there may be more that were not looked
-    at."""
+    """Keys that start with a prefix. complete: false if there may be more among keys that were not
+    searched."""
 
     nodes: list[str | int]
     complete: bool
 
 
 class Feature(BaseModel):
-    """A declared feature. kind: number, bool, categories, hash, text or vector. width: how many
-    numbers it takes in the log. missing: what stands for it where it is absent; without, it is
-    needed."""
+    """A declared feature. kind: number, bool, categories, hash, text or vector. width: number of
+    its columns in the log. missing: the default if an event has no value; null if the value is
+    required."""
 
     name: str
     kind: str
@@ -240,8 +243,8 @@ class Feature(BaseModel):
 
 
 class NodeSetInfo(BaseModel):
-    """A kind of nodes. width: of its features in the log; they have no names where `features` is
-    empty."""
+    """A kind of nodes. width: of its features in the log; if `features` is empty, they have no
+    names."""
 
     name: str
     width: int
@@ -249,14 +252,14 @@ class NodeSetInfo(BaseModel):
 
 
 class EdgeSetInfo(NodeSetInfo):
-    """A kind of edges. source, target: node sets of its ends."""
+    """A kind of edges. source, target: node sets of its endpoints."""
 
     source: str
     target: str
 
 
 class SchemaResponse(BaseModel):
-    """What events hold: the sets of nodes and edges in the order of their numbers."""
+    """The node sets and edge sets of the log, in the order of their numbers."""
 
     node_sets: list[NodeSetInfo]
     edge_sets: list[EdgeSetInfo]
@@ -265,13 +268,13 @@ class SchemaResponse(BaseModel):
 
 
 class MoveRequest(RequestBody):
-    """Why the champion is moved."""
+    """The reason for a change of the champion."""
 
     why: str = Field(min_length=1, max_length=500, examples=["scores fell after the import"])
 
 
 class Moved(BaseModel):
-    """What the journal of versions now says."""
+    """The newest move in the journal of versions."""
 
     action: str
     champion: str
@@ -279,13 +282,13 @@ class Moved(BaseModel):
 
 
 class MoveRequested(BaseModel):
-    """The trainer, on another machine, was asked and has not answered yet."""
+    """The request to the trainer's machine was sent, and has no answer yet."""
 
     request: str = Field(description="look at GET /v1/models/requests/{request} for the answer")
 
 
 class RequestOutcome(BaseModel):
-    """What became of a request to move the champion, as far as this machine knows."""
+    """The outcome of a request to change the champion, as far as this machine knows it."""
 
     state: Literal["waiting", "done", "refused"]
     reason: str = Field("", description="why it was refused")
@@ -293,7 +296,7 @@ class RequestOutcome(BaseModel):
 
 
 class AsOf(BaseModel):
-    """Which model answered, until when it was trained, and what it had seen."""
+    """The version that answered, the end of its training, and the newest events that it used."""
 
     version: str = Field(description='model version, or "rule" before there is one')
     trained_until: int | None = Field(description="event time up to which the version was trained")
@@ -307,7 +310,7 @@ class AsOf(BaseModel):
 
 
 class ShortReason(BaseModel):
-    """The facts of one kind, or the share of the graph, that add most to a score."""
+    """The facts of one kind, or the graph's share, that add most to a score."""
 
     group: str = Field(description="as in /v1/explain, without source")
     words: str = Field(description="its facts in short", examples=["they met 3 times"])
@@ -315,7 +318,7 @@ class ShortReason(BaseModel):
 
 
 class Scored(BaseModel):
-    """One destination. score: higher is likelier; comparable within one answer."""
+    """One destination. score: higher is more likely; comparable within one answer only."""
 
     dst: NodeKey
     score: float
@@ -345,8 +348,8 @@ class ScoreResponse(BaseModel):
 
 
 class SimilarNode(BaseModel):
-    """One node that is like the asked one. score: the cosine of both embeddings, or the index of
-    Adamic and Adar over the last partners of both."""
+    """A similar node. score: the cosine similarity of both embeddings, or the Adamic-Adar index
+    over the last partners of both."""
 
     node: NodeKey
     score: float
@@ -381,7 +384,7 @@ class LabelsResponse(BaseModel):
 
 
 class ExplainedFact(BaseModel):
-    """A fact about the two."""
+    """A fact about source and candidate."""
 
     name: str = Field(description="as in the table of facts")
     all_sets: bool = Field(
@@ -392,7 +395,7 @@ class ExplainedFact(BaseModel):
 
 
 class ExplainedGroup(BaseModel):
-    """Facts of one kind, or what the graph adds to them."""
+    """Facts of one kind, or the graph's contribution."""
 
     name: str = Field(
         description="frequency, recency, popularity, source, candidate, paths, sequence, hour or "
@@ -405,7 +408,7 @@ class ExplainedGroup(BaseModel):
 
 
 class ExplainedNeighbor(BaseModel):
-    """A neighbour that the embedding of one end is made of."""
+    """A neighbor from which the embedding of source or candidate was computed."""
 
     node: NodeKey
     node_set: str
@@ -415,7 +418,7 @@ class ExplainedNeighbor(BaseModel):
 
 
 class ExplainResponse(BaseModel):
-    """What a score is made of: the baseline and the shares add up to it."""
+    """The parts of a score: the baseline and the shares add up to it."""
 
     src: NodeKey
     dst: NodeKey
@@ -438,8 +441,9 @@ class ExplainResponse(BaseModel):
 
 
 class ModelInfo(BaseModel):
-    """A version. scores: model -> measure -> value over its window, measured before learning it.
-    servable: whether it has its memory still, as champion, shadow and the newest one do."""
+    """A version. scores: model -> measure -> value over its window, measured before it was trained
+    on that window. servable: whether its memory is still stored, as for the champion, the shadow
+    and the newest version."""
 
     name: str
     servable: bool
@@ -461,7 +465,7 @@ class ModelsResponse(BaseModel):
 
 
 class Problem(BaseModel):
-    """An error as RFC 9457 has it: what and why."""
+    """An error as defined by RFC 9457."""
 
     type: str
     title: str

@@ -1,1 +1,1 @@
-"""The Open Inference Protocol under /v2, with Triton's extensions."""
+"""The Open Inference Protocol under /v2."""

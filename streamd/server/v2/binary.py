@@ -1,7 +1,7 @@
-"""Tensors as bytes after the JSON of a request or an answer: the extension `binary_tensor_data`.
+"""Tensors as bytes after the JSON of a request or response: the extension `binary_tensor_data`.
 
-They are little-endian and row-major, with nothing between them. An element of BYTES follows its
-length in 4 bytes.
+They are little-endian and row-major, with nothing between them. Each element of BYTES has its
+length in 4 bytes before it.
 https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md
 """
 
@@ -13,9 +13,9 @@ import numpy as np
 from fastapi import HTTPException
 
 JSON_LENGTH = "Inference-Header-Content-Length"
-"""The header that says how many bytes of the body are JSON."""
+"""The header with the number of bytes of the body that are JSON."""
 SIZE = "binary_data_size"
-"""The parameter of a tensor that says how many bytes it has."""
+"""The parameter with the number of a tensor's bytes."""
 DTYPES = {
     "INT8": "<i1",
     "INT16": "<i2",
@@ -30,18 +30,18 @@ DTYPES = {
 }
 INTEGERS = tuple(name for name in DTYPES if "INT" in name)
 PREFIX_BYTES = 4
-"""Length of an element's length, as the extension has it."""
+"""Size of the length before each element of BYTES."""
 
 
 def split(body: bytes, json_length: str | None) -> tuple[bytes, bytes]:
     """Split a body into its JSON and the bytes after it.
 
-    json_length: value of the header JSON_LENGTH, None where there is none.
-    Raises: HTTPException where it is no length within the body.
+    json_length: value of the header JSON_LENGTH, None without the header. Raises: HTTPException if
+    it is no length within the body.
     """
     if json_length is None:
         return body, b""
-    # Nine digits are more than any body has, and few enough to be read as a number.
+    # A body's length never has nine digits or more; longer texts are not parsed as a number.
     if not re.fullmatch("[0-9]{1,9}", json_length) or int(json_length) > len(body):
         raise HTTPException(
             400, f"{JSON_LENGTH} is {json_length[:16]!r}, the body has {len(body)} bytes"
@@ -50,10 +50,10 @@ def split(body: bytes, json_length: str | None) -> tuple[bytes, bytes]:
 
 
 def take(name: str, size: object, rest: bytes) -> tuple[bytes, bytes]:
-    """Split off the bytes of an input. Returns: them, and the bytes after them.
+    """Split off the bytes of an input. Returns: its bytes, and the bytes after them.
 
-    name: of the input. size: as the request says.
-    Raises: HTTPException where fewer are left.
+    name: of the input. size: its length in bytes, by the request. Raises: HTTPException if fewer
+    bytes are left.
     """
     if type(size) is not int or not 0 <= size <= len(rest):
         raise HTTPException(
@@ -65,9 +65,9 @@ def take(name: str, size: object, rest: bytes) -> tuple[bytes, bytes]:
 
 
 def decode(name: str, datatype: str, count: int, raw: bytes) -> list[Any]:
-    """Decode the values of an input. count: number of values that its shape has.
+    """Decode the values of an input. count: number of values by its shape.
 
-    Raises: HTTPException where the bytes are not that many values of the datatype.
+    Raises: HTTPException if the bytes are not that many values of the datatype.
     """
     if datatype == "BYTES":
         return _texts(name, count, raw)
@@ -76,7 +76,7 @@ def decode(name: str, datatype: str, count: int, raw: bytes) -> list[Any]:
             400, f"{name}: {datatype} is not taken as bytes, only BYTES and integers are"
         )
 
-    # Integers have a fixed size, so their number is known from the bytes.
+    # Integers have a fixed size, so the number of values follows from the number of bytes.
     dtype = np.dtype(DTYPES[datatype])
     if len(raw) != count * dtype.itemsize:
         raise HTTPException(
@@ -99,7 +99,7 @@ def _texts(name: str, count: int, raw: bytes) -> list[str]:
     while at < len(raw):
         begin = at + PREFIX_BYTES
         end = begin + int.from_bytes(raw[at:begin], "little")
-        # A length, or what it counts, may be cut off.
+        # The length or the element itself may be cut off.
         if end > len(raw) or begin > len(raw):
             raise HTTPException(
                 400, f"{name}: value {len(values)} ends behind its tensor's {len(raw)} bytes"

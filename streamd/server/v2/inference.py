@@ -1,4 +1,4 @@
-"""The Open Inference Protocol, version 2, serves the champion as the model `streamd`.
+"""The Open Inference Protocol, version 2: the version that serves is the model `streamd`.
 
 It is for clients of inference servers such as Triton.
 """
@@ -27,9 +27,9 @@ from streamd.serving.requests import Answer, Score
 MODEL = "streamd"
 TAG = "open inference protocol"
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "statistics"]
-"""The extensions that are served in full. Of `model_repository` only the index is."""
+"""The fully implemented extensions. Of `model_repository`, only the index is implemented."""
 UNSERVED = ("shared_memory_region", "classification")
-"""Parameters that are refused, since they ask for another answer. Any other unknown parameter is
+"""Parameters that are refused because they would change the answer. Other unknown parameters are
 ignored."""
 OCTETS = "application/octet-stream"
 """Media type of bodies with tensors after the JSON."""
@@ -63,8 +63,8 @@ class ModelMetadata(BaseModel):
 
 
 class InputTensor(BaseModel):
-    """A tensor in row-major order: `data`, flat or nested, or as many bytes behind the JSON as its
-    parameter `binary_data_size` says."""
+    """A tensor in row-major order: its values in `data`, flat or nested, or as bytes after the
+    JSON. The parameter `binary_data_size` is the number of these bytes."""
 
     name: str = Field(max_length=64, examples=["src"])
     shape: list[Annotated[int, Field(ge=0, le=1_000_000)]] = Field(max_length=8, examples=[[1]])
@@ -80,7 +80,7 @@ class OutputWish(BaseModel):
 
 class InferRequest(BaseModel):
     """`src`: N node keys, BYTES or integers; `dst`: N x C of them; `time`, optional: N integers in
-    stream.time_unit; `edge_set`: N names, BYTES, needed where several are declared."""
+    stream.time_unit; `edge_set`: N names, BYTES, required if several are declared."""
 
     id: str | None = Field(None, max_length=256)
     parameters: dict[str, Any] | None = None
@@ -98,7 +98,8 @@ class InferRequest(BaseModel):
 
 
 class OutputTensor(BaseModel):
-    """`data`, or where it was asked for as binary, the parameter `binary_data_size`."""
+    """Values in `data`, or if binary output was requested, bytes after the JSON. The parameter
+    `binary_data_size` is the number of these bytes."""
 
     name: str
     shape: list[int]
@@ -125,7 +126,7 @@ class InferResponse(BaseModel):
 TIME = TensorInfo(name="time", datatype="INT64", shape=[-1])
 KEY_DATATYPES = {str: "BYTES", int: "INT64"}
 EDGE_SET = TensorInfo(name="edge_set", datatype="BYTES", shape=[-1])
-"""A further input where several edge sets are declared."""
+"""A further input if several edge sets are declared."""
 OUTPUTS = [
     TensorInfo(name="score", datatype="FP32", shape=[-1, -1]),
     TensorInfo(name="known", datatype="BOOL", shape=[-1, -1]),
@@ -133,10 +134,10 @@ OUTPUTS = [
 
 
 class InferRoute(DirectRoute):
-    """A direct route whose bodies may be compressed and may have tensors after the JSON.
+    """A direct route with bodies that may be compressed and may have tensors after the JSON.
 
     A body may have no content-type. A web page of another site could send such a body through a
-    browser, but infer changes nothing and the page cannot read the answer.
+    browser, but infer changes nothing and the page cannot read the response.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -148,7 +149,8 @@ class InferRoute(DirectRoute):
         return handle_compressed
 
     async def read(self, request: Request, model: type[Model]) -> Model:
-        """Read the body and give each input its values, wherever they are."""
+        """Read the body, and give each input its values from the JSON or from the bytes after
+        it."""
         kind = media_type(request)
         if kind not in ("", OCTETS) and not is_json(kind):
             raise HTTPException(
@@ -179,8 +181,8 @@ INFER: dict[str, Any] = {
 
 
 async def inputs_of(state: ServerState) -> list[TensorInfo]:
-    """The inputs of the model. Keys have the types that the log's have; BYTES before there are
-    any, or of both."""
+    """The inputs of the model. The datatype of keys follows from the log's keys; BYTES if there are
+    none, or both types."""
     ends = [state.sets.ends(edge_set) for edge_set in range(state.sets.num_edge_sets)]
     inputs = []
     for name, shape, node_sets in zip(
@@ -197,27 +199,27 @@ async def inputs_of(state: ServerState) -> list[TensorInfo]:
 
 @router.get("")
 async def server_metadata() -> ServerMetadata:
-    """What this server is."""
+    """Name, version and extensions of this server."""
     return ServerMetadata(name="streamd", version=__version__, extensions=EXTENSIONS)
 
 
 @router.get("/health/live", responses={503: {}})
 async def server_live(state: State) -> JSONResponse:
-    """Whether the engine's loop turns."""
+    """Whether the engine's loop is alive."""
     well, _ = state.alive()
     return JSONResponse({"live": well}, 200 if well else 503)
 
 
 @router.get("/health/ready", responses={503: {}})
 async def server_ready(state: State) -> JSONResponse:
-    """Whether requests can be answered now."""
+    """Whether the server can answer requests now."""
     well, _ = state.ready()
     return JSONResponse({"ready": well}, 200 if well else 503)
 
 
 @model.get("", response_model_exclude_unset=True)
 async def model_metadata(state: State, name: Name) -> ModelMetadata:
-    """Inputs and outputs of the model, and the version that is loaded."""
+    """Inputs and outputs of the model, and the version that serves."""
     served = check(state, name)
     inputs = await inputs_of(state)
     return ModelMetadata(
@@ -227,14 +229,14 @@ async def model_metadata(state: State, name: Name) -> ModelMetadata:
 
 @model.get("/versions/{version}", response_model_exclude_unset=True)
 async def version_metadata(state: State, name: Name, version: Version) -> ModelMetadata:
-    """The same, where that version is loaded."""
+    """The same, if that version serves."""
     check(state, name, version)
     return await model_metadata(state, name)
 
 
 @model.get("/ready", responses={503: {}})
 async def model_ready(state: State, name: Name) -> JSONResponse:
-    """Whether that model can be asked now."""
+    """Whether the model can answer requests now."""
     check(state, name)
     well, _ = state.ready()
     return JSONResponse({"name": MODEL, "ready": well}, 200 if well else 503)
@@ -242,7 +244,7 @@ async def model_ready(state: State, name: Name) -> JSONResponse:
 
 @model.get("/versions/{version}/ready", responses={503: {}})
 async def version_ready(state: State, name: Name, version: Version) -> JSONResponse:
-    """Whether that version can be asked now."""
+    """Whether that version can answer requests now."""
     check(state, name, version)
     return await model_ready(state, name)
 
@@ -257,7 +259,7 @@ async def infer(body: InferRequest, state: State, asked: Asked, name: Name) -> R
 async def infer_version(
     body: InferRequest, state: State, asked: Asked, name: Name, version: Version
 ) -> Response:
-    """The same by that version: where another serves by now, an error."""
+    """Scores by that version; an error if another one serves."""
     return await _infer(body, state, asked, name, version)
 
 
@@ -270,7 +272,7 @@ async def _infer(
     num_answers = 0
     try:
         answers, columns, hint = await _answers(body, state, asked)
-        # A swap may have come between the check and the answer.
+        # The version may have changed between the check and the answer.
         if version is not None and any(a.version != version for a in answers):
             raise HTTPException(404, f"version {version} is no longer served")
         response = _response(body, answers, columns, hint)
@@ -278,7 +280,7 @@ async def _infer(
         num_answers = len(answers)
         return response
     finally:
-        # A request fails too if its caller goes away, which cancels this.
+        # A request also fails if its client disconnects, which cancels this task.
         took = time.perf_counter_ns() - begun
         if num_answers:
             state.inferences.of(served).add_answer(num_answers, took)
@@ -289,9 +291,9 @@ async def _infer(
 async def _answers(
     body: InferRequest, state: ServerState, asked: Conditions
 ) -> tuple[list[Answer], int, str]:
-    """Answer the N rows of a request. Returns: the answers, C, the columns of dst, and the first
-    hint about a key."""
-    # Keys, whose shapes must agree.
+    """Answer the N rows of a request. Returns: the answers, the number C of columns of dst, and the
+    first hint about a key."""
+    # The keys; their shapes must agree.
     tensors = {t.name: t for t in body.inputs}
     src, dst = (_keys(tensors.get(n), n, dims) for n, dims in (("src", 1), ("dst", 2)))
     rows, columns = tensors["dst"].shape
@@ -307,11 +309,11 @@ async def _answers(
             f"{limit.max_batch} (server.max_batch), and C at most {limit.max_candidates}",
         )
 
-    # Times, in the stream's unit.
+    # The times, in the stream's unit.
     scale = MICROSECONDS[state.settings.stream.time_unit]
     times = [min(t * scale, 2**62) for t in _times(tensors.get("time"), rows)]
 
-    # Outputs that do not exist are refused before anything is computed.
+    # Refuse unknown outputs before any computation.
     for output_request in body.outputs or ():
         if output_request.name not in {o.name for o in OUTPUTS}:
             raise HTTPException(
@@ -331,7 +333,7 @@ async def _answers(
 
 def _response(body: InferRequest, answers: list[Answer], columns: int, hint: str) -> Response:
     """Write the requested outputs in their order, each in the JSON or as bytes after it."""
-    # Both outputs where none is named.
+    # Both outputs if none is named.
     all_binary = (body.parameters or {}).get("binary_data_output") is True
     requested = body.outputs or [OutputWish(name=o.name) for o in OUTPUTS]
     outputs = []
@@ -375,7 +377,7 @@ def _response(body: InferRequest, answers: list[Answer], columns: int, hint: str
 def check(state: ServerState, name: str, version: str | None = None) -> str:
     """Name of the version that serves.
 
-    Raises: HTTPException where another model or another version is asked for.
+    Raises: HTTPException if the request is for another model or version.
     """
     if name != MODEL:
         raise HTTPException(404, f"there is no model {name!r}, only {MODEL!r}")
@@ -386,9 +388,10 @@ def check(state: ServerState, name: str, version: str | None = None) -> str:
 
 
 def _fill(inputs: list[InputTensor], rest: bytes) -> None:
-    """Give each input its values where they are bytes after the JSON. rest: those bytes.
+    """Give each input its values from the bytes after the JSON, if it has none in the JSON. rest:
+    those bytes.
 
-    Raises: HTTPException where they do not fit the inputs.
+    Raises: HTTPException if they do not fit the inputs.
     """
     for tensor in inputs:
         parameters = tensor.parameters or {}
@@ -414,9 +417,9 @@ def _refuse_unserved(name: str, parameters: dict[str, Any] | None) -> None:
 def _flat(tensor: InputTensor) -> list[Any]:
     """An input's values in row-major order, from flat or nested data.
 
-    Raises: HTTPException where their number is not that of the shape.
+    Raises: HTTPException if their number does not match the shape.
     """
-    # Nested data is flattened a dimension at a time.
+    # Flatten nested data one dimension at a time.
     values: list[Any] = tensor.data or []
     for _ in range(len(tensor.shape) - 1):
         if values and all(isinstance(v, list) for v in values):
@@ -434,7 +437,7 @@ def _keys(tensor: InputTensor | None, name: str, dims: int) -> list[PlainKey]:
             400, f"input {name!r} is needed, with {dims} dimension{'s' * (dims > 1)}"
         )
 
-    # Texts or integers, within what the log takes as a key; bool is an int in Python, not here.
+    # Texts or integers within the log's bounds for keys; Python's bool is an int, but no key.
     values = _flat(tensor)
     if tensor.datatype == "BYTES" and all(
         isinstance(v, str) and 0 < len(v) <= 1024 for v in values
@@ -451,7 +454,7 @@ def _keys(tensor: InputTensor | None, name: str, dims: int) -> list[PlainKey]:
 
 
 def _edge_sets(tensor: InputTensor | None, rows: int, state: ServerState) -> list[int]:
-    """Numbers of the edge sets that the rows ask about."""
+    """Numbers of the rows' edge sets."""
     if tensor is None:
         names: list[Any] = [None] * rows
     else:

@@ -1,4 +1,4 @@
-"""Statistics of the inferences that a version answered, as Triton's extension counts them."""
+"""Counts of the infer requests that a version answered, for Triton's statistics extension."""
 
 import time
 from dataclasses import dataclass
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 @dataclass
 class Counts:
-    """Counts of a version's requests to `/v2` infer.
+    """Counts of a version's infer requests on `/v2`.
 
-    Durations are in nanoseconds, from a parsed request to its answer.
+    Durations are in nanoseconds, from the parsed request to its answer.
     """
 
     version: str
     last_ms: int = 0
-    """When the last was answered, milliseconds since 1970."""
+    """Time of the last answer, milliseconds since 1970."""
     rows: int = 0
     """Rows of `src` that were answered."""
     answered: int = 0
@@ -22,7 +22,7 @@ class Counts:
     failed_ns: int = 0
 
     def add_answer(self, rows: int, ns: int) -> None:
-        """Count a request that was answered. rows: of `src`. ns: its duration."""
+        """Count an answered request. rows: of `src`. ns: its duration."""
         self.last_ms = time.time_ns() // 1_000_000
         self.rows += rows
         self.answered += 1
@@ -41,7 +41,7 @@ class InferenceStatistics:
         self._counts = Counts("")
 
     def of(self, version: str) -> Counts:
-        """The counts of the version that serves now. They begin at 0 with each version."""
+        """The counts of the version that serves now. They start at 0 with each version."""
         if version != self._counts.version:
             self._counts = Counts(version)
         return self._counts

@@ -33,7 +33,7 @@ class ParameterConfig(BaseModel):
 
 
 class ModelConfig(BaseModel):
-    """The fields of Triton's message ModelConfig that mean something here."""
+    """The fields of Triton's message ModelConfig that apply to this server."""
 
     name: str
     platform: str
@@ -47,14 +47,14 @@ class ModelConfig(BaseModel):
 
 
 class Duration(BaseModel):
-    """How often something was measured, and its sum; 0 of both where it is not measured."""
+    """Number of measurements, and their sum; both are 0 if it is not measured."""
 
     count: int = 0
     ns: int = 0
 
 
 class InferenceDurations(BaseModel):
-    """`success` and `fail` are measured, from a request's tensors to its answer."""
+    """Only `success` and `fail` are measured, from a request's tensors to its answer."""
 
     success: Duration
     fail: Duration
@@ -66,7 +66,7 @@ class InferenceDurations(BaseModel):
 
 
 class ModelStatistics(BaseModel):
-    """Of requests to `/v2` infer since the version was loaded."""
+    """Statistics of infer requests on `/v2` since the version started to serve."""
 
     name: str
     version: str
@@ -88,7 +88,8 @@ class IndexRequest(BaseModel):
 
 
 class IndexEntry(BaseModel):
-    """A version. state: READY for the one that serves, UNAVAILABLE for others; reason: why not."""
+    """A version. state: READY for the one that serves, UNAVAILABLE for others; reason: why it is
+    not ready."""
 
     name: str
     version: str
@@ -96,19 +97,19 @@ class IndexEntry(BaseModel):
     reason: str
 
 
-# Triton asks for each of these with and without a version.
+# Triton's clients request each of these with and without a version.
 router = APIRouter(prefix="/v2", tags=[TAG], dependencies=[Depends(require_key)])
 
 
 @router.get("/models/stats")
 async def statistics(state: State) -> StatisticsResponse:
-    """What the version that serves has answered on `/v2` since it was loaded."""
+    """Statistics of the version that serves, since it started to serve."""
     return await model_statistics(state, MODEL)
 
 
 @router.get("/models/{name}/stats")
 async def model_statistics(state: State, name: Name) -> StatisticsResponse:
-    """The same."""
+    """The same, with the model's name."""
     counts = state.inferences.of(check(state, name))
     return StatisticsResponse(
         model_stats=[
@@ -130,7 +131,7 @@ async def model_statistics(state: State, name: Name) -> StatisticsResponse:
 
 @router.get("/models/{name}/versions/{version}/stats")
 async def version_statistics(state: State, name: Name, version: Version) -> StatisticsResponse:
-    """The same, where that version serves."""
+    """The same, if that version serves."""
     check(state, name, version)
     return await model_statistics(state, name)
 
@@ -153,7 +154,7 @@ async def model_config(state: State, name: Name) -> ModelConfig:
 
 @router.get("/models/{name}/versions/{version}/config")
 async def version_config(state: State, name: Name, version: Version) -> ModelConfig:
-    """The same, where that version serves."""
+    """The same, if that version serves."""
     check(state, name, version)
     return await model_config(state, name)
 
@@ -162,7 +163,8 @@ async def version_config(state: State, name: Name, version: Version) -> ModelCon
 def repository_index(
     state: State, body: Annotated[IndexRequest | None, Body()] = None
 ) -> list[IndexEntry]:
-    """The versions kept, oldest first, and which one serves. Moving the champion loads another."""
+    """The stored versions, oldest first, and the one that serves. Moving the champion loads
+    another."""
     served = state.engine.status.version
     (ready, why) = state.ready()
     names = state.registry.names()
