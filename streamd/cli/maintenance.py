@@ -106,21 +106,21 @@ def backtest_file(
     # The tables and the verdict are for the terminal.
     caption = (
         f"{result.num_events:,} events in {counted(len(result.windows), 'window')}, "
-        "each scored before it was learned"
+        "each scored before it was learned; known: over events with a destination known before"
     )
     notes = " ".join(filter(None, (result.nightly_note(), result.late_note())))
     note = notes and f". {notes}"
     title = f"streamd backtest of {file or settings.data_dir}"
     shown: list[Table | str] = [_table(COLUMNS, result.table(), title, caption + times + note)]
     novelty = result.novelty_table()
-    shown.append(_table(novelty[0], novelty[1:], None, "the same events"))
+    shown.append(_table(novelty[0], novelty[1:]))
     if sets := result.set_table(SHORT_TITLES):
-        shown.append(_table(sets[0], sets[1:], None, "the same windows"))
+        shown.append(_table(sets[0], sets[1:]))
     if labels := result.label_table():
         caption = f"{result.num_labels:,} labels, each predicted before it was learned"
-        shown.append(_table(labels[0], labels[1:], None, caption))
+        shown.append(_table(labels[0], labels[1:], caption=caption))
     if sets := result.label_set_table(SHORT_LABEL_TITLES):
-        shown.append(_table(sets[0], sets[1:], None, "the same labels"))
+        shown.append(_table(sets[0], sets[1:]))
     report = report_of(result, title, asked or Asked())
     return [*shown, report.verdict], report
 
@@ -188,7 +188,10 @@ def _log_of(
 
 
 def _table(
-    head: Sequence[str], rows: Sequence[Sequence[str]], title: str | None, caption: str
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    title: str | None = None,
+    caption: str | None = None,
 ) -> Table:
     # In a narrow terminal the names wrap, and not the numbers.
     table = Table(title=title, caption=caption, box=None)

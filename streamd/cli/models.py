@@ -11,6 +11,7 @@ from streamd.cli.options import ConfigOption, DataOption, err, out, settings_of
 from streamd.cli.table_output import print_table
 from streamd.clock import utc
 from streamd.errors import VersionError
+from streamd.windows.intervals import score_text
 
 WAIT_SECONDS = 60.0
 """Longest wait for the trainer's answer on a replica: it answers within a second or so."""
@@ -39,7 +40,7 @@ def models_list(config: ConfigOption = None, data_dir: DataOption = None) -> Non
             else "without memory"
         )
         live = m.scores.get("live")
-        mrr = f"{live['mrr']:.4f}" if live and "mrr" in live else "-"
+        mrr = score_text(live["mrr"], 4) if live and "mrr" in live else "-"
         until = utc(m.window_end_us)[:16].replace("T", " ")
         table.add_row(m.name, until, f"{m.loss:.4f}", mrr, mark)
     print_table(out, table)

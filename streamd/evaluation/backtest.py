@@ -22,7 +22,7 @@ from streamd.training.learning_settings import LearningSettings
 from streamd.training.measures import Measures
 from streamd.windows import Window, is_mostly_late, recorded_windows
 from streamd.windows.history import SetScores
-from streamd.windows.intervals import Difference
+from streamd.windows.intervals import Difference, score_text
 from streamd.windows.means import ALL, KNOWN, mean_negatives
 from streamd.windows.novelty import NOVELTIES
 
@@ -61,12 +61,12 @@ SHORT_LABEL_TITLES = {
 COLUMNS = (
     "",
     "MRR",
-    "MRR,\nknown",
+    "MRR\nknown",
     "Hits@10",
     "AP",
     "AUC",
-    "s a\nwindow",
-    "live better\nby, known",
+    "s per\nwindow",
+    "live is\nbetter by",
 )
 """Head of `Result.table`; the five after the first are MEASURES."""
 SLICE_EDGES = 1_000_000
@@ -178,7 +178,7 @@ class Result:
         for name, title in (TITLES | LABEL_RULES).items():
             means_of = [self._label_mean(name, m) for m in measured]
             if name not in self._absent() and any(m is not None for m in means_of):
-                rows.append([title, *("" if m is None else f"{m:.4f}" for m in means_of)])
+                rows.append([title, *("" if m is None else score_text(m, 4) for m in means_of)])
         return rows
 
     def set_table(self, titles: Mapping[str, str] = TITLES) -> list[list[str]]:
@@ -313,7 +313,7 @@ class Result:
 
 def cells(mean: Measures, measures: Sequence[str] = MEASURES) -> list[str]:
     """Measures as text, "-" where no event counts."""
-    return ["-" if np.isnan(mean.get(m, np.nan)) else f"{mean[m]:.4f}" for m in measures]
+    return ["-" if np.isnan(mean.get(m, np.nan)) else score_text(mean[m], 4) for m in measures]
 
 
 def stale_title(age: int | None) -> str:
@@ -346,7 +346,7 @@ def _by_set(
             told = [s for s in own if measure in s.scores[column]]
             scores = [s.scores[column][measure] for s in told]
             weights = [_weight_of(s, measure) for s in told]
-            row.append(f"{np.average(scores, weights=weights):.4f}" if told else "")
+            row.append(score_text(float(np.average(scores, weights=weights)), 4) if told else "")
         rows.append([name, f"{sum(_weight_of(s, measure) for s in own):,}", *row])
     return rows if len(rows) > 1 else []
 

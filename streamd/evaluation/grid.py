@@ -35,7 +35,7 @@ COMPARABLE = ("model", "training", "graph", "gpu", "device")
 nor the windows, by which runs are compared."""
 SAME_COST = 1.1
 """Runs whose seconds differ by less than a tenth cost the same: measured again, they may swap."""
-COLUMNS = ("", "MRR,\nknown", "AP", "better than\nfirst, MRR", "s a\nwindow")
+COLUMNS = ("", "MRR\nknown", "AP", "better than\nfirst by", "s per\nwindow")
 """Head of `GridResult.table`."""
 
 

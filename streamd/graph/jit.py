@@ -86,7 +86,7 @@ COMPILED = "compiled"
 """A file next to the kernels once all of them are there."""
 LOCK = "lock"
 """A file next to the kernels that a process locks while it compiles or loads them."""
-COMPILE_TIME = "about 12 s on two cores"
+COMPILE_TIME = "about 12 s on two idle cores, longer beside other work"
 """As measured with an empty cache (docs/operations.md)."""
 if CACHE is not None:
     numba.config.CACHE_DIR = str(CACHE)

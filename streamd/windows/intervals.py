@@ -8,6 +8,7 @@ stationary data").
 """
 
 import math
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,7 +70,8 @@ class Difference:
 def score_text(score: float, digits: int = 3) -> str:
     """A score or a difference of scores, as ".906" or "-.012"."""
     # Adding 0.0 makes -0.0 a plain 0.
-    return f"{round(score, digits) + 0.0:.{digits}f}".replace("0.", ".", 1)
+    text = f"{round(score, digits) + 0.0:.{digits}f}"
+    return re.sub(r"^(-?)0\.", r"\1.", text)
 
 
 def difference(weight_W: Float64, score_W: Float64, other_W: Float64) -> Difference:

@@ -99,3 +99,8 @@ def test_one_window_has_no_interval():
 def test_scores_are_written_with_three_digits(score, text):
     assert score_text(score) == text
     assert str(Difference(score, 0.0101, MIN_WINDOWS)) == f"{text} ± .010" and str(Difference(score, 0.01, MIN_WINDOWS - 1)) == text
+
+
+@pytest.mark.parametrize(("score", "text"), [(0.9064, ".906"), (-0.0121, "-.012"), (-0.0001, ".000"), (1.0, "1.000"), (10.5, "10.500"), (-20.25, "-20.250")])
+def test_only_a_zero_before_the_point_is_left_out(score, text):
+    assert score_text(score) == text

@@ -7,6 +7,7 @@ from typing import Any
 
 from streamd import __version__
 from streamd.evaluation.report.content import Bars, Report, ReportTable
+from streamd.windows.intervals import score_text
 
 FORMAT = 1
 """Number of the JSON's form. It rises where a field gets another meaning or goes."""
@@ -20,7 +21,7 @@ def as_markdown(report: Report) -> str:
         parts += [_plain(table.note)] if table.note else []
     for bars in report.plots:
         if isinstance(bars, Bars):
-            rows = [[name, f"{value:.4f}"] for name, value in bars.values.items()]
+            rows = [[name, score_text(value, 4)] for name, value in bars.values.items()]
             parts += [f"## {_plain(bars.title)}", _rows(["", "MRR"], rows)]
 
     # What was run: settings by default are left to `streamd config`, which lists them.

@@ -88,10 +88,9 @@ def _of_roles(facts: MachineFacts) -> Iterator[Trouble]:
     """Roles that never ran, ended, hang, are stopped, or refused their data."""
     for name, beat in facts.beats.items():
         if beat is None:
-            late = facts.up_seconds >= START_SECONDS
-            yield Trouble(
-                text=f"{name} {'never ran' if late else 'has not begun yet'}", is_bad=late
-            )
+            # A role of a machine that has just started is no trouble.
+            if facts.up_seconds >= START_SECONDS:
+                yield Trouble(text=f"{name} never ran")
             continue
 
         # Only a role's most severe trouble: the others follow from it.
