@@ -1,1 +1,1 @@
-"""The command line: a file for each command, which puts parts together and prints answers."""
+"""The command line: a file for each command, which assembles its parts and prints the result."""

@@ -1,4 +1,4 @@
-"""The `streamd backtest` command: what a recorded stream would have brought."""
+"""The `streamd backtest` command: scores and trains on recorded events as a live run would."""
 
 import re
 import shlex
@@ -35,10 +35,11 @@ NO_FILE = "name the file, or leave them out to play the log of data_dir."
 
 
 class GridCommand(TyperCommand):
-    """A command with the option `--grid`, which takes all words after it that set something."""
+    """A command whose option `--grid` takes several words of the form KEY=VALUE."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As typer does, with `--grid` written before each word: its options take one."""
+        """Parse as typer does, with `--grid` repeated before each KEY=VALUE: its options take one
+        value."""
         spelled: list[str] = []
         for word in args:
             if spelled[-2:-1] == ["--grid"] and re.match(r"[a-z_.]+=", word):
@@ -126,13 +127,13 @@ def backtest(
     ages = ages_of_facts(stale, settings.model.memory_chunk)
     plan = Plan(initial, initial_epochs, ages, from_cut)
 
-    # The report says what was run, with every setting; secrets are masked there.
+    # The report contains the command and every setting; `effective` masks secrets.
     asked = Asked(
         command=shlex.join(["streamd", *sys.argv[1:]]),
         settings=[(key, str(value), origin[key]) for key, value in effective(settings).items()],
     )
 
-    # Compile before the progress line begins, which compiling would hold up.
+    # Compile before the progress line starts, because compilation would block it.
     make_kernels_ready()
     with ProgressLine(err, "opening the log") as line:
         if grid:
@@ -148,7 +149,10 @@ def backtest(
 def _print_results(
     shown: Sequence[Table | str], found: "Report", form: str, file: Path | None
 ) -> None:
-    """Print what was found, and write the report. form: "" for no report. file: None prints it."""
+    """Print the tables, and write the report to a file.
+
+    form: html, md or json; "" for no report. file: None to print the report instead of the tables.
+    """
     from streamd.evaluation.report.forms import report_text
 
     # Without a file the report itself is the answer.
@@ -169,10 +173,11 @@ def _print_results(
 def _keep(
     settings: Settings, report: "Report", runs: Path | None, grid: Sequence[Settings]
 ) -> None:
-    """Keep a report among past ones, and log it to MLflow if the settings ask for it. A failure is
-    printed: hours of work may be in the report.
+    """Store a report among past ones, and log it to MLflow if `mlflow.tracking_uri` is set. A
+    failure is printed and not raised, because hours of work may be in the report.
 
-    runs: folder of past backtests. grid: settings of each combination.
+    runs: folder of past backtests; None for that of data_dir, if data_dir exists. grid: settings of
+    each combination.
     """
     from streamd.evaluation.mlflow.backtest_run import log_backtest
     from streamd.evaluation.report.past import FOLDER, keep_report
@@ -200,7 +205,7 @@ def _print_past(folder: Path) -> None:
         past_runs,
     )
 
-    # Times, names and settings wrap; numbers do not.
+    # Times, names and settings may wrap; numbers may not.
     runs = past_runs(folder)
     wrapped = (COLUMNS[0], COLUMNS[1], COLUMNS[-1])
     tables = (

@@ -13,8 +13,8 @@ changelog_app = typer.Typer(
 
 @changelog_app.command("verify")
 def changelog_verify(config: ConfigOption = None, data_dir: DataOption = None) -> None:
-    """Compare a data directory with the changelog, of the leader or of a follower, also while it is
-    written. Exit status 1 where they differ."""
+    """Compare a data directory with the changelog, on the leader or a follower, also while a role
+    writes the directory. Exit status 1 if they differ."""
     from streamd.replica.changelog.kafka import KafkaReader
     from streamd.replica.changelog.verify import compare
     from streamd.replica.leader.connect import find_changelog

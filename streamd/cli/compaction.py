@@ -1,4 +1,4 @@
-"""Compaction by a command: ask for it, do it here if no ingest runs, and wait until it is done."""
+"""Requests compaction for a command, runs it here if no ingest runs, and waits until it is done."""
 
 import time
 from pathlib import Path
@@ -24,16 +24,21 @@ from streamd.telemetry.heartbeat import read_beat
 from streamd.telemetry.progress import ProgressLine
 
 POLL_SECONDS = 0.2
-"""Pause between two looks at the directory: short for a person, long for a disk."""
+"""Pause between two reads of the directory's state: short for a person, long for a disk."""
 
 
 def compact_log(settings: Settings, deadline: float, line: ProgressLine) -> tuple[bool, str]:
-    """Ask for compaction, and do it in this process where no ingest runs.
+    """Request compaction, and wait until it is done.
 
-    deadline: monotonic seconds. Returns: whether all that was deleted is gone, and a text for the
-    user.
+    1. Write the request durably; with `log.name`, to the trainer of all machines. Without it,
+       compaction would not continue after this process ends.
+    2. Compact, in this process if no ingest runs, until all roles have removed the deleted data.
+    3. Wait until the archive has removed it from store and changelog. The archive can begin only
+       after step 2.
+
+    deadline: monotonic seconds. Returns: whether all deleted data is gone, and a text for the user.
     """
-    # The request outlives this process.
+    # 1. Request. It is a file or a record, so it outlives this process.
     log = open_log(settings.data_dir)
     if not log.deletions.count:
         return _wait_for_store(settings, deadline, line, "nothing was deleted")
@@ -51,14 +56,14 @@ def compact_log(settings: Settings, deadline: float, line: ProgressLine) -> tupl
         return _wait_for_store(settings, deadline, line, text) if done else (False, text)
     ask_to_compact(settings.data_dir, request)
 
-    # A pass can do more only once a hold has moved.
+    # 2. Compact. A further pass can remove more only after a role has advanced its hold.
     tried: dict[str, Hold] | None = None
     explained: set[str] = set()
     while asked_to_compact(settings.data_dir) is not None:
         holds = read_holds(settings.data_dir)
         if holds != tried and _try_here(settings, log.state.schema, line):
             tried = holds
-        # Explain the wait whenever other roles are late.
+        # Explain the wait again if a further role is late.
         late = late_roles(settings.data_dir, request)
         if late.keys() - explained:
             explained = set(late)
@@ -71,6 +76,7 @@ def compact_log(settings: Settings, deadline: float, line: ProgressLine) -> tupl
             )
         _show_progress(settings.data_dir, request, late, line)
         time.sleep(POLL_SECONDS)
+    # 3. Wait for the archive.
     gone = "compacted: what was deleted is gone from the log and from all that was learned"
     return _wait_for_store(settings, deadline, line, gone)
 
@@ -83,11 +89,11 @@ def _reason(settings: Settings, request: int) -> str:
 def _wait_for_store(
     settings: Settings, deadline: float, line: ProgressLine, done: str
 ) -> tuple[bool, str]:
-    """Wait until the archive has removed from store and changelog what a compaction removed, if
-    other machines follow this log.
+    """Wait until the archive has removed compacted data from store and changelog, if other machines
+    follow this log.
 
     deadline: monotonic seconds. Returns: whether it is gone, and a text for the user: `done` if
-    nothing waits.
+    there is nothing to wait for.
     """
     if not has_store_to_clean(settings.data_dir, settings.log):
         return True, done
@@ -104,13 +110,13 @@ def _wait_for_store(
 
 
 def _try_here(settings: Settings, schema: Schema, line: ProgressLine) -> bool:
-    """Compact in this process. Returns: False where an ingest has the directory, which then does
-    it."""
+    """Run one pass of compaction in this process. Returns: False if an ingest has locked the
+    directory; that ingest compacts then."""
     try:
         writer = LogWriter(settings.data_dir, schema, settings.ingest.segment_edges)
     except LockedError:
         return False
-    # Compaction only: retention is the daemon's, under its own settings.
+    # Compaction only: the daemon applies retention, and may run under other settings.
     try:
         Housekeeper(
             writer,
@@ -124,8 +130,8 @@ def _try_here(settings: Settings, schema: Schema, line: ProgressLine) -> bool:
 
 
 def _show_progress(data_dir: Path, request: int, late: dict[str, int], line: ProgressLine) -> None:
-    """Show how far compaction is, by the late roles and by the heartbeat of the process that does
-    it."""
+    """Show the progress of compaction, by the late roles and by the heartbeat of the compacting
+    process."""
     beat = read_beat(data_dir, COMPACT)
     if late:
         line.of(f"waiting for {', '.join(late)}", min(late.values()), request, "events")

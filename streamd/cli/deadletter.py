@@ -20,7 +20,8 @@ letters_app = typer.Typer(help="Dead letters: list, replay.", no_args_is_help=Tr
 
 
 def _check_reasons(reasons: list[str] | None) -> list[str] | None:
-    """Raises: SettingsError that lists the known reasons, for a mistyped one."""
+    """Check reasons given by the user. Raises: SettingsError for an unknown one, listing those
+    known."""
     from streamd.ingest.dead_letters.sinks import REASONS
 
     for reason in reasons or ():
@@ -51,7 +52,7 @@ def deadletter_list(
     config: ConfigOption = None,
     data_dir: DataOption = None,
 ) -> None:
-    """Show the newest dead letters, mark those that were sent again, and count them by reason."""
+    """Show the newest dead letters, mark those that were sent again, and count all by reason."""
     from streamd.ingest.dead_letters.replay import names_sent, read_letters
 
     # Read all letters once: count them, and keep the table's cells of the newest ones.
@@ -79,7 +80,7 @@ def deadletter_list(
             )
         )
 
-    # Values come from outside, so they are shown as plain text without control characters.
+    # Values come from outside, so control characters in them are escaped.
     head = ("partition", "offset", "index", "sent again", "reason", "error", "value")
     rows = [tuple(map(printable, row)) for row in newest]
     print_records(out, head, rows, num_long=2)
@@ -107,12 +108,12 @@ def deadletter_replay(
     data_dir: DataOption = None,
 ) -> None:
     """Send dead letters to the topics they came from, each once, after the cause is fixed. If some
-    are behind the log or will be refused again, explain how ingest will handle them, and ask."""
+    are late or will be refused again, explain how ingest will handle them, and ask."""
     from streamd.eventlog.reader import LogReader
     from streamd.ingest.dead_letters.outlook import outlook
     from streamd.ingest.dead_letters.replay import plan, send
 
-    # Ingest's handling of a letter depends on the log's watermark.
+    # Ingest's handling of a letter depends on the log's watermark (microseconds).
     settings = settings_of(config, data_dir)
     chosen = plan(settings, reason or (), topic or (), again)
     log = LogReader.open(settings.data_dir, keep_keys=False)
@@ -121,7 +122,7 @@ def deadletter_replay(
     for line in _outlook_lines(settings, found, len(chosen.letters), watermark_us, log is not None):
         out.print(line, soft_wrap=True, markup=False)
 
-    # Letters behind the log, and those that come back, are sent only with the user's consent.
+    # Late letters, and letters that will be refused, are sent only with the user's consent.
     doubtful = found.late | found.unknown
     asks = bool(found.refused or doubtful or (log is None and chosen.letters))
     if in_time:
@@ -133,7 +134,7 @@ def deadletter_replay(
         typer.confirm(f"Send them? (--yes sends without asking{others})", abort=True)
     send(settings, chosen)
 
-    # Each letter is in one of these counts, so that none is dropped silently.
+    # Each letter is in exactly one of these counts, so that none is dropped silently.
     behind = f"{len(doubtful):,} are behind the log or may be, " if in_time else ""
     out.print(
         f"{len(chosen.letters):,} sent, {behind}{chosen.before:,} were sent before, "
@@ -147,7 +148,8 @@ def deadletter_replay(
 def _outlook_lines(
     settings: Settings, found: "Outlook", count: int, watermark_us: int, has_log: bool
 ) -> list[str]:
-    """Lines that say how ingest will handle the letters. count: number of letters to send."""
+    """Describe in lines of text how ingest will handle the letters. count: number of letters to
+    send."""
     lines = []
     if found.late:
         fate = (

@@ -1,4 +1,5 @@
-"""The checks of `streamd doctor`: each says what it saw, and none stops the others."""
+"""The checks of `streamd doctor`: each reports its findings, and a failed one does not stop the
+others."""
 
 import contextlib
 import os
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
     from streamd.ingest.kafka.topic_watch import Topics
 
 MIN_FREE_BYTES = 1_000_000_000
-"""Least free disk: a few segments of a million edges, versions and checkpoints."""
+"""Minimum free disk space: a few segments of a million edges, versions and checkpoints."""
 STORE_SECONDS = 10.0
-"""Longest time that the store is tried for."""
+"""Time limit for all tries of one request to the store."""
 OTHER_FILES = 128
 """Open files of a role besides connections and segments: libraries, logs, sockets to brokers."""
 
@@ -35,7 +36,7 @@ OTHER_FILES = 128
 class Check:
     """The result of one check.
 
-    good: whether a run can do with it. seen: what was seen, or what is wrong.
+    good: whether the check passed. seen: the findings, or the error if it failed.
     """
 
     name: str
@@ -44,13 +45,13 @@ class Check:
 
 
 def examine(settings: Settings) -> Iterator[Check]:
-    """Run all checks, yielding each as it is done."""
+    """Run all checks, yielding the result of each as soon as it is known."""
     for name in CHECKS:
         yield run_check(name, settings)
 
 
 def run_check(name: str, settings: Settings) -> Check:
-    """Run the check of a name in `CHECKS`; its error is its result."""
+    """Run the check of a name in `CHECKS`. An error becomes a result that is not good."""
     try:
         return Check(name, True, CHECKS[name](settings))
     except (StreamdError, OSError, ImportError) as error:
@@ -69,7 +70,7 @@ def _broker(settings: Settings) -> str:
             "; ".join(missing_topic(t, settings.kafka.bootstrap_servers) for t in topics.missing)
         )
 
-    # librdkafka names its mock cluster so.
+    # The id of librdkafka's mock cluster begins so.
     stand_in = (
         " (a mock, for a first look only)" if topics.cluster_id.startswith("mockCluster") else ""
     )
@@ -81,7 +82,8 @@ def _broker(settings: Settings) -> str:
 
 
 def _changelog(settings: Settings) -> str:
-    """Check the topics of a log that others follow, which are made where they are missing."""
+    """Check the topics of a log that other machines follow. A missing one is no error: the leader
+    makes it."""
     if not settings.log.name:
         return "one machine holds the log"
     from streamd.ingest.kafka.client import asking_about_topics
@@ -98,7 +100,7 @@ def _changelog(settings: Settings) -> str:
 
 
 def _score_topic(settings: Settings) -> str:
-    """Check the topic to which events are scored, where there is one."""
+    """Check the topic that receives scores of events, if one is set."""
     topic = settings.server.score_topic
     if not topic:
         return "none is set"
@@ -110,22 +112,22 @@ def _score_topic(settings: Settings) -> str:
 
 
 def _schema_registry(settings: Settings) -> str:
-    """Check that the schema registry answers, where a source needs it."""
+    """Check that the schema registry answers, if a source needs it."""
     from streamd.decode.sources.schema_registry import SchemaRegistry, UnknownSchema
 
     if not any(source.format in REGISTRY_FORMATS for source in settings.sources):
         return "no source needs one"
-    # An id that hardly any registry has: that it is unknown shows that the API is there.
+    # Hardly any registry has this id: the answer that it is unknown shows that the API works.
     with contextlib.suppress(UnknownSchema):
         SchemaRegistry(settings.schema_registry).schema(2**31 - 1)
     return f"{settings.schema_registry.url} answers"
 
 
 def ask_broker(settings: Settings, times: bool = False) -> tuple["Topics", int]:
-    """Ask the broker for our topics, and with `times` for the newest timestamp of their records.
+    """Describe the topics of `kafka.topics`; with `times` also get the newest timestamp of their
+    records.
 
-    Returns: the topics, and the timestamp in microseconds, 0 where there is none. Raises:
-    KafkaError.
+    Returns: the topics, and the timestamp in microseconds, 0 if there is none. Raises: KafkaError.
     """
     from kafka.admin import OffsetSpec
 
@@ -142,13 +144,13 @@ def ask_broker(settings: Settings, times: bool = False) -> tuple["Topics", int]:
             else []
         )
 
-    # Kafka counts milliseconds, and says -1 of a partition without records.
+    # Kafka's timestamps are milliseconds, and -1 for a partition without records.
     return topics, max([0, *newest]) * 1000
 
 
 def _data_directory(settings: Settings) -> str:
-    """Check that the data directory can be written, has room, and how fast it syncs."""
-    # It need not exist yet: then its nearest parent is looked at.
+    """Check that the data directory is writable and has free space, and measure a durable write."""
+    # If it does not exist yet, check its nearest parent that does.
     folder = settings.data_dir.resolve()
     while not folder.exists():
         folder = folder.parent
@@ -157,7 +159,7 @@ def _data_directory(settings: Settings) -> str:
             f"{folder} is no directory that this user may write.", "set data_dir to one."
         )
 
-    # Is there room, and how long does a durable write of one page take?
+    # Is there free space, and how long does a durable write of one page take?
     free = shutil.disk_usage(folder).free
     if free < MIN_FREE_BYTES:
         raise StreamdError(
@@ -177,8 +179,8 @@ def _data_directory(settings: Settings) -> str:
 
 
 def _store(settings: Settings) -> str:
-    """Check that the store of a log that other machines follow answers, and takes objects where
-    this machine leads or may lead. Credentials are never shown."""
+    """Check that `log.store` can be read, and also written if this machine leads or may lead.
+    Credentials are not shown."""
     from streamd.store import manifests
     from streamd.store.objects import Store
 
@@ -200,7 +202,7 @@ def _store(settings: Settings) -> str:
 
 
 def _widths(settings: Settings) -> str:
-    """Check that the log has the widths of features and labels that the settings name."""
+    """Check that the log accepts the sets and the widths of features and labels in the settings."""
     from streamd.eventlog.recovery import last_state
 
     wanted = schema_of(settings)
@@ -221,7 +223,8 @@ def _widths(settings: Settings) -> str:
 
 
 def _keys(settings: Settings) -> str:
-    """Look for placeholders, heavy keys and copies among the newest edges, which stop no run."""
+    """Report placeholders, heavy keys and copies among the newest edges. The check passes in any
+    case."""
     from streamd.eventlog.odd_keys import odd_keys_in_log
     from streamd.eventlog.reader import LogReader
 
@@ -234,7 +237,7 @@ def _keys(settings: Settings) -> str:
 
 
 def _first_times(settings: Settings) -> str:
-    """Check that ingest does not hold the first commit of the log for its times."""
+    """Check that ingest does not delay the log's first commit because its times look wrong."""
     if held := held_times(settings.data_dir):
         why, _, action = held.rpartition("; ")
         raise StreamdError(f"Ingest holds the first commit of the log: {why}.", f"{action}.")
@@ -242,9 +245,10 @@ def _first_times(settings: Settings) -> str:
 
 
 def _clock(settings: Settings) -> str:
-    """Check that this machine's clock is not behind what is newest in Kafka or the log.
+    """Check that this machine's clock is not slow, compared with the newest time in Kafka or the
+    log.
 
-    A clock that is ahead cannot be noticed: the newest event may well be old.
+    A clock that is fast cannot be detected: the newest event may well be old.
     """
     newest_us, whose = _newest(settings)
     if not newest_us:
@@ -259,7 +263,10 @@ def _clock(settings: Settings) -> str:
 
 
 def _newest(settings: Settings) -> tuple[int, str]:
-    """Find the newest time, in microseconds, and what is of that time; 0 where nothing is known."""
+    """Find the newest time in Kafka, or else in the log.
+
+    Returns: microseconds since 1970, and a name for what has this time; (0, "") if there is none.
+    """
     from streamd.eventlog.reader import LogReader
 
     try:
@@ -269,15 +276,15 @@ def _newest(settings: Settings) -> tuple[int, str]:
         pass  # the check of the broker says why
     reader = LogReader.open(settings.data_dir)
 
-    # Without records in Kafka, or without Kafka, the log can still tell.
+    # Without Kafka, or without records in it, compare with the log.
     if reader is None or not reader.num_edges:
         return 0, ""
     return int(reader.time_of(np.array([reader.num_edges - 1]))[0]), "the log's newest event"
 
 
 def _access(settings: Settings) -> str:
-    """Check that the API asks for keys, if others than this machine reach it, and that the files of
-    keys have some."""
+    """Check that the API requires keys if other machines can reach it, and that each key file has
+    some."""
     from streamd.telemetry.api_keys import ApiKeys
 
     check_access(settings.server)
@@ -286,10 +293,10 @@ def _access(settings: Settings) -> str:
 
 
 def _ports(settings: Settings) -> str:
-    """Check that each role can listen at its port, or does so already."""
+    """Check that each role can listen on its port, or already does."""
     host = settings.server.host
     own = settings.telemetry
-    # The follower stands where ingest stands elsewhere, and listens at its port.
+    # On a follower, the role `follow` replaces ingest and listens on ingest's port.
     listening = {
         "serve": ("server.port", settings.server.port),
         "ingest": ("telemetry.ingest_port", own.ingest_port),
@@ -304,7 +311,7 @@ def _ports(settings: Settings) -> str:
         name, port = listening[role]
         if not port:
             continue
-        # A port is free where it can be bound, as the role would bind it.
+        # A port is free if it can be bound with the same socket options as the role sets.
         beats = [beat for beat in read_beats(settings.data_dir, role) if beat.alive]
         running = [beat.name for beat in beats if not beat.name.startswith(RANK)]
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
@@ -323,7 +330,7 @@ def _ports(settings: Settings) -> str:
 
 
 def _file_limit(settings: Settings) -> str:
-    """Check the limit of open files: waiting connections, the log's segments, and some for
+    """Check that the limit of open files allows waiting connections, the log's segments and
     libraries."""
     from streamd.eventlog.layout import EDGES
 
@@ -345,7 +352,7 @@ def _crc32c(_: Settings) -> str:
 
     if util.crc32c_c is None:
         raise StreamdError("kafka-python uses its slow crc32c in Python.", "pip install crc32c.")
-    # 16 MiB take long enough to measure, and a few milliseconds.
+    # 16 MiB take long enough to measure, but only a few milliseconds.
     data = bytes(1 << 24)
     begun = time.perf_counter()
     crc32c.crc32c(data)
@@ -353,7 +360,7 @@ def _crc32c(_: Settings) -> str:
 
 
 def _model(settings: Settings) -> str:
-    """Name the model, and the settings that it does not use, which stop no run."""
+    """Name the model and the settings that it ignores. The check passes in any case."""
     from streamd.models.architectures import unused_settings
 
     unused = unused_settings(settings.model)
@@ -380,14 +387,14 @@ def _device(settings: Settings) -> str:
 
 
 def _num_ranks(settings: Settings) -> int:
-    """Ranks that learn together, on all machines."""
+    """Number of ranks that train together, on all machines."""
     replicas, shards = settings.training.mesh or (1, settings.training.ranks)
     return replicas * shards
 
 
 def _ranks(settings: Settings) -> str:
-    """Check that the ranks of this machine have a core or a GPU each, and, under torchrun, a store
-    of their own at each start."""
+    """Check that each rank of this machine has a core or a GPU, and that torchrun gives the ranks a
+    new rendezvous store at each start."""
     from streamd.daemon.torchrun import UNSHARED_STORE
     from streamd.gpu import choose_device
 
@@ -428,8 +435,8 @@ def _kernels(_: Settings) -> str:
 
 
 def _roles(settings: Settings) -> str:
-    """Name all roles that ever wrote in the directory: they hold its log whether or not they
-    run."""
+    """List all roles that ever wrote in the directory, with the part of the log that each one
+    holds, whether or not it runs."""
     from streamd.eventlog.upkeep.holds import read_holds
 
     holds = read_holds(settings.data_dir)
@@ -444,7 +451,7 @@ def _roles(settings: Settings) -> str:
 
 
 def _mlflow(settings: Settings) -> str:
-    """Check that MLflow answers, if it is used; the experiment is made if it is missing."""
+    """Check that MLflow answers, if it is used. A missing experiment is created."""
     from streamd.evaluation.mlflow.experiment import Runs
 
     uri = settings.mlflow.tracking_uri
@@ -476,5 +483,5 @@ CHECKS: dict[str, Callable[[Settings], str]] = {
     "mlflow": _mlflow,
     "roles": _roles,
 }
-"""Each check by its name, in the order in which they run: it returns what it saw, or raises what is
-wrong."""
+"""The checks by name, in the order in which they run. Each returns its findings as text, or raises
+an error."""

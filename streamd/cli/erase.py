@@ -10,7 +10,7 @@ from streamd.settings.loading import Settings
 from streamd.telemetry.progress import ProgressLine
 
 NICE = 10
-"""Niceness of the process that works on requests: a proof reads all of a directory."""
+"""Niceness of the process that works on requests: a proof reads a whole data directory."""
 
 
 def erase(
@@ -41,7 +41,7 @@ def erase(
     data_dir: DataOption = None,
 ) -> None:
     """Erase nodes: send their deletes, wait for them in the log, compact, and prove that nothing is
-    left. Exit status 1 where something still waits or was found; the same command continues."""
+    left. Exit status 1 if something still waits or was found; the same command continues."""
     settings = settings_of(config, data_dir)
     if requests:
         _work_on_requests(settings)

@@ -1,4 +1,4 @@
-"""Erasing nodes by a command: delete them, make the deletes physical, and prove it."""
+"""Erases nodes for a command: deletes them, makes the deletes physical, and proves it."""
 
 import time
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from streamd.telemetry.heartbeat import read_beat
 from streamd.telemetry.progress import ProgressLine
 
 POLL_SECONDS = 0.1
-"""Pause between two looks for the deletes in the log."""
+"""Pause between two reads of the log while it lacks deletes."""
 
 
 def erase_nodes(
@@ -37,10 +37,17 @@ def erase_nodes(
     wait_seconds: float,
     line: ProgressLine,
 ) -> tuple[bool, str]:
-    """Erase nodes in three steps. A call after one that failed or waited continues.
+    """Erase nodes. A call after one that failed or timed out continues.
+
+    1. Delete: send a delete of each live node, and wait until the log has all of them. Compaction
+       removes only the deletes that the log has when it is requested.
+    2. Compact: make the deletes physical, also in store and changelog. Before that, the proof would
+       still find the keys.
+    3. Prove: search for the keys. This also finds a key that came back with new events.
 
     Args: given: keys as text, or @FILE; node_set, key_type: narrow the keys that a text names;
-    topic: for the deletes, "" for the first of streamd's own events.
+    topic: for the deletes, "" for the first of streamd's own events; wait_seconds: for the waits of
+    steps 1 and 2.
     Returns: whether nothing is left, and a text for the user. Raises: StreamdError.
     """
     if key_type is not None and key_type not in KEY_TYPES:
@@ -50,7 +57,7 @@ def erase_nodes(
     of_text = [candidates(text, schema, node_set, key_type) for text in texts]
     deadline = time.monotonic() + wait_seconds
 
-    # 1. Delete. A node that is deleted already only waits for compaction.
+    # 1. Delete. A node that is deleted already needs only compaction.
     erasure = Erasure.open(settings.data_dir, [key for some in of_text for key in some])
     of_text = _resolve(texts, of_text, erasure, schema, line)
     _delete(settings, erasure, schema, topic, deadline, line)
@@ -73,8 +80,8 @@ def _resolve(
     schema: Schema,
     line: ProgressLine,
 ) -> list[list[Key]]:
-    """The key of each text, or all that it may stand for if the log holds none of them. Raises:
-    SettingsError if it holds several."""
+    """Find the key of each text, or all keys that it may name if the log holds none of them.
+    Raises: SettingsError if the log holds several of them."""
     resolved = []
     for text, some in zip(texts, of_text, strict=True):
         rows = [row for row in erasure.rows if row.key in set(some)]
@@ -93,10 +100,10 @@ def _delete(
     deadline: float,
     line: ProgressLine,
 ) -> None:
-    """Send the deletes of nodes that the log has not deleted, and wait until it has.
+    """Send the deletes of nodes that are live in the log, and wait until the log has the deletes.
 
-    deadline: monotonic seconds. Raises: SettingsError, KafkaError; StreamdError if the log has not
-    taken a delete in time, or refused it.
+    deadline: monotonic seconds. Raises: SettingsError, KafkaError; StreamdError if a delete is not
+    in the log at the deadline, or ingest refused it.
     """
     live = erasure.live()
     if not live:
@@ -120,7 +127,7 @@ def _wait_for_deletes(
     """Wait until all deletes are in the log. Raises: StreamdError."""
     while live := set(erasure.live()):
         missing = [one for one in sent if one.key in live]
-        # Look again after the position: the delete may have come in between.
+        # Check again after the position was read: the delete may have arrived in between.
         is_refused = any(map(erasure.is_read, missing)) and live == set(erasure.live())
         if is_refused or time.monotonic() >= deadline:
             raise StreamdError(
@@ -135,7 +142,7 @@ def _wait_for_deletes(
 
 
 def copies_elsewhere(settings: Settings) -> str:
-    """The copies of events that are not streamd's, and so are left to the operator."""
+    """Name the copies of events that streamd does not manage; the operator must erase those."""
     others = settings.ingest.dead_letter_topic, settings.server.score_topic
     topics = [*settings.kafka.topics, *filter(None, others)]
     return (

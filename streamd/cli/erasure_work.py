@@ -1,7 +1,8 @@
-"""Works on requests to erase nodes: sends their deletes, asks for compaction, and proves it.
+"""Works on requests to erase nodes: sends their deletes, requests compaction, and proves the
+result.
 
-A server runs it as a process of its own: a proof reads all of a directory, which would hold up
-answers in the server's process.
+A server runs it in a process of its own: a proof reads a whole data directory, which would delay
+the server's answers.
 """
 
 import time
@@ -43,16 +44,17 @@ from streamd.telemetry.progress import ProgressLine
 logger = structlog.get_logger()
 changed = msgspec.structs.replace
 LOOK_SECONDS = 1.0
-"""Pause between two looks at the open requests."""
+"""Pause between two rounds over the open requests."""
 PROVE_AGAIN_SECONDS = 3600.0
-"""Time after a compaction in which a replica proves again what it has found: its log, the store and
-the changelog follow the leader's."""
+"""Time after a compaction in which a replica repeats a proof that found keys: its log, the store
+and the changelog may not have the leader's compaction yet."""
 FIRST_PAUSE_SECONDS = 5.0
-"""Pause before a second proof; each further pause is twice as long."""
+"""Pause before the second proof; each further pause is twice as long."""
 
 
 class ErasureWork:
-    """Moves all open requests of a data directory on. Owner: one process; the caller locks."""
+    """Advances all open requests of a data directory to erase nodes. Owner: one process; the server
+    that starts it holds the lock of the requests' folder."""
 
     def __init__(self, data_dir: Path) -> None:
         self._requests = ErasureRequests(data_dir)
@@ -62,7 +64,7 @@ class ErasureWork:
         self._models = ModelsState()
         self._pause = FIRST_PAUSE_SECONDS
         self._prove_at = 0.0
-        """Monotonic time before which no proof is made again."""
+        """Monotonic time before which no proof starts."""
 
     def run(self, settings: Settings) -> None:
         """Work until no request is open. Raises: StreamdError."""
@@ -73,20 +75,32 @@ class ErasureWork:
             self._close_topic()
 
     def step(self, settings: Settings) -> bool:
-        """Move each open request on as far as it goes now. Returns: whether one is open. Raises:
-        StreamdError if the directory cannot be read."""
+        """Advance each open request as far as is possible now.
+
+        1. Deletes: send them, and check whether the log has them. A request for compaction covers
+           only the deletes in the log.
+        2. Compaction: request it, and check whether log, store and changelog are rid of the deleted
+           data. Before that, a proof would find the keys.
+        3. Proof: search for the keys of all requests that have reached this step, in one pass.
+
+        A request is written durably after each change, so that a restarted process resumes at its
+        step. Returns: whether a request is open. Raises: StreamdError if the directory cannot be
+        read.
+        """
         requests = self._requests.open()
         if not requests:
             return False
         log = self._open_log(settings.data_dir)
+        # 1 and 2. Deletes and compaction, each request by itself.
         for one in requests:
             try:
                 self._move_on(settings, log, one, requests)
             except (KafkaError, StoreError) as error:
-                # A broker or a store that is away comes back.
+                # The next round tries an unreachable broker or store again.
                 self._close_topic()
                 if (current := self._requests.read(one.id)) is not None:
                     self._note(current, str(error))
+        # 3. Proof, of all requests together.
         if time.monotonic() >= self._prove_at:
             ready = [one for one in self._requests.open() if one.state == "proving"]
             try:
@@ -96,7 +110,8 @@ class ErasureWork:
         return True
 
     def _open_log(self, data_dir: Path) -> LogReader:
-        """The reader of the log, a new one if the log got further sets."""
+        """Return a current reader of the log, a new one if the log got further sets. Raises:
+        StreamdError if there is no log."""
         if self._log is None or self._log.superseded:
             self._log = DeletesReader.open(data_dir, keep_keys=False)
         if self._log is None:
@@ -105,12 +120,12 @@ class ErasureWork:
         return self._log
 
     def _note(self, one: ErasureRequest, reason: str) -> None:
-        """Write what a request waits for, if that has changed."""
+        """Write the reason why a request waits, if it has changed."""
         if one.waits_for != reason:
             self._requests.write(changed(one, waits_for=reason))
 
     def _end(self, one: ErasureRequest, state: ErasureState, reason: str = "") -> None:
-        """End a request, and log it without its keys."""
+        """End a request: write it durably, and log it without its keys."""
         assert state in ENDS
         ended = changed(one, state=state, waits_for=reason, ended_at=time.time())
         self._requests.write(ended)
@@ -124,7 +139,7 @@ class ErasureWork:
         one: ErasureRequest,
         requests: Sequence[ErasureRequest],
     ) -> None:
-        """Move a request on up to its proof. requests: all that are open. Raises: KafkaError,
+        """Advance a request up to its proof. requests: all open ones. Raises: KafkaError,
         StoreError."""
         if one.rows is None:
             keys = one.typed_keys
@@ -149,14 +164,14 @@ class ErasureWork:
         one: ErasureRequest,
         requests: Sequence[ErasureRequest],
     ) -> ErasureRequest:
-        """Send the deletes that no request has sent, and look whether all are in the log. Raises:
-        KafkaError."""
+        """Send the deletes that no request has sent yet, and check whether all are in the log.
+        Raises: KafkaError."""
         keys = one.typed_keys
         erasure = Erasure(log, [KeyRow(keys[i], node, 0) for i, node in one.rows or ()])
         if not (live := erasure.live_rows()):
             return self._begin_compaction(log, one)
 
-        # Two requests for a node share its delete: the log would refuse a second one.
+        # Requests for the same node share its delete: the log would refuse a second one.
         sent = {s.node: s for other in (*requests, one) for s in other.sent}
         if unsent := [row for row in live if row.node not in sent]:
             try:
@@ -168,7 +183,7 @@ class ErasureWork:
             self._requests.write(one)
             sent |= {s.node: s for s in new}
 
-        # Look again after the position: the delete may have come in between.
+        # Check again after the position was read: the delete may have arrived in between.
         waiting = [_delete_of(row, sent[row.node]) for row in live]
         refused = any(map(erasure.is_read, waiting)) and erasure.live_rows() == live
         role = log_role_of(settings.log.member, settings.log.name)
@@ -180,8 +195,8 @@ class ErasureWork:
         return one
 
     def _begin_compaction(self, log: LogReader, one: ErasureRequest) -> ErasureRequest:
-        """Continue with compaction, or with the proof if the log never held one of the keys."""
-        # The newest delete of the log counts: it is at or after those of this request.
+        """Continue with compaction, or with the proof if the log holds none of the keys."""
+        # Compact up to the log's newest delete, which is at or after those of this request.
         one = changed(
             one,
             state="compacting" if one.rows else "proving",
@@ -195,8 +210,8 @@ class ErasureWork:
     # Step 2: compaction
 
     def _compact(self, settings: Settings, one: ErasureRequest) -> None:
-        """Ask for compaction; continue with the proof once log, store and changelog are rid of the
-        deletes. Raises: KafkaError, StoreError."""
+        """Request compaction; continue with the proof once log, store and changelog are rid of the
+        deleted data. Raises: KafkaError, StoreError."""
         if not one.compacted_at:
             reason = self._everywhere(settings, one) if settings.log.name else _here(settings, one)
             if reason is None:
@@ -214,8 +229,12 @@ class ErasureWork:
         self._requests.write(changed(one, state="proving", waits_for=""))
 
     def _everywhere(self, settings: Settings, one: ErasureRequest) -> str | None:
-        """What the compaction of a log of several machines waits for, "" if it is done; None if the
-        request has ended. Raises: KafkaError."""
+        """The reason why the compaction of a log of several machines waits, "" if it is done.
+        Raises: KafkaError.
+
+        Returns: None if this call has written the request: it has ended, or compaction was
+        requested.
+        """
         if self._topic is None:
             self._topic = KafkaModelsTopic(settings.kafka, settings.log.name)
         self._models.take(self._topic.read(0.1))
@@ -225,7 +244,7 @@ class ErasureWork:
             return None
         is_known = state.is_done(one.compaction) or one.compaction in state.open
         if not is_known:
-            # It was never asked, or the topic was created again.
+            # The trainer was not asked yet, or the topic was created again since.
             request = ask_everywhere(settings, one.event, self._topic)
             self._requests.write(changed(one, compaction=request, waits_for="asking the trainer"))
             return None
@@ -240,8 +259,8 @@ class ErasureWork:
     # Step 3: the proof
 
     def _prove(self, settings: Settings, ready: Sequence[ErasureRequest]) -> None:
-        """Prove several requests in one pass, since a pass reads all that streamd has written.
-        Raises: KafkaError, StoreError."""
+        """Prove several requests in one pass, because a pass reads everything that streamd has
+        written. Raises: KafkaError, StoreError."""
         if not ready:
             return
         owner: list[tuple[int, int]] = []
@@ -250,7 +269,7 @@ class ErasureWork:
             for number, key in enumerate(one.typed_keys):
                 owner.append((index, number))
                 keys.append(key)
-        # Equal keys of several requests are looked for once.
+        # Search only once for a key that several requests share.
         first: dict[Key, int] = {}
         for key in keys:
             first.setdefault(key, len(first))
@@ -262,7 +281,7 @@ class ErasureWork:
             [[key] for key in first],
             ProgressLine(Console(quiet=True), "proving"),
             partial(_collect, found),
-            # Open requests hold keys until they end.
+            # Skip the requests themselves, which contain keys until they end.
             FOLDER,
         )
         of_request: list[list[tuple[int, str]]] = [[] for _ in ready]
@@ -310,12 +329,12 @@ def _send(
 
 
 def _here(settings: Settings, one: ErasureRequest) -> str:
-    """What the compaction of this machine's log waits for, "" if it is done."""
+    """The reason why the compaction of this machine's log waits, "" if it is done."""
     data_dir = settings.data_dir
     done = read_compacted(data_dir)
     if done is not None and done.seq >= one.seq and done.edge >= one.event:
         return ""
-    # A request that another one overwrote or fulfilled too early is made again.
+    # Request it again if the open request is gone, or covers fewer deletes than needed.
     asked = asked_to_compact(data_dir)
     if asked is None or asked < one.event:
         ask_to_compact(data_dir, one.event)
@@ -327,7 +346,7 @@ def _here(settings: Settings, one: ErasureRequest) -> str:
 
 
 def _may_follow(settings: Settings, one: ErasureRequest) -> bool:
-    """Whether a key that was found may be gone soon: a replica does what the leader did."""
+    """Whether a key that was found may soon be gone, because a replica still follows the leader."""
     log = settings.log
     is_replica = bool(log.name) and log.member == "replica"
     return is_replica and time.time() < one.compacted_at + PROVE_AGAIN_SECONDS

@@ -1,4 +1,4 @@
-"""The options that describe the rows of a file, for all commands that read one."""
+"""The options that describe the rows of a file, shared by all commands that read one."""
 
 import functools
 import inspect
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileOptions:
-    """The values of these options; each field is an option of its name."""
+    """The values of these options; each field is the option of the same name."""
 
     published: Annotated[
         str,
@@ -91,7 +91,8 @@ class FileOptions:
     ] = False
 
     def columns(self) -> "Columns":
-        """What the options say about a file. Raises: SettingsError if they contradict."""
+        """Convert the options to `Columns`. Raises: SettingsError if they contradict one
+        another."""
         from streamd.exchange.tables import Columns
         from streamd.exchange.text_files import text_form
         from streamd.exchange.times import check_unit
@@ -121,7 +122,7 @@ class FileOptions:
             raise SettingsError(
                 "--edge-set and --edge-set-column contradict one another.", "give one of them."
             )
-        # A source names the columns; a published form all but the edge set.
+        # A source defines columns and keys; a published form defines all but the edge set.
         of_source = Columns(
             source=self.source, form=columns.form, sort=self.sort, time_unit=self.time_unit
         )
@@ -140,8 +141,8 @@ class FileOptions:
 
 
 def with_file_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command of typer that has the options of `FileOptions` instead of its parameter `table`,
-    which is made of them."""
+    """Wrap a command of typer: the options of `FileOptions` replace its parameter `table`, which is
+    built from their values."""
     hints = get_type_hints(FileOptions, include_extras=True)
     options = [
         inspect.Parameter(
@@ -162,7 +163,7 @@ def with_file_options(command: Callable[..., None]) -> Callable[..., None]:
     for parameter in inspect.signature(command).parameters.values():
         as_option = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
         parameters += options if parameter.name == "table" else [as_option]
-    # typer reads both.
+    # typer reads both attributes.
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     del run.__wrapped__

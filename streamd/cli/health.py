@@ -1,5 +1,4 @@
-"""Asks a role on this machine for `/livez` or `/readyz`, at the port that the settings name, for
-`streamd health`."""
+"""Requests `/livez` or `/readyz` of a role on this machine, for `streamd health`."""
 
 import http.client
 import json
@@ -9,20 +8,20 @@ from streamd.errors import SettingsError
 from streamd.settings.loading import Settings
 
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Addresses that mean all of a machine's -> the address to ask instead."""
+"""Wildcard address -> loopback address to connect to instead."""
 ANSWER_SECONDS = 4.0
-"""The image's HEALTHCHECK gives up after ten, of which starting Python takes some."""
+"""Timeout of the request. The image's HEALTHCHECK gives up after ten seconds, and starting Python
+takes some of them."""
 
 
 def ask_health(settings: Settings, role: str, path: str) -> tuple[bool, str]:
-    """Ask a role on this machine whether it is well.
+    """Ask a role on this machine whether it is well, on the port in the settings.
 
     Args: role: ingest, train, serve, archive, follow or score; path: /livez or /readyz, which only
-    the server has.
-    Returns: whether it answers 200, and its reason.
-    Raises: SettingsError where there is nothing to ask under these settings.
+    the server has. Returns: whether it answers 200, and its reason. Raises: SettingsError if the
+    role is unknown, has no port in the settings or lacks the path.
     """
-    # Which port would answer?
+    # Find the port on which the role listens.
     ports = {
         "ingest": settings.telemetry.ingest_port,
         "train": settings.telemetry.train_port,
@@ -38,18 +37,18 @@ def ask_health(settings: Settings, role: str, path: str) -> tuple[bool, str]:
     if not ports[role]:
         raise SettingsError(f"The {role} role has no port that is known.", "set one other than 0.")
 
-    # Connect as the server listens, by HTTP or HTTPS.
+    # Use HTTPS if the server has a certificate.
     host = EVERYWHERE.get(settings.server.host, settings.server.host)
     timeout = ANSWER_SECONDS
     link = http.client.HTTPConnection(host, ports[role], timeout=timeout)
     if role == "serve" and settings.server.tls_cert_file is not None:
-        # The certificate is for the name that callers use, not for this address. No key is sent.
+        # The certificate has the name that callers use, not this address. No key is sent.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
         link = http.client.HTTPSConnection(host, ports[role], timeout=timeout, context=context)
 
-    # Anything else than streamd's own answer means that the role is not well.
+    # Anything but streamd's own answer means that the role is not well.
     try:
         link.request("GET", path)
         answer = link.getresponse()

@@ -1,4 +1,5 @@
-"""The `streamd init` command: a settings file to start from, by a few questions or by options."""
+"""The `streamd init` command: writes a first settings file, from answers to questions or from
+options."""
 
 import os
 import sys
@@ -21,19 +22,22 @@ if TYPE_CHECKING:
 
 BROKER = "localhost:9092"
 NONE = "none"
-"""The answer that leaves something out."""
+"""The answer that leaves out a field."""
 NO_TIME = (
     "{file} has no time that could be read, and its rows have no Kafka timestamp: they cannot be "
     "imported until --time names a column of seconds, milliseconds or microseconds since 1970, or "
     "of ISO 8601 such as 2026-03-01 07:45:12"
 )
 SHOWN = 5
-"""Refused records that are shown: the first say what is wrong."""
+"""Number of refused records that are printed: the first few show the cause."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """Records to guess from. words: what they are. file: that they are of, empty for none."""
+    """Sample records from which the mapping is guessed.
+
+    words: their number and origin, as text. file: the file that holds them, "" for none.
+    """
 
     records: list[Any]
     words: str
@@ -79,7 +83,7 @@ def init(
     asks = sys.stdin.isatty() if ask is None else ask
     clock = SystemClock()
 
-    # Where the events are, and what they look like.
+    # Find the topic, and read a sample of its records.
     name = topic or (_asked("Topic", "events") if asks else "")
     if not name:
         raise SettingsError("There is no topic.", "give --topic.")
@@ -91,7 +95,7 @@ def init(
         guessed.doubts.append(NO_TIME.format(file=found.file))
         err.print(printable(NO_TIME.format(file=found.file)), markup=False, soft_wrap=True)
 
-    # Nothing is written that does not load, and what it makes of the sample is said.
+    # Before writing: check that the text loads, and print the events that it makes of the sample.
     text = settings_text(SampledTopic(broker=broker, topic=name, sample=found.words), guessed)
     settings = _loaded(text)
     refused = _judge(settings, name, found.records)
@@ -101,32 +105,32 @@ def init(
 
 
 def _asked(question: str, offered: str) -> str:
-    """The answer to a question, what is offered where it is empty."""
+    """Ask a question. Returns: the answer, `offered` if it is empty."""
     return str(typer.prompt(question, default=offered, err=True)).strip()
 
 
 def _new_answer(question: str, offered: str) -> str:
-    """The answer to a question, empty if it is the offered one."""
+    """Ask a question. Returns: the answer, "" if it is the offered one."""
     answer = _asked(question, offered)
     return "" if answer == offered else answer
 
 
 def _guess_fields(topic: str, found: Found, now_us: int, chosen: "Chosen", asks: bool) -> "Guess":
-    """Guess the mapping of records. asks: ask for its fields, until all answers exist; the first
-    guess is what a question offers."""
+    """Guess the mapping of records. asks: ask for each field, offering the first guess, until all
+    answers name a field of the records."""
     from streamd.exchange.first_settings import listed, path_text
     from streamd.exchange.guess import guess
 
-    # Without a terminal the first guess is final, and so is that of several kinds of records.
+    # The first guess is final if no question may be asked, or if records have several kinds.
     first = guess(topic, found.records, now_us, chosen=chosen)
     if not asks or len(first.sources) > 1:
         return first
     out.print(f"{found.words} have: {listed(first.paths)}", markup=False, highlight=False)
-    # Ask again after an answer that names no field.
+    # Ask again if an answer names no field of the records.
     while True:
         fields = first.source["fields"]
         offered = ",".join(fields.get("features", {}).values()) or NONE
-        # The offered answer leaves a field to the guess.
+        # A field with the offered answer is guessed again.
         given = _chosen(
             _new_answer("Who acts (source)", path_text(fields["src"])),
             _new_answer("On what, which is predicted (destination)", fields["dst"]),
@@ -159,7 +163,8 @@ def _refuse_existing(file: Path) -> None:
 def _sample_of(
     broker: str, topic: str, sample: str | None, count: int, asks: bool, now_ms: int
 ) -> Found:
-    """Records of a file, of stdin, of the topic, or pasted where the topic cannot be read."""
+    """Read records of a file, of stdin or of the topic; if the topic cannot be read, ask for a
+    record or a file. Raises: SettingsError, KafkaError if nothing may be asked."""
     from streamd.exchange.first_settings import pasted_records
 
     if sample == "-":
@@ -178,7 +183,7 @@ def _sample_of(
             raise
         why = str(error)
 
-    # The broker may be away, or the topic new.
+    # The broker may be unreachable, or the topic empty.
     if not asks:
         raise SettingsError(f"{why}.", "give --sample with a file of records.")
     err.print(f"{printable(why)}", markup=False, soft_wrap=True)
@@ -200,7 +205,7 @@ def _words(count: int, name: str) -> str:
 
 
 def _loaded(text: str) -> Settings:
-    """The settings that a file of this text gives. Raises: SettingsError."""
+    """Load settings from the text of a settings file. Raises: SettingsError."""
     with tempfile.TemporaryDirectory(prefix="streamd-init-") as folder:
         path = Path(folder) / "settings.yaml"
         path.write_text(text, encoding="utf-8")
@@ -208,8 +213,8 @@ def _loaded(text: str) -> Settings:
 
 
 def _judge(settings: Settings, topic: str, records: Sequence[Any]) -> int:
-    """Say what the sample's records become, as `streamd sources check`. Returns: how many are
-    refused."""
+    """Print the first refused records, the first event and a summary, by the same judgement as
+    `streamd sources check`. Returns: the number of refused records."""
     from streamd.clock import SystemClock
     from streamd.exchange.sample import Sample, judge
 
@@ -224,13 +229,13 @@ def _judge(settings: Settings, topic: str, records: Sequence[Any]) -> int:
 
 
 def _write_new(file: Path, text: str) -> None:
-    """Write a file that must not be there yet, whole or not at all."""
+    """Write a file that must not exist yet, whole or not at all."""
     with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=".init-", delete=False) as made:
         made.write(text)
         made.flush()
         os.fsync(made.fileno())
     try:
-        # A link fails where the name is taken, unlike a rename.
+        # A link fails if the name is taken; a rename would replace the file.
         Path(made.name).chmod(0o644)
         os.link(made.name, file)
     except FileExistsError:
@@ -240,7 +245,7 @@ def _write_new(file: Path, text: str) -> None:
 
 
 def _say_next(file: Path, topic: str, sample: str) -> None:
-    """Name the commands that come next; those on a file need no broker."""
+    """Print the next commands; those on a file need no broker."""
     lines = [f"written: {file}", f"  export STREAMD_CONFIG={file}"]
     if sample:
         lines += [f"  streamd backtest {sample} --source {topic}", "with a broker:"]

@@ -12,7 +12,7 @@ from streamd.telemetry.heartbeat import Beat, read_beat
 from streamd.telemetry.progress import ProgressLine
 
 POLL_SECONDS = 0.1
-"""Pause between two looks at ingest's heartbeat, which is written every 0.2 s."""
+"""Pause between two reads of ingest's heartbeat, which is written every 0.2 s."""
 
 
 def lead(
@@ -22,8 +22,8 @@ def lead(
     config: ConfigOption = None,
     data_dir: DataOption = None,
 ) -> None:
-    """Let this standby take the lead from the machine that has it, as before that one is stopped.
-    Exit status 1 where it does not come to it in time."""
+    """Let this standby take the lead from the machine that leads, for example before that one is
+    stopped. Exit status 1 if it does not lead in time."""
     from streamd.replica.leader.leading import ask_to_lead, withdraw
 
     settings = settings_of(config, data_dir)
@@ -48,7 +48,7 @@ def lead(
 
 
 def _check_standby(settings: Settings) -> None:
-    """Check that this machine may lead or not. Raises: SettingsError."""
+    """Check that this machine is a standby, which may lead. Raises: SettingsError."""
     log = settings.log
     if not log.name:
         raise SettingsError("Only this machine holds the log: it always leads.", "none is needed.")
@@ -65,7 +65,7 @@ def _check_standby(settings: Settings) -> None:
 
 
 def _ingest_of(settings: Settings) -> Beat:
-    """The heartbeat of ingest here. Raises: StreamdError where it does not run."""
+    """Read the heartbeat of this machine's ingest. Raises: StreamdError if ingest does not run."""
     beat = read_beat(settings.data_dir, "ingest")
     if beat is None or not beat.alive:
         raise StreamdError(

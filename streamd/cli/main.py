@@ -1,7 +1,8 @@
-"""The command line of streamd: each command puts its parts together and prints the answer.
+"""The command line of streamd: each command assembles its parts and prints the result.
 
-An error that streamd raises on purpose is printed as one line, with exit status 2. Commands import
-what they need only when they run, so that `streamd --help` loads neither torch nor numba.
+An error that streamd raises on purpose is printed as one line, with exit status 2. A command
+imports the modules that it needs only when it runs, so that `streamd --help` loads neither torch
+nor numba.
 """
 
 import io
@@ -75,8 +76,8 @@ def run(
         str | None, typer.Option(help="Of a further server on the same directory, such as serve-2.")
     ] = None,
 ) -> None:
-    """Run the daemon: ingest, train and serve, and of a log that other machines follow the archive,
-    until a signal."""
+    """Run the daemon until a signal: ingest, train and serve, and the archive if other machines
+    follow the log."""
     from streamd.daemon.run_role import BEGIN_AGAIN, run_role
     from streamd.daemon.supervisor import Supervisor
     from streamd.processes import PYTHON, place_of
@@ -92,7 +93,7 @@ def run(
             "give --role train; run ingest and serve without torchrun.",
         )
 
-    # Without a role this process is the supervisor of all three.
+    # Without a role this process supervises the processes of all roles.
     read = partial(settings_of, config, data_dir)
     if role is None:
         if name is not None:
@@ -100,20 +101,21 @@ def run(
         configure_logs(settings.telemetry.log_level, settings.telemetry.log_format, "supervisor")
         raise typer.Exit(Supervisor(settings, read=read).run())
 
-    # With a role this process runs it, alone or as the supervisor's child.
+    # With a role this process runs that role, alone or as the supervisor's child.
     if role not in ALL_ROLES:
         raise StreamdError(f"There is no role {role!r}; roles are {', '.join(ALL_ROLES)}.")
     if name is not None:
         check_name(role, name)
 
-    # Several ranks on this machine have an agent, unless torchrun has started this one already.
+    # Several ranks on this machine need torchrun's agent, unless torchrun started this process.
     if role == "train" and settings.training.ranks > 1 and place is None:
         from streamd.daemon.torchrun import run_ranks
 
         raise typer.Exit(run_ranks(settings))
     status = run_role(settings, role, name or "", read)
     if status == BEGIN_AGAIN:
-        # The same process, so that no service manager counts a failure; its locks end here.
+        # Exec keeps the process, so that no service manager counts a failure, and releases its
+        # locks.
         os.execv(PYTHON[0], sys.orig_argv)
     raise typer.Exit(status)
 
@@ -141,7 +143,7 @@ def demo(
     """Play a real month through the whole daemon and watch it learn."""
     from streamd.demo.play import play
 
-    # The client's lines would be between those of the demo.
+    # Log lines of the Kafka client would interrupt those of the demo.
     with quiet_client():
         status = play(stream, speed, exit_, days, cold, bootstrap_servers, port, data_dir)
     raise typer.Exit(status)
@@ -167,20 +169,21 @@ def train(
     config: ConfigOption = None,
     data_dir: DataOption = None,
 ) -> None:
-    """Train GraphSAGE, GAT or GCN on the log as a static graph, while other roles run on it."""
+    """Train GraphSAGE, GAT or GCN on the log as a static graph; other roles may run on it
+    meanwhile."""
     if not static:
         raise SettingsError(
             "streamd train needs --static.", "the live model is learned by `streamd run`."
         )
     from streamd.cli.maintenance import train_static
 
-    # The option is the setting `model.name`, checked as such.
+    # The option overrides the setting `model.name`, with the same checks.
     overrides: dict[str, Any] = {} if data_dir is None else {"data_dir": data_dir}
     settings = load_settings(config, overrides | ({} if model is None else {"model.name": model}))[
         0
     ]
 
-    # The epochs' figures are printed as they come.
+    # Print the figures of each epoch as soon as they are known.
     make_kernels_ready()
     with ProgressLine(err, "opening the log", "edges") as line:
         for text in train_static(settings, epochs, folder, line.of):
@@ -200,8 +203,8 @@ def compact(
     config: ConfigOption = None,
     data_dir: DataOption = None,
 ) -> None:
-    """Overwrite what deletes hid: keys, edges, features, in log, replay store, versions and local
-    dead letters."""
+    """Overwrite deleted data (keys, edges, features) in log, replay store, versions and local dead
+    letters."""
     from streamd.cli.compaction import compact_log
 
     settings = settings_of(config, data_dir)
@@ -240,7 +243,7 @@ def show_config(
         from streamd.tfgnn.logs.settings import settings_of_schema
         from streamd.tfgnn.schema.schema import read_schema, schema_file
 
-        # What is left out is said in comments, so that all of it may go into a file.
+        # Comments in the text name omissions, so that all of it may become a settings file.
         path = schema_file(from_schema)
         text = printable_lines(settings_of_schema(read_schema(path), path.parent))
         out.print(text, end="", soft_wrap=True, markup=False, highlight=False)
@@ -253,7 +256,7 @@ def show_config(
 
 
 def _as_written(value: Any) -> str:
-    """Write a setting's value as a settings file has it."""
+    """Write a setting's value as in a settings file."""
     if isinstance(value, str):
         return value
     return json.dumps(value, default=str, ensure_ascii=False)
@@ -261,13 +264,14 @@ def _as_written(value: Any) -> str:
 
 @app.command()
 def doctor(config: ConfigOption = None, data_dir: DataOption = None) -> None:
-    """Check what a run needs, and compile the kernels; exit status 1 where something stops it."""
+    """Check the requirements of a run, and compile the kernels; exit status 1 if one stops a
+    run."""
     from streamd.cli.doctor_checks import examine
 
     settings = settings_of(config, data_dir)
     healthy = True
     _print_check("check", Text("result"), "what was seen")
-    # Each at once: the kernels alone may take half a minute.
+    # Print each result at once: the kernels alone may take half a minute.
     with quiet_client():
         for check in examine(settings):
             healthy &= check.good
@@ -317,7 +321,7 @@ def top(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    # Warnings belong beside progress: what a command answers may be piped into another program.
+    # Warnings go to stderr, as progress does: another program may read the results on stdout.
     import logging
 
     import structlog

@@ -1,4 +1,4 @@
-"""Work of the command line on a data directory, whether or not the daemon runs on it: checks,
+"""Functions of commands on a data directory, whether or not the daemon runs on it: checks,
 backtests and static training."""
 
 import tempfile
@@ -27,11 +27,11 @@ NOTHING_SCORED = (
     "No window could be scored: there are too few events, or --initial leaves none.",
     "give more events, or a smaller --initial or windows.width_seconds.",
 )
-"""Message and operator action of a backtest that found nothing."""
+"""Message and operator action of a backtest that scored no window."""
 
 
 def open_log(data_dir: Path) -> LogReader:
-    """Open a reader of the log in a data directory. Raises: StreamdError where there is none."""
+    """Open a reader of the log in a data directory. Raises: StreamdError if there is none."""
     reader = LogReader.open(data_dir)
     if reader is None:
         raise StreamdError(f"{data_dir} holds no log.", "set --data-dir.")
@@ -39,8 +39,8 @@ def open_log(data_dir: Path) -> LogReader:
 
 
 def damage_outside_the_log(settings: Settings) -> Iterator[str]:
-    """Yield a line for each damaged file that is not the log's: versions, the trainer's checkpoint,
-    and stored facts, memory and replay."""
+    """Yield a line for each damaged file outside the log: versions, the trainer's checkpoint, and
+    stored facts, memory and replay."""
     from streamd.registry import Registry
     from streamd.training.checkpoint import read_cursor
 
@@ -52,7 +52,7 @@ def damage_outside_the_log(settings: Settings) -> Iterator[str]:
     except StreamdError as error:
         yield str(error)
 
-    # Stored arrays, also where older releases kept them.
+    # Stored arrays, including those in the folders of older releases.
     for pattern in (
         "roles/*/facts/*",
         "roles/*/*",
@@ -77,13 +77,12 @@ def backtest_file(
     progress: Callable[[str, int, int, str], None],
     asked: "Asked | None" = None,
 ) -> "tuple[list[Table | str], Report]":
-    """Backtest a file, or the log of data_dir where `file` is None.
+    """Backtest a file, or the log of data_dir if `file` is None.
 
-    Args: progress: called with (part of the work, done, in all, unit); asked: what the report says
-    was run.
-    Returns: what to print, which is a table, one by novelty, others of sets and labels where there
-    are any, and the verdict; and the report. Raises: StreamdError where nothing can be read or
-    scored.
+    Args: progress: called with (part of the work, done, in all, unit); asked: command and settings
+    for the report. Returns: the output to print, and the report. The output is the table of regimes
+    and rules, one by novelty, those of sets and labels if there are any, and the verdict. Raises:
+    StreamdError if nothing can be read or scored.
     """
     from streamd.evaluation.backtest import (
         COLUMNS,
@@ -103,7 +102,7 @@ def backtest_file(
         if result is None:
             raise _error_without_scores(log)
 
-    # The tables and the verdict are for the terminal.
+    # Make the tables and the verdict for the terminal.
     caption = (
         f"{result.num_events:,} events in {counted(len(result.windows), 'window')}, "
         "each scored before it was learned; known: over events with a destination known before"
@@ -135,8 +134,8 @@ def backtest_grid(
 ) -> "tuple[list[Table | str], Report]":
     """Backtest the live regime under several settings. Arguments as in `backtest_file`.
 
-    Args: runs: settings, those in force first. Returns: what to print, which is a table and which
-    settings to take; and the report. Raises: StreamdError where nothing can be read or scored.
+    Args: runs: settings, those in force first. Returns: the output to print, a table and the
+    recommended settings; and the report. Raises: StreamdError if nothing can be read or scored.
     """
     from streamd.evaluation.grid import COLUMNS, run_grid
     from streamd.evaluation.report.content import Asked, grid_report_of
@@ -153,7 +152,7 @@ def backtest_grid(
 
 
 def _error_without_scores(log: LogReader) -> StreamdError:
-    """The error of a backtest that scored no event."""
+    """Make the error of a backtest that scored no event."""
     from streamd.evaluation.backtest import has_one_destination
 
     if has_one_destination(log):
@@ -171,13 +170,13 @@ def _log_of(
     columns: Columns,
     progress: Callable[[str, int, int, str], None],
 ) -> Iterator[tuple[LogReader, str]]:
-    """Yield the log of data_dir, or a temporary one of a file's events, and how the file's times
-    were read."""
+    """Yield the log of data_dir, or a temporary one with a file's events; and text on the unit of
+    the file's times and on rounded values."""
     if file is None:
         yield open_log(settings.data_dir), ""
         return
 
-    # A file is imported into a log, so that it takes the path that live events take.
+    # Import the file into a log, so that its events take the same path as live ones.
     with tempfile.TemporaryDirectory(prefix="streamd-backtest-") as folder:
         own = settings.model_copy(update={"data_dir": Path(folder) / "log"})
         done = import_file(
@@ -193,7 +192,7 @@ def _table(
     title: str | None = None,
     caption: str | None = None,
 ) -> Table:
-    # In a narrow terminal the names wrap, and not the numbers.
+    # In a narrow terminal only the names wrap, not the numbers.
     table = Table(title=title, caption=caption, box=None)
     for number, name in enumerate(head):
         table.add_column(name, justify="right" if number else "left", no_wrap=number > 0)
@@ -211,14 +210,14 @@ def train_static(
     """Train on the log as a static graph.
 
     Args: epochs: passes over the training edges; folder: a new folder for the best weights, None
-    for none; progress: called with (part of the work, done, in all, unit).
-    Yields: what to tell the user, as it is known. Raises: StreamdError, before anything is learned.
+    for none; progress: called with (part of the work, done, in all, unit). Yields: lines for the
+    user, each as soon as it is known. Raises: StreamdError, before training starts.
     """
     from streamd.gpu import choose_device
     from streamd.training.learning_settings import LearningSettings
     from streamd.training.static import StaticTraining
 
-    # Refuse before hours of learning what would fail after them.
+    # Fail now, instead of after hours of training.
     if folder is not None and folder.exists():
         raise SettingsError(f"{folder} exists already.", "name a new folder.")
     torch.set_num_threads(settings.training.threads)
@@ -229,7 +228,7 @@ def train_static(
         f"{len(training.valid):,} to validate, {len(training.test):,} to test"
     )
 
-    # Validation chooses the weights, and the test sees only those.
+    # Validation selects the weights; only those are tested.
     for epoch in training.run(epochs):
         learned = f"loss {epoch.loss:.4f}, " if epoch.number else "untrained, "
         yield (
@@ -247,8 +246,8 @@ def train_static(
 
 
 def ages_of_facts(text: str, chunk: int) -> tuple[int | None, ...]:
-    """Parse `Plan.stale` from text such as "5,50,window"; a window is None. Raises:
-    SettingsError."""
+    """Parse `Plan.stale` from text such as "5,50,window": numbers of events, and None for a window.
+    Raises: SettingsError."""
     ages: list[int | None] = []
     for part in (p.strip() for p in text.split(",") if p.strip()):
         if part != "window" and not (part.isdigit() and int(part) <= chunk):

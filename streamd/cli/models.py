@@ -1,4 +1,4 @@
-"""The `streamd models` commands list and show the model versions, and move the champion by hand."""
+"""The `streamd models` commands list and show model versions, and change the champion by hand."""
 
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ from streamd.errors import VersionError
 from streamd.windows.intervals import score_text
 
 WAIT_SECONDS = 60.0
-"""Longest wait for the trainer's answer on a replica: it answers within a second or so."""
+"""Maximum wait on a replica for the trainer's answer, which usually takes about a second."""
 models_app = typer.Typer(
     help="Model versions: list, show, promote, rollback.", no_args_is_help=True
 )
@@ -22,13 +22,14 @@ models_app = typer.Typer(
 
 @models_app.command("list")
 def models_list(config: ConfigOption = None, data_dir: DataOption = None) -> None:
-    """List the versions kept, oldest first, with champion, shadow, and those without memory."""
+    """List the versions kept, oldest first, and mark champion, shadow and versions without
+    memory."""
     from streamd.registry.registry import read_manifests
 
     registry = _registry(config, data_dir)
     last = registry.shown()
     table = Table("version", "learned until (UTC)", "loss", "MRR", "role", box=None)
-    # Champion and shadow are named by the last move, not by the manifests.
+    # Champion and shadow come from the last move; manifests do not contain them.
     for m in read_manifests(registry):
         mark = (
             "champion"
@@ -62,7 +63,7 @@ def models_promote(
     config: ConfigOption = None,
     data_dir: DataOption = None,
 ) -> None:
-    """Make a version champion; the trainer goes on from its weights."""
+    """Make a version champion; the trainer continues from its weights."""
     _tell(_moves(config, data_dir).promote(name, "operator", why))
 
 
@@ -72,13 +73,13 @@ def models_rollback(
     config: ConfigOption = None,
     data_dir: DataOption = None,
 ) -> None:
-    """Make the last proven version champion; the trainer goes on from its weights."""
+    """Make the last proven version champion; the trainer continues from its weights."""
     _tell(_moves(config, data_dir).rollback("operator", why))
 
 
 def _moves(config: Path | None, data_dir: Path | None) -> Any:
-    """Who moves the champion: the registry, or, where the trainer may be elsewhere, the trainer,
-    which is asked."""
+    """The object that moves the champion: the registry, or one that asks the trainer if that may
+    run on another machine."""
     registry = _registry(config, data_dir)
     settings = settings_of(config, data_dir)
     if not settings.log.follows:
@@ -89,7 +90,7 @@ def _moves(config: Path | None, data_dir: Path | None) -> Any:
 
 
 def _tell(done: Any) -> None:
-    """Print what was done; ends with status 1 where the trainer has not answered yet."""
+    """Print the outcome of a move; exit with status 1 if the trainer has not answered yet."""
     from streamd.registry.outcome import Waiting
 
     if isinstance(done, Waiting):
@@ -100,9 +101,10 @@ def _tell(done: Any) -> None:
 
 
 def _registry(config: Path | None, data_dir: Path | None) -> Any:
-    """Open the registry of a data directory. Raises: VersionError where it has no versions.
+    """Open the registry of a data directory. Raises: VersionError if the directory has no versions.
 
-    The registry logs the folders that are no versions, to stderr: stdout is for the answer.
+    The registry logs folders that are not versions. The lines go to stderr, because stdout is for
+    the result.
     """
     import structlog
 
@@ -111,7 +113,7 @@ def _registry(config: Path | None, data_dir: Path | None) -> Any:
     structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
     settings = settings_of(config, data_dir)
 
-    # Opening a registry would make the folder.
+    # Check first, because opening a registry creates the folder.
     if not (settings.data_dir / "models").is_dir():
         raise VersionError(f"{settings.data_dir} holds no models.", "set --data-dir.")
     return Registry.of(settings)

@@ -1,4 +1,4 @@
-"""The options that several commands take, and the two consoles that all of them print to."""
+"""The options that several commands share, and the two consoles to which all commands print."""
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,14 +12,14 @@ from rich.console import Console
 from streamd.settings.loading import Settings, load_settings
 
 out = Console()
-"""Stdout is for a command's answer."""
+"""Stdout is for a command's result."""
 err = Console(stderr=True)
 """Stderr is for progress, damage and errors."""
 
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", "-c", envvar="STREAMD_CONFIG", help="YAML settings file.")
 ]
-# Data directories and files have the same option wherever a command takes one.
+# All commands on a data directory or with settings share these options.
 DataOption = Annotated[
     Path | None, typer.Option("--data-dir", help="Data directory (setting data_dir).")
 ]
@@ -28,16 +28,19 @@ DataOption = Annotated[
 def settings_of(
     config: Path | None, data_dir: Path | None, values: Mapping[str, Any] | None = None
 ) -> Settings:
-    """The settings in force for a command's options. values: by dotted key, over all others.
-    Raises: SettingsError."""
+    """Load the settings in force for a command's options.
+
+    values: by dotted key; they override all others. Raises: SettingsError.
+    """
     return loaded_settings(config, data_dir, values)[0]
 
 
 def loaded_settings(
     config: Path | None, data_dir: Path | None, values: Mapping[str, Any] | None = None
 ) -> tuple[Settings, dict[str, str]]:
-    """As `settings_of`, with where each value comes from."""
-    # What the command line says is stronger than file and environment.
+    """Load settings as `settings_of` does. Returns: the settings, and the origin of each value by
+    key."""
+    # Options of the command line override file and environment.
     overrides: dict[str, Any] = {} if data_dir is None else {"data_dir": data_dir}
     return load_settings(config, overrides | dict(values or {}))
 
@@ -60,12 +63,12 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """As `printable`, for text of several lines."""
+    """Escape control characters as `printable` does, in each line of a text."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def print_rounded(words: str) -> None:
-    """Print to stderr which values were rounded, if any. words: empty for none."""
+    """Print to stderr which values were rounded. words: "" if none were."""
     if words:
         err.print(printable(words), soft_wrap=True, markup=False, highlight=False)
 
@@ -77,7 +80,7 @@ def print_warnings(sentences: Iterable[str]) -> None:
 
 
 def make_kernels_ready() -> None:
-    """Compile the kernels where that was not done before, with a notice that it takes a while."""
+    """Compile the kernels unless they are compiled already, with a notice that it takes a while."""
     from streamd.graph.jit import compile_notice
     from streamd.graph.warm_up import warm_up
 

@@ -1,4 +1,4 @@
-"""The `streamd produce` command: a file's events sent to a topic."""
+"""The `streamd produce` command: sends a file's events to a topic."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -57,7 +57,7 @@ def produce(
     clock = SystemClock()
     doubts: list[str] = []
     if target in (s.topic for s in settings.sources):
-        # The topic holds records in a shape of its own, and so does the file.
+        # The topic is mapped by a source, so the file must contain records of that source.
         if replace(columns, form=None, sort=False) != Columns():
             raise SettingsError(
                 f"The source of topic {target} says where the fields are.",
@@ -76,7 +76,7 @@ def produce(
         rows = EventFile(file, columns.form)
         events = read_events(rows, resolved(columns, settings), times, doubts.append)
 
-    # Counting the rows first gives the progress line its end.
+    # Count the rows first, because the progress line shows the share of all.
     with quiet_client(), ProgressLine(err, f"to {target}") as line:
         check_topic(settings.kafka, target)
         total = rows.count_rows()

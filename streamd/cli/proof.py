@@ -1,5 +1,5 @@
-"""The proof that nothing is left of erased keys: by type where keys are held, and by their bytes
-everywhere that streamd writes."""
+"""Proves that erased keys are gone: searches key tables and dead letters for typed keys, and
+everything that streamd writes for their bytes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
@@ -25,15 +25,14 @@ def prove_erasure(
 ) -> tuple[int, str]:
     """Look for keys in the data directory, in `log.store`, and in the topics of `log.name`.
 
-    Args: texts: of the keys, as they were given; keys: of each text, the typed keys that it may
-    name; on_found: called with each finding once; skip: a folder of the data directory that is not
-    searched.
+    Args: texts: the keys as given; keys: for each text, the typed keys that it may name; on_found:
+    called once with each finding; skip: a folder of the data directory that is not searched.
     Returns: the number of findings, and a summary. Raises: StoreError, KafkaError.
     """
     numbers = {key: number for number, some in enumerate(keys) for key in some}
     prefixes = frozenset(p for source in settings.sources for p in source.prefixes())
     typed = TypedSearch(numbers, prefixes)
-    # Digits and short texts are found in any file by chance, so those are searched by type alone.
+    # Any file may contain digits and short texts by chance, so those are searched by type only.
     long = [number for number, text in enumerate(texts) if not is_found_by_chance(text)]
     by_bytes = DeletedSearch([texts[number] for number in long], line.of)
 
@@ -85,7 +84,7 @@ def _find_bytes(settings: Settings, search: DeletedSearch, skip: str) -> Iterato
 
 
 def print_finding(line: ProgressLine, found: Found) -> None:
-    """Print a finding without the key, which may not stay in a terminal's log."""
+    """Print a finding without the key, which must not stay in a terminal's log."""
     line.leave()
     text = f"found: key {found.key + 1} in {found.where}, byte {found.at:,}"
     err.print(text, markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The `streamd sources` commands look at topics in a shape of their own; they write nothing."""
+"""The `streamd sources` commands inspect topics whose records a source maps; they write nothing."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,8 +31,10 @@ RecordsOption = Annotated[int, typer.Option(min=1, max=100_000, help="How many r
 
 
 def read_with_progress(settings: Settings, name: str, count: int, source: str = "") -> "Sample":
-    """Read some records of a topic or a file, with a line of progress. source: the topic of a
-    file's source. Raises: SettingsError, KafkaError."""
+    """Read some records of a topic or a file, showing progress.
+
+    source: the topic whose source maps a file. Raises: SettingsError, KafkaError.
+    """
     from streamd.clock import SystemClock
     from streamd.exchange.sample import read_sample
 
@@ -50,7 +52,7 @@ def sources_check(
     ] = "",
     config: ConfigOption = None,
 ) -> None:
-    """Show the events that records become; exit status 1 if one is refused, if no record has a
+    """Show the events that records become. Exit status 1 if one is refused, if no record has a
     field that the source names, or if all times look like another unit."""
     from streamd.clock import SystemClock
     from streamd.exchange.sample import judge
@@ -59,7 +61,7 @@ def sources_check(
     sample = read_with_progress(settings, name, records, source)
     verdict = judge(settings, sample, SystemClock())
 
-    # What is in the records comes from outside, so it is shown as plain text.
+    # Records come from outside, so control characters in them are escaped.
     rows = []
     for judged in verdict.judged:
         place = "" if judged.index < 0 else str(judged.index)
@@ -84,7 +86,7 @@ def sources_guess(
     ] = DEFAULT_SET,
     config: ConfigOption = None,
 ) -> None:
-    """Print settings to start from for a topic's records, and what is doubtful about them."""
+    """Print settings to start from for a topic's records, with doubts about them as comments."""
     from pathlib import Path
 
     from streamd.clock import SystemClock
@@ -94,7 +96,7 @@ def sources_guess(
     topic = Path(name).name.split(".")[0] if Path(name).is_file() else name
     guessed = guess(topic, sample.all, SystemClock().now_us(), edge_set)
 
-    # Doubts are comments, so that all of it may go into a file.
+    # Doubts are comments, so that all of the output may become a settings file.
     for doubt in guessed.doubts:
         out.print(f"# {printable(doubt)}", soft_wrap=True, markup=False, highlight=False)
     out.print(guessed.settings, end="", soft_wrap=True, markup=False, highlight=False)

@@ -1,4 +1,4 @@
-"""The commands about a data directory and its copies: `streamd verify`, `backup` and `restore`."""
+"""The commands on a data directory and its copies: `streamd verify`, `backup` and `restore`."""
 
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ def verify(
     data_dir: DataOption = None,
 ) -> None:
     """Check every committed byte of the log, and all versions and stored state, against their
-    checksums; or look for deleted keys."""
+    checksums; or search for deleted keys."""
     settings = settings_of(config, data_dir)
     if not (settings.data_dir / "published").exists():
         raise StreamdError(f"{settings.data_dir} holds no log.", "set --data-dir.")
@@ -42,7 +42,7 @@ def verify(
 
 
 def _verify_all(settings: Settings) -> int:
-    """Check against checksums. Returns: exit status, 1 where something is damaged."""
+    """Check everything against its checksums. Returns: exit status, 1 if something is damaged."""
     from streamd.cli.maintenance import damage_outside_the_log
     from streamd.eventlog.upkeep.verify import verify_log
 
@@ -62,12 +62,12 @@ def _verify_all(settings: Settings) -> int:
 
 
 def _verify_deletes(settings: Settings, given: list[str]) -> int:
-    """Look for deleted keys. Returns: exit status, 1 where one was found."""
+    """Search for deleted keys. Returns: exit status, 1 if one was found."""
     from streamd.cli.proof import print_finding, prove_erasure
     from streamd.store.deleted_keys import read_keys
     from streamd.store.erasure import candidates, schema_of_log
 
-    # A text may stand for several keys, of which none may be there.
+    # A text may name several keys; the log must hold none of them.
     texts = read_keys(given)
     schema = schema_of_log(settings.data_dir)
     keys = [candidates(text, schema) for text in texts]
@@ -91,8 +91,8 @@ def backup(
     config: ConfigOption = None,
     data_dir: DataOption = None,
 ) -> None:
-    """Back a data directory up to a store, also while the daemon runs: only what the store lacks is
-    sent, the manifest last."""
+    """Back up a data directory to a store, also while the daemon runs: only objects that the store
+    lacks are sent, and the manifest is sent last."""
     from streamd.store.objects import Store
     from streamd.store.sweep import remove_unneeded
     from streamd.store.upload import upload
@@ -129,8 +129,8 @@ def restore(
         typer.Option(help="Data directory (setting data_dir); it must be empty or missing."),
     ] = None,
 ) -> None:
-    """Make a data directory of a backup, or of another one: what is read is checked against its
-    checksums, then the directory as `streamd verify` does."""
+    """Restore a data directory from a backup, or copy another data directory. All data read is
+    checked against its checksums, and then the new directory as `streamd verify` does."""
     from streamd.cli.maintenance import damage_outside_the_log
     from streamd.store.directory import copy_directory, directory_at
     from streamd.store.objects import Store

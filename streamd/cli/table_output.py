@@ -1,4 +1,5 @@
-"""Tables of commands: in a terminal as wide as it, elsewhere a line for each row, never wrapped."""
+"""Prints tables of commands: in a terminal at its width, elsewhere one line a row, never
+wrapped."""
 
 import io
 import os
@@ -10,11 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 UNBOUNDED = 100_000
-"""Columns of a file or a pipe, in which nothing is wrapped."""
+"""Width in columns of a file or a pipe, so that nothing is wrapped."""
 
 
 def line_width(console: Console) -> int:
-    """Columns that a line of output may have: those of the terminal, or of the variable COLUMNS."""
+    """Maximum width of a line of output, in columns: the terminal's, or the variable COLUMNS."""
     if console.is_terminal:
         return console.width
     columns = os.environ.get("COLUMNS", "")
@@ -22,11 +23,11 @@ def line_width(console: Console) -> int:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table. In a file or a pipe each row is a line, without blanks at its end."""
+    """Print a table. In a file or a pipe each row is one line, without trailing blanks."""
     if console.is_terminal:
         console.print(table, markup=False, highlight=False)
         return
-    # Title and caption are centred over the table, so it has its own width there.
+    # Title and caption are centred over the table, so print it at its natural width.
     printed = io.StringIO()
     sheet = Console(file=printed, width=line_width(console), color_system=None)
     sheet.width = max(1, sheet.measure(table).maximum)
@@ -39,8 +40,8 @@ def print_records(
 ) -> None:
     """Print rows whose last cells are long texts.
 
-    Args: num_long: number of these cells. If a row does not fit into a line, its short cells are
-    one, and each long cell follows on a line of its own, whole, so that it can be copied.
+    Args: num_long: number of these cells. If a row does not fit into a line, its short cells share
+    one line, and each long cell follows on its own line, whole, so that it can be copied.
     """
     num_short = len(head) - num_long
     cells = (head, *rows)
@@ -56,7 +57,8 @@ def print_records(
 
 
 def print_lines(console: Console, lines: Iterable[str]) -> None:
-    """Print lines as they are, without blanks at their ends; a terminal breaks those too long."""
+    """Print lines as they are, without trailing blanks; a terminal breaks lines that are too
+    long."""
     for line in lines:
         console.print(line.rstrip(), markup=False, highlight=False, soft_wrap=True)
 
@@ -67,8 +69,8 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def join_help_lines(app: typer.Typer) -> None:
-    """Make one line of each paragraph of the commands' descriptions, which are docstrings: a list
-    of commands in a terminal would keep the line ends of the source."""
+    """Join the lines of each paragraph of the commands' descriptions. They are docstrings, and a
+    list of commands in a terminal would keep the line ends of the source."""
     for command in app.registered_commands:
         text = (command.callback.__doc__ if command.callback else None) or ""
         paragraphs = text.replace("\n    ", "\n").split("\n\n")

@@ -1,4 +1,4 @@
-"""The commands on TensorFlow GNN's formats."""
+"""The `streamd tfgnn` commands on TensorFlow GNN's formats."""
 
 from collections.abc import Callable
 from functools import partial
@@ -35,7 +35,7 @@ OF_TABLES = typer.Option(
     "--graph-schema", help="A GraphSchema of tables, or a folder with one; the log otherwise."
 )
 SPEC = typer.Option("--sampling-spec", help="A SamplingSpec, text or binary.")
-# As text: `Path` would drop a trailing /, which marks a folder.
+# A text, because `Path` would drop the trailing / of a folder.
 OUTPUT = typer.Option(
     "--output-samples",
     "--output",
@@ -78,12 +78,12 @@ def tfgnn_schema(
     config: ConfigOption = None,
     data_dir: DataOption = None,
 ) -> None:
-    """Print the GraphSchema of the declared sets, or of a log where nothing is declared."""
+    """Print the GraphSchema of the declared sets, or of the log if none are declared."""
     from streamd.eventlog.reader import LogReader
     from streamd.tfgnn.logs.declared import declared_sets, graph_schema
     from streamd.tfgnn.schema.schema import schema_text
 
-    # A log that is there must have the sets that are declared.
+    # If there is a log, it must have the declared sets.
     settings = settings_of(config, data_dir)
     log = LogReader.open(settings.data_dir, keep_keys=False)
     declared = declared_sets(settings, None if log is None else log.state.schema)
@@ -120,7 +120,8 @@ def tfgnn_import(
     config: ConfigOption = None,
     data_dir: DataOption = None,
 ) -> None:
-    """Play unigraph tables into a topic, or into a log while no ingest runs."""
+    """Send the events of unigraph tables to a topic, or append them to a log while no ingest
+    runs."""
     from streamd.clock import SystemClock
     from streamd.tfgnn.logs.declared import declared_sets
     from streamd.tfgnn.logs.table_events import TableEvents
@@ -133,7 +134,7 @@ def tfgnn_import(
     options = _time_options(settings, time_column, time_unit, first_time, step_seconds)
     path = schema_file(graph_schema)
 
-    # The tables are read whole before the first event goes out.
+    # Read all tables before the first event is sent.
     with ProgressLine(err, "reading tables", "rows") as line:
         tables = TableEvents(
             declared_sets(settings),
@@ -153,7 +154,7 @@ def tfgnn_import(
 
 
 def _report_import(tables: "TableEvents", where: str) -> None:
-    """Print the events of tables, the columns without a feature and the rounded values."""
+    """Print the number of events, the columns that became no feature, and the rounded values."""
     for column in tables.left_out:
         err.print(f"left out: {printable(column)}", soft_wrap=True, markup=False, highlight=False)
     print_rounded(tables.rounded.words)
@@ -171,14 +172,14 @@ def _time_options(
     first_time: str | None,
     step_seconds: float | None,
 ) -> "TimeOptions":
-    """How rows of edges get their times. Raises: SettingsError."""
+    """Build the options by which rows of edges get their times. Raises: SettingsError."""
     from streamd.clock import parse_time_us
     from streamd.exchange.times import check_unit
     from streamd.tfgnn.logs.table_events import TimeOptions
 
     if unit is not None:
         check_unit(unit)
-    # Steps only matter if the times are made up.
+    # Steps are used only if the times are made up.
     if first_time is None:
         _refuse_given({"--step-seconds": step_seconds}, "needs --first-time")
     return TimeOptions(
@@ -226,7 +227,7 @@ def tfgnn_export(
     data_dir: DataOption = None,
 ) -> None:
     """Write the log as a GraphSchema with unigraph tables, as of a time; or training samples."""
-    # The log is opened once the options are known to fit.
+    # Open the log only after the options are checked.
     log = partial(_log_source, config, data_dir, start, end, numbers)
     if samples is not None:
         _refuse_given({"--format": format_, "--shards": shards}, "is of tables, not of --samples")
@@ -254,12 +255,15 @@ def tfgnn_export(
 
 
 def _export_samples(log: "Callable[[], LogSource]", spec: Path, name: str, **asked: Any) -> None:
-    """Write training samples. log: opens it. name: of the output."""
+    """Write training samples.
+
+    log: opens the log. name: of the output. asked: further arguments of `plan_link_run`.
+    """
     from streamd.tfgnn.logs.link_samples import plan_link_run, sample_links
     from streamd.tfgnn.records.shards import output_path
 
     output = output_path(name)
-    # The log is read once, before it is sampled: one line shows the progress of both.
+    # The log is read once before it is sampled; one line shows the progress of both.
     with ProgressLine(err, "reading the log", "events") as line:
         source = log()
         run = plan_link_run(source.declared, spec, output, **asked)
@@ -272,7 +276,7 @@ def _export_samples(log: "Callable[[], LogSource]", spec: Path, name: str, **ask
 
 
 def _tell_samples(count: int, kept: int, output: Path) -> None:
-    """Say how many samples there are, and how many of them were there before."""
+    """Print the number of samples, and how many of them existed before this run."""
     there = f", {kept:,} of them there before" if kept else ""
     out.print(f"{count:,} samples in {output}{there}", soft_wrap=True, markup=False)
 
@@ -280,7 +284,7 @@ def _tell_samples(count: int, kept: int, output: Path) -> None:
 def _export_tables(
     log: "Callable[[], LogSource]", output: Path, format_: str, shards: int | None, reversed_: bool
 ) -> None:
-    """Write a log's schema and tables. log: opens it."""
+    """Write a log's schema and tables. log: opens the log."""
     from streamd.tfgnn.logs.log_rows import LogRows
     from streamd.tfgnn.logs.table_export import FORMATS, TableOptions, export_tables
 
@@ -305,7 +309,7 @@ def _export_tables(
 def _log_source(
     config: Path | None, data_dir: Path | None, start: str | None, end: str | None, numbers: bool
 ) -> "LogSource":
-    """The part of the log in a range of times."""
+    """Open the part of the log in a range of times. Raises: StreamdError if there is no log."""
     from streamd.cli.maintenance import open_log
     from streamd.clock import parse_time_us
     from streamd.tfgnn.logs.declared import as_numbers, declared_sets
@@ -349,7 +353,8 @@ def tfgnn_sample(
     config: ConfigOption = None,
     data_dir: DataOption = None,
 ) -> None:
-    """Sample subgraphs from the log, or from unigraph tables; a run that was stopped goes on."""
+    """Sample subgraphs from the log, or from unigraph tables; the same command resumes an
+    interrupted run."""
     from streamd.tfgnn.records.shards import output_path
 
     if runner is not None:
@@ -377,7 +382,7 @@ def tfgnn_sample(
             source = _log_source(config, data_dir, start, end, numbers)
             count, kept = _sample_log(source, sampling_spec, output, reversed_, asked, report)
         else:
-            # Workers of Beam have no more than tables need.
+            # Beam's workers import these modules, which load no more than tables need.
             from streamd.tfgnn.sampling.run import plan_run, sample_tables
 
             run = plan_run(graph_schema, sampling_spec, output, data_path=data_path, **asked)
@@ -398,7 +403,7 @@ def _sample_log(
     asked: dict[str, Any],
     progress: "Progress",
 ) -> tuple[int, int]:
-    """Sample from a log. Returns: as `sample_log`."""
+    """Sample from a log. Returns: the counts of `sample_log`."""
     from streamd.tfgnn.logs.sampling_run import plan_log_run, sample_log
 
     run = plan_log_run(source.declared, spec, output, with_reverse=with_reverse, **asked)
@@ -406,7 +411,7 @@ def _sample_log(
 
 
 def _refuse_further(args: list[str], runner: str | None) -> None:
-    """Refuse options that only Beam knows. Raises: SettingsError."""
+    """Refuse unknown options, which are Beam's, if there is no runner. Raises: SettingsError."""
     if args and runner is None:
         raise SettingsError(
             f"{args[0]} is no option without --runner, as all further ones are Beam's.",
@@ -415,7 +420,8 @@ def _refuse_further(args: list[str], runner: str | None) -> None:
 
 
 def _refuse_given(options: dict[str, Any], why: str) -> None:
-    """Refuse options that another one rules out. Raises: SettingsError."""
+    """Refuse options that contradict another one. why: ends the error's sentence. Raises:
+    SettingsError."""
     for name, value in options.items():
         if value is not None and value is not False:
             raise SettingsError(f"{name} {why}.", "leave one of them out.")
@@ -457,7 +463,7 @@ def tfgnn_random(
     count: Annotated[int, typer.Option(min=1, help="Graphs to write.")] = 1000,
     random_seed: Annotated[int, SEED] = 0,
 ) -> None:
-    """Write graphs of a schema with everything drawn at random."""
+    """Write random graphs of a schema."""
     from streamd.tfgnn.records.examples import Codec
     from streamd.tfgnn.records.shards import output_path
     from streamd.tfgnn.sampling.random_graphs import random_graphs

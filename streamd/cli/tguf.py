@@ -36,11 +36,11 @@ def tguf_inspect(file: Annotated[Path, typer.Argument(help="A TGUF file.")]) -> 
 def tguf_verify(
     file: Annotated[Path, typer.Argument(help="A TGUF file, such as a log's segment.")],
 ) -> None:
-    """Check a file's header and every row, and a segment of a log against its checksums."""
+    """Check a file's header and every row, and the checksums of a file that is a log's segment."""
     from streamd.eventlog.tguf.reader import open_tguf
     from streamd.eventlog.upkeep.verify import data_dir_of, verify_log
 
-    # Rows are checked in any file; checksums only where the file is a log's segment.
+    # Rows are checked in any file; checksums only if the file is a log's segment.
     opened = open_tguf(file)
     data_dir = data_dir_of(file)
     damage = []
@@ -90,7 +90,7 @@ def tguf_export(
     from streamd.exchange.export import ExportOptions, export_range, write_keys
     from streamd.settings.sets import nearest_of
 
-    # Without a start or an end the range is open: no time of an event is at or above 2**62.
+    # Without a start or an end the range is open: times of events are below 2**62 microseconds.
     log = open_log(settings_of(config, data_dir).data_dir)
     names = log.state.schema.edge_set_names
     if edge_set is not None and edge_set not in names:
