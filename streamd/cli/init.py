@@ -84,10 +84,10 @@ def init(
     clock = SystemClock()
 
     # Find the topic, and read a sample of its records.
-    name = topic or (_asked("Topic", "events") if asks else "")
+    name = topic or (_ask("Topic", "events") if asks else "")
     if not name:
         raise SettingsError("There is no topic.", "give --topic.")
-    broker = broker or (_asked("Kafka's host:port", BROKER) if asks else BROKER)
+    broker = broker or (_ask("Kafka's host:port", BROKER) if asks else BROKER)
     found = _sample_of(broker, name, sample, records, asks, clock.now_us() // 1000)
 
     guessed = _guess_fields(name, found, clock.now_us(), _chosen(src, dst, time, features), asks)
@@ -97,21 +97,21 @@ def init(
 
     # Before writing: check that the text loads, and print the events that it makes of the sample.
     text = settings_text(SampledTopic(broker=broker, topic=name, sample=found.words), guessed)
-    settings = _loaded(text)
+    settings = _load_text(text)
     refused = _judge(settings, name, found.records)
     _write_new(file, text)
-    _say_next(file, name, found.file)
+    _print_next(file, name, found.file)
     raise typer.Exit(1 if refused else 0)
 
 
-def _asked(question: str, offered: str) -> str:
+def _ask(question: str, offered: str) -> str:
     """Ask a question. Returns: the answer, `offered` if it is empty."""
     return str(typer.prompt(question, default=offered, err=True)).strip()
 
 
 def _new_answer(question: str, offered: str) -> str:
     """Ask a question. Returns: the answer, "" if it is the offered one."""
-    answer = _asked(question, offered)
+    answer = _ask(question, offered)
     return "" if answer == offered else answer
 
 
@@ -187,7 +187,7 @@ def _sample_of(
     if not asks:
         raise SettingsError(f"{why}.", "give --sample with a file of records.")
     err.print(f"{printable(why)}", markup=False, soft_wrap=True)
-    text = _asked("Paste one record as JSON, or the path of a file of records", "")
+    text = _ask("Paste one record as JSON, or the path of a file of records", "")
     if Path(text).is_file():
         return _sample_of(broker, topic, text, count, asks, now_ms)
     return Found(records=pasted_records(text, now_ms), words="a pasted record")
@@ -204,7 +204,7 @@ def _words(count: int, name: str) -> str:
     return f"{count:,} record{'s' if count > 1 else ''} of {name}"
 
 
-def _loaded(text: str) -> Settings:
+def _load_text(text: str) -> Settings:
     """Load settings from the text of a settings file. Raises: SettingsError."""
     with tempfile.TemporaryDirectory(prefix="streamd-init-") as folder:
         path = Path(folder) / "settings.yaml"
@@ -244,7 +244,7 @@ def _write_new(file: Path, text: str) -> None:
         Path(made.name).unlink()
 
 
-def _say_next(file: Path, topic: str, sample: str) -> None:
+def _print_next(file: Path, topic: str, sample: str) -> None:
     """Print the next commands; those on a file need no broker."""
     lines = [f"written: {file}", f"  export STREAMD_CONFIG={file}"]
     if sample:

@@ -37,9 +37,9 @@ def lead(
                 while not (beat := _ingest_of(settings)).detail.get("leading"):
                     if time.monotonic() - begun >= wait:
                         line.leave()
-                        _say_late(beat, wait)
+                        _print_late(beat, wait)
                         raise typer.Exit(1)
-                    line.begin(_says(beat))
+                    line.begin(_describe(beat))
                     time.sleep(POLL_SECONDS)
         finally:
             withdraw(settings.data_dir)
@@ -75,7 +75,7 @@ def _ingest_of(settings: Settings) -> Beat:
     return beat
 
 
-def _says(beat: Beat) -> str:
+def _describe(beat: Beat) -> str:
     why = beat.detail.get("why") or beat.detail.get("cannot_lead")
     behind = beat.detail.get("lag_records")
     return f"ingest is {beat.state}" + (
@@ -83,9 +83,9 @@ def _says(beat: Beat) -> str:
     )
 
 
-def _say_late(beat: Beat, seconds: float) -> None:
+def _print_late(beat: Beat, seconds: float) -> None:
     err.print(
-        f"This standby does not lead after {seconds:.0f} s: {_says(beat)}. The request is "
+        f"This standby does not lead after {seconds:.0f} s: {_describe(beat)}. The request is "
         "withdrawn, and who led before goes on.",
         markup=False,
         soft_wrap=True,

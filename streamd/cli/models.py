@@ -64,7 +64,7 @@ def models_promote(
     data_dir: DataOption = None,
 ) -> None:
     """Make a version champion; the trainer continues from its weights."""
-    _tell(_moves(config, data_dir).promote(name, "operator", why))
+    _print_outcome(_moves(config, data_dir).promote(name, "operator", why))
 
 
 @models_app.command("rollback")
@@ -74,7 +74,7 @@ def models_rollback(
     data_dir: DataOption = None,
 ) -> None:
     """Make the last proven version champion; the trainer continues from its weights."""
-    _tell(_moves(config, data_dir).rollback("operator", why))
+    _print_outcome(_moves(config, data_dir).rollback("operator", why))
 
 
 def _moves(config: Path | None, data_dir: Path | None) -> Any:
@@ -89,7 +89,7 @@ def _moves(config: Path | None, data_dir: Path | None) -> Any:
     return moves_by_request(settings, registry, WAIT_SECONDS)
 
 
-def _tell(done: Any) -> None:
+def _print_outcome(done: Any) -> None:
     """Print the outcome of a move; exit with status 1 if the trainer has not answered yet."""
     from streamd.registry.outcome import Waiting
 

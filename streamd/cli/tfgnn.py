@@ -272,10 +272,10 @@ def _export_samples(log: "Callable[[], LogSource]", spec: Path, name: str, **ask
             line.of(what, at, of, "samples" if what == "sampling" else "events")
 
         count, kept = sample_links(run, source, report)
-    _tell_samples(count, kept, output)
+    _print_counts(count, kept, output)
 
 
-def _tell_samples(count: int, kept: int, output: Path) -> None:
+def _print_counts(count: int, kept: int, output: Path) -> None:
     """Print the number of samples, and how many of them existed before this run."""
     there = f", {kept:,} of them there before" if kept else ""
     out.print(f"{count:,} samples in {output}{there}", soft_wrap=True, markup=False)
@@ -392,7 +392,7 @@ def tfgnn_sample(
                 from streamd.tfgnn.beam.pipeline import sample_with_beam
 
                 count, kept = sample_with_beam(run, runner, context.args), 0
-    _tell_samples(count, kept, output)
+    _print_counts(count, kept, output)
 
 
 def _sample_log(
