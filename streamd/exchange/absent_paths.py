@@ -14,17 +14,19 @@ from streamd.settings.sources import Scalar, SourceSettings, fields_of, is_outsi
 
 
 def absent_paths(sources: Sequence[SourceSettings], records: Sequence[Any]) -> list[str]:
-    """The paths of a topic's sources at which no record has a value, a sentence each.
+    """Find the paths of a topic's sources at which no record has a value. Returns: a sentence for
+    each.
 
-    So is a condition on a value that the records have with another type, as "1" is not 1. A rule's
-    fields are searched in the records that meet its conditions, and that no source before
-    it takes. Paths into the envelope, the record's key and its headers are not checked; records
-    that are not JSON are skipped.
+    It also reports a condition on a value that the records have only with another type, as "1" is
+    not
+    1. A rule's fields are searched in the records that meet its conditions, and that no source
+       before it takes. Paths into the envelope, the record's key and its headers are not checked;
+       records that are not JSON are skipped.
     """
     _, rows = unwrapped(objects_of(records, [])[0], records, [])
     seen = fields_of_rows(rows).scalars
     sentences: dict[str, None] = {}
-    # Each source sees what those before it left, as in ingest.
+    # Each source reads the rows that no source before it takes, as in ingest.
     left = rows
     for source in sources:
         among = rows if source.also else left
@@ -52,7 +54,7 @@ def _find(
     seen: Collection[str],
     sentences: dict[str, None],
 ) -> None:
-    """Name the fields that have no value in any row. fields: the paths of each."""
+    """Add a sentence for each field that has no value in any row. fields: the paths of each."""
     for paths in fields:
         if not rows or not paths or any(is_outside(steps_of(path)) for path in paths):
             continue
@@ -63,7 +65,10 @@ def _find(
 
 
 def _of_other_types(path: str, values: Iterable[Scalar], found: Sequence[Any]) -> Iterable[str]:
-    """The values of a condition that no record has, but with another type. found: at its path."""
+    """Yield a sentence for each value of a condition that the records have only with another type.
+
+    found: the values of the records at the condition's path.
+    """
     scalars = [one for one in found if isinstance(one, str | int)]
     for value in values:
         if value is None or meets({path: (value,)}, lambda _: found):
@@ -79,7 +84,8 @@ def _of_other_types(path: str, values: Iterable[Scalar], found: Sequence[Any]) -
 
 
 def _read(source: SourceSettings, row: Any, path: str) -> list[Any]:
-    """The values of a record at a path, one for each element of the source's list."""
+    """The values of a record at a path: one for each element of the source's list if the path leads
+    into it, else one."""
     steps = steps_of(path)
     of_list = () if source.each is None else steps_of(source.each)
     num = len(of_list)

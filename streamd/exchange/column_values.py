@@ -1,4 +1,4 @@
-"""Values of typed columns, those of Parquet and Arrow files, as the values that JSON has."""
+"""Converts the values of typed columns, those of Parquet and Arrow files, to the values of JSON."""
 
 import datetime
 from typing import Any
@@ -7,11 +7,11 @@ from streamd.decode.plain_values import arrow_values, plain_value
 from streamd.exchange.times import Misfit
 
 PLAIN = {str, int, bool, datetime.datetime, type(None)}
-"""Types of values that need no look at each."""
+"""Types of values that need no conversion."""
 
 
 class OddCell(Misfit):
-    """A value of a typed column that no event can have. row: its index in the batch."""
+    """A value of a typed column that no event can have. row: index of its row in the batch."""
 
     def __init__(self, column: str, row: int, what: str) -> None:
         super().__init__(f"column {column!r}: {what}")
@@ -19,9 +19,9 @@ class OddCell(Misfit):
 
 
 def column_values(column: Any, name: str) -> list[Any]:
-    """The values of one column of an Arrow batch, as `plain_value` makes them.
+    """Convert the values of one column of an Arrow batch as `plain_value` does.
 
-    Raises: OddCell for the first time that Python cannot hold.
+    Raises: OddCell for the first value that Python cannot represent.
     """
     try:
         values = arrow_values(column)
@@ -34,10 +34,10 @@ def column_values(column: Any, name: str) -> list[Any]:
 
 
 def _odd_cell(column: Any, name: str, error: str) -> OddCell:
-    """The error for the first value of a column that Python cannot hold."""
+    """Make the error for the first value of a column that Python cannot represent."""
     import pyarrow as pa
 
-    # Arrow's error names no row.
+    # Arrow's error does not name the row, so try each one.
     for row in range(len(column)):
         try:
             arrow_values(column.slice(row, 1))
@@ -45,7 +45,7 @@ def _odd_cell(column: Any, name: str, error: str) -> OddCell:
             break
     if not (pa.types.is_timestamp(column.type) or pa.types.is_date(column.type)):
         return OddCell(name, row, error)
-    # Arrow casts dates of 32 bits to no other width.
+    # Arrow casts date32 only to int32.
     is_days = column.type == pa.date32()
     number = column[row].cast(pa.int32() if is_days else pa.int64()).as_py()
     return OddCell(name, row, f"{number} as {column.type} is before the year 1 or after 9999")

@@ -1,6 +1,7 @@
-"""Files of events, and folders of them, read as one sequence of rows.
+"""Reads a file of events, or a folder of such files, as one sequence of rows.
 
-The ending of a file names its kind, whatever its case. A pipe has none, so its first bytes decide.
+The ending of a file's name, in any case, determines its kind. A pipe has no ending, so its first
+bytes do.
 """
 
 import csv
@@ -29,7 +30,7 @@ KINDS = {
     ".feather": ARROW,
     ".arrows": ARROW_STREAM,
 }
-"""Kinds of files by their ending, before .gz."""
+"""Kinds of files by the ending of their name, after .gz is removed."""
 TEXT_KINDS = (CSV, NDJSON)
 MAGIC = {b"PAR1": PARQUET, b"ARRO": ARROW}
 """First bytes of files that are not text."""
@@ -39,15 +40,15 @@ ACTIONS = {
     csv.Error: "correct the row; if a quotation mark is a character like any other, add "
     "--quoting none, and if cells are separated otherwise, --delimiter.",
 }
-"""Operator actions by error of a text file."""
+"""Operator actions by the type of the error that a text file raised."""
 NO_PYARROW = "pip install 'streamd-gnn[arrow]'."
 
 
 class EventFile:
     """A file of events, or a folder of such files in the order of their names.
 
-    Args: form: how CSV is written, None for the usual way. A file of any ending is CSV if it is
-    given, and needs no ending.
+    Args: path: the file, folder or pipe; form: how CSV is written, None for the usual way. If it is
+    given, a file of any ending is read as CSV.
     Raises: SettingsError if there is no such file, or if its kind is unknown.
     """
 
@@ -56,7 +57,8 @@ class EventFile:
         self._form = form or TextForm()
         self._any_ending = form is not None
         self._first: list[int] = []
-        """The numbers of the parts' first rows, of the parts that were begun."""
+        """Number of the first row of each part that was begun; rows are counted through all parts
+        from 1."""
         self.parts = [path]
         if path.is_dir():
             self.parts = _parts_of(path)
@@ -67,8 +69,7 @@ class EventFile:
         """The kind of the first part; CSV or NDJSON for a pipe until it is read."""
 
     def _kind_of(self, part: Path) -> str:
-        """The kind that a file's name says; empty if its first bytes decide. Raises:
-        SettingsError."""
+        """The kind of a file by its name; "" if its first bytes decide. Raises: SettingsError."""
         endings = [ending.lower() for ending in part.suffixes]
         if endings and endings[-1] == ".gz":
             endings.pop()
@@ -76,7 +77,7 @@ class EventFile:
         if not kind and self._any_ending:
             return CSV
         if not kind and part.is_file() and not self._path.is_dir():
-            # A packed file is known by its first bytes rather than by its name.
+            # A packed file is better named by its first bytes than by its ending.
             try:
                 open_bytes(part).close()
             except Misfit as misfit:
@@ -88,14 +89,16 @@ class EventFile:
         return kind
 
     def position(self, number: int) -> str:
-        """A row for errors: file, and row or line. number: counted through all parts from 1."""
+        """The position of a row for errors: file, and row or line. number: counted through all
+        parts from 1."""
         at = max(0, bisect_right(self._first, number) - 1)
         word = "line" if self._kinds[at] == NDJSON else "row"
         first = self._first[at] if self._first else 1
         return f"{self.parts[at]} {word} {number - first + 1}"
 
     def count_rows(self) -> int:
-        """Estimate the number of events: lines, or what Parquet declares; 0 for a pipe."""
+        """Estimate the number of events from the lines, or from Parquet's metadata; 0 for a pipe or
+        Arrow."""
         return sum(
             _count_rows(part, kind, self._form.header)
             for part, kind in zip(self.parts, self._kinds, strict=True)
@@ -116,7 +119,8 @@ class EventFile:
                     number += 1
                     yield number, row
             except OddCell as odd:
-                # Batches are read whole, so the row is counted from the last one that was given.
+                # A batch is converted before its first row is yielded, so count from the last row
+                # yielded.
                 raise odd.at(f"{part} row {number - before + odd.row + 1}") from None
             except Misfit as misfit:
                 raise misfit.at(f"{part}") from None
@@ -164,14 +168,14 @@ def _parts_of(folder: Path) -> list[Path]:
             f"{folder} has folders in it, such as {folders[0]}.",
             "name one of them: values that are in names of folders are not read.",
         )
-    # A folder that is being written may have its mark only.
+    # A folder that is still being written may contain only its mark.
     if not parts:
         raise SettingsError(f"{folder} is a folder without files.", "check the path.")
     return parts
 
 
 def _kind_of_bytes(file: BinaryIO) -> str:
-    """The kind of an open file by its first bytes, which stay to be read."""
+    """The kind of an open file by its first bytes, which are not consumed."""
     head = cast(Any, file).peek(64)[:64].lstrip(b"\xef\xbb\xbf \t\r\n")
     return MAGIC.get(head[:4], NDJSON if head[:1] == b"{" else CSV)
 
@@ -184,14 +188,14 @@ def _count_rows(part: Path, kind: str, header: bool) -> int:
             return int(table.metadata.num_rows)
     if kind in (ARROW, ARROW_STREAM):
         return 0
-    # Lines end in either mark; a table has a header.
+    # Lines end with either character. The header of a table is not an event.
     lines = 0
     try:
         with open_bytes(part) as file:
             while piece := file.read(1 << 20):
                 lines += max(piece.count(b"\n"), piece.count(b"\r"))
     except (OSError, EOFError, zlib.error, gzip.BadGzipFile):
-        # Reading the rows names the damage.
+        # The error is raised when the rows are read.
         return lines
     return max(1, lines - (kind == CSV and header))
 
@@ -246,9 +250,10 @@ def _arrow_rows(path: Path, kind: str, wanted: Sequence[str]) -> Iterator[Row]:
 
 
 def _batch_rows(batch: Any, wanted: Sequence[str]) -> Iterator[Row]:
-    """The rows of one batch, of plain values. wanted: columns that are read, empty if any may be.
+    """Yield the rows of one batch, as plain values.
 
-    Raises: Misfit or ArrowException.
+    wanted: columns that are read, empty if any may be. A column that is not wanted and cannot be
+    represented becomes None. Raises: Misfit or ArrowException.
     """
     # Buffers of a damaged file may point beyond its bytes.
     batch.validate(full=True)

@@ -1,4 +1,4 @@
-"""Export of a range of the log as one TGUF file that other tools can train on.
+"""Exports a range of the log as one TGUF file that other tools can train on.
 
 The file has no deleted rows. It can have splits and negatives.
 """
@@ -22,13 +22,13 @@ CHUNK_EDGES = 262_144
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportOptions:
-    """What to export: edges with start_us <= time < end_us, in microseconds.
+    """The rows to export: edges with start_us <= time < end_us, in microseconds.
 
-    edge_set: number of the set whose edges are exported, with its own features, and with labels
-    and features of nodes of its ends' sets; all where None. Rows of features say the set of edges
-    where all are exported, and of nodes where they are of several sets.
-    val_share, test_share: shares of the edges; the test edges are the last ones. negatives: wrong
-    destinations drawn for each validation and test edge, or for each edge without splits.
+    edge_set: number of the set to export: its edges with its own features, and the labels and node
+    features of the node sets at its ends; None for all sets. Rows of edge features identify the set
+    if all sets are exported; rows of node features do if the nodes are of several sets. val_share,
+    test_share: shares of the edges; the test edges are the last ones. negatives: wrong destinations
+    drawn for each validation and test edge, or for each edge without splits.
     """
 
     start_us: int = 0
@@ -42,7 +42,8 @@ class ExportOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exported:
-    """The rows that were written. Node ids are those of the log, all below `num_nodes`."""
+    """Counts of the rows that were written. Node ids are those of the log, all below
+    `num_nodes`."""
 
     num_edges: int
     num_labels: int
@@ -59,8 +60,8 @@ def export_range(
 ) -> Exported:
     """Write the edges, labels and node features of a range of event time to a new file.
 
-    Args: progress: called with (edges read, edges to read), each edge being read twice.
-    Raises: StreamdError for a range without edges or an existing file. An error leaves no file.
+    Args: progress: called with (edges read, edges to read); each edge is read twice.
+    Raises: StreamdError for a range without edges, too few destinations, or an existing file.
     """
     # Count first: a TGUF file has its capacities in its header.
     first, end = log.lower_bound(options.start_us), log.lower_bound(options.end_us)
@@ -75,7 +76,7 @@ def export_range(
             "Negatives need at least two destinations.", "export a longer range, or none."
         )
 
-    # Plan the file.
+    # Plan and create the file.
     labels = _labels(log, options, _node_sets(log, options))
     features = _node_features(log, end, _node_sets(log, options))
     splits = _splits(log, first, end, counts, options)
@@ -85,7 +86,7 @@ def export_range(
     except FileExistsError:
         raise StreamdError(f"{path} exists already.", "name a new file.") from None
 
-    # A file that is not whole is removed.
+    # Write, and commit. An error removes the partial file.
     try:
         with writer:
             for src, dst, time, rows in _chunks(log, first, end, options, progress):
@@ -95,7 +96,7 @@ def export_range(
                     wrong = dst[row - writer.num_edges :]
                     negatives = _negatives(pool, wrong, options, row)
                 writer.append_edges(src, dst, time, rows, negatives)
-            # A file has a width of labels only where it has room for some.
+            # The header has a width of labels only if there are labels.
             if len(labels[0]):
                 writer.append_labels(*labels)
             if len(features):
@@ -121,8 +122,11 @@ def _plan(
     features: Float32,
     splits: tuple[int, int],
 ) -> TGUFSchema:
-    """The header of the file. features: of nodes. splits: rows at which validation and test begin;
-    the negatives begin with the validation."""
+    """Make the header of the file.
+
+    features: of nodes, float32[nodes, D]. splits: rows at which validation and test begin; the
+    negatives begin with the validation.
+    """
     return TGUFSchema(
         edge_capacity=num_edges,
         msg_dim=len(range(log.state.schema.edge_feature_dim)[_edge_columns(log, options)]),
@@ -138,14 +142,14 @@ def _plan(
 
 
 def _edge_columns(log: LogReader, options: ExportOptions) -> slice:
-    """The columns of features of edges that are exported."""
+    """The columns of edge features to export."""
     of = options.edge_set
     return slice(None) if of is None else log.state.schema.edge_columns(of)
 
 
 def write_keys(log: LogReader, path: Path) -> None:
-    """Write node ids and keys as CSV to a new file, with the node set where there are several; a
-    deleted node has no line."""
+    """Write node ids and keys as CSV to a new file, with the node set if there are several. Deleted
+    nodes are left out."""
     names = log.state.schema.node_set_names
     with path.open("x", newline="") as file:
         writer = csv.writer(file, quoting=csv.QUOTE_NONNUMERIC)
@@ -177,7 +181,10 @@ def _survey(
     options: ExportOptions,
     progress: Callable[[int, int], None],
 ) -> tuple[Int64, Int64]:
-    """The number of edges of each part that are exported, and their distinct destinations."""
+    """Count the exported edges of each part, and collect their distinct destinations.
+
+    Returns: int64[parts], and int64[destinations], ascending.
+    """
     counts = []
     pool = np.zeros(0, np.int64)
     for a, b in parts_of(first, end):
@@ -195,7 +202,8 @@ def _chunks(
     options: ExportOptions,
     progress: Callable[[int, int], None],
 ) -> Iterator[tuple[Int64, Int64, Int64, Float32]]:
-    """Yield src, dst, time and rows of features of the edges that are exported, part by part."""
+    """Yield src, dst, time and feature rows of the exported edges, part by part: int64[E] three
+    times, and float32[E, D]."""
     columns = _edge_columns(log, options)
     for a, b in parts_of(first, end):
         rows = np.flatnonzero(_is_kept(log, a, b, options))
@@ -206,12 +214,12 @@ def _chunks(
             np.ascontiguousarray(time[rows]),
             np.ascontiguousarray(log.features_of(a + rows)[:, columns]),
         )
-        # The survey was the first half.
+        # The survey was the first half of the reads.
         progress(end - first + b - first, 2 * (end - first))
 
 
 def _node_sets(log: LogReader, options: ExportOptions) -> list[int]:
-    """Numbers of the node sets whose labels and features are exported, ascending."""
+    """Numbers of the node sets of which labels and features are exported, ascending."""
     schema = log.state.schema
     if options.edge_set is None:
         return list(range(schema.num_node_sets))
@@ -221,7 +229,8 @@ def _node_sets(log: LogReader, options: ExportOptions) -> list[int]:
 def _labels(
     log: LogReader, options: ExportOptions, node_sets: list[int]
 ) -> tuple[Int64, Int64, Float32]:
-    """Node, time and target of the labels in the range whose nodes are not deleted."""
+    """Node, time and target of the labels in the range, without those of deleted nodes: int64[L]
+    twice, float32[L, D]."""
     node, time, target = log.labels()
     kept = (time >= options.start_us) & (time < options.end_us) & ~log.deletions.is_gone(node)
     kept &= np.isin(log.node_sets_of(node), node_sets)
@@ -249,9 +258,9 @@ def features_before(log: LogReader, end: int) -> tuple[Float32, Bools]:
 def _node_features(log: LogReader, end: int, node_sets: list[int]) -> Float32:
     """The features in force at the end of the range, by node id; zeros for a node without any.
 
-    Returns: float32[nodes, D], of one node set its own features, of several rows that say the set.
+    Returns: float32[nodes, D]: of one node set its own features, of several the log's rows, which
+    identify the set. Rows after the last node that has features and is not deleted are left out.
     """
-    # Rows behind the last node that has features and is not deleted are left out.
     out, known = features_before(log, end)
     nodes = np.arange(log.num_nodes)
     known &= ~log.deletions.is_gone(nodes) & np.isin(log.node_sets_of(nodes), node_sets)
@@ -265,9 +274,9 @@ def _node_features(log: LogReader, end: int, node_sets: list[int]) -> Float32:
 def _splits(
     log: LogReader, first: int, end: int, counts: Int64, options: ExportOptions
 ) -> tuple[int, int]:
-    """The rows where validation and test begin, or 0 and 0 without splits.
+    """The rows at which validation and test begin, or 0 and 0 without splits.
 
-    Each is moved back to the first edge of its time, so that no time is in two splits.
+    Each is moved back to the first edge of the same time, so that no time is in two splits.
     """
     if not options.val_share and not options.test_share:
         return 0, 0
@@ -277,7 +286,7 @@ def _splits(
 
     def begin(share: float) -> int:
         """The row at which the last `share` of the edges begins."""
-        # From a row to its event id, back to the first of that time, and to a row again.
+        # Convert the row to its event id, move to the first event of that time, and convert back.
         row = min(int(kept * (1 - share)), kept - 1)
         number = int(np.searchsorted(ends, row, side="right"))
         a, b = parts[number]
@@ -295,7 +304,7 @@ def _splits(
 def _negatives(pool: Int64, dst: Int64, options: ExportOptions, first_row: int) -> Int64:
     """Draw negatives uniformly from the pool without the true destination: int64[E, negatives].
 
-    The first row is part of the seed, so that each part draws others.
+    first_row: part of the seed, so that each part of the edges gets other draws.
     """
     rng = np.random.default_rng([options.seed, first_row])
     drawn = rng.integers(0, len(pool) - 1, (len(dst), options.negatives))

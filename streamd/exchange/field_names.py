@@ -1,4 +1,4 @@
-"""The words in the names of fields, and what they mean for a mapping.
+"""The words in the names of fields, and their meaning for a mapping.
 
 `user_id`, `userId`, `user-id` and `user.id` are the words user and id. The tables hold common
 English names of public data sets and event streams; values decide between fields of equal names.
@@ -80,7 +80,7 @@ SOURCES = frozenset(_words("src source from orig origin sender caller calling pa
 TARGETS = frozenset(
     _words("dst dest to destination target receiver recipient callee called payee reply mentioned")
 )
-"""Words that give a field a direction, if it has no counterpart."""
+"""Words that give a field a direction even if no other field is its counterpart."""
 MEASURES = frozenset(
     _words(
         "bytes byte packets pkts count counts cnt num size length len duration seconds secs sec "
@@ -92,7 +92,7 @@ MEASURES = frozenset(
         "mileage passengers pos timezone tz"
     )
 )
-"""Nouns for numbers that measure or count, and so are no key."""
+"""Nouns for numbers that measure or count; such a field is no key."""
 ATTRIBUTES = frozenset(
     _words(
         "country city region state language lang locale currency agent browser os platform carrier "
@@ -100,18 +100,18 @@ ATTRIBUTES = frozenset(
         "summary body hash signature cid rkey etag"
     )
 )
-"""Nouns for what is told about an endpoint, or for text that never comes back."""
+"""Nouns for attributes of an endpoint, or for text that never repeats."""
 GENERIC = frozenset(
     _words(
         "id ids key code number no name uuid guid arn login email address addr h ip ref acct url "
         "uri path sub slug gid oid mbid n s fingerprint screen display"
     )
 )
-"""Last words for the notation of an endpoint: the word before names it."""
+"""Last words for the notation of an endpoint; the word before them names it."""
 IDENTIFIERS = frozenset(_words("id key uuid guid arn uri url ip addr address h login code number"))
-"""Those that are likelier to be unique than a name."""
+"""Words of GENERIC for values that are more likely unique than a name."""
 KINDS = frozenset(_words("kind type event action op operation status"))
-"""Nouns of fields that often name the kind of a record."""
+"""Nouns of fields that often contain the kind of a record."""
 TIMES = frozenset(
     _words(
         "time timestamp ts date datetime at created occurred when day t tstamp epoch dt utc "
@@ -127,17 +127,17 @@ OTHER_TIMES = frozenset(
         "cancelled release published etl current next"
     )
 )
-"""Words of times that are not when an event happened, or later than its begin."""
+"""Words for times that are not the time of the event, or that are later than its start."""
 TECHNICAL = re.compile(r"_[_a-z]|_?(fivetran|sdc|airbyte|dlt)_|METADATA\$|header__|(?i:etl_)")
-"""Begins of names that belong to a tool that copied the data."""
+"""Prefixes of names that belong to a tool that copied the data."""
 TYPES = re.compile(r"\$(oid|numberLong|numberInt|numberDecimal|uuid|date|timestamp)")
-"""Steps of MongoDB's JSON that name the type of a value."""
+"""Steps of MongoDB's JSON that give the type of a value."""
 COMPOUND_ENDS = _words("id ids ip addr address name host port key code number time uri url path no")
 
 
 @lru_cache(4096)
 def words_of(path: str) -> tuple[tuple[str, ...], ...]:
-    """The words of each step of a path, lower case; positions in lists are left out."""
+    """The words of each step of a path, in lower case; indexes of list elements are left out."""
     steps = [s for s in steps_of(path) if not (s.isdecimal() or TYPES.fullmatch(s))]
     return tuple(
         tuple(part for word in WORD.findall(step) for part in _parts(word.lower()))
@@ -157,7 +157,7 @@ def all_words(path: str) -> tuple[str, ...]:
 
 
 def _parts(word: str) -> tuple[str, ...]:
-    """A word that is a known noun and a generic word without a mark between them, as two."""
+    """Split a word that joins a known noun and a generic word, such as userid, into these two."""
     if word in _NOUNS:
         return (word,)
     for end in COMPOUND_ENDS:
@@ -175,7 +175,7 @@ _NOUNS = frozenset(
 
 
 def head_of(path: str) -> tuple[str, tuple[str, ...]]:
-    """The noun of a path, empty if it has none, and the words of the step that holds it.
+    """The noun of a path, "" if it has none, and the words of the step that contains it.
 
     It is the last word that is not generic, of the last two steps.
     """
@@ -189,8 +189,8 @@ def head_of(path: str) -> tuple[str, tuple[str, ...]]:
 
 
 def rank_in(tables: tuple[tuple[str, ...], ...], word: str) -> float:
-    """How likely a noun of these tables is: 10 for the first table, less for the later, 0 for no
-    noun of them."""
+    """Rank a noun by the first of the tables that contains it: 10 for the first table, one less for
+    each later one, 0 if none does."""
     for at, table in enumerate(tables):
         if word in table or (word.endswith("s") and word[:-1] in table):
             return 10.0 - at
@@ -204,7 +204,7 @@ def is_technical(path: str) -> bool:
 
 
 def is_measure(path: str) -> bool:
-    """Whether a field measures or counts by its name: bytes, an amount, a port."""
+    """Whether the name of a field means a measure or a count: bytes, an amount, a port."""
     steps = words_of(path)
     if not steps or not steps[-1]:
         return False

@@ -1,4 +1,4 @@
-"""The fields that records have, and the values in them: what a guess is made of."""
+"""Collects the fields of records and their values, from which a mapping is guessed."""
 
 import re
 from collections import Counter
@@ -17,9 +17,9 @@ from streamd.settings.sources import NO_NAME, UNAVAILABLE
 
 MAX_DEPTH = 6
 MAX_PATHS = 200
-"""How deep into a record is looked, and at most how many fields: records are from outside."""
+"""Maximum depth and number of the fields that are read, since records come from outside."""
 MAX_NAME = 60
-"""Longest name of a field, and longest value of a category."""
+"""Maximum length of a field's name, and of a category's value."""
 ROUND = ("payload", "schema")
 ID_IN_HEADER = (
     f"the header {ID_HEADER} has a schema's id; give the topic an entry in sources, with format: "
@@ -29,12 +29,15 @@ UNSENT = UnsentValue(UNAVAILABLE)
 NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][-+]?[0-9]{1,2})?")
 """Text that is a number."""
 MAX_TEXT = 64
-"""Characters of the usual key: longer text is rather a message."""
+"""Maximum characters of the usual key: longer text is more likely a message."""
 
 
 @dataclass(slots=True)
 class Seen:
-    """The values at one path, without nulls, and the types of all of them."""
+    """The values at one path, without nulls, and their types.
+
+    types: type name -> number of values. values: value -> number of records.
+    """
 
     types: Counter[str] = field(default_factory=Counter)
     values: Counter[Any] = field(default_factory=Counter)
@@ -46,7 +49,7 @@ class Seen:
 
     @property
     def is_number(self) -> bool:
-        """Whether all values are numbers, or text of numbers as in a table."""
+        """Whether all values are numbers, or text of numbers as in CSV."""
         if self.types.keys() <= {"int", "float"}:
             return True
         texts = [v for v in self.values if isinstance(v, str)]
@@ -54,7 +57,7 @@ class Seen:
 
     @property
     def is_fraction(self) -> bool:
-        """Whether values are numbers with a point, written as text as in a table."""
+        """Whether the values are text of numbers, some with a decimal point, as in CSV."""
         texts = [v for v in self.values if isinstance(v, str)]
         return any("." in v for v in texts) and all(map(NUMBER.fullmatch, texts))
 
@@ -67,14 +70,15 @@ class Seen:
 
 @dataclass(slots=True)
 class SeenList:
-    """The lists at one path: how many there are, their elements, and the longest."""
+    """The lists at one path: how many there are, the sum of their elements, and the longest one."""
 
     count: int = 0
     elements: int = 0
     longest: int = 0
 
     def doubt(self, name: str, is_each: bool) -> str:
-        """Whether all elements of the list of a name are read. is_each: each is an edge."""
+        """A sentence on whether all elements of the list are read. name: of the list. is_each: each
+        element is an edge."""
         if self.longest == 1:
             of_more = "each would be an edge of its own" if is_each else "only the first is read"
             return f"{name} has one element in all of these records: of several, {of_more}"
@@ -89,11 +93,11 @@ class SeenList:
 
 @dataclass(slots=True)
 class Fields:
-    """What is at each path of some rows, in the order in which they have them.
+    """The paths and values of some rows, in the order in which the rows have them.
 
-    scalars: by path; elements of lists by the path of the first. lists: of objects or text. texts:
-    paths of text that holds JSON. rows: all of them. too_deep: a path below which nothing was
-    looked at.
+    scalars: by path; elements of lists by the path of the first one. lists: of objects or text, by
+    path. texts: paths of text that contains JSON. rows: all rows. too_deep: a path below which no
+    field was read, because the depth is MAX_DEPTH; "" for none.
     """
 
     rows: list[dict[str, Any]]
@@ -108,14 +112,15 @@ class Fields:
         return len(self.rows)
 
     def list_of(self, path: str) -> tuple[str, SeenList] | None:
-        """The list that a path leads through by its first element, if any."""
+        """The list, with its path, that a path enters by the first element; None if there is
+        none."""
         for name, found in self.lists.items():
             if path.startswith(f"{name}.0"):
                 return name, found
         return None
 
     def doubts_of_names(self) -> list[str]:
-        """Names that are values, as those of a table without a header are."""
+        """Sentences on names of fields that are values, as in a table without a header."""
         names = (path.replace("\\.", ".") for path in self.scalars)
         number = next((name for name in names if NUMBER.fullmatch(name)), None)
         if number is None:
@@ -128,7 +133,7 @@ class Fields:
 
 
 def fields_of_rows(rows: list[dict[str, Any]]) -> Fields:
-    """The fields of rows, at most MAX_PATHS of them."""
+    """Collect the fields of rows, at most MAX_PATHS of them."""
     fields = Fields(rows)
     seen = fields.scalars
     for row in rows:
@@ -138,7 +143,7 @@ def fields_of_rows(rows: list[dict[str, Any]]) -> Fields:
             at = seen.setdefault(path, Seen())
             at.types[type(value).__name__] += 1
             at.values[tuple(value) if isinstance(value, list) else value] += 1
-    # A column of whole floats is one of integers, as it is for keys.
+    # A column of whole floats becomes one of integers, as for keys.
     for at in seen.values():
         if at.types.keys() <= {"int", "float"}:
             ids = [as_id(value) for value in at.values]
@@ -151,7 +156,8 @@ def fields_of_rows(rows: list[dict[str, Any]]) -> Fields:
 def _scalars(
     value: Any, steps: tuple[str, ...], depth: int, fields: Fields
 ) -> Iterator[tuple[str, Any]]:
-    """The paths of an object that lead to a scalar or to a list of numbers, and its value."""
+    """Yield the paths of an object that lead to a scalar or to a list of numbers, with the
+    value."""
     if depth > MAX_DEPTH:
         fields.too_deep = ".".join(steps)
         return
@@ -159,7 +165,7 @@ def _scalars(
         for name, inner in value.items():
             is_name = name and len(name) <= MAX_NAME and not NO_NAME.search(name)
             if is_name and name.isprintable():
-                # A path that begins with a $ leads out of the data.
+                # Escape a leading $, which in a path means the envelope or the record.
                 step = name.replace(".", "\\.")
                 step = step if steps or step[0] != "$" else f"\\{step}"
                 yield from _scalars(inner, (*steps, step), depth + 1, fields)
@@ -174,7 +180,8 @@ def _scalars(
                 found.elements += len(value)
                 found.longest = max(found.longest, len(value))
             yield from _scalars(value[0], (*steps, "0"), depth + 1, fields)
-    # Empty text is no value, as an empty cell, and neither is Debezium's word for one.
+    # Empty text is no value, as in an empty cell; nor is Debezium's placeholder for an unsent
+    # value.
     elif value is not None and value != "" and not UNSENT.is_one(value):
         path = ".".join(steps)
         if type(value) is str and value[:1] in ("{", "[") and _is_json(value):
@@ -186,7 +193,7 @@ def _scalars(
 
 
 def _is_json(text: str) -> bool:
-    """Whether text holds a JSON object or list of objects."""
+    """Whether text is a JSON object or a list of objects."""
     try:
         value = parsed(text.encode())
     except (BadEvent, UnicodeEncodeError):
@@ -195,7 +202,10 @@ def _is_json(text: str) -> bool:
 
 
 def objects_of(records: Sequence[Any], doubts: list[str]) -> tuple[list[dict[str, Any]], str]:
-    """The objects in the values that are JSON, and the format."""
+    """Parse the values that are JSON. Adds a doubt for each kind of value that is not.
+
+    Returns: the objects, and the format: json or ndjson.
+    """
     objects: list[dict[str, Any]] = []
     form = "json"
     others: Counter[str] = Counter()
@@ -206,7 +216,7 @@ def objects_of(records: Sequence[Any], doubts: list[str]) -> tuple[list[dict[str
         try:
             value = parsed(record.value)
         except BadEvent:
-            # Several lines, each an object, are NDJSON.
+            # Several lines of JSON are NDJSON.
             lines = [line for line in record.value.splitlines() if line.strip()]
             try:
                 value = [parsed(line) for line in lines] if len(lines) > 1 else None
@@ -225,7 +235,10 @@ def objects_of(records: Sequence[Any], doubts: list[str]) -> tuple[list[dict[str
 def unwrapped(
     objects: list[dict[str, Any]], records: Sequence[Any], doubts: list[str]
 ) -> tuple[str | None, list[dict[str, Any]]]:
-    """The envelope around most of the objects, and the data inside it."""
+    """Detect the envelope of most objects. Adds doubts about it.
+
+    Returns: the envelope's name, None for none; and the data inside it.
+    """
     inner = [o["payload"] if o.keys() >= {*ROUND} else o for o in objects]
     changes = [o for o in inner if type(o) is dict and {"op", "before", "after"} <= o.keys()]
     if 2 * len(changes) > len(objects):
@@ -250,13 +263,13 @@ def unwrapped(
 
 
 def doubt_of_truncates(path: str, word: str) -> str:
-    """The doubt about records that delete all rows of a table."""
+    """A sentence on records that delete all rows of a table."""
     what = "dropped" if "drop" in word.lower() else "truncated"
     return f"{path} is {word} for a {what} table, which names no rows: edges before it stay"
 
 
 def _object_in(value: Any) -> dict[str, Any] | None:
-    """The object in text that is JSON, None for anything else."""
+    """Parse text that is a JSON object; None for anything else."""
     if type(value) is not str or not _is_json(value):
         return None
     found = parsed(value.encode())

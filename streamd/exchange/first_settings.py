@@ -1,4 +1,4 @@
-"""The first settings file: made of a sample of records and a few answers, with comments."""
+"""Writes a first settings file from a guessed mapping, with comments."""
 
 import textwrap
 from collections.abc import Sequence
@@ -26,8 +26,10 @@ DEFAULTS = """\
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampledTopic:
-    """The topic that a guess was made of. broker: host:port, or several. sample: the records, in
-    words, as "100 records of shop.clicks"."""
+    """The topic of the sample from which a mapping was guessed.
+
+    broker: host:port, or several. sample: the records, in words, as "100 records of shop.clicks".
+    """
 
     broker: str
     topic: str
@@ -35,7 +37,7 @@ class SampledTopic:
 
 
 def pasted_records(text: str, now_ms: int) -> list[Any]:
-    """Records of pasted text: one JSON object, an array of them, or one a line.
+    """Parse records from pasted text: one JSON object, an array of them, or one a line.
 
     now_ms: the timestamp that they get, Unix milliseconds. Raises: SettingsError.
     """
@@ -58,7 +60,7 @@ def pasted_records(text: str, now_ms: int) -> list[Any]:
 
 
 def settings_text(topic: SampledTopic, guessed: Guess) -> str:
-    """The settings file as YAML with comments."""
+    """Write the settings file as YAML with comments."""
     parts = [
         f"# Settings of streamd, by `streamd init` from {_line(topic.sample)}.\n\n",
         "# Where events come from. Passwords belong in variables or in kafka.client_file.\n",
@@ -83,21 +85,21 @@ def settings_text(topic: SampledTopic, guessed: Guess) -> str:
 
 
 def _comment(text: str) -> str:
-    """A sentence as comments of the file, wrapped."""
+    """Write a sentence as wrapped comments of the file."""
     lines = textwrap.wrap(_line(text), MAX_WIDTH, initial_indent="# - ", subsequent_indent="#   ")
     return "\n".join(lines) + "\n"
 
 
 def _line(text: Any) -> str:
-    """Text from outside as one line of printable characters, which cannot end a comment."""
+    """Write text from outside as one line of printable characters, which cannot end a comment."""
     return "".join(c if c.isprintable() else "?" for c in str(text))
 
 
 def path_text(paths: str | list[str]) -> str:
-    """A path, or several of which the first with a value counts, as text."""
+    """A path as text, or several, of which the first with a value counts."""
     return paths if isinstance(paths, str) else " or ".join(paths)
 
 
 def listed(paths: Sequence[str]) -> str:
-    """Paths of fields for a question, comma separated."""
+    """Paths of fields as text for a question, comma separated."""
     return ", ".join(_line(path) for path in paths)

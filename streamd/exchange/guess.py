@@ -1,4 +1,4 @@
-"""A mapping to start from, guessed of a topic's records, with what is doubtful about it."""
+"""Guesses a first mapping from a topic's records, with doubts about it."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,27 +33,25 @@ from streamd.settings.sets import nearest_of
 from streamd.settings.sources import steps_of
 
 MAX_WIDTH = 100
-"""Columns of a settings file."""
+"""Maximum columns of a line of a settings file."""
 MAX_FEATURES = 8
 MAX_CATEGORIES = 12
 HASH_WIDTH = 16
-"""Most features and categories of a guess. Width of a hash of text whose categories are not
-known."""
+"""Maximum features and categories of a guess; width of the hash for text of unknown categories."""
 RECORD_TIME = "none"
-"""Chosen as the field of times, it means the timestamp of records."""
+"""As the chosen field of times, it means the timestamp of records."""
 CODES = frozenset(
     ("id", "ids", "uuid", "guid", "key", "port", "p", "zip", "version", "offset")
     + ("xid", "lsn", "scn", "seq", "sequence", "gtid")
 )
-"""Last words of the names of numbers that measure nothing."""
+"""Last words in the names of numbers that measure nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chosen:
-    """The fields that a person named, by their paths; empty is guessed.
+    """The fields that the user named, by their paths; an empty path is guessed.
 
-    time: RECORD_TIME takes the timestamp of records. features: None is guessed, an empty one leaves
-    them out.
+    time: RECORD_TIME means the timestamp of records. features: None is guessed; () means none.
     """
 
     src: str = ""
@@ -64,7 +62,8 @@ class Chosen:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Guess:
-    """tree: the settings. doubts: a sentence each. paths: of the fields that the records have."""
+    """A guessed mapping. tree: the settings. doubts: sentences. paths: all fields of the
+    records."""
 
     tree: dict[str, Any]
     doubts: list[str]
@@ -94,10 +93,10 @@ def guess(
     edge_set: str = DEFAULT_SET,
     chosen: Chosen = Chosen(),
 ) -> Guess:
-    """Guess a source of records, as Kafka's or a file's rows have them.
+    """Guess sources from records, those of Kafka or rows of a file.
 
-    Args: now_us: wall clock; edge_set: of which the records' edges are; chosen: what is known.
-    Raises: SettingsError if a chosen path leads to nothing.
+    Args: now_us: wall clock, microseconds; edge_set: of the edges; chosen: fields that are known.
+    Raises: SettingsError if no record has a chosen path.
     """
     doubts: list[str] = []
     objects, form = objects_of(records, doubts)
@@ -146,8 +145,9 @@ def guess(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mapped:
-    """A guess of rows. source: without topic and envelope. features: declarations by name. paths:
-    of src, dst and time as rows have them. is_sure: whether both ends are known by name."""
+    """The guessed mapping of some rows. source: without topic and envelope. features: declarations
+    by name. paths: of src, dst and time. is_sure: whether both endpoints were found by their
+    names."""
 
     source: dict[str, Any]
     features: dict[str, Any]
@@ -156,7 +156,7 @@ class Mapped:
     is_sure: bool
 
     def fits(self, rows: list[dict[str, Any]]) -> bool:
-        """Whether most of some rows have a value at each path."""
+        """Whether at least half of some rows have src, dst and time."""
         return all(
             2 * sum(_has_value(row, paths) for row in rows) >= len(rows) for paths in self.paths
         )
@@ -173,13 +173,13 @@ def _map_rows(
     now_us: int,
     doubts: list[str],
 ) -> Mapped:
-    """The form of times, the fields of edges and their features, and the deletes."""
-    # Deletes first: they may lack fields that all others have.
+    """Guess the form of times, the fields of edges, their features and the rule of deletes."""
+    # Find deletes first: they may lack fields that all other records have.
     whole = fields_of_rows(rows)
     fields = fields_of_rows(_without_deletes(rows, mark)) if mark is not None else whole
     _check_chosen(chosen, fields)
 
-    # A time is neither a key nor a feature, nor is a mark of deletes.
+    # Times and the mark of deletes are neither keys nor features.
     times = _time_of(fields, chosen, now_us, doubts, mark is not None)
     taken = times.all | ({mark.path} if mark is not None else frozenset())
     ends = find_endpoints(fields, frozenset(taken), (chosen.src, chosen.dst))
@@ -195,7 +195,7 @@ def _map_rows(
             "several nodes"
         )
 
-    # Each element of the list with the destination, or the source, is an edge of its own.
+    # If the destination or the source is in a list, each of its elements is an edge.
     found = fields.list_of(ends.dst) or fields.list_of(ends.src)
     each = found[0] if found is not None else ""
     of_ends = frozenset(taken | {*paths["src"], ends.dst})
@@ -210,7 +210,7 @@ def _map_rows(
         source["each"] = each
     if mark is not None:
         source["where"] = {mark.path: list(mark.kept)}
-        # The paths of deletes are tried on rows, so they lead to the first element here.
+        # The rule of deletes is tested on rows, so its paths lead to the first element here.
         of_row = {name: some[-1] for name, some in paths.items()}
         if (rule := delete_rule(mark, of_row, whole, doubts)) is not None:
             of_edge = {name: _inside(path, each) for name, path in rule["fields"].items()}
@@ -227,7 +227,7 @@ def _map_rows(
 def _mapping(
     paths: dict[str, tuple[str, ...]], features: dict[str, str], each: str
 ) -> dict[str, Any]:
-    """The fields of edges, with paths into the list that have no index."""
+    """The fields of edges; paths into the list `each` have no index."""
     mapped: dict[str, Any] = {}
     for name, some in paths.items():
         inside = [_inside(path, each) for path in some]
@@ -238,7 +238,7 @@ def _mapping(
 
 
 def _inside(path: str, each: str) -> str:
-    """A path into the first element of a list as one into any element."""
+    """Convert a path into the first element of a list to one into any element."""
     first = f"{each}.0"
     if not each or not (path == first or path.startswith(f"{first}.")):
         return path
@@ -255,7 +255,8 @@ class Kinds:
 
 
 def _split_kinds(whole: Mapped, now_us: int) -> Kinds | None:
-    """A source for each kind of records; None if one mapping fits all, or no kind has one."""
+    """Map each kind of records to a source; None if one mapping fits all, or no kind has both
+    ends."""
     for path in _fields_of_kinds(whole.fields):
         value = follow(steps_of(path))
         groups: dict[str, list[dict[str, Any]]] = {}
@@ -269,7 +270,7 @@ def _split_kinds(whole: Mapped, now_us: int) -> Kinds | None:
 
 
 def _map_kinds(path: str, groups: dict[str, list[dict[str, Any]]], now_us: int) -> Kinds | None:
-    """Sources by the values of a field, None if no kind has both ends. groups: rows by value."""
+    """Make sources by the values of a field, None if they would not help. groups: rows by value."""
     doubts: list[str] = []
     skipped: list[str] = []
     sources: list[dict[str, Any]] = []
@@ -281,7 +282,7 @@ def _map_kinds(path: str, groups: dict[str, list[dict[str, Any]]], now_us: int) 
             skipped.append(kind)
             continue
         doubts += [f"{path} {kind}: {doubt}" for doubt in of_kind]
-        # A feature that two kinds declare in different ways is left out of the second.
+        # If two kinds declare a feature in different ways, leave it out of the second.
         of_fields = mapped.source["fields"].get("features", {})
         for name, declared in mapped.features.items():
             if _without_missing(features.setdefault(name, declared)) != _without_missing(declared):
@@ -296,7 +297,7 @@ def _map_kinds(path: str, groups: dict[str, list[dict[str, Any]]], now_us: int) 
     if not sources or (len(sources) == 1 and not skipped):
         return None
 
-    # A feature of another source is missing in a source's edges.
+    # Edges of a source lack the features of other sources.
     for name, declared in features.items():
         if not all(name in one["fields"].get("features", {}) for one in sources):
             features[name] = declared | {"missing": declared.get("missing", _missing(declared))}
@@ -317,12 +318,12 @@ def _without_missing(declared: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_same(source: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two sources differ in their conditions alone."""
+    """Whether two sources differ only in their conditions."""
     return {k: v for k, v in source.items() if k != "where"} == other
 
 
 def _doubt_of_updates(time: str | None) -> str:
-    """The doubt about changes of rows. time: path of their times, None for the records'."""
+    """A sentence on updates of rows. time: path of their times, None for those of the records."""
     late = "" if time is None else f" with its {time}, and one that comes late gets the newest time"
     return (
         f"each update of a row (op u) makes a further edge{late}; for first states only: where: "
@@ -331,12 +332,12 @@ def _doubt_of_updates(time: str | None) -> str:
 
 
 def _printable(value: str) -> str:
-    """Text of a record for a doubt."""
+    """Text from a record for a doubt: shortened, and "?" if it has control characters."""
     return value[:MAX_NAME] if value.isprintable() else "?"
 
 
 def _without_deletes(rows: list[dict[str, Any]], mark: DeleteMark) -> list[dict[str, Any]]:
-    """The rows that are there by a mark: no deletes, and no truncates; all if there are none."""
+    """The rows that a mark keeps, without deletes and truncates; all rows if it keeps none."""
     value = follow(steps_of(mark.path))
     return [row for row in rows if value(row) in mark.kept] or rows
 
@@ -344,11 +345,12 @@ def _without_deletes(rows: list[dict[str, Any]], mark: DeleteMark) -> list[dict[
 def _time_of(
     fields: Fields, chosen: Chosen, now_us: int, doubts: list[str], are_changes: bool
 ) -> FoundTimes:
-    """The chosen time, else the likeliest. Raises: SettingsError if the chosen one is no time."""
+    """The chosen time, or else the likeliest. Raises: SettingsError if the chosen field is no
+    time."""
     if not chosen.time:
         return find_time(fields, now_us, doubts, are_changes)
     found = find_time(fields, now_us, [])
-    # A field that looks like a time is then left unmapped, and is no feature either.
+    # Fields that look like times then stay unmapped, and do not become features either.
     if chosen.time == RECORD_TIME:
         return FoundTimes("", "record", found.all)
     form = form_of(chosen.time, fields.scalars[chosen.time], now_us)
@@ -363,7 +365,7 @@ def _time_of(
 
 
 def _check_chosen(chosen: Chosen, fields: Fields) -> None:
-    """Raises: SettingsError if a chosen path leads to nothing."""
+    """Check that some record has each chosen path. Raises: SettingsError."""
     time = "" if chosen.time == RECORD_TIME else chosen.time
     for path in (chosen.src, chosen.dst, time, *(chosen.features or ())):
         if path and path not in fields.scalars:
@@ -374,15 +376,15 @@ def _check_chosen(chosen: Chosen, fields: Fields) -> None:
 
 
 def to_yaml(settings: dict[str, Any]) -> str:
-    """Settings as YAML, in the order of the tree."""
+    """Write settings as YAML, in the order of the tree."""
     return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=MAX_WIDTH)
 
 
 def _features_of(
     fields: Fields, taken: frozenset[str], chosen: Sequence[str] | None, each: str
 ) -> dict[str, tuple[str, Any]]:
-    """Features by name: path and declaration. chosen: their paths, None to guess them. each: the
-    list of which each element is an edge."""
+    """Choose features. Returns: path and declaration by name. chosen: their paths, None to guess
+    them. each: the list of edges, "" for none."""
     features: dict[str, tuple[str, Any]] = {}
     for path in fields.scalars if chosen is None else chosen:
         at = fields.scalars[path]
@@ -402,7 +404,7 @@ def _features_of(
 
 
 def _missing(kind: dict[str, Any]) -> Any:
-    """The value of a feature that is not there."""
+    """The value of a feature that a record lacks."""
     if "vector" in kind:
         return [0] * kind["vector"]
     return {"number": 0, "bool": False}.get(str(kind.get("type")), "")
@@ -411,10 +413,11 @@ def _missing(kind: dict[str, Any]) -> Any:
 def _may_be_feature(
     path: str, at: Seen, fields: Fields, taken: frozenset[str], have: int, each: str
 ) -> bool:
-    """Whether an unchosen field may be a feature: it is often there, and names nothing."""
+    """Whether a field may be guessed to be a feature: at least half of the records have it, and its
+    name means neither an id nor a code."""
     if path in taken or 2 * at.count < fields.count or have == MAX_FEATURES:
         return False
-    # The first element of a list says nothing about the others.
+    # Only the first element of a list was read, so it is evidence for no other one.
     found = fields.list_of(path)
     if is_technical(path) or (found is not None and found[0] != each):
         return False
@@ -422,17 +425,17 @@ def _may_be_feature(
 
 
 def _kind_of(at: Seen) -> dict[str, Any] | None:
-    """The kind of feature that the values at a path could be; None for none."""
+    """The declaration of a feature with the values at a path; None if they suit no kind."""
     kinds = at.types.keys()
     if kinds == {"bool"}:
         return {"type": "bool"} if len(at.values) > 1 else None
     if kinds == {"list"}:
         widths = {len(v) for v in at.values}
         return {"vector": widths.pop()} if len(widths) == 1 else None
-    # In a table numbers are text; codes such as 007 are none.
+    # In CSV numbers are text; codes such as 007 are not numbers.
     if at.is_number and len(at.values) > 1:
         return {"type": "number"}
-    # Text is a category if few values come again and again.
+    # Text is a category if a few values repeat often.
     texts = sorted(v for v in at.values if isinstance(v, str) and len(v) <= MAX_NAME)
     if kinds == {"str"} and 1 < len(at.values) <= MAX_CATEGORIES and 5 * len(texts) <= at.count:
         return {"categories": texts}
@@ -440,17 +443,15 @@ def _kind_of(at: Seen) -> dict[str, Any] | None:
 
 
 def _kind_of_few(at: Seen) -> dict[str, Any]:
-    """The kind of a feature that a person chose, which too few values show."""
+    """The declaration of a chosen feature, if its values are too few to show the kind."""
     if at.types.keys() <= {"int", "float"}:
         return {"type": "number"}
     return {"hash": HASH_WIDTH}
 
 
 def _doubts_of_lists(fields: Fields, paths: Iterable[str], each: str) -> list[str]:
-    """Lists of which a mapping reads all elements or the first only, and text that holds JSON.
-
-    each: the list of which each element is an edge.
-    """
+    """Sentences on the lists that a mapping reads, and on text that contains JSON. each: the list
+    of edges, "" for none."""
     doubts = {}
     for path in paths:
         if (found := fields.list_of(path)) is not None:
@@ -464,7 +465,7 @@ def _doubts_of_lists(fields: Fields, paths: Iterable[str], each: str) -> list[st
 
 
 def _doubts_of_decimals(fields: Fields, paths: Sequence[str]) -> list[str]:
-    """Keys that are the bytes of decimals: as text, or in an object with their scale."""
+    """Sentences on keys that are decimals as bytes: as text, or in an object with their scale."""
     doubts = []
     for path in paths:
         inside = path.removesuffix(".value")
@@ -476,7 +477,7 @@ def _doubts_of_decimals(fields: Fields, paths: Sequence[str]) -> list[str]:
 
 
 def _fields_of_kinds(fields: Fields) -> Iterator[str]:
-    """The fields that may be the kind of a record."""
+    """Yield the fields that may contain the kind of a record."""
     for path, at in fields.scalars.items():
         few = 1 < len(at.values) <= MAX_CATEGORIES and at.types.keys() == {"str"}
         noun = head_of(path)[0]
@@ -486,7 +487,7 @@ def _fields_of_kinds(fields: Fields) -> Iterator[str]:
 
 
 def _doubt_kinds(fields: Fields, mark: DeleteMark | None, doubts: list[str]) -> None:
-    """Name the fields that may be the kind of a record."""
+    """Add a doubt for each field that may contain the kind of a record."""
     for path in _fields_of_kinds(fields):
         if mark is not None and path == mark.path:
             continue

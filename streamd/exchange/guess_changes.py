@@ -1,4 +1,4 @@
-"""Records that delete rows, among rows of a change stream without its envelope."""
+"""Detects the records that delete rows in a change stream without an envelope."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -31,30 +31,35 @@ OPERATIONS: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...]
     (("create", "update", "modify"), ("delete",), ()),
     (("created", "updated", "modified"), ("deleted", "removed"), ()),
 )
-"""Words for changes that leave a row, those that delete one, and those of no row, by families."""
+"""Families of values of an operation: those of changes that leave a row, those that delete one, and
+those that concern no row."""
 UPDATES = frozenset(
     ("u", "+u", "update", "replace", "upsert", "update_postimage", "modify", "updated", "modified")
 )
-"""Words for a change of a row that is there already."""
+"""Words for a change of an existing row."""
 TRUNCATES = ("t", "truncate", "truncate-table", "truncated", "drop", "drop-table", "dropdatabase")
-"""Words for a change that deletes all rows, in any family."""
+"""Words for a change that deletes all rows; every family may contain them."""
 MARK_WORDS = frozenset(
     ("op", "oper", "operation", "type", "action", "event", "change", "name", "kind")
 )
-"""Words of the names of fields that hold an operation."""
+"""Words in the names of fields that contain an operation."""
 MARKED = frozenset(("deleted", "tombstone"))
-"""Words of the names of truths and times of deletes."""
+"""Words in the names of fields that are true for deletes, or contain the time of one."""
 NEIGHBOURS = {"database", "table", "ns", "after", "pos"}
-"""Names next to an operation in change streams."""
+"""Names of fields that change streams have next to an operation."""
 OF_CHANGE = frozenset(("op", "commit", "change", "event", "current", "source", "wall", "db"))
-"""Words of times at which a row was changed, which is no time of the row."""
+"""Words in the names of times at which a row was changed; such a time is not a column of the
+row."""
 TRUTHS: dict[Any, Any] = {"true": "false", "t": "f", "y": "n", "yes": "no", "1": "0"}
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteMark:
-    """The field that marks deletes. kept, deleted: its values of rows, and of deletes; with no
-    value for deletes, they cannot be named. truncates: its values of truncated tables that came."""
+    """The field that marks deletes.
+
+    kept: its values for rows. deleted: its values for deletes; empty if no condition can name them.
+    truncates: its values for truncated tables among the records.
+    """
 
     path: str
     kept: tuple[Any, ...]
@@ -63,10 +68,10 @@ class DeleteMark:
 
 
 def find_delete_mark(fields: Fields) -> DeleteMark | None:
-    """The field that marks the records which delete a row; None if there is none."""
+    """Find the field that marks the records that delete a row; None if there is none."""
     for path, at in fields.scalars.items():
         words = last_words(path)
-        # A truth or a time of the deletion, or the name of the operation.
+        # The mark is a boolean or a time of the deletion, or the name of the operation.
         if not MARKED.isdisjoint(words) or words[-2:] in (("is", "delete"), ("delete", "flag")):
             if words[-1:] == ("at",) or at.types.keys() == {"int"} and len(at.values) > 2:
                 return DeleteMark(path, (None,), ())
@@ -84,7 +89,7 @@ def find_delete_mark(fields: Fields) -> DeleteMark | None:
 
 
 def _truth_mark(path: str, at: Seen) -> DeleteMark | None:
-    """A field that is true for deletes."""
+    """The mark of a field that is true for deletes: boolean, 0 and 1, or two words; else None."""
     values = list(at.values)
     if at.types.keys() == {"bool"}:
         return DeleteMark(path, (False,), (True,))
@@ -100,25 +105,28 @@ def _truth_mark(path: str, at: Seen) -> DeleteMark | None:
 
 
 def _operation_mark(path: str, at: Seen, fields: Fields) -> DeleteMark | None:
-    """A field that names the operation. The creation of a row is a mark only next to a
-    change stream's other fields, or if deletes are among the values."""
+    """The mark of a field that names the operation, else None.
+
+    The creation of a row is a mark only next to a change stream's other fields, or if the values
+    include deletes.
+    """
     if at.types.keys() != {"str"} or any(len(v) > MAX_NAME for v in at.values):
         return None
     values = {v.lower() for v in at.values}
-    # Of the families that hold all values, the one of most changes of rows.
+    # Of the families that contain all values, take the one in which most of them change rows.
     families = [
         (len(values & {*kept, *deleted}), kept, deleted)
         for kept, deleted, others in OPERATIONS
         if values <= {*kept, *deleted, *others, *TRUNCATES}
     ]
     most, kept, deleted = max(families, key=lambda family: family[0], default=(0, (), ()))
-    # The creation of a row is no mark by itself: are there a change stream's other fields?
+    # A creation alone is no mark: it needs deletes, or other fields of a change stream.
     names = {step.lower() for other in fields.scalars for step in steps_of(other)[:1]}
     words = last_words(path)
     is_stream = path.startswith("_") or words[0] in ("op", "operation") or "change" in words
     if not most or not (values & {*deleted, *TRUNCATES} or is_stream or names & NEIGHBOURS):
         return None
-    # Of the words for a deletion, those that came, or the first.
+    # Of the family's words for a deletion, take those in the records, or else the first.
     came = _in_words(deleted, at.values)
     return DeleteMark(
         path,
@@ -129,19 +137,19 @@ def _operation_mark(path: str, at: Seen, fields: Fields) -> DeleteMark | None:
 
 
 def _absent_values(path: str, fields: Fields) -> tuple[Any, ...]:
-    """The values of rows that have none at a path: null, and empty text if it came."""
+    """The values that mean no mark, if rows lack the field: null, and "" if a row has it."""
     if not fields.missing(path):
         return ()
     return (None, "") if any(_value(row, path) == "" for row in fields.rows) else (None,)
 
 
 def _in_words(words: tuple[str, ...], came: Counter[Any]) -> tuple[str, ...]:
-    """The values that are one of some words, in any case."""
+    """The values that are among some words, in any case."""
     return tuple(sorted(value for value in came if value.lower() in words))
 
 
 def _in_case_of(words: tuple[str, ...], came: Counter[Any]) -> tuple[str, ...]:
-    """Words in the case of the values that came."""
+    """Convert words to the case of the values in the records."""
     for change in (str.upper, str.capitalize):
         if all(value == change(value) for value in came):
             return tuple(map(change, words))
@@ -151,7 +159,7 @@ def _in_case_of(words: tuple[str, ...], came: Counter[Any]) -> tuple[str, ...]:
 def delete_rule(
     mark: DeleteMark, mapped: dict[str, Any], fields: Fields, doubts: list[str]
 ) -> dict[str, Any] | None:
-    """The rule of deletes by a mark, None if the records of deletes do not hold the row's fields.
+    """Make the rule of deletes for a mark; None, with a doubt, if no such rule can work.
 
     mapped: the fields of edges.
     """
@@ -171,7 +179,7 @@ def delete_rule(
     before: dict[str, str] = {name: _before(path) for name, path in of_edge.items()}
     if before != of_edge and (not rows or all(_has(row, before) for row in rows)):
         of_edge = before
-    # Propose a rule only if these records show that it works, or a tool always sends the row.
+    # Propose a rule only if these records show that it works, or the tool always sends whole rows.
     words = f"{mark.path} marks deletes ({', '.join(map(str, mark.deleted))})"
     if not rows and not mark.path.startswith("_"):
         doubts.append(
@@ -201,7 +209,8 @@ def delete_rule(
 
 
 def _is_time_of_row(time: str, src: str) -> bool:
-    """Whether a time is a column of the row that holds the source: a delete has the same then."""
+    """Whether a time is a column of the row that contains the source: a delete then has the same
+    time."""
     inside = [tuple(s for s in steps_of(path) if s[0] != "$")[:-1] for path in (time, src)]
     return inside[0] == inside[1] and OF_CHANGE.isdisjoint(last_words(time))
 

@@ -1,4 +1,4 @@
-"""The fields of an edge's source and destination, guessed of names and values."""
+"""Guesses the fields of an edge's source and destination, from names and values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,24 +24,29 @@ from streamd.exchange.field_values import Fields, Seen
 from streamd.settings.sources import steps_of
 
 ENOUGH = 20
-"""Records by which a key that never comes back, or is always the same, is noticed."""
+"""Minimum number of records in which a key that never repeats, or never changes, is noticed."""
 FEW = 4
-"""A field of so many values or fewer tells the kind of a record rather than an endpoint."""
+"""A field with at most so many distinct values is more likely the kind of a record than an
+endpoint."""
 LEAST = 3.0
-"""Lowest rank of a field that is taken by its name."""
+"""Minimum rank of a field that is chosen by its name."""
 WEAK = 6.0
-"""Rank of the nouns that may name anything, as object."""
+"""Rank of the nouns that may mean anything, as object."""
 KNOWN = frozenset(("user", "uid", "customer", "member", "login", "username"))
 ANONYMOUS = frozenset(("anonymous", "visitor", "device", "cookie", "guest", "anon", "pseudo"))
 """Words for a person who is known, and for one who is not."""
 MAX_OTHERS = 3
-"""Other fields that a doubt names."""
+"""Maximum number of other fields that a doubt lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """src, dst: paths. directed: their names differ by the direction only, as src_ip and dst_ip,
-    so both have keys of one kind. unsure: those of the two that no name tells."""
+    """The guessed endpoints.
+
+    src, dst: paths. directed: their names differ only by the direction, as src_ip and dst_ip, so
+    both have keys of one kind. unsure: the roles (src, dst) that were guessed without the names of
+    fields.
+    """
 
     src: str
     dst: str
@@ -50,22 +55,23 @@ class Endpoints:
 
     @property
     def named(self) -> tuple[tuple[str, str], tuple[str, str]]:
-        """Each role and its path."""
+        """Each role with its path."""
         return ("src", self.src), ("dst", self.dst)
 
 
 def find_endpoints(fields: Fields, taken: frozenset[str], chosen: tuple[str, str]) -> Endpoints:
-    """The paths of source and destination, REPLACE_src or REPLACE_dst if nothing fits.
+    """Find the paths of source and destination; REPLACE_src or REPLACE_dst if no field fits.
 
-    Args: taken: paths of times; chosen: known paths of the two, else empty.
+    Args: taken: paths of times and of the mark of deletes; chosen: known paths of the two, "" for
+    unknown.
     """
     keys = _candidates(fields, taken)
-    # Two names that differ by a direction are better evidence than any noun.
+    # Two names that differ only by a direction are better evidence than any noun.
     if not any(chosen) and (pair := _directed_pair(keys, fields)):
         return Endpoints(*pair, True, ())
     ends: list[str] = list(chosen)
     unsure = []
-    # The likelier of the two is taken first, since one field cannot be both.
+    # Choose the role with the higher rank first, because one field cannot be both.
     ranks = {
         role: {path: _rank(role, path, at, fields) for path, at in keys.items()}
         for role in ("src", "dst")
@@ -87,8 +93,8 @@ def find_endpoints(fields: Fields, taken: frozenset[str], chosen: tuple[str, str
 
 
 def _candidates(fields: Fields, taken: frozenset[str]) -> dict[str, Seen]:
-    """The fields that may be keys: text or integers in at least half of the records, neither times
-    nor measures nor those of a tool."""
+    """The fields that may be keys: text or integers in at least half of the records, and neither
+    times, measures nor fields of a tool."""
     return {
         path: at
         for path, at in fields.scalars.items()
@@ -102,7 +108,7 @@ def _candidates(fields: Fields, taken: frozenset[str]) -> dict[str, Seen]:
 
 
 def _directed_pair(keys: dict[str, Seen], fields: Fields) -> tuple[str, str] | None:
-    """The two fields whose names differ by their direction, the likeliest such pair."""
+    """Find the most likely pair of fields with names that differ only by their direction."""
     by_words: dict[tuple[str, ...], list[str]] = {}
     for path in keys:
         by_words.setdefault(all_words(path), []).append(path)
@@ -119,7 +125,7 @@ def _directed_pair(keys: dict[str, Seen], fields: Fields) -> tuple[str, str] | N
                     for other in others
                     if other != path
                 ]
-        # A table with a name twice has the second with a number.
+        # If a name occurs twice in a table, tools such as pandas add .1 to the second.
         for path in paths:
             if (other := f"{path}\\.1") in keys:
                 found.append((_pair_rank(path, keys[path], "", fields), path, other))
@@ -130,7 +136,8 @@ def _directed_pair(keys: dict[str, Seen], fields: Fields) -> tuple[str, str] | N
 def _of_words(
     by_words: dict[tuple[str, ...], list[str]], wanted: tuple[str, ...]
 ) -> list[tuple[list[str], float]]:
-    """The paths of these words, or of one more; the latter are less likely."""
+    """The paths with exactly these words, or with one more word, which are less likely. Returns:
+    paths, and the reduction of their rank."""
     found = [(by_words[wanted], 0.0)] if wanted in by_words else []
     if len(wanted) > 1:
         for words, paths in by_words.items():
@@ -141,18 +148,18 @@ def _of_words(
 
 
 def _pair_rank(path: str, at: Seen, direction: str, fields: Fields) -> float:
-    """How likely the field of a pair holds keys."""
+    """Rank a field of a pair as a key."""
     other = [word for word in all_words(path) if word != direction]
     rank = 5.0 + 2.0 * any(word in IDENTIFIERS for word in other)
     rank += 0.1 * max((rank_in(ACTORS, word) for word in other), default=0.0)
     rank -= 4.0 * any(word in ATTRIBUTES or word == "type" for word in other)
-    # One letter or digit tells a direction only next to other words.
+    # One letter or digit means a direction only next to other words.
     rank -= 6.0 * (len(direction) == 1 and not other)
     return rank + _value_rank(path, at, fields)
 
 
 def _rank(role: str, path: str, at: Seen, fields: Fields) -> float:
-    """How likely a field is the source or the destination."""
+    """Rank a field as the source or as the destination; 0 if its name is no evidence."""
     words = all_words(path)
     noun, step = head_of(path)
     is_src = role == "src"
@@ -160,9 +167,9 @@ def _rank(role: str, path: str, at: Seen, fields: Fields) -> float:
     towards, against = (SOURCES, TARGETS) if is_src else (TARGETS, SOURCES)
     rank = rank_in(tables, noun)
     if not rank:
-        # The word for how it is written may be a noun itself, as uri or ip.
+        # The word for the notation may be a noun itself, as uri or ip.
         rank = 0.5 * max((rank_in(tables, word) for word in last_words(path)[-1:]), default=0.0)
-    # An id within an object is that of the object, as user.accountId.
+    # An id inside an object identifies the object, as user.accountId.
     last = last_words(path)[-1:]
     is_id = bool(last) and last[0] in IDENTIFIERS
     if rank and is_id:
@@ -179,14 +186,15 @@ def _rank(role: str, path: str, at: Seen, fields: Fields) -> float:
 
 
 def _value_rank(path: str, at: Seen, fields: Fields) -> float:
-    """The penalty for values that are no keys: there is one or few, or none comes back."""
+    """The penalty, at most 0, for values that are unlikely keys: absent, constant, few, or never
+    repeated."""
     distinct = len(at.values)
     rank = -2.0 * (1 - at.count / max(fields.count, 1))
     rank -= 4.0 * is_constant(at)
     if at.count >= 2 * FEW:
         rank -= 2.0 * (1 < distinct <= FEW)
     if distinct == at.count >= ENOUGH:
-        # A record's own id is another one each time, and so is that of a weak noun.
+        # Ids of records never repeat, and a weak noun more likely names a record than an endpoint.
         noun = head_of(path)[0]
         is_plain = noun == "uid" or max(rank_in(ACTORS, noun), rank_in(OBJECTS, noun)) <= WEAK
         rank -= 8.0 if is_plain else 3.0
@@ -194,8 +202,8 @@ def _value_rank(path: str, at: Seen, fields: Fields) -> float:
 
 
 def _by_values(keys: dict[str, Seen], free: list[str], fields: Fields) -> str:
-    """The field whose values look most like keys, empty if there is none: an id that comes back,
-    else text or an id whatever comes back."""
+    """The field with the values most like keys, "" if there is none: first ids that repeat, then
+    other keys that repeat, then any text or id."""
     usable = [
         path
         for path in free
@@ -205,7 +213,7 @@ def _by_values(keys: dict[str, Seen], free: list[str], fields: Fields) -> str:
     ]
     again = [p for p in usable if FEW < len(keys[p].values) < keys[p].count]
     ids = [p for p in again if last_words(p)[-1:] and last_words(p)[-1] in IDENTIFIERS]
-    # Integers without a name that means ids are rather counts if they hardly come back.
+    # Integers that hardly repeat are more likely counts, unless the name means ids.
     keyish = [p for p in again if not _may_be_count(p, keys[p])]
     named = [p for p in usable if not is_counted(p, keys[p])]
     likely = ids or keyish or named
@@ -213,7 +221,7 @@ def _by_values(keys: dict[str, Seen], free: list[str], fields: Fields) -> str:
 
 
 def _is_pair_of_list(path: str, fields: Fields) -> bool:
-    """Whether a field is in a list of names and values, of which any may come first."""
+    """Whether a field is in a list of names and values, which may come in any order."""
     found = fields.list_of(path)
     return found is not None and bool(
         {f"{found[0]}.0.key", f"{found[0]}.0.name"} & {*fields.scalars}
@@ -225,17 +233,16 @@ def _may_be_count(path: str, at: Seen) -> bool:
 
 
 def is_counted(path: str, at: Seen) -> bool:
-    """Whether a field holds numbers, and its name means no id: it may count something."""
-    # Ids may be numbers too, with a name that means an id.
+    """Whether a field contains numbers and its name means no id, so that it may count something."""
     words = last_words(path)
     return at.is_number and not any(word in IDENTIFIERS or word == "ids" for word in words)
 
 
 def source_paths(fields: Fields, src: str, taken: frozenset[str]) -> tuple[str, ...]:
-    """The chosen source, or a known person's field before an anonymous one's if neither is always
-    the better: a person is known in some records only.
+    """The paths of the source. If the chosen one has anonymous persons, or known persons only in
+    some records, a field of the other kind is added; that of known persons comes first.
 
-    src: the chosen source. taken: paths of times.
+    src: the chosen source. taken: paths of times and of the mark of deletes.
     """
     words = frozenset(last_words(src)) if src in fields.scalars else frozenset()
     is_anonymous = bool(ANONYMOUS & words)
@@ -263,7 +270,8 @@ def source_paths(fields: Fields, src: str, taken: frozenset[str]) -> tuple[str, 
 def doubts_of_endpoints(
     fields: Fields, ends: Endpoints, times: frozenset[str], src: Sequence[str]
 ) -> list[str]:
-    """Everything doubtful about source and destination. src: all paths of the source."""
+    """Sentences on everything doubtful about source and destination. src: all paths of the
+    source."""
     doubts = []
     paths = {"src": src, "dst": (ends.dst,)}
     for role, path in ends.named:
@@ -289,8 +297,9 @@ def doubts_of_endpoints(
 
 
 def _way_out_of_missing(role: str, paths: Sequence[str], fields: Fields) -> str:
-    """The end of a doubt about records without a key; empty if all have one at another path."""
-    # A record without the list of events has none, and is no dead letter.
+    """The end of a doubt about records without a key: how to drop them; "" if another path has a
+    key, or the key is in a list."""
+    # A record without the list of events has no event, and is no dead letter.
     walks = [follow(steps_of(path)) for path in paths]
     has_all = all(first_value([walk(row) for walk in walks]) is not None for row in fields.rows)
     if has_all or any(fields.list_of(path) for path in paths):
@@ -303,7 +312,7 @@ def _way_out_of_missing(role: str, paths: Sequence[str], fields: Fields) -> str:
 
 
 def _doubts_of_key(role: str, path: str, fields: Fields) -> list[str]:
-    """Everything doubtful about the values of a key."""
+    """Sentences on everything doubtful about the values of a key."""
     at = fields.scalars[path]
     doubts = []
     if at.count >= ENOUGH and len(at.values) == 1:
@@ -333,11 +342,12 @@ def _doubts_of_key(role: str, path: str, fields: Fields) -> list[str]:
 def _alternatives(
     role: str, path: str, fields: Fields, ends: Endpoints, times: frozenset[str]
 ) -> list[str]:
-    """Other fields that their names make as likely, first those in records without the chosen."""
+    """Other fields that are almost as likely as the chosen one by their names and values, best
+    first."""
     taken = {ends.src, ends.dst} | times
     chosen = fields.scalars[path]
     least = _rank(role, path, chosen, fields) - 3.0 if not ends.directed else 8.0
-    # Anything that comes back is better than a key that never does.
+    # Any key that repeats is better than one that never does.
     if len(chosen.values) == chosen.count >= ENOUGH:
         least = LEAST
     found = []
@@ -350,7 +360,7 @@ def _alternatives(
             continue
         if is_technical(other) or at.is_long_text or at.is_fraction or is_constant(at):
             continue
-        # Of a field in a part of the records, how likely it would be in all.
+        # Rank a field as if all records had it.
         lacking = 2.0 * (1 - at.count / fields.count)
         rank = _rank(role, other, at, fields)
         if rank and rank + lacking >= least:
@@ -362,5 +372,5 @@ def _alternatives(
 
 
 def is_constant(at: Seen) -> bool:
-    """Whether a field has one value in all of so many records that it can be no key."""
+    """Whether a field has one value in so many records that it cannot be a key."""
     return len(at.values) == 1 and at.count >= 2 * FEW

@@ -1,4 +1,4 @@
-"""The field of an event's time and its form, guessed of names and values."""
+"""Guesses the field of an event's time and its form, from names and values."""
 
 import re
 from collections import Counter
@@ -20,20 +20,21 @@ from streamd.exchange.field_values import Fields, Seen
 from streamd.settings.sources import TimeForm, steps_of
 
 ROWS = frozenset(("data", "after", "fullDocument", "payload", "row", "new", "dynamodb"))
-"""Names of the object that holds the row, in changes of rows."""
+"""Names of the object that contains the row, in changes of rows."""
 NO_TIME = "no field could be read as a time: the Kafka timestamp is taken"
 """The doubt about records without a time."""
 FORMS = frozenset(get_args(TimeForm))
 """Forms that a source can read."""
 YEAR_US = 365 * 86_400_000_000
 NAMED_FROM_US = 10 * YEAR_US
-"""From 1980 on a number is a time if its name is one's; others have to be nearer to the clock."""
+"""A number from 1980 on, microseconds, is a time if the field's name means one; other numbers must
+be closer to the clock."""
 DIGITS = re.compile(
     r"(19|20)\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])(([01]\d|2[0-3])([0-5]\d){0,2})?"
 )
-"""A date, or a date and a time, without marks."""
+"""A date, or a date and a time, as digits without separators."""
 YEAR = re.compile(r"(19[7-9]|20)\d+")
-"""Digits that are a year in a field of that name."""
+"""A year as digits, if the field's name means a year."""
 FOREIGN = re.compile(
     r"\d{1,4}[./]\d{1,2}[./]\d{2,4}([ ,T].*)?|\d{1,2}[-/ ][A-Z][a-z]{2}[-/ ,]+\d{4}.*"
     r"|[A-Z][a-z]{2},? .*\d{1,2}:\d{2}.*|\d{4}-\d\d-\d\d[T ]\d\d:\d\d.*"
@@ -43,8 +44,8 @@ FOREIGN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class FoundTimes:
-    """path: of the event's time, empty for none. form: of that time. all: paths of all times, of
-    those that no form reads too."""
+    """The times of some rows. path: of the event's time, "" for none. form: of that time. all:
+    paths of all times, including those that no form can read."""
 
     path: str
     form: str
@@ -54,7 +55,8 @@ class FoundTimes:
 def find_time(
     fields: Fields, now_us: int, doubts: list[str], are_changes: bool = False
 ) -> FoundTimes:
-    """The time of an event, that of its Kafka record if there is none, and all other times.
+    """Find the time of an event, that of its Kafka record if there is none, and all other times.
+    Adds doubts.
 
     are_changes: the records are changes of rows, which are objects inside them.
     """
@@ -62,12 +64,12 @@ def find_time(
     unread: dict[str, str] = {}
     for path, at in fields.scalars.items():
         if form := form_of(path, at, now_us):
-            # Of two times of one event, a date is the coarser one.
+            # A date is coarser than another time of the same event, so rank it lower.
             is_coarse = are_dates_in_digits(path, at)
             found.append((_rank(path, at, fields.count) - is_coarse, path, form))
         elif why := why_unread(path, at, now_us):
             unread[path] = why
-    # A row's own time is better than that of its change.
+    # Prefer a column of the row to the time of its change.
     if are_changes:
         found = [(r + (steps_of(path)[0] in ROWS), path, form) for r, path, form in found]
     readable = sorted(found, key=lambda one: -one[0])
@@ -84,7 +86,7 @@ def find_time(
         doubts.append(NO_TIME)
         return FoundTimes("", "record", times)
 
-    # A time that cannot be read is doubted if its name fits as well as that of the chosen one.
+    # Report an unreadable time if its name fits as well as that of the chosen one.
     best, path, form = readable[0]
     for other, why in unread.items():
         if names_time(other) and _rank(other, fields.scalars[other], fields.count) >= best:
@@ -105,7 +107,8 @@ def find_time(
 def take_envelope_time(
     objects: list[dict[str, Any]], sources: list[dict[str, Any]], doubts: list[str]
 ) -> None:
-    """Take the time of CloudEvents for sources without one, if all of the objects have it."""
+    """Use the time of the CloudEvents envelope in sources without a time, if all objects have
+    it."""
     if not all("time" in one for one in objects):
         return
     for one in sources:
@@ -116,19 +119,20 @@ def take_envelope_time(
 
 
 def _rank(path: str, at: Seen, count: int) -> float:
-    """How likely a path is the time of the event, by its name and by the records that have it."""
+    """Rank a path as the time of the event, by its name and by the share of records that have
+    it."""
     words = last_words(path)
     rank = 3.0 * (not words or any(word in TIMES for word in words))
     rank += len(words) <= 2 and all(word in TIMES or word == "event" for word in words)
     rank -= 2.0 * any(word in OTHER_TIMES for word in words)
     rank -= 4.0 * is_technical(path)
-    # Outer fields are of the event, inner ones rather of its parts.
+    # Outer fields describe the event; inner ones more likely describe its parts.
     rank -= 0.2 * path.count(".")
     return rank + 4.0 * at.count / max(count, 1)
 
 
 def form_of(path: str, at: Seen, now_us: int) -> str:
-    """The form of the times at a path; empty if they are none."""
+    """The form of the times at a path; "" if the values are no times."""
     values = list(at.values)
     if are_dates_in_digits(path, at):
         return DATES
@@ -152,7 +156,8 @@ def form_of(path: str, at: Seen, now_us: int) -> str:
 
 
 def why_unread(path: str, at: Seen, now_us: int) -> str:
-    """Why values that look like times cannot be read; empty if they do not look like times."""
+    """The reason why values that look like times cannot be read; "" if they do not look like
+    times."""
     forms = _forms_of_each(path, at, now_us)
     if len(forms) > 1:
         shown = [f"{form} ({str(value)[:MAX_EXAMPLE]})" for form, value in forms.items()]
@@ -165,7 +170,8 @@ def why_unread(path: str, at: Seen, now_us: int) -> str:
 
 
 def _forms_of_each(path: str, at: Seen, now_us: int) -> dict[str, Any]:
-    """Form -> first value of it; empty if a value has none or the name is not that of a time."""
+    """Form -> first value of that form; empty if a value has no form, or the field's name means no
+    time."""
     forms: dict[str, Any] = {}
     for value in at.values if names_time(path) else ():
         one = Seen(Counter([type(value).__name__]), Counter([value]))
@@ -177,7 +183,8 @@ def _forms_of_each(path: str, at: Seen, now_us: int) -> dict[str, Any]:
 
 
 def are_dates_in_digits(path: str, at: Seen) -> bool:
-    """Whether all values are digits of a date, or of a date and a time, or years by their name."""
+    """Whether all values are digits of a date, or of a date and a time; or years, if the name means
+    one."""
     texts = [str(v) for v in at.values]
     is_possible = bool(texts) and at.types.keys() <= {"int", "str"}
     if is_possible and last_words(path)[-1:] == ("year",):
@@ -186,18 +193,19 @@ def are_dates_in_digits(path: str, at: Seen) -> bool:
 
 
 MAX_EXAMPLE = 40
-"""Characters of a value that a doubt shows."""
+"""Maximum characters of a value in a doubt."""
 
 
 def _counted_from_zero(fields: Fields) -> str:
-    """A field of the name of a time whose numbers rise from a small one; empty if there is none."""
+    """A field with the name of a time and numbers that rise from a small one; "" if there is
+    none."""
     for path, at in fields.scalars.items():
         words = last_words(path)
         is_named = any(word in TIMES or word == "step" for word in words)
         if not is_named or at.count < fields.count or not at.is_number or len(at.values) < 2:
             continue
         values = [float(v) for v in at.values]
-        # The values are in the order in which they first came.
+        # The values are in the order of their first occurrence.
         rising = sum(b >= a for a, b in zip(values, values[1:], strict=False))
         if min(values) >= 0 and rising >= 0.95 * (len(values) - 1):
             return path

@@ -1,6 +1,6 @@
-"""Import of a TGUF, CSV, NDJSON or Parquet file into a log.
+"""Imports a TGUF, CSV, NDJSON, Parquet or Arrow file into a log.
 
-What can be checked is checked before the log is made.
+Everything that can be checked is checked before the log is created.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,14 +26,18 @@ from streamd.exchange.times import Misfit, Times
 from streamd.settings.loading import Settings, schema_of
 
 IMPORT_ROWS = 65_536
-"""Rows of a TGUF file appended at a time, which bounds memory; a commit may hold fewer."""
+"""Rows of a TGUF file that are appended at a time, which bounds memory; a commit may contain
+fewer."""
 
 
 @dataclass(frozen=True)
 class Imported:
-    """The outcome of an import. times: their range and unit, as text. rounded: the values of
-    features that were rounded. odd_keys: of the newest of its edges. doubts: sentences about cells
-    that may be wrong, and rows that were left out."""
+    """The outcome of an import.
+
+    times: their range and unit, as text. rounded: feature values that were rounded. odd_keys: of
+    the newest edges of the import. doubts: sentences on cells that may be wrong, and on rows that
+    were left out.
+    """
 
     num_events: int
     times: str
@@ -45,15 +49,17 @@ class Imported:
 def import_file(
     settings: Settings, path: Path, columns: Columns, progress: Callable[[int, int], None]
 ) -> Imported:
-    """Append the events of a TGUF, CSV, NDJSON or Parquet file to the log.
+    """Append the events of a file to the log.
 
-    Numbers as times of a table are in the columns' unit, those of a TGUF file in microseconds.
+    1. Check all that can be checked: after step 2 a wrong width would need a new data directory.
+    2. Open and lock the log, or create it, and append in parts. An error keeps committed parts.
+
+    Numeric times of a table are in the columns' unit, those of a TGUF file in microseconds.
 
     Args: progress: called with (events so far, events in all).
-    Raises: StreamdError naming the first row that does not fit, and how many events were appended
-    before; LockedError while ingest runs.
+    Raises: StreamdError naming the first row that does not fit; LockedError while ingest runs.
     """
-    # A TGUF file says its own widths; a table is read as JSON events.
+    # A TGUF file has widths in its header; the rows of a table are read as JSON events.
     if not path.exists():
         raise SettingsError(f"{path} is not a file.", "check the path.")
     file = open_tguf(path) if path.suffix.lower() == ".tguf" else None
@@ -62,7 +68,7 @@ def import_file(
     schema = schema_of(settings)
     clock = SystemClock()
 
-    # Check all that can be checked before the log is made, since its widths never change.
+    # 1. Check before the log is created, because its widths never change.
     times = _times_of(settings, columns, file is not None, clock)
     topic = columns.source
     columns = resolved(columns, settings)
@@ -81,7 +87,7 @@ def import_file(
         table = EventFile(path, columns.form)
         events = _events_of_table(settings, table, columns, times, doubts.append)
 
-    # Append, and tell how far an error came.
+    # 2. Open the log and append. An error includes the number of events before it.
     position = None if file is not None else table.position
     find_unit = None if topic else times.find_other_unit
     column = "" if topic or file is not None else columns.time
@@ -96,14 +102,14 @@ def import_file(
     if topic and loader.last_us >= 0:
         times.extend(loader.first_us, loader.last_us, f"the source of {topic} says")
     odd = _odd_keys(settings, loader.first_edge)
-    # A log without features may be what is wanted, so it is only mentioned.
+    # A log without features may be intended, so this is only a doubt.
     if published is not None and published.features and not schema.edge_feature_dim:
         doubts.append(f"not taken as features: {', '.join(published.features)}; {FEATURES_HINT}")
     return Imported(loader.num_events, times.summary(), loader.rounded, odd, tuple(doubts))
 
 
 def _times_of(settings: Settings, columns: Columns, is_tguf: bool, clock: Clock) -> Times:
-    """The reader of a file's times."""
+    """Make the reader of a file's times."""
     max_ahead = settings.ingest.max_ahead_seconds
     # The unit of a TGUF file is fixed.
     if is_tguf:
@@ -118,7 +124,7 @@ def _events_of_table(
     times: Times,
     doubt: Callable[[str], None],
 ) -> Iterator[Outgoing]:
-    """The events of a table, or its rows for the source that reads them. Raises: SettingsError."""
+    """The events of a table, or its rows for the source that maps them. Raises: SettingsError."""
     if not columns.source:
         return read_events(table, columns, times, doubt)
     rows = rows_for_source(settings, columns, table, settings.stream.time_unit, doubt)
@@ -126,7 +132,7 @@ def _events_of_table(
 
 
 def _odd_keys(settings: Settings, first_edge: int) -> OddKeys:
-    """The oddities of the keys of the log's edges from `first_edge` on."""
+    """Find odd keys among the log's edges from the event `first_edge` on."""
     log = LogReader.open(settings.data_dir)
     assert log is not None
     prefixes = {prefix for source in settings.sources for prefix in source.prefixes()}
@@ -134,7 +140,8 @@ def _odd_keys(settings: Settings, first_edge: int) -> OddKeys:
 
 
 def _check_set(file: TGUFFile, edge_set: str, schema: Schema) -> None:
-    """Refuse a file of which nothing says of which sets it is. Raises: SettingsError."""
+    """Refuse a file if the set of its edges, node features or labels is unknown. Raises:
+    SettingsError."""
     if not edge_set and schema.num_edge_sets > 1:
         raise SettingsError(
             f"{file.path} does not say of which edge set it is.",
@@ -150,7 +157,7 @@ def _check_set(file: TGUFFile, edge_set: str, schema: Schema) -> None:
 
 
 def _check_widths(file: TGUFFile, schema: Schema, edge_set: int) -> None:
-    """Refuse a file whose widths differ from the stream's. Raises: SettingsError."""
+    """Refuse a file if its widths differ from the log's. Raises: SettingsError."""
     h = file.header
     of_edges = schema.edge_columns(edge_set)
     of_nodes = schema.node_columns(schema.ends_of(edge_set)[0])
@@ -198,7 +205,7 @@ def _import_tguf(file: TGUFFile, loader: Loader, progress: Callable[[int, int], 
         part = features[a : a + IMPORT_ROWS]
         loader.append(loader.node_features(np.arange(a, a + len(part)), part))
 
-    # With each part of the edges go the labels before the next part; the last takes the rest.
+    # Append each part of the edges with the labels up to the next part; the last takes the rest.
     labels_done = 0
     times = file.time
     for a in range(0, max(file.num_edges, 1), IMPORT_ROWS):

@@ -1,5 +1,4 @@
-"""Keys in the cells of CSV and the ids of TF-GNN's tables, which are only text: which of them are
-integers.
+"""Decides which keys in text cells are integers: those of CSV and of TF-GNN's tables.
 
 7 and "7" are two nodes, so the keys of one column should all be integers or all be text.
 """
@@ -11,18 +10,21 @@ from streamd.exchange.times import Misfit, shown_value
 from streamd.settings.sources import KeyType
 
 INTEGER_KEY = re.compile(r"0|-?[1-9][0-9]{0,18}")
-"""Text in a table that is an integer key: as Python writes it, so that 007 stays text."""
+"""Text in a table that is an integer key: as Python writes it, so 007 is text."""
 CUT = r"[0-9](?:\.[0-9]+)?E\+[0-9]{1,3}"
-"""An integer as a spreadsheet shows long ones."""
+"""An integer as spreadsheets write long ones."""
 DIGITS = re.compile(rf"[+-]?(?:[0-9]+(?:\.0)?|{CUT})")
-"""Text that looks like an integer, and may have another form than `INTEGER_KEY`."""
+"""Text that looks like an integer, although perhaps not in the form of `INTEGER_KEY`."""
 NO_INTEGER = re.compile(rf"-?(?:[0-9]+\.0|{CUT})")
-"""Integers as numbers of another type are written."""
+"""Integers as programs write them in a column of another type."""
 
 
 def has_two_kinds(texts: Iterable[str], has_integers: bool) -> bool:
-    """Whether `KeyCells` would read one of these texts as an integer, or would refuse one among
-    integers. has_integers: whether there are some."""
+    """Whether `KeyCells` would read one of these texts as an integer, or would refuse it next to
+    integers.
+
+    has_integers: whether there are integers.
+    """
     return any(is_integer_key(t) or (has_integers and DIGITS.fullmatch(t)) for t in texts)
 
 
@@ -34,8 +36,9 @@ def is_integer_key(text: str) -> bool:
 class KeyCells:
     """Reads the cells of one column of keys. Owner: the reader of a file.
 
-    Args: column: its name; kind: text or integer if the settings name one; way_out: how to name
-    one; doubt: called with a sentence, once for each kind of doubt; strip: how to leave blanks out.
+    Args: column: its name; kind: text or integer if the settings name one; way_out: the operator's
+    action to name one; doubt: called with a sentence, once for each kind of doubt; strip: the
+    operator's action to remove blanks.
     """
 
     def __init__(
@@ -59,7 +62,8 @@ class KeyCells:
         self._has_numbers = False
 
     def read(self, cell: str) -> int | str:
-        """One cell that is not empty. Raises: Misfit if the column has digits of two kinds."""
+        """Read one cell that is not empty. Raises: Misfit if the column has digits of two kinds, or
+        `kind` is integer and the cell is not."""
         if not self._has_blanks and cell != cell.strip():
             self._has_blanks = True
             self._doubt(
@@ -70,7 +74,7 @@ class KeyCells:
             self._look_at_number(cell)
         if self._kind == "text":
             return cell
-        # Remember one example of each kind, to compare and to name them.
+        # Keep one example of each kind, to compare the kinds and to name them in errors.
         if is_integer_key(cell):
             self._integer = self._integer or cell
         elif self._kind == "integer":
@@ -84,7 +88,7 @@ class KeyCells:
         return int(cell) if is_integer_key(cell) else cell
 
     def _look_at_number(self, cell: str) -> None:
-        """Doubt a key that was an integer before another program wrote it."""
+        """Doubt a key that looks like an integer that another program rewrote."""
         if not NO_INTEGER.fullmatch(cell):
             return
         self._has_numbers = True

@@ -1,7 +1,7 @@
-"""History appended to a log without Kafka.
+"""Appends history to a log without Kafka.
 
-Events are decoded, checked and built into columns as live ones are, but the first that does not fit
-ends the import.
+Events are decoded, checked and built into columns as live ones are, but the first event that does
+not fit ends the import.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -36,21 +36,23 @@ from streamd.ingest.order.batch_builder import BatchBuilder
 from streamd.settings.loading import Settings, schema_of
 
 RECORDS = 4096
-"""Rows of a table that are decoded together, between two calls of `progress`."""
+"""Rows of a table that are decoded together; `progress` is called after them."""
 REMEDIES = {
     "late": "a log only grows forward in time: import into a new data_dir.",
     "node_limit": "raise ingest.max_nodes.",
     "feature_width": "declare as many in the settings (stream.edge_feature_dim, "
     "stream.node_feature_dim, stream.label_dim), or correct the row.",
 }
-"""Operator action by reason, where it is not to correct the row."""
+"""Operator action by reason, for reasons that need another action than to correct the row."""
 KINDS = {EDGE: "", NODE: " (node features)", LABEL: " (label)", DELETE: " (delete)"}
-"""What errors add to a row's number: edges and labels of a TGUF file are counted apart."""
+"""Text that errors add to a row's number, because each kind of row in a TGUF file has its own
+numbers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileRow:
-    """A row of a file in the shape of a Kafka record. offset: its number from 1."""
+    """A row of a file in the form of a Kafka record. offset: its number, from 1. timestamp:
+    milliseconds, -1 for none."""
 
     offset: int
     value: bytes
@@ -71,20 +73,23 @@ def open_loader(
     find_other_unit: Callable[[], OtherUnit | None] | None = None,
     time_column: str = "",
 ) -> Iterator["Loader"]:
-    """A `Loader` of the log in `data_dir`, which is made if it is not there.
+    """Open a `Loader` of the log in `data_dir`, which is created if it does not exist.
 
-    find_other_unit: the other unit that all times look like so far; without it, that of the rows'
-    source. time_column: the column of times, for errors.
+    1. Take the writer's lock: it refuses while ingest runs, before a row is read.
+    2. Yield the loader. Commits before an error stay in the log; the error gets their number of
+       events.
+    3. Release the lock.
 
-    Times of streamd's own events are in microseconds, whatever `stream.time_unit` is. An error in
-    the block gets the number of events that were appended before. Raises: LockedError while ingest
-    runs.
+    Args: find_other_unit: returns the other unit that all times so far look like, None for none; by
+    default that of the rows' source. time_column: the column of times, for errors. Others: as of
+    `Loader`. Times of streamd's own events are in microseconds, not in `stream.time_unit`.
+    Raises: LockedError while ingest runs.
     """
-    # The writer's lock comes first: it refuses while ingest runs, before a row is read.
+    # 1. Lock.
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     writer = LogWriter(settings.data_dir, schema_of(settings), settings.ingest.segment_edges)
     try:
-        # Rows of a source pass its rules; other rows are streamd's own events.
+        # A source's rules map its rows; other rows are streamd's own events.
         decoder = (
             make_decoder(settings, writer.schema)
             if topic
@@ -107,7 +112,7 @@ def open_loader(
             other_unit,
             time_column,
         )
-        # Parts that were committed before an error stay in the log.
+        # 2. Yield. Commits before an error stay in the log.
         try:
             yield loader
         except StreamdError as error:
@@ -120,11 +125,18 @@ def open_loader(
 class Loader:
     """Appends events in time order to a log. Owner: the thread that owns the log's writer.
 
-    decoder: of rows. max_nodes: of the log. name: of the file, for errors. topic: the source that
-    reads the rows, empty for streamd's own events. edge_set: number of the set of edges that come
-    as columns. place_of: names an event by its number, the row of the file otherwise. other_unit:
-    the other unit that all times look like so far: then they are not taken as the first of a log.
-    time_column: of the rows, for errors; empty if there is no one column.
+    Args:
+      log: the log.
+      decoder: of the rows.
+      max_nodes: maximum nodes of the log.
+      clock: wall clock.
+      name: of the file, for errors.
+      topic: of the source that maps the rows; "" for streamd's own events.
+      edge_set: number of the set of edges that are given as columns; 0.
+      place_of: names an event by its number, for errors; by default as row of the file.
+      other_unit: returns the other unit that all times so far look like; such times are refused as
+        the first of a log. None by default.
+      time_column: the column of times, for errors; "" if there is not exactly one.
     """
 
     def __init__(
@@ -140,7 +152,7 @@ class Loader:
         other_unit: Callable[[], OtherUnit | None] = lambda: None,
         time_column: str = "",
     ) -> None:
-        # The log, and the rows that go into it.
+        # The log, and the source of its rows.
         self._topic = topic
         self.edge_set = edge_set
         self._log = log
@@ -160,12 +172,12 @@ class Loader:
 
     @property
     def watermark(self) -> int:
-        """The time of the log: its latest event so far, microseconds."""
+        """The log's watermark: the time of its latest event, microseconds."""
         return self._log.watermark
 
     @property
     def rounded(self) -> Rounded:
-        """The values of features of tables that were rounded so far."""
+        """The feature values of tables that were rounded so far."""
         return self._decoder.rounded
 
     def rows(
@@ -205,12 +217,12 @@ class Loader:
         self.append(block)
 
     def _check_first_times(self, blocks: Sequence[Block]) -> None:
-        """Refuse times of another unit as the first of the log. Raises: StreamdError naming the
-        first row that has a time."""
+        """Refuse times that look like another unit as the first of a log. Raises: StreamdError
+        naming the first row that has a time."""
         found = self._other_unit() if has_no_times(self._log) else None
         if found is None:
             return
-        # Deletes and node features without a time have got that of the log.
+        # Skip deletes and node features, which may have got the log's time.
         timed = [block.rows[np.isin(block.rows["kind"], (EDGE, LABEL))] for block in blocks]
         first = next((rows[0] for rows in timed if len(rows)), None)
         position = self._name
@@ -224,7 +236,8 @@ class Loader:
         )
 
     def edges(self, src_E: Int64, dst_E: Int64, time_E: Int64, values_ED: Float32) -> Block:
-        """Make a block of edges between nodes with integer keys."""
+        """Make a block of edges between nodes with integer keys: int64[E] three times, float32[E,
+        D]."""
         schema = self._log.schema
         of_src, of_dst = schema.ends_of(self.edge_set)
         a = self._numbers(src_E, of_src)
@@ -240,16 +253,18 @@ class Loader:
         return edge_block(Edges(time_E, a, b, rows_ED), origin)
 
     def labels(self, node_L: Int64, time_L: Int64, target_LD: Float32) -> Block:
-        """Make a block of labels of nodes with integer keys."""
+        """Make a block of labels of nodes with integer keys: int64[L] twice, float32[L, D]."""
         return self._of_nodes(LABEL, node_L, time_L, target_LD)
 
     def node_features(self, node_F: Int64, values_FD: Float32) -> Block:
-        """Make a block of node features, which come into force at the end of the log."""
+        """Make a block of node features, in force from the end of the log on: int64[F], float32[F,
+        D]."""
         rows_FD = self._log.schema.node_rows(self._node_set, values_FD)
         return self._of_nodes(NODE, node_F, np.full(len(node_F), self._log.watermark), rows_FD)
 
     def _of_nodes(self, kind: int, node: Int64, time: Int64, values: Float32) -> Block:
-        """Make a block of one kind of event about nodes; the values are its extras."""
+        """Make a block of one kind of event about nodes. values: features or targets, one row an
+        event."""
         rows = np.zeros(len(node), ROW)
         rows["time"] = time
         rows["kind"] = kind
@@ -264,19 +279,20 @@ class Loader:
         )
 
     def _next_rows(self, kind: int, count: int) -> Int64:
-        """The numbers in the file of the next rows of a kind, from 1."""
+        """Take the next numbers of a kind of row in the file, from 1."""
         first = self._num_rows[kind] + 1
         self._num_rows[kind] += count
         return np.arange(first, first + count)
 
     @property
     def _node_set(self) -> int:
-        """Number of the set of nodes that have labels and features: that of both ends of edges."""
+        """Number of the node set of labels and features: that of the source nodes of `edge_set`."""
         return self._log.schema.ends_of(self.edge_set)[0]
 
     def _numbers(self, nodes: Int64, node_set: int) -> Int64:
-        """Numbers of the nodes' keys in the key table. Raises: StreamdError."""
-        # Each node is looked up once, however many rows name it.
+        """Look up the nodes' keys in the key table. Returns: int64[n] numbers. Raises:
+        StreamdError."""
+        # Look up each node once, however many rows contain it.
         distinct, inverse = np.unique(nodes, return_inverse=True)
         keys: list[int] = distinct.tolist()
         try:
@@ -290,15 +306,22 @@ class Loader:
     def append(self, *blocks: Block) -> None:
         """Commit blocks merged by time.
 
-        Raises: StreamdError naming a row that does not fit, or the unit that the first times of the
-        log look like.
+        1. Refuse first times that look like another unit: a log's time never goes back.
+        2. Merge the blocks by time, in their order at equal times. One block must be in order
+           itself.
+        3. Commit in parts, each within one segment. The first refused row ends the import; the
+           parts before it stay in the log.
+
+        Raises: StreamdError naming a row that does not fit, or the unit that the first times look
+        like.
         """
+        # 1. Refuse first times of another unit.
         self._check_first_times(blocks)
         block = joined([b for b in blocks if len(b)]) if any(len(b) for b in blocks) else None
         if block is None:
             return
 
-        # One block must be in order; several are merged, in their order at equal times.
+        # 2. Merge. One block must be in order; several are merged, in their order at equal times.
         time = block.rows["time"]
         if (time[1:] < time[:-1]).any():
             if len(blocks) == 1:
@@ -310,7 +333,7 @@ class Loader:
                 )
             block = block.take(np.argsort(time, kind="stable"))
 
-        # Commit in parts, each within one segment.
+        # 3. Commit in parts, each within one segment.
         first = 0
         while first < len(block):
             end = min(first + min(self._log.remaining_rows(), MAX_COMMIT_EVENTS), len(block))
@@ -319,7 +342,7 @@ class Loader:
             batch, watermark, refused = self._builder.build(
                 part, keys.keys, keys.epoch, self._log.watermark, self._log.num_nodes
             )
-            # The first refused row ends the import; parts committed before it stay in the log.
+            # The first refused row ends the import.
             for r in refused:
                 row = part.rows[r.row]
                 raise StreamdError(
@@ -333,9 +356,9 @@ class Loader:
 
 
 def _fill_times(block: Block, watermark: int) -> None:
-    """Give events without a time, deletes and node features, the latest time before them."""
+    """Give deletes and node features without a time the latest time before them."""
     rows = block.rows
     if len(rows) and not has_time(rows).all():
-        # The largest time so far, beginning with the log's.
+        # The largest time so far, starting with the log's.
         so_far = np.maximum.accumulate(np.where(has_time(rows), rows["time"], watermark))
         rows["time"] = np.where(has_time(rows), rows["time"], so_far)

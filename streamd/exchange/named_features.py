@@ -1,4 +1,4 @@
-"""The features of an event by the names that its set declares, for people."""
+"""Shows an event's features by the names that its set declares."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,15 +10,15 @@ from streamd.settings.sets import FeatureSettings, text_of
 
 
 def with_named_features(event: bytes, settings: Settings) -> str:
-    """An event as JSON, with its list of features as a mapping by their names.
+    """An event as JSON, with its list of features as a mapping by name.
 
-    event: as of `as_json`. It stays as it is if its set declares no features.
+    event: as from `as_json`. It is unchanged if its set declares no features.
     """
     row = msgspec.json.decode(event)
     values = row.get("features") or ()
     is_node = row.get("type") == "node"
     sets = node_sets(settings) if is_node else edge_sets(settings)
-    # With one set, events name none.
+    # With one set, events do not name it.
     name = row.get("node_set" if is_node else "edge_set", next(iter(sets), ""))
     declared = sets[name].features if name in sets else {}
     if not declared or sum(one.width for one in declared.values()) != len(values):
@@ -31,13 +31,13 @@ def with_named_features(event: bytes, settings: Settings) -> str:
 
 
 def _value_of(feature: FeatureSettings, columns: Sequence[float]) -> Any:
-    """The value of a feature by its columns; None for none of its categories."""
+    """The value of a feature from its columns; None if it is none of its categories."""
     if feature.categories is not None:
         texts = [*map(text_of, feature.categories), None]
         return texts[columns.index(1.0)] if 1.0 in columns else None
     if feature.type == "bool":
         return bool(columns[0])
-    # The log has float32, of which seven digits are exact.
+    # The log has float32, in which seven digits are exact.
     numbers = [float(f"{value:.7g}") for value in columns]
     whole = [int(value) if value.is_integer() else value for value in numbers]
     return whole[0] if feature.type == "number" else whole

@@ -17,10 +17,10 @@ FLUSH_EVERY = 5_000
 
 @dataclass(frozen=True)
 class Outgoing:
-    """A record to be sent. key: chooses its partition.
+    """A record to be sent. key: determines its partition.
 
-    time: in the stream's unit, None where the event has none. row: its number from 1 in the file it
-    comes from, 0 for none.
+    time: in the stream's unit, None if the event has none. row: its number in the file, from 1; 0
+    for none.
     """
 
     key: bytes
@@ -30,8 +30,8 @@ class Outgoing:
 
 
 def check_topic(kafka: KafkaSettings, topic: str) -> None:
-    """Check that a topic is there: a producer would wait a minute for it. Raises: KafkaError."""
-    # An admin client is answered at once.
+    """Check that a topic exists: a producer would wait a minute for it. Raises: KafkaError."""
+    # An admin client gets its answer at once.
     with asking_about_topics(kafka) as admin:
         missing = describe(admin, (topic,)).missing
     if missing:
@@ -52,10 +52,10 @@ def send_events(
 ) -> int:
     """Send events in order.
 
-    Args: speed: seconds of event time per second, 0 for no pauses; progress: called with the number
-    of events sent so far.
-    Returns: the number of events sent.
-    Raises: KafkaError where an event was not acknowledged.
+    Args: time_unit: of `Outgoing.time`; speed: seconds of event time per second, 0 for no pauses;
+    progress: called with the number of events sent so far.
+    Returns: the number of events sent, all acknowledged.
+    Raises: KafkaError if an event was not acknowledged.
     """
     producer = make_producer(kafka, linger_ms=20, batch_size=262_144, compression_type="lz4")
     begun = time.monotonic()
@@ -72,7 +72,7 @@ def send_events(
                     producer.flush()
                     time.sleep(wait)
 
-            # Send it, and now and then wait for the acknowledgements.
+            # Send it, and wait for the acknowledgements after each FLUSH_EVERY events.
             pending.append(send(producer, topic, key=event.key, value=event.value))
             sent += 1
             if len(pending) >= FLUSH_EVERY:

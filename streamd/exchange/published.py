@@ -1,4 +1,4 @@
-"""Public data sets as they are published: the form of their files, and the source that reads them.
+"""Reads public data sets in the form in which they are published, by a source for each.
 
 Sources: JODIE (snap.stanford.edu/jodie), SNAP (snap.stanford.edu/data), Last.fm 1K (ocelma.net),
 MovieLens (files.grouplens.org), the GDELT event codebooks 1.03 and 2.0, and the files of TGB
@@ -52,8 +52,8 @@ GDELT_GEO = (
 
 
 def _gdelt_columns(width: int) -> tuple[str, ...]:
-    """The columns of events of GDELT: 57 or 58 are those of 1.0, of which the last, SOURCEURL, came
-    in April 2013; 61 are those of 2.0."""
+    """The columns of GDELT's events, by their number. Version 1.0 has 57, and 58 since April 2013,
+    when SOURCEURL was added as the last; version 2.0 has 61."""
     of_geo = [name for name in GDELT_GEO if width > 58 or name != "ADM2Code"]
     geo = [f"{who}Geo_{name}" for who in ("Actor1", "Actor2", "Action") for name in of_geo]
     columns = (*GDELT_EVENT, *geo, "DATEADDED", "SOURCEURL")
@@ -66,19 +66,20 @@ GDELT_EVENT = (
     *("IsRootEvent", "EventCode", "EventBaseCode", "EventRootCode", "QuadClass"),
     *("GoldsteinScale", "NumMentions", "NumSources", "NumArticles", "AvgTone"),
 )
-"""The first columns of all events of GDELT; geographies and the date of adding are after them."""
+"""The first columns of all GDELT events; the geographies and the date of adding follow."""
 GDELT_WIDTHS = (57, 58, 61)
 YEAR = "year"
-"""The first column of the data set of TGB that has years as times."""
+"""The first column of the TGB data set that has years as times."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Published:
-    """How a public data set is read.
+    """The format of a public data set.
 
-    form: of its files. src, dst, time: columns. time_form: how times are written. prefixes: of keys
-    of sources and destinations if both are counted from the same number. needs: columns without
-    which a row is no edge. features: columns of numbers. change: makes these columns of others.
+    form: of its files. src, dst, time: columns. time_form: of the times. prefixes: of the keys of
+    sources and destinations, if both are counted from the same number. needs: columns without which
+    a row is no edge. features: columns of numbers. change: converts a row, so that it has these
+    columns.
     """
 
     form: TextForm
@@ -93,20 +94,23 @@ class Published:
 
 
 def _is_number(line: str) -> bool:
-    """Whether the first cell of a line is a number, so that the line is no header."""
+    """Whether the first cell of a line is a number, so that the line is not a header."""
     return re.match(r"[0-9.]", line) is not None
 
 
 def _check_line(fits: bool, cells: list[str], form: str) -> None:
-    """Refuse a first line of another form, since its columns would mean other things. form: the
-    columns, for people. Raises: Misfit."""
+    """Refuse a first line that has another form, because its columns would mean other things.
+
+    form: the expected columns, in words. Raises: Misfit.
+    """
     if not fits:
         shown = ", ".join(cells[:6])[:80]
         raise Misfit(f"the first line has {len(cells)} cells ({shown}): {form}", OTHER_FORM)
 
 
 def _jodie_form(line: str) -> TextForm:
-    """The header of JODIE's files has one name for all columns of features."""
+    """The form of a JODIE file: its header has one name for all columns of features. Raises:
+    Misfit."""
     columns = ("user_id", "item_id", "timestamp", "state_label", "features")
     cells = [cell.strip() for cell in line.split(",")]
     fits = len(cells) >= 4 and (_is_number(line) or cells[:4] == [*columns[:4]])
@@ -115,18 +119,18 @@ def _jodie_form(line: str) -> TextForm:
 
 
 def _cells_of_snap(line: str) -> tuple[str, list[str]]:
-    """The delimiter of one of SNAP's files, and the cells of its first line: blanks or tabs, in
-    some files commas, of which some have a header."""
+    """The delimiter of a SNAP file, and the cells of its first line. The delimiter is blanks or
+    tabs, or a comma, in which case there may be a header."""
     return (",", line.split(",")) if "," in line else (BLANKS, line.split())
 
 
 def _snap_form(line: str) -> TextForm:
     delimiter, cells = _cells_of_snap(line)
     header = not _is_number(line)
-    # A word after the time is the kind of an edge; a number means that the third is no time.
+    # A word after the time is the kind of edge; a number means that the third cell is no time.
     fits = len(cells) in (2, 3) or (len(cells) == 4 and not header and cells[3].isalpha())
     fits = fits and (delimiter == "," or all(map(_is_number, cells[:2])))
-    # The third cell of a signed network is its sign; times that count begin with 0.
+    # In a signed network the third cell is the sign; times that count up begin with 0.
     fits = fits and not (len(cells) == 3 and cells[2] in ("1", "+1", "-1"))
     form = "edges of SNAP are source, destination and maybe a time; --as snap-signed reads ratings"
     _check_line(fits, cells, form)
@@ -142,11 +146,12 @@ def _signed_form(line: str) -> TextForm:
 
 
 def _movielens_form(line: str) -> TextForm:
-    """CSV with a header since 2013; `::` or tabs without one before."""
+    """The form of a MovieLens file: CSV with a header since 2013, before that `::` or tabs without
+    one. Raises: Misfit."""
     delimiter = next((one for one in ("::", "\t") if one in line), ",")
     columns = ("userId", "movieId", "rating", "timestamp")
     cells = line.split(delimiter)
-    # The file of tags has a tag instead of the rating.
+    # In the file of tags the third cell is a tag, not a rating.
     fits = len(cells) == 4 and (
         _is_number(line) or (*cells[:2], cells[3]) == (*columns[:2], columns[3])
     )
@@ -166,8 +171,8 @@ def _gdelt_form(line: str) -> TextForm:
 
 
 def _tgb_form(line: str) -> TextForm:
-    """TGB has time, source and destination first, and names them in many ways; only the first
-    tgbl-wiki is as JODIE has it."""
+    """The form of a TGB file: time, source and destination come first, under various names; the
+    first tgbl-wiki has JODIE's form. Raises: Misfit."""
     names = [name.strip() for name in line.split(",")]
     if names[0] == "user_id":
         columns = ("src", "dst", "time", "state_label", "features")
@@ -180,7 +185,7 @@ def _tgb_form(line: str) -> TextForm:
 
 
 def _with_time(row: Row) -> Row:
-    """Edges without a time get the earliest, all the same one."""
+    """Set the time of an edge without one to 0, which is the earliest."""
     return row | {"time": 0} if row.get("time") is None else row
 
 
@@ -189,16 +194,17 @@ def _signed_edge(row: Row) -> Row:
 
 
 def _of_lastfm(row: Row) -> Row:
-    """An artist without an id of MusicBrainz is known by name."""
+    """Add the artist: the id of MusicBrainz, or the name if there is none."""
     return row | {"artist": row["artid"] or row["artname"]}
 
 
 def _of_tgb(row: Row) -> Row:
-    """Times are seconds or, in tgbl-flight, days, in tgbn-trade years."""
+    """Convert times to seconds: tgbl-flight has days, tgbn-trade years. Also prefix keys, and write
+    several features in a cell as a list."""
     time = f"{row[YEAR]}-01-01" if YEAR in row else row["time"]
     if type(time) is str and "-" in time:
         row = row | {"time": Times("iso8601").one(time, "time") // MICROSECONDS["s"]}
-    # In JODIE's form, users and items are both counted from 0.
+    # In JODIE's form both users and items are counted from 0.
     if "state_label" in row:
         row = row | {"src": f"user:{row['src']}", "dst": f"item:{row['dst']}"}
     features = row.get("features")
@@ -265,34 +271,35 @@ PUBLISHED = {
         form=TextForm(of_first_line=_tgb_form), src="src", dst="dst", time="time", change=_of_tgb
     ),
 }
-"""By the name that `streamd import --as` takes."""
+"""Data sets by their name in `streamd import --as`."""
 
 
 def find_data_set(name: str) -> Published:
-    """The data set of a name. Raises: SettingsError."""
+    """Find a data set by its name. Raises: SettingsError."""
     if name not in PUBLISHED:
         raise SettingsError(f"--as {name} is unknown{nearest_of(name, PUBLISHED)}.")
     return PUBLISHED[name]
 
 
 def add_published_source(settings: Settings, name: str, edge_set: str) -> Settings:
-    """Settings with a source, named as the data set is, that reads its rows.
+    """Add a source that maps the rows of a public data set to settings; its topic is the data set's
+    name.
 
     Declared features of the edge set are columns of the same names. Keys have a prefix if sources
     and destinations are of one node set. Raises: SettingsError.
     """
-    # The edge set: its declared features, and whether its ends are of one node set.
+    # Find the edge set, its declared features and the node sets of its ends.
     published = find_data_set(name)
     declared = edge_sets(settings)
     schema = schema_of(settings)
     chosen = edge_set or next(iter(declared))
     if chosen not in declared:
         raise SettingsError(f"There is no edge set {chosen}{nearest_of(chosen, declared)}.")
-    # Ids of users and items overlap, which only sets of their own keep apart.
+    # Ids of users and items overlap, so in one node set they need prefixes.
     source_set, target_set = schema.ends_of(list(declared).index(chosen))
     prefixes = published.prefixes if source_set == target_set else ("", "")
 
-    # The source is checked as one of the settings is.
+    # The source passes the same checks as one in a settings file.
     source = SourceSettings.model_validate(
         {
             "topic": name,
@@ -306,7 +313,7 @@ def add_published_source(settings: Settings, name: str, edge_set: str) -> Settin
             },
         }
     )
-    # A source of the settings that has this name by chance counts no more here.
+    # Drop a source in the settings that has this name by chance.
     graph = settings.graph
     for misplaced in check_sources((source,), graph.node_sets, declared, schema):
         raise SettingsError(f"--as {name}: {misplaced.what}.", f"{FEATURES_HINT}.")

@@ -1,4 +1,5 @@
-"""A few records of a topic or a file, read without a trace, and what the settings make of them."""
+"""Reads a few records of a topic or a file without side effects, and decodes them by the
+settings."""
 
 import time
 from collections import Counter
@@ -33,14 +34,17 @@ from streamd.settings.sets import nearest_of
 from streamd.settings.sources import by_topic
 
 PATIENCE_SECONDS = 10.0
-"""Longest wait for the records of a topic, whose last offsets may give none."""
+"""Maximum wait for the records of a topic: its last offsets may have no records."""
 WORDS = {EDGE: "edge", NODE: "node", LABEL: "label", DELETE: "delete"}
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Records by partition. topic: whose source maps them, empty for our own events. doubts:
-    sentences about a file's cells."""
+    """Records by partition.
+
+    topic: of the source that maps them; "" for streamd's own events. doubts: sentences on cells of
+    a file.
+    """
 
     topic: str
     records: dict[int, list[Any]]
@@ -56,10 +60,10 @@ class Sample:
 
 
 def read_sample(settings: Settings, name: str, count: int, clock: Clock, topic: str = "") -> Sample:
-    """The first records of a file, or the newest of a topic, `count` in all.
+    """Read the first records of a file, or the newest of a topic, `count` in all.
 
-    Args: name: of a file where there is one, else of a topic; topic: its sources map a file's
-    rows, the only such topic if empty.
+    Args: name: of a file if it exists, else of a topic; topic: of the sources that map a file's
+    rows; "" for the only topic with sources.
     Raises: SettingsError, KafkaError.
     """
     path = Path(name)
@@ -80,18 +84,18 @@ def read_sample(settings: Settings, name: str, count: int, clock: Clock, topic: 
         all_rows = rows_of_sources(sources_of(settings, topic), file, unit, doubts.append)
     else:
         all_rows = read_rows(file)
-    # A row of a file has no timestamp; Kafka will give it one when it is sent.
+    # A row of a file has no timestamp; Kafka would add one when it is sent.
     now_ms = clock.now_us() // 1000
     records = [FileRow(offset=n, value=v, timestamp=now_ms) for n, v in islice(all_rows, count)]
     return Sample(topic, {0: records}, tuple(doubts))
 
 
 def shares(sizes: Mapping[TopicPartition, int], count: int) -> dict[TopicPartition, int]:
-    """Divide `count` records among partitions: each gives the same number, or all it has, and the
-    others more for it. sizes: records of each."""
+    """Divide `count` records among partitions: each gets the same number, or all its records if it
+    has fewer, and the others share the difference. sizes: records of each."""
     out: dict[TopicPartition, int] = {}
     left = count
-    # The smallest first, so that the larger ones give for what those lack.
+    # Start with the smallest, so that the larger ones make up the difference.
     for part in sorted(sizes, key=lambda one: sizes[one]):
         out[part] = min(sizes[part], left // (len(sizes) - len(out)))
         left -= out[part]
@@ -99,7 +103,7 @@ def shares(sizes: Mapping[TopicPartition, int], count: int) -> dict[TopicPartiti
 
 
 def _of_topic(settings: Settings, topic: str, count: int) -> dict[int, list[Any]]:
-    """The newest records of a topic, read without a group. Raises: KafkaError."""
+    """Read the newest records of a topic, without a consumer group. Raises: KafkaError."""
     make_reading_safe(settings.ingest.max_batch_bytes)
     consumer = make_consumer(settings.kafka)
     try:
@@ -135,9 +139,10 @@ def _of_topic(settings: Settings, topic: str, count: int) -> dict[int, list[Any]
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What becomes of one record, or of one event in it. event: as JSON, empty where it is refused.
+    """The result for one record, or for one event in it.
 
-    index: its place in the record, -1 for a whole record.
+    index: of the event in the record, -1 for a whole record. what: type of event, or the reason of
+    a refusal. event: as JSON, "" if refused. error: the error text if refused.
     """
 
     partition: int
@@ -150,10 +155,12 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The events of a sample. counts: by type of event, and of refused ones by reason. rounded:
-    values of features. absent: paths of the source at which no record has a value, a sentence each.
-    odd_keys: of the edges. doubts: a sentence each. held: why a log would not begin with these
-    times, a sentence; empty if it would.
+    """The results for a sample.
+
+    judged: in order of partition and offset. num_skipped: records without event or error. counts:
+    of events by type. refused: by reason. rounded: feature values. absent: a sentence for each path
+    of the source at which no record has a value. odd_keys: of the edges. doubts: a sentence each.
+    held: a sentence on why a log would not accept these as its first times; "" if it would.
     """
 
     judged: list[Judged]
@@ -167,7 +174,7 @@ class Verdict:
     held: str = ""
 
     def words(self, num_records: int) -> str:
-        """The counts in words."""
+        """The counts as text. num_records: of the sample."""
         events = (
             ", ".join(f"{n:,} {what}{'s' if n > 1 else ''}" for what, n in self.counts.items())
             or "no events"
@@ -179,9 +186,9 @@ class Verdict:
 
 
 def judge(settings: Settings, sample: Sample, clock: Clock) -> Verdict:
-    """What ingest would make of a sample's records now, in their order.
+    """Decode a sample's records as ingest would now, in their order.
 
-    Raises: SchemaRegistryError; SettingsError where the settings fit no source.
+    Raises: SchemaRegistryError; SettingsError if the settings have no source for the sample.
     """
     schema = schema_of(settings)
     decoder = make_decoder(settings, schema)
@@ -217,16 +224,16 @@ def judge(settings: Settings, sample: Sample, clock: Clock) -> Verdict:
 
 
 def _prefixes(settings: Settings, topic: str) -> set[str]:
-    """The prefixes that the source of a topic puts before keys."""
+    """The prefixes that the sources of a topic add to keys."""
     sources = by_topic(settings.sources).get(topic, ())
     return {prefix for source in sources for prefix in source.prefixes()}
 
 
 def _odd_keys(blocks: list[Block], keys: list[Key], schema: Schema, prefixes: set[str]) -> OddKeys:
-    """The oddities of the edges in blocks, whose numbers are those of `keys`."""
+    """Find odd keys of the edges in blocks. keys: by the numbers in the blocks."""
     edges = joined([block.take(block.rows["kind"] == EDGE) for block in blocks])
     rows = edges.rows
-    # Only of a log of one kind of edges the ends are known without its values.
+    # The node sets of the ends are known only if the log has one set of edges.
     one_kind = schema.num_edge_sets == 1 and len(set(schema.ends_of(0))) == 1
     return odd_keys(
         rows["a"],
@@ -239,7 +246,7 @@ def _odd_keys(blocks: list[Block], keys: list[Key], schema: Schema, prefixes: se
 
 
 def _doubts_of_ends(blocks: list[Block], keys: list[Key], prefixes: set[str]) -> list[str]:
-    """What is doubtful about the keys of the edges in blocks."""
+    """Sentences on doubtful keys of the edges in blocks."""
     doubts = []
     for name, end in (("src", "a"), ("dst", "b")):
         edges = (block.rows[block.rows["kind"] == EDGE] for block in blocks)
@@ -250,12 +257,12 @@ def _doubts_of_ends(blocks: list[Block], keys: list[Key], prefixes: set[str]) ->
 
 
 def _without_prefix(key: str | int, prefixes: set[str]) -> str | int:
-    """A key as records have it."""
+    """A key as in the records, without a source's prefix."""
     if isinstance(key, int):
         return key
     return key.removeprefix(next((p for p in prefixes if key.startswith(p)), ""))
 
 
 def _find_absent_paths(settings: Settings, sample: Sample) -> list[str]:
-    """Paths of the sample's sources at which no record has a value."""
+    """Find the paths of the sample's sources at which no record has a value."""
     return absent_paths(by_topic(settings.sources).get(sample.topic, ()), sample.all)

@@ -1,4 +1,4 @@
-"""Sorts the rows of a file by time in bounded memory: runs on disk, merged as they are read."""
+"""Sorts the rows of a file by time in bounded memory: sorted runs on disk, which are merged."""
 
 import heapq
 import struct
@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 MAX_BYTES = 64 * 2**20
-"""Bytes of rows that are sorted in memory at a time, about a fourth of what they take there."""
+"""Bytes of rows that are sorted in memory at a time; as Python objects they take about four times
+as much."""
 ROW_BYTES = 100
-"""What a row takes in memory next to its value."""
+"""Bytes of memory that a row takes in addition to its value."""
 MAX_RUNS = 64
-"""Runs that are merged at a time, which bounds open files and their buffers."""
+"""Maximum number of runs that are merged at a time, which bounds open files and their buffers."""
 HEAD = struct.Struct("<qqqI")
-"""Time, order and number of a row in a run, and the bytes of its value after it."""
+"""Head of a row in a run: time, order, number, and size of the value that follows."""
 
 
 class TimedRow(NamedTuple):
-    """A row to be sorted. order: its number among rows of one time. number: its number in the
+    """A row to be sorted. order: decides among rows of the same time. number: its number in the
     file."""
 
     time_us: int
@@ -28,10 +29,10 @@ class TimedRow(NamedTuple):
 
 
 def sort_rows(rows: Iterable[TimedRow]) -> Iterator[TimedRow]:
-    """The rows in order of time, those of one time in their order.
+    """Sort rows by time, and those of one time by their order.
 
-    All rows are read before the first one is given. Runs are in a temporary folder (TMPDIR), which
-    takes as much room as the rows.
+    All rows are read before the first one is yielded. Runs are in a temporary folder (TMPDIR),
+    which takes as much space as the rows.
     """
     with tempfile.TemporaryDirectory(prefix="streamd-sort-") as folder:
         runs: list[Path] = []
@@ -47,7 +48,7 @@ def sort_rows(rows: Iterable[TimedRow]) -> Iterator[TimedRow]:
                     file.write(row.value)
             return path
 
-        # Sort as much as memory may hold, again and again.
+        # Sort runs of at most MAX_BYTES.
         pending: list[TimedRow] = []
         size = 0
         for row in rows:
@@ -60,7 +61,7 @@ def sort_rows(rows: Iterable[TimedRow]) -> Iterator[TimedRow]:
                 size = 0
         pending.sort()
 
-        # Merge neighbouring runs until few enough are left to be read together.
+        # Merge runs until few enough are left to be read together.
         while len(runs) > MAX_RUNS:
             part, runs = runs[:MAX_RUNS], runs[MAX_RUNS:]
             runs.append(write(heapq.merge(*map(_read_run, part))))

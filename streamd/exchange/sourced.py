@@ -1,4 +1,5 @@
-"""Files whose rows have the shape of a mapped topic, to be sent to that topic."""
+"""Reads files with records of a mapped topic as rows, to send them to that topic or to import
+them."""
 
 import datetime
 import itertools
@@ -60,14 +61,14 @@ def rows_of_sources(
 ) -> Iterator[tuple[int, bytes]]:
     """Read a file's rows as JSON objects, with their numbers from 1.
 
-    Tables must have the columns that the sources name; with an envelope they need not. Timestamps
-    are written as a source reads times. The call checks the columns.
+    A table must have the columns that the sources name, unless they have an envelope. Timestamps
+    are written in a form that the source reads. The call itself checks the columns.
 
     Args: sources: of one topic; unit: of times if a source names none; doubt: called with a
-    sentence about cells that may be wrong; published: the public data set that the file is.
+    sentence on cells that may be wrong; published: the public data set of the file, if it is one.
     Raises: SettingsError if the file cannot be read.
     """
-    # Columns of an envelope are fields of objects, which only the decoder reads.
+    # With an envelope, columns are fields of objects, which only the decoder reads.
     bare = [source for source in sources if source.envelope is None]
     all_steps = (steps_of(path) for source in bare for path in source.paths())
     wanted = list(dict.fromkeys(steps[0] for steps in all_steps if not is_outside(steps)))
@@ -87,7 +88,7 @@ def read_rows(file: EventFile) -> Iterator[tuple[int, bytes]]:
 
 
 def _times_of(sources: Sequence[SourceSettings], unit: str) -> Times:
-    """The form in which rows of a table write timestamps: that of the first source with times."""
+    """The form in which a table's timestamps are written: that of the first source with times."""
     forms = (source.time or unit for source in sources)
     return Times(next((form for form in forms if form != "record"), "record"))
 
@@ -100,7 +101,7 @@ def _rows_as_json(
     doubt: Callable[[str], None],
     published: Published | None,
 ) -> Iterator[tuple[int, bytes]]:
-    # The kind of a pipe is known once it is read, so the readers are made at the first row.
+    # The kind of a pipe is known only after reading starts, so make the readers at the first row.
     cells: CellReaders | None = None
     time_columns = _time_columns(sources)
     num_left_out = 0
@@ -122,7 +123,7 @@ def _rows_as_json(
         except (Misfit, BadEvent) as misfit:
             odd = misfit if isinstance(misfit, Misfit) else Misfit(str(misfit))
             raise odd.at(file.position(number)) from None
-        # A timestamp that is no time of an event is text.
+        # A timestamp that is not the time of an event becomes text.
         for name, value in row.items():
             if type(value) is datetime.datetime and name not in time_columns:
                 row[name] = time_text(value)
@@ -145,10 +146,11 @@ def _time_columns(sources: Sequence[SourceSettings]) -> set[str]:
 
 
 class CellReaders:
-    """Reads cells of CSV, which are text, as the values that a source compares and takes as keys.
+    """Converts cells of CSV, which are text, to the values that a source compares and takes as
+    keys.
 
-    sources: of the rows; none make an integer of the text of one. An empty cell is null. A cell of
-    a condition is the value that it is compared with, if that is written so.
+    sources: of the rows; without any, the text of an integer becomes one. An empty cell becomes
+    null. A cell of a condition becomes the value in the condition, if its text is the same.
     """
 
     def __init__(self, sources: Sequence[SourceSettings], doubt: Callable[[str], None]) -> None:
@@ -160,14 +162,14 @@ class CellReaders:
                 of_text = self._conditions.setdefault(steps_of(path)[0], {})
                 of_text.update((_as_cell(value), value) for value in values)
             for place, field in () if rule.fields is None else fields_of(rule.fields):
-                # A key with a prefix is text, whatever is after it.
+                # A key with a prefix is text, even if digits follow.
                 kind = "text" if field.prefix else field.type
                 for path in field.path if place[0] in KEYS else ():
                     column = steps_of(path)[0]
                     self._keys[column] = KeyCells(column, kind, TYPE_HINT, doubt)
 
     def read(self, row: Row) -> Row:
-        """The values of a row. Raises: Misfit."""
+        """Convert the cells of a row. Raises: Misfit."""
         return {name: self._read(name, cell) for name, cell in row.items()}
 
     def _read(self, name: str, cell: Any) -> Any:
@@ -175,7 +177,7 @@ class CellReaders:
             return cell
         if not cell:
             return None
-        # A guess looks at numbers, so text of integers becomes them.
+        # Without a source the row is for a guess, which needs integers as numbers.
         if not self._knows_columns:
             return int(cell) if is_integer_key(cell) else cell
         if name in self._keys:
@@ -187,18 +189,18 @@ class CellReaders:
 
 
 def _as_cell(value: Scalar) -> str:
-    """A value of a condition as CSV has it."""
+    """Write a value of a condition as CSV would."""
     return text_of(value) if isinstance(value, str | int) else str(value)
 
 
 def sort_rows_of_sources(
     sources: Sequence[SourceSettings], unit: str, rows: Iterator[tuple[int, bytes]]
 ) -> Iterator[tuple[int, bytes]]:
-    """Rows in order of the sources' times; one without a time stays after the row before it.
+    """Sort rows by the sources' times; one without a time stays after the row before it.
 
     Raises: SettingsError if no source names a time.
     """
-    # The same reader of times as the decoder's.
+    # Read times as the decoder does.
     readers = [
         ([follow(steps_of(path)) for path in source.fields.time.path], Times(source.time or unit))
         for source in sources
@@ -213,7 +215,7 @@ def sort_rows_of_sources(
     def with_times() -> Iterator[TimedRow]:
         last_us = 0
         for index, (number, value) in enumerate(rows):
-            # The decoder refuses a bad time, unless the row is to be skipped.
+            # Ignore a bad time: the decoder refuses it later, unless it skips the row.
             for walks, times in readers:
                 with suppress(BadEvent):
                     row = parsed(value)
@@ -225,9 +227,9 @@ def sort_rows_of_sources(
 
 
 def _with_time_unit(settings: Settings, topic: str, unit: str) -> Settings:
-    """Settings in which a topic's sources read times as numbers of a unit. Raises: SettingsError if
-    one has another form of times."""
-    # One that names no form follows the command, any other must agree.
+    """Set the unit of numeric times in a topic's sources. Raises: SettingsError if a source has
+    another form of times."""
+    # A source without a form takes the command's unit; any other must have the same.
     for source in sources_of(settings, topic):
         if source.time not in (None, unit):
             raise SettingsError(
@@ -242,8 +244,8 @@ def _with_time_unit(settings: Settings, topic: str, unit: str) -> Settings:
 
 
 def resolve_source(settings: Settings, columns: Columns) -> tuple[Settings, Columns]:
-    """Settings and columns with the source of a public data set, or with a source of the columns'
-    unit of times, if these are named. Raises: SettingsError."""
+    """Add the source of a public data set to the settings and columns, or set the unit of times of
+    the named source, if the columns ask for either. Raises: SettingsError."""
     if columns.source and columns.time_unit:
         settings = _with_time_unit(settings, columns.source, columns.time_unit)
     if not columns.published:
@@ -260,7 +262,8 @@ def rows_for_source(
     unit: str,
     doubt: Callable[[str], None],
 ) -> Iterator[tuple[int, bytes]]:
-    """A file's rows for the source that `columns` name. Arguments, raises: as `rows_of_sources`."""
+    """Read a file's rows for the source that `columns` name. Arguments and errors as
+    `rows_of_sources`."""
     sources = sources_of(settings, columns.source)
     published = find_data_set(columns.published) if columns.published else None
     rows = rows_of_sources(sources, file, unit, doubt, published)
@@ -274,11 +277,11 @@ def rows_to_send(
     clock: Clock,
     doubt: Callable[[str], None],
 ) -> Iterator[Outgoing]:
-    """A file's rows as they are, each checked as ingest will check it.
+    """Read a file's rows, to be sent unchanged, and check each as ingest will check it.
 
-    The key of a record is that of its first event's source or node, the time is in microseconds.
-    The call checks the columns; each row is checked when it is read. Raises: SettingsError naming
-    the first row that does not fit, or if the topic is not JSON.
+    The record's key is that of its first event's source or node; its time is in microseconds. The
+    call itself checks the columns; each row is checked when it is read. Raises: SettingsError
+    naming the first row that does not fit, or if the topic is not JSON.
     """
     source = sources_of(settings, columns.source)[0]
     if source.format not in JSON_FORMATS:
@@ -298,7 +301,7 @@ def _rows_as_they_are(
     clock: Clock,
 ) -> Iterator[Outgoing]:
     for batch, block, keys in _decode_rows(settings, topic, file, rows, clock):
-        # A row that is skipped is sent too: it belongs to the topic.
+        # Send skipped rows too: they belong to the topic.
         first = first_events(block, keys)
         for number, value in batch:
             key, time = first.get(number, ("", None))
@@ -312,7 +315,7 @@ def events_to_send(
     clock: Clock,
     doubt: Callable[[str], None],
 ) -> Iterator[Outgoing]:
-    """The events that a source makes of a file's rows, as our own events, for another topic.
+    """Convert a file's rows by a source to streamd's own events, for another topic.
 
     Raises: as `rows_to_send`; SettingsError for a time that is finer than `stream.time_unit`, in
     which events are sent.
@@ -330,7 +333,7 @@ def _own_events(
     file: EventFile,
 ) -> Iterator[Outgoing]:
     scale = MICROSECONDS[time_unit]
-    # Nothing is rounded: a finer time would be another one in the topic.
+    # Refuse a finer time instead of rounding it, which would change the event.
     for _, block, keys in decoded:
         for row, event in enumerate(block.rows):
             number = int(event["offset"])
@@ -352,10 +355,11 @@ def _decode_rows(
     rows: Iterator[tuple[int, bytes]],
     clock: Clock,
 ) -> Iterator[tuple[list[tuple[int, bytes]], Block, Sequence[Key]]]:
-    """Rows in batches, with their events and the keys that these number. Raises: SettingsError."""
+    """Decode rows in batches. Yields: the rows, their events, and the keys by the numbers in the
+    events. Raises: SettingsError."""
     decoder = make_decoder(settings, schema_of(settings))
     while batch := list(itertools.islice(rows, RECORDS)):
-        # Kafka will stamp them when they are sent.
+        # Kafka will add the timestamp when they are sent.
         now_us = clock.now_us()
         records = [FileRow(offset=n, value=v, timestamp=now_us // 1000) for n, v in batch]
         block, rejected = decoder.decode(records, 0, now_us, topic)

@@ -1,4 +1,5 @@
-"""Rows of CSV, NDJSON and Parquet files read as JSON events, each checked as it is read."""
+"""Reads rows of CSV, NDJSON, Parquet and Arrow files as JSON events, checking each as it is
+read."""
 
 import itertools
 import json
@@ -29,7 +30,7 @@ OWN_TYPES_HINT = (
 )
 KEYS_HINT = "add --keys text, and read all other files of these nodes so too."
 EDGE_SET = "edge_set"
-"""The column that names the edge set of a row, unless another is named."""
+"""The default column that names the edge set of a row."""
 _CONSTANTS = {"NaN": None, "Infinity": math.inf, "-Infinity": -math.inf}
 _json = json.JSONEncoder(separators=(",", ":")).encode
 T = TypeVar("T")
@@ -39,15 +40,15 @@ T = TypeVar("T")
 class Columns:
     """The columns of a table that make an edge.
 
-    features: in this order, or one column of lists or mappings; where no column is named at all,
-    that is `features`. source: the topic whose source in the settings reads the rows instead; empty
-    for none. edge_set: of all rows; if it is empty, each row may name its own in
-    `edge_set_column`. by_name: where the columns of features have declared names, whether each is a
-    number. own_types: NDJSON lines of `OWN_TYPES` are streamd's own also next to named columns.
-    keys: the type of all keys; None keeps those of typed files, and makes integers of the text of
-    CSV. form: how CSV is written. sort: whether the rows are put into order of time. published: the
-    public data set whose form the file has, empty for none. time_unit: of times as numbers,
-    `stream.time_unit` if it is empty.
+    features: in this order, or one column of lists or mappings; if no column is named at all, that
+    is `features`. source: topic of the source in the settings that maps the rows instead; "" for
+    none. edge_set: of all rows; if "", each row may name its own in `edge_set_column`. by_name: for
+    each column of features, whether the declared feature of this name is a number; empty if they
+    are not declared. own_types: read NDJSON lines of `OWN_TYPES` as streamd's own events even if
+    columns are named. keys: the type of all keys; None keeps the types of typed files, and converts
+    text of integers in CSV. form: how CSV is written. sort: sort the rows by time. published: the
+    public data set of the file, "" for none. time_unit: of numeric times, "" for
+    `stream.time_unit`.
     """
 
     src: str = "src"
@@ -67,23 +68,24 @@ class Columns:
 
     @property
     def has_names(self) -> bool:
-        """Whether any column is named: then the names of streamd's own events mean nothing."""
+        """Whether any column is named; then `type` and the like are ordinary columns."""
         return (*self.names, self.source) != (*Columns().names, "")
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all columns, but for one that names edge sets and may be absent."""
+        """The names of all columns that must exist; the default column of edge sets may be
+        absent."""
         of_sets = () if self.edge_set_column in ("", EDGE_SET) else (self.edge_set_column,)
         return self.src, self.dst, self.time, *self.features, *of_sets
 
 
 def resolved(columns: Columns, settings: Settings) -> Columns:
-    """Resolve columns that name declared features.
+    """Resolve columns that are declared features.
 
     Raises: SettingsError if the edge set is not declared, or only some of the features are.
     """
     sets = edge_sets(settings)
-    # With one set, a column of that name next to named columns is one of the table's own.
+    # With one set and named columns, a column `edge_set` is an ordinary one.
     if len(sets) == 1 and columns.has_names and columns.edge_set_column == EDGE_SET:
         columns = replace(columns, edge_set_column="")
     if columns.edge_set and columns.edge_set not in sets:
@@ -114,23 +116,24 @@ def read_events(
 ) -> Iterator[Outgoing]:
     """Read the events of a file.
 
-    The columns and the first row are checked by the call, the others as they are read. doubt:
-    called with a sentence about cells that may be wrong.
-    Raises: SettingsError naming file, row and column where a row is not an event.
+    The call itself checks the columns and the first row; other rows are checked as they are read.
+    doubt: called with a sentence on cells that may be wrong.
+    Raises: SettingsError naming file, row and column if a row is not an event.
     """
     events = _read_events(file, columns, times, doubt)
     return read_first(_sort_events(events, times.unit_us) if columns.sort else events)
 
 
 def read_first(rows: Iterator[T]) -> Iterator[T]:
-    """The same rows. Reads the first one now, so that an error comes before any side effect."""
+    """Return the same rows, but read the first one now, so that an error comes before any side
+    effect."""
     first = list(itertools.islice(rows, 1))
     return itertools.chain(first, rows)
 
 
 def _sort_events(events: Iterator[Outgoing], unit_us: int) -> Iterator[Outgoing]:
-    """Events in order of time; one without a time stays after the event before it."""
-    # Runs on disk have bytes only, so the key goes with the value.
+    """Sort events by time; one without a time stays after the event before it."""
+    # Runs on disk contain only bytes, so the key is stored with the value.
     last_us = 0
 
     def with_times() -> Iterator[TimedRow]:
@@ -146,7 +149,7 @@ def _sort_events(events: Iterator[Outgoing], unit_us: int) -> Iterator[Outgoing]
 
 
 def _with_key(event: Outgoing) -> bytes:
-    """Key and value of an event as one; JSON holds no zero byte."""
+    """Join key and value of an event; a zero byte separates them, because JSON has none."""
     key = event.key.replace(b"\0", b"")
     return b"\0".join((key, b"" if event.time is None else b"1", event.value))
 
@@ -164,7 +167,7 @@ def _read_events(
                 if row.strip():
                     yield _from_line(row, number, columns, times)
                 continue
-            # The kind of a pipe is known once it is read.
+            # The kind of a pipe is known only after reading starts.
             if is_csv is None:
                 is_csv = file.kind == CSV
                 if is_csv:
@@ -178,26 +181,26 @@ def _read_events(
 
 
 def _from_line(line: str, number: int, columns: Columns, times: Times) -> Outgoing:
-    """The event of an NDJSON line. Raises: Misfit."""
+    """Make the event of an NDJSON line. Raises: Misfit."""
     parsed = _parsed(line)
     event = _of_object(parsed, columns, times)
-    # An event that is unchanged is sent as it was written.
+    # An unchanged event is sent as it is written in the file.
     key = event.get("src", event.get("id", event.get("node", "")))
     value = line.strip() if event is parsed else _json(event)
     return Outgoing(_record_key(key), value.encode(), event.get("time"), number)
 
 
 def _record_key(key: Any) -> bytes:
-    """The key of a record. JSON may hold halves of characters, which the decoder refuses."""
+    """The key of a record. JSON may contain lone surrogates; the decoder refuses such an event."""
     return str(key).encode(errors="replace")
 
 
 def _parsed(line: str) -> Row:
-    """The object on an NDJSON line. Raises: Misfit."""
+    """Parse the object on an NDJSON line. Raises: Misfit."""
     try:
         parsed = _read_json(line)
     except (ValueError, RecursionError) as error:
-        # Other programs write one object over several lines, or a list of them.
+        # Some programs write one object over several lines, or a list of objects.
         if line.strip() in ("{", "[", "[{"):
             raise Misfit(
                 "JSON of several lines", "write one event a line, as jq -c does."
@@ -211,12 +214,12 @@ def _parsed(line: str) -> Row:
 
 
 def _read_json(line: str) -> Any:
-    """A line as JSON. Python writes NaN for a missing number, which no JSON has."""
+    """Parse a line of JSON. Python's NaN for a missing number, which JSON lacks, becomes null."""
     return json.loads(line, parse_constant=lambda name: _CONSTANTS.get(name))
 
 
 def without_nan(line: str) -> str:
-    """A line of JSON with null instead of NaN; as it is if it cannot be read."""
+    """Replace NaN by null in a line of JSON; a line that cannot be parsed is unchanged."""
     try:
         return _json(_read_json(line)) if "NaN" in line else line
     except (ValueError, RecursionError):
@@ -224,8 +227,9 @@ def without_nan(line: str) -> str:
 
 
 def _of_object(parsed: Row, columns: Columns, times: Times) -> Row:
-    """Make an event of an NDJSON object; the same object where nothing changes. Raises: Misfit."""
-    # Named columns win: a `type` of the rows' own is then a column like any other.
+    """Make an event from an NDJSON object; returns the same object if nothing changes. Raises:
+    Misfit."""
+    # Named columns win: `type` is then an ordinary column.
     is_typed = parsed.get("type") in OWN_TYPES
     is_own = is_typed and (columns.own_types or not columns.has_names)
     is_delete = parsed.get("type") == "delete" and "src" in parsed
@@ -239,14 +243,14 @@ def _of_object(parsed: Row, columns: Columns, times: Times) -> Row:
             raise Misfit(str(misfit), OWN_TYPES_HINT if is_typed else misfit.action) from None
         return _edge(parsed, columns, times, (read_key, read_key))
     if not is_own:
-        # An edge may lack a time: it gets that of its record.
+        # An edge may lack a time: its record's timestamp is its time then.
         check_columns(list(parsed), ("src", "dst"))
         for name in ("src", "dst"):
             key = _cell(name, read_key, parsed[name])
             if columns.keys and key != parsed[name]:
                 parsed = parsed | {name: key}
 
-    # Times are written in the unit of the stream; that of a delete does not count for the range.
+    # Write times in the stream's unit. A delete's time does not extend the range.
     if parsed.get("time") is None:
         return parsed
     time = _cell(
@@ -260,19 +264,20 @@ def _of_object(parsed: Row, columns: Columns, times: Times) -> Row:
 def _edge(
     row: Row, columns: Columns, times: Times, keys: tuple[Callable[[Any], int | str], ...]
 ) -> Row:
-    """Make an edge event of a row's columns. keys: read source and destination. Raises: Misfit."""
+    """Make an edge event from a row's columns. keys: readers of source and destination. Raises:
+    Misfit."""
     # Other columns are ignored.
     event: Row = {
         "src": _cell(columns.src, keys[0], row[columns.src]),
         "dst": _cell(columns.dst, keys[1], row[columns.dst]),
         "time": _cell(columns.time, times.read, row[columns.time]),
     }
-    # The header of an index that pandas wrote is empty too, and names no set.
+    # The name "" may be pandas' index column, which contains no sets.
     of_column = columns.edge_set_column and row.get(columns.edge_set_column)
     edge_set = columns.edge_set or of_column
     if edge_set:
         event[EDGE_SET] = edge_set
-    # Features are several columns, or one of lists or mappings; by name an empty cell has none.
+    # Features are several columns, or one of lists or mappings. A declared feature may be absent.
     if columns.by_name:
         cells = {
             name: _cell(name, _number if is_number else _feature, row[name])
@@ -306,24 +311,24 @@ def _cell(column: str, read: Callable[[Any], T], value: Any) -> T:
 
 
 def _feature(value: Any) -> Any:
-    """The value of a feature by name, None for an empty cell. Raises: Misfit."""
+    """Read the value of a feature by name; None for an empty cell. Raises: Misfit."""
     if isinstance(value, float) and not math.isfinite(value):
         raise Misfit(f"{shown_value(value)} is not finite")
     if isinstance(value, bytes):
         raise Misfit(f"{shown_value(value)} is {NO_TEXT}", "cast it to text.")
-    # A time that is a category is text.
+    # A time as a category becomes text.
     return None if value == "" else as_id(value)
 
 
 def _number(value: Any) -> float | None:
-    """The value of a feature that is a number, None for an empty cell. Raises: Misfit."""
+    """Read the value of a numeric feature; None for an empty cell. Raises: Misfit."""
     return None if value is None or value == "" else _finite(value)
 
 
 def _finite(value: Any) -> float:
-    """A finite number. Raises: Misfit."""
+    """Read a finite number. Raises: Misfit."""
     number = float_of(value)
-    # Features without names are numbers only.
+    # Features without names must be numbers.
     if number is None:
         way_out = (
             "declare the feature as bool." if type(value) is bool else "correct it in the file."
@@ -335,7 +340,7 @@ def _finite(value: Any) -> float:
 
 
 def _list_or_object(value: Any) -> Any:
-    """A list or an object, also of the text that CSV has of one; others as they are."""
+    """Parse text of a list or an object, as CSV has it; other values are unchanged, "" is None."""
     if type(value) is str and value.strip()[:1] in ("[", "{"):
         try:
             return json.loads(value)
@@ -345,7 +350,7 @@ def _list_or_object(value: Any) -> Any:
 
 
 def _typed_key(value: Any) -> int | str:
-    """A key as it is, text or integer; whole floats are integers. Raises: Misfit."""
+    """Read a key, text or integer; whole floats become integers. Raises: Misfit."""
     key = _any_key(value)
     if type(key) is int and not -(2**63) <= key < 2**63:
         raise Misfit(f"{key} does not fit int64", KEYS_HINT)
@@ -353,7 +358,7 @@ def _typed_key(value: Any) -> int | str:
 
 
 def _any_key(value: Any) -> int | str:
-    """As `_typed_key`, also an integer beyond int64. Raises: Misfit."""
+    """Read a key as `_typed_key`, also an integer beyond int64. Raises: Misfit."""
     value = as_key(value, None)
     if type(value) is int or type(value) is str:
         return value
@@ -364,10 +369,10 @@ def _any_key(value: Any) -> int | str:
 
 
 def _key_as_text(value: Any) -> str:
-    """A key as text. Raises: Misfit."""
+    """Read a key as text. Raises: Misfit."""
     return str(_any_key(value))
 
 
 def _csv_key(cells: KeyCells) -> Callable[[Any], int | str]:
-    """Reads a key of CSV."""
+    """Make a function that reads a key of CSV."""
     return lambda cell: _typed_key(cell) if type(cell) is not str else cells.read(cell)

@@ -1,4 +1,4 @@
-"""Reads text files row by row: CSV in the many ways in which it is written, and lines of NDJSON."""
+"""Reads text files row by row: CSV in its many variants, and lines of NDJSON."""
 
 import codecs
 import csv
@@ -18,7 +18,7 @@ from streamd.settings.sets import nearest_of
 BLANKS = "blanks"
 """The delimiter of cells with any number of blanks and tabs between them."""
 DELIMITERS = {"tab": "\t", "blanks": BLANKS, "\\t": "\t"}
-"""Delimiters that a command line has a word for."""
+"""Words for delimiters on the command line."""
 GZIP = b"\x1f\x8b"
 """The first bytes of a gzip file."""
 PACKED = {
@@ -27,15 +27,15 @@ PACKED = {
     b"\x28\xb5\x2f\xfd": "zstdcat",
     b"PK\3\4": "unzip -p",
 }
-"""Programs that unpack other files, by the first bytes of these."""
+"""First bytes of other packed files -> the program that unpacks them."""
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-"""The first bytes of the text that spreadsheets call Unicode."""
+"""First bytes of text in UTF-16, which spreadsheets call Unicode."""
 MAX_CELL = 2**24
-"""Longest cell in characters: one without an end must not take all memory."""
+"""Maximum characters of a cell: one without an end must not take all memory."""
 SEPARATOR = re.compile("sep=(.)", re.IGNORECASE)
-"""A line that Excel reads as the delimiter of the lines after it."""
+"""A line in which Excel names the delimiter of the lines after it."""
 TIME = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}($|[T ])")
-"""The beginning of a day in digits, in any order of its parts."""
+"""The beginning of a date as digits, with its parts in any order."""
 NUMBER = re.compile(r"[+-]?\d+(\.\d*)?(e[+-]?\d+)?", re.IGNORECASE)
 NAME_COLUMNS = (
     "name the columns with --src, --dst, --time and --features, or a topic of `sources`, which has "
@@ -46,15 +46,15 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextForm:
-    """How the cells of a text file are written.
+    """The notation of cells in a text file.
 
-    delimiter: one or more characters, or `BLANKS`; empty for a comma, or a tab if the file ends in
+    delimiter: one or more characters, or `BLANKS`; "" for a comma, or a tab if the file ends in
     .tsv or .tab. header: whether the first row has the columns' names; columns are numbered from 1
-    otherwise. comment: the beginning of lines that are left out; empty for none. quoting: whether
-    a quotation mark begins a cell that may hold delimiters. strip: whether blanks around names and
-    cells are left out. columns: names of the first columns instead of the header's or the numbers.
-    last_is_list: whether the last column has all further cells, as a list. of_first_line: chooses
-    the form by the first line that is no comment.
+    otherwise. comment: the beginning of lines that are skipped; "" for none. quoting: whether a
+    quotation mark begins a cell that may contain delimiters. strip: whether blanks around names and
+    cells are removed. columns: names of the first columns instead of the header's or the numbers.
+    last_is_list: whether the last column is a list of all further cells. of_first_line: chooses the
+    form from the first line that is not a comment.
     """
 
     delimiter: str = ""
@@ -68,12 +68,12 @@ class TextForm:
 
 
 def open_bytes(path: Path) -> BinaryIO:
-    """Open a file that may be gzip under any name; a pipe is read once, from here on.
+    """Open a file, which may be gzip under any name; a pipe is read only once, from here on.
 
     Raises: Misfit if it is packed in another way.
     """
     file = io.BufferedReader(io.FileIO(path), 1 << 16)
-    # A pipe may give fewer bytes than were asked for, but at least one.
+    # A pipe may give fewer bytes than requested, but at least one.
     head = file.peek(8)[:8]
     for first, program in PACKED.items():
         if head.startswith(first):
@@ -91,8 +91,8 @@ def open_bytes(path: Path) -> BinaryIO:
 
 
 def as_text(file: BinaryIO, newline: str) -> TextIO:
-    """A file as text without its byte order mark, UTF-8 unless that is one of UTF-16."""
-    # Damage at the start of a gzip file is found here.
+    """Open a file as text without its byte order mark: UTF-16 if the mark is that, else UTF-8."""
+    # Damage at the start of a gzip file raises here.
     try:
         is_utf16 = cast(Any, file).peek(2)[:2] in UTF16
     except (OSError, EOFError, zlib.error):
@@ -104,10 +104,11 @@ def as_text(file: BinaryIO, newline: str) -> TextIO:
 def csv_rows(
     file: BinaryIO, wanted: Sequence[str], form: TextForm, delimiter: str
 ) -> Iterator[Row]:
-    """Yield the rows of a CSV file, and close it.
+    """Yield the rows of a CSV file, and close it. A file without lines, such as an empty part of a
+    folder, has no rows.
 
-    Args: wanted: columns that it must have; delimiter: used where neither the form nor the header
-    has another. A file without a line, as an empty part of a folder, has no rows.
+    Args: wanted: columns that it must have; delimiter: used if neither the form nor the header has
+    another.
     Raises: Misfit, ValueError or csv.Error.
     """
     csv.field_size_limit(MAX_CELL)
@@ -116,7 +117,7 @@ def csv_rows(
         if comment := form.comment:
             lines = (line for line in text if not line.startswith(comment))
         lines = iter(lines)
-        # Blank lines may be before the first row too.
+        # Blank lines may also come before the first row.
         first = next((line for line in lines if not line.isspace()), None)
         if form.of_first_line is not None and first is not None:
             form = form.of_first_line(first.rstrip("\r\n"))
@@ -128,7 +129,7 @@ def csv_rows(
             first = next(lines, None)
         elif first is not None and form.header and not form.columns:
             delimiter = _delimiter_of(first, delimiter)
-        # The first row has the names of the columns, or is the first one of data.
+        # The first row contains the columns' names or the first data.
         rows = _split(_prepend(first, lines), form, delimiter)
         head = next(rows, None)
         if head is None:
@@ -146,9 +147,9 @@ def csv_rows(
 
 
 def check_columns(found: Sequence[str], wanted: Sequence[str]) -> None:
-    """Refuse a table that lacks a column, or has it twice. wanted: empty if any may be read.
+    """Refuse a table that lacks a column or has it twice.
 
-    Raises: Misfit.
+    wanted: the columns that are read; empty if any may be. Raises: Misfit.
     """
     for column in wanted or filter(None, found):
         if column not in found:
@@ -166,15 +167,15 @@ def check_columns(found: Sequence[str], wanted: Sequence[str]) -> None:
 
 
 def _prepend(first: Any, rest: Iterable[Any]) -> Iterator[Any]:
-    """The same items after `first`, unless that is None."""
+    """Yield `first`, unless it is None, and then the other items."""
     if first is not None:
         yield first
     yield from rest
 
 
 def _split(lines: Iterator[str], form: TextForm, delimiter: str) -> Iterator[list[str]]:
-    """The cells of each row; a blank line has none. Raises: csv.Error."""
-    # The csv module has no delimiters of several characters.
+    """Split each row into cells; a blank line has none. Raises: csv.Error."""
+    # The csv module does not support delimiters of several characters.
     if delimiter == BLANKS:
         rows: Iterator[list[str]] = (line.split() for line in lines)
     elif len(delimiter) > 1:
@@ -190,7 +191,7 @@ def _split(lines: Iterator[str], form: TextForm, delimiter: str) -> Iterator[lis
 
 
 def _names(head: list[str], form: TextForm) -> list[str]:
-    """The names of the columns. head: the first row."""
+    """The names of the columns. head: the cells of the first row."""
     names = head if form.header else [str(number) for number in range(1, len(head) + 1)]
     given = form.columns[: len(names)] if not form.header else form.columns
     names = [*given, *names[len(given) :]]
@@ -198,7 +199,8 @@ def _names(head: list[str], form: TextForm) -> list[str]:
 
 
 def _delimiter_of(header: str, usual: str) -> str:
-    """The delimiter of a header: another one that programs write if it lacks the usual."""
+    """The delimiter of a header: the usual one, or else another common one that the header
+    contains."""
     other = re.search(r"[;\t|]", header)
     return usual if usual in header or other is None else other[0]
 
@@ -206,7 +208,7 @@ def _delimiter_of(header: str, usual: str) -> str:
 def _check_header(names: list[str]) -> None:
     """Refuse a first row that has a time or a number among its cells. Raises: Misfit."""
     numbers = [name for name in names if NUMBER.fullmatch(name.strip())]
-    # A table without names of its own numbers its columns: 0, 1, 2, or a part of them.
+    # Programs number columns without names: 0, 1, 2, or only some of them.
     if _count_up(numbers):
         numbers = []
     times = [name for name in names if TIME.match(name.strip())]
@@ -226,8 +228,8 @@ def _count_up(numbers: list[str]) -> bool:
 
 
 def _row(cells: list[str], names: list[str], form: TextForm) -> Row:
-    """The cells by name; absent ones are None. Raises: csv.Error if there are too many."""
-    # Numbers at once: a row of JODIE's has 172 of them.
+    """A row's cells by name; absent ones are None. Raises: csv.Error if there are too many."""
+    # Convert to numbers here: JODIE's rows have 172 of them.
     if form.last_is_list:
         last = len(names) - 1
         row: Row = dict(zip(names, cells[:last], strict=False))
@@ -251,10 +253,10 @@ def _number(cell: str) -> float | str:
 def text_form(
     delimiter: str, has_header: bool, comment: str, quoting: str, strip: bool
 ) -> TextForm | None:
-    """The form that a command's options name; None if they name none. Raises: SettingsError."""
+    """The form that a command's options describe; None if none is given. Raises: SettingsError."""
     if quoting not in ("minimal", "none"):
         raise SettingsError(f"--quoting is {quoting}.", "give minimal or none.")
-    # Any of them makes a file of any ending CSV, so the usual form is none.
+    # Any of these options makes a file of any ending CSV, so the default form is None.
     form = TextForm(
         delimiter=DELIMITERS.get(delimiter, delimiter),
         header=has_header,

@@ -1,4 +1,4 @@
-"""Times in the cells of a table, and the error for a cell that cannot be read."""
+"""Reads times in the cells of a table; also the error for a cell that cannot be read."""
 
 import datetime
 from typing import Any
@@ -33,12 +33,12 @@ class Misfit(ValueError):
         self.action = action
 
     def at(self, position: str) -> SettingsError:
-        """The error with a position, such as file and row."""
+        """Make the error with a position, such as file and row."""
         return SettingsError(f"{position}: {self}.", self.action)
 
 
 def check_unit(unit: str) -> None:
-    """Refuse a unit that no table has. Raises: SettingsError."""
+    """Refuse an unknown unit of times. Raises: SettingsError."""
     if unit not in UNIT_WORDS:
         raise SettingsError(
             f"{UNIT_OPTION} is {unit!r}{nearest_of(unit, UNIT_WORDS)}.", "name one of them."
@@ -46,10 +46,11 @@ def check_unit(unit: str) -> None:
 
 
 class Times:
-    """Reads the times of one file and remembers their range. Owner: the thread that reads the file.
+    """Reads the times of one file and keeps their range. Owner: the thread that reads the file.
 
-    Numbers are in `unit`, one of `UNIT_WORDS`. Other text is ISO 8601, in UTC if it names no zone;
-    digits below a microsecond are cut. `read` returns times in the unit `out`.
+    Numbers are in `unit`, one of `UNIT_WORDS`. Other text is ISO 8601, in UTC if it has no zone;
+    digits below a microsecond are cut. `read` returns times in the unit `out`. Times further than
+    `max_ahead_seconds` after the clock are refused.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Times:
         clock: Clock,
         option: str = UNIT_OPTION,
     ) -> None:
-        """option: that names the unit, empty if it cannot be another one."""
+        """option: the option that sets the unit; "" if the unit is fixed."""
         self._numbers = TimesOfForm(unit)
         self._text = TimesOfForm(DATES)
         self._units = UnitCheck(unit, option)
@@ -84,18 +85,20 @@ class Times:
         return self._unit != DATES
 
     def of_integers(self, number_N: Int64) -> Int64:
-        """Integers as microseconds, int64[n]; the smallest and the largest were read before."""
+        """Convert integers to microseconds, int64[n]; `read` has accepted the smallest and the
+        largest."""
         time_N = self._numbers.to_microseconds(number_N)
         assert time_N is not None
         return time_N
 
     def find_other_unit(self) -> OtherUnit | None:
-        """The other unit that all times look like so far, if there is one."""
+        """The other unit that all times so far look like, None for none."""
         return self._units.found
 
     def read(self, value: Any, of_event: bool = True) -> int:
-        """Read one cell. of_event: whether to extend the range by it. Raises: Misfit."""
-        # Text that is no number is ISO 8601.
+        """Read one cell. of_event: extend the range by it. Returns: the time in the unit `out`.
+        Raises: Misfit."""
+        # Text that is not a number is ISO 8601.
         cell = value.strip() if isinstance(value, str) else value
         is_number = number_of(cell) is not None
         try:
@@ -120,9 +123,9 @@ class Times:
         return taken_us // MICROSECONDS[self._out]
 
     def check(self, taken_us: int, value: Any) -> None:
-        """Refuse a time before 1970, or further ahead of the clock than ingest takes.
+        """Refuse a time before 1970, or further ahead of the clock than ingest accepts.
 
-        Raises: Misfit.
+        taken_us: the time, microseconds. value: the cell, for the error. Raises: Misfit.
         """
         shown, now_us = shown_value(value), self._clock.now_us()
         if not 0 <= taken_us <= MAX_TIME_US:
@@ -148,14 +151,14 @@ class Times:
         raise Misfit(f"the time {shown} is {why}", action)
 
     def extend(self, first_us: int, last_us: int, form: str) -> None:
-        """Extend the range to these times. form: their notation, as text."""
+        """Extend the range to these times, microseconds. form: their notation, as text."""
         self._first_us = min(self._first_us, first_us)
         self._last_us = max(self._last_us, last_us)
         self._forms[form] = None
 
     def summary(self) -> str:
-        """The range in UTC and the notation of the times, for people; also whether the earliest
-        look like numbers of another unit than the latest."""
+        """The range in UTC and the notation of the times, as text. It notes if the earliest times
+        look like another unit and the latest do not."""
         if self._last_us < 0:
             return "no times"
         forms = " and ".join(self._forms)
@@ -166,8 +169,8 @@ class Times:
         return text
 
     def _looks_like(self, time_us: int) -> str | None:
-        """The other unit in which a time is near the clock, if any. Not days: seconds that count
-        from 0 pass through their numbers."""
+        """The other unit in which a time is near the clock, None for none. Never days: seconds that
+        count from 0 pass through the numbers of days."""
         if self._unit not in UNITS_NS:
             return None
         other = other_unit(time_us, self._clock.now_us(), self._unit)
@@ -183,6 +186,6 @@ class Times:
 
 
 def shown_value(value: Any) -> str:
-    """A value for an error, at most 80 characters."""
+    """A value as text for an error, at most 80 characters."""
     text = value.isoformat() if isinstance(value, datetime.datetime) else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
