@@ -35,7 +35,7 @@ NO_FILE = "name the file, or leave them out to play the log of data_dir."
 
 
 class GridCommand(TyperCommand):
-    """A command whose option `--grid` takes several words of the form KEY=VALUE."""
+    """A command with an option `--grid` that takes several words of the form KEY=VALUE."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse as typer does, with `--grid` repeated before each KEY=VALUE: its options take one
@@ -58,32 +58,38 @@ FormOption = Annotated[
     str, typer.Option("--format", help="html, md or json; by the name of --report otherwise.")
 ]
 InitialOption = Annotated[
-    float, typer.Option(min=0, max=0.9, help="Share of the events before what is reported on.")
+    float,
+    typer.Option(
+        min=0, max=0.9, help="Share of the events, the first ones, that is not reported on."
+    ),
 ]
 InitialEpochsOption = Annotated[
-    int, typer.Option(min=0, help="Learn that share at once, so often; 0: window by window.")
+    int,
+    typer.Option(
+        min=0, help="Epochs of training on that share at once; 0: train window by window."
+    ),
 ]
 StaleOption = Annotated[
     str,
-    typer.Option(help='Also run with facts so many events old, for example "5,50,200,window".'),
+    typer.Option(
+        help='Also run with facts that lag by so many events, for example "5,50,200,window".'
+    ),
 ]
 FromCutOption = Annotated[
     bool, typer.Option(help="Begin a window with the first event reported on.")
 ]
-ListOption = Annotated[
-    bool, typer.Option("--list", help="Compare past backtests instead, and run none.")
-]
+ListOption = Annotated[bool, typer.Option("--list", help="Only compare past backtests.")]
 RunsOption = Annotated[
     Path | None,
     typer.Option(
-        help="Folder of past backtests, a file each; that of data_dir otherwise, if it exists."
+        help="Folder of past backtests; backtests in data_dir otherwise, if data_dir exists."
     ),
 ]
 GridOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="KEY=VALUE,...",
-        help="Run live under each combination of these settings, and say which to take: "
+        help="Run live under each combination of these settings, and recommend one: "
         "--grid model.name=tgn,pair training.epochs=1,2",
     ),
 ]

@@ -71,13 +71,13 @@ def compact_log(settings: Settings, deadline: float, line: ProgressLine) -> tupl
         if time.monotonic() >= deadline and asked_to_compact(settings.data_dir) is not None:
             line.leave()
             return False, (
-                f"not all is gone yet: {_reason(settings, request)}; the request stays, and "
-                "ingest continues with it"
+                f"not all deleted data is gone yet: {_reason(settings, request)}; the request "
+                "stays open, and ingest continues with it"
             )
         _show_progress(settings.data_dir, request, late, line)
         time.sleep(POLL_SECONDS)
     # 3. Wait for the archive.
-    gone = "compacted: what was deleted is gone from the log and from all that was learned"
+    gone = "compacted: deleted data is gone from the log and from the files of all roles"
     return _wait_for_store(settings, deadline, line, gone)
 
 

@@ -48,7 +48,9 @@ TopicOption = Annotated[
 def deadletter_list(
     reason: ReasonOption = None,
     topic: TopicOption = None,
-    limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 20,
+    limit: Annotated[
+        int, typer.Option(min=1, help="Number of dead letters to show, the newest.")
+    ] = 20,
     config: ConfigOption = None,
     data_dir: DataOption = None,
 ) -> None:
@@ -95,14 +97,17 @@ def deadletter_replay(
     reason: ReasonOption = None,
     topic: TopicOption = None,
     again: Annotated[
-        bool, typer.Option("--again", help="Also those that were sent again before.")
+        bool, typer.Option("--again", help="Also send letters that were sent again before.")
     ] = False,
     in_time: Annotated[
-        bool, typer.Option("--in-time", help="Only those that are not behind the log.")
+        bool, typer.Option("--in-time", help="Only send letters that are not late.")
     ] = False,
     yes: Annotated[
         bool,
-        typer.Option("--yes", help="Send unasked also those behind the log or refused again."),
+        typer.Option(
+            "--yes",
+            help="Send without asking, also letters that are late or will be refused again.",
+        ),
     ] = False,
     config: ConfigOption = None,
     data_dir: DataOption = None,
@@ -130,12 +135,12 @@ def deadletter_replay(
         chosen = replace(chosen, letters=kept)
         asks = bool(found.refused - doubtful)
     if asks and not yes:
-        others = "" if in_time else ", --in-time leaves out those behind the log"
+        others = "" if in_time else ", --in-time leaves out late ones"
         typer.confirm(f"Send them? (--yes sends without asking{others})", abort=True)
     send(settings, chosen)
 
     # Each letter is in exactly one of these counts, so that none is dropped silently.
-    behind = f"{len(doubtful):,} are behind the log or may be, " if in_time else ""
+    behind = f"{len(doubtful):,} are late or may be, " if in_time else ""
     out.print(
         f"{len(chosen.letters):,} sent, {behind}{chosen.before:,} were sent before, "
         f"{chosen.broken:,} cannot be sent (cut off, or not the event itself), {chosen.foreign:,} "
@@ -158,17 +163,16 @@ def _outlook_lines(
             else "becomes a dead letter again (late)"
         )
         lines.append(
-            f"{len(found.late):,} of {count:,} are behind the log, which has reached "
-            f"{utc(watermark_us)}, by up to {found.behind_us / 3.6e9:,.4g} h. With "
-            f"ingest.late_policy: {settings.ingest.late_policy} an event behind the log {fate}."
+            f"{len(found.late):,} of {count:,} are late: up to {found.behind_us / 3.6e9:,.4g} h "
+            f"before {utc(watermark_us)}, the time that the log has reached. With "
+            f"ingest.late_policy: {settings.ingest.late_policy} a late event {fate}."
         )
     if found.unknown:
         lines.append(
-            f"{len(found.unknown):,} of {count:,} may be behind the log: the schema registry does "
-            "not answer."
+            f"{len(found.unknown):,} of {count:,} may be late: the schema registry does not answer."
         )
     if count and not has_log:
-        lines.append(f"{settings.data_dir} holds no log, so it is unknown which are behind it.")
+        lines.append(f"{settings.data_dir} holds no log, so it is unknown which are late.")
     if found.refused:
         lines.append(f"{len(found.refused):,} of {count:,} will be refused again.")
     return lines

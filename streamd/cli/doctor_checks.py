@@ -94,7 +94,7 @@ def _changelog(settings: Settings) -> str:
     with asking_about_topics(settings.kafka) as admin:
         found = [look_at_topic(admin, name) for name in names]
     return "; ".join(
-        f"{name} is not there yet: the leader makes it" if state is None else state.shown
+        f"{name} does not exist yet: the leader creates it" if state is None else state.shown
         for name, state in zip(names, found, strict=True)
     )
 
@@ -257,7 +257,7 @@ def _clock(settings: Settings) -> str:
     if behind > settings.ingest.max_ahead_seconds:
         raise StreamdError(
             f"This machine's clock is {behind:,.0f} s behind {whose}.",
-            "set it, or the clock of what produced that; ingest takes nothing so far ahead.",
+            "correct it, or the producer's clock; ingest refuses events so far ahead.",
         )
     return f"not behind {whose}, {max(0.0, -behind):,.0f} s ago"
 
@@ -265,7 +265,8 @@ def _clock(settings: Settings) -> str:
 def _newest(settings: Settings) -> tuple[int, str]:
     """Find the newest time in Kafka, or else in the log.
 
-    Returns: microseconds since 1970, and a name for what has this time; (0, "") if there is none.
+    Returns: microseconds since 1970, and the source of this time in words; (0, "") if there is
+    none.
     """
     from streamd.eventlog.reader import LogReader
 
@@ -289,7 +290,7 @@ def _access(settings: Settings) -> str:
 
     check_access(settings.server)
     ApiKeys(settings.server)
-    return "keys are asked for" if has_keys(settings.server) else "open to this machine alone"
+    return "keys are required" if has_keys(settings.server) else "open to this machine alone"
 
 
 def _ports(settings: Settings) -> str:
@@ -401,15 +402,15 @@ def _ranks(settings: Settings) -> str:
     training = settings.training
     if place_of(os.environ) is not None and os.environ.get(UNSHARED_STORE) != "1":
         raise StreamdError(
-            "torchrun's ranks share their agent's store, where a killed rank leaves what stops the "
+            "torchrun's ranks share their agent's store, in which keys of a killed rank stop the "
             "next start.",
-            f"set {UNSHARED_STORE}=1 where torchrun is started.",
+            f"set {UNSHARED_STORE}=1 in torchrun's environment.",
         )
     mesh, num_ranks = training.mesh or (1, training.ranks), _num_ranks(settings)
     if num_ranks % training.ranks:
         raise StreamdError(
-            f"training.mesh has {mesh[0]} x {mesh[1]} ranks, which machines of {training.ranks} do "
-            "not make.",
+            f"training.mesh has {mesh[0]} x {mesh[1]} ranks, no multiple of training.ranks "
+            f"({training.ranks}).",
             "correct training.mesh or training.ranks.",
         )
     if choose_device(settings.device, num_ranks) == "cuda":
@@ -420,7 +421,9 @@ def _ranks(settings: Settings) -> str:
         unit, have = "threads on cores", num_cpus() // training.threads
     seen = f"{training.ranks} on this machine, {have} {unit} for them"
     if training.ranks > max(have, 1):
-        raise StreamdError(f"{seen}: they wait for one another.", "lower training.ranks.")
+        raise StreamdError(
+            f"{seen}: ranks that share one wait for one another.", "lower training.ranks."
+        )
     return seen
 
 
@@ -445,7 +448,7 @@ def _roles(settings: Settings) -> str:
     for name in sorted({*holds, *beats}):
         beat = beats.get(name)
         runs = beat.state if beat is not None and beat.alive else "does not run"
-        holding = f", holds the log from edge {holds[name].edge:,}" if name in holds else ""
+        holding = f", holds the log from event {holds[name].edge:,}" if name in holds else ""
         lines.append(f"{name}: {runs}{holding}")
     return "; ".join(lines) or "none has run here"
 

@@ -113,7 +113,7 @@ def _delete(
     beat = read_beat(settings.data_dir, role)
     if beat is None or not beat.alive:
         raise StreamdError(
-            f"No {role} runs on {settings.data_dir}, so a delete would not come into the log.",
+            f"No {role} runs on {settings.data_dir}, so a delete would not reach the log.",
             "start `streamd run` on it, or set --data-dir; then run this command again.",
         )
     line.note(f"deletes go to topic {target.name}: {', '.join(shown_key(k, schema) for k in live)}")
@@ -133,8 +133,7 @@ def _wait_for_deletes(
             raise StreamdError(
                 f"{len(live):,} of {len(sent):,} deletes are not in the log: "
                 f"{erasure.wait_reason(missing, role)}.",
-                "run this command again once that is mended; until then it would send a second "
-                "delete.",
+                "correct that, then run this command again; before, it would send a second delete.",
             )
         done = len(sent) - len(live)
         line.of(f"waiting for {role} to take the deletes", done, len(sent), "deletes")
@@ -146,7 +145,7 @@ def copies_elsewhere(settings: Settings) -> str:
     others = settings.ingest.dead_letter_topic, settings.server.score_topic
     topics = [*settings.kafka.topics, *filter(None, others)]
     return (
-        f"Not searched: records in Kafka ({', '.join(topics)}), which go by their "
-        "retention; backups and snapshots elsewhere; other machines' directories, where the same "
+        f"Not searched: records in Kafka ({', '.join(topics)}), which their retention "
+        "removes; backups and snapshots elsewhere; other machines' directories, where the same "
         "command looks for the keys."
     )

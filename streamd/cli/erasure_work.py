@@ -84,8 +84,8 @@ class ErasureWork:
         3. Proof: search for the keys of all requests that have reached this step, in one pass.
 
         A request is written durably after each change, so that a restarted process resumes at its
-        step. Returns: whether a request is open. Raises: StreamdError if the directory cannot be
-        read.
+        step.
+        Returns: whether a request is open. Raises: StreamdError if the directory cannot be read.
         """
         requests = self._requests.open()
         if not requests:
@@ -297,7 +297,9 @@ class ErasureWork:
             else:
                 self._end(proved, "found", "a key is left, or came back with new events")
         if again:
-            self._prove_later(again, "this machine, store or changelog follow the leader's log")
+            self._prove_later(
+                again, "this machine, store or changelog may lack the leader's compaction"
+            )
 
     def _prove_later(self, requests: Sequence[ErasureRequest], reason: str) -> None:
         self._prove_at = time.monotonic() + self._pause
@@ -340,7 +342,7 @@ def _here(settings: Settings, one: ErasureRequest) -> str:
         ask_to_compact(data_dir, one.event)
     beat = read_beat(data_dir, "ingest")
     if beat is None or not beat.alive:
-        return "waiting for ingest, which does not run here and compacts"
+        return "waiting for ingest, which compacts and does not run here"
     width_us = int(settings.windows.width_seconds * 1_000_000)
     return wait_reason(data_dir, one.event, width_us, SystemClock().now_us())
 

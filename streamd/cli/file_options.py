@@ -22,15 +22,15 @@ class FileOptions:
         str,
         typer.Option(
             "--as",
-            help="Public data set in whose form the file is: jodie, snap, snap-signed, lastfm, "
-            "movielens, gdelt or tgb.",
+            help="Format of a public data set: jodie, snap, snap-signed, lastfm, movielens, gdelt "
+            "or tgb.",
         ),
     ] = ""
     time_unit: Annotated[
         str,
         typer.Option(
-            help="Unit of times as numbers: days, s, ms, us, ns, or iso8601 for dates in digits, "
-            "such as 20260131; stream.time_unit otherwise. TGUF has microseconds."
+            help="Unit of numeric times: days, s, ms, us, ns, or iso8601 for dates in digits, such "
+            "as 20260131; stream.time_unit otherwise. Times of TGUF are microseconds."
         ),
     ] = ""
     src: Annotated[str, typer.Option(help="Column of the source.")] = "src"
@@ -46,7 +46,7 @@ class FileOptions:
         typer.Option(help="Topic in `sources` whose mapping reads the rows, instead of columns."),
     ] = ""
     edge_set: Annotated[
-        str, typer.Option(help="Edge set of the rows; otherwise what a column of them says.")
+        str, typer.Option(help="Edge set of all rows; otherwise a column names that of each.")
     ] = ""
     edge_set_column: Annotated[
         str, typer.Option(help="Column that names the edge set of each row; edge_set otherwise.")
@@ -55,14 +55,14 @@ class FileOptions:
         bool,
         typer.Option(
             "--own-types",
-            help="NDJSON lines of type node, label or delete are streamd's own, next to named "
-            "columns.",
+            help="Read NDJSON lines of type node, label or delete as streamd's own events, also if "
+            "columns are named.",
         ),
     ] = False
     delimiter: Annotated[
         str,
         typer.Option(
-            help="What is between cells: one or more characters, tab, or blanks for any number of "
+            help="Separator of cells: one or more characters, tab, or blanks for any number of "
             "blanks and tabs; by default a comma, in .tsv a tab."
         ),
     ] = ""
@@ -71,13 +71,13 @@ class FileOptions:
         typer.Option("--no-header", help="The first row is data; columns are numbered from 1."),
     ] = False
     comment: Annotated[
-        str, typer.Option(help="Leave out lines that begin so, for example '#'.")
+        str, typer.Option(help="Skip lines that begin with this text, for example '#'.")
     ] = ""
     quoting: Annotated[
         str, typer.Option(help="none: a quotation mark is a character like any other.")
     ] = "minimal"
     strip: Annotated[
-        bool, typer.Option("--strip", help="Leave out blanks around names and cells.")
+        bool, typer.Option("--strip", help="Remove blanks around names and cells.")
     ] = False
     keys: Annotated[
         str,
@@ -134,8 +134,8 @@ class FileOptions:
         of_published = Columns(edge_set=self.edge_set, sort=self.sort, published=self.published)
         if self.published and columns != of_published:
             raise SettingsError(
-                f"--as {self.published} says how the file is written.",
-                "leave out the options of columns, cells and keys.",
+                f"--as {self.published} defines columns, cells and keys of the file.",
+                "leave out the options for these.",
             )
         return columns
 

@@ -18,8 +18,9 @@ def ask_health(settings: Settings, role: str, path: str) -> tuple[bool, str]:
     """Ask a role on this machine whether it is well, on the port in the settings.
 
     Args: role: ingest, train, serve, archive, follow or score; path: /livez or /readyz, which only
-    the server has. Returns: whether it answers 200, and its reason. Raises: SettingsError if the
-    role is unknown, has no port in the settings or lacks the path.
+    the server has.
+    Returns: whether it answers 200, and its reason.
+    Raises: SettingsError if the role is unknown, has no port in the settings or lacks the path.
     """
     # Find the port on which the role listens.
     ports = {
@@ -35,7 +36,7 @@ def ask_health(settings: Settings, role: str, path: str) -> tuple[bool, str]:
     if path == "/readyz" and role != "serve":
         raise SettingsError(f"The {role} role has no /readyz.", "ask serve, or leave out --ready.")
     if not ports[role]:
-        raise SettingsError(f"The {role} role has no port that is known.", "set one other than 0.")
+        raise SettingsError(f"The {role} role has no port to ask.", "set one other than 0.")
 
     # Use HTTPS if the server has a certificate.
     host = EVERYWHERE.get(settings.server.host, settings.server.host)

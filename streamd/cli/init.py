@@ -56,20 +56,20 @@ def init(
         str | None,
         typer.Option(help="A file of records instead of the topic's, or - for stdin."),
     ] = None,
-    src: Annotated[str | None, typer.Option(help="Field of who acts, as user.id.")] = None,
+    src: Annotated[str | None, typer.Option(help="Field of the source node, as user.id.")] = None,
     dst: Annotated[
-        str | None, typer.Option(help="Field of what is acted on, which is predicted.")
+        str | None, typer.Option(help="Field of the destination node, which is predicted.")
     ] = None,
     time: Annotated[
         str | None, typer.Option(help="Field of the time; none: the Kafka timestamp.")
     ] = None,
     features: Annotated[
-        str | None, typer.Option(help="Fields that say more, comma separated, or none.")
+        str | None, typer.Option(help="Fields of features, comma separated, or none.")
     ] = None,
-    records: Annotated[int, typer.Option(min=1, max=100_000, help="How many to read.")] = 100,
+    records: Annotated[int, typer.Option(min=1, max=100_000, help="Records to read.")] = 100,
     ask: Annotated[
         bool | None,
-        typer.Option("--ask/--no-ask", help="Ask for the rest; asked in a terminal otherwise."),
+        typer.Option("--ask/--no-ask", help="Ask for missing options; default in a terminal."),
     ] = None,
 ) -> None:
     """Write a settings file to start from, checked on a sample of records; it is never overwritten.
@@ -135,7 +135,7 @@ def _guess_fields(topic: str, found: Found, now_us: int, chosen: "Chosen", asks:
             _new_answer("Who acts (source)", path_text(fields["src"])),
             _new_answer("On what, which is predicted (destination)", fields["dst"]),
             _new_answer("When", fields.get("time", NONE)),
-            _new_answer("What else an event says (features)", offered) or None,
+            _new_answer("Further fields of an event (features)", offered) or None,
         )
         try:
             return guess(topic, found.records, now_us, chosen=given)

@@ -51,7 +51,7 @@ def _check_standby(settings: Settings) -> None:
     """Check that this machine is a standby, which may lead. Raises: SettingsError."""
     log = settings.log
     if not log.name:
-        raise SettingsError("Only this machine holds the log: it always leads.", "none is needed.")
+        raise SettingsError("log.name is not set: this machine always leads.", "none is needed.")
     if log.member == "leader":
         raise SettingsError(
             "log.member is leader: this machine leads whenever it runs.",
@@ -69,7 +69,7 @@ def _ingest_of(settings: Settings) -> Beat:
     beat = read_beat(settings.data_dir, "ingest")
     if beat is None or not beat.alive:
         raise StreamdError(
-            f"No ingest runs on {settings.data_dir}, which alone can lead.",
+            f"No ingest runs on {settings.data_dir}, and only ingest can lead.",
             "start streamd here, or set --data-dir.",
         )
     return beat
@@ -86,7 +86,7 @@ def _describe(beat: Beat) -> str:
 def _print_late(beat: Beat, seconds: float) -> None:
     err.print(
         f"This standby does not lead after {seconds:.0f} s: {_describe(beat)}. The request is "
-        "withdrawn, and who led before goes on.",
+        "withdrawn, and the previous leader continues.",
         markup=False,
         soft_wrap=True,
     )

@@ -73,7 +73,7 @@ def run(
         typer.Option(help="Run only ingest, train, serve, archive, follow or score."),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="Of a further server on the same directory, such as serve-2.")
+        str | None, typer.Option(help="Name of a further server on the same directory, as serve-2.")
     ] = None,
 ) -> None:
     """Run the daemon until a signal: ingest, train and serve, and the archive if other machines
@@ -97,7 +97,7 @@ def run(
     read = partial(settings_of, config, data_dir)
     if role is None:
         if name is not None:
-            raise SettingsError("--name is of a server alone.", "give --role serve too.")
+            raise SettingsError("--name is only for a server.", "give --role serve too.")
         configure_logs(settings.telemetry.log_level, settings.telemetry.log_format, "supervisor")
         raise typer.Exit(Supervisor(settings, read=read).run())
 
@@ -137,7 +137,7 @@ def demo(
     ] = None,
     port: Annotated[int, typer.Option(help="Port of the server, 0 for a free one.")] = 8000,
     data_dir: Annotated[
-        Path | None, typer.Option(help="Where to keep the data; a new temporary folder otherwise.")
+        Path | None, typer.Option(help="Folder of the data; a new temporary folder otherwise.")
     ] = None,
 ) -> None:
     """Play a real month through the whole daemon and watch it learn."""
@@ -157,7 +157,7 @@ app.command("import")(import_)
 @app.command()
 def train(
     static: Annotated[
-        bool, typer.Option("--static", help="The log as a static graph; there is no other way.")
+        bool, typer.Option("--static", help="Train on the log as a static graph; required.")
     ] = False,
     model: Annotated[
         str | None, typer.Option(help="sage, gat or gcn; model.name otherwise.")
@@ -270,7 +270,7 @@ def doctor(config: ConfigOption = None, data_dir: DataOption = None) -> None:
 
     settings = settings_of(config, data_dir)
     healthy = True
-    _print_check("check", Text("result"), "what was seen")
+    _print_check("check", Text("result"), "finding")
     # Print each result at once: the kernels alone may take half a minute.
     with quiet_client():
         for check in examine(settings):
@@ -297,7 +297,7 @@ def health(
         str, typer.Option(help="The role to ask: ingest, train, serve, archive, follow or score.")
     ] = "serve",
     ready: Annotated[
-        bool, typer.Option("--ready", help="Can it answer now (serve), not only: does it live.")
+        bool, typer.Option("--ready", help="Ask whether it can answer now (serve only).")
     ] = False,
     config: ConfigOption = None,
 ) -> None:

@@ -80,9 +80,10 @@ def backtest_file(
     """Backtest a file, or the log of data_dir if `file` is None.
 
     Args: progress: called with (part of the work, done, in all, unit); asked: command and settings
-    for the report. Returns: the output to print, and the report. The output is the table of regimes
-    and rules, one by novelty, those of sets and labels if there are any, and the verdict. Raises:
-    StreamdError if nothing can be read or scored.
+    for the report.
+    Returns: the output to print, and the report. The output is the table of regimes and rules, one
+    by novelty, those of sets and labels if there are any, and the verdict.
+    Raises: StreamdError if nothing can be read or scored.
     """
     from streamd.evaluation.backtest import (
         COLUMNS,
@@ -134,8 +135,9 @@ def backtest_grid(
 ) -> "tuple[list[Table | str], Report]":
     """Backtest the live regime under several settings. Arguments as in `backtest_file`.
 
-    Args: runs: settings, those in force first. Returns: the output to print, a table and the
-    recommended settings; and the report. Raises: StreamdError if nothing can be read or scored.
+    Args: runs: settings, those in force first.
+    Returns: the output to print, a table and the recommended settings; and the report.
+    Raises: StreamdError if nothing can be read or scored.
     """
     from streamd.evaluation.grid import COLUMNS, run_grid
     from streamd.evaluation.report.content import Asked, grid_report_of
@@ -210,8 +212,9 @@ def train_static(
     """Train on the log as a static graph.
 
     Args: epochs: passes over the training edges; folder: a new folder for the best weights, None
-    for none; progress: called with (part of the work, done, in all, unit). Yields: lines for the
-    user, each as soon as it is known. Raises: StreamdError, before training starts.
+    for none; progress: called with (part of the work, done, in all, unit).
+    Yields: lines for the user, each as soon as it is known.
+    Raises: StreamdError, before training starts.
     """
     from streamd.gpu import choose_device
     from streamd.training.learning_settings import LearningSettings

@@ -60,7 +60,7 @@ def produce(
         # The topic is mapped by a source, so the file must contain records of that source.
         if replace(columns, form=None, sort=False) != Columns():
             raise SettingsError(
-                f"The source of topic {target} says where the fields are.",
+                f"The source of topic {target} defines the columns.",
                 "leave out the names of columns, of the edge set, and of other forms.",
             )
         rows = EventFile(file, columns.form)

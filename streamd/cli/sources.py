@@ -1,4 +1,4 @@
-"""The `streamd sources` commands inspect topics whose records a source maps; they write nothing."""
+"""The `streamd sources` commands inspect mapped topics; they write nothing."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,19 +21,17 @@ from streamd.telemetry.progress import ProgressLine
 if TYPE_CHECKING:
     from streamd.exchange.sample import Sample
 
-sources_app = typer.Typer(
-    help="Topics in a shape of their own: check, guess.", no_args_is_help=True
-)
+sources_app = typer.Typer(help="Topics that a source maps: check, guess.", no_args_is_help=True)
 NameArgument = Annotated[
     str, typer.Argument(metavar="TOPIC|FILE", help="A topic, or a file of its records.")
 ]
-RecordsOption = Annotated[int, typer.Option(min=1, max=100_000, help="How many records to read.")]
+RecordsOption = Annotated[int, typer.Option(min=1, max=100_000, help="Number of records to read.")]
 
 
 def read_with_progress(settings: Settings, name: str, count: int, source: str = "") -> "Sample":
     """Read some records of a topic or a file, showing progress.
 
-    source: the topic whose source maps a file. Raises: SettingsError, KafkaError.
+    source: topic of the source that maps a file. Raises: SettingsError, KafkaError.
     """
     from streamd.clock import SystemClock
     from streamd.exchange.sample import read_sample
@@ -48,7 +46,8 @@ def sources_check(
     name: NameArgument,
     records: RecordsOption = 100,
     source: Annotated[
-        str, typer.Option(help="Topic whose source maps a file; the only source's otherwise.")
+        str,
+        typer.Option(help="Topic of the source that maps a file; by default the only source's."),
     ] = "",
     config: ConfigOption = None,
 ) -> None:
@@ -67,7 +66,7 @@ def sources_check(
         place = "" if judged.index < 0 else str(judged.index)
         cells = (judged.what, judged.event or judged.error)
         rows.append((str(judged.partition), str(judged.offset), place, *map(printable, cells)))
-    head = ("partition", "offset", "place", "becomes", "event or reason")
+    head = ("partition", "offset", "index", "becomes", "event or reason")
     print_records(out, head, rows, num_long=1)
     out.print(verdict.words(len(sample)), soft_wrap=True, markup=False, highlight=False)
     print_rounded(verdict.rounded.words)
@@ -82,7 +81,7 @@ def sources_guess(
     name: NameArgument,
     records: RecordsOption = 100,
     edge_set: Annotated[
-        str, typer.Option(help="Edge set to declare, where there are several.")
+        str, typer.Option(help="Edge set to declare, if there are several.")
     ] = DEFAULT_SET,
     config: ConfigOption = None,
 ) -> None:

@@ -18,7 +18,7 @@ UrlArgument = Annotated[
     ),
 ]
 TimeoutOption = Annotated[
-    float, typer.Option(min=1, help="Seconds that one object is tried for where the store fails.")
+    float, typer.Option(min=1, help="Seconds for all tries of one object, if the store fails.")
 ]
 
 
@@ -26,8 +26,8 @@ def verify(
     deleted: Annotated[
         list[str] | None,
         typer.Option(
-            help="Look for the bytes of this deleted key instead, everywhere; @FILE for one a "
-            "line. May be given several times."
+            help="Search for this deleted key instead; @FILE for one a line. May be given several "
+            "times."
         ),
     ] = None,
     config: ConfigOption = None,
@@ -83,8 +83,8 @@ def backup(
         int,
         typer.Option(
             min=0,
-            help="Keep the newest so many manifests, and remove the others and what only they "
-            "name; 0 keeps all.",
+            help="Number of manifests to keep, the newest; others, and objects that only they "
+            "name, are removed. 0 keeps all.",
         ),
     ] = 0,
     timeout: TimeoutOption = 60,
@@ -120,7 +120,7 @@ def restore(
     ],
     seq: Annotated[
         int | None,
-        typer.Option(min=0, help="The commit whose manifest to take; the newest otherwise."),
+        typer.Option(min=0, help="Commit of the manifest to restore; the newest otherwise."),
     ] = None,
     timeout: TimeoutOption = 60,
     config: ConfigOption = None,
@@ -148,7 +148,7 @@ def restore(
     if source is not None:
         if seq is not None:
             raise SettingsError(
-                f"{source} is a data directory, which has its newest commit only.",
+                f"{source} is a data directory: only its newest commit can be copied.",
                 "leave out --seq.",
             )
         with ProgressLine(err, f"copying {source}", "bytes") as line:

@@ -46,15 +46,15 @@ DATA = typer.Option("--data-path", help="Folder of the tables; that of the schem
 SEEDS = typer.Option(
     "--input-seeds",
     "--seeds",
-    help="A table with ids and maybe times, of a log in microseconds; every node otherwise.",
+    help="A table of ids, optionally with times (microseconds for a log); every node otherwise.",
 )
 AGGREGATION = typer.Option(
     "--edge-aggregation-method",
-    help="edge: the edges walked along; node: all between the nodes of a sample.",
+    help="edge: the sampled edges; node: all edges between the nodes of a sample.",
 )
 SEED = typer.Option("--random-seed", min=0, help="Seed of the draws.")
 PROCESSES = typer.Option(
-    min=1, help="Processes that draw, at most one a shard; the samples are the same for any number."
+    min=1, help="Number of sampling processes, at most one a shard; it does not change the samples."
 )
 RUNNER = typer.Option(
     "--runner",
@@ -68,7 +68,7 @@ REVERSED = typer.Option(
 START = typer.Option(help="First time of edges, ISO 8601; the log's first otherwise.")
 END = typer.Option(help="Time to end before, ISO 8601; all otherwise.")
 NUMBERS = typer.Option(
-    "--numbers", help="All features of a set as one vector, whatever they are declared as."
+    "--numbers", help="Write all features of a set as one vector, regardless of their declarations."
 )
 
 
@@ -129,7 +129,7 @@ def tfgnn_import(
     from streamd.tfgnn.schema.schema import read_schema, schema_file
 
     if speed and topic is None:
-        raise SettingsError("--speed is of a topic.", "name one with --topic.")
+        raise SettingsError("--speed needs a topic.", "name one with --topic.")
     settings, clock = settings_of(config, data_dir), SystemClock()
     options = _time_options(settings, time_column, time_unit, first_time, step_seconds)
     path = schema_file(graph_schema)
@@ -203,7 +203,7 @@ def tfgnn_export(
     start: Annotated[str | None, START] = None,
     end: Annotated[str | None, END] = None,
     format_: Annotated[
-        str | None, typer.Option("--format", help="Of tables: tfrecord, or csv.")
+        str | None, typer.Option("--format", help="Format of tables: tfrecord, or csv.")
     ] = None,
     shards: Annotated[
         int | None, typer.Option(min=1, max=99_999, help="Files of each table; one otherwise.")
@@ -213,10 +213,11 @@ def tfgnn_export(
         typer.Option(help="Write training samples of events by this SamplingSpec, no tables."),
     ] = None,
     edge_set: Annotated[
-        str | None, typer.Option(help="Of samples: the edge set of the events.")
+        str | None, typer.Option(help="For --samples: the edge set of the events.")
     ] = None,
     negatives: Annotated[
-        int | None, typer.Option(min=0, max=10_000, help="Of samples: wrong targets an event; 1.")
+        int | None,
+        typer.Option(min=0, max=10_000, help="For --samples: wrong targets an event; 1 otherwise."),
     ] = None,
     edge_aggregation_method: Annotated[str, AGGREGATION] = "edge",
     random_seed: Annotated[int, SEED] = 0,
@@ -230,7 +231,7 @@ def tfgnn_export(
     # Open the log only after the options are checked.
     log = partial(_log_source, config, data_dir, start, end, numbers)
     if samples is not None:
-        _refuse_given({"--format": format_, "--shards": shards}, "is of tables, not of --samples")
+        _refuse_given({"--format": format_, "--shards": shards}, "is for tables, not for --samples")
         _export_samples(
             log,
             samples,
@@ -277,7 +278,7 @@ def _export_samples(log: "Callable[[], LogSource]", spec: Path, name: str, **ask
 
 def _print_counts(count: int, kept: int, output: Path) -> None:
     """Print the number of samples, and how many of them existed before this run."""
-    there = f", {kept:,} of them there before" if kept else ""
+    there = f", {kept:,} of them written before" if kept else ""
     out.print(f"{count:,} samples in {output}{there}", soft_wrap=True, markup=False)
 
 
@@ -358,13 +359,13 @@ def tfgnn_sample(
     from streamd.tfgnn.records.shards import output_path
 
     if runner is not None:
-        _refuse_given({"--processes": processes > 1}, "is not of Beam's runners")
+        _refuse_given({"--processes": processes > 1}, "is not for Beam's runners")
     # Options of a log and of tables exclude each other.
     if graph_schema is None:
         _refuse_given({"--data-path": data_path, "--runner": runner}, "needs --graph-schema")
     else:
         of_log = {"--start": start, "--end": end, "--reversed": reversed_, "--numbers": numbers}
-        _refuse_given({**of_log, "--data-dir": data_dir}, "is of a log, not of --graph-schema")
+        _refuse_given({**of_log, "--data-dir": data_dir}, "is for a log, not for --graph-schema")
     _refuse_further(context.args, runner)
     output = output_path(output_samples)
     asked: dict[str, Any] = {
@@ -414,7 +415,7 @@ def _refuse_further(args: list[str], runner: str | None) -> None:
     """Refuse unknown options, which are Beam's, if there is no runner. Raises: SettingsError."""
     if args and runner is None:
         raise SettingsError(
-            f"{args[0]} is no option without --runner, as all further ones are Beam's.",
+            f"{args[0]} is unknown: only with --runner are further options passed on, to Beam.",
             "leave it out, or name a runner.",
         )
 

@@ -1,4 +1,4 @@
-"""`streamd deadletter`: letters behind the log are told and asked about before they are sent."""
+"""`streamd deadletter`: late letters are reported, and it asks before it sends them."""
 
 import pytest
 from typer.testing import CliRunner
@@ -70,8 +70,8 @@ def replay(world, *words, answer=None, policy="clamp"):
 def test_letters_behind_the_log_are_told_and_sent_only_where_someone_says_so(world, outbox):
     told = replay(world, "--reason", "late", answer="n\n")
     assert told.exit_code == 1 and not outbox.sent
-    assert "2 of 2 are behind the log, which has reached " in told.output and "by up to 1 h" in told.output
-    assert "late_policy: clamp an event behind the log gets that time instead of its own" in told.output
+    assert "2 of 2 are late: up to 1 h before " in told.output and "the time that the log has reached" in told.output
+    assert "late_policy: clamp a late event gets that time instead of its own" in told.output
     again = replay(world, "--reason", "late", policy="dead_letter")
     assert again.exit_code == 1 and "becomes a dead letter again (late)" in again.output, "and without a terminal nothing is sent"
     assert replay(world, "--reason", "late", answer="y\n").exit_code == 0 and len(outbox.sent) == 2
@@ -83,9 +83,9 @@ def test_letters_in_time_are_sent_without_a_question(world, outbox):
     assert asked.exit_code == 1 and not outbox.sent, "these two would come back, so without a terminal nothing is sent"
     done = replay(world, "--in-time", "--yes")
     assert done.exit_code == 0 and len(outbox.sent) == 2, done.output
-    assert "2 sent, 2 are behind the log or may be, 0 were sent before" in done.output
+    assert "2 sent, 2 are late or may be, 0 were sent before" in done.output
     assert "2 of 4 will be refused again." in done.output
-    assert replay(world, "--reason", "bad_key").exit_code == 0, "none behind the log is left: nothing is asked"
+    assert replay(world, "--reason", "bad_key").exit_code == 0, "no late one is left: nothing is asked"
 
 
 def test_without_a_log_nothing_tells_what_is_behind_it(world, outbox, tmp_path):
@@ -94,7 +94,7 @@ def test_without_a_log_nothing_tells_what_is_behind_it(world, outbox, tmp_path):
     (other / "deadletter/current.jsonl").write_bytes((world.path / "deadletter/current.jsonl").read_bytes())
     world.path = other
     told = replay(world, "--reason", "bad_key")
-    assert told.exit_code == 1 and "holds no log, so it is unknown which are behind it" in told.output and not outbox.sent
+    assert told.exit_code == 1 and "holds no log, so it is unknown which are late" in told.output and not outbox.sent
 
 
 def test_letters_whose_schema_cannot_be_asked_for_may_be_behind_the_log(tmp_path, monkeypatch):

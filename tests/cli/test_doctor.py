@@ -47,7 +47,7 @@ def test_each_check_is_printed_as_it_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(doctor, "CHECKS", {"first": look, "second": look})
     done = CliRunner().invoke(app, ["doctor", "--data-dir", str(tmp_path)], env={"COLUMNS": "100"})
     lines = [line.rstrip().split(maxsplit=2) for line in done.stdout.splitlines()]
-    assert done.exit_code == 0 and lines == [["check", "result", "what was seen"], *([name, "good", 'drop_keys: ["nan"], [red]'] for name in ("first", "second"))]
+    assert done.exit_code == 0 and lines == [["check", "result", "finding"], *([name, "good", 'drop_keys: ["nan"], [red]'] for name in ("first", "second"))]
     assert "first" not in seen[0] and "first" in seen[1] and "second" not in seen[1]
 
 

@@ -132,7 +132,7 @@ def test_rows_of_a_source_go_to_another_topic_as_events(tmp_path, sent):
 
 
 @pytest.mark.parametrize(("words", "says"), [
-    (("--as", "jodie", "--src", "u"), "--as jodie says how the file is written"), (("--as", "jodi"), "did you mean 'jodie'"), (("--source", "clicks", "--src", "u"), "contradict"),
+    (("--as", "jodie", "--src", "u"), "--as jodie defines columns, cells and keys"), (("--as", "jodi"), "did you mean 'jodie'"), (("--source", "clicks", "--src", "u"), "contradict"),
     (("--source", "nowhere"), "There is no source of topic nowhere"), (("--keys", "integer"), "--keys is integer"), (("--quoting", "all"), "--quoting is all"),
     (("--edge-set", "default", "--edge-set-column", "kind"), "contradict"), (("--edge-set-column", "sort"), "no column 'sort'"), (("--delimiter", ";"), "no column 'src'"),
     (("--source", "clicks"), "row 1: a time is finer than seconds"), (("--time", "ts"), "is finer than seconds")])
@@ -146,7 +146,7 @@ def test_options_that_do_not_fit_are_named_before_anything_is_sent(tmp_path, sen
 @pytest.mark.parametrize("words", [("--as", "jodie"), ("--src", "u"), ("--time-unit", "s"), ("--source", "clicks"), ("--keys", "text")])
 def test_a_topic_with_a_source_takes_rows_as_they_are(tmp_path, sent, words):
     file = write(tmp_path, "kind\nview\n", config=MAPPED)
-    assert "The source of topic clicks says where the fields are" in str(run(tmp_path, "produce", file, "--topic", "clicks", *words).exception) and not sent
+    assert "The source of topic clicks defines the columns" in str(run(tmp_path, "produce", file, "--topic", "clicks", *words).exception) and not sent
 
 
 OSM = [{"type": "node", "id": 101, "user": "ann", "timestamp": "2025-01-01T00:00:00Z", "features": "x", "edge_set": "roads"},

@@ -110,7 +110,7 @@ def test_users_and_items_of_two_node_sets_need_no_prefix(tmp_path):
 
 @pytest.mark.parametrize(("args", "text", "says"), [
     (("--as", "jody"), JODIE, "--as jody is unknown; there are jodie.*did you mean 'jodie'"), (("--as", "gdelt"), "a,b\n", "1 columns: events of GDELT have 58"),
-    (("--as", "jodie", "--src", "x"), JODIE, "--as jodie says how the file is written"), (("--as", "jodie", "--edge-set", "x"), JODIE, "There is no edge set x"),
+    (("--as", "jodie", "--src", "x"), JODIE, "--as jodie defines columns, cells and keys"), (("--as", "jodie", "--edge-set", "x"), JODIE, "There is no edge set x"),
     (("--as", "jodie"), "user_id,item_id,timestamp,state_label\na,b,soon,0\n", r"data.txt row 1: time \(timestamp\) is text, not a number of s")])
 def test_a_file_in_another_form_is_named_before_it_goes_in(tmp_path, args, text, says):
     (tmp_path / "data.txt").write_text(text)

@@ -46,7 +46,7 @@ def test_two_servers_of_different_names_do_not_disturb_one_another(two):
     roles = first.client.get("/status.json").json()["roles"]
     assert roles["serve"]["alive"] and roles["serve-2"]["alive"] and roles["serve-2"]["role"] == "serve"
     seen = run_check("roles", first.settings).seen
-    assert "serve: ready, holds the log from edge 500; serve-2: ready, holds the log from edge 500" in seen
+    assert "serve: ready, holds the log from event 500; serve-2: ready, holds the log from event 500" in seen
 
     # What one loses, the other keeps; and what is gone for good holds nothing.
     second.stop()

@@ -210,7 +210,7 @@ def test_the_command_takes_a_path_or_url_of_a_directory_and_of_a_store(tmp_path,
         assert done.exit_code == 0 and ("made of" in done.output) == (number < 2), done.output
         assert difference(world.source, tmp_path / f"new{number}") == ""
     done = run(world.source, "--seq", 3, "--data-dir", tmp_path / "third")
-    assert isinstance(done.exception, SettingsError) and "newest commit only" in str(done.exception)
+    assert isinstance(done.exception, SettingsError) and "only its newest commit" in str(done.exception)
     done = run(world.source, "--data-dir", world.source)
     assert isinstance(done.exception, DataDirectoryError)
     shutil.copytree(world.source, tmp_path / "with space/data")

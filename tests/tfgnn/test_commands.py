@@ -39,7 +39,7 @@ def test_options_may_be_written_as_the_peer_writes_them(tmp_path):
 
 def test_an_unknown_option_is_an_error_without_a_runner_to_take_it(tmp_path):
     given = ["--graph-schema", GOLDEN / "unigraph_csv", "--sampling-spec", GOLDEN / "topk2.pbtxt", "--output", tmp_path / "s.tfrecord"]
-    with pytest.raises(SettingsError, match="--seedz=x is no option without --runner"):
+    with pytest.raises(SettingsError, match="--seedz=x is unknown: only with --runner"):
         streamd("sample", *given, "--seedz=x")
     with pytest.raises(TFGNNError, match="edge aggregation 'nodes' is unknown"):
         streamd("sample", *given, "--edge-aggregation-method", "nodes")

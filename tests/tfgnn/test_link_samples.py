@@ -216,7 +216,7 @@ def test_a_killed_run_goes_on_to_the_same_files_while_the_log_grows(tmp_path):
     assert 0 < len(there) < 60
     append(world, later(world))
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
-    assert "of them there before" in done.stdout and "sampling: 100 %" in done.stderr
+    assert "of them written before" in done.stdout and "sampling: 100 %" in done.stderr
     assert all(path.stat().st_mtime_ns == at for path, at in there.items())
     assert files(whole.parent) == files(out.parent)
     with pytest.raises(TFGNNError, match="of one that is done"):
@@ -236,7 +236,7 @@ def test_what_cannot_be_asked_is_refused_by_name(tmp_path):
     with pytest.raises(TFGNNError, match="'seed' of the sampling spec are nodes of 'user'.*write a symmetric_link_seed_op"):
         world.run(out)
     given = ["tfgnn", "export", out, "--data-dir", world.settings.data_dir]
-    with pytest.raises(SettingsError, match="--format is of tables, not of --samples"):
+    with pytest.raises(SettingsError, match="--format is for tables, not for --samples"):
         streamd(*given, "--samples", world.spec, "--format", "csv")
     with pytest.raises(SettingsError, match="--negatives needs --samples"):
         streamd(*given, "--negatives", 0)

@@ -207,7 +207,7 @@ def test_a_killed_run_goes_on_to_the_same_files_while_the_log_grows(tmp_path, pr
     assert 0 < len(there) < 60
     append(world, later(world))
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
-    assert "6,000 samples in" in done.stdout and "of them there before" in done.stdout and "sampling: 100 %" in done.stderr
+    assert "6,000 samples in" in done.stdout and "of them written before" in done.stdout and "sampling: 100 %" in done.stderr
     assert all(path.stat().st_mtime_ns == at for path, at in there.items())
     assert files(whole.parent) == files(out.parent)
 
@@ -284,7 +284,7 @@ def test_options_of_tables_and_of_a_log_do_not_mix(tmp_path):
     given = ["tfgnn", "sample", "--sampling-spec", world.spec, "--output", tmp_path / "out" / "s.tfrecord"]
     with pytest.raises(SettingsError, match="--runner needs --graph-schema"):
         streamd(*given, "--runner", "DirectRunner", "--data-dir", world.settings.data_dir)
-    with pytest.raises(SettingsError, match="--reversed is of a log, not of --graph-schema"):
+    with pytest.raises(SettingsError, match="--reversed is for a log, not for --graph-schema"):
         streamd(*given, "--graph-schema", tmp_path, "--reversed")
     end = str(np.datetime64(world.times()[-1], "us"))
     text = streamd(*given, "--data-dir", world.settings.data_dir, "--reversed", "--end", end, "--processes", 2)

@@ -470,7 +470,7 @@ def test_tables_are_sent_to_a_topic_of_our_own_events(papers, tmp_path, monkeypa
 
 def test_options_that_mean_nothing_are_refused(papers, tmp_path):
     settings_for(papers, tmp_path)
-    for words, says in ((("--speed", "2"), "--speed is of a topic"), (("--time-unit", "h"), "--time-unit is 'h'"),
+    for words, says in ((("--speed", "2"), "--speed needs a topic"), (("--time-unit", "h"), "--time-unit is 'h'"),
                         (("--step-seconds", "60"), "--step-seconds needs --first-time")):
         with pytest.raises(SettingsError, match=says):
             streamd("tfgnn", "import", papers, *words, "--config", tmp_path / "papers.yaml", "--data-dir", tmp_path / "none")
