@@ -147,6 +147,7 @@ def backtest(
         else:
             shown, found = backtest_file(settings, file, columns, plan, line.of, asked)
 
+    # Store the report before it is printed: a broken pipe must not lose it.
     _keep(settings, found, runs, [one.settings for one in combined] if grid else [])
 
     _print_results(shown, found, form, report)

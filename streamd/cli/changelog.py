@@ -28,6 +28,7 @@ def changelog_verify(config: ConfigOption = None, data_dir: DataOption = None) -
     found_topic = find_changelog(settings.kafka, settings.log.name)
     if found_topic is None:
         raise KafkaError(f"There is no topic {topic}.", "start the leader, which makes it.")
+    # The directory may belong to another changelog.
     check_changelog(settings.data_dir, found_topic.changelog)
     reader = KafkaReader(settings.kafka, found_topic.changelog)
     try:

@@ -40,6 +40,7 @@ def compact_log(settings: Settings, deadline: float, line: ProgressLine) -> tupl
     """
     # 1. Request. It is a file or a record, so it outlives this process.
     log = open_log(settings.data_dir)
+    # The store may still wait for an earlier compaction.
     if not log.deletions.count:
         return _wait_for_store(settings, deadline, line, "nothing was deleted")
     request = log.deletions.newest_place

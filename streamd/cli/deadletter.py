@@ -122,6 +122,7 @@ def deadletter_replay(
     settings = settings_of(config, data_dir)
     chosen = plan(settings, reason or (), topic or (), again)
     log = LogReader.open(settings.data_dir, keep_keys=False)
+    # Without a log it is unknown which letters are late.
     watermark_us = 0 if log is None else log.watermark
     found = outlook(settings, chosen.letters, watermark_us, SystemClock().now_us())
     for line in _outlook_lines(settings, found, len(chosen.letters), watermark_us, log is not None):

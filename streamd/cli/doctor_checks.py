@@ -196,6 +196,7 @@ def _store(settings: Settings) -> str:
     if log.member == "replica":
         return f"{store.shown} can be read, {newest}"
     probe = f"probes/{os.getpid()}-{time.time_ns()}"
+    # A unique name, because several machines may probe at once.
     store.put(probe, b"1")
     store.remove([probe])
     return f"{store.shown} can be read and written, {newest}"
@@ -407,6 +408,7 @@ def _ranks(settings: Settings) -> str:
             f"set {UNSHARED_STORE}=1 in torchrun's environment.",
         )
     mesh, num_ranks = training.mesh or (1, training.ranks), _num_ranks(settings)
+    # Each machine starts `training.ranks` ranks of the mesh.
     if num_ranks % training.ranks:
         raise StreamdError(
             f"training.mesh has {mesh[0]} x {mesh[1]} ranks, no multiple of training.ranks "

@@ -61,6 +61,7 @@ def _work_on_requests(settings: Settings) -> None:
     from streamd.processes import end_with_supervisor
     from streamd.telemetry.logs import configure_logs
 
+    # A server that starts again starts its own process.
     end_with_supervisor()
     os.nice(NICE)
     configure_logs(settings.telemetry.log_level, settings.telemetry.log_format, "erase")

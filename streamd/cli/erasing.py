@@ -110,6 +110,7 @@ def _delete(
         return
     role = log_role_of(settings.log.member, settings.log.name)
     target = topic_for_deletes(settings.kafka, settings.sources, topic)
+    # Without a running role, a delete would only wait in Kafka.
     beat = read_beat(settings.data_dir, role)
     if beat is None or not beat.alive:
         raise StreamdError(

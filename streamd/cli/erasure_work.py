@@ -127,6 +127,7 @@ class ErasureWork:
     def _end(self, one: ErasureRequest, state: ErasureState, reason: str = "") -> None:
         """End a request: write it durably, and log it without its keys."""
         assert state in ENDS
+        # `write` removes the keys of an ended request.
         ended = changed(one, state=state, waits_for=reason, ended_at=time.time())
         self._requests.write(ended)
         level = logger.info if state == "done" else logger.error

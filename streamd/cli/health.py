@@ -35,6 +35,7 @@ def ask_health(settings: Settings, role: str, path: str) -> tuple[bool, str]:
         raise SettingsError(f"There is no role {role!r}; roles are {', '.join(ports)}.")
     if path == "/readyz" and role != "serve":
         raise SettingsError(f"The {role} role has no /readyz.", "ask serve, or leave out --ready.")
+    # Port 0 is any free one, which only the role knows.
     if not ports[role]:
         raise SettingsError(f"The {role} role has no port to ask.", "set one other than 0.")
 

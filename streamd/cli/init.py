@@ -230,6 +230,7 @@ def _judge(settings: Settings, topic: str, records: Sequence[Any]) -> int:
 
 def _write_new(file: Path, text: str) -> None:
     """Write a file that must not exist yet, whole or not at all."""
+    # In the same folder, because links cannot cross file systems.
     with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=".init-", delete=False) as made:
         made.write(text)
         made.flush()

@@ -82,6 +82,7 @@ def _moves(config: Path | None, data_dir: Path | None) -> Any:
     run on another machine."""
     registry = _registry(config, data_dir)
     settings = settings_of(config, data_dir)
+    # Only on a follower may the trainer run on another machine.
     if not settings.log.follows:
         return registry
     from streamd.replica.move_requests import moves_by_request

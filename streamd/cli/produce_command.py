@@ -66,6 +66,7 @@ def produce(
         rows = EventFile(file, columns.form)
         columns = replace(columns, source=target)
         events = rows_to_send(settings, columns, rows, clock, doubts.append)
+        # `rows_to_send` gives times in microseconds.
         unit = "us"
     elif columns.source or columns.published:
         settings, columns = resolve_source(settings, columns)

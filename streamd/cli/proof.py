@@ -43,6 +43,7 @@ def prove_erasure(
         on_found(one)
     for one in _find_bytes(settings, by_bytes, skip) if long else ():
         place = (one.where, long[one.key])
+        # Skip a key that was found there by type.
         if place not in found:
             found.add(place)
             on_found(one._replace(key=place[1]))

@@ -92,6 +92,7 @@ def sources_guess(
     from streamd.exchange.guess import guess
 
     sample = read_with_progress(settings_of(config, None), name, records)
+    # Records of a file need a topic in the settings: take the file's name.
     topic = Path(name).name.split(".")[0] if Path(name).is_file() else name
     guessed = guess(topic, sample.all, SystemClock().now_us(), edge_set)
 

@@ -106,6 +106,7 @@ def backup(
         f"and {done.num_bytes:,} bytes sent, the rest was there"
     )
     if keep:
+        # Only after the upload: a failed one must not cost an older backup.
         manifests, objects = remove_unneeded(store, keep)
         text += f"; {manifests:,} manifests and {objects:,} objects removed"
     out.print(text, markup=False, soft_wrap=True)

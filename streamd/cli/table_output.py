@@ -38,7 +38,7 @@ def print_table(console: Console, table: Table) -> None:
 def print_records(
     console: Console, head: Sequence[str], rows: Sequence[Sequence[str]], num_long: int
 ) -> None:
-    """Print rows whose last cells are long texts.
+    """Print rows with long texts in their last cells.
 
     Args: num_long: number of these cells. If a row does not fit into a line, its short cells share
     one line, and each long cell follows on its own line, whole, so that it can be copied.

@@ -56,6 +56,7 @@ def _find(
 ) -> None:
     """Add a sentence for each field that has no value in any row. fields: the paths of each."""
     for paths in fields:
+        # Keys, headers and envelopes are not part of the rows.
         if not rows or not paths or any(is_outside(steps_of(path)) for path in paths):
             continue
         values = (v for path in paths for row in rows for v in _read(source, row, path))

@@ -71,6 +71,7 @@ class EventFile:
     def _kind_of(self, part: Path) -> str:
         """The kind of a file by its name; "" if its first bytes decide. Raises: SettingsError."""
         endings = [ending.lower() for ending in part.suffixes]
+        # The ending before .gz determines the kind.
         if endings and endings[-1] == ".gz":
             endings.pop()
         kind = KINDS.get(endings[-1], "") if endings else ""
@@ -197,6 +198,7 @@ def _count_rows(part: Path, kind: str, header: bool) -> int:
     except (OSError, EOFError, zlib.error, gzip.BadGzipFile):
         # The error is raised when the rows are read.
         return lines
+    # The last line may lack its end.
     return max(1, lines - (kind == CSV and header))
 
 
@@ -263,6 +265,7 @@ def _batch_rows(batch: Any, wanted: Sequence[str]) -> Iterator[Row]:
         try:
             columns.append(column_values(batch.column(at), name))
         except OddCell:
+            # Only a column that is read may fail the file.
             if not wanted or name in wanted:
                 raise
             columns.append([None] * len(batch))

@@ -138,6 +138,7 @@ def fields_of_rows(rows: list[dict[str, Any]]) -> Fields:
     seen = fields.scalars
     for row in rows:
         for path, value in _scalars(row, (), 0, fields):
+            # Continue to count known paths, but take no new ones.
             if path not in seen and len(seen) >= MAX_PATHS:
                 continue
             at = seen.setdefault(path, Seen())
@@ -256,6 +257,7 @@ def unwrapped(
         return "connect", [o for o in inner if type(o) is dict]
     if 2 * sum("specversion" in o for o in objects) > len(objects):
         return "cloudevents", [o["data"] for o in objects if type(o.get("data")) is dict]
+    # In CloudEvents' binary mode the attributes are headers.
     headers = [{name for name, _ in record.headers or ()} for record in records]
     if 2 * sum(f"{ATTRIBUTE}type" in names for names in headers) > max(1, len(records)):
         return "cloudevents", objects

@@ -46,6 +46,7 @@ def pasted_records(text: str, now_ms: int) -> list[Any]:
         values = value if isinstance(value, list) else [value]
     except BadEvent:
         try:
+            # Not one JSON value, so try one a line.
             values = [parsed(line.encode()) for line in text.splitlines() if line.strip()]
         except BadEvent as error:
             raise SettingsError(

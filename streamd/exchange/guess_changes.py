@@ -73,6 +73,7 @@ def find_delete_mark(fields: Fields) -> DeleteMark | None:
         words = last_words(path)
         # The mark is a boolean or a time of the deletion, or the name of the operation.
         if not MARKED.isdisjoint(words) or words[-2:] in (("is", "delete"), ("delete", "flag")):
+            # A condition cannot list times, so `deleted` stays empty.
             if words[-1:] == ("at",) or at.types.keys() == {"int"} and len(at.values) > 2:
                 return DeleteMark(path, (None,), ())
             # A row without the mark is not deleted.
@@ -81,6 +82,7 @@ def find_delete_mark(fields: Fields) -> DeleteMark | None:
                 return replace(mark, kept=(*mark.kept, *absent))
             if absent and len(at.values) == 1:
                 return DeleteMark(path, absent, tuple(at.values))
+        # SQL Server: 1 deletes, 2 inserts, 4 is a row after an update.
         elif path.startswith("__$operation") and at.types.keys() == {"int"}:
             return DeleteMark(path, (2, 4), (1,))
         elif (words and words[-1] in MARK_WORDS) and (mark := _operation_mark(path, at, fields)):

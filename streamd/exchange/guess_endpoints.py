@@ -176,6 +176,7 @@ def _rank(role: str, path: str, at: Seen, fields: Fields) -> float:
         rank = max(rank, *(rank_in(tables, word) - 0.5 for word in words[-3:]))
     if any(word in towards for word in step):
         rank = max(rank, 7.0) + 1.0
+    # A word for the other direction outweighs any noun.
     rank -= 6.0 * any(word in against for word in words)
     # An attribute of an endpoint is not the endpoint; ids are better keys than names.
     if noun in ATTRIBUTES:

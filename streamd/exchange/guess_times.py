@@ -137,6 +137,7 @@ def form_of(path: str, at: Seen, now_us: int) -> str:
     if are_dates_in_digits(path, at):
         return DATES
     if at.types.keys() == {"str"}:
+        # Require hyphens, because digits alone may be a number.
         iso = Times("iso8601")
         if all("-" in v and iso.column([v]) is not None for v in values):
             return "iso8601"
@@ -150,6 +151,7 @@ def form_of(path: str, at: Seen, now_us: int) -> str:
     for form, scale in UNITS_NS.items():
         if form != "days" and values and all(earliest < v * scale / 1000 < latest for v in values):
             return form
+    # Small integers may be anything, so days need the name of a time.
     today = now_us / 86_400e6
     is_day = at.types.keys() == {"int"} and names_time(path)
     return "days" if is_day and all(0.5 * today < v < 1.2 * today for v in values) else ""

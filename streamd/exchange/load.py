@@ -116,6 +116,7 @@ def open_loader(
         try:
             yield loader
         except StreamdError as error:
+            # The operator must know that a part of the file is in the log.
             error.args = (f"{error} {loader.num_events:,} events went in before.",)
             raise
     finally:

@@ -21,6 +21,7 @@ def with_named_features(event: bytes, settings: Settings) -> str:
     # With one set, events do not name it.
     name = row.get("node_set" if is_node else "edge_set", next(iter(sets), ""))
     declared = sets[name].features if name in sets else {}
+    # An array of another width cannot be assigned to names.
     if not declared or sum(one.width for one in declared.values()) != len(values):
         return event.decode()
     named, first = {}, 0

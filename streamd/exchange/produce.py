@@ -69,6 +69,7 @@ def send_events(
                 first = event.time if first is None else first
                 due = begun + (event.time - first) * MICROSECONDS[time_unit] / 1e6 / speed
                 if (wait := due - time.monotonic()) > 0:
+                    # Events must not wait in the producer during the pause.
                     producer.flush()
                     time.sleep(wait)
 

@@ -207,6 +207,7 @@ def _of_tgb(row: Row) -> Row:
     # In JODIE's form both users and items are counted from 0.
     if "state_label" in row:
         row = row | {"src": f"user:{row['src']}", "dst": f"item:{row['dst']}"}
+    # Several numbers in one cell need brackets to be JSON.
     features = row.get("features")
     if type(features) is str and "," in features:
         row = row | {"features": f"[{features}]"}

@@ -122,6 +122,7 @@ def _of_topic(settings: Settings, topic: str, count: int) -> dict[int, list[Any]
 
         share = shares({tp: end[tp] - first[tp] for tp in partitions}, count)
         for tp in partitions:
+            # Without a group, the consumer starts at an explicit offset.
             consumer.seek(tp, end[tp] - share[tp])
         found: dict[int, list[Any]] = {number: [] for number in numbers}
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -129,6 +130,7 @@ def _of_topic(settings: Settings, topic: str, count: int) -> dict[int, list[Any]
             consumer.position(tp) < end[tp] for tp in partitions
         ):
             for tp, records in consumer.poll(timeout_ms=500, max_records=count).items():
+                # Ignore records that arrived since.
                 found[tp.partition] += [r for r in records if r.offset < end[tp]]
         return {tp.partition: found[tp.partition][: share[tp]] for tp in partitions}
     except ClientError as error:

@@ -73,6 +73,7 @@ def rows_of_sources(
     all_steps = (steps_of(path) for source in bare for path in source.paths())
     wanted = list(dict.fromkeys(steps[0] for steps in all_steps if not is_outside(steps)))
     if published is not None:
+        # The data set's form has all other columns.
         wanted = [name for s in sources if s.fields is not None for name in s.fields.features]
     rows = _rows_as_json(file, wanted, sources, _times_of(sources, unit), doubt, published)
     return read_first(rows)

@@ -247,6 +247,7 @@ def _of_object(parsed: Row, columns: Columns, times: Times) -> Row:
         check_columns(list(parsed), ("src", "dst"))
         for name in ("src", "dst"):
             key = _cell(name, read_key, parsed[name])
+            # Without --keys an edge stays as it is in the file.
             if columns.keys and key != parsed[name]:
                 parsed = parsed | {name: key}
 

@@ -111,6 +111,7 @@ def csv_rows(
     another.
     Raises: Misfit, ValueError or csv.Error.
     """
+    # The limit is global to the csv module.
     csv.field_size_limit(MAX_CELL)
     with as_text(file, "") as text:
         lines: Iterable[str] = text
@@ -235,6 +236,7 @@ def _row(cells: list[str], names: list[str], form: TextForm) -> Row:
         row: Row = dict(zip(names, cells[:last], strict=False))
         row[names[last]] = [_number(cell) for cell in cells[last:]]
         return row
+    # An unquoted delimiter would shift cells into wrong columns.
     if len(cells) > len(names):
         raise csv.Error(f"the next row has {len(cells)} cells, the header {len(names)}")
     row = dict(zip(names, cells, strict=False))

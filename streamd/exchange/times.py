@@ -165,6 +165,7 @@ class Times:
         text = f"times {utc(self._first_us)} to {utc(self._last_us)}, read as {forms}"
         first, last = self._looks_like(self._first_us), self._looks_like(self._last_us)
         if first and first != last and UNIT_WORDS[self._unit] in self._forms:
+            # A file with two units passes the check of each time.
             text += f"; the earliest look like {UNIT_WORDS[first]}, the latest do not"
         return text
 
