@@ -38,7 +38,7 @@ class Checks:
         self._broker = broker
         self._told = Told(broker)
         self._directories = []
-        self.history, self.model = [], Model(broker, self._is_letter)
+        self.history, self.model = [], Model(broker, self.is_letter)
         self._letters, self._letters_read = set(), {}
 
     def begin(self, directory):
@@ -68,15 +68,20 @@ class Checks:
                 self.model.take(directory, fields)
         directory.compared = seq
 
-    def _is_letter(self, where):
+    def is_letter(self, where):
         """Whether the machine that led has a dead letter of an event."""
         if where not in self._letters:
             for path in [p for d in self._directories for p in (d.path / "deadletter").glob("*.jsonl")]:
                 # Lines behind those that were read; a power cut may have torn some of them.
-                at = self._letters_read.get(path.stat().st_ino, 0)
-                data = path.read_bytes()
-                self._letters_read[path.stat().st_ino] = data.rfind(b"\n") + 1
-                for text in data[at:].split(b"\n"):
+                stat = path.stat()
+                at = self._letters_read.get(stat.st_ino, 0)
+                if stat.st_size == at:
+                    continue
+                with path.open("rb") as file:
+                    file.seek(at)
+                    data = file.read()
+                self._letters_read[stat.st_ino] = at + data.rfind(b"\n") + 1
+                for text in data.split(b"\n"):
                     with contextlib.suppress(ValueError):
                         letter = json.loads(text.decode())
                         self._letters.add((letter["topic_id"], letter["partition"], letter["offset"], letter["index"]))
@@ -86,7 +91,7 @@ class Checks:
         """All dead letters are still there. Raises: Failure."""
         self._letters.clear()
         self._letters_read.clear()
-        if gone := [where for where in self.model.letters if not self._is_letter(where)]:
+        if gone := [where for where in self.model.letters if not self.is_letter(where)]:
             raise Failure(f"dead letters are gone: {gone[:5]}, {len(gone)} in all")
 
     def unread(self):

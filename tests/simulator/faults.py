@@ -51,9 +51,7 @@ class Faults:
                 if not partition.has_leader:
                     partition.elect()
         for machine in self._world.machines:
-            machine.disk.at, machine.skew = -1, 0.0
-            for process in machine.processes:
-                process.kill_in = None
+            machine.repair()
 
     def _later(self, seconds, call):
         self._world.scheduler.at(seconds, lambda: call() if self.is_on else None)

@@ -65,6 +65,12 @@ class Machine:
         if self.roles[role] is not None:
             self.roles[role].kill_in, self._loses_power = seams_left, self.roles[role]
 
+    def repair(self):
+        """Nothing that was planned goes wrong any more."""
+        self.disk.at, self.skew, self._loses_power = -1, 0.0, None
+        for process in self.processes:
+            process.kill_in = None
+
     def _start(self, role):
         if not self.is_wanted or self.roles[role] is not None:
             return

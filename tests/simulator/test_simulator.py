@@ -1,6 +1,7 @@
 """Seeds of the simulator: new ones each day, those that once failed for good, and the simulator's own promises."""
 
 import datetime
+import json
 import os
 import re
 import subprocess
@@ -9,8 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.simulator.broker import Broker
+from tests.simulator.checks import Checks, Directory
+from tests.simulator.scheduler import Scheduler
+
 ROOT = Path(__file__).parents[2]
-SECONDS = 8
+SECONDS = 15
 """Time of CPU for the seeds of the day."""
 ONCE_FAILED = {
     0: "ingest went on with the client that it had closed, after one that broke",
@@ -66,3 +71,23 @@ print(world.checks.model.num_edges)
 def test_ingest_goes_on_with_a_new_client_where_one_breaks():
     """kafka-python's consumer may fail for good after an error that no list names."""
     assert int(output_of("-c", ODD_POLLS)) > 100
+
+
+def bytes_read():
+    """Bytes that this process has read from files."""
+    return int(re.search(r"rchar: (\d+)", Path("/proc/self/io").read_text()).group(1))
+
+
+def test_checks_read_each_dead_letter_once(tmp_path):
+    """A seed with many of them took minutes."""
+    checks, path = Checks(Broker(Scheduler(0))), tmp_path / "deadletter" / "current.jsonl"
+    path.parent.mkdir()
+    path.touch()
+    checks.begin(Directory("a", tmp_path))
+    before = bytes_read()
+    with path.open("a") as file:
+        for offset in range(200):
+            file.write(json.dumps({"topic_id": "id", "partition": 0, "offset": offset, "index": 0, "text": 10_000 * "x"}) + "\n")
+            file.flush()
+            assert checks.is_letter(("id", 0, offset, 0)) and not checks.is_letter(("id", 0, offset + 1, 0))
+    assert bytes_read() - before < 2 * path.stat().st_size
