@@ -12,7 +12,7 @@ from streamd.ingest.order.suspects import StreamSuspects
 class Assignment:
     """Buffers, positions and times of the partitions of a source. Owner: the poll thread.
 
-    Lists are by number of the partition; times are monotonic seconds.
+    Lists are indexed by partition number; times are monotonic seconds unless named otherwise.
     """
 
     def __init__(
@@ -25,8 +25,8 @@ class Assignment:
         dim: int,
         now: float,
     ) -> None:
-        """begun: position at which each partition begins. max_ahead_us: as of `Suspects`. dim: edge
-        features."""
+        """begun: start position of each partition. max_ahead_us: how far an event's lead may exceed
+        the usual one, microseconds (`Suspects`). dim: number of edge features."""
         self.topics = [tp.topic for tp in source.partitions]
         self.merger = Merger(len(begun), merge_wait_seconds, dim)
         for number, position in enumerate(begun):
@@ -34,15 +34,16 @@ class Assignment:
         self.suspects = StreamSuspects(len(begun), max_ahead_us, dim)
         self.silence = SilenceDetector(source, now)
         self.resume = list(begun)
-        # Nothing is committed of this assignment yet: position -1 is equal to no other.
+        # This assignment has no commit yet: position -1 differs from every real one.
         self.stored = [Position(-1)] * len(begun)
-        """The positions in the log."""
+        """Last committed position of each partition."""
         self.stamps_ms = [0] * len(begun)
-        """Timestamp of the last decoded record."""
+        """Kafka timestamp of each partition's last decoded record, milliseconds; 0 before the
+        first."""
         self.has_events = False
         self.last_commit = self.last_event = self.last_report = now
 
     @property
     def positions(self) -> list[Position]:
-        """The positions up to which all events are released by the merge."""
+        """Position of each partition before which the merge has released all events."""
         return [self.merger.position(i) for i in range(len(self.resume))]

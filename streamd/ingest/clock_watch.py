@@ -1,4 +1,4 @@
-"""The wall clock compared with the newest time of the log."""
+"""Detects a wall clock that is far behind the newest event time of the log."""
 
 import structlog
 
@@ -9,11 +9,11 @@ logger = structlog.get_logger()
 
 
 class ClockWatch:
-    """Logs when the clock of this machine becomes wrong, and when it is right again. Owner: the
-    ingest loop."""
+    """Logs when this machine's clock becomes wrong and when it is right again. Owner: the ingest
+    loop."""
 
     def __init__(self, clock: Clock, max_ahead_us: int) -> None:
-        """max_ahead_us: how far an event may be ahead of the clock."""
+        """max_ahead_us: how far an event may be ahead of the clock, microseconds."""
         self._clock = clock
         self._max_ahead_us = max_ahead_us
         self._is_wrong = False
@@ -21,11 +21,13 @@ class ClockWatch:
     def is_behind(self, known_us: int) -> bool:
         """Whether the log's newest time is further ahead of the wall clock than an event may be.
 
-        Then the clock is wrong, and every event would be refused as ahead of it.
+        Then the clock is wrong: it would refuse every event as ahead of it.
+
+        known_us: newest event time of the log, microseconds.
         """
         behind_us = known_us - self._clock.now_us()
         is_wrong = behind_us > self._max_ahead_us
-        # Log the change only.
+        # Set the metric each time, but log only changes.
         metrics.clock_behind.set(behind_us / 1e6 if is_wrong else 0)
         if is_wrong and not self._is_wrong:
             logger.error(

@@ -1,4 +1,4 @@
-"""Deletes of nodes sent to Kafka as streamd's own events, which a topic of any form may hold."""
+"""Sends deletes of nodes to Kafka as streamd's own events, which every topic accepts."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,11 +13,11 @@ from streamd.settings.loading import KafkaSettings
 from streamd.settings.sources import SourceSettings
 
 ACKNOWLEDGED_SECONDS = 20.0
-"""Longest wait for Kafka to acknowledge a delete."""
+"""Longest time that sending a delete waits for the topic's metadata."""
 
 
 class DeleteTopic(NamedTuple):
-    """A topic that deletes are sent to. mapped: whether its records have a form of their own."""
+    """A topic for deletes. mapped: whether a source maps its records to events."""
 
     name: str
     mapped: bool
@@ -26,10 +26,11 @@ class DeleteTopic(NamedTuple):
 def topic_for_deletes(
     kafka: KafkaSettings, sources: Sequence[SourceSettings], name: str = ""
 ) -> DeleteTopic:
-    """The topic that deletes are sent to: the named one, or the first of streamd's own events.
+    """Choose the topic for deletes: the named one, or else the first that holds streamd's own
+    events.
 
-    Raises: SettingsError if no topic is named and all have a form of their own: other programs read
-    them too, so an operator must choose.
+    Raises: SettingsError if ingest does not read the named topic; or if no topic is named and all
+    topics are mapped: other programs read them too, so an operator must choose.
     """
     mapped = {source.topic for source in sources}
     if name:
@@ -39,7 +40,7 @@ def topic_for_deletes(
                 f"name one of kafka.topics: {', '.join(kafka.topics)}.",
             )
         return DeleteTopic(name, name in mapped)
-    # Streamd's own events need no header, and no other program reads them.
+    # A topic of streamd's own events needs no header, and no other program reads it.
     own = [topic for topic in kafka.topics if topic not in mapped]
     if own:
         return DeleteTopic(own[0], False)
@@ -68,11 +69,12 @@ def send_deletes(
     keys: Sequence[Key],
     node_set_names: Sequence[str],
 ) -> list[SentDelete]:
-    """Send a delete of each node, and wait until all are acknowledged.
+    """Send a delete of each node, and wait until Kafka has acknowledged all of them.
 
-    node_set_names: by number. Raises: KafkaError if one is not acknowledged.
+    node_set_names: by number. Raises: KafkaError if no broker accepts the client or a delete is not
+    acknowledged.
     """
-    # A mapped topic has a form of its own, so the header marks the record as streamd's.
+    # In a mapped topic this header marks the record as streamd's own event.
     headers = [("content-type", OWN_EVENT.encode())] if topic.mapped else []
     producer = make_producer(kafka, acks="all", max_block_ms=int(ACKNOWLEDGED_SECONDS * 1000))
     try:
@@ -82,11 +84,12 @@ def send_deletes(
             event: dict[str, str | int] = {"type": "delete", "node": plain}
             if len(node_set_names) > 1:
                 event["node_set"] = node_set_names[number]
-            # Keyed as events are, so that a delete follows those of its node in their partition.
+            # The record key is the node's, as of its events, so a delete follows them in their
+            # partition.
             value = msgspec.json.encode(event)
             record = {"key": str(plain).encode(), "value": value, "headers": headers}
             pending.append(send(producer, topic.name, **record))
-        # `settle` clears the list that it is given.
+        # `settle` clears its list, so keep the futures.
         futures = list(pending)
         settle(producer, pending)
         stored = [future.value for future in futures]

@@ -7,7 +7,8 @@ from streamd.events import Bools, EventBatch, Gap, Int64, Key, Progress, Schema
 
 
 class Log(Protocol):
-    """The part of the log that ingest uses; `streamd.eventlog.writer.LogWriter` implements it."""
+    """The methods of the log that ingest uses; `streamd.eventlog.writer.LogWriter` implements
+    them."""
 
     keys: dict[Key, int]
 

@@ -1,7 +1,7 @@
-"""The first commit of a log, held while all of its times look like those of another unit.
+"""Holds the first commit of a log if all its times look as if they were in another unit.
 
-A log only grows forward in time, so the unit of its first times cannot be corrected later: the log
-would have to be made again.
+A log only grows forward in time, so wrong first times cannot be corrected later: the log would have
+to be built again.
 """
 
 import structlog
@@ -13,7 +13,7 @@ from streamd.telemetry.heartbeat import Heartbeat
 
 logger = structlog.get_logger()
 ACCEPT_SETTING = "ingest.accept_first_times"
-"""The setting that takes such times as they are."""
+"""The setting that accepts such times unchanged."""
 
 
 def has_no_times(log: Log) -> bool:
@@ -22,13 +22,14 @@ def has_no_times(log: Log) -> bool:
 
 
 class FirstTimes:
-    """Decides whether a log's first commit is held. Owner: the ingest loop.
+    """Decides whether the log's first commit is held. Owner: the ingest loop.
 
-    A commit that is held stays held until the role starts again, with other settings.
+    A held commit stays held until the role restarts.
     """
 
     def __init__(self, log: Log, decoder: Decoder, beat: Heartbeat, accept: bool) -> None:
-        """accept: whether times of any unit are taken."""
+        """accept: the setting `ingest.accept_first_times`: whether times in any unit are
+        accepted."""
         self._log = log
         self._decoder = decoder
         self._beat = beat
@@ -37,7 +38,7 @@ class FirstTimes:
         metrics.first_times_held.set(0)
 
     def hold(self) -> bool:
-        """Whether the next commit must not be made. Logs why when it becomes so."""
+        """Whether to hold the next commit. Logs the reason once."""
         if self._accept or self.is_held:
             return self.is_held
         found = self._decoder.other_unit if has_no_times(self._log) else None

@@ -36,26 +36,28 @@ from streamd.telemetry.heartbeat import HELD_STATE, Heartbeat
 
 logger = structlog.get_logger()
 MAX_COMMIT_EVENTS = 20_000
-"""Events of a commit and records of a poll: some megabytes, so that a stop waits for little."""
+"""Maximum number of events per commit and of records per poll: some megabytes, so that a stop is
+quick."""
 POLL_SECONDS = 0.2
-"""Longest wait of a poll: a stop and the commit interval are looked at in between."""
+"""Longest wait of a poll: between polls the loop checks for a stop and for a due commit."""
 MIN_POLL_SECONDS = 0.005
-"""Shortest wait of a poll, so that a commit that is due soon is not awaited in a busy loop."""
+"""Shortest wait of a poll, so that the loop does not spin until a commit that is due soon."""
 FIRST_COMMIT_SECONDS = 0.05
-"""Time from an assignment's first event to its first commit: a new stream's partitions begin within
-it, and nobody waits for one that never had an event."""
+"""Wait before an assignment's first commit, in addition to the commit interval, for the other
+partitions of a new stream: the merge does not wait for any that never had an event."""
 REPORT_SECONDS = 1.0
-"""Interval of the lag metrics, the housekeeping, and commits that only move positions."""
+"""Interval of lag metrics, housekeeping, and commits that only move positions."""
 RETRY_SECONDS = 0.5
-"""Pause after the broker did not answer a poll; the client itself waits longer."""
+"""Pause before a retry after broker or schema registry did not answer."""
 CONNECT_SECONDS = 1.0
-"""Pause between attempts to find broker and topics, which takes several requests each."""
+"""Pause between attempts to find broker and topics, which take several requests each."""
 
 
 class IngestLoop:
     """Reads Kafka into the log until it is stopped. Owner: the ingest process.
 
-    A restart continues at the journal's positions. `begin` makes what belongs to one assignment.
+    A restart continues at the positions in the journal. `begin` makes the state of one assignment
+    of partitions.
     """
 
     def __init__(
@@ -68,8 +70,8 @@ class IngestLoop:
         housekeep: Callable[[], None] = lambda: None,
         doing: str = "running",
     ) -> None:
-        """Args: housekeep: does a little work on the log; called about once a second between
-        commits. doing: what the heartbeat says while all is well."""
+        """Args: housekeep: a short step of maintenance of the log, called about once a second
+        between commits. doing: the heartbeat's state while all is well."""
         s = settings.ingest
         self._settings = settings
         self._log = log_writer
@@ -98,12 +100,13 @@ class IngestLoop:
             self._report_log()
 
     def run(self, stop: threading.Event) -> None:
-        """Wait for broker and topics, then poll until `stop` is set and commit what is left."""
+        """Wait for broker and topics, poll until `stop` is set, then commit the remaining
+        events."""
         source = self._connect(stop)
         if source is None:
             return
         try:
-            # Each turn is one assignment of partitions; it ends where they change.
+            # Each round is one assignment of partitions; it ends when they change.
             while not stop.is_set():
                 if not self.begin(source):
                     self._offsets.wait(stop, RETRY_SECONDS)
@@ -114,7 +117,7 @@ class IngestLoop:
                 if not stop.is_set():
                     self._rediscover(source, stop)
 
-            # Commit what may go; without an assignment there is nothing.
+            # Commit the events that the merge releases; without an assignment there are none.
             if self._assignment is None:
                 return
             while self.commit(source, final=True):
@@ -123,7 +126,7 @@ class IngestLoop:
             source.close()
 
     def _connect(self, stop: threading.Event) -> KafkaSource | None:
-        """Wait for the broker and all topics; None where `stop` is set before."""
+        """Wait for the broker and all topics; None if `stop` is set first."""
         source = None
         why: dict[str, Any] = {}
         while not stop.is_set():
@@ -141,11 +144,11 @@ class IngestLoop:
         return None
 
     def _rediscover(self, source: KafkaSource, stop: threading.Event) -> None:
-        """Learn the partitions again: after they changed, after Kafka lost records, or after a
-        begin that the broker did not answer.
+        """Discover the partitions again: after they changed, after Kafka lost records, or if the
+        broker did not answer `begin`.
 
-        What was buffered is dropped; the next assignment reads it again. Before that nothing is
-        committed: the old positions may be of a topic that has been created again.
+        Buffered events are not committed but read again: the old positions may belong to a topic
+        that was deleted and created again.
         """
         self._assignment = None
         while not stop.is_set():
@@ -159,7 +162,11 @@ class IngestLoop:
             self._offsets.wait(stop, CONNECT_SECONDS)
 
     def begin(self, source: KafkaSource) -> bool:
-        """Seek to the stored positions and make the state of this assignment of partitions.
+        """Seek to the stored positions and make the state of this assignment of partitions:
+
+        1. Seek every partition, and compare the stored positions with Kafka's offsets.
+        2. Commit the gaps of lost records first: the positions of a later commit would hide them.
+        3. Replace the state of the last assignment, whose numbers of partitions may differ.
 
         Returns: False while the broker does not answer. Raises: DataLossError.
         """
@@ -172,7 +179,7 @@ class IngestLoop:
             return False
         self._waiting.over()
 
-        # Record a loss of data before anything behind it is read.
+        # 2. Commit the gaps.
         if gaps:
             self._log.commit(
                 empty_batch(self._log.schema), source.progress(begun), self._log.watermark, gaps
@@ -180,7 +187,7 @@ class IngestLoop:
             metrics.gaps.inc(len(gaps))
             metrics.lost_records.inc(sum(max(0, g.end - g.first) for g in gaps))
 
-        # Forget the assignment before this one.
+        # 3. Replace the state of the last assignment.
         self._held = {}
         self._letters.begin(source.partitions, source.progress(begun).topic_ids)
         self._traced.begin()
@@ -209,19 +216,24 @@ class IngestLoop:
         return self._assignment
 
     def step(self, source: KafkaSource) -> bool:
-        """Poll and decode once, and commit if it is time.
+        """Do one round of the loop:
 
-        Returns: False where the source must begin again.
+        1. Publish the offsets of commits that were acknowledged.
+        2. Poll, unless the clock is wrong, the first commit is held or schemas are awaited.
+        3. Decode the records and push their events to the merge.
+        4. Commit and report, each at its interval, and close the window of an idle stream.
+
+        Returns: False if the source must begin again.
         """
         self._offsets.publish(source)
         if self._has_to_wait():
             return True
         has_all = self._current.merger.num_buffered and self._current.merger.all_at_end
         if has_all and (wait := self._until_commit()) > 0:
-            # All is read: sleep, so that the events that arrive meanwhile are polled together.
+            # All records are read: sleep, so that one poll takes all events that arrive meanwhile.
             self._offsets.sleep(min(wait, POLL_SECONDS), source, self._clock)
 
-        # Poll, unless records wait for their schemas.
+        # 2. Poll, unless records wait for their schemas.
         try:
             polled = self._held or source.poll(self._poll_timeout(), MAX_COMMIT_EVENTS)
         except OutOfRange:
@@ -231,7 +243,7 @@ class IngestLoop:
             self._pause("broker unavailable", RETRY_SECONDS, **self._waiting.for_broker(error))
             return True
 
-        # Decode and buffer; partitions with full buffers are not polled next time.
+        # 3. Decode and buffer; partitions with full buffers are not polled next time.
         try:
             self._prepare(source, polled)
             now = self._clock.monotonic()
@@ -243,13 +255,13 @@ class IngestLoop:
             metrics.schema_registry_away.set(1)
             self._waiting.warn("schema_registry_away", str(error))
             self._pause("schema registry away", RETRY_SECONDS, why=str(error))
-            # What is held is read on; where some of it was taken, all is read again.
+            # The next step retries held records. If some were already taken, read all again.
             return bool(self._held) and not source.changed
         metrics.schema_registry_away.set(0)
         self._paused = self._current.merger.paused()
         source.pause(self._paused)
 
-        # Commit and report at their intervals.
+        # 4. Commit and report at their intervals.
         if not self._current.has_events and self._current.merger.num_buffered:
             self._current.has_events, self._current.last_commit = True, now + FIRST_COMMIT_SECONDS
         if now - self._current.last_commit >= self._settings.ingest.commit_interval_seconds:
@@ -265,14 +277,15 @@ class IngestLoop:
         return True
 
     def _prepare(self, source: KafkaSource, polled: Mapping[int, Sequence[Any]]) -> None:
-        """Prepare decoding of the polled records, and hold them meanwhile."""
+        """Fetch the schemas of the polled records, and hold the records meanwhile, so that a
+        failure loses none."""
         self._held = polled
         waiting = partial(self._pause, "asking for schemas", 0)
         prepare(self._decoder, source, polled, self._clock.now_us(), waiting)
         self._held = {}
 
     def _has_to_wait(self) -> bool:
-        """Whether nothing may be read now; then it has waited a little."""
+        """Wait POLL_SECONDS if nothing may be read now. Returns: whether it waited."""
         known_us = max(self._log.newest_us or 0, self._closed_until)
         if self._clock_watch.is_behind(known_us):
             self._pause("waiting for the clock", POLL_SECONDS)
@@ -282,8 +295,8 @@ class IngestLoop:
         return self._first_times.is_held
 
     def _pause(self, state: str, seconds: float, **detail: Any) -> None:
-        """Wait before a further attempt; a time in which nothing could come is not quiet. detail:
-        of the heartbeat."""
+        """Wait before the next attempt; nothing can arrive meanwhile, so the stream is not idle.
+        state, detail: for the heartbeat."""
         self._current.last_event = self._clock.monotonic()
         position = {"edges": self._log.num_edges, "watermark": self._log.watermark}
         self._beat.touch(state, **position, **detail)
@@ -307,9 +320,10 @@ class IngestLoop:
         )
 
     def _take(self, source: KafkaSource, polled: Mapping[int, Sequence[Any]], now: float) -> None:
-        """Decode the records of a poll, judge them, and push them to the merge."""
+        """Decode the records of a poll, judge the events' times, and push the events to the
+        merge."""
         at = self._current
-        # Decode all before any is judged, since partitions confirm one another.
+        # Decode all first: a lead in one partition may confirm that of an event in another.
         records = [polled.get(number, ()) for number in range(len(source.partitions))]
         blocks = [
             self._decode(source, number, own, now) if own else self._nothing
@@ -326,7 +340,7 @@ class IngestLoop:
                     self._decoder.keys.keys,
                 )
 
-            # Events that are held as suspects count as not read yet.
+            # Events that are held as suspects do not count as read yet.
             position = source.position(number)
             held = at.suspects.partitions[number].first_held
             heard, paused = bool(records[number]), number in self._paused
@@ -367,7 +381,12 @@ class IngestLoop:
         return events
 
     def commit(self, source: KafkaSource, final: bool = False) -> bool:
-        """Commit the events that may be appended now.
+        """Commit the events that may be appended now:
+
+        1. Take them out of the merge and build the columns; refused events become dead letters.
+        2. Make the dead letters durable: after the commit, a restart would not read them again.
+        3. Commit events, positions and watermark to the log.
+        4. Publish the offsets to Kafka once readers may see the commit.
 
         Returns: whether the commit was full, so that more events may be waiting.
         """
@@ -384,7 +403,7 @@ class IngestLoop:
         ):
             return False
 
-        # Letters are durable before the commit that moves the positions past their records.
+        # 1. Build the columns. 2. Make the dead letters durable. 3. Commit.
         batch, watermark = self._build(events)
         self._letters.flush()
         with self._traced.commit(at.topics, positions, batch):
@@ -395,7 +414,7 @@ class IngestLoop:
         self._offsets.add(positions)
         self._offsets.publish(source)
 
-        # Count what was committed.
+        # Update the metrics.
         metrics.events.labels("edge").inc(batch.num_edges)
         metrics.events.labels("label").inc(len(batch.label_node_L))
         metrics.events.labels("node").inc(len(batch.node_F))
@@ -423,15 +442,15 @@ class IngestLoop:
         for r in refused:
             self._letters.refuse(events, r.row, r.reason, r.error, keys.keys)
         if keys.is_full:
-            # Only events that wait still need their keys' numbers.
+            # Only waiting events still need the numbers of their keys.
             suspects = self._current.suspects
             waiting = [*self._current.merger.buffers(), *(s.held for s in suspects.partitions)]
             renumber_keys(waiting, keys.shrink)
         return batch, watermark
 
     def _close_idle_window(self, source: KafkaSource, now: float) -> None:
-        """Raise the watermark to the open window's end after a quiet time, so that the window is
-        learned (docs/how-it-works.md).
+        """Raise the watermark to the open window's end after a quiet time, so that the trainer
+        trains on the window (docs/how-it-works.md).
 
         The wall clock must have passed that end too, since an event of the window may still come.
         """
@@ -446,7 +465,7 @@ class IngestLoop:
         ):
             return
 
-        # Ask the broker at most once per idle timeout, whatever it answers.
+        # Ask the broker at most once per idle timeout, also if its answer is no.
         end = (newest // self._width_us + 1) * self._width_us
         if self._log.watermark >= end or self._clock.now_us() < end:
             return

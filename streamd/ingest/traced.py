@@ -1,4 +1,4 @@
-"""The traces that records belong to: a commit's span links to those of its records."""
+"""Links the span of a commit to the traces of its records."""
 
 import time
 from collections import deque
@@ -11,22 +11,24 @@ from streamd.telemetry import metrics, spans
 from streamd.telemetry.trace import Trace, trace_of
 
 MAX_LINKS = 128
-"""Links of one span, as many as OpenTelemetry's SDKs keep; the span says how many there were."""
+"""Maximum number of links of a span, as in OpenTelemetry's SDKs; the attribute
+`streamd.traced_records` counts all."""
 MAX_WAITING = 1_024
-"""Traced records of a partition that are remembered until their commit; older ones go."""
+"""Maximum number of traced records of a partition that wait for their commit; older ones are
+dropped."""
 
 
 class TracedRecords:
     """Remembers the `traceparent` of records from their poll to their commit. Owner: the loop.
 
-    Where no spans are made it remembers nothing.
+    If tracing is off, it remembers nothing.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[int, deque[tuple[int, Trace]]] = {}
 
     def begin(self) -> None:
-        """Forget all: partitions have other numbers from now on."""
+        """Forget all records: partition numbers may change with the assignment."""
         self._waiting.clear()
 
     def remember(self, number: int, records: Sequence[Any]) -> None:
@@ -46,9 +48,9 @@ class TracedRecords:
     def commit(
         self, topics: Sequence[str], positions: Sequence[Position], batch: EventBatch
     ) -> Iterator[None]:
-        """Measure the commit that is made inside the `with`, and make its span.
+        """Measure the commit in the `with` block, and make its span.
 
-        positions: of each partition after it.
+        positions: of each partition after the commit.
         """
         begun = time.monotonic()
         span = None
@@ -68,7 +70,7 @@ class TracedRecords:
         positions: Sequence[Position],
         batch: EventBatch,
     ) -> spans.Started:
-        # The records that are dealt with now.
+        # The traced records before the new positions.
         passed = []
         for number, waiting in self._waiting.items():
             while waiting and waiting[0][0] < positions[number].offset:

@@ -1,1 +1,1 @@
-"""Dead letters: events that do not fit, kept with the reason, replayed by hand."""
+"""Dead letters: refused events, stored with the reason, which an operator can replay."""

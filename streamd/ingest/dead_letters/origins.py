@@ -1,6 +1,7 @@
-"""Keys and timestamps of records whose events are not in the log yet.
+"""Keys and timestamps of records with events that are not in the log yet.
 
-An event that becomes a dead letter late, in the merge or the commit, needs those of its record.
+An event that is refused late, in the merge or the commit, needs those of its record for its dead
+letter.
 """
 
 import operator
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 Origin = tuple[int, bytes | None, int]
-"""Offset, key, and timestamp in milliseconds (-1 for none) of a record. It is a plain tuple, since
+"""Offset, key, and timestamp in milliseconds (-1 for none) of a record. A plain tuple is cheap:
 there is one for each record."""
 _origin = operator.attrgetter("offset", "key", "timestamp")
 

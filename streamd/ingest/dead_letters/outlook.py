@@ -18,7 +18,8 @@ class Outlook:
     """Predicted results, as indices of the given letters.
 
     late: have an event before the log's watermark. refused: will be dead letters again with these
-    settings. unknown: cannot be decoded now. behind_us: lag of the oldest late event, microseconds.
+    settings. unknown: the schema registry does not answer now. behind_us: time from the oldest late
+    event to the watermark, microseconds.
     """
 
     late: set[int] = field(default_factory=set)
@@ -30,7 +31,8 @@ class Outlook:
 def outlook(
     settings: Settings, letters: Sequence[StoredLetter], watermark_us: int, now_us: int
 ) -> Outlook:
-    """Decode letters as ingest will. watermark_us: of the log; now_us: wall clock."""
+    """Predict the results by decoding letters as ingest will. watermark_us: of the log; now_us:
+    wall clock."""
     found = Outlook()
     by_topic: dict[str, list[int]] = defaultdict(list)
     for i, stored in enumerate(letters):

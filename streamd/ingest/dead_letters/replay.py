@@ -1,4 +1,4 @@
-"""Dead letters read back, and sent again to the topics they came from."""
+"""Reads stored dead letters, and sends them again to their original topics."""
 
 import base64
 import time
@@ -25,15 +25,18 @@ from streamd.storage import write_durably
 logger = structlog.get_logger()
 SENT = "replayed.json"
 FLUSH_EVERY = 1_000
-"""Letters sent before the names of those sent are stored; a crash sends so many again."""
+"""Number of letters sent between two writes of the list of sent ones: after a crash at most so many
+are sent twice."""
 UNREPEATABLE = ("bad_batch", "tombstone")
-"""Reasons whose letters lack what was sent: an unreadable batch, and a null value."""
+"""Reasons of letters without the original value: the batch was unreadable, or the value was
+null."""
 SILENT_SECONDS = 30.0
 """Longest wait for further letters of a topic, which may have been removed meanwhile."""
 
 
 class LetterName(NamedTuple):
-    """The position of a letter's event. topic_id: as in `DeadLetter`; empty from older releases."""
+    """The position of a letter's event. topic_id: as in `DeadLetter`; empty in letters of older
+    releases."""
 
     topic: str
     partition: int
@@ -43,7 +46,7 @@ class LetterName(NamedTuple):
 
 
 class Repeated(NamedTuple):
-    """A letter as a record of its topic. timestamp: milliseconds."""
+    """A letter as a record for its topic. timestamp: milliseconds."""
 
     offset: int
     timestamp: int
@@ -83,19 +86,20 @@ class StoredLetter:
 
     @property
     def name(self) -> LetterName:
-        """Where the event was, which names the letter."""
+        """The position of the event, which identifies the letter."""
         own = self.letter
         return LetterName(own.topic, own.partition, own.offset, own.index, own.topic_id)
 
 
 def read_letters(settings: Settings) -> Iterator[StoredLetter]:
-    """Read all dead letters, oldest first: of the topic where one is set, else the local files."""
+    """Read all dead letters, oldest first: from the topic `ingest.dead_letter_topic` if it is set,
+    else from the local files."""
     topic = settings.ingest.dead_letter_topic
     return _of_topic(settings, topic) if topic else _of_files(settings.data_dir / FOLDER)
 
 
 def _of_files(folder: Path) -> Iterator[StoredLetter]:
-    """Letters of the two local files; a line that cannot be read is passed over."""
+    """Letters of the two local files; unreadable lines are skipped."""
     for name in ("previous.jsonl", "current.jsonl"):
         path = folder / name
         for line in path.read_bytes().splitlines() if path.exists() else ():
@@ -104,7 +108,7 @@ def _of_files(folder: Path) -> Iterator[StoredLetter]:
                 value = base64.b64decode(f.value_base64)
                 key = None if f.key_base64 is None else base64.b64decode(f.key_base64)
             except ValueError:
-                continue  # a line that a crash tore
+                continue  # a line torn by a crash
             letter = DeadLetter(
                 topic=f.topic,
                 partition=f.partition,
@@ -120,7 +124,7 @@ def _of_files(folder: Path) -> Iterator[StoredLetter]:
                 topic_id=f.topic_id,
             )
 
-            # Shorter than it came: the writer cut the value or the key.
+            # If value or key is shorter than the original, the writer cut it.
             whole = len(value) == f.num_bytes and len(key or b"") == f.num_key_bytes
             yield StoredLetter(letter, whole)
 
@@ -180,7 +184,7 @@ def _records_of(consumer: Any, topic: str) -> Iterator[Any]:
 
 
 def _from_record(record: Any) -> StoredLetter | None:
-    """The letter in a record; None where its headers are not those of a letter."""
+    """The letter in a record; None if its headers are not those of a letter."""
     # All headers but the key are text.
     raw = dict(record.headers or ())
     headers = {name: (value or b"").decode(errors="replace") for name, value in raw.items()}
@@ -203,7 +207,7 @@ def _from_record(record: Any) -> StoredLetter | None:
     except (KeyError, ValueError):
         return None
 
-    # The topic does not say what was cut: a value or key of the full length may have been.
+    # The topic does not record cuts: a value or key of the maximum length may have been cut.
     return StoredLetter(
         letter, len(letter.value) < MAX_TOPIC_BYTES and len(key or b"") < MAX_KEY_BYTES
     )
@@ -211,10 +215,11 @@ def _from_record(record: Any) -> StoredLetter | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """The letters to send in a replay, and the numbers of the others.
+    """The letters to send in a replay, and counts of the others.
 
-    sent: names of all stored letters that were sent before. before: letters sent before. broken:
-    not whole. foreign: of a topic that is not in `kafka.topics`.
+    sent: names of all stored letters that were sent before. before: letters left out because they
+    were sent before. broken: letters that were cut or lack the original value. foreign: letters of
+    topics that are not in `kafka.topics`.
     """
 
     letters: list[StoredLetter]
@@ -225,7 +230,7 @@ class Plan:
 
 
 def names_sent(settings: Settings) -> set[LetterName]:
-    """Names of the letters that were sent again, as they were stored. Raises: CorruptionError."""
+    """Read the names of the letters that were sent again. Raises: CorruptionError."""
     path = settings.data_dir / FOLDER / SENT
     if not path.exists():
         return set()
@@ -243,11 +248,11 @@ def plan(
 ) -> Plan:
     """Choose the letters to send, each once.
 
-    The topic is what a letter says, and anybody may have written it. So only topics in
-    `kafka.topics` get letters.
+    A letter's topic is text in the letter, which anyone with access to the store may have written.
+    So only topics in `kafka.topics` get letters.
 
-    Args: reasons, topics: of the letters to send, empty for all; again: also letters sent before.
-    Raises: CorruptionError, KafkaError.
+    Args: reasons, topics: of the letters to send, empty for all; again: send also letters that were
+    sent before. Raises: CorruptionError, KafkaError.
     """
     sent = names_sent(settings)
     present: set[LetterName] = set()
@@ -256,7 +261,7 @@ def plan(
     for stored in read_letters(settings):
         letter = stored.letter
         if stored.name in present:
-            continue  # a crash may leave a letter twice
+            continue  # a crash may store a letter twice
         present.add(stored.name)
         if (reasons and letter.reason not in reasons) or (topics and letter.topic not in topics):
             continue
@@ -272,9 +277,16 @@ def plan(
 
 
 def send(settings: Settings, chosen: Plan) -> None:
-    """Send letters to the topics they came from, with the key and timestamp of their records.
+    """Send letters to their original topics, with the key and timestamp of their records.
 
-    Raises: KafkaError if one was not acknowledged; those before it count as sent.
+    For each FLUSH_EVERY letters:
+
+    1. Send them, and wait until Kafka has acknowledged all.
+    2. Store their names durably, so that the next replay leaves them out.
+
+    A failure between the steps sends these letters again in the next replay.
+
+    Raises: KafkaError if a letter was not acknowledged; only earlier parts count as sent.
     """
     path = settings.data_dir / FOLDER / SENT
     sent = set(chosen.sent)
@@ -283,7 +295,7 @@ def send(settings: Settings, chosen: Plan) -> None:
         for first in range(0, len(chosen.letters), FLUSH_EVERY):
             part = chosen.letters[first : first + FLUSH_EVERY]
             _send(producer, part)
-            # Acknowledged, so they count as sent even if the next part fails.
+            # 2. Store their names, before the next part is sent.
             sent |= {stored.name for stored in part}
             path.parent.mkdir(parents=True, exist_ok=True)
             write_durably(path, msgspec.json.encode(sorted(sent)))
@@ -293,7 +305,7 @@ def send(settings: Settings, chosen: Plan) -> None:
 
 
 def as_record(letter: DeadLetter, offset: int = 0) -> Repeated:
-    """The record to send for a letter."""
+    """The record to send for a letter. offset: of the record, if it is decoded here."""
     headers = [("content-type", letter.content_type.encode())] if letter.content_type else []
     # A record without a timestamp gets the time at which it was refused.
     known = 0 <= letter.timestamp_ms <= MAX_TIME_US // 1000

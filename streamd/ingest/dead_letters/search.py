@@ -72,7 +72,7 @@ class SoughtKeys:
             if b"data_base64" in value:
                 return True  # encoded data of a CloudEvent is not searched
             if b"\\" in record_key:
-                return True  # JSON may write a key with escapes
+                return True  # JSON may escape characters of a key
             parts = [
                 json.loads(part, object_pairs_hook=list)
                 for part in value.splitlines()
@@ -101,12 +101,12 @@ class SoughtKeys:
 
 
 class LetterProof:
-    """Looks for keys that are in stored letters for certain, where `SoughtKeys` also counts letters
-    that may have one. Owner: a search for erased keys."""
+    """Finds keys that stored letters contain for certain; `SoughtKeys` also counts letters that may
+    contain one. Owner: a search for erased keys."""
 
     def __init__(self, keys: Iterable[Key], prefixes: Collection[str] = ()) -> None:
         """prefixes: those that mappings add to keys; records do not have them."""
-        # Longer words first: a pattern takes the first that fits.
+        # Longer words first: a pattern takes the first alternative that matches.
         sought = SoughtKeys(prefixes, keys)
         self._keys = sought.keys
         words = sorted(map(re.escape, sought.texts), key=len, reverse=True)
@@ -124,7 +124,7 @@ class LetterProof:
         # A record's key is text, of any form.
         if self._words.search(record_key.decode(errors="replace")):
             return True
-        # JSON has values of a type; any other value is text too.
+        # JSON values have types; any other value is searched as text.
         try:
             parts = parse_json(value)
         except (ValueError, RecursionError):

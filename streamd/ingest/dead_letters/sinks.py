@@ -1,6 +1,6 @@
-"""Stores of dead letters, which are events that do not fit: a topic, or bounded local files.
+"""Stores of dead letters (refused events): a topic, or bounded local files.
 
-Letters are acknowledged before the commit that moves the position past them.
+A letter is durable before the commit that moves the position past its record.
 """
 
 import base64
@@ -21,13 +21,14 @@ from streamd.storage import DISK, SCRATCH, Disk, FileWithHoles
 
 FOLDER = "deadletter"
 PURGED = f".purged{SCRATCH}"
-"""Scratch file in that folder, by which a purge replaces another file."""
+"""Scratch file in that folder: a purge's copy of a file, which then replaces the file."""
 MAX_TOPIC_BYTES = 900_000
-"""Most bytes of a value that go to a topic; brokers take records of a megabyte by default."""
+"""Maximum size of a value in a topic, in bytes; brokers accept records of a megabyte by default."""
 MAX_KEY_BYTES = 50_000
-"""Most bytes of a record's key that are kept; value and key together stay below that megabyte."""
+"""Maximum size of a stored record key, in bytes; value and key together stay below that
+megabyte."""
 MAX_SENT = 10_000
-"""Letters sent to a topic and not acknowledged: beyond this `add` waits, which bounds memory."""
+"""Maximum number of unacknowledged letters: at this number `add` waits, which bounds memory."""
 ACKNOWLEDGED_SECONDS = 20.0
 """Longest wait for a topic to acknowledge the letters of a commit; then ingest restarts."""
 KEYS_A_STEP = 10_000
@@ -69,12 +70,12 @@ REASONS = (
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """An event that was not taken. index: in a batched record, -1 for the whole value.
+    """A refused event. index: of the event in its record, -1 for the whole value.
 
-    time_us: wall clock. content_type: the record's header of that name where the whole value is
-    kept, empty for one event as JSON. key, timestamp_ms: those of the record that the event came
-    in, None and -1 where it had none. topic_id: Kafka's, which distinguishes a topic from an
-    earlier one of the same name; empty if unknown.
+    time_us: wall clock at the refusal, microseconds. content_type: header for a replay. For the
+    whole value it is the record's own header; for one event as JSON it is empty or names streamd's
+    own events. key, timestamp_ms: of the event's record, None and -1 if it had none. topic_id:
+    Kafka's id, which distinguishes a topic from an earlier one of the same name; empty if unknown.
     """
 
     topic: str
@@ -102,11 +103,12 @@ class DeadLetters(Protocol):
 
 
 class LocalDeadLetters:
-    """Dead letters as JSON lines in two files, of at most `max_bytes`. Owner: the poll thread.
+    """Dead letters as JSON lines in two files, together at most `max_bytes`. Owner: the poll
+    thread.
 
-    The current file replaces the previous one where it is full.
+    The current file replaces the previous one when it is full.
 
-    Raises: DiskError where a write or sync fails.
+    Raises: DiskError if a write or sync fails.
     """
 
     def __init__(
@@ -127,15 +129,15 @@ class LocalDeadLetters:
         self._current = self._files[-1]
         self._dirty = False
         self._fd = -1
-        """Of the current file; -1 if it must be opened again."""
+        """Descriptor of the current file; -1 if it must be opened again."""
         self._size = 0
         with self._as_disk_error():
             disk.unlink(folder / PURGED)
             self._open()
 
     def add(self, letter: DeadLetter) -> None:
-        """Write a letter, cut to what the files may hold; `flush` syncs it."""
-        # Encode it; the lengths tell whether value and key were cut.
+        """Write a letter, cut to the limits of the files; `flush` makes it durable."""
+        # Encode the letter; the lengths show whether value and key were cut.
         fields = {
             "topic": letter.topic,
             "partition": letter.partition,
@@ -159,7 +161,7 @@ class LocalDeadLetters:
             }
         line = msgspec.json.encode(fields) + b"\n"
 
-        # Begin a new file where this one is full.
+        # Start a new file if this one is full.
         with self._as_disk_error():
             if self._fd < 0:
                 self._open()
@@ -174,7 +176,7 @@ class LocalDeadLetters:
         self._dirty = True
 
     def flush(self) -> None:
-        """Sync the letters written since the last call."""
+        """Make the letters written since the last call durable."""
         with self._as_disk_error():
             if self._fd < 0:
                 self._open()
@@ -183,7 +185,7 @@ class LocalDeadLetters:
         self._dirty = False
 
     def purge(self, keys: Collection[Key]) -> Iterator[None]:
-        """Remove the letters that mention one of the keys, and those that cannot be searched. A
+        """Remove the letters that contain one of the keys, and those that cannot be searched. A
         step handles one letter or some keys; between steps letters may be added.
 
         The time is linear in letters + keys: see `SoughtKeys`.
@@ -196,7 +198,7 @@ class LocalDeadLetters:
             if number % KEYS_A_STEP == 0:
                 yield
         # New letters may fill the current file and so rename it to the previous one: search the
-        # files as opened now, under whatever name they have later.
+        # files that are opened now, even if they are renamed later.
         with ExitStack() as stack:
             with self._as_disk_error():
                 files = [stack.enter_context(p.open("rb")) for p in self._files if p.exists()]
@@ -207,7 +209,7 @@ class LocalDeadLetters:
             self._disk.sync_folder(self._folder)
 
     def _rewrite_without(self, sought: SoughtKeys, file: BinaryIO) -> Iterator[None]:
-        """Replace one of the files by a copy without the letters that mention a key."""
+        """Replace one of the files by a copy without the letters that contain a key."""
         scratch = self._folder / PURGED
         with self._as_disk_error():
             copy = FileWithHoles(scratch, self._disk)
@@ -239,7 +241,8 @@ class LocalDeadLetters:
             self._open()
 
     def _open(self) -> None:
-        """Continue after the last whole line: a torn one would spoil the next letter."""
+        """Open the current file and truncate it after its last complete line: a torn line would
+        corrupt the next letter."""
         fd = self._disk.open(self._current, os.O_RDWR | os.O_CREAT)
         try:
             self._size = self._current.read_bytes().rfind(b"\n") + 1
@@ -253,7 +256,7 @@ class LocalDeadLetters:
 
     @contextmanager
     def _as_disk_error(self) -> Iterator[None]:
-        """Turn an error of the disk into one that tells the operator what to do."""
+        """Convert an OSError to a DiskError with an action for the operator."""
         try:
             yield
         except OSError as error:
@@ -278,13 +281,13 @@ class TopicDeadLetters:
         return ()
 
     def add(self, letter: DeadLetter) -> None:
-        """Send a letter; where too many are under way, wait for them first. Raises: KafkaError."""
+        """Send a letter; if too many are in flight, wait for them first. Raises: KafkaError."""
         self._producer = self._producer or self._make_producer()
         with self._as_kafka_error():
             self._send(letter)
 
     def _send(self, letter: DeadLetter) -> None:
-        # All but the value goes into headers, so that the value stays as it was sent.
+        # All other fields go into headers, so that the value stays unchanged.
         headers = [(name, str(getattr(letter, name)).encode()) for name in FIELDS]
         if letter.content_type:
             headers.append(("content-type", letter.content_type.encode()))
@@ -313,7 +316,7 @@ class TopicDeadLetters:
 
     @contextmanager
     def _as_kafka_error(self) -> Iterator[None]:
-        """Turn what the client raises into an error that tells the operator what to do."""
+        """Convert any error of the client to a KafkaError with an action for the operator."""
         try:
             yield
         except KafkaError:
@@ -326,14 +329,14 @@ class TopicDeadLetters:
 
 
 def make_dead_letters(settings: Settings) -> DeadLetters:
-    """Make the store of dead letters that the settings name."""
+    """Make the store of dead letters that the settings configure."""
     topic = settings.ingest.dead_letter_topic
     if topic:
-        # A server reads local letters only, and needs no Kafka client for it.
+        # Imported here because a server, which reads local letters only, needs no Kafka client.
         from streamd.ingest.kafka.client import make_producer
 
         return TopicDeadLetters(
-            # The topic is the user's, who may let the broker create it.
+            # The topic belongs to the user, who may let the broker create it.
             lambda: make_producer(settings.kafka, allow_auto_create_topics=True),
             topic,
         )

@@ -1,4 +1,4 @@
-"""Refused events made into dead letters, with the key and timestamp of the record each came in."""
+"""Makes dead letters of refused events, with key and timestamp of their records."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -19,7 +19,8 @@ from streamd.telemetry import metrics
 logger = structlog.get_logger()
 NO_IDS: Mapping[str, str] = {}
 MAX_LOGGED = 10
-"""Letters of a process that are logged: a producer that sends only misfits would fill the log."""
+"""Maximum number of letters that a process logs: a producer of invalid events only would fill the
+log."""
 
 MAX_ERROR = 200
 """Characters of an error that are logged or shown: it may hold a value of the event."""
@@ -36,7 +37,7 @@ class LetterWriter:
         time_unit: str,
         mapped: Collection[str] = (),
     ) -> None:
-        """mapped: topics that hold other records than our own events."""
+        """mapped: topics with records that a source maps to events."""
         self.store = store
         self._mapped = mapped
         self.num_letters = 0
@@ -57,20 +58,20 @@ class LetterWriter:
     def begin(
         self, partitions: Sequence[TopicPartition], topic_ids: Mapping[str, str] = NO_IDS
     ) -> None:
-        """Start on these partitions, and forget records read before. topic_ids: Kafka's ids by
-        topic, as far as known."""
+        """Start with these partitions, and forget earlier records. topic_ids: Kafka's ids by topic,
+        as far as known."""
         self._partitions = partitions
         self._topic_ids = topic_ids
         self._origins = [Origins() for _ in partitions]
 
     def remember(self, number: int, records: Sequence[Any]) -> None:
-        """Keep the origins of records of partition `number`, which are about to be decoded."""
+        """Keep the origins of records of partition `number` before they are decoded."""
         self._origins[number].add(records)
         self._num_records += len(records)
 
     def summary(self) -> dict[str, Any]:
-        """Fields of the heartbeat, since this process began: seconds, records read, letters, and
-        the newest error of the most frequent reason, empty without letters."""
+        """Fields of the heartbeat, counted since the start of this process: seconds, records read,
+        letters, and the newest error of the most frequent reason, empty without letters."""
         reasons = self._counts.most_common(1)
         return {
             "reading_seconds": self._clock.monotonic() - self._begun,
@@ -85,7 +86,8 @@ class LetterWriter:
             origins.forget(position.offset)
 
     def refuse(self, events: Block, row: int, reason: str, error: str, keys: Sequence[Key]) -> None:
-        """Make one event of a block a dead letter. keys: by the numbers in the block."""
+        """Make one event of a block a dead letter. keys: list that the block's key numbers
+        index."""
         event = events.rows[row]
         is_mapped = self._partitions[int(event["source"])].topic in self._mapped
         self.add(
@@ -95,7 +97,7 @@ class LetterWriter:
             reason,
             error,
             as_json(events, row, keys, "us" if is_mapped else self._time_unit, self._schema),
-            # Sent again, it is read as what it is.
+            # On a replay this header marks the value as streamd's own event.
             OWN_EVENT_US if is_mapped else "",
         )
 
@@ -146,5 +148,5 @@ class LetterWriter:
             )
 
     def flush(self) -> None:
-        """Make all letters so far survive a crash."""
+        """Make all letters written so far durable. Raises: DiskError, KafkaError."""
         self.store.flush()

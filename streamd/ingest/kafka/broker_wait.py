@@ -1,4 +1,4 @@
-"""Why ingest waits for Kafka, as its log and its heartbeat have it."""
+"""Reports to log and heartbeat why ingest waits for Kafka."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,8 +14,8 @@ logger = structlog.get_logger()
 
 
 class BrokerWait:
-    """Logs the same reason at most every five minutes, and knows since when no broker answered.
-    Owner: the poll thread."""
+    """Logs each reason at most every five minutes, and measures the time since a broker last
+    answered. Owner: the poll thread."""
 
     def __init__(self, bootstrap_servers: str, clock: Clock) -> None:
         self._bootstrap_servers = bootstrap_servers
@@ -24,14 +24,15 @@ class BrokerWait:
         self._answered_at = clock.monotonic()
 
     def warn(self, event: str, error: str, about: str = "") -> None:
-        """Log a reason. about: the topic of the event."""
+        """Log a warning, unless the same was logged in the last five minutes. about: distinguishes
+        warnings of one name, as the topic does."""
         if self._failures.is_due(event + about):
             logger.warning(event, error=error)
 
     def for_broker(self, error: KafkaError) -> dict[str, Any]:
-        """Log why no broker can be used. Returns: fields of the heartbeat: why, whether a broker
-        answered at all, and seconds since one could be used."""
-        # The heartbeat has it each time, the log seldom.
+        """Log why no broker can be used. Returns: fields of the heartbeat: the reason, whether a
+        broker answered at all, and the seconds since the last answer."""
+        # The heartbeat gets the reason each time, the log every five minutes.
         why = str(error)
         self.warn("broker_unavailable", why)
         return {
@@ -41,9 +42,9 @@ class BrokerWait:
         }
 
     def for_topics(self, names: Sequence[str]) -> dict[str, Any]:
-        """Log how to create topics that do not exist. Returns: fields of the heartbeat: why, and
-        the missing topics; empty if none is missing."""
-        # An answer without the topic is an answer.
+        """Log how to create topics that do not exist. Returns: fields of the heartbeat: the reason
+        and the missing topics; empty if none is missing."""
+        # The broker did answer, although without these topics.
         self.note_answer()
         whys = [missing_topic(name, self._bootstrap_servers) for name in names]
         for name, why in zip(names, whys, strict=True):
@@ -55,6 +56,6 @@ class BrokerWait:
         self._answered_at = self._clock.monotonic()
 
     def over(self) -> None:
-        """Note that nothing is waited for: a failure after this is a new one."""
+        """Note that the wait is over: a later failure is a new one, which is logged at once."""
         self.note_answer()
         self._failures.over()

@@ -1,4 +1,4 @@
-"""kafka-python clients made from the settings, which are checked before the first connection."""
+"""Makes kafka-python clients from the settings, and checks these before the first connection."""
 
 import difflib
 import importlib
@@ -42,15 +42,15 @@ FIXED_OPTIONS = {
     "value_serializer",
     "metadata_max_age_ms",
 }
-"""Options that streamd sets itself, because its promises depend on them."""
+"""Options that streamd sets itself, because its guarantees depend on them."""
 AUTO_CREATE = "allow_auto_create_topics"
 NO_OPTIONS: Mapping[str, Any] = {}
 OWN_TOPIC = {
     "acks": "all",
     "enable_idempotence": True,
-    # If one of our own topics was removed, only streamd creates it again, configured rightly.
+    # Only streamd may create its own topics again after a removal, with the right options.
     AUTO_CREATE: False,
-    # How long a send waits for a missing topic: shorter than the watchdog.
+    # Longest wait of a send for a missing topic: less than the watchdog's limit.
     "max_block_ms": 30_000,
 }
 """Options of producers of a log's own topics; they override `kafka.client`."""
@@ -100,7 +100,7 @@ def read_options(kafka: KafkaSettings) -> dict[str, Any]:
         *_check_each(kafka.client, "kafka.client"),
         *_check_each(in_file, f"kafka.client_file {kafka.client_file}"),
     ]
-    # With a key in both places nobody could tell which value counts.
+    # With a key in both, it would be unclear which value counts.
     for key in in_file:
         if key in kafka.client:
             where = f"kafka.client and in {kafka.client_file}"
@@ -109,7 +109,7 @@ def read_options(kafka: KafkaSettings) -> dict[str, Any]:
     if errors:
         raise joined([str(error) for error in errors])
 
-    # These look at several options at once, which may come from both places.
+    # These checks compare several options, which may come from settings and file.
     options = {**kafka.client, **in_file}
     _check_security(options)
     _check_certificates(options)
@@ -126,7 +126,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise SettingsError(f"kafka.client_file {path} cannot be read: {error.strerror}.") from None
     except (ValueError, yaml.YAMLError) as error:
-        # PyYAML's own message may quote the line, so only its number is passed on.
+        # PyYAML's own message may quote the line, so report only its number.
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f" at line {mark.line + 1}"
         raise SettingsError(
@@ -139,13 +139,14 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _check_each(options: Mapping[str, Any], where: str) -> Iterator[SettingsError]:
-    """Refuse options that streamd sets, that kafka-python does not know, or of a wrong type."""
+    """Yield an error for each option that streamd sets itself, that kafka-python does not know, or
+    that has a wrong type."""
     known = {
         *KafkaConsumer.DEFAULT_CONFIG,
         *KafkaProducer.DEFAULT_CONFIG,
         *KafkaAdminClient.DEFAULT_CONFIG,
     }
-    # A mistyped name would be ignored in silence, so the nearest known one is named.
+    # kafka-python ignores a mistyped name silently, so name the nearest known one.
     for key, value in options.items():
         if key in FIXED_OPTIONS:
             yield SettingsError(
@@ -216,7 +217,8 @@ def _check_security(options: Mapping[str, Any]) -> None:
 
 
 def _check_certificates(options: Mapping[str, Any]) -> None:
-    """Load the TLS files once; of a wrong file kafka-python reports only that no broker answers."""
+    """Load the TLS files once, to name a wrong one: kafka-python reports only that no broker
+    answers."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     authority = options.get("ssl_cafile")
     certificate = options.get("ssl_certfile")
@@ -228,7 +230,7 @@ def _check_certificates(options: Mapping[str, Any]) -> None:
             context.load_verify_locations(authority)
         tried = f"ssl_certfile {certificate} with its key and password"
         if certificate:
-            # Without a password OpenSSL would ask for that of an encrypted key at the terminal.
+            # Without a password, OpenSSL would ask at the terminal for that of an encrypted key.
             password = options.get("ssl_password", "")
             context.load_cert_chain(certificate, options.get("ssl_keyfile"), password)
     except OSError as error:
@@ -240,8 +242,8 @@ def _check_certificates(options: Mapping[str, Any]) -> None:
 
 @contextmanager
 def asking_about_topics(kafka: KafkaSettings) -> Iterator[KafkaAdminClient]:
-    """Connect an admin client for as long as topics are asked about. Raises: KafkaError, also where
-    the broker refuses an answer."""
+    """Connect an admin client for questions about topics, and close it after the `with` block.
+    Raises: KafkaError, also if the broker refuses to answer."""
     admin = make_admin(kafka)
     try:
         yield admin
@@ -256,9 +258,9 @@ def asking_about_topics(kafka: KafkaSettings) -> Iterator[KafkaAdminClient]:
 def make_producer(
     kafka: KafkaSettings, fixed: Mapping[str, Any] = NO_OPTIONS, **settings: Any
 ) -> KafkaProducer:
-    """Make a producer from the settings; the caller closes it. fixed: options that hold whatever
-    the user's say."""
-    # A broker would create topics with its default partitions and retention.
+    """Make a producer from the settings; the caller closes it. fixed: options that override those
+    of the user."""
+    # The broker would create topics with its default partitions and retention.
     return _made(KafkaProducer, kafka, {AUTO_CREATE: False, **settings}, fixed)
 
 
@@ -295,19 +297,19 @@ def make_admin(kafka: KafkaSettings) -> KafkaAdminClient:
 def make_consumer(kafka: KafkaSettings) -> KafkaConsumer:
     """Make a consumer for assigned partitions; the caller closes it.
 
-    It joins no group, commits nothing and never skips an offset by itself. A record that the client
-    could not decode comes as a refused one (`streamd.ingest.kafka.safe_records`).
+    It joins no group, commits no offsets and never skips an offset by itself. A record that the
+    client cannot decode becomes a refused one (`streamd.ingest.kafka.safe_records`).
     """
     make_reading_safe()
     return _made(
         KafkaConsumer,
         kafka,
         {
-            # 16 MiB an answer, 4 MiB of it from one partition, unless one batch alone is larger:
-            # what is fetched ahead waits in memory.
+            # At most 16 MiB a response and 4 MiB of it a partition, unless one batch is larger:
+            # records that are fetched ahead wait in memory.
             "fetch_max_bytes": 16_777_216,
             "max_partition_fetch_bytes": 4_194_304,
-            # The log alone says where to read on; an offset that Kafka no longer has is an error.
+            # Only the log determines the next offset; if Kafka no longer has it, that is an error.
             "group_id": None,
             "enable_auto_commit": False,
             "auto_offset_reset": "none",
@@ -325,10 +327,10 @@ def _made(
     settings: dict[str, Any],
     fixed: Mapping[str, Any] = NO_OPTIONS,
 ) -> Any:
-    """Make a client of a kind. Raises: KafkaError if no broker takes it, SettingsError."""
+    """Make a client of a kind. Raises: KafkaError if no broker accepts it, SettingsError."""
     options = client_settings(kafka, kind.DEFAULT_CONFIG)
     try:
-        # The user's options win over ours; those that must not are in FIXED_OPTIONS.
+        # The user's options override ours, but not `fixed`; they cannot be any of FIXED_OPTIONS.
         chosen = {**settings, **options, **fixed}
         if (file := kafka.client_file) is not None:
             chosen["kafka_client"] = partial(client_of, file, partial(read_options, kafka))

@@ -31,18 +31,19 @@ from streamd.settings.loading import IngestSettings, KafkaSettings
 
 logger = structlog.get_logger()
 ANSWER_MS = 5_000
-"""Longest wait for one answer of the broker; by default kafka-python waits for ever for a partition
+"""Longest wait for one answer of the broker; by default kafka-python waits forever for a partition
 without a leader."""
 UNKNOWN_END = 2**62
-"""End of a partition without a leader, which is unknown: it never counts as read to its end."""
+"""End of a partition without a leader, which is unknown: the partition never counts as read to its
+end."""
 LOOK_BACK = 8
-"""Offsets to read back to find the record before another: transaction markers take some."""
+"""Number of offsets to look back for the record before another: transaction markers occupy some."""
 AGAIN = "none is needed: ingest retries."
 
 
 class OutOfRange(Exception):
-    """When Kafka no longer has the offset to be read next, or a topic was created again; `begin`
-    then decides what was lost."""
+    """Kafka no longer has the offset to be read next, or a topic was created again. `begin` then
+    determines the loss."""
 
 
 class KafkaSource:
@@ -66,26 +67,26 @@ class KafkaSource:
 
         self._epochs: dict[TopicPartition, int] = {}
         self._truncated: dict[TopicPartition, OffsetAndMetadata | None] = {}
-        """Partitions whose leader's log differs from what was read: the first offset that differs,
-        None where the broker cannot tell."""
+        """Partitions with a leader that lacks records which were read -> the first offset that
+        differs, None if the broker does not know it."""
 
     def _open(self) -> Any:
-        """Make a client whose polls are bounded in bytes."""
+        """Make a client with polls of bounded bytes."""
         consumer = make_consumer(self._kafka)
         bound_polls(consumer, self._ingest.max_batch_bytes)
         note_fetches(consumer, self._note_fetch)
         return consumer
 
     def _note_fetch(self) -> None:
-        """Note that the broker answered a fetch, with records or without. Called by the client's
+        """Note that the broker answered a fetch, with or without records. Called by the client's
         thread."""
         self._fetched_at = time.monotonic()
 
     def discover(self) -> tuple[str, ...]:
-        """Learn cluster, topics and partitions.
+        """Ask the broker for cluster, topics and partitions.
 
-        Returns: topics that do not exist; nothing is learned while there are any.
-        Raises: KafkaError; SettingsError where the shard has no partition.
+        Returns: topics that do not exist; if there are any, nothing else changes. Raises:
+        KafkaError; SettingsError if the shard has no partition.
         """
         with asking_about_topics(self._kafka) as admin:
             topics = describe(admin, self._kafka.topics)
@@ -101,11 +102,10 @@ class KafkaSource:
                 "use fewer shards, or more partitions.",
             )
 
-        # Watch the broker from this answer on.
+        # Watch the broker for changes of this answer.
         if self._watch is not None:
             self._watch.close()
-            # A client that knew the topics before fails on a partition which its metadata do not
-            # hold yet.
+            # A client fails on a partition that its metadata do not have yet, so make a new one.
             self._consumer.close(autocommit=False)
             self._consumer = self._open()
             self._stable = stable_offsets(self._consumer)
@@ -118,11 +118,12 @@ class KafkaSource:
         return self._watch is not None and self._watch.changed.is_set()
 
     def begin(self, stored: Progress) -> tuple[list[Position], list[Gap]]:
-        """Seek every partition to its stored position, or by `ingest.start` where there is none.
+        """Seek every partition to its stored position or, without one, to the offset of
+        `ingest.start`.
 
-        Returns: the positions, and with `ingest.on_data_loss: continue` the gaps that were skipped.
-        Raises: DataLossError where Kafka no longer has what the log expects next; KafkaError while
-        no broker answers.
+        Returns: the positions and, with `ingest.on_data_loss: continue`, the gaps that were
+        skipped. Raises: DataLossError if Kafka no longer has the next records of the log;
+        KafkaError while no broker answers.
         """
         topics = self._topics
         recreated = self._find_new_topics(stored)
@@ -144,7 +145,7 @@ class KafkaSource:
             for partition, position in sorted(stored.positions.get(topic, {}).items())
         ]
 
-        # Compare each other stored position with them; missing records are a gap.
+        # Compare each other stored position with Kafka's offsets; missing records are a gap.
         for tp in self.partitions:
             position = known.get(tp.topic, {}).get(tp.partition)
             if position is not None:
@@ -156,7 +157,7 @@ class KafkaSource:
             else:
                 position = Position(self._first_start(tp, first[tp], end[tp]))
 
-            # With the epoch the broker can tell whether its log is still the one that was read.
+            # By the epoch the broker can detect that its log is not the one that was read.
             seek(self._consumer, tp, position.offset, position.epoch)
             self._positions[tp] = position.offset
             self._epochs[tp] = position.epoch
@@ -182,7 +183,7 @@ class KafkaSource:
 
     def _offsets_of_kafka(self, known: Mapping[str, Mapping[int, Position]]) -> tuple[Any, Any]:
         """The first offset and the end of each partition that has a leader. Raises: KafkaError."""
-        # Where no position is known, only a leader tells where to begin.
+        # Without a stored position, only a leader knows the first offset.
         topics = self._topics
         for tp in self.partitions:
             if tp in topics.leaderless and tp.partition not in known.get(tp.topic, {}):
@@ -234,14 +235,16 @@ class KafkaSource:
     def _find_divergence(
         self, tp: TopicPartition, position: Position, first: int
     ) -> tuple[Gap, Position]:
-        """The gap of a partition whose new leader lacks what was read, and where to read on."""
+        """The gap of a partition with a new leader that lacks records which were read, and the
+        position to continue at."""
         common = self._truncated[tp]
         what = (
             f"An election made a leader of {tp.topic}-{tp.partition} "
             "that has not what was read of it"
         )
 
-        # None: the two logs have nothing in common, so the partition is read from its beginning.
+        # None: the leader does not know the epoch, so the offset at which the logs diverge is
+        # unknown; read the partition from its beginning.
         if common is None:
             return self._lost(
                 Gap(tp.topic, tp.partition, position.offset, -1), f"{what}."
@@ -252,7 +255,7 @@ class KafkaSource:
         ), Position(common.offset)
 
     def _lost(self, gap: Gap, what: str) -> Gap:
-        """Log a gap, or end ingest, as `ingest.on_data_loss` says. Raises: DataLossError."""
+        """Log a gap or raise DataLossError, depending on `ingest.on_data_loss`."""
         if self._ingest.on_data_loss == "fail":
             raise DataLossError(
                 what,
@@ -286,9 +289,10 @@ class KafkaSource:
         return end if answer is None else int(answer.offset)
 
     def poll(self, timeout_seconds: float, max_records: int) -> dict[int, Sequence[Any]]:
-        """Poll for records, which are returned by number of partition.
+        """Poll for records, by number of partition.
 
-        Raises: OutOfRange where Kafka lost what comes next; KafkaError while no broker answers.
+        Raises: OutOfRange if Kafka lost the next records or a topic was created again; KafkaError
+        while no broker answers.
         """
         try:
             polled = self._consumer.poll(
@@ -309,7 +313,7 @@ class KafkaSource:
             ) from error
         if _has_new_topic(self._consumer, self._topics):
             raise OutOfRange
-        # The epoch of the last record lets the broker tell whether its log still agrees.
+        # By the epoch of the last record the broker can detect that its log differs.
         self._epochs.update(
             {tp: records[-1].leader_epoch for tp, records in polled.items() if records}
         )
@@ -317,8 +321,8 @@ class KafkaSource:
         return {number[tp]: records for tp, records in polled.items()}
 
     def _replace_client(self) -> None:
-        """Continue with a new client: one that raised may raise again, or never return."""
-        # A new client has a new table, and what was seen of the ends is still true.
+        """Continue with a new client: one that raised may raise again, or hang."""
+        # A new client fills a new table; the known ends are still valid.
         known_ends = self._stable
         self._consumer.close(autocommit=False)
         self._consumer = self._open()
@@ -332,7 +336,7 @@ class KafkaSource:
         """Read the last records before an offset again, at most LOOK_BACK; none if Kafka no longer
         has them. Raises: KafkaError while the broker does not send them."""
         tp = self.partitions[source]
-        # Use another client, which leaves position and leader epochs of this one unchanged.
+        # Use another client, so that position and leader epochs of this one stay unchanged.
         consumer = make_consumer(self._kafka)
         found: list[Any] = []
         try:
@@ -358,14 +362,14 @@ class KafkaSource:
     def position(self, source: int) -> int:
         """The next offset to be read, as of the last poll.
 
-        It moves past the holes that transactions and compaction leave.
+        It moves past the offsets that transactions and compaction leave empty.
         """
         return self._positions[self.partitions[source]]
 
     def end(self, source: int) -> int:
-        """The end of what can be read of the partition, as last seen.
+        """The offset up to which the partition can be read, as last seen.
 
-        With an open transaction that is the transaction's first offset.
+        An open transaction ends it at the transaction's first offset.
         """
         tp = self.partitions[source]
         return self._stable.get(tp, self._end[tp])
@@ -378,14 +382,14 @@ class KafkaSource:
 
     @property
     def has_asked(self) -> bool:
-        """Whether a turn of the watch has ended, well or not. The first takes long on a busy
+        """Whether the watch has finished a round, well or not. The first round takes long on a busy
         machine; silence before its end proves nothing."""
         return self._watch is not None and self._watch.has_asked
 
     def confirm_all_read(self) -> bool:
         """Ask the broker whether every partition is read to its end.
 
-        Returns: False also where it does not answer.
+        Returns: False also if it does not answer.
         """
         try:
             end = self._consumer.end_offsets(self.partitions, ANSWER_MS)
@@ -421,7 +425,7 @@ class KafkaSource:
         return Progress(self._topics.cluster_id, dict(self._topics.topic_ids), table)
 
     def close(self) -> None:
-        """Close the watch, which publishes once more, and the client."""
+        """Close the watch, which publishes positions a last time, and the client."""
         if self._watch is not None:
             self._watch.close()
         self._consumer.close(autocommit=False)
@@ -440,8 +444,8 @@ def in_shard(tp: TopicPartition, shard: str | None) -> bool:
 
 
 def _has_new_topic(consumer: Any, topics: Topics) -> bool:
-    """Whether the client knows a topic by another id: records may then be of a topic that was
-    created again, at the offsets of the old one."""
+    """Whether the client's metadata has another id for a topic: it was created again, and the
+    polled records may be of the new topic, at offsets of the old one."""
     known = topics.topic_ids
     found = topic_ids(consumer, list(known))
     return any(known[topic] not in ("", now) for topic, now in found.items())

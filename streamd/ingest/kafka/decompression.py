@@ -9,7 +9,7 @@ import snappy
 import zstandard
 
 ZSTD_WINDOW = 1 << 27
-"""Bytes of history that a zstd frame may refer to: the largest that zstd takes without --long."""
+"""Maximum window of a zstd frame in bytes: the largest that zstd accepts without --long."""
 XERIAL_MAGIC = b"\x82SNAPPY\x00"
 """Start of the framing that Java producers put around snappy blocks."""
 
@@ -17,7 +17,7 @@ XERIAL_MAGIC = b"\x82SNAPPY\x00"
 def expand(codec: int, data: bytes, limit: int) -> bytes:
     """Decompress a batch. codec: Kafka's number (1 gzip, 2 snappy, 3 lz4, 4 zstd).
 
-    Raises: ValueError where it expands to more than `limit` bytes, is cut short or is not of that
+    Raises: ValueError if it expands to more than `limit` bytes, is truncated or is not of that
     codec.
     """
     try:
@@ -39,7 +39,7 @@ def expand(codec: int, data: bytes, limit: int) -> bytes:
 
 
 def _gzip(data: bytes, limit: int) -> bytes:
-    # One byte more than the limit is enough to see that it is passed.
+    # One byte more than the limit is enough to detect that it is exceeded.
     return gzip.GzipFile(fileobj=io.BytesIO(data)).read(limit + 1)
 
 
@@ -55,7 +55,7 @@ def _zstd(data: bytes, limit: int) -> bytes:
     reader = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW).stream_reader(
         data, read_across_frames=True
     )
-    # A batch may be of several frames, so read until there is nothing or the limit is passed.
+    # A batch may have several frames, so read to its end or until the limit is exceeded.
     parts = []
     size = 0
     while size <= limit and (part := reader.read(min(1 << 20, limit + 1 - size))):
@@ -67,7 +67,7 @@ def _zstd(data: bytes, limit: int) -> bytes:
 def _snappy(data: bytes, limit: int) -> bytes:
     if data[:8] != XERIAL_MAGIC:
         return _snappy_block(data, limit)
-    # After a header of 16 bytes come blocks, each behind its length.
+    # After a header of 16 bytes come blocks, each preceded by its length.
     out = []
     start = 16
     while start < len(data):

@@ -1,4 +1,4 @@
-"""Connections to brokers with the passwords of `kafka.client_file` at the time of each one."""
+"""Connects to brokers with the passwords that `kafka.client_file` has at that moment."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,8 +13,8 @@ from streamd.errors import SettingsError
 
 logger = structlog.get_logger()
 SECRETS = ("sasl_plain_username", "sasl_plain_password", "ssl_password")
-"""Options that a client reads again; of certificates and keys it reads the files at each
-connection anyway."""
+"""Options that a client reads again. Files of certificates and keys are read at each connection
+anyway."""
 
 
 class FreshSecrets(KafkaConnectionManager):  # type: ignore[misc]
@@ -23,15 +23,14 @@ class FreshSecrets(KafkaConnectionManager):  # type: ignore[misc]
     def __init__(
         self, net: Any, file: Path, read: Callable[[], Mapping[str, Any]], **options: Any
     ) -> None:
-        """read: reads the options again. Raises nothing of it: while the file cannot be read, the
-        options stay."""
+        """read: reads the options again; if it raises SettingsError, the old options stay."""
         self._file = file
         self._read = read
         self._stamp = _stamp_of(file)
         super().__init__(net, **options)
 
     def get_connection(self, node_id: Any, *args: Any, **options: Any) -> Any:
-        """As of the base class; a new connection gets the newest secrets."""
+        """As in the base class; a new connection uses the newest secrets."""
         if node_id not in self._conns:
             self._renew()
         return super().get_connection(node_id, *args, **options)
@@ -47,21 +46,21 @@ class FreshSecrets(KafkaConnectionManager):  # type: ignore[misc]
             logger.error("kafka_secrets_not_read", error=str(error), meaning="the old ones stay")
             return
         self.config.update({key: options[key] for key in SECRETS if key in options})
-        # A broker that refused the old ones is asked again.
+        # Try brokers again that refused the old ones.
         self._auth_failures.clear()
         logger.info("kafka_secrets_read_again", file=str(self._file))
 
 
 def client_of(file: Path, read: Callable[[], Mapping[str, Any]], **options: Any) -> Any:
-    """Make kafka-python's inner client with such connections, as its option `kafka_client` does.
-    read: as of `FreshSecrets`."""
+    """Make kafka-python's inner client, for its option `kafka_client`, with connections by
+    `FreshSecrets`. read: as in `FreshSecrets`."""
     net = NetworkSelector(**options)
     return KafkaNetClient(net, FreshSecrets(net, file, read, **options), **options)
 
 
 def _stamp_of(file: Path) -> tuple[int, int] | None:
-    """Time and inode of a file, of which a change or a rename changes one. None: there is no
-    file."""
+    """Modification time and inode of a file: a write or a rename changes one of them. None if there
+    is no file."""
     try:
         status = file.stat()
     except OSError:

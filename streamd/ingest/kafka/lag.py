@@ -1,4 +1,4 @@
-"""What heartbeat and metrics of ingest say of the records in Kafka that the log lacks."""
+"""Heartbeat fields and metrics about records in Kafka that the log does not have yet."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,12 +10,12 @@ from streamd.telemetry import metrics
 
 
 def unread(source: KafkaSource, merger: Merger, clock: Clock) -> dict[str, Any]:
-    """Collect the fields about what is to be committed.
+    """Heartbeat fields about records that are not committed yet.
 
-    lag: number of records. behind: topic -> partition -> the end of what can be read, of partitions
-    with such records, by which a server tells until when it has all that was in Kafka.
-    broker_age_seconds: time since the broker last answered, without which the ends are old.
-    broker_asked: whether the watch had its first answer or failure since it began.
+    lag: number of offsets. behind: topic -> partition -> end offset, of partitions with such
+    records; once the log has passed these ends, the server knows that it has all records of this
+    moment. broker_age_seconds: time since the broker last answered: the ends are that old.
+    broker_asked: whether the watch has had its first answer or failure.
     """
     lag = 0
     behind: dict[str, dict[int, int]] = {}

@@ -1,7 +1,8 @@
-"""Finds why a broker takes no client: what its listener asks for, compared with the settings.
+"""Finds out why a broker rejects clients: compares the listener's protocol with the settings.
 
-A listener of TLS or SASL closes the connection of a client that uses neither, which looks as if
-no broker answers. So the listener is asked by Kafka's first request of SASL, which each answers.
+A listener of TLS or SASL closes the connection of a client that uses neither, which looks as if no
+broker answers. So this module sends the listener Kafka's first SASL request, which every listener
+answers.
 """
 
 import socket
@@ -14,51 +15,53 @@ from typing import Any, NamedTuple
 from kafka.net.sasl import get_sasl_mechanism
 
 ASK_SECONDS = 2.0
-"""Longest wait for each step of the question: a broker that answers does so within milliseconds."""
+"""Timeout for the connection and for each read: a broker that answers does so within
+milliseconds."""
 MAX_ANSWER = 65_536
-"""Most bytes of an answer: it holds a few names. What is larger is no answer of Kafka."""
+"""Maximum bytes of an answer, which holds a few names. A larger one is not Kafka's."""
 DEFAULT_PORT = 9092
 SASL_HANDSHAKE = 17
-"""Number of the request that begins SASL, whose answer has a broker's mechanisms."""
+"""API key of the request that starts SASL; its answer lists the broker's mechanisms."""
 SASL_AUTHENTICATE = 36
-"""Number of the request that carries a mechanism's bytes."""
+"""API key of the request with a mechanism's bytes."""
 NO_CERTIFICATE = ("CERTIFICATE_REQUIRED", "BAD_CERTIFICATE")
-"""Parts of OpenSSL's reasons if a broker asks for a client certificate and gets none."""
+"""Parts of OpenSSL's reasons if a broker requires a client certificate and gets none."""
 PLACES = "kafka.client, or in the file that kafka.client_file names."
 """The words that end an operator action about the client's options."""
 
 
 class NoKafka(OSError):
-    """An answer that no broker gives, or the end of a connection."""
+    """An answer that is not Kafka's, or a closed connection."""
 
 
 class Rejection(NamedTuple):
-    """Why a broker takes no client, as a sentence without its full stop, and what to do."""
+    """Why a broker rejects the client, as a sentence without its full stop, and an action for the
+    operator."""
 
     why: str
     action: str
 
 
 def find_rejection(servers: str, options: Mapping[str, Any]) -> Rejection | None:
-    """Ask each broker until one answers. None if none does, or takes such clients.
+    """Ask each broker until one answers. None if none answers, or if that one accepts such clients.
 
     Args: servers: host:port, comma separated. options: of the client.
     """
-    # Through a proxy the broker cannot be asked so.
+    # These requests do not go through a proxy.
     if options.get("proxy_url") or options.get("socks5_proxy"):
         return None
     for server in servers.split(","):
         try:
             return _compare(server.strip(), options)
         except (OSError, ValueError, LookupError, struct.error):
-            # No answer, or none that Kafka gives.
+            # No answer, or not one of Kafka.
             continue
     return None
 
 
 def why_silent(servers: str, options: Mapping[str, Any]) -> str:
-    """Why the brokers of some addresses give no answer, a few words for each; empty if it cannot be
-    found. servers, options: as of `find_rejection`."""
+    """Why the brokers at some addresses do not answer, a few words for each; empty if that is
+    unknown. servers, options: as in `find_rejection`."""
     if options.get("proxy_url") or options.get("socks5_proxy"):
         return ""
     reasons = {server.strip(): _why_silent(server.strip()) for server in servers.split(",")}
@@ -68,7 +71,7 @@ def why_silent(servers: str, options: Mapping[str, Any]) -> str:
 
 
 def _why_silent(server: str) -> str:
-    """Why the broker of one address gives no answer, empty if it gives one."""
+    """Why the broker at one address does not answer, empty if it does."""
     host, colon, port = server.rpartition(":")
     name = host if colon else server
     if colon and not port.isdecimal():
@@ -90,8 +93,8 @@ def _why_silent(server: str) -> str:
 
 
 def refused_login(servers: str, options: Mapping[str, Any], words: str) -> Rejection:
-    """The rejection of a broker that knows no such user, or another password of it. words: the
-    broker's."""
+    """The rejection by a broker that does not know the user, or has another password for it. words:
+    the broker's message."""
     checked = "sasl_plain_username and sasl_plain_password"
     if "sasl_plain_password" not in options:
         checked = "the sasl_ options"
@@ -103,7 +106,7 @@ def refused_login(servers: str, options: Mapping[str, Any], words: str) -> Rejec
 
 
 def tls_context(options: Mapping[str, Any]) -> ssl.SSLContext:
-    """The context of TLS that kafka-python makes of such options. Raises: OSError."""
+    """The TLS context that kafka-python makes from such options. Raises: OSError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = options.get("ssl_check_hostname", True)
     if options.get("ssl_cafile"):
@@ -136,7 +139,7 @@ def _compare(server: str, options: Mapping[str, Any]) -> Rejection | None:
             f"set security_protocol: SSL, ssl_certfile and ssl_keyfile in {PLACES}",
         )
 
-    # Name each difference; the options that are needed follow from the listener.
+    # Name each difference, and derive the needed options from the listener.
     found = []
     if tls != has_tls:
         found.append("speaks TLS" if tls else "speaks no TLS")
@@ -148,7 +151,7 @@ def _compare(server: str, options: Mapping[str, Any]) -> Rejection | None:
     elif has_sasl and options.get("sasl_mechanism") not in mechanisms:
         found.append(f"takes the SASL mechanisms {listed}, not {options.get('sasl_mechanism')}")
     if not found:
-        # kafka-python may lose the broker's words if the connection ends with them.
+        # kafka-python may lose the broker's message if the connection ends with it.
         has_password = "sasl_plain_password" in options and has_sasl
         words = _try_login(server, options) if has_password else ""
         return refused_login(server, options, words) if words else None
@@ -170,11 +173,11 @@ def _compare(server: str, options: Mapping[str, Any]) -> Rejection | None:
 def _look_at(
     server: str, options: Mapping[str, Any], has_tls: bool
 ) -> tuple[bool, tuple[str, ...]]:
-    """Ask a listener as the client does, then the other way.
+    """Ask a listener with the client's choice of TLS, then with the other.
 
     has_tls: whether the client uses TLS. Returns: whether the listener does, and its SASL
-    mechanisms, none without SASL. Raises: OSError if neither way brings an answer; of TLS errors
-    the one about certificates.
+    mechanisms, none without SASL. Raises: OSError if neither gets an answer; at once if the first
+    fails because of a certificate.
     """
     own = tls_context(options) if has_tls else None
     try:
@@ -186,7 +189,7 @@ def _look_at(
             raise
     other = None
     if not has_tls:
-        # The kind of listener is asked for, not who it is.
+        # This only finds out whether the listener uses TLS, so it verifies no certificate.
         other = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         other.check_hostname = False
         other.verify_mode = ssl.CERT_NONE
@@ -200,8 +203,8 @@ def _ask(server: str, context: ssl.SSLContext | None) -> tuple[str, ...]:
 
 
 def _try_login(server: str, options: Mapping[str, Any]) -> str:
-    """Log in by user and password. Returns: the broker's words if it refuses that, else empty.
-    Raises: OSError."""
+    """Log in by user and password. Returns: the broker's message if it refuses, else empty. Raises:
+    OSError."""
     name = options["sasl_mechanism"]
     context = tls_context(options) if options["security_protocol"].endswith("SSL") else None
     mechanism = get_sasl_mechanism(name)(**options)
@@ -247,7 +250,7 @@ def _text(text: str) -> bytes:
 
 
 def _read(line: socket.socket, size: int) -> bytes:
-    """Read exactly so many bytes. Raises: OSError if the connection ends before."""
+    """Read exactly `size` bytes. Raises: OSError if the connection ends before."""
     data = b""
     while len(data) < size:
         part = line.recv(size - len(data))
@@ -258,9 +261,9 @@ def _read(line: socket.socket, size: int) -> bytes:
 
 
 def _mechanisms(line: socket.socket, name: str) -> tuple[str, ...]:
-    """Begin SASL with a mechanism. Returns: those of the listener, none without SASL. Raises:
+    """Start SASL with a mechanism. Returns: the listener's mechanisms, none without SASL. Raises:
     OSError."""
-    # The answer has an error, the number of mechanisms, and their names.
+    # The answer has an error code, the number of mechanisms, and their names.
     answer = _request(line, SASL_HANDSHAKE, _text(name))
     (count,) = struct.unpack_from(">i", answer, 2)
     names, at = [], 6

@@ -1,4 +1,4 @@
-"""Offsets of commits, published to Kafka once readers are shown the commits."""
+"""Publishes the offsets of commits to Kafka, once readers may see the commits."""
 
 import threading
 from collections import deque
@@ -10,13 +10,13 @@ from streamd.ingest.event_log import Log
 from streamd.ingest.kafka.consumer import KafkaSource
 
 LOOK_SECONDS = 0.005
-"""Pause between two looks at whether the changelog has acknowledged a commit, which takes it some
+"""Interval of checks whether the changelog has acknowledged a commit, which takes some
 milliseconds."""
 
 
 class ShownOffsets:
-    """Step 5 of a commit: it follows what readers are shown, as another machine may have taken a
-    commit's place until then. Owner: the ingest loop."""
+    """Step 5 of a commit. It follows the publication to readers, because until then a commit of
+    another machine may replace this one. Owner: the ingest loop."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -27,12 +27,12 @@ class ShownOffsets:
         self._waiting.clear()
 
     def add(self, positions: Sequence[Position]) -> None:
-        """Take the positions after the newest commit."""
+        """Add the positions after the newest commit."""
         self._waiting.append((self._log.seq, positions))
 
     def publish(self, source: KafkaSource) -> None:
-        """Show the commits that are acknowledged, and publish the newest one's offsets. Other
-        machines hear by it that this one runs."""
+        """Publish acknowledged commits to readers, and then the offsets of the newest one to Kafka.
+        The call also shows other machines that this one runs."""
         shown = self._log.show_acknowledged()
         newest = None
         while self._waiting and self._waiting[0][0] <= shown:
@@ -41,16 +41,17 @@ class ShownOffsets:
             source.publish(newest)
 
     def wait(self, stop: threading.Event, seconds: float) -> None:
-        """Wait for what is away; other machines hear meanwhile that this one runs."""
+        """Publish acknowledged commits to readers, which also shows other machines that this one
+        runs, and wait."""
         self._log.show_acknowledged()
         stop.wait(seconds)
 
     def longest_wait(self, seconds: float) -> float:
-        """How long nobody need look, up to some seconds."""
+        """Seconds until the next check for acknowledgements, at most `seconds`."""
         return min(seconds, LOOK_SECONDS) if self._log.is_waiting else seconds
 
     def sleep(self, seconds: float, source: KafkaSource, clock: Clock) -> None:
-        """Sleep, and publish meanwhile what is acknowledged."""
+        """Sleep, and publish acknowledged commits meanwhile."""
         until = clock.monotonic() + seconds
         while (left := until - clock.monotonic()) > 0:
             clock.sleep(self.longest_wait(left))

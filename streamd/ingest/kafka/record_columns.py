@@ -1,6 +1,6 @@
-"""Reading the records of a batch by columns: a numpy pass for each field of thousands of records.
+"""Reads the records of a batch by columns: one numpy pass for each field of thousands of records.
 
-Reading them one by one in Python takes most of ingest's time.
+Reading them one by one in Python would take most of ingest's time.
 """
 
 from collections.abc import Sequence
@@ -18,22 +18,22 @@ from streamd.ingest.kafka.record_headers import MAX_HEADERS, UNREADABLE, Headers
 Ints = NDArray[np.int64]
 
 MAX_RECORDS = 4_096
-"""Most records of one reading."""
+"""Maximum number of records that one call reads."""
 MAX_BYTES = 2**20
-"""Bytes after which one reading ends, at the next record: what it returns is a copy of them."""
+"""Number of bytes after which one call ends, at the next record: its result is a copy of them."""
 NUMBER_BYTES = 9
-"""Most bytes of a number that is read here: 63 bits, so that it fits an int64."""
+"""Maximum bytes of a varint that is read here: 63 bits, so that it fits an int64."""
 
 
 _record = partial(tuple.__new__, ConsumerRecord)
-"""A record of its fields, as `ConsumerRecord._make` but without a call in Python."""
+"""Makes a record of its fields, as `ConsumerRecord._make` does, but without a call in Python."""
 
 
 class RecordColumns(NamedTuple):
     """Consecutive records of a batch, n in all.
 
     lengths: their bytes in the batch, int64 [n]. offsets: int64 [n]. timestamps: int64 [n], ms.
-    *_sizes: bytes, of headers those of names and contents; -1 of an absent one.
+    **_sizes: bytes, for headers the sum of names and contents; -1 if absent.
     """
 
     lengths: Ints
@@ -48,8 +48,8 @@ class RecordColumns(NamedTuple):
 
 
 class RecordRun:
-    """Consecutive records of a batch in the place of one: kafka-python's loop over the records of
-    a batch reads these attributes, and passes the run on as the value of one record."""
+    """Consecutive records of a batch that kafka-python handles as one record: its loop over a batch
+    reads these attributes, and passes the run on as the record's value."""
 
     key = None
     headers = None
@@ -67,7 +67,7 @@ class RecordRun:
         return len(self.columns.keys)
 
     def validate_crc(self) -> bool:
-        """The checksum is the batch's."""
+        """Always True: the batch has the checksum, a record has none."""
         return True
 
     def sizes(self) -> Ints:
@@ -78,11 +78,11 @@ class RecordRun:
         return sizes
 
     def records_for(self, place: ConsumerRecord) -> list[ConsumerRecord]:
-        """The records as a consumer gives them out. place: the record that has this run as value,
-        for topic, partition and leader epoch."""
+        """The records as a consumer returns them. place: the record that has this run as value, for
+        topic, partition and leader epoch."""
         columns = self.columns
         count = len(self)
-        # Tuples without a call in Python for each.
+        # Make tuples without a call in Python for each.
         rows = zip(
             [place.topic] * count,
             [place.partition] * count,
@@ -123,15 +123,15 @@ def read_columns(batch: Any, buffer: bytes, pos: int, count: int) -> tuple[Recor
     batch: has their first offset, and a first timestamp of less than 62 bits. Returns: the records,
     and the position after them.
 
-    It ends before the first record that is malformed or has a number of more than 63 bits, which
-    the caller reads by itself. Raises: nothing.
+    It stops before the first record that is malformed or has a number of more than 63 bits; the
+    caller reads that one alone. Raises: nothing.
     """
-    # Only the lengths must be followed one by one.
+    # Only the lengths must be read one by one.
     starts, ends = _bounds(buffer, pos, min(count, MAX_RECORDS))
     data = np.frombuffer(buffer, np.uint8)
     lengths = ends - starts
 
-    # A byte of attributes, then the numbers; all that may be wrong with them is noted, not raised.
+    # A byte of attributes, then the numbers; malformed ones clear `is_sound` and raise nothing.
     at, is_sound = starts + 1, lengths > 0
     is_sound &= data[np.minimum(starts, len(data) - 1)] < 0x80
     timestamp_deltas, at = _numbers(data, at, is_sound)
@@ -143,7 +143,7 @@ def read_columns(batch: Any, buffer: bytes, pos: int, count: int) -> tuple[Recor
     is_sound &= (num_headers >= 0) & (num_headers <= MAX_HEADERS)
     is_sound &= (num_headers > 0) | (at == ends)
 
-    # Headers are read by record, as few have the same.
+    # Headers are read by record, since few records have the same.
     num_sound = len(starts) if is_sound.all() else int(np.argmin(is_sound))
     headers, header_sizes = _headers(buffer, at, ends, num_headers[:num_sound])
     n = len(headers)
@@ -166,7 +166,7 @@ def read_columns(batch: Any, buffer: bytes, pos: int, count: int) -> tuple[Recor
 
 
 def _bounds(buffer: bytes, pos: int, count: int) -> tuple[Ints, Ints]:
-    """Positions after the length and at the end of each record that lies in the buffer."""
+    """Start (after the length) and end of each record that is complete in the buffer."""
     starts, ends = [], []
     size, stop = len(buffer), pos + MAX_BYTES
     try:
@@ -193,14 +193,15 @@ def _bounds(buffer: bytes, pos: int, count: int) -> tuple[Ints, Ints]:
             if pos >= stop:
                 break
     except (ValueError, IndexError):
-        # The caller reads that record by itself, and says what is wrong with it.
+        # The caller reads that record alone, and reports the error.
         pass
     return np.array(starts, np.int64), np.array(ends, np.int64)
 
 
 def _numbers(data: NDArray[np.uint8], at: Ints, is_sound: NDArray[np.bool_]) -> tuple[Ints, Ints]:
-    """Read a zigzag varint at each position. is_sound: cleared where it is too long or ends beyond
-    the data. Returns: values and the positions after them, of no meaning where not sound."""
+    """Read a zigzag varint at each position. is_sound: cleared for a varint that is too long or
+    ends beyond the data. Returns: values and the positions after them, undefined for those that are
+    not sound."""
     last = len(data) - 1
     byte = data[np.minimum(at, last)]
     found = (byte & 0x7F).astype(np.int64)
@@ -222,17 +223,18 @@ def _numbers(data: NDArray[np.uint8], at: Ints, is_sound: NDArray[np.bool_]) -> 
 def _parts(
     data: NDArray[np.uint8], at: Ints, ends: Ints, is_sound: NDArray[np.bool_]
 ) -> tuple[Ints, Ints, Ints]:
-    """Read a length at each position and pass over so many bytes. is_sound: cleared where they
-    reach beyond the record. Returns: start and end, which is less where absent; what follows."""
+    """Read a length at each position and skip that many bytes. is_sound: cleared if they reach
+    beyond the record. Returns: start and end, which is less than the start if the part is absent,
+    and the position after it."""
     size, start = _numbers(data, at, is_sound)
-    # A length of up to 62 bits cannot overflow a sum with a position.
+    # A length has up to 62 bits, so its sum with a position cannot overflow.
     end = start + size
     is_sound &= end <= ends
     return start, end, np.maximum(start, end)
 
 
 def _slices(buffer: bytes, starts: Ints, ends: Ints) -> list[bytes | None]:
-    # An absent one ends before it starts.
+    # An absent part ends before it starts.
     if (ends < starts).all():
         return [None] * len(starts)
     return [

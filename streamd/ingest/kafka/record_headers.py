@@ -7,13 +7,14 @@ from kafka.record.util import decode_varint
 
 Headers = list[tuple[str, bytes | None]]
 MAX_HEADERS = 1_000
-"""Most headers of a record: each takes two bytes in a batch and a hundred in memory."""
+"""Maximum number of headers of a record: each may take two bytes in a batch and a hundred in
+memory."""
 UNREADABLE = (ValueError, IndexError, OverflowError, struct.error, CorruptRecordError)
-"""What reading a malformed record raises."""
+"""Errors that reading a malformed record raises."""
 
 
 def nullable_bytes(buffer: bytes, pos: int) -> tuple[bytes | None, int]:
-    """Read a length and that many bytes; None where the length is negative. Raises: ValueError."""
+    """Read a length and that many bytes; None if the length is negative. Raises: ValueError."""
     length, pos = decode_varint(buffer, pos)
     if length < 0:
         return None, pos
@@ -24,16 +25,17 @@ def nullable_bytes(buffer: bytes, pos: int) -> tuple[bytes | None, int]:
 
 
 _names: dict[bytes, str] = {}
-"""Names of headers that were read before, at most MAX_NAMES of at most SHORT bytes."""
+"""Header names that were read before, at most MAX_NAMES, each shorter than SHORT bytes."""
 MAX_NAMES = 1_024
 SHORT = 64
-"""Lengths below it are one byte, which is even."""
+"""Lengths below this are encoded as one byte, which is even (zigzag)."""
 
 
 def read_headers(buffer: bytes, pos: int, count: int, headers: Headers) -> int:
-    """Read so many headers and append them. Returns: the position behind. Raises: UNREADABLE.
+    """Read `count` headers and append them. Returns: the position after them. Raises: UNREADABLE.
 
-    What is short and known is read without a call, as headers take most of the time otherwise.
+    Known names and short contents are read without a call, since calls would take most of the time
+    of headers.
     """
     end = len(buffer)
     for _ in range(count):

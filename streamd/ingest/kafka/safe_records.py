@@ -1,10 +1,10 @@
-"""Safe reading of record batches by kafka-python: what cannot be read becomes a refused record.
+"""Makes kafka-python read record batches safely: unreadable bytes become a refused record.
 
 kafka-python decodes records inside a generator. An error in there, such as a header name that is
 not UTF-8, ends the generator for good, and the next poll never returns. It also expands a
-compressed batch without a limit. `SafeBatch` takes the place of its batch class. A refused record
-carries the reason as its value and REFUSED_HEADER, so that it passes through the decoder like any
-other value that does not fit.
+compressed batch without a limit. `SafeBatch` replaces its batch class. A refused record has the
+reason as its value and the header REFUSED_HEADER, so that the decoder handles it like any other
+invalid value.
 """
 
 from collections import Counter
@@ -39,19 +39,19 @@ from streamd.ingest.kafka.record_headers import (
 )
 
 CHECKSUM_TRIES = 3
-"""Times that a batch with a wrong checksum is fetched before it is refused: the network may have
+"""Number of fetches of a batch with a wrong checksum before it is refused: the network may have
 damaged it."""
 MAX_INT64 = 2**63 - 1
 MIN_COLUMN = 32
-"""Fewest records of a batch that are read by columns: a reading takes as long as some 20 records
+"""Smallest number of records that are read by columns: one call takes as long as some 20 records
 one by one."""
 PORTION_BYTES = 262_144
-"""Most bytes of records that are decoded between two heartbeats, unless one record is larger: two
-bytes may make a dead letter, so this many can take seconds."""
+"""Maximum bytes of records that are decoded between two heartbeats, unless one record is larger.
+Two bytes can make a dead letter, so this many can take seconds."""
 
 
 class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
-    """A record batch whose iteration never raises.
+    """A record batch with an iteration that never raises.
 
     Only a wrong checksum is reported, the first times that the batch is fetched.
     """
@@ -67,7 +67,7 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
     def __init__(self, buffer: Any) -> None:
         super().__init__(buffer)
         self._refused = ""
-        # A timestamp so large may not fit an int64 together with a record's.
+        # The sum of a larger timestamp and a record's delta may not fit an int64.
         self._is_read_one_by_one = (
             self._num_records < MIN_COLUMN or abs(self.first_timestamp) >= 2**62
         )
@@ -88,7 +88,7 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
         if self._decompressed:
             return
         if self.compression_type == self.CODEC_NONE:
-            # Slices of bytes are what records are made of.
+            # Records are slices of bytes.
             self._buffer = bytes(self._buffer)
             self._decompressed = True
             return
@@ -113,14 +113,14 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
             if len(columns.keys):
                 self._next_record_index += len(columns.keys)
                 return RecordRun(columns, self.timestamp_type)
-            # Else each of many malformed records would cost a reading of thousands.
+            # Else each malformed record would cost a pass over thousands.
             self._is_read_one_by_one = True
         return RecordRun(columns_of(self._read_one_by_one()), self.timestamp_type)
 
     next = __next__
 
     def _read_one_by_one(self) -> list[DefaultRecord]:
-        """The next records; what cannot be read is a refused record."""
+        """The next records; an unreadable one becomes a refused record."""
         if self._refused:
             self._next_record_index += 1
             return [self._refused_record(self.base_offset, self._refused)]
@@ -138,7 +138,7 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
         return records
 
     def _read_record(self) -> DefaultRecord:
-        """Read the record at `_pos`, which moves behind it (Kafka's message format 2).
+        """Read the record at `_pos`, and move `_pos` after it (Kafka's message format 2).
 
         Raises: UNREADABLE.
 
@@ -158,7 +158,7 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
         if num_headers > MAX_HEADERS:
             raise ValueError(f"a record has {num_headers} headers, at most {MAX_HEADERS} are read")
 
-        # The headers end the record, which tells whether its length was right.
+        # The headers end the record, which shows whether its length was right.
         headers: Headers = []
         if num_headers > 0:
             pos = read_headers(buffer, pos, num_headers, headers)
@@ -176,8 +176,9 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
         return DefaultRecord(length, offset, timestamp, self.timestamp_type, key, value, headers)
 
     def _pass_over(self, start: int, error: Exception) -> DefaultRecord:
-        """A refused record for the one at `start`, or for all the rest where its end is unknown."""
-        # Its own length and offset may be wrong: they count only where both lie in the batch.
+        """A refused record for the one at `start`, or for all remaining ones if its end is
+        unknown."""
+        # Its own length and offset may be wrong: they count only if both are within the batch.
         try:
             length, body = decode_varint(self._buffer, start)
             _, pos = decode_varint(self._buffer, body)
@@ -189,7 +190,7 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
         except UNREADABLE:
             has_end = False
 
-        # Only this record is lost where its end is known, else all that follow it in the batch.
+        # If the end is known, only this record is lost, else all that follow it in the batch.
         if has_end:
             self._pos = body + length
             return self._refused_record(self.base_offset + offset_delta, f"a record: {error}")
@@ -199,7 +200,8 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
         )
 
     def _control_record(self) -> Any:
-        """Read the record that ends a transaction; None, which means no abort, where malformed."""
+        """Read the record that ends a transaction; None, which means no abort, if it is
+        malformed."""
         try:
             return self._read_msg()
         except UNREADABLE:
@@ -213,7 +215,7 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
         self._decompressed = True
 
     def _refused_record(self, offset: int, why: str) -> DefaultRecord:
-        """A record that says why what was at `offset` was refused."""
+        """A record with the reason why the one at `offset` was refused."""
         value = f"cannot be read: {why}".encode()[:1000]
         return DefaultRecord(
             len(value),
@@ -227,14 +229,14 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
 
 
 class SafeRecords(Fetcher.PartitionRecords):  # type: ignore[misc]
-    """The fetched records of a partition, given out up to a number of bytes.
+    """The fetched records of a partition, handed out up to a number of bytes.
 
-    A compressed megabyte may hold gigabytes. kafka-python's own loop reads the batches and
-    their transactions, and takes each run of records for one record.
+    A compressed megabyte may hold gigabytes. kafka-python's own loop reads the batches and their
+    transactions, and handles each run of records as one record.
     """
 
     bytes_left = 2**62
-    """Bytes that the current poll may still take; no limit until `bound_polls` sets one."""
+    """Bytes that the current poll may still return; no limit until `bound_polls` sets one."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -245,7 +247,7 @@ class SafeRecords(Fetcher.PartitionRecords):  # type: ignore[misc]
 
     def take(self, n: int | None = None) -> list[ConsumerRecord]:
         """At most `n` records; the one that uses up `bytes_left` is the last."""
-        # An error that the last call kept back comes first.
+        # Raise an error that the last call deferred first.
         self._maybe_raise_next_inline_exception()
         records: list[ConsumerRecord] = []
         try:
@@ -277,11 +279,11 @@ class SafeRecords(Fetcher.PartitionRecords):  # type: ignore[misc]
             return False
         run: RecordRun = place.value
         self._pending = run.records_for(place)
-        # A record counts as kafka-python holds it, expanded.
+        # Records count with their expanded sizes.
         self._ends = np.cumsum(run.sizes())
-        # kafka-python has counted the run as one.
+        # kafka-python has counted the run as one record.
         self.records_read += len(run) - 1
-        # A batch may begin before the offset that was asked for, and its first run with it.
+        # A batch, and so its first run, may begin before the requested offset.
         self._at = 0 if self._is_begun else int(np.argmax(run.columns.offsets >= self.fetch_offset))
         self._is_begun = True
         return True
@@ -316,7 +318,7 @@ def bound_polls(consumer: KafkaConsumer, max_bytes: int) -> None:
         taken: int = append(drained, part, max_records, update_offsets)
         if part is not None:
             bytes_left = min(bytes_left, part.bytes_left)
-        # Report as many as were asked for: then the poll ends.
+        # Report as many as were requested: then the poll ends.
         return taken if bytes_left > 0 else max_records
 
     fetcher.fetched_records = fetch_bounded
@@ -340,7 +342,7 @@ def seek(consumer: KafkaConsumer, partition: TopicPartition, offset: int, epoch:
     """Continue at an offset that was reached under a leader epoch (KIP-320).
 
     The next poll first asks the broker whether its log still agrees up to there, and raises
-    LogTruncationError where it does not.
+    LogTruncationError if it does not.
 
     kafka-python's own `seek` takes no epoch.
     """
@@ -349,10 +351,11 @@ def seek(consumer: KafkaConsumer, partition: TopicPartition, offset: int, epoch:
 
 
 def topic_ids(consumer: KafkaConsumer, topics: Sequence[str]) -> dict[str, str]:
-    """The ids of topics in the client's newest metadata, without those that it does not know, as of
-    brokers before 2.8.
+    """The ids of topics in the client's newest metadata, without topics that have none (brokers
+    before 2.8).
 
-    kafka-python fetches by name and offset: it reads on in a topic that was created again.
+    kafka-python fetches by name and offset, so it continues reading in a topic that was created
+    again.
     """
     ids = {topic: consumer._cluster.topic_id(topic) for topic in topics}
     # A topic that is gone may have the id 0.
@@ -372,7 +375,7 @@ def stable_offsets(consumer: KafkaConsumer) -> dict[TopicPartition, int]:
     def parse_and_remember(fetched: Any) -> Any:
         data = fetched.partition_data
         if not data.error_code:
-            # An answer may lack it; then all up to the high water mark can be read.
+            # A response may lack it; then all records up to the high water mark can be read.
             end = data.last_stable_offset
             stable[fetched.topic_partition] = (
                 end if end is not None and end >= 0 else data.high_watermark
@@ -384,7 +387,7 @@ def stable_offsets(consumer: KafkaConsumer) -> dict[TopicPartition, int]:
 
 
 def value_sizes(records: Sequence[Any]) -> NDArray[np.int64]:
-    """Bytes of the value of each record, 0 where it is absent: int64 [n]."""
+    """Bytes of the value of each record, 0 if it is absent: int64 [n]."""
     sizes = np.fromiter(map(_value_size, records), np.int64, len(records))
     return np.maximum(sizes, 0)
 

@@ -7,7 +7,7 @@ from streamd.telemetry import metrics
 
 logger = structlog.get_logger()
 SILENT_SECONDS = 5.0
-"""After so long without a record a partition holds the others back no more: it has an open
+"""After so long without a record, the other partitions stop waiting for this one: it has an open
 transaction, or no leader. An election takes about as long."""
 
 
@@ -33,7 +33,7 @@ class SilenceDetector:
             self._heard_at[number] = now
             self._silent[number] = False
         elif not self._silent[number] and now - self._heard_at[number] >= SILENT_SECONDS:
-            # A broker that does not answer says nothing about the partition.
+            # Silence of a broker that does not answer proves nothing about the partition.
             self._silent[number] = source.answered_at >= self._heard_at[number] + SILENT_SECONDS
             if self._silent[number]:
                 tp = source.partitions[number]

@@ -1,4 +1,4 @@
-"""A thread of its own that publishes positions and notices changes of the topics."""
+"""A thread that publishes positions to Kafka and detects changes of the topics."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ from streamd.settings.loading import KafkaSettings
 
 logger = structlog.get_logger()
 INTERVAL_SECONDS = 5.0
-"""Two or three small requests to the broker this often cost nothing, and no one waits for them."""
+"""Two or three small requests at this interval cost little, and delay nothing."""
 
 
 @dataclass(frozen=True)
@@ -90,20 +90,20 @@ class BrokerWatch:
         self._admin: Any = None
         self._well = True
         self.answered_at = time.monotonic()
-        """When the broker last answered, in monotonic seconds; at first, with what is `known`."""
+        """Monotonic seconds of the broker's last answer; the first is the one with `known`."""
         self.has_asked = False
-        """Whether a turn has ended, well or not."""
+        """Whether a round has ended, well or not."""
         self._stop = threading.Event()
         self.changed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="broker-watch", daemon=True)
         self._thread.start()
 
     def publish(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Publish these offsets at the next turn, for lag tools only."""
+        """Publish these offsets in the next round, for lag tools only."""
         self._offsets = {tp: OffsetAndMetadata(offset, "", -1) for tp, offset in offsets.items()}
 
     def close(self) -> None:
-        """Publish once more and end the thread."""
+        """Publish a last time and end the thread."""
         self._stop.set()
         self._thread.join(timeout=10)
 
@@ -115,12 +115,12 @@ class BrokerWatch:
             stopping = self._stop.wait(INTERVAL_SECONDS)
             offsets = self._offsets
             try:
-                # Publish what changed, and compare the topics with those known.
+                # Publish changed offsets, and compare the topics with those known.
                 self._admin = self._admin or make_admin(self._kafka)
                 if offsets != published:
                     self._commit_offsets(offsets)
                     published = offsets
-                # The last turn only publishes: nobody would react to a change.
+                # The last round only publishes: a change would have no effect.
                 now = None if stopping else describe(self._admin, self._kafka.topics)
                 if now is not None and not now.missing and now != self._known:
                     self.changed.set()
@@ -128,8 +128,8 @@ class BrokerWatch:
                 num_failed = 0
                 self.answered_at = time.monotonic()
             except (ClientError, KafkaError, OSError) as error:
-                # Log the second failure of a row: a new broker is asked before its group has a
-                # coordinator, and answers at the next turn.
+                # Log the second failure in a row: a new broker has no coordinator for the group at
+                # first, and answers in the next round.
                 num_failed += 1
                 if num_failed == 2 or stopping:
                     logger.warning("broker_watch_failed", error=str(error))
@@ -139,14 +139,15 @@ class BrokerWatch:
         self._drop_admin()
 
     def _commit_offsets(self, offsets: dict[TopicPartition, OffsetAndMetadata]) -> None:
-        """Commit offsets to the group; log where the broker refuses them."""
+        """Commit offsets to the group; log a refusal by the broker."""
         answers = self._admin.alter_group_offsets(self._kafka.group_id, offsets)
         refused = sorted({e.__name__ for e in answers.values() if getattr(e, "errno", 0)})
         if refused and self._well:
             logger.warning("lag_not_published", group=self._kafka.group_id, errors=refused)
 
     def _drop_admin(self) -> None:
-        """Close the client after an error: it would keep asking the controller it remembers."""
+        """Close the client after an error: it would keep asking the controller that it
+        remembers."""
         admin = self._admin
         self._admin = None
         if admin is not None:

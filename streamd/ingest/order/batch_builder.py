@@ -1,4 +1,4 @@
-"""Merged events turned into the columns of one commit.
+"""Turns merged events into the columns of one commit.
 
 Keys become dense node ids, and late events get the watermark as their time.
 """
@@ -29,13 +29,14 @@ from streamd.events import (
 UNSEEN = -2
 """In the cache: the key has not been looked up in the log's table."""
 NONE = -1
-"""No node id: the log does not hold the key, or the event has no second end."""
+"""No node id: the log does not hold the key, or the event has no second endpoint."""
 HasEdges = Callable[[Int64, Int64, Int64, Int64], Bools]
 
 
 @dataclass(frozen=True)
 class Refused:
-    """A valid event that the log does not take as it is now. row: its index in the block."""
+    """A valid event that the log cannot accept in its present state. row: its index in the
+    block."""
 
     row: int
     reason: str
@@ -46,7 +47,7 @@ class BatchBuilder:
     """Turns blocks of merged events into commits. Owner: the poll thread.
 
     ids: the log's key table. New keys are added to it and deleted ones removed here, before the
-    commit; a commit that fails ends the process, so none is orphaned. A cache maps the decoder's
+    commit; a commit that fails ends the process, so no id is orphaned. A cache maps the decoder's
     key numbers to node ids.
     """
 
@@ -58,8 +59,8 @@ class BatchBuilder:
         late_policy: str,
         has_edges: HasEdges,
     ) -> None:
-        """has_edges: tells which edges the log holds, by node ids of their ends, event times and
-        numbers of their edge sets."""
+        """has_edges: returns which edges the log holds, by node ids of their endpoints, event times
+        and numbers of their edge sets."""
         self._schema = schema
         self._ids = ids
         self._max_nodes = max_nodes
@@ -93,7 +94,7 @@ class BatchBuilder:
             ]
             time = np.maximum.accumulate(np.where(late, watermark, time)) if len(time) else time
 
-        # Number the keys and refuse what the log cannot take; `kept` loses those events.
+        # Number the keys and refuse events that the log cannot take, which `kept` loses.
         kept = np.ones(len(rows), np.bool_)
         kept[[r.row for r in refused]] = False
         a, b, new_keys = self._number(rows, keys, kept, num_nodes, refused)
@@ -105,7 +106,7 @@ class BatchBuilder:
         return batch, max(watermark, int(time[moving][-1])) if moving.any() else watermark, refused
 
     def _prepare_cache(self, keys: Sequence[Key], epoch: int) -> None:
-        """Clear the cache where the key numbers changed, and grow it to all of them."""
+        """Clear the cache if the key numbers changed, and grow it to all of them."""
         if epoch != self._epoch:
             self._cache = np.zeros(0, np.int64)
             self._epoch = epoch
@@ -122,9 +123,9 @@ class BatchBuilder:
         num_nodes: int,
         refused: list[Refused],
     ) -> tuple[Int64, Int64, list[Key]]:
-        """Node ids of both ends, NONE where there is none, and the new keys.
+        """Node ids of both endpoints, NONE if absent, and the new keys.
 
-        Events whose keys exceed `max_nodes` are added to `refused` and cleared in `kept`.
+        Events with keys beyond `max_nodes` are added to `refused` and cleared in `kept`.
         """
         # Look up each key once.
         edge = rows["kind"] == EDGE
@@ -133,7 +134,7 @@ class BatchBuilder:
         for number in np.unique(np.concatenate(unseen)).tolist():
             self._cache[number] = self._ids.get(keys[number], NONE)
 
-        # Go from one delete of a node to the next: behind it the key is a new node.
+        # Handle the rows up to each delete of a node in turn: after it, its key is a new node.
         new_keys: list[Key] = []
         deletes = np.flatnonzero((rows["kind"] == DELETE) & (rows["b"] < 0))
         a = np.full(len(rows), NONE, np.int64)
@@ -287,7 +288,7 @@ class BatchBuilder:
 
 
 def _find_late(rows: NDArray[np.void], watermark: int) -> tuple[Int64, NDArray[np.bool_]]:
-    """Times as the log takes them, never decreasing, and whether each edge or label is late."""
+    """Times as the log stores them, never decreasing, and whether each edge or label is late."""
     moves = (rows["kind"] == EDGE) | (rows["kind"] == LABEL)
     if not len(rows):
         return rows["time"].copy(), moves
@@ -304,7 +305,7 @@ def as_json(block: Block, row: int, keys: Sequence[Key], time_unit: str, schema:
     b = split_key(keys[int(r["b"])])[1] if r["b"] >= 0 else None
     time = int(r["time"]) // MICROSECONDS[time_unit]
     carried = block.extras[int(r["extra"])] if r["extra"] >= 0 else ()
-    # Where there are several sets, an event names its own.
+    # With several sets, an event names its own.
     of_node = {"node_set": schema.node_set_names[node_set]} if schema.num_node_sets > 1 else {}
 
     # The fields of each kind, without the type of an edge, which is the default.
@@ -329,5 +330,5 @@ def as_json(block: Block, row: int, keys: Sequence[Key], time_unit: str, schema:
 
 
 def _of_edge(edge_set: int, schema: Schema) -> dict[str, object]:
-    """The field that names an edge set, where there are several."""
+    """The field that names an edge set, if there are several."""
     return {"edge_set": schema.edge_set_names[edge_set]} if schema.num_edge_sets > 1 else {}

@@ -1,7 +1,7 @@
-"""Partitions merged by event time, each waiting for those behind it for a bounded wall time.
+"""Merges partitions by event time; each waits a bounded wall time for slower ones.
 
-The merge is pure. It is given events, ends of partitions and readings of a clock. It answers which
-events may be appended now, and where to read on.
+The merge is pure: from events, ends of partitions and readings of a clock it computes the events
+that may be appended now, and the positions to continue at.
 
 Edges and labels are ordered by their own time. Deletes and node features have none. They are
 ordered by their record's timestamp plus the usual difference of event time and timestamp, and never
@@ -22,27 +22,27 @@ from streamd.ingest.order.placement import ALWAYS, NEVER, Situation, place
 from streamd.ingest.order.runs import join_runs, place_of, runs_from, runs_of
 
 NUM_LEADS = 1_000
-"""Newest events whose (time - timestamp) is remembered. Their median places events without a time,
-and single outliers do not move it."""
+"""Number of newest events with a remembered lead (time - timestamp). The median lead estimates the
+time of events without one; single outliers do not move it."""
 MAX_RUNS = 500_000
 """Limit of runs of events ahead of all positions; at the limit partitions are paused. Each takes up
 to 64 bytes in a commit's line, and followers accept lines of at most 64 MiB."""
 CROWDED_RUNS = 1_000
 """Runs ahead of one position at which its node features stop waiting: if each record holds a node
-and an edge, the nodes would fall further and further behind the edges."""
+and an edge, the nodes would lag further and further."""
 RUNS_SECONDS = 1.0
-"""Longest wait until as many events came as a commit's line names runs."""
+"""Longest wait until as many events have arrived as a journal line names runs."""
 
 
 @dataclass(eq=False)
 class _Partition:
     """The buffer of one partition, and how far it was read. Owner: the merger.
 
-    max_buffered, max_runs: limits at which it is paused. following: place after the last
+    max_buffered, max_runs: limits at which it is paused. following: (offset, index) after the last
     pushed event. frontier: newest event time pushed. reached: newest record timestamp pushed.
     at_end: it was read to its end. ever: it has had an event with a time. num_untimed: buffered
-    events without a time of their own, of which num_deletes are deletes. ahead: runs of
-    events that were released before an earlier event.
+    events without a time of their own, of which num_deletes are deletes. earliest: earliest
+    buffered event time. ahead: runs of events that were released before an earlier event.
     """
 
     max_buffered: int
@@ -62,15 +62,16 @@ class _Partition:
 
     @property
     def is_full(self) -> bool:
-        """Whether so much is buffered, or ahead, that it should be paused. If nothing is buffered,
-        runs known from before a restart end only by reading on."""
+        """Whether to pause the partition, because too many events are buffered or too many runs are
+        ahead. Runs count only while events are buffered: runs from before a restart end only by
+        further reading."""
         crowded = self.num_buffered > 0 and len(self.ahead) >= self.max_runs
         return crowded or self.num_buffered >= self.max_buffered
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it can be read on only after untimed events are released. Node features are, once
-        enough runs are ahead of them; deletes may wait for other partitions."""
+        """Whether reading can continue only after untimed events are released. Node features are
+        released once enough runs are ahead of them; deletes may wait for other partitions."""
         return self.num_untimed >= self.max_buffered or (
             self.num_deletes > 0 and len(self.ahead) >= self.max_runs
         )
@@ -87,8 +88,8 @@ class _Partition:
         return self.blocks[0]
 
     def head(self, count: int) -> Block:
-        """Buffered events, all of which have a time, among which the first `count` in log order
-        are."""
+        """Events of a buffer in which all have a time, among them the first `count` in log
+        order."""
         buffer = self.buffer()
         time = buffer.rows["time"]
         if len(buffer) <= count or buffer.extras or (time[1:] < time[:-1]).any():
@@ -96,15 +97,15 @@ class _Partition:
         return buffer.split(count)[0]
 
     def take_out(self, gone: Bools) -> None:
-        """Take out events that are released. gone: bool, of the first events of the buffer."""
-        # Usually they are the first ones; the rest is not copied then.
+        """Remove released events. gone: bool, for the first events of the buffer."""
+        # Usually they are the first ones; then the remaining events are not copied.
         buffer = self.buffer()
         count = int(gone.sum())
         runs: Sequence[Run] = self.ahead
         if gone[:count].all():
             rest = buffer.split(count)[1]
         else:
-            # Remember those that were released while others before them are still buffered.
+            # Remember events that were released while earlier ones are still buffered.
             gone = np.append(gone, np.zeros(len(buffer) - len(gone), np.bool_))
             rest = buffer.take(~gone)
             runs = [*runs, *runs_of(buffer.rows, gone)]
@@ -124,7 +125,8 @@ class _Partition:
 
 
 class _Arrival(NamedTuple):
-    """One push. at: monotonic seconds. newest: newest event time. last: place of its last event."""
+    """One push. at: monotonic seconds. newest: newest event time. last: (offset, index) of its last
+    event."""
 
     at: float
     newest: int
@@ -135,9 +137,9 @@ class _Arrival(NamedTuple):
 class Merger:
     """Buffers events per partition and releases them in time order. Owner: the poll thread.
 
-    An event is released when no partition that is still behind can hold an earlier one. The others
-    wait for a partition that was read to its end for `wait_seconds` only. They do not wait for one
-    that never had an event with a time.
+    An event is released once no slower partition can hold an earlier one. The others wait at most
+    `wait_seconds` for a partition that was read to its end, and do not wait for one that never had
+    an event with a time.
     """
 
     def __init__(
@@ -155,28 +157,28 @@ class Merger:
         """Pushes with events still buffered, oldest first. Pushes of one partition that have waited
         long enough are merged into one."""
         self._unspent = 0
-        """Events pushed, minus the runs named in lines since."""
+        """Events pushed, minus the runs named in the journal's lines since."""
         self._released_at = -RUNS_SECONDS
         self._leads = np.zeros(0, np.int64)
 
     def start(self, source: int, position: Position) -> None:
-        """Begin a partition at its stored position."""
+        """Start a partition at its stored position."""
         part = self._parts[source]
         part.following = (position.offset, position.index)
         part.ahead = position.ahead
         part.ever = position.offset > 0
 
     def push(self, source: int, events: Block, following: Place, at_end: bool, now: float) -> None:
-        """Take what one poll brought from one partition.
+        """Buffer the events that one poll brought from one partition.
 
-        Args: events: in order of offset and item; following: the place after them, from which to
-        read on; now: monotonic seconds.
+        Args: events: in order of offset and item; following: (offset, index) after them, at which
+        to continue; now: monotonic seconds.
         """
         part = self._parts[source]
         part.following = max(part.following, following)
         part.at_end = at_end
         if not len(events):
-            # Nothing waits: what was read again ends runs known from before a restart.
+            # If no event waits, reading past runs from before a restart ends them.
             if not part.num_buffered:
                 part.ahead = runs_from(part.ahead, part.following)
             return
@@ -202,7 +204,7 @@ class Merger:
         self._unspent += len(rows)
 
     def release(self, now: float, limit: int) -> Block:
-        """Take out the events that may be appended now, in log order, at most `limit`."""
+        """Remove and return the events that may be appended now, in log order, at most `limit`."""
         waiting = [p for p in self._parts if p.num_buffered]
         bound = self._bound(now)
         taken = [p for p in waiting if bound is None or p.earliest < bound]
@@ -237,7 +239,8 @@ class Merger:
         return released
 
     def _is_early(self, num_runs: int, now: float) -> bool:
-        """Whether to wait for more events, so that lines name no more runs than events came."""
+        """Whether to wait for more events, so that the journal's lines name fewer runs than events
+        arrive."""
         soon = now - self._released_at < RUNS_SECONDS
         return num_runs > self._unspent and soon and not self.all_at_end
 
@@ -263,7 +266,7 @@ class Merger:
         """The time before which events may be released; None for all."""
         if len(self._parts) == 1:
             return None
-        # Partitions at their end are waited for until `wait_seconds` have passed.
+        # Wait for partitions at their end, until `wait_seconds` have passed.
         live = [p.frontier for p in self._parts if p.at_end and p.ever and not p.only_untimed]
         overdue = [a.newest for a in self._arrivals if now - a.at >= self.wait_seconds]
         until = min(live) if live else ALWAYS
@@ -284,17 +287,17 @@ class Merger:
         """The time that orders each event of the joined buffers, int64[n] microseconds, and whether
         it may be released now, bool[n], None for all."""
         time = merged.rows["time"]
-        # Where all events have a time, it alone orders them.
+        # If all events have a time, it alone orders them.
         if not any(p.num_untimed for p in taken):
             return time, None if bound is None else time < bound
-        # While partitions are behind, nothing is overdue: their events may have to go first.
+        # While there are slower partitions, no event is overdue: theirs may have to go first.
         overdue: dict[_Partition, Place] = {}
         if not self._behind():
             for a in self._arrivals:
                 if now - a.at >= self.wait_seconds:
                     overdue[a.part] = max(a.last, overdue.get(a.part, a.last))
-        # The two lowest record timestamps reached by partitions that can be read on: they give the
-        # lowest among the others for every partition.
+        # The two lowest record timestamps reached by partitions that can be read further: for every
+        # partition they give the lowest among the others.
         reached = heapq.nsmallest(
             2,
             (
@@ -324,7 +327,7 @@ class Merger:
         self._leads = np.concatenate([self._leads, newest["time"] - newest["stamp"]])[-NUM_LEADS:]
 
     def position(self, source: int) -> Position:
-        """Where to read on once all released events are in the log."""
+        """The position to continue at once all released events are in the log."""
         part = self._parts[source]
         first = place_of(part.buffer().rows[0]) if part.num_buffered else part.following
         # Runs before the position need not be remembered.
@@ -340,8 +343,8 @@ class Merger:
         ]
 
     def next_due(self, now: float) -> float:
-        """Seconds until a buffered event may be released even if no partition brings more; 3600
-        where none is buffered."""
+        """Seconds until a buffered event may be released even if no partition brings more; 3600 if
+        none is buffered."""
         if not self._arrivals:
             return 3600.0
         if len(self._parts) == 1:

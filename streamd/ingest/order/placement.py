@@ -1,10 +1,10 @@
-"""Placement of deletes and node features, which have no event time, among the other events.
+"""Orders deletes and node features, which have no event time, among the other events.
 
-Such an event is placed by its record's timestamp plus the usual difference of event time and
-timestamp. That is an estimate. What a producer must be able to rely on is exact:
+Their time is estimated: the record's timestamp plus the usual difference of event time and
+timestamp. Three orders are exact, since a producer must be able to rely on them:
 
-- the event is never placed before an event that precedes it in its partition;
-- a delete is placed after every event it names that was produced before it, in any partition;
+- such an event never comes before an event that precedes it in its partition;
+- a delete comes after every event it names that was produced before it, in any partition;
 - an event that follows a delete in the same partition stays after it, and so is not hidden.
 
 Untimed events of a partition keep their order. So it is enough to bind an event to the newest
@@ -49,11 +49,12 @@ class Situation:
 def place(
     joined: Block, sizes: Sequence[int], situations: Sequence[Situation]
 ) -> tuple[Int64, Bools]:
-    """Place the events of several partitions, some of which have no time.
+    """Order the events of several partitions, some of them without a time.
 
     Args: joined: their buffers, concatenated. sizes: events of each. situations: of each.
+
     Returns: the time that orders each event, int64[n] microseconds, and whether it may be released
-        now, bool[n].
+    now, bool[n].
     """
     rows = joined.rows
     names = _Names.of(joined, np.repeat(np.arange(len(sizes)), sizes))
@@ -77,7 +78,7 @@ def place(
 
 
 class _Part:
-    """The placement of one partition's buffer. Owner: `place`.
+    """The order within one partition's buffer. Owner: `place`.
 
     bound_by: row of the newest delete before each event that names it, int64[n], NONE for no
     delete. at: the time that orders each event, int64[n]. ready: whether it may be released now.
@@ -112,7 +113,8 @@ class _Part:
         self.ready = self._due() & ~(np.logical_or.accumulate(held) & ~timed)
 
     def _keep_order(self, at: Int64) -> None:
-        """Place the untimed events at these times, each no earlier than those before it."""
+        """Give the untimed events these times, but none an earlier time than the events before
+        it."""
         behind = np.maximum.accumulate(np.where(self._timed, NEVER, at))
         self.at = np.where(self._timed, self._rows["time"], behind)
 
@@ -127,7 +129,8 @@ class _Part:
         return due
 
     def move(self, deletes: Int64, after: Int64) -> None:
-        """Move deletes, given by row, to a time each, if it is later; NEVER moves none."""
+        """Move each delete, given by row, to its time in `after` if that is later; NEVER leaves
+        it."""
         if (after > self.at[deletes]).any():
             at = self.at.copy()
             at[deletes] = np.maximum(at[deletes], after)
@@ -144,8 +147,11 @@ class _Part:
 
 @dataclass(frozen=True, kw_only=True)
 class _Names:
-    """The names of D deletes, as numbers, and M mentions: a timed event and a name of it that some
-    delete has. An edge has three names: its own and those of both endpoints.
+    """Matches deletes with the events that they name.
+
+    A name is the number of a node or of an edge. Each of D deletes has one. A mention is a timed
+    event with such a name; an edge has three: its own and those of both endpoints. There are M
+    mentions.
 
     rows: of all partitions. part: int64[n] number of the partition of each row. deletes: int64[D],
     their rows, ascending, and delete_name. mentioned: int64[M], rows, and mention_name, ascending.
@@ -217,9 +223,9 @@ class _Names:
         return newest
 
     def produced_before(self, chosen: Bools) -> Int64:
-        """For each chosen delete, the time after that of the newest event that it names, that is of
-        another partition and was produced before it: int64[D], NEVER for none. At equal times the
-        number of the partition would decide which is first.
+        """The earliest time that each chosen delete may have: after all events of other partitions
+        that it names and that were produced before it. It is 1 us after the newest of them,
+        int64[D], NEVER for none; at equal times the number of the partition would decide the order.
 
         "Produced before" means a record timestamp that is not later than the delete's.
         """
@@ -233,7 +239,7 @@ class _Names:
         return newest
 
     def _newest_elsewhere(self, part: int, own: Int64) -> Int64:
-        """As `produced_before`, for the deletes `own`, which are of one partition."""
+        """As `produced_before`, for the deletes `own` of partition `part`."""
         # Gather the mentions of their names in other partitions: (name, timestamp, time).
         names, name_D = np.unique(self.delete_name[own], return_inverse=True)
         first = np.searchsorted(self.mention_name, names)

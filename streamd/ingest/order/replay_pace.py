@@ -1,8 +1,8 @@
-"""The pace of a replay: by how much its events usually move its lead forward.
+"""The pace of a replay: the usual steps by which its lead grows.
 
-A replay of history sends an hour of events in a second, say, so that the lead of its events over
-their records' timestamps grows for as long as it runs. The *level* of some neighbouring events is
-the median of their leads; a single wrong clock, or two, do not move it.
+A replay of history may send an hour of events in a second, so the lead of its events over their
+records' timestamps grows for as long as it runs. The *level* of some neighbouring events is the
+median of their leads; one or two wrong clocks do not move it.
 """
 
 import numpy as np
@@ -12,14 +12,15 @@ from streamd.events import Int64
 LEVEL_EVENTS = 5
 """Events whose median lead is a level: two with a wrong clock among them do not move it."""
 USUAL_STEPS = 6
-"""Steps of a size or larger that make this size usual. One burst of a wrong clock makes one."""
+"""Number of steps of at least one size that make this size usual. A burst of a wrong clock makes
+one step."""
 
 
 def usual_step(lead: Int64) -> int:
-    """By how much the level moves forward as a rule, microseconds; 0 where it does not.
+    """The usual step by which the level grows, microseconds; 0 if it does not grow.
 
-    It is the least of the greatest USUAL_STEPS steps from one level to the next. A step counts
-    once another level follows it, and if no later one falls back by more than half of it: a clock
+    It is the smallest of the USUAL_STEPS largest steps from one level to the next. A step counts
+    only if another level follows it and no later level falls back by more than half of it: a clock
     that was wrong for a while makes none.
 
     Args: lead: of the last events of a partition, in order of offset.
@@ -31,7 +32,7 @@ def usual_step(lead: Int64) -> int:
     level = np.median(lead[len(lead) - num * LEVEL_EVENTS :].reshape(num, LEVEL_EVENTS), axis=1)
     step = np.diff(level)[:-1]
     lowest_after = np.minimum.accumulate(level[::-1])[::-1][2:]
-    # A step that is undone later is that of a wrong clock.
+    # A step that is undone later came from a wrong clock.
     lasting = step[(step > 0) & (lowest_after >= level[1:-1] - step / 2)]
     if len(lasting) < USUAL_STEPS:
         return 0
@@ -39,7 +40,7 @@ def usual_step(lead: Int64) -> int:
 
 
 def advances(before: Int64, lead: Int64, index: Int64) -> Int64:
-    """By how much some events lead the level of the events before each, int64[n] microseconds.
+    """How far some events lead the level of the events before each, int64[n] microseconds.
 
     Args: before: leads of at least LEVEL_EVENTS events before the first of lead; index: of the
     events, in lead.

@@ -1,5 +1,5 @@
-"""Runs of events that are in the log ahead of their partition's position, because an event before
-them waits."""
+"""Runs of events that are in the log ahead of their partition's position, because an earlier event
+still waits."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -30,7 +30,8 @@ def join_runs(runs: Sequence[Run], waiting: Rows, following: Place) -> tuple[Run
     """Join runs with no waiting event between them, and drop those before the first waiting event.
 
     runs: of events that are in the log, in any order. waiting: the partition's buffer. following:
-    the place up to which it was read; later runs, known from before a restart, are not joined.
+    (offset, index) up to which it was read; later runs, known from before a restart, are not
+    joined.
     """
     out: list[Run] = []
     before_last = -1
@@ -49,7 +50,7 @@ def join_runs(runs: Sequence[Run], waiting: Rows, following: Place) -> tuple[Run
 
 
 def runs_from(runs: tuple[Run, ...], place: Place) -> tuple[Run, ...]:
-    """The runs that end at a place or after it. runs: in ascending order."""
+    """The runs that end at or after an (offset, index). runs: in ascending order."""
     if not runs or runs[0].last >= place:
         return runs
     return runs[bisect_left(runs, place, key=last_of) :]
@@ -64,7 +65,7 @@ def not_yet_appended(rows: Rows, resume: Position) -> Bools:
     if not len(rows) or not resume.ahead:
         return missing
 
-    # Only few of the runs overlap these rows.
+    # Only few runs overlap these rows.
     begin = bisect_left(resume.ahead, place_of(rows[0]), key=last_of)
     end = bisect_right(resume.ahead, place_of(rows[-1]), key=first_of)
     runs = resume.ahead[begin:end]
@@ -77,10 +78,10 @@ def not_yet_appended(rows: Rows, resume: Position) -> Bools:
 
 
 def _num_before(rows: Rows, places: Sequence[Place]) -> Int64:
-    """The number of rows before each place, int64; both are in order of offset and item."""
+    """The number of rows before each (offset, item) of `places`, int64; both are sorted."""
     offset, item = np.array(places, np.int64).reshape(-1, 2).T
     keys = np.append(item, rows["item"]), np.append(offset, rows["offset"])
-    # Among equal keys the place comes first.
+    # Of equal keys, those of `places` come first.
     order = np.lexsort(keys)
     is_row = order >= len(places)
     before: Int64 = np.cumsum(is_row, dtype=np.int64)[~is_row]

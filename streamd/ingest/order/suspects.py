@@ -1,12 +1,12 @@
-"""Events far ahead of all others of their partition, held for a moment and then taken or refused.
+"""Holds events that are far ahead of all others of their partition, and then takes or refuses them.
 
 One event from a clock that runs ahead would move the log's time forward, and the events of all
-other producers would be late. An event's *lead* is its time minus its record's Kafka timestamp. A
-large lead tells a wrong clock from a stream that was quiet for hours. In a replay of history the
-lead grows all the time, at a pace (`streamd.ingest.order.replay_pace`), and events that keep it
-never wait.
+other producers would be late. An event's *lead* is its time minus its record's Kafka timestamp. An
+event of a wrong clock has a large lead; the first event after hours of silence has not. In a replay
+of history the lead grows all the time, at a pace (`streamd.ingest.order.replay_pace`), and events
+that keep it never wait.
 
-The judgement is pure: it is given events and a reading of a clock.
+The judgement is pure: it depends only on events and readings of a clock.
 """
 
 from collections.abc import Sequence
@@ -22,25 +22,26 @@ from streamd.ingest.order.replay_pace import advances, usual_step
 from streamd.ingest.order.runs import place_of
 
 NUM_LEADS = 1_000
-"""Leads that are remembered, which say what is usual for the partition."""
+"""Number of remembered leads, which determine the usual one of the partition."""
 MIN_LEADS = 100
-"""Fewer leads than this do not say what is usual; then every event is taken."""
+"""With fewer leads the usual one is unknown, and every event is taken."""
 USUAL_SHARE = 0.99
 """Share of the remembered leads that count as usual. A median would refuse half of what a producer
 sends in batches: their first events wait for the last ones, so leads vary by minutes."""
 NUM_FOLLOWERS = 100
-"""Events after a suspicious one that decide about it. Where most of them lead as far, the stream
-itself has moved on, as after a gap or in an import of history."""
+"""Number of events after a suspicious one that decide about it. If most of them lead as far, the
+stream itself has moved on, as after a gap or in an import of history."""
 PACE = 2
-"""Usual steps by which an event of a replay may lead those before it, since gaps differ."""
+"""Number of usual steps by which an event of a replay may lead the events before it, since gaps
+differ."""
 HOLD_SECONDS = 1.0
-"""Longest wait for followers. An event without any is taken, since no other event is late by it."""
+"""Longest wait for followers. An event without any is taken, since it makes no other event late."""
 NO_LEADS: Int64 = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
 class JudgedBlock:
-    """The events taken and refused. ahead_seconds: by how much each refused one is ahead."""
+    """The events taken and refused. ahead_seconds: how far each refused event is ahead."""
 
     taken: Block
     refused: Block
@@ -51,6 +52,8 @@ class Suspects:
     """Judges the events of one partition in order of offset. Owner: the poll thread.
 
     All events after the first undecided one wait too, so that positions need no gaps.
+
+    max_ahead_us: how far an event's lead may exceed the usual one, microseconds.
     """
 
     def __init__(self, max_ahead_us: int, edge_feature_dim: int) -> None:
@@ -59,7 +62,7 @@ class Suspects:
         self._leads = np.zeros(0, np.int64)
         self._held: list[Block] = []
         self._since: list[NDArray[np.float64]] = []
-        """When each event of each block came, in monotonic seconds: float64[n]."""
+        """Arrival of each event of each block, in monotonic seconds: float64[n]."""
         self._num_leads = 0
         """Number of held events that have a lead."""
 
@@ -73,12 +76,12 @@ class Suspects:
 
     @property
     def first_held(self) -> tuple[int, int] | None:
-        """Offset and item of the first event that waits; None where none does."""
+        """Offset and item of the first waiting event; None if no event waits."""
         return place_of(self._held[0].rows[0]) if self._held else None
 
     @property
     def held_since(self) -> float | None:
-        """When the first event that waits came, in monotonic seconds; None where none does."""
+        """Arrival of the first waiting event, in monotonic seconds; None if no event waits."""
         return float(self._since[0][0]) if self._held else None
 
     def far_leads(self, events: Block) -> Int64:
@@ -86,7 +89,7 @@ class Suspects:
         index = _with_lead(events)
         lead = (events.rows["time"] - events.rows["stamp"])[index]
         usual = self._usual(lead)
-        # A partition of which too little is known speaks against all that lead far.
+        # A partition with too few known leads counts against all that lead far.
         if usual is None:
             return np.full(len(lead), NEVER)
         return np.where(lead > usual + self._max_ahead_us, lead, NEVER)
@@ -111,14 +114,14 @@ class Suspects:
         index = _with_lead(block)
         lead = (block.rows["time"] - block.rows["stamp"])[index]
 
-        # Judge those that lead further than usual; with too few followers they wait, or are taken
-        # where the stream moves on at its pace, or the other partitions with it.
+        # Judge those that lead further than usual; with too few followers they wait, unless the
+        # stream keeps its pace or the other partitions lead as far.
         usual = self._usual(lead)
         unusual = self._unusual(lead, usual)
         undecided = len(lead)
         has_few = unusual + NUM_FOLLOWERS >= len(lead)
         expected = self._keeps_pace(lead, unusual) | self._is_shared(lead, unusual, others)
-        # Behind an event that nothing confirms, the level may be that of a wrong clock.
+        # After an event that nothing confirms, the level may come from a wrong clock.
         unusual = unusual[~(has_few & np.logical_and.accumulate(expected))]
         early = unusual[unusual + NUM_FOLLOWERS >= len(lead)]
         early = early[now - came[index[early]] < HOLD_SECONDS]
@@ -154,9 +157,9 @@ class Suspects:
             self._num_leads += len(_with_lead(events))
 
     def _usual(self, lead: Int64) -> int | None:
-        """The greatest usual lead in microseconds; None where too few leads are known.
+        """The greatest usual lead in microseconds; None if too few leads are known.
 
-        lead: of events not yet judged, used where too few are remembered.
+        lead: of events not yet judged, used while too few are remembered.
         """
         known = self._leads if len(self._leads) >= MIN_LEADS else lead[:NUM_LEADS]
         if len(known) < MIN_LEADS:
@@ -167,7 +170,8 @@ class Suspects:
     def _unusual(self, lead: Int64, usual: int | None) -> Int64:
         """Indices of the events that lead further than usual by more than `max_ahead_us`.
 
-        Left out are those where all later events of the block lead as far, if there are enough.
+        An event does not count if at least NUM_FOLLOWERS events of the block follow it and all of
+        them lead as far.
         """
         if usual is None or not len(lead) or lead.max() <= usual + self._max_ahead_us:
             return np.zeros(0, np.int64)
@@ -187,10 +191,10 @@ class Suspects:
 
     def _is_shared(self, lead: Int64, number: Int64, others: Int64) -> Bools:
         """Whether enough events follow each of these events in all partitions together, and at
-        least half of them lead as far: bool[n]. others: as of `judge`."""
+        least half of them lead as far: bool[n]. others: as in `judge`."""
         if not len(number) or not len(others):
             return np.zeros(len(number), np.bool_)
-        # Events of other partitions have no order beside these, so all of them count.
+        # Events of other partitions have no order relative to these, so all of them count.
         exists, less = self._followers(lead, number)
         as_far = len(others) - np.searchsorted(np.sort(others), lead[number] - self._max_ahead_us)
         total = exists + len(others)
@@ -227,10 +231,11 @@ class StreamSuspects:
 
     def judge(self, polled: Sequence[Block], now: float) -> list[JudgedBlock]:
         """Add the events of a poll, by partition, and judge all that can be."""
-        # Before any partition learns from this poll, as the first would know more than the last.
+        # Compute this before any partition learns from the poll: the first would know more than the
+        # last.
         far = [part.far_leads(events) for part, events in zip(self.partitions, polled, strict=True)]
         self._polls.append((now, far))
-        # Each is judged by the others' events since its first held one came.
+        # Judge each by the others' events since its first held one came.
         judged = []
         for number, (part, events) in enumerate(zip(self.partitions, polled, strict=True)):
             since = now if part.held_since is None else part.held_since
@@ -242,7 +247,7 @@ class StreamSuspects:
             ]
             judged.append(part.judge(events, now, np.concatenate([NO_LEADS, *others])))
 
-        # Only events that wait need the polls since they came.
+        # Only waiting events need the polls since their arrival.
         waiting = [part.held_since for part in self.partitions if part.held_since is not None]
         oldest = min(waiting, default=np.inf)
         self._polls = [poll for poll in self._polls if poll[0] >= oldest]
