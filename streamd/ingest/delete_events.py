@@ -45,12 +45,12 @@ def topic_for_deletes(
     if own:
         return DeleteTopic(own[0], False)
     raise SettingsError(
-        f"Each topic has a form of its own ({', '.join(kafka.topics)}), and a delete is one JSON "
-        f"record of streamd's own, with the header content-type: {OWN_EVENT}.",
+        f"All topics ({', '.join(kafka.topics)}) have sources, so other programs read them too. A "
+        f"delete is a JSON record of streamd's own, with the header content-type: {OWN_EVENT}.",
         f"name a topic whose other readers skip such a record (--topic {kafka.topics[0]}, or the "
-        "field topic of a request), or add a topic for streamd's own events to kafka.topics. A "
-        "source that has `deletes`, or `envelope: debezium`, also takes a delete from the system "
-        "that writes the topic.",
+        "field topic of a request), or add a topic for streamd's own events to kafka.topics. With "
+        "`deletes` or `envelope: debezium` in its source, the system that writes the topic can "
+        "also send the delete.",
     )
 
 

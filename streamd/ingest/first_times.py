@@ -48,7 +48,7 @@ class FirstTimes:
         metrics.first_times_held.set(1)
         action = (
             f"{found.action}, or set {ACCEPT_SETTING}: true, and start again; or, if these events "
-            "were a mistake, send right ones and start again: they are taken together"
+            "were a mistake, send right ones and start again: ingest then accepts all of them"
         )
         logger.error("first_times_held", why=found.words, action=action)
         self._beat.note(held=f"{found.words}; {action}")

@@ -50,13 +50,13 @@ def answering():
 
 
 def test_a_name_that_is_not_known_a_closed_port_and_an_address_without_a_port_are_named(closed, monkeypatch):
-    assert why_silent("kafka.nowhere.invalid:9092", {}) == "the name kafka.nowhere.invalid is not known"
+    assert why_silent("kafka.nowhere.invalid:9092", {}) == "the name kafka.nowhere.invalid cannot be resolved"
     assert why_silent(f"127.0.0.1:{closed}", {}) == "connection refused"
-    assert why_silent("127.0.0.1:kafka", {}) == "'kafka' is no port"
+    assert why_silent("127.0.0.1:kafka", {}) == "'kafka' is not a port"
     monkeypatch.setattr(listener, "DEFAULT_PORT", closed)
     assert why_silent("127.0.0.1", {}) == f"connection refused; 127.0.0.1 has no port, and {closed} was tried"
     assert why_silent(f"x.invalid:1, 127.0.0.1:{closed}", {}) == (
-        f"x.invalid:1: the name x.invalid is not known; 127.0.0.1:{closed}: connection refused")
+        f"x.invalid:1: the name x.invalid cannot be resolved; 127.0.0.1:{closed}: connection refused")
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", b"\x00\x00\x00\x06abcdef"])

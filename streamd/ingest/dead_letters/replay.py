@@ -146,7 +146,12 @@ def _of_topic(settings: Settings, topic: str) -> Iterator[StoredLetter]:
             f"The dead letters of topic {topic} cannot be read: {error}.", "check the broker."
         ) from error
     if num_strange:
-        logger.warning("records_passed_over", topic=topic, count=num_strange, why="no dead letters")
+        logger.warning(
+            "records_passed_over",
+            topic=topic,
+            count=num_strange,
+            why="their headers are not those of dead letters",
+        )
 
 
 def _records_of(consumer: Any, topic: str) -> Iterator[Any]:
@@ -155,7 +160,10 @@ def _records_of(consumer: Any, topic: str) -> Iterator[Any]:
         TopicPartition(topic, p) for p in sorted(consumer.partitions_for_topic(topic) or ())
     ]
     if not partitions:
-        raise KafkaError(f"There is no topic {topic}.", "check ingest.dead_letter_topic.")
+        raise KafkaError(
+            f"The topic of dead letters, {topic}, does not exist.",
+            "check ingest.dead_letter_topic.",
+        )
 
     # Read the end offsets once: letters that arrive later are left for another run.
     consumer.assign(partitions)
@@ -178,8 +186,8 @@ def _records_of(consumer: Any, topic: str) -> Iterator[Any]:
             heard = time.monotonic()
         elif time.monotonic() - heard > SILENT_SECONDS:
             raise KafkaError(
-                f"Topic {topic} sends no more of its dead letters.",
-                "try again; it may have been removed or created again meanwhile.",
+                f"Topic {topic} has more dead letters, but sent none for {SILENT_SECONDS:g} s.",
+                "try again; the topic may have been removed or created again meanwhile.",
             )
 
 
@@ -327,10 +335,12 @@ def _send(producer: Any, part: list[StoredLetter]) -> None:
                 timestamp_ms=record.timestamp,
             )
         except ClientError as error:
-            where = f"{stored.letter.topic}/{stored.letter.partition}"
+            where = (
+                f"{stored.letter.topic}/{stored.letter.partition}, offset {stored.letter.offset}"
+            )
             raise KafkaError(
-                f"The letter of {where}, offset {stored.letter.offset}, cannot be sent: {error}.",
-                "check the topic, and the largest record that kafka.client lets through.",
+                f"The dead letter of {where} cannot be sent: {error}.",
+                "check the topic, and max_request_size in kafka.client.",
             ) from error
         futures.append(future)
     settle(producer, futures)

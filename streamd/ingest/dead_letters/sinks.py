@@ -262,7 +262,7 @@ class LocalDeadLetters:
         except OSError as error:
             raise DiskError(
                 f"A dead letter in {self._folder} could not be written: {error.strerror or error}.",
-                "free space or mend the disk; ingest resumes from the last commit by itself.",
+                "free space or repair the disk; ingest resumes from the last commit by itself.",
             ) from error
 
 
@@ -323,8 +323,8 @@ class TopicDeadLetters:
             raise
         except Exception as error:  # noqa: BLE001 - any error means not acknowledged
             raise KafkaError(
-                f"A dead letter was not acknowledged by topic {self._topic}: {error}.",
-                "check the topic and its permissions; ingest resumes where it stopped.",
+                f"Topic {self._topic} did not acknowledge a dead letter: {error}.",
+                "check the topic and its permissions; ingest resumes from the last commit.",
             ) from error
 
 

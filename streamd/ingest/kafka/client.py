@@ -130,8 +130,8 @@ def _read_file(path: Path) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f" at line {mark.line + 1}"
         raise SettingsError(
-            f"kafka.client_file {path} is no YAML{where}.",
-            "put text with marks such as * or : in quotes.",
+            f"kafka.client_file {path} is not YAML{where}.",
+            "put text with characters such as * or : in quotes.",
         ) from None
     if not isinstance(content, dict):
         raise SettingsError(f"kafka.client_file {path} must hold a mapping of options.")
@@ -190,9 +190,9 @@ def _check_security(options: Mapping[str, Any]) -> None:
         without = "SASL" if key.startswith("sasl_") else "SSL" if key.startswith("ssl_") else ""
         if without not in protocol:
             raise SettingsError(
-                f"The Kafka client's {key} means nothing without {without}: its "
+                f"The Kafka client's {key} has no effect without {without}: its "
                 f"security_protocol is {protocol}.",
-                "change that, or remove it.",
+                f"change security_protocol, or remove {key}.",
             )
 
     # A SASL mechanism needs its own options, and some need a package.
@@ -249,7 +249,7 @@ def asking_about_topics(kafka: KafkaSettings) -> Iterator[KafkaAdminClient]:
         yield admin
     except ClientError as error:
         raise SilentBrokerError(
-            f"The broker does not describe its topics: {error}.", "check kafka.client."
+            f"The broker does not describe the topics: {error}.", "check kafka.client."
         ) from None
     finally:
         admin.close()
@@ -270,8 +270,8 @@ def send(producer: Any, topic: str, **record: Any) -> Any:
         return producer.send(topic, **record)
     except ClientError as error:
         raise KafkaError(
-            f"Topic {topic} takes no records: {str(error).rstrip('.')}.",
-            "check the broker; create a missing topic as `streamd doctor` says.",
+            f"Topic {topic} accepts no records: {str(error).rstrip('.')}.",
+            "check the broker; for a missing topic `streamd doctor` prints the command.",
         ) from error
 
 
@@ -284,7 +284,7 @@ def settle(producer: Any, pending: list[Any]) -> None:
             future.get(timeout=60)
         except Exception as error:  # noqa: BLE001 - any error means not acknowledged
             raise KafkaError(
-                f"An event was not acknowledged: {error}.", "check the broker and the topic."
+                f"Kafka did not acknowledge a record: {error}.", "check the broker and the topic."
             ) from error
     pending.clear()
 
@@ -348,7 +348,7 @@ def _made(
         ) from None
     except (TypeError, ValueError, OSError, AssertionError) as error:
         raise SettingsError(
-            f"kafka.client does not fit together: {error}.", "check kafka.client."
+            f"kafka.client has invalid options: {error}.", "check kafka.client."
         ) from None
     _allow_topic_creation(client, bool(chosen.get(AUTO_CREATE, False)))
     return client

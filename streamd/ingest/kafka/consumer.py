@@ -98,7 +98,7 @@ class KafkaSource:
         self.partitions = [tp for tp in topics.partitions if in_shard(tp, self._ingest.shard)]
         if not self.partitions:
             raise SettingsError(
-                f"Shard {self._ingest.shard} of {len(topics.partitions)} partitions has none.",
+                f"Shard {self._ingest.shard} has none of the {len(topics.partitions)} partitions.",
                 "use fewer shards, or more partitions.",
             )
 
@@ -187,9 +187,7 @@ class KafkaSource:
         topics = self._topics
         for tp in self.partitions:
             if tp in topics.leaderless and tp.partition not in known.get(tp.topic, {}):
-                raise KafkaError(
-                    f"{tp.topic}-{tp.partition} has no leader.", "ingest goes on trying."
-                )
+                raise KafkaError(f"Partition {tp.topic}-{tp.partition} has no leader.", AGAIN)
 
         # Ask for the offsets that Kafka has.
         self._consumer.assign(self.partitions)
@@ -199,7 +197,7 @@ class KafkaSource:
             return first, self._consumer.end_offsets(led, ANSWER_MS)
         except ClientError as error:
             raise SilentBrokerError(
-                f"The broker does not tell its offsets: {error}.", "ingest goes on trying."
+                f"The broker does not return the partitions' offsets: {error}.", AGAIN
             ) from None
 
     def _compare_position(
@@ -220,7 +218,7 @@ class KafkaSource:
             return self._find_divergence(tp, position, first[tp])
         if position.offset > end[tp]:
             gap = Gap(tp.topic, tp.partition, end[tp], position.offset)
-            what = f"{name} ends at offset {end[tp]}, but the log has read up to {position.offset}."
+            what = f"{name} ends at offset {end[tp]}, but ingest has read up to {position.offset}."
             return self._lost(gap, what), Position(end[tp])
         if position.offset < first[tp]:
             gap = Gap(tp.topic, tp.partition, position.offset, first[tp])
@@ -238,10 +236,7 @@ class KafkaSource:
         """The gap of a partition with a new leader that lacks records which were read, and the
         position to continue at."""
         common = self._truncated[tp]
-        what = (
-            f"An election made a leader of {tp.topic}-{tp.partition} "
-            "that has not what was read of it"
-        )
+        what = f"The new leader of {tp.topic}-{tp.partition} lacks records that ingest has read"
 
         # None: the leader does not know the epoch, so the offset at which the logs diverge is
         # unknown; read the partition from its beginning.
@@ -251,7 +246,7 @@ class KafkaSource:
             ), Position(first)
         gap = Gap(tp.topic, tp.partition, common.offset, position.offset)
         return self._lost(
-            gap, f"{what} from offset {common.offset} to {position.offset - 1}."
+            gap, f"{what}: offsets {common.offset} to {position.offset - 1}."
         ), Position(common.offset)
 
     def _lost(self, gap: Gap, what: str) -> Gap:
@@ -259,8 +254,8 @@ class KafkaSource:
         if self._ingest.on_data_loss == "fail":
             raise DataLossError(
                 what,
-                "raise the topic's retention or restore it; to pass over the loss, set "
-                "ingest.on_data_loss: continue, which notes the gap in the journal.",
+                "raise the topic's retention or restore it; to skip the lost records, set "
+                "ingest.on_data_loss: continue, which records the gap in the journal.",
             )
         logger.error(
             "data_lost",
@@ -282,8 +277,7 @@ class KafkaSource:
             answer = self._consumer.offsets_for_times({tp: time_ms}, ANSWER_MS)[tp]
         except ClientError as error:
             raise SilentBrokerError(
-                f"The broker does not say what was written at {start}: {error}.",
-                "ingest goes on trying.",
+                f"The broker does not return the offset of ingest.start {start}: {error}.", AGAIN
             ) from None
         # None: no record of the partition is that late.
         return end if answer is None else int(answer.offset)
@@ -308,9 +302,7 @@ class KafkaSource:
             raise OutOfRange from None
         except Exception as error:  # noqa: BLE001 - after any error the client may be broken
             self._replace_client()
-            raise SilentBrokerError(
-                f"The broker does not answer: {error!r}.", "ingest goes on trying."
-            ) from error
+            raise SilentBrokerError(f"The broker does not answer: {error!r}.", AGAIN) from error
         if _has_new_topic(self._consumer, self._topics):
             raise OutOfRange
         # By the epoch of the last record the broker can detect that its log differs.
@@ -347,7 +339,7 @@ class KafkaSource:
             while consumer.position(tp, ANSWER_MS) < offset:
                 if time.monotonic() > until:
                     raise SilentBrokerError(
-                        f"The broker does not send {tp.topic}-{tp.partition}.", AGAIN
+                        f"The broker does not send records of {tp.topic}-{tp.partition}.", AGAIN
                     )
                 for records in consumer.poll(timeout_ms=500).values():
                     found += [record for record in records if record.offset < offset]

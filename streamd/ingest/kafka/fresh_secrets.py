@@ -43,7 +43,8 @@ class FreshSecrets(KafkaConnectionManager):  # type: ignore[misc]
         try:
             options = self._read()
         except SettingsError as error:
-            logger.error("kafka_secrets_not_read", error=str(error), meaning="the old ones stay")
+            meaning = "connections use the old secrets until the file changes"
+            logger.error("kafka_secrets_not_read", error=str(error), meaning=meaning)
             return
         self.config.update({key: options[key] for key in SECRETS if key in options})
         # Try brokers again that refused the old ones.

@@ -75,16 +75,16 @@ def _why_silent(server: str) -> str:
     host, colon, port = server.rpartition(":")
     name = host if colon else server
     if colon and not port.isdecimal():
-        return f"{port!r} is no port"
+        return f"{port!r} is not a port"
     ending = "" if colon else f"; {server} has no port, and {DEFAULT_PORT} was tried"
     try:
         _ask(server, None)
     except socket.gaierror:
-        return f"the name {name} is not known{ending}"
+        return f"the name {name} cannot be resolved{ending}"
     except ConnectionRefusedError:
         return f"connection refused{ending}"
     except TimeoutError:
-        return f"it takes connections or loses them, and does not answer{ending}"
+        return f"no connection or no answer within {ASK_SECONDS:g} s{ending}"
     except (NoKafka, ValueError, LookupError, struct.error):
         return f"the program that listens there does not answer as Kafka{ending}"
     except OSError as error:

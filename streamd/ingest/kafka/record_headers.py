@@ -20,7 +20,7 @@ def nullable_bytes(buffer: bytes, pos: int) -> tuple[bytes | None, int]:
         return None, pos
     # A slice would silently be shorter.
     if pos + length > len(buffer):
-        raise ValueError(f"{length} bytes are announced, {len(buffer) - pos} are left")
+        raise ValueError(f"a field of {length} bytes exceeds the remaining {len(buffer) - pos}")
     return buffer[pos : pos + length], pos + length
 
 

@@ -163,12 +163,12 @@ class SafeBatch(DefaultRecordBatch):  # type: ignore[misc]
         if num_headers > 0:
             pos = read_headers(buffer, pos, num_headers, headers)
         if num_headers < 0 or pos - start != length or pos > end:
-            raise ValueError(f"a record of {length} bytes does not end where it says")
+            raise ValueError(f"the fields of a record do not add up to its {length} bytes")
 
         # Offsets and timestamps are relative to the batch's.
         offset = self.base_offset + offset_delta
         if not self.base_offset <= offset <= self.last_offset:
-            raise ValueError(f"a record has offset {offset}")
+            raise ValueError(f"a record has offset {offset}, which is not in its batch")
         self._pos = pos
         append_time = self.timestamp_type == self.LOG_APPEND_TIME
         timestamp = self.max_timestamp if append_time else self.first_timestamp + timestamp_delta

@@ -43,6 +43,6 @@ class SilenceDetector:
                     topic=tp.topic,
                     partition=tp.partition,
                     offset=source.position(number),
-                    meaning="an open transaction or no leader; the others go on without it",
+                    meaning="an open transaction or no leader; the others no longer wait for it",
                 )
         return self._silent[number]
