@@ -1,1 +1,1 @@
-"""The log: one writer makes batches of events durable commits, any number of readers follow."""
+"""The event log: one writer commits batches of events durably, any number of readers follow."""

@@ -14,13 +14,14 @@ from streamd.schema import Schema
 
 
 class ColumnArrays(NamedTuple):
-    """Where S segments and their F files lie, as kernels take it.
+    """Addresses of S segments and their F files, for kernels.
 
-    first: int64[S], event id of each segment's first edge. order: uint64[S], address of the places
-    of its events, int64, 0 where it is one file. file: int64[S], its first file.
-    time, msg: uint64[F], addresses of a file's columns, int64 microseconds and float32 a row.
-    width: int64[F], features a row of the file; place: int64[F], where they lie in a row of
-    features; edge_set: int64[F], the place that is 1 for its edge set, -1 for none.
+    first: int64[S], event id of each segment's first edge. order: uint64[S], address of the
+    segment's order of events (int64, as in `SegmentFiles.order`), 0 if the segment is one file.
+    file: int64[S], index of its first file. time, msg: uint64[F], addresses of a file's columns,
+    int64 microseconds and float32 a row. width: int64[F], number of features in a row of the file;
+    `place`: int64[F], index of the first of them in a row of features; edge_set: int64[F], index
+    that is 1 for the file's edge set, -1 for none.
     """
 
     first: Int64
@@ -87,7 +88,7 @@ class EdgeColumns:
         dim: int,
     ) -> "EdgeColumns":
         """segments: first event id, order and number of files of each; files: times, features,
-        their place in a row and that of the set."""
+        index of the first feature in a row, and index of the set."""
         first, order, count = zip(*segments, strict=True) if segments else ((), (), ())
         count_S = np.array(count, np.int64)
         arrays = ColumnArrays(

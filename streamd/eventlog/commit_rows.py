@@ -1,5 +1,5 @@
-"""The rows of one commit as they are stored: bytes for the append-only files, and rows of the
-segment with the journal's entry for them. Keys and deletes are read back from them."""
+"""Encodes the rows of one commit: bytes for the append-only files, and rows of the segment with the
+journal's entry for them. Also reads keys and deletes."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ def appended_bytes(schema: Schema, state: LogState, batch: EventBatch) -> list[t
     if batch.new_keys:
         out.append((KEYS, encode_keys(batch.new_keys)))
 
-    # Each update of node features says how many edges the log held before it.
+    # Each update of node features has the number of edges in the log before it.
     if len(batch.node_F):
         rows = np.zeros(len(batch.node_F), feature_row(schema.node_feature_dim))
         rows["seq"] = seq
@@ -36,7 +36,7 @@ def appended_bytes(schema: Schema, state: LogState, batch: EventBatch) -> list[t
         rows["values"] = batch.node_values_F
         out.append((FEATURES, rows.tobytes()))
 
-    # Late edges stand in the segment at the watermark; their own times go here.
+    # The segment has late edges at the watermark; this file has their own times.
     if batch.late_edge:
         rows = np.zeros(len(batch.late_edge), LATE_ROW)
         rows["edge"] = np.array(batch.late_edge) + state.num_edges
@@ -54,7 +54,7 @@ def append_rows(segment: SegmentWriter, path: str, batch: EventBatch) -> dict[st
     """Append a batch's edges and labels to a segment, without making them durable.
 
     path: of the segment, in the data directory. Returns: the journal's entry for the rows. Its
-    CRC32C runs over the columns as `SegmentFiles.rows_crc` reads them back.
+    CRC32C is the one that `SegmentFiles.rows_crc` computes.
     """
     rows = [segment.num_edges, segment.num_edges + batch.num_edges]
     labels = [segment.num_labels, segment.num_labels + len(batch.label_node_L)]

@@ -1,4 +1,5 @@
-"""Commits from the journal's line until readers see them; with a changelog, once it has them."""
+"""Makes commits durable and publishes them to readers; with a changelog, once it has acknowledged
+them."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -12,20 +13,20 @@ from streamd.eventlog.recovery import finish_replacements
 
 
 class Commits:
-    """Makes commits durable, hands them to a changelog, and publishes those that it has
+    """Makes commits durable, sends them to a changelog, and publishes those that it has
     acknowledged; without a changelog, all. Owner: the log writer.
 
     published_seq: the newest commit that readers may use.
     """
 
     def __init__(self, files: LogFiles, publisher: Publisher | None) -> None:
-        """publisher: has acknowledged all that the journal holds."""
+        """publisher: must have acknowledged all commits in the journal."""
         self._files = files
         self._publisher = publisher
         self._pending: deque[tuple[int, SegmentState | None]] = deque()
         """Commits that are not published, each with the segment it appended to."""
         self._stored: ChangelogPosition | None = None
-        """The position in the changelog that the directory has."""
+        """The position in the changelog that is stored in the directory."""
         self.published_seq = files.state.seq
         if publisher is not None:
             position = publisher.acknowledged()
@@ -46,10 +47,16 @@ class Commits:
     def append(
         self, segments: Sequence[SegmentState], fields: dict[str, Any], replaces: bool = False
     ) -> None:
-        """Steps 2 to 4 of a commit whose rows are written.
+        """Steps 2 to 4 of a commit, after its rows are written:
 
-        segments: that it changes. fields: of its line, as far as they differ from a commit of
-        nothing. replaces: whether files take the names of others.
+        2. Make the rows durable.
+        3. Append the journal's line and make it durable. Without step 2 a crash could leave a line
+           that counts missing rows. Then send the commit to the changelog.
+        4. Publish it to readers, once it is acknowledged: before that, a commit of another machine
+           may replace it.
+
+        segments: those that it changes. fields: of its line, unless equal to those of an empty
+        commit. replaces: whether new files replace others.
         """
         before = self._files.state
         term = 0 if self._publisher is None else self._publisher.term
@@ -67,8 +74,8 @@ class Commits:
         }
         encoded = encode_line(line)
 
-        # Steps 2 and 3: make rows and line durable. When a journal file begins, no commit is
-        # pending: its checkpoint cannot be taken back.
+        # Steps 2 and 3: make rows and line durable. Begin a journal file only while no commit is
+        # pending, because its checkpoint cannot be undone.
         if self._files.journal.is_full:
             self.await_acks()
         self._files.append_lines([(before, encoded)], before.after(line))
@@ -77,17 +84,16 @@ class Commits:
         segment = segments[-1] if segments and not replaces else None
         self._pending.append((self._files.state.seq, segment))
 
-        # A replaced file gets its name before readers see the commit, and only once the commit is
-        # final.
+        # A new file replaces the old one before readers see the commit, but not until it is final.
         if replaces:
             self._await_acks_unpublished()
             finish_replacements(self._files.data_dir, self._files.state, self._files.disk)
 
-        # Step 4: show it to readers. Step 5, Kafka's offsets, is the caller's.
+        # Step 4: publish it to readers. The caller does step 5, Kafka's offsets.
         self.publish_acknowledged()
 
-        # With a line of a newer format begin a new file: older releases refuse a log by the format
-        # number at the start of its newest file.
+        # After the first line of a newer format begin a new file: older releases refuse a log by
+        # the format number at the start of its newest file.
         if self._files.state.has_runs and not before.has_runs:
             self.await_acks()
             self._files.journal.roll(self._files.state)
@@ -101,7 +107,7 @@ class Commits:
         while self._pending and self._pending[0][0] <= acknowledged:
             self.published_seq, changed = self._pending.popleft()
             segment = changed or segment
-        # Readers take the time of the last write for that of the newest commit.
+        # Write only for a new commit: readers use the time of the last write as that of the commit.
         if self.published_seq > before:
             assert self.published_seq == acknowledged
             self._files.publish(self.published_seq, position, segment)
@@ -110,7 +116,7 @@ class Commits:
         self._stored = position
 
     def await_acks(self, max_pending: int = 0) -> None:
-        """Publish commits until at most so many are pending."""
+        """Publish acknowledged commits until at most `max_pending` are pending."""
         while len(self._pending) > max_pending:
             self.publish_acknowledged()
             if len(self._pending) > max_pending:
@@ -129,7 +135,7 @@ class Commits:
             self._publisher.wait()
 
     def heartbeat(self) -> None:
-        """Let other machines know that the writer runs."""
+        """Show other machines that the writer runs."""
         if self._publisher is not None:
             self._publisher.heartbeat()
 

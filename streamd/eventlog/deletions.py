@@ -1,4 +1,4 @@
-"""The deletes of a log, each resolved to node ids or event ids once, and the rows they hide."""
+"""Resolves the deletes of a log to node ids and event ids, and answers which rows they hide."""
 
 from bisect import bisect_right
 from collections.abc import Callable
@@ -14,16 +14,18 @@ from streamd.events import DELETION, Bools, Int64, NodeDeletes
 
 FindEdges = Callable[[Int64, Int64, Int64, Int64, Int64], Int64]
 """(src, dst, time, before event, edge set), int64 of one length each -> event ids of the edges of
-the set that came with these ends and time and lie before that event, ascending and distinct."""
+the set with these endpoints and this own time that come before that event, ascending and
+distinct."""
 
 
 class Deletions:
     """Answers which rows of the log are deleted. Owner: a reader of the log.
 
-    A deleted node's id is retired for good, so all its rows are hidden wherever they lie.
+    A deleted node's id is never used again, so all its rows are hidden, before and after the
+    delete.
 
-    count: number of deletes of either kind. newest_place: position of the newest one, which is the
-    number of edges in the log before it; -1 before there is one.
+    count: number of deletes of either kind. `newest_place`: number of edges in the log before the
+    newest delete; -1 if there is none.
     """
 
     def __init__(self) -> None:
@@ -47,12 +49,12 @@ class Deletions:
 
     @property
     def edges(self) -> Int64:
-        """Event ids of the edges that were deleted one by one, int64, each once, those of a later
-        `take` behind those of an earlier one."""
+        """Event ids of the edges that were deleted one by one, int64, each once, in the order in
+        which `take` found them."""
         return self._edge.values
 
     def take(self, rows_X: NDArray[np.void], find: FindEdges) -> None:
-        """Take in further `DELETION` rows."""
+        """Add further `DELETION` rows."""
         if not len(rows_X):
             return
         self.count += len(rows_X)
@@ -62,7 +64,7 @@ class Deletions:
         self._node_place.append(of_nodes["edge"])
         self.retire(of_nodes["src"])
 
-        # An edge is named by its ends and time; only edges before the delete are meant.
+        # A delete names an edge by its endpoints and time, and hides only edges before it.
         singles = rows_X[rows_X["dst"] >= 0]
         if len(singles):
             names = ("src", "dst", "time", "edge", "edge_set")
@@ -105,7 +107,7 @@ class Deletions:
 
 def deletes_until(data_dir: Path, state: LogState, event: int) -> tuple[int, int]:
     """The number of a log's deletes at or before an event, and the commit of the newest of them; 0
-    and 0 if there is none. It reads some pages of their file."""
+    and 0 if there is none. Reads only some pages of the file."""
     num_bytes = state.files.get(DELETIONS, NOTHING).num_bytes
     if not num_bytes:
         return 0, 0

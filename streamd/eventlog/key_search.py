@@ -1,5 +1,5 @@
-"""Finds keys in the file of node keys by their whole rows, so that the integer 8 is neither a text
-nor a part of another number."""
+"""Finds keys in the file of node keys by comparing whole rows, so that the integer 8 matches
+neither a text nor a part of another number."""
 
 from collections.abc import Collection
 from itertools import pairwise
@@ -12,7 +12,7 @@ from streamd.events import Key
 
 
 class KeyRow(NamedTuple):
-    """A row of the file of node keys. node: its number. at: its first byte."""
+    """A row of the file of node keys. node: its node id. at: offset of its first byte."""
 
     key: Key
     node: int
@@ -20,11 +20,10 @@ class KeyRow(NamedTuple):
 
 
 def find_keys(folder: Path, num_bytes: int, keys: Collection[Key]) -> list[KeyRow]:
-    """Find the rows that hold one of some keys, each with its type and node set, in bounded memory.
+    """Find the rows with one of some keys, compared with type and node set, in bounded memory.
 
-    folder: that of the file, a data directory. num_bytes: committed bytes of the file, which is not
-    opened if there are none.
-    Raises: CorruptionError if the file is damaged.
+    folder: the data directory. num_bytes: committed bytes of the file; if there are none, it is not
+    opened. Raises: CorruptionError if the file is damaged.
     """
     wanted = {encode_keys([key]): key for key in keys}
     found: list[KeyRow] = []

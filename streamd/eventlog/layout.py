@@ -16,13 +16,13 @@ APPENDED = (KEYS, FEATURES, LATE, DELETIONS)
 
 ORDER = "_order"
 LABELS = "_labels.tguf"
-"""Files of a segment of several edge sets, beside one TGUF file for each set; names of sets begin
+"""Files of a segment of several edge sets, next to one TGUF file for each set; names of sets begin
 with a letter. `_order` holds 8 bytes an event: number of the set << 48 | row in the set's file."""
 SET_SHIFT = 48
 ROW_BITS = (1 << SET_SHIFT) - 1
 
 LATE_ROW = np.dtype([("edge", "<i8"), ("time", "<i8")])
-"""Row of a late edge: its event id, and the event time it came with in microseconds."""
+"""Row of a late edge: its event id, and its own event time in microseconds."""
 
 
 def segment_path(first_edge: int, num_edge_sets: int) -> str:

@@ -1,5 +1,5 @@
-"""Which bytes of which files a line of the journal is about: what other machines need to make the
-same commit."""
+"""The byte ranges of files that a commit writes: another machine needs them to make the same
+commit."""
 
 import os
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from streamd.eventlog.tguf.format import PAGE, Header, parse_header, sections_of
 EDGES = ("src", "dst", "time", "msg")
 LABEL_ROWS = ("label_n_id", "label_time", "label_target")
 READ_BYTES = 1 << 18
-"""Bytes of a replaced file that are looked at in one go: pieces of zeros are left out."""
+"""Bytes of a new file that are read at a time; pieces of zeros are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,10 @@ class FileRange:
 def appended_ranges(
     data_dir: Path, before: LogState, after: LogState, fields: dict[str, Any]
 ) -> Iterator[FileRange]:
-    """Yield the ranges that a commit appended to files, in one order on all machines.
+    """Yield the ranges that a commit appended to files, in the same order on all machines.
 
     before, after: the log's states around the line. fields: the line's. The segment in progress
-    must be there, though not its rows.
+    must exist, but may lack the rows.
     """
     for change in fields["files"]:
         path = change["path"]
@@ -91,8 +91,8 @@ def read_header(path: Path) -> tuple[Header, int]:
 
 
 def replaced_files(data_dir: Path, after: LogState, fields: dict[str, Any]) -> dict[str, Path]:
-    """The files that a line puts in the place of others, by path: where each lies until the commit
-    cannot be taken back any more."""
+    """The new files with which a line replaces others, by path: the path of each until the commit
+    is final."""
     files: dict[str, Path] = {}
     folders = {s.path for s in after.segments if s.rows_per_set}
     for change in fields["files"]:
@@ -100,7 +100,7 @@ def replaced_files(data_dir: Path, after: LogState, fields: dict[str, Any]) -> d
         if change.get("revision") != after.seq:
             continue
         if path in folders:
-            # A folder has a name of its own from the begin.
+            # A folder has its final name from the start.
             files |= {f"{path}/{f.name}": f for f in sorted((data_dir / path).iterdir())}
         else:
             files[path] = replacement(data_dir / path, after.seq)
@@ -108,13 +108,13 @@ def replaced_files(data_dir: Path, after: LogState, fields: dict[str, Any]) -> d
 
 
 def written_ranges(path: str, file: Path) -> Iterator[FileRange]:
-    """Yield the ranges of a file that hold anything but zeros."""
+    """Yield the ranges of a file that contain anything but zeros."""
     with file.open("rb") as opened:
         fd = opened.fileno()
         size = os.fstat(fd).st_size
         at = 0
         while at < size:
-            # Holes are passed over without being read; the end of a file counts as one.
+            # Skip holes without reading them; the end of a file counts as a hole.
             try:
                 at = os.lseek(fd, at, os.SEEK_DATA)
             except OSError:

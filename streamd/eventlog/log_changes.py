@@ -9,10 +9,9 @@ from streamd.events import Int64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Changes:
-    """What came to a log since its followers applied the changes before. It is false if nothing was
-    committed.
+    """The commits since the followers last applied changes. It is false if there are none.
 
-    Deletes alone are listed, because they hide events that a follower has already. It reads new
+    Only deletes are listed, because they hide events that a follower already has. It reads new
     events, labels and node features from the log, up to the cut that it moves to.
 
     num_commits: commits since. deletions: all deletes of the log. nodes: int64 ids of the nodes
@@ -33,7 +32,7 @@ class Changes:
 
 
 class LogSubscriber(Protocol):
-    """A part of a role that keeps something of the log's events. Register it once, by
+    """A part of a role with state that is derived from the log's events. Register it once, by
     `LogReader.follow`."""
 
     def apply(self, changes: Changes) -> None:

@@ -1,5 +1,5 @@
-"""The open files of a log, as one process at a time has them: recovered, locked, and closed to all
-further changes once one has failed. Steps 2 to 4 of every commit are here."""
+"""The open files of a log. One process at a time has them: it locks and recovers them, and refuses
+every change after a failed one. Steps 2 to 4 of every commit are here."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -32,10 +32,11 @@ from streamd.storage import DISK, Disk, FileWithHoles
 
 logger = structlog.get_logger()
 MAX_COMMIT_ROWS = 65_536
-"""Most rows of edges, and of labels, in one commit. A crash may leave so many behind a segment's
-counts, and recovery zeroes no more: 64 Ki edges without features are 1.5 MiB."""
+"""Maximum number of edges, and of labels, in one commit. A crash may leave so many rows after a
+segment's committed ones, which recovery zeroes: 64 Ki edges without features are 1.5 MiB."""
 MAX_IN_FLIGHT = 16
-"""Most commits that wait for the changelog at a time, or that a follower makes durable at once."""
+"""Maximum number of commits that wait for the changelog, or that a follower makes durable at
+once."""
 
 
 def nothing() -> None:
@@ -61,10 +62,9 @@ class LogFiles:
     ) -> None:
         """Lock, recover and open the log.
 
-        schema: of a log that has no line yet. changelog: where it has one, so that commits are
-        shown only when the changelog has them. prepare: called under the lock, before anything is
-        read.
-        Raises: LockedError, JournalError, DataDirectoryError, DiskError.
+        schema: of a log that has no line yet. changelog: the log's, if it has one: then commits are
+        published only once it has acknowledged them. prepare: called under the lock, before
+        anything is read. Raises: LockedError, JournalError, DataDirectoryError, DiskError.
         """
         self.data_dir = data_dir
         self.disk = disk
@@ -73,12 +73,12 @@ class LogFiles:
         """Descriptors of files with bytes that are written but not durable, in order of writing."""
         self._has_unsynced_rows = False
         self.is_untidy = False
-        """Whether files that no line names any more may be left: an unlink failed, or is not
-        through."""
+        """Whether files that no line names any more may remain: an unlink failed or is not
+        finished."""
         self.closed = False
         """Whether it takes no more commits because `close` was called."""
 
-        # Take the lock before anything is read; give it back if the log cannot be opened.
+        # Take the lock before anything is read; release it if the log cannot be opened.
         for folder in ("journal", EDGES, "node_features"):
             (data_dir / folder).mkdir(parents=True, exist_ok=True)
         self.lock = lock_directory(data_dir / "lock")
@@ -92,15 +92,15 @@ class LogFiles:
             self.journal = JournalWriter(data_dir / "journal", self.state, disk)
             settle(data_dir, self.state, disk)
 
-            # Open what is appended to, and cut off what a crash left after the committed ends. With
-            # a changelog that may be the rows of several commits.
+            # Open the append-only files and truncate them to their committed ends. With a
+            # changelog, a crash may leave the rows of several commits.
             self._rows_behind = MAX_COMMIT_ROWS * (1 if changelog is None else MAX_IN_FLIGHT + 1)
             self.appended = open_appended(data_dir, self.state, disk)
             self.segment: SegmentWriter | None = None
             self._segment_first = self._segment_revision = 0
             self.open_segment()
 
-            # Show readers the newest commit: a crash may have come between its line and this.
+            # Publish the newest commit: a crash may have come between its line and its publication.
             self._published = disk.open(data_dir / "published", os.O_RDWR | os.O_CREAT)
             self._position: PositionFile | None = None
             self._position_synced_in = Path()
@@ -111,9 +111,9 @@ class LogFiles:
 
     @contextmanager
     def unlock_on_failure(self) -> Iterator[None]:
-        """Open a part of the log; if that fails, give the lock back, which nothing else can.
+        """Open a part of the log; if that fails, release the lock, since nothing else would.
 
-        Raises: DiskError in the place of OSError.
+        Raises: DiskError instead of OSError.
         """
         with ExitStack() as stack:
             stack.callback(os.close, self.lock)
@@ -210,23 +210,26 @@ class LogFiles:
     # Steps of a commit
 
     def append_rows(self, batch: EventBatch) -> dict[str, Any]:
-        """Step 1, of a batch's edges and labels: append them to the segment in progress. Returns:
+        """Step 1 for a batch's edges and labels: append them to the segment in progress. Returns:
         the journal's entry for the rows."""
         assert self.segment is not None
         self._has_unsynced_rows = True
         return append_rows(self.segment, self.segment_state().path, batch)
 
     def write(self, fd: int, data: bytes | memoryview, offset: int) -> None:
-        """Step 1, of any other bytes: write them to an open file."""
+        """Step 1 for all other bytes: write them to an open file."""
         self.disk.write(fd, data, offset)
         self._unsynced[fd] = None
 
     def forget_unsynced(self, fd: int) -> None:
-        """Leave a file out of step 2: it is closed, because another takes its name."""
+        """Exclude a file from step 2: it is closed, because another file replaces it."""
         self._unsynced.pop(fd, None)
 
     def append_lines(self, lines: Sequence[tuple[LogState, bytes]], after: LogState) -> None:
-        """Steps 2 and 3 of the commits whose rows are written.
+        """Steps 2 and 3 of commits with written rows:
+
+        2. Make the rows durable.
+        3. Append the lines to the journal and make them durable.
 
         lines: of the journal, each with the state before it. after: the state after all of them.
         """
@@ -239,8 +242,8 @@ class LogFiles:
             self.disk.sync(fd)
         self._unsynced.clear()
 
-        # Step 3: append the lines; once they are durable, so are the commits. A full journal file
-        # ends first, at the same commit on all machines.
+        # Step 3: append the lines; once they are durable, so are the commits. First begin a new
+        # journal file if this one is full: at the same commit on all machines.
         at = 0
         while at < len(lines):
             if self.journal.is_full:
@@ -256,11 +259,12 @@ class LogFiles:
         position: ChangelogPosition | None = None,
         segment: SegmentState | None = None,
     ) -> None:
-        """Step 4: show the commits up to `seq` to readers. Before step 3 a crash could take back a
-        commit that readers have used.
+        """Step 4: publish the commits up to `seq` to readers.
 
-        position: the log's position in the changelog with them. segment: the one in progress after
-        them, if they have rows.
+        Before step 3 this would be too early: a crash could undo a commit that readers have used.
+
+        position: the log's position in the changelog after these commits. segment: the one in
+        progress after them, if they have rows.
         """
         self.disk.write(self._published, seq.to_bytes(8, "little"), 0)
         if position is not None:
@@ -283,12 +287,13 @@ class LogFiles:
             self._position.sync()
             self._position_synced_in = self.journal.path
 
-    # Files that take the place of others
+    # Replacement of files
 
     def finish_replacement(self, path: str, new: FileWithHoles) -> dict[str, Any]:
-        """Make the replacement of a file durable. Returns: its entry for the next line.
+        """Make the new version of a file durable. Returns: its entry for the next line.
 
-        Once that line is durable, the new file is renamed into place, if need be by recovery.
+        Once that line is durable, the new file is renamed onto the old one, by recovery if a crash
+        comes first.
         """
         revision = self.state.seq + 1
         scratch, named = (replacement(self.data_dir / path, r) for r in (0, revision))
@@ -300,7 +305,7 @@ class LogFiles:
         return {"path": path, "bytes": size, "crc": crc, "total": crc, "revision": revision}
 
     def adopt(self, path: str, fd: int) -> None:
-        """Let further commits append to a new file, which a line names."""
+        """Append further commits to a new file, which a line names."""
         self.disk.close(self.appended[path])
         self.appended[path] = fd
 
@@ -346,7 +351,7 @@ class LogFiles:
         self._segment_revision = 0
 
     def close_segment(self) -> None:
-        """Close the segment in progress, because another takes its name."""
+        """Close the segment in progress, because another file replaces it."""
         if self.segment is not None:
             self.segment.close()
             self.segment = None
@@ -358,7 +363,7 @@ class LogFiles:
             self.segment = reopen_segment(self.data_dir, last, self.schema, self.disk)
             self._segment_first = last.first_edge
             self._segment_revision = last.revision
-            # A crash may have left rows of a commit whose line was never written.
+            # A crash may have left rows of a commit without a line.
             self.segment.clear_behind(self._rows_behind)
             self.segment.raise_counts()
 

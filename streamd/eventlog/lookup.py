@@ -1,4 +1,4 @@
-"""Finds edges by their edge set, ends and event time, which is how a delete names them."""
+"""Finds edges by edge set, endpoints and event time, as deletes name them."""
 
 import os
 from collections.abc import Iterator
@@ -15,12 +15,13 @@ from streamd.eventlog.tguf.growing import GrowingArray, SortedRuns, places_in, s
 from streamd.events import Bools, Int64
 
 SLICE = 1 << 20
-"""Most edges, and most names of edges, that are compared at a time: some 100 MiB of arrays. Three
-numbers below it make one below 2**63."""
+"""Maximum number of edges, and of names of edges, that are compared at a time: some 100 MiB of
+arrays. Three numbers below it fit one int64."""
 
 
 class CommittedBytes:
-    """Reads what commits append to a file, each byte once. Owner: a reader or writer of the log."""
+    """Reads the bytes that commits append to a file, each once. Owner: a reader or writer of the
+    log."""
 
     def __init__(self, data_dir: Path, name: str) -> None:
         """name: path of the file in the data directory."""
@@ -29,7 +30,7 @@ class CommittedBytes:
         self._read = 0
 
     def new(self, state: LogState) -> bytes:
-        """Read what is committed as of a state and was not read before. Raises:
+        """Read the bytes that are committed as of a state and were not read before. Raises:
         DataDirectoryError."""
         end = state.files.get(self._name, NOTHING).num_bytes
         if end == self._read:
@@ -45,7 +46,7 @@ class CommittedBytes:
 
 
 class LateEdges:
-    """The edges that the log stores at the watermark instead of the time they came with. Owner: a
+    """The late edges, which the log stores at the watermark instead of their own time. Owner: a
     reader or writer of the log."""
 
     def __init__(self, data_dir: Path) -> None:
@@ -55,7 +56,7 @@ class LateEdges:
         self._by_time = SortedRuns()
 
     def take(self, state: LogState) -> None:
-        """Take in the late edges committed as of a state. Raises: DataDirectoryError."""
+        """Add the late edges committed as of a state. Raises: DataDirectoryError."""
         rows = np.frombuffer(self._bytes.new(state), LATE_ROW)
         self._edge.append(rows["edge"])
         self._time.append(rows["time"])
@@ -66,13 +67,13 @@ class LateEdges:
         return places_in(self._edge.values, event_ids) >= 0
 
     def count(self, first: int, end: int, before_us: int) -> int:
-        """Number of events in [first, end) that came with a time before `before_us`."""
+        """Number of late events in [first, end) with an own time before `before_us`."""
         a, b = np.searchsorted(self._edge.values, [first, end])
         return int((self._time.values[a:b] < before_us).sum())
 
     def came_at(self, time_T: Int64) -> tuple[Int64, Int64]:
-        """Event ids of the late edges that came with any of distinct times, ascending, and for
-        each the index of its time."""
+        """Event ids of the late edges with one of these distinct own times, ascending, and for each
+        the index of its time."""
         event_ids, index = self._by_time.under(time_T)
         order = np.argsort(event_ids)
         return event_ids[order], index[order]
@@ -80,8 +81,9 @@ class LateEdges:
 
 @dataclass(frozen=True)
 class _Names:
-    """K distinct names of edges: key_K, int64 ascending, is made of the places of time, src and dst
-    in the distinct values of each. A dst counts as another one in another edge set."""
+    """K distinct names of edges. key_K, int64 ascending, combines the indices of time, src and dst
+    among the distinct values of each. The same dst in another edge set counts as a different
+    one."""
 
     time_T: Int64
     src_S: Int64
@@ -89,7 +91,7 @@ class _Names:
     key_K: Int64
 
     def keys(self, time_place: Int64, src: Int64, dst: Int64) -> Int64:
-        """The key of each edge, -1 where one of its values is in no name."""
+        """The key of each edge, -1 if one of its values is in no name."""
         s = places_in(self.src_S, src)
         d = places_in(self.dst_D, dst)
         key = (time_place * len(self.src_S) + s) * len(self.dst_D) + d
@@ -106,8 +108,8 @@ def find_edges(
     before_X: Int64,
     set_X: Int64 | int = 0,
 ) -> Int64:
-    """Find all edges of an edge set that came with the ends and the time of a name and lie below
-    its `before_X`.
+    """Find all edges of an edge set that have the endpoints and the own time of a name, and come
+    before the name's `before_X`.
 
     Returns: their event ids, int64, ascending.
     """
@@ -117,7 +119,7 @@ def find_edges(
         part = slice(a, a + SLICE)
         names, name_X = _distinct(src_X[part], dst_X[part], time_X[part])
 
-        # Of several deletes of one name the last hides what the others do.
+        # Of several deletes of one name, the last hides all edges that the others hide.
         before_K = np.zeros(len(names.key_K), np.int64)
         np.maximum.at(before_K, name_X, before_X[part])
         for event_ids, name in _matches(segments, late, names):
@@ -126,7 +128,7 @@ def find_edges(
 
 
 def _distinct(src_X: Int64, dst_X: Int64, time_X: Int64) -> tuple[_Names, Int64]:
-    """The distinct names among X, and the index of each one's."""
+    """The distinct names among X, and for each of X the index of its name."""
     time_T, t = np.unique(time_X, return_inverse=True)
     src_S, s = np.unique(src_X, return_inverse=True)
     dst_D, d = np.unique(dst_X, return_inverse=True)
@@ -137,8 +139,8 @@ def _distinct(src_X: Int64, dst_X: Int64, time_X: Int64) -> tuple[_Names, Int64]
 def _matches(
     segments: MappedSegments, late: LateEdges, names: _Names
 ) -> Iterator[tuple[Int64, Int64]]:
-    """Yield event ids of edges with one of the names, and the index of each one's name."""
-    # Late edges by the time they came with, all others by the time they are stored at.
+    """Yield event ids of edges with one of the names, and for each the index of its name."""
+    # Find late edges by their own time, all others by the time that the segments have.
     event_ids, place = late.came_at(names.time_T)
     kept = (event_ids >= segments.first_edge) & (event_ids < segments.num_edges)
     yield _named(segments, names, event_ids[kept], place[kept])
@@ -146,7 +148,7 @@ def _matches(
     end_T = segments.bounds(names.time_T, after=True)
     ends = np.cumsum(end_T - first_T)
 
-    # So many rows at a time, however many have one time.
+    # At most SLICE rows at a time, even if more have the same time.
     for a in range(0, int(ends[-1]) if len(ends) else 0, SLICE):
         b = min(a + SLICE, int(ends[-1]))
         some = slice(np.searchsorted(ends, a, side="right"), np.searchsorted(ends, b) + 1)
@@ -161,7 +163,8 @@ def _matches(
 def _named(
     segments: MappedSegments, names: _Names, event_ids: Int64, time_place: Int64
 ) -> tuple[Int64, Int64]:
-    """Of ascending event ids those with one of the names, and the index of each one's name."""
+    """Select the ascending event ids that have one of the names. Returns also the index of each
+    name."""
     src, dst = segments.ends(event_ids)
     dst = segments.in_sets(dst, segments.edge_sets_of(event_ids))
     name = places_in(names.key_K, names.keys(time_place, src, dst))
@@ -179,10 +182,10 @@ class EdgeLookup:
     def holds(
         self, state: LogState, src_X: Int64, dst_X: Int64, time_X: Int64, set_X: Int64 | int = 0
     ) -> Bools:
-        """Whether an edge of an edge set came with the ends and the time of each name, deleted or
-        not: bool[X].
+        """Whether the log has an edge of an edge set with the endpoints and the own time of each
+        name, deleted or not: bool[X].
 
-        state: the log's, whose commits are looked at.
+        state: the log's, up to which commits are searched.
         """
         self._segments.take(state)
         self._late.take(state)
