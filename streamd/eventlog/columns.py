@@ -55,10 +55,13 @@ class EdgeColumns:
 
     @classmethod
     def of(cls, parts: Sequence[tuple[int, Int64, Float32]], end: int, dim: int) -> "EdgeColumns":
-        """Take the addresses of columns of one edge set.
+        """Take the addresses of columns of one edge set, for samplers over arrays in memory.
 
-        parts: (first event id, times, features) of each segment, the arrays contiguous. end: one
-        past the newest event id.
+        Args:
+            parts (Sequence of (int, Int64, Float32)): of each segment the first event id, times
+                int64[E] microseconds and features float32[E, dim]; the arrays must be contiguous.
+            end (int): one past the newest event id.
+            dim (int): number of features of an edge.
         """
         files = [(time, msg, 0, -1) for _, time, msg in parts]
         return cls._of([(first, None, 1) for first, *_ in parts], files, end, dim)
@@ -102,4 +105,5 @@ class EdgeColumns:
             edge_set=np.array([f[3] for f in files], np.int64),
         )
         plain = not arrays.order.any() and bool((arrays.width == dim).all())
+        # The addresses keep no memory mapped, so hold the columns too.
         return cls(arrays, plain, end, dim, (*order, *(f[:2] for f in files)))

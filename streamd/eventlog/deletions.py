@@ -69,6 +69,7 @@ class Deletions:
         if len(singles):
             names = ("src", "dst", "time", "edge", "edge_set")
             found = find(*(singles[name].astype(np.int64) for name in names))
+            # A second delete of an edge hides nothing more.
             new = found[~self.hides_edges(found)]
             self._edge.append(new)
             self._edges.add(new, new)

@@ -25,6 +25,7 @@ def find_keys(folder: Path, num_bytes: int, keys: Collection[Key]) -> list[KeyRo
     folder: the data directory. num_bytes: committed bytes of the file; if there are none, it is not
     opened. Raises: CorruptionError if the file is damaged.
     """
+    # Compare encoded rows, which include type and node set.
     wanted = {encode_keys([key]): key for key in keys}
     found: list[KeyRow] = []
     if not num_bytes:

@@ -128,6 +128,7 @@ class LogFiles:
         if self.closed:
             return
         self.closed = True
+        # The stack closes all files even if one fails, and releases the lock last.
         try:
             with ExitStack() as stack:
                 stack.callback(os.close, self.lock)

@@ -1,4 +1,4 @@
-"""The updates of node features, read in log order by who needs only the newest of each node."""
+"""Reads updates of node features: in log order for the newest of each node, or as of any edge."""
 
 import errno
 import mmap
@@ -18,14 +18,16 @@ from streamd.schema import Schema
 from streamd.schema_change import widened_nodes
 
 SLICE_BYTES = 1 << 20
-"""Bytes of the file that are held at a time; what is not due yet waits in the file."""
+"""Bytes of the file that are in memory at a time; later updates wait in the file."""
 
 
 class FeatureFile:
-    """The file of the updates as a log's state knows it. Owner: a reader or writer of the log.
+    """The file of updates, as committed in a state of the log. Owner: a reader or writer of the
+    log.
 
-    Pruning puts another file in its place, without updates before the log's first event of that
-    time. A reader of an older state may still stand there, so it goes on with the file it has.
+    Pruning replaces it by a file without updates that newer ones supersede at or before the log's
+    first event. A reader with an older state may still need those, so it continues with the file
+    that it has open.
     """
 
     def __init__(self, data_dir: Path) -> None:
@@ -37,8 +39,8 @@ class FeatureFile:
         self._row = feature_row(0)
 
     def take(self, state: LogState) -> bool:
-        """Show what is committed as of a state. Returns: whether the file was opened, which may be
-        of a newer state. Raises: DataDirectoryError where the file is gone."""
+        """Move to a state of the log. Returns: whether the file was opened again; it may then be of
+        a newer state. Raises: DataDirectoryError if the file is gone."""
         committed = state.files.get(FEATURES, NOTHING)
         opened = False
         if committed.num_bytes and committed.revision != self._revision:
@@ -48,6 +50,7 @@ class FeatureFile:
                 raise DataDirectoryError(
                     f"{FEATURES} is gone.", "restore it from a backup."
                 ) from None
+            # Readers have no `close`: the file is closed with this object.
             self._close()
             self._close = weakref.finalize(self, os.close, file)
             self._file = file
@@ -58,14 +61,14 @@ class FeatureFile:
         return opened
 
     def leave_out(self) -> None:
-        """Show no rows: the file that was opened may have rows of another width."""
+        """Return no rows: the opened file may have rows of another width."""
         self._num_bytes = 0
 
     def rows(self, number: int) -> tuple[int, NDArray[np.void]]:
-        """Read a slice of rows from row `number` on, or from behind the hole that it lies in.
+        """Read a slice of rows from row `number` on, or from the end of the hole that contains it.
 
-        Returns: the number of the first row, and the rows; none at the end.
-        Raises: DataDirectoryError where the file ends too early.
+        Returns: the number of the first row, and the rows; none at the end. Raises:
+        DataDirectoryError if the file ends too early.
         """
         width = self._row.itemsize
         at = self._behind_hole(number * width) // width * width
@@ -76,8 +79,8 @@ class FeatureFile:
         return at // width, np.frombuffer(data, self._row)
 
     def mapped(self) -> NDArray[np.void]:
-        """All rows, mapped: only those that are looked at are read. They stay as they are when the
-        file is replaced. Raises: DataDirectoryError where the file ends too early."""
+        """All rows, mapped, so that only the rows in use are read. They stay valid when the file is
+        replaced. Raises: DataDirectoryError if the file ends too early."""
         if not self._num_bytes:
             return np.zeros(0, self._row)
         if os.fstat(self._file).st_size < self._num_bytes:
@@ -86,7 +89,8 @@ class FeatureFile:
         return np.frombuffer(data, self._row)
 
     def _behind_hole(self, offset: int) -> int:
-        """The first offset from one on that is in no hole: pruned rows take no time to read."""
+        """The first offset at or after `offset` that is in no hole: pruned rows take no time to
+        read."""
         if offset >= self._num_bytes:
             return offset
         try:
@@ -94,15 +98,14 @@ class FeatureFile:
         except OSError as error:
             if error.errno != errno.ENXIO:
                 raise
-            # Nothing but a hole follows, or the file ends before it: reading tells.
+            # Only a hole follows, or the file ends earlier: the read shows which.
             return min(max(offset, os.fstat(self._file).st_size), self._num_bytes)
 
 
 class FeatureUpdates:
     """Reads each update once, a slice of the file at a time. Owner: one thread.
 
-    It stands at a place of its own, which may lie behind that of the log's reader. Updates that
-    were pruned are not seen.
+    It has its own position, which may be before that of the log's reader. It skips pruned updates.
     """
 
     def __init__(self, file: FeatureFile, dim: int) -> None:
@@ -114,10 +117,10 @@ class FeatureUpdates:
         self._edge_U = np.zeros(0, np.int64)
 
     def until(self, event: int) -> Iterator[tuple[Int64, Float32]]:
-        """Yield the next updates that lie before the edge `event`, slice by slice.
+        """Yield the next updates that come before the edge `event`, slice by slice.
 
         Each slice is int64[U] nodes and float32[U, dim] values; of equal nodes the last is newest.
-        Raises: DataDirectoryError where the file ends too early.
+        Raises: DataDirectoryError if the file ends too early.
         """
         while len(self._edge_U) or self._read_on():
             due = int(np.searchsorted(self._edge_U, event, side="right"))
@@ -130,8 +133,8 @@ class FeatureUpdates:
                 return
 
     def _read_on(self) -> bool:
-        """Read the next slice of the file, of which all may be pruned. Returns: whether there is
-        one."""
+        """Read the next slice of the file, in which all updates may be pruned. Returns: whether
+        there is one."""
         first, rows = self._file.rows(self._next)
         self._next = first + len(rows)
         self._rows = rows[rows["seq"] > 0]
@@ -140,18 +143,18 @@ class FeatureUpdates:
 
 
 class FeatureHistory:
-    """Answers which features of a node were in force before an edge. Immutable.
+    """Answers which features a node had before an edge. Immutable.
 
-    An update has no event time; its place is the number of edges before it in the log, and it is in
-    force before an edge e where that is at most e. Values are read from the mapped file when they
-    are asked for; in memory an update takes 16 bytes.
+    An update has no event time. Its position is the number of edges before it in the log, and it
+    counts for an edge with at least that id. Values are read from the mapped file on demand; in
+    memory an update takes 16 bytes.
     """
 
     def __init__(self, file: FeatureFile, cut: int, num_updates: int, first_edge: int) -> None:
-        """file: of the log's reader, which is not refreshed meanwhile. cut: updates behind this
-        edge, and from the update number `num_updates` on, are left out. first_edge: of the log. Of
-        updates before it nobody knows any more how long before: they count from behind that edge on
-        where edges before it were dropped. Raises: DataDirectoryError."""
+        """file: of the log's reader, which is not refreshed meanwhile. cut: updates after this edge
+        are left out, and those from number `num_updates` on. first_edge: of the log. If earlier
+        edges were dropped, updates at or before it count only for edges after it, since the times
+        of the dropped edges are unknown. Raises: DataDirectoryError."""
         self._rows = file.mapped()
         node, place, number = [], [], []
         at = 0
@@ -170,7 +173,8 @@ class FeatureHistory:
         if first_edge > 0:
             place_U[place_U <= first_edge] = first_edge + 1
 
-        # One number a pair of node and place, ascending; updates of one place keep their order.
+        # One number for each pair of node and position, ascending; updates of one position keep
+        # their order.
         self._place_P, rank_U = np.unique(place_U, return_inverse=True)
         key_U = node_U * max(len(self._place_P), 1) + rank_U
         order = np.argsort(key_U, kind="stable")
@@ -178,18 +182,18 @@ class FeatureHistory:
         self._number_U = number_U[order]
 
     def places(self) -> tuple[Int64, Int64]:
-        """The node and the place of each update, int64[U] both, by node."""
+        """Node and position of each update, int64[U] both, by node."""
         node_U, rank_U = np.divmod(self._key_U, max(len(self._place_P), 1))
         return node_U, self._place_P[rank_U]
 
     def before(self, node_N: Int64, edge_N: Int64) -> Float32:
-        """The features of nodes in force before an edge each, float32[N, dim]; zeros for none."""
+        """The features of nodes before an edge each, float32[N, dim]; zeros for none."""
         dim = self._rows.dtype["values"].shape[0]
         out = np.zeros((len(node_N), dim), np.float32)
         if not len(self._key_U) or not dim:
             return out
-        # The newest place at or before the edge, then the newest update of the node at or before
-        # that place.
+        # The newest position at or before the edge, then the node's newest update up to that
+        # position.
         rank_N = np.searchsorted(self._place_P, edge_N, side="right") - 1
         first_N = node_N * len(self._place_P)
         at_N = np.searchsorted(self._key_U, first_N + rank_N, side="right") - 1
@@ -207,10 +211,10 @@ def _too_short() -> DataDirectoryError:
 def slices(
     data_dir: Path, state_of: Callable[[], LogState]
 ) -> Iterator[tuple[int, NDArray[np.void]]]:
-    """Yield the committed rows, some at a time, each time with the number of the first; those in
-    holes are left out. It ends where the file ends then, at a slice or at one without rows.
+    """Yield the committed rows in slices, each with the number of its first row; rows in holes are
+    left out. The last slice ends at the committed end, and may have no rows.
 
-    state_of: the log's state now, in which rows may have come since the slice before.
+    state_of: returns the log's present state; rows may have been appended since the last slice.
     """
     row = feature_row(state_of().schema.node_feature_dim)
     file = FeatureFile(data_dir)
@@ -242,7 +246,7 @@ def rewritten(
 
 
 def widened(data_dir: Path, state: LogState, schema: Schema) -> Iterator[bytes]:
-    """Yield all bytes of the file as a schema has them that extends the state's."""
+    """Yield all bytes of the file, with rows of a schema that extends the state's."""
     old, row = state.schema, feature_row(schema.node_feature_dim)
 
     def rewrite(_: int, rows: NDArray[np.void]) -> NDArray[np.void]:

@@ -1,8 +1,7 @@
 """The file of external node keys: each row is one byte of type and node set, four of length, then
-the key's bytes, and the row number is the node id.
+the key's bytes; the row number is the node id.
 
-A row whose key was removed by a compaction keeps its length, so that no row moves; its bytes are
-zero.
+If a compaction removed its key, a row keeps its length, so that no row moves; its bytes are zero.
 """
 
 import struct
@@ -22,7 +21,7 @@ REMOVED = 2
 SET_SHIFT = 2
 """The upper six bits of the first byte are the number of the node set."""
 MAX_NODE_SETS = 1 << (8 - SET_SHIFT)
-# A row without a key has length 0 where it never had one, and else the length it had.
+# A row without a key has length 0 if it never had one, else the length of the removed key.
 KIND = (1 << SET_SHIFT) - 1
 """The lower two bits of the first byte are the type."""
 ROW_HEAD = 5
@@ -52,7 +51,7 @@ def encode_keys(keys: Sequence[Key | None]) -> bytes:
 def decode_keys(data: bytes) -> Iterator[Key | None]:
     """Decode keys in order of node ids, None for a removed one.
 
-    Raises: CorruptionError where lengths do not add up.
+    Raises: CorruptionError if lengths do not add up.
     """
     for node_set, key in decode_sets(data):
         yield SetKey(node_set, key) if node_set and key is not None else key
@@ -61,7 +60,7 @@ def decode_keys(data: bytes) -> Iterator[Key | None]:
 def decode_sets(data: bytes) -> Iterator[tuple[int, str | int | None]]:
     """Decode (node set, key within it) in order of node ids, the key None for a removed one.
 
-    Raises: CorruptionError where lengths do not add up.
+    Raises: CorruptionError if lengths do not add up.
     """
     at = 0
     while at < len(data):
@@ -85,7 +84,7 @@ def decode_sets(data: bytes) -> Iterator[tuple[int, str | int | None]]:
 
 def without_keys(data: bytes, nodes: Collection[int]) -> bytes:
     """Copy encoded keys, row lengths included, without the keys of `nodes`."""
-    # Only rows up to the last node that is removed are looked at.
+    # Read only the rows up to the last removed node.
     out = bytearray(data)
     at = 0
     for row in range(max(nodes, default=-1) + 1):
@@ -98,7 +97,7 @@ def without_keys(data: bytes, nodes: Collection[int]) -> bytes:
 
 
 class KeySlice(NamedTuple):
-    """Whole rows of the file of keys.
+    """Complete rows of the file of keys.
 
     first: number of the first row. data: their bytes. start_R: int64, start of each row in `data`.
     """
@@ -164,7 +163,7 @@ def key_slices(path: Path, end: Callable[[], int]) -> Iterator[KeySlice]:
 
 
 def _rows(data: bytes) -> tuple[list[int], int]:
-    """Find the whole rows. Returns: their starts, and the end of the last one."""
+    """Find the complete rows. Returns: their starts, and the end of the last one."""
     length_at = struct.Struct("<I").unpack_from
     starts = []
     at = 0

@@ -1,5 +1,5 @@
-"""Oddities of the keys of edges: placeholders, keys of very many edges, blanks around keys, copies
-of edges, and two kinds of nodes whose ids collide."""
+"""Finds oddities in edges: placeholder keys, keys of very many edges, blanks around keys, copies of
+edges, and two kinds of nodes with colliding ids."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -25,33 +25,34 @@ PLACEHOLDERS: frozenset[str | int] = frozenset(
 )
 """Keys that programs write if there is no user or item, in their usual spellings."""
 HEAVY = 0.1
-"""A key in more than this share of the edges is named."""
+"""A key in more than this share of the edges is reported."""
 TIMES_USUAL = 3.0
-"""It also has to have so many times the edges of the mean key of its side: of five categories each
+"""It must also have so many times the edges of the mean key of its side: with five categories each
 has a fifth."""
 MIN_EDGES = 50
-"""Edges below which no share means anything."""
+"""Minimum number of edges for a share to be significant."""
 MAX_HEAVY = 3
-"""Most keys of a side that are named for their share."""
+"""Maximum number of keys of a side that are reported for their share."""
 SHARED = 0.9
-"""Share of the keys of the smaller side that are on the other side too, from which ids may
-collide."""
+"""Ids may collide if at least this share of the keys of the smaller side is on the other side
+too."""
 MIN_KEYS = 20
-"""Keys on each side below which that is no sign."""
+"""Minimum number of keys on each side for this evidence."""
 FEW_BACK = 0.01
 CHANCE = 1.5
 MAX_DENSITY = 0.5
-"""Edges that lead back are hardly there if their share is below FEW_BACK, or CHANCE times the share
-of all pairs that have an edge; above MAX_DENSITY that is no sign."""
+"""Reverse edges are rare if their share is at most FEW_BACK, or CHANCE times the share of all pairs
+that have an edge; above MAX_DENSITY this is no evidence."""
 MAX_BLANK_LOOKS = 10_000
-"""Most keys that are looked at for blanks."""
+"""Maximum number of keys that are checked for blanks."""
 MAX_EDGES = 1_000_000
-"""Newest edges of a log that are looked at, which bounds time (about a second) and memory."""
+"""Maximum number of newest edges of a log to examine, which bounds time (about a second) and
+memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OddKey:
-    """A key that may be no node. role: source or destination. num: of its edges."""
+    """A key that may not be a node. role: source or destination. num: number of its edges."""
 
     key: str | int
     role: str
@@ -73,7 +74,7 @@ class OddKeys:
 
     @property
     def sentences(self) -> list[str]:
-        """Each oddity in a sentence, with the way out."""
+        """Each oddity in a sentence, with a remedy."""
         found = []
         for odd in self.keys:
             name = json.dumps(odd.key, ensure_ascii=False)
@@ -118,13 +119,13 @@ def odd_keys(
     copies: int,
     one_kind: Bools,
 ) -> OddKeys:
-    """The oddities of n edges, whose src and dst are int64[n] numbers of nodes.
+    """The oddities of n edges; src and dst are int64[n] node numbers.
 
-    Args: key_of: the key of a number, None for a deleted node; placeholders: the numbers of keys
-    that are placeholders; copies: number of copies; one_kind: bool[n], whether both sides of an
-    edge are of one node set.
+    Args: key_of: the key of a number, None for a deleted node; placeholders: numbers of the
+    placeholder keys; copies: number of copies; one_kind: bool[n], whether both sides of an edge are
+    of one node set.
     """
-    # On each side the placeholders, and of the other keys the heaviest.
+    # Report the placeholders of each side, and the heaviest of its other keys.
     known = np.fromiter(placeholders, np.int64)
     found: list[OddKey] = []
     for role, side in (("source", src), ("destination", dst)):
@@ -157,7 +158,7 @@ def odd_keys(
 def _blank_key(nodes: Int64, key_of: Callable[[int], Key | None]) -> str:
     """The first key with blanks around it, of MAX_BLANK_LOOKS nodes at most; empty if there is
     none."""
-    # Evenly spread nodes: where cells have blanks, most rows have them.
+    # Check evenly spread nodes: if cells have blanks, most rows have them.
     for node in nodes[:: -(-len(nodes) // MAX_BLANK_LOOKS) or 1].tolist():
         key = key_of(node)
         plain = split_key(key)[1] if key is not None else 0
@@ -167,7 +168,8 @@ def _blank_key(nodes: Int64, key_of: Callable[[int], Key | None]) -> str:
 
 
 def _shared_ids(src: Int64, dst: Int64, key_of: Callable[[int], Key | None]) -> float:
-    """The share of keys on both sides if they are integers and edges hardly lead back, else 0."""
+    """The share of keys on both sides if they are integers and few edges have a reverse edge, else
+    0."""
     sources, targets = np.unique(src), np.unique(dst)
     both = np.intersect1d(sources, targets, assume_unique=True)
     smaller = min(len(sources), len(targets))
@@ -178,7 +180,7 @@ def _shared_ids(src: Int64, dst: Int64, key_of: Callable[[int], Key | None]) -> 
     plain = [split_key(key)[1] for key in some if key is not None]
     if not all(isinstance(key, int) or key.isdecimal() for key in plain):
         return 0.0
-    # Among nodes of one kind edges lead back: look for each pair in the other direction.
+    # Among nodes of one kind, edges go both ways: look for the reverse of each pair.
     nodes = np.union1d(sources, targets)
     a, b = np.searchsorted(nodes, src), np.searchsorted(nodes, dst)
     pairs = np.unique(a * len(nodes) + b)
@@ -193,11 +195,11 @@ def _shared_ids(src: Int64, dst: Int64, key_of: Callable[[int], Key | None]) -> 
 def count_copies(
     src: Int64, dst: Int64, time: Int64, features_of: Callable[[Int64], Float32]
 ) -> int:
-    """The number of edges that are equal to another one before them.
+    """The number of edges that are equal to an earlier one.
 
     features_of: the features of the edges at some indices, float32[m, D].
     """
-    # Most edges differ in these three, so that few features are read.
+    # Most edges differ in these three, so few features are read.
     rows = np.stack([time, src, dst], axis=1)
     order = np.lexsort((dst, src, time))
     same = (rows[order[1:]] == rows[order[:-1]]).all(axis=1)
@@ -215,9 +217,9 @@ def count_copies(
 def placeholder_ids(
     ids: Mapping[Key, int], num_node_sets: int, prefixes: Iterable[str] = ()
 ) -> list[int]:
-    """The numbers of those keys of a table that are placeholders, also behind the prefixes of
+    """The numbers of the keys of a table that are placeholders, also with the prefixes of
     sources."""
-    # A few look-ups, however many keys there are.
+    # This takes a few look-ups for any number of keys.
     words = [*PLACEHOLDERS, *(f"{prefix}{word}" for prefix in prefixes for word in PLACEHOLDERS)]
     keys: list[Key] = [*words]
     keys += [SetKey(number, word) for number in range(1, num_node_sets) for word in words]
@@ -229,9 +231,9 @@ def odd_keys_in_log(
 ) -> OddKeys:
     """The oddities of the newest edges of a log that are not deleted, from `first` on.
 
-    most: number of edges that are looked at.
+    most: maximum number of edges to examine.
     """
-    # The newest edges of those that the caller means.
+    # Take the newest of the edges from `first` on.
     end = log.num_edges
     first = max(first, log.first_edge, end - most)
     if first >= end:
@@ -242,7 +244,7 @@ def odd_keys_in_log(
     schema = log.state.schema
     ends = [schema.ends_of(number) for number in range(schema.num_edge_sets)]
     one_kind = np.array([a == b for a, b in ends])[log.edge_sets(first, end)]
-    # Deleted edges count no more.
+    # Leave out deleted edges.
     shown = np.flatnonzero(~log.deletions.hides(first, src, dst))
     src, dst, time = src[shown], dst[shown], time[shown]
     return odd_keys(

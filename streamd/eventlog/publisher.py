@@ -1,5 +1,5 @@
-"""What the log's writer knows of a changelog: it hands over each durable commit, and shows a commit
-to readers only when the changelog has it."""
+"""The interface of a changelog. The log's writer sends it each durable commit, and publishes a
+commit to readers only once the changelog has it."""
 
 from typing import Any, Protocol
 
@@ -8,33 +8,33 @@ from streamd.eventlog.journal.journal import LogState
 
 
 class Publisher(Protocol):
-    """Publishes the commits of a log to other machines. Owner: the log's writer.
+    """Sends the commits of a log to other machines. Owner: the log's writer.
 
-    Its methods raise KafkaError where a commit cannot be published any more, and ChangelogError
-    where another machine leads. The process then ends, and what it did not show is decided at its
-    next start. changelog: where they go to.
+    Its methods raise KafkaError if a commit cannot be sent any more, and ChangelogError if another
+    machine leads. The process then ends, and its next start decides about the commits that it has
+    not published. changelog: the topic.
     """
 
     changelog: ChangelogId
 
     @property
     def term(self) -> int:
-        """The term in which it publishes."""
+        """The term in which it sends."""
         ...
 
     def publish(self, before: LogState, fields: dict[str, Any], line: bytes) -> None:
-        """Hand over a commit that is durable: its line of the journal, decoded and as bytes, and
-        the state before it. What the line says of files is read from them."""
+        """Send a durable commit. before: the state before it. fields, line: its line of the
+        journal, decoded and as bytes. The rows are read from the files that the line names."""
         ...
 
     def heartbeat(self) -> None:
-        """Say that the writer lives, where nothing was sent for a while. Called by the writer's
-        loop, so that one that hangs says nothing."""
+        """Send a heartbeat if nothing was sent for a while. The writer's loop calls this, so a loop
+        that hangs sends none."""
         ...
 
     def acknowledged(self) -> ChangelogPosition:
-        """The newest commit up to which all are acknowledged, and how far the changelog is known
-        behind it; it does not wait."""
+        """The newest commit up to which all are acknowledged, and the offset up to which the
+        changelog is known after it; does not wait."""
         ...
 
     def wait(self) -> None:

@@ -23,11 +23,11 @@ from streamd.events import DELETION, Bools, Float32, Int64, Key, SetKey
 
 
 class LogReader:
-    """Reads the log up to `published` and never beyond. Owner: one thread; it holds no lock and
-    writes nothing.
+    """Reads the log up to the newest published commit, and never beyond. Owner: one thread; it
+    takes no lock and writes nothing.
 
-    keys: external keys by node id, None for a deleted node. ids: node ids by external key. Both
-    stay empty where keys are not kept. deletions: answers which rows are deleted.
+    keys: external keys by node id, None for a deleted node. ids: node ids by external key. Both are
+    empty if keys are not kept. deletions: answers which rows are deleted.
     """
 
     def __init__(self, tail: JournalTail, keep_keys: bool = True) -> None:
@@ -48,14 +48,23 @@ class LogReader:
         self._followers: list[weakref.ref[LogSubscriber]] = []
         self._take_in()
         self._applied = self._newest()
-        """The newest changes that the followers have applied, as of `_newest`."""
+        """The newest changes that the followers have applied, as `_newest` counts them."""
 
     @classmethod
     def open(cls, data_dir: Path, keep_keys: bool = True) -> "LogReader | None":
-        """Open a reader of all that is committed; None where ingest has not made the log yet.
+        """Open a reader at the newest published commit.
 
-        keep_keys: whether nodes are asked for by key; the keys of a million take 0.2 GB.
-        Raises: JournalError, TGUFError, DataDirectoryError.
+        Args:
+            data_dir (Path): the data directory of a log.
+            keep_keys (bool, default True): whether to keep the external keys of nodes; those of a
+                million nodes take 0.2 GB.
+
+        Returns: the reader; None if ingest has not made the log yet.
+
+        Raises:
+            JournalError: the journal is damaged, or lacks published commits.
+            TGUFError: a segment is gone or damaged.
+            DataDirectoryError: a file is shorter than its committed part.
         """
         while (tail := JournalTail.open(data_dir)) is not None:
             try:
@@ -73,8 +82,8 @@ class LogReader:
 
     @property
     def superseded(self) -> bool:
-        """Whether the log goes on with further sets or features, which this reader does not read.
-        It stays as it is: open another one."""
+        """Whether the log continues with further sets or features, which this reader does not read.
+        It keeps its last state: open another reader."""
         return self._tail.superseded
 
     @property
@@ -95,21 +104,22 @@ class LogReader:
 
     @property
     def committed_at(self) -> float:
-        """Wall time of the newest commit in seconds, even where `refresh` has not taken it in."""
+        """Wall time of the newest commit in seconds, even if `refresh` has not read it yet."""
         return self._tail.published_at()
 
     def follow(self, follower: LogSubscriber) -> None:
         """Let a follower apply all deletes so far, and from now on the changes of each refresh.
 
-        The reader refers to it weakly: a follower that its owner drops is called no more.
+        The reader refers to it weakly: it no longer calls a follower that its owner has dropped.
         """
+        # A new follower has applied no delete yet, the others have applied all.
         self.apply_changes()
         follower.apply(self._changes_since((0, 0, 0)))
         self._followers.append(weakref.ref(follower))
 
     def refresh(self, until: int | None = None) -> Changes:
         """Read new commits as `read` does, and let the followers apply them. Returns: the changes,
-        those included that were read before and not applied yet."""
+        with those that were read before but not applied."""
         self.read(until)
         return self.apply_changes()
 
@@ -150,13 +160,15 @@ class LogReader:
         except TGUFError:
             if not self.superseded:
                 raise
+            # Commits before a change of the schema may name files that are gone.
             self._tail.state = before
             return False
         return True
 
     def _take_in(self) -> None:
-        """Read what the tail's state has more than was read before."""
-        # A file may have been dropped or replaced between the journal's line and our opening it.
+        """Read what the tail's new state adds to the last one: segments, then node features, then
+        keys, and last deletes, which name nodes and edges that must be known."""
+        # A file may have been dropped or replaced after the journal's line was read.
         while True:
             try:
                 self._segments.take(self.state)
@@ -168,13 +180,13 @@ class LogReader:
         if self.superseded:
             self._features.leave_out()
 
-        # Deletes come last: they name nodes and edges that must be known.
+        # Deletes come last.
         self._take_keys()
         self._take_deletions()
 
     def sealed_until(self, edge: int) -> int:
         """End of the newest sealed segment that ends at or before an event id; the log's first
-        event id where there is none."""
+        event id if there is none."""
         sealed = self.state.sealed
         number = bisect_right(sealed, edge, key=attrgetter("end"))
         return sealed[number - 1].end if number else self.first_edge
@@ -186,7 +198,7 @@ class LogReader:
         return self.state.files.get(FEATURES, NOTHING).num_bytes // row.itemsize
 
     def feature_updates(self) -> FeatureUpdates:
-        """Begin to read the updates of node features, from the log's first one on."""
+        """Read the updates of node features from the log's first one on."""
         return FeatureUpdates(self._features, self.state.schema.node_feature_dim)
 
     def feature_history(self, cut: int, num_updates: int) -> FeatureHistory:
@@ -209,8 +221,8 @@ class LogReader:
             self._num_keys += 1
         if self.state.schema.num_node_sets > 1:
             self._node_sets.append(np.array(numbers, np.uint8))
-        # A row without a key is a deleted node, or the reserved one that compacted rows point to:
-        # both hide their rows.
+        # A row without a key is a deleted node, or the reserved node of compacted rows: the rows of
+        # both are hidden.
         self.deletions.retire(np.array(removed, np.int64))
 
     def _take_deletions(self) -> None:
@@ -226,8 +238,8 @@ class LogReader:
                 del self.ids[key]
 
     def num_late(self, first: int, end: int, before_us: int) -> int:
-        """Number of edges in [first, end) that came with a time before `before_us`. They are stored
-        with the watermark of their commit instead."""
+        """Number of edges in [first, end) that are stored with the watermark of their commit
+        because their own time was earlier, and that have an own time before `before_us`."""
         return self._late.count(first, end, before_us)
 
     def hidden(self, first: int, end: int) -> Bools:
@@ -241,8 +253,8 @@ class LogReader:
 
     @property
     def columns(self) -> EdgeColumns:
-        """The mapped time and feature columns for kernels; good until the next refresh that returns
-        True."""
+        """The mapped time and feature columns for kernels; valid until the next refresh that
+        returns changes."""
         return self._segments.columns
 
     def labels(self) -> tuple[Int64, Int64, Float32]:
@@ -256,8 +268,8 @@ class LogReader:
         return node, time, target
 
     def labels_between(self, after_us: int, until_us: int) -> tuple[Int64, Int64, Float32]:
-        """Read the labels whose time is in (after_us, until_us], as `labels` returns them."""
-        # With an empty piece in front, a range without labels has the right shapes too.
+        """Read the labels with times in (after_us, until_us], as `labels` returns them."""
+        # Begin with an empty piece, so that a range without labels has the right shapes too.
         out = [
             (
                 np.zeros(0, np.int64),
@@ -277,18 +289,18 @@ class LogReader:
         return node, time, target
 
     def time_of(self, event_ids: Int64) -> Int64:
-        """Gather event times in microseconds, int64 of the same shape; ids before the log's first
-        edge get any value."""
+        """Gather event times in microseconds, int64 of the same shape; undefined for ids before the
+        log's first edge."""
         return self.gather("time", event_ids)
 
     def gather(self, name: str, event_ids: Int64) -> Int64:
-        """Gather the column src, dst or time by event id, int64 of the same shape; ids before the
-        log's first edge get any value."""
+        """Gather the column src, dst or time by event id, int64 of the same shape; undefined for
+        ids before the log's first edge."""
         return self._segments.gather(name, event_ids)
 
     def features_of(self, event_ids: Int64) -> Float32:
-        """Gather edge features by event id, float32[..., edge_feature_dim]; ids before the log's
-        first edge get any value."""
+        """Gather edge features by event id, float32[..., edge_feature_dim]; undefined for ids
+        before the log's first edge."""
         return self._segments.features_of(event_ids)
 
     def node_sets_of(self, nodes: Int64) -> Int64:
@@ -302,12 +314,13 @@ class LogReader:
         return self._segments.edge_sets(first, end)
 
     def edge_sets_of(self, event_ids: Int64) -> Int64:
-        """Number of the edge set of each event id, int64 of the same shape; ids before the log's
-        first edge get any value."""
+        """Number of the edge set of each event id, int64 of the same shape; undefined for ids
+        before the log's first edge."""
         return self._segments.edge_sets_of(event_ids)
 
     def lower_bound(self, time_us: int) -> int:
-        """First event id whose time is not before `time_us`; one past the newest where none is."""
+        """First event id with a time at or after `time_us`; one past the newest if there is
+        none."""
         return self._segments.lower_bound(time_us)
 
     def lower_bounds(self, time_T: Int64) -> Int64:

@@ -1,5 +1,5 @@
-"""Recovery after a crash: it finds the last good journal line, finishes replacements and removes
-stray files, under the lock that admits one writer at a time."""
+"""Recovery after a crash, under the lock that admits one writer at a time: finds the last good
+journal line, finishes replacements and removes stray files."""
 
 import fcntl
 import os
@@ -18,23 +18,23 @@ from streamd.storage import DISK, SCRATCH, Disk
 
 logger = structlog.get_logger()
 REPLACEMENT = ".replacement-"
-"""Part of a file's name until the commit that puts it in the place of another is durable."""
+"""Part of a new file's name until the commit with which it replaces another is durable."""
 MAX_OWNER_BYTES = 200
-"""Of a lock file that are read: the process that holds it, as it is named to others."""
+"""Bytes of a lock file that are read: the name of the process that has the lock."""
 
 
 def last_state(data_dir: Path, schema: Schema) -> LogState:
-    """Read the state after the last good journal line; that of an empty log where there is none.
+    """Read the state after the last good journal line; that of an empty log if there is none.
 
-    Raises: JournalError where damage lies before the last line of a file, or a commit that readers
-    saw is missing.
+    Raises: JournalError if a line before the last one of a file is damaged, or if a commit that
+    readers saw is missing.
     """
     # Read the published position first: a writer may commit in between, and publishes a commit only
     # after its line is in the journal.
     published = data_dir / "published"
     shown = int.from_bytes(published.read_bytes()[:8], "little") if published.exists() else 0
 
-    # The newest file whose first line is whole holds the state; a crash may have torn a newer one.
+    # The newest file with a complete first line has the state; a crash may have torn a newer file.
     state = LogState(schema)
     for path in reversed(journal_files(data_dir / "journal")):
         newest = _read(path)
@@ -42,7 +42,7 @@ def last_state(data_dir: Path, schema: Schema) -> LogState:
             state = newest
             break
 
-    # A log that lost a commit readers have seen must not give its number to another one.
+    # If the log lost a commit that readers have seen, no other commit may get its number.
     if shown > state.seq:
         raise JournalError(
             f"The journal of {data_dir} ends at commit {state.seq}, but readers were shown later "
@@ -69,14 +69,15 @@ def state_at(data_dir: Path, seq: int) -> LogState | None:
 
 
 def settle(data_dir: Path, state: LogState, disk: Disk = DISK) -> None:
-    """Finish or remove what a crash left. state: what the journal durably says."""
+    """Finish or remove what a crash left unfinished. state: according to the journal's durable
+    lines."""
     finish_replacements(data_dir, state, disk)
     sweep(data_dir, state, disk)
 
 
 def _read(path: Path) -> LogState | None:
-    """Read the state after the good lines of a journal file, None where not even the first is
-    whole."""
+    """Read the state after the good lines of a journal file, None if not even the first is
+    complete."""
     # Only the last line can be torn by a crash; damage before it is not one.
     state: LogState | None = None
     lines = read_lines(path)
@@ -94,14 +95,14 @@ def _read(path: Path) -> LogState | None:
 
 
 def replacement(path: Path, revision: int) -> Path:
-    """The path at which commit `revision` writes what will replace `path` once its line is
+    """The path at which commit `revision` writes the new version of `path`, until its line is
     durable."""
     return path.with_name(f"{path.name}{REPLACEMENT}{revision}")
 
 
 def open_appended(data_dir: Path, state: LogState, disk: Disk) -> dict[str, int]:
-    """Open the files that commits append to, and cut off what a crash left behind their committed
-    ends. Returns: descriptors by path. Raises: DataDirectoryError where one is too short."""
+    """Open the append-only files, and truncate them to their committed ends. Returns: descriptors
+    by path. Raises: DataDirectoryError if one is too short."""
     files: dict[str, int] = {}
     for name in APPENDED:
         committed = state.files.get(name, NOTHING).num_bytes
@@ -111,7 +112,7 @@ def open_appended(data_dir: Path, state: LogState, disk: Disk) -> dict[str, int]
             raise DataDirectoryError(
                 f"{name} is shorter than the journal says.", "restore it from a backup."
             )
-        # Bytes behind the committed end are of a commit whose line was never written.
+        # Bytes after the committed end are of a commit without a line.
         disk.truncate(fd, committed)
         disk.sync(fd)
         files[name] = fd
@@ -133,9 +134,8 @@ def finish_replacements(data_dir: Path, state: LogState, disk: Disk) -> None:
 
 
 def sweep(data_dir: Path, state: LogState, disk: Disk) -> None:
-    """Unlink segments that the journal does not name, and replacements whose commit never came to
-    be."""
-    # Segments, replacements of any file, and journal files whose first line was being written.
+    """Unlink segments that the journal does not name, and replacements without a commit."""
+    # Segments, replacements of any file, and journal files without a complete first line.
     named = {s.path for s in state.segments}
     strays = [p for p in (data_dir / EDGES).glob("*.tguf") if f"{EDGES}/{p.name}" not in named]
     for folder in {Path(p).parent for p in (*APPENDED, f"{EDGES}/x")}:
@@ -166,8 +166,8 @@ def drop_journals(data_dir: Path, state: LogState, disk: Disk) -> Iterator[None]
 def lock_directory(path: Path, action: str = "stop that process or set another data_dir.") -> int:
     """Lock a directory for this process, until the returned descriptor is closed.
 
-    Args: path: the lock file; action: what the operator of another process can do.
-    Raises: LockedError naming the owner; DataDirectoryError where the volume has no locks.
+    Args: path: the lock file; action: for the operator, if another process has the lock. Raises:
+    LockedError naming the owner; DataDirectoryError if the volume has no locks.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
@@ -183,7 +183,7 @@ def lock_directory(path: Path, action: str = "stop that process or set another d
             f"{path.parent} lies on a volume that gives no locks (flock): {error}.",
             "set a data_dir on a local or block volume.",
         ) from error
-    # In containers every process id is 1: host and command name the owner to those refused.
+    # In containers every process id is 1, so name the owner by host and command too.
     owner = f"{os.getpid()} on {socket.gethostname()} ({_command(sys.argv[1:])})"
     os.ftruncate(fd, 0)
     DISK.write(fd, owner.encode()[:MAX_OWNER_BYTES], 0)
@@ -191,6 +191,6 @@ def lock_directory(path: Path, action: str = "stop that process or set another d
 
 
 def _command(words: list[str]) -> str:
-    """The subcommand, of `run` with its role, but no argument of a user: the file of the lock
-    stays, and arguments may be keys to erase, paths or passwords."""
+    """The subcommand, of `run` with its role, but no argument of a user: the lock file remains, and
+    arguments may be keys to erase, paths or passwords."""
     return " ".join(words[:3] if words[:2] == ["run", "--role"] else words[:1])

@@ -27,23 +27,29 @@ from streamd.events import Schema
 from streamd.storage import DISK, Disk
 
 MAX_CAPACITY = 1 << 32
-"""Most events of a segment that another machine may ask for: 100 GB and their features."""
+"""Maximum capacity of a segment in a line of another machine: 100 GB plus features."""
 MAX_FILE_BYTES = 1 << 50
-"""Most bytes of a file; a line that says more is damaged."""
+"""Maximum size of a file; a line with more is damaged."""
 CHECKED_BYTES = 1 << 24
-"""Bytes of a replaced file that are checked in one go."""
+"""Bytes of a new file that are checked at a time."""
 
 
 class LogApplier:
-    """Appends the lines of another machine's journal, each with the bytes that it is about.
+    """Appends the lines of another machine's journal, each with the bytes of its commit.
 
-    Owner: the follower, by a lock on the directory. files: what it writes to. newest: the log's
-    state after all commits that are finished, durable or not.
+    Owner: the follower, by a lock on the directory. files: the log's. newest: the log's state after
+    all finished commits, durable or not.
 
-    A commit is `begin`, any number of `write` and `finish`; `flush` makes the finished ones durable
-    and shows them. Nothing that comes is trusted: paths and sizes must be those that the line and
-    this log's own state call for, and bytes must have the line's checksums, before the line is
-    written.
+    A commit has the writer's steps:
+
+    1. `begin` checks the line, any number of `write` write the rows, and `finish` compares them
+       with the line's checksums.
+    2. `flush` makes the rows of all finished commits durable.
+    3. It appends their lines to the journal and makes these durable.
+    4. It publishes the commits to readers.
+
+    Input is not trusted: before the line is written, paths and sizes must be those that the line
+    and this log's own state require, and bytes must have the line's checksums.
     """
 
     def __init__(
@@ -59,7 +65,7 @@ class LogApplier:
         """Descriptors of the segment's files, and of those that replace others, by path."""
         self._mapped: tuple[SegmentState, SegmentFiles] | None = None
         self._lines: list[tuple[LogState, bytes]] = []
-        """Lines that are finished but not durable, each with the state before it."""
+        """Lines of finished commits that are not durable, each with the state before it."""
         self._commit: _Commit | None = None
         self.files = LogFiles(data_dir, schema, disk, changelog, prepare)
         self.newest = self.files.state
@@ -80,15 +86,15 @@ class LogApplier:
         return self._commit is not None
 
     def begin(self, line: bytes, made: dict[str, int]) -> None:
-        """Begin the commit of a line; one that was begun and not finished must not be there.
+        """Start the commit of a line, once the last commit is finished.
 
-        made: size of each file that the commit puts in the place of another, by path.
-        Raises: ChangelogError where the line does not follow or cannot be trusted, DiskError.
+        made: size of each new file with which the commit replaces another, by path. Raises:
+        ChangelogError if the line does not follow the log's state or contradicts it, DiskError.
         """
         assert self._commit is None
         with self.files.change():
             commit = _check_line(self.newest, line, made)
-            # What begins or replaces files is durable alone, since it cannot wait for others.
+            # A commit that begins or replaces files cannot wait for others: flush those before it.
             if commit.is_alone:
                 self._flush(None)
             self.files.schema = commit.after.schema
@@ -102,7 +108,7 @@ class LogApplier:
             self._commit = commit
 
     def _make(self, commit: "_Commit", path: str, size: int) -> None:
-        """Make the file that will replace another, of its whole size and without bytes."""
+        """Create a new file that will replace another, with its final size and no data."""
         disk, place = self.files.disk, self.files.data_dir / path
         if path in commit.folder_files:
             if not place.parent.exists():
@@ -113,13 +119,16 @@ class LogApplier:
         fd = disk.open(place, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         commit.made[path] = fd
         disk.truncate(fd, size)
-        # Commits go on in the last segment: its blocks are reserved, as those of a new one are.
+        # Later commits append to the last segment: reserve its blocks, as for a new one.
         if commit.after.last is not None and path == commit.after.last.path:
             disk.allocate(fd, size)
 
     def write(self, path: str, offset: int, data: memoryview) -> None:
-        """Write bytes of the commit that was begun, in the order in which `appended_ranges` and
-        `written_ranges` name them. Raises: ChangelogError where they belong nowhere, DiskError."""
+        """Step 1: write bytes of the commit.
+
+        They must come in the order of `appended_ranges`; bytes of new files may come in any order.
+        Raises: ChangelogError for bytes that the line does not require, DiskError.
+        """
         commit = self._commit
         assert commit is not None
         with self.files.change():
@@ -135,10 +144,11 @@ class LogApplier:
             self.files.write(fd, data, offset)
 
     def finish(self, position: ChangelogPosition) -> None:
-        """Finish the commit whose bytes have all come; `flush` makes it durable.
+        """Finish the commit after all its bytes. A later `flush` makes it durable, or this call if
+        the commit must be alone or MAX_IN_FLIGHT are finished.
 
-        position: where the log stands in the changelog once it is.
-        Raises: ChangelogError where bytes are missing or differ from the line's checksums.
+        position: the log's in the changelog after the commit. Raises: ChangelogError if bytes are
+        missing or differ from the line's checksums, DiskError.
         """
         commit = self._commit
         assert commit is not None
@@ -155,25 +165,25 @@ class LogApplier:
                 self._flush(position)
 
     def flush(self, position: ChangelogPosition) -> None:
-        """Make the finished commits durable, and show them. Raises: DiskError."""
+        """Make the finished commits durable, and publish them. Raises: DiskError."""
         with self.files.change():
             self._flush(position)
 
     def move(self, position: ChangelogPosition) -> None:
-        """Note that the changelog was read further, over records that are no commits. Raises:
+        """Store a later position in the changelog, after records that are not commits. Raises:
         DiskError."""
         with self.files.change():
             self.files.move(position)
 
     def _flush(self, position: ChangelogPosition | None) -> None:
-        """Steps 2 to 4 for all finished commits. position: None where it is not known."""
+        """Steps 2 to 4 for all finished commits. position: None if it is unknown."""
         if not self._lines:
             if position is not None:
                 self.files.publish(self.state.seq, position)
             return
         before = self._append_lines()
 
-        # Step 4: show them.
+        # Step 4: publish them.
         grown = self.state.last if self.state.last != before.last else None
         self.files.publish(self.state.seq, position, grown)
 
@@ -182,18 +192,24 @@ class LogApplier:
         before = self.state
         self.files.append_lines(self._lines, self.newest)
         self._lines.clear()
-        # With lines of a newer format begin a journal file, as the leader does: older releases
-        # refuse a log by the format number at the start of its newest file.
+        # After the first line of a newer format begin a journal file, as the leader does: older
+        # releases refuse a log by the format number at the start of its newest file.
         if self.state.has_runs and not before.has_runs:
             self.files.journal.roll(self.state)
         return before
 
     def _finish_alone(self, commit: "_Commit", position: ChangelogPosition) -> None:
-        """Steps 2 to 4 of a commit that begins, replaces or drops files, and then do what cannot be
-        taken back: it is in the changelog."""
+        """Steps 2 to 4 of a commit that begins, replaces or drops files:
+
+        2. Make its rows and new files durable.
+        3. Append its line, then rename the new files onto the old ones: a rename before the line
+           would replace a file that the journal still names.
+        4. Publish it, then unlink files that no line names any more. Only this cannot be undone,
+           but the commit is in the changelog.
+        """
         files, disk = self.files, self.files.disk
 
-        # Steps 2 and 3, of the files made for it too.
+        # Steps 2 and 3, with the new files.
         for path, fd in commit.made.items():
             disk.sync(fd)
             disk.sync_folder((files.data_dir / path).parent)
@@ -201,7 +217,7 @@ class LogApplier:
             self._close_segment_of(commit)
         self._append_lines()
 
-        # Files get their names before readers see the commit.
+        # New files replace the old ones before readers see the commit.
         finish_replacements(files.data_dir, self.state, disk)
         for path, fd in commit.made.items():
             if path in files.appended:
@@ -211,7 +227,7 @@ class LogApplier:
         if files.segment is None:
             files.open_segment()
 
-        # Step 4: show it. What no line names any more goes after it.
+        # Step 4: publish it. Then remove files that no line names any more.
         files.publish(self.state.seq, position, self.state.last if commit.begun else None)
         if commit.made or "dropped" in commit.fields:
             sweep(files.data_dir, self.state, disk)
@@ -222,7 +238,7 @@ class LogApplier:
             files.journal.roll(self.state)
 
     def _close_segment_of(self, commit: "_Commit") -> None:
-        """Close the files of the segment in progress where the commit replaces it."""
+        """Close the files of the segment in progress if the commit replaces it."""
         last = commit.after.last
         before = self.state.last
         replaced = last is not None and before is not None and last.first_edge == before.first_edge
@@ -231,7 +247,7 @@ class LogApplier:
             self.files.close_segment()
 
     def _check_bytes(self, commit: "_Commit") -> None:
-        """Compare what was written with the line's checksums. Raises: ChangelogError."""
+        """Compare the written bytes with the line's checksums. Raises: ChangelogError."""
         for change in commit.fields["files"]:
             path = change["path"]
             if "bytes" in change:
@@ -277,7 +293,7 @@ class LogApplier:
         return self._opened[path]
 
     def _close_files(self) -> None:
-        """Close the files of the segment that was in progress."""
+        """Close the files of the last segment in progress."""
         for fd in self._opened.values():
             self.files.forget_unsynced(fd)
             self.files.disk.close(fd)
@@ -285,7 +301,7 @@ class LogApplier:
         self._mapped = None
 
     def close(self) -> None:
-        """Close all files and release the lock; commits that are not durable are left out."""
+        """Close all files and release the lock; commits that are not durable are dropped."""
         if not self.files.closed:
             self._mapped = None
             made = self._commit.made if self._commit else {}
@@ -297,11 +313,11 @@ class LogApplier:
 
 
 class _Commit:
-    """A commit under way. Owner: the applier.
+    """A commit in progress. Owner: the applier.
 
-    after: the log's state after it. begun: the segment that it begins, if any. sizes: of the files
-    that it puts in the place of others, by path. made: their descriptors. expected: the ranges that
-    are still to come. crcs: by append-only file, the CRC32C of what came, and of the whole file.
+    after: the log's state after it. begun: the segment that it begins, if any. sizes: of its new
+    files that replace others, by path. made: their descriptors. expected: the ranges that are still
+    missing. crcs: by append-only file, the CRC32C of the bytes so far, and of the whole file.
     """
 
     def __init__(self, line: bytes, fields: dict[str, Any], before: LogState) -> None:
@@ -327,7 +343,7 @@ class _Commit:
         )
 
     def take(self, path: str, offset: int, data: memoryview) -> None:
-        """Check that bytes are the next ones that the line calls for. Raises: ChangelogError."""
+        """Check that bytes are the next ones that the line requires. Raises: ChangelogError."""
         due = self.expected[0] if self.expected else FileRange("", 0, 0)
         if due.path != path or due.offset != offset or not 0 < len(data) <= due.num_bytes:
             raise _distrust(self.after.seq, f"{len(data)} bytes at {offset} of {path} are not due")
@@ -343,7 +359,8 @@ class _Commit:
 
 
 def _check_line(before: LogState, line: bytes, made: dict[str, int]) -> _Commit:
-    """Decode a line that follows a state, and check all that it says. Raises: ChangelogError."""
+    """Decode the line of the commit after a state, and check all its fields. Raises:
+    ChangelogError."""
     fields = decode_line(line)
     seq = before.seq + 1
     if fields is None:
@@ -393,7 +410,7 @@ def _revision(state: LogState, first_edge: int) -> int:
 
 
 def _check_change(commit: _Commit, before: LogState, change: dict[str, Any]) -> None:
-    """Check what a line says of one file. Raises: ValueError, KeyError, TypeError."""
+    """Check a line's entry for one file. Raises: ValueError, KeyError, TypeError."""
     path = change["path"]
     replaced = "revision" in change
     if replaced and change["revision"] != commit.after.seq:
@@ -406,7 +423,7 @@ def _check_change(commit: _Commit, before: LogState, change: dict[str, Any]) -> 
             raise ValueError(f"{path} has bytes {change['bytes']}")
         return
 
-    # Rows of the segment in progress, or all rows of a segment that is replaced.
+    # Rows of the segment in progress, or all rows of a replaced segment.
     (a, b), (c, d) = change["rows"], change["labels"]
     last = commit.after.last
     if replaced:
@@ -424,7 +441,7 @@ def _check_change(commit: _Commit, before: LogState, change: dict[str, Any]) -> 
 
 
 def _check_made(commit: _Commit, made: dict[str, int]) -> None:
-    """Check the files that a line puts in the place of others. Raises: ValueError."""
+    """Check the new files with which a line replaces others. Raises: ValueError."""
     wanted: set[str] = set()
     folders: dict[str, set[str]] = {}
     for change in commit.fields["files"]:

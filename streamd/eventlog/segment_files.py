@@ -24,11 +24,12 @@ NO_ORDER = np.zeros(0, np.int64)
 
 
 class SegmentFiles:
-    """The mapped files of a segment. Owner: who mapped them; nothing is held open beside the maps.
+    """The mapped files of a segment. Owner: the object that mapped them; only the mappings stay
+    open.
 
     Rows count the events of the segment, in log order. per_set: the TGUF file of each edge set that
-    there was when the segment was begun. order: int64, the place of each event in them, empty
-    where there is one file. labels: the file that holds the labels.
+    the log had at the segment's start. order: int64, set and row in its file of each event, empty
+    if there is one file. labels: the file with the labels.
     """
 
     def __init__(self, path: Path, state: SegmentState, schema: Schema) -> None:
@@ -73,14 +74,14 @@ class SegmentFiles:
         return out
 
     def edges(self, a: int, b: int) -> tuple[Int64, Int64, Int64]:
-        """src, dst and time of the rows [a, b), int64[b - a] each; views where it is one file."""
+        """src, dst and time of the rows [a, b), int64[b - a] each; views if there is one file."""
         if not len(self.order):
             src, dst, time = (self.per_set[0].column(name, b)[a:] for name in EDGE_COLUMNS[:3])
             return src, dst, time
         src, dst, time = (np.empty(b - a, np.int64) for _ in range(3))
         set_E = self.edge_sets(a, b).astype(np.uint8)
         for number, file in enumerate(self.per_set):
-            # The rows of a set follow one another in its file: a slice of it, found by the first.
+            # The rows of a set are consecutive in its file: a slice that starts at the first.
             own = np.flatnonzero(set_E == number)
             if not len(own):
                 continue
@@ -97,7 +98,7 @@ class SegmentFiles:
         return numbers
 
     def features(self, rows: Int64, schema: Schema) -> Float32:
-        """Rows of edge features as a schema, which may have grown since, has them: float32[...,
+        """Edge features of rows, as in a schema that may have grown since: float32[...,
         edge_feature_dim]."""
         if schema.num_edge_sets == 1 and self.per_set[0].header.msg_dim == schema.edge_feature_dim:
             features: Float32 = self.per_set[0].column("msg")[rows]
@@ -115,10 +116,10 @@ class SegmentFiles:
     def rows_before(
         self, time_T: Int64, state: SegmentState, side: Literal["left", "right"]
     ) -> Int64:
-        """Number of rows before each time, or (side right) not after it: int64[T]."""
+        """Number of rows before each time, or (side right) at or before it: int64[T]."""
         counts = state.rows_per_set or (state.num_edges,)
         out = np.zeros(len(time_T), np.int64)
-        # Events of the segment and of each file are in order of time: the counts add up.
+        # Events of the segment and of each file are in order of time, so the counts add up.
         for file, count in zip(self.per_set, counts, strict=True):
             out += np.searchsorted(file.column("time", count), time_T, side=side)
         return out
@@ -134,7 +135,7 @@ class SegmentFiles:
         return node, time, target
 
     def schema(self, now: Schema) -> Schema:
-        """The schema that the segment was begun with. now: the log's."""
+        """The schema at the segment's start. now: the log's."""
         if not now.edge_sets:
             return replace(now, edge_feature_dim=self.per_set[0].header.msg_dim)
         sets = zip(now.edge_sets, self.per_set, strict=False)
@@ -150,7 +151,7 @@ class SegmentFiles:
             code = np.ascontiguousarray(self.order[a:b])
             crc = columns_crc([code])
             for number, file in enumerate(self.per_set):
-                # Within a commit the rows of a set follow one another.
+                # Within a commit the rows of a set are consecutive.
                 own = code[code >> SET_SHIFT == number] & ROW_BITS
                 first, end = (int(own[0]), int(own[-1]) + 1) if len(own) else (0, 0)
                 part = columns_crc([file.column(name, end)[first:] for name in EDGE_COLUMNS])

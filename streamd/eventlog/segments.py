@@ -1,4 +1,4 @@
-"""The segments of a log as mapped columns, found by event id and by time."""
+"""The segments of a log as mapped columns, accessed by event id and by time."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +15,7 @@ from streamd.schema import Schema
 
 
 class MappedSegments:
-    """Maps each segment once, and again where compaction replaced it. Owner: who owns the state.
+    """Maps each segment once, and again if compaction replaced it. Owner: the owner of the state.
 
     Event ids and node ids are int64, times int64 microseconds.
     """
@@ -32,9 +32,9 @@ class MappedSegments:
         self._columns: EdgeColumns | None = None
 
     def take(self, state: LogState) -> None:
-        """Show the rows committed as of a state. Raises: TGUFError where a segment is gone."""
+        """Move to the rows committed as of a state. Raises: TGUFError if a segment is gone."""
         if state.sealed is not self._sealed or _name(state.last) != _name(self._last):
-            # A segment came or went, which is rare: number all of them anew.
+            # A segment was added or removed, which is rare: number all of them again.
             known = {_name(s): f for (s, f) in self.each()}
             segments = state.segments
             self._files = [
@@ -58,7 +58,7 @@ class MappedSegments:
         self, after_us: int, until_us: int
     ) -> Iterator[tuple[SegmentState, SegmentFiles]]:
         """Yield the segments that may have labels with times in (after_us, until_us]."""
-        # Times of the first and last label of each sealed segment; the last one still grows.
+        # Times of the first and last label of each sealed segment; the last segment still grows.
         if self._labels_S is None:
             times = [
                 f.label_columns(s.num_labels)[1][[0, -1]] if s.num_labels else (2**63 - 1, -1)
@@ -91,8 +91,8 @@ class MappedSegments:
     def edges(self, first: int, end: int) -> tuple[Int64, Int64, Int64]:
         """Read src, dst and time of the edges [first, end), int64[end - first] each.
 
-        They are views of the mapped file where they lie in one segment. Raises: IndexError where
-        the log does not hold all of them.
+        They are views of the mapped file if all are in one segment. Raises: IndexError if the log
+        does not have all of them.
         """
         if not self.first_edge <= first <= end <= self.num_edges:
             raise IndexError(
@@ -125,7 +125,8 @@ class MappedSegments:
 
     @property
     def columns(self) -> EdgeColumns:
-        """The mapped time and feature columns for kernels; good until a `take` of a newer state."""
+        """The mapped time and feature columns for kernels; valid until a `take` of a newer
+        state."""
         # A growing segment keeps its addresses; only a further segment or a new file changes them.
         filled = len(self._sealed) + bool(self._last is not None and self._last.num_edges)
         if self._columns is None or self._columns.num_segments != filled:
@@ -136,16 +137,16 @@ class MappedSegments:
         return self._columns
 
     def gather(self, name: str, event_ids: Int64) -> Int64:
-        """Gather the column src, dst or time by event id, int64 of the same shape; ids before the
-        log's first edge get any value."""
+        """Gather the column src, dst or time by event id, int64 of the same shape; undefined for
+        ids before the log's first edge."""
         out = np.zeros(event_ids.shape, np.int64)
         for file, inside, rows in self._located(event_ids):
             out[inside] = file.gather(name, rows)
         return out
 
     def features_of(self, event_ids: Int64) -> Float32:
-        """Gather edge features by event id, float32[..., edge_feature_dim]; ids before the log's
-        first edge get any value."""
+        """Gather edge features by event id, float32[..., edge_feature_dim]; undefined for ids
+        before the log's first edge."""
         dim = self._schema.edge_feature_dim
         out = np.zeros((*event_ids.shape, dim), np.float32)
         if dim:
@@ -159,7 +160,7 @@ class MappedSegments:
         """Split event ids by segment into (file, mask of those inside it, their rows)."""
         if not event_ids.size:
             return []
-        # With one segment there is nothing to search.
+        # One segment needs no search.
         if len(self._files) == 1:
             rows = np.maximum(event_ids - self._first_S[0], 0).ravel()
             return [(self._files[0], np.ones(event_ids.shape, np.bool_), rows)]
@@ -172,8 +173,8 @@ class MappedSegments:
         return out
 
     def edge_sets_of(self, event_ids: Int64) -> Int64:
-        """Number of the edge set of each event id, int64 of the same shape; ids before the log's
-        first edge get any value."""
+        """Number of the edge set of each event id, int64 of the same shape; undefined for ids
+        before the log's first edge."""
         out = np.zeros(event_ids.shape, np.int64)
         if self._schema.num_edge_sets > 1:
             for file, inside, rows in self._located(event_ids):
@@ -181,8 +182,8 @@ class MappedSegments:
         return out
 
     def in_sets(self, node_X: Int64, set_X: Int64 | int) -> Int64:
-        """Numbers that differ wherever node or edge set do, int64[X]; the nodes in a log of one
-        set."""
+        """Numbers that differ if node or edge set differ, int64[X]; the nodes themselves in a log
+        of one set."""
         return node_X * self._schema.num_edge_sets + set_X
 
     def ends(self, event_ids: Int64) -> tuple[Int64, Int64]:
@@ -198,13 +199,15 @@ class MappedSegments:
         return src, dst
 
     def lower_bound(self, time_us: int) -> int:
-        """First event id whose time is not before `time_us`; one past the newest where none is."""
+        """First event id with a time at or after `time_us`; one past the newest if there is
+        none."""
         return int(self.bounds(np.array([time_us]))[0])
 
     def bounds(self, time_T: Int64, after: bool = False) -> Int64:
-        """First event id at or (`after`) behind each time, one past the newest where none is:
-        int64[T]."""
-        # Event ids are in order of time, so the first segment that ends late enough holds it.
+        """First event id at or after each time (with `after`, only after it), one past the newest
+        if there is none: int64[T]."""
+        # Event ids are in order of time, so the event is in the first segment that ends late
+        # enough.
         if self._newest_S is None:
             self._newest_S = np.array(
                 [f.newest_us(s) for s, f in self.each() if s is not self._last],
@@ -222,5 +225,5 @@ class MappedSegments:
 
 
 def _name(segment: SegmentState | None) -> tuple[int, int] | None:
-    """What tells the files of segments apart."""
+    """First event id and revision: they identify the files of a segment."""
     return None if segment is None else (segment.first_edge, segment.revision)

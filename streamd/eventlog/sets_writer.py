@@ -22,8 +22,8 @@ from streamd.storage import DISK, Disk
 class SetsWriter:
     """Appends rows of all edge sets, each to the file of its set. Owner: the log writer.
 
-    It has what the log writer needs of a `TGUFWriter`. The files have room for all events of the
-    segment each, and reserve blocks on the disk as events come.
+    It has the methods of `TGUFWriter` that the log writer uses. Each file has room for all events
+    of the segment, and reserves blocks on the disk as events arrive.
     """
 
     def __init__(
@@ -100,10 +100,10 @@ class SetsWriter:
         return tuple(one.num_edges for one in self._sets)
 
     def append_edges(self, src_E: Int64, dst_E: Int64, time_E: Int64, msg_ED: Float32) -> int:
-        """Write edges behind the last ones, each to the file of its set.
+        """Append edges, each to the file of its set.
 
-        msg_ED: rows of edge features, which say the set. Returns: the CRC32C of what was written,
-        as `SegmentFiles.rows_crc` computes it. Raises: as `TGUFWriter.append_edges`.
+        msg_ED: rows of edge features, which name the set. Returns: the CRC32C of the rows, as
+        `SegmentFiles.rows_crc` computes it. Raises: as `TGUFWriter.append_edges`.
         """
         n = len(src_E)
         if self.num_edges + n > self.edge_capacity:
@@ -112,7 +112,7 @@ class SetsWriter:
                 f"{n} more do not fit."
             )
 
-        # The place of each event: its set, and its row in the set's file.
+        # Encode each event's set, and its row in the set's file.
         set_E = self._schema.edge_sets_of(msg_ED)
         code_E = set_E << SET_SHIFT
         rows = [np.flatnonzero(set_E == number) for number in range(len(self._sets))]
@@ -120,7 +120,7 @@ class SetsWriter:
             code_E[index] |= one.num_edges + np.arange(len(index))
         crc = columns_crc([code_E])
 
-        # The rows of each set, and then the order of all.
+        # Write the rows of each set, and then the order of all.
         for number, (one, index) in enumerate(zip(self._sets, rows, strict=True)):
             msg = np.ascontiguousarray(msg_ED[index, self._schema.edge_columns(number)])
             part = one.append_edges(src_E[index], dst_E[index], time_E[index], msg)
@@ -133,7 +133,7 @@ class SetsWriter:
         return crc
 
     def append_labels(self, node_L: Int64, time_L: Int64, target_LD: Float32) -> None:
-        """Write labels behind the last ones, as `TGUFWriter.append_labels` does."""
+        """Append labels, as `TGUFWriter.append_labels` does."""
         if self._labels:
             self._labels.append_labels(node_L, time_L, target_LD)
             self._unsynced += [self._labels] * bool(len(node_L))
@@ -145,13 +145,13 @@ class SetsWriter:
 
     def sync(self) -> None:
         """Make all rows durable, without raising the counts in headers."""
-        # A file that got no row has nothing to wait for.
+        # Only files with new rows need a sync.
         while self._unsynced:
             self._unsynced.pop().sync()
         self._disk.sync(self._order)
 
     def raise_counts(self, rows: Sequence[int] = (), labels: int | None = None) -> None:
-        """Count the rows written so far in the headers, where other tools see them; or only so many
+        """Count the rows written so far in the headers, which other tools read; or only so many
         edges of each set, and labels."""
         for one, count in zip(self._sets, rows or self.rows_per_set, strict=True):
             one.raise_counts((count,))
@@ -164,7 +164,7 @@ class SetsWriter:
         self.raise_counts()
 
     def clear_behind(self, rows: int) -> None:
-        """Zero up to `rows` rows behind the counts, which a crash may have left there."""
+        """Zero up to `rows` rows after the counted ones, which a crash may have left there."""
         for one in self._files():
             one.clear_behind(rows)
         size = 8 * min(rows, self.edge_capacity - self.num_edges)
@@ -178,6 +178,7 @@ class SetsWriter:
                 stack.callback(one.close)
             if self._order >= 0:
                 fd, self._order = self._order, -1
+                # The stack runs in reverse order: sync, then close.
                 stack.callback(self._disk.close, fd)
                 stack.callback(self._disk.sync, fd)
 
@@ -199,7 +200,8 @@ def new_segment(
     disk: Disk = DISK,
     label_capacity: int | None = None,
 ) -> SegmentWriter:
-    """Create a segment with room for `capacity` edges, and as many labels where not told."""
+    """Create a segment with room for `capacity` edges, and as many labels unless `label_capacity`
+    is given."""
     labels = (capacity if label_capacity is None else label_capacity) if schema.label_dim else 0
     if schema.num_edge_sets > 1:
         return SetsWriter.create(path, schema, capacity, labels, disk)
@@ -210,7 +212,7 @@ def new_segment(
 def reopen_segment(
     data_dir: Path, state: SegmentState, schema: Schema, disk: Disk = DISK
 ) -> SegmentWriter:
-    """Open the segment in progress, to go on behind its committed rows. Raises:
+    """Open the segment in progress, to continue after its committed rows. Raises:
     DataDirectoryError."""
     path = data_dir / state.path
     if not path.exists():

@@ -1,4 +1,4 @@
-"""Check whether this process could open a log for writing, before anything depends on it."""
+"""Checks whether this process could open a log for writing, before anything depends on it."""
 
 from pathlib import Path
 

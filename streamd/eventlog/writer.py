@@ -1,5 +1,5 @@
-"""The log's one writer turns each batch into a durable commit, in the numbered steps of
-docs/how-it-works.md, and recovers what a crash left."""
+"""The log's only writer: it makes each batch a durable commit, in the numbered steps of
+docs/how-it-works.md, and recovers the log after a crash."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,18 +33,18 @@ from streamd.storage import DISK, Disk, FileWithHoles
 
 logger = structlog.get_logger()
 CLOSE_SECONDS = 5.0
-"""How long a close waits for the changelog. What is not acknowledged then is published again at the
-next start."""
+"""Longest wait of `close` for the changelog. The next start sends commits that are not acknowledged
+by then again, if no other machine leads."""
 
 
 class LogWriter:
     """Appends commits to the log, drops segments and replaces files, each by one line of the
     journal.
 
-    Owner: the ingest process, by a lock on the directory. files: what it writes to. keys: external
-    key -> node id; `BatchBuilder` adds and removes entries before it commits. newest_us: event time
-    of the newest edge, microseconds; None before there is one. commits: with a publisher a commit
-    is durable first and readers see it later: up to MAX_IN_FLIGHT of them wait.
+    Owner: the ingest process, by a lock on the directory. files: the log's. keys: external key ->
+    node id; `BatchBuilder` adds and removes entries before it commits. newest_us: event time of the
+    newest edge, microseconds; None if there is none. commits: with a publisher a commit is durable
+    first and readers see it later: up to MAX_IN_FLIGHT of them wait.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class LogWriter:
     ) -> None:
         """Lock, recover and open the log.
 
-        publisher: has acknowledged all that the journal holds; the log's from here on.
-        Raises: LockedError, JournalError, DataDirectoryError, DiskError; ChangelogError where a log
-        that has a changelog is opened without it.
+        publisher: must have acknowledged all commits in the journal; the writer closes it. Raises:
+        LockedError, JournalError, DataDirectoryError, DiskError; ChangelogError if a log with a
+        changelog is opened without a publisher.
         """
         if publisher is None and (data_dir / CHANGELOG).exists():
             raise ChangelogError(
@@ -72,11 +72,11 @@ class LogWriter:
         changelog = None if publisher is None else publisher.changelog
         self.files = LogFiles(data_dir, schema, disk, changelog)
         with self.files.unlock_on_failure():
-            # Read what commits need of the log, and make its schema the one declared.
+            # Read the state that commits need, and extend the schema to the declared one.
             self.state.check_takes(schema)
             self.commits = Commits(self.files, publisher)
             self.keys = read_keys(data_dir, self.state)
-            # Many keys take a while.
+            # Reading many keys takes a while.
             self.commits.heartbeat()
             self.newest_us = newest_time(data_dir, self.state)
             self._lookup = EdgeLookup(data_dir)
@@ -90,11 +90,11 @@ class LogWriter:
 
     @property
     def schema(self) -> Schema:
-        """Of the rows that commits append."""
+        """The schema of the rows that commits append."""
         return self.files.schema
 
     def has_edges(self, src_X: Int64, dst_X: Int64, time_X: Int64, set_X: Int64 | int = 0) -> Bools:
-        """Whether the log holds an edge of a set between two node ids that came at an event time,
+        """Whether the log has an edge of a set between two node ids with this own event time,
         deleted or not: bool[X]."""
         return self._lookup.holds(self.state, src_X, dst_X, time_X, set_X)
 
@@ -116,29 +116,38 @@ class LogWriter:
         return self.state.progress
 
     def remaining_rows(self) -> int:
-        """Most rows that the next commit may have, so that it does not span two segments."""
+        """Maximum number of rows of the next commit, so that it does not span two segments."""
         segment = self.files.segment
         if segment is None or segment.num_edges >= segment.edge_capacity:
             return min(self.segment_edges, MAX_COMMIT_ROWS)
         remaining = segment.edge_capacity - segment.num_edges
         if self.schema.label_dim:
             remaining = min(remaining, max(segment.label_capacity - segment.num_labels, 0))
-        # Where labels filled the segment, a commit with labels begins a new one, or enlarges one
-        # that has no edge yet.
+        # If labels filled the segment, a commit with labels begins a new one, or enlarges one that
+        # has no edge yet.
         return min(remaining, MAX_COMMIT_ROWS) or min(self.segment_edges, MAX_COMMIT_ROWS)
 
     def commit(
         self, batch: EventBatch, progress: Progress, watermark: int, gaps: Sequence[Gap] = ()
     ) -> None:
-        """Append one batch durably, with the positions in Kafka from which to read on.
+        """Append one batch durably, with the positions in Kafka at which to resume:
+
+        1. Write the rows.
+        2. Make them durable.
+        3. Append the journal's line and make it durable: without step 2, a crash could leave a line
+           that counts missing rows.
+        4. Publish the commit to readers; with a changelog, once it has acknowledged the commit.
+           Earlier, readers could use a commit that is undone.
+
+        The caller then commits the offsets to Kafka (step 5).
 
         Args: watermark: event time up to which the log is complete, microseconds; gaps: offsets
-        that Kafka lost and that are passed over.
-        Raises: DiskError where a write or sync failed. Whether the commit is durable is then
-        unknown until recovery has read the journal; the caller ends the process. LockedError where
-        another process writes here too.
+        that Kafka lost and that are skipped.
+        Raises: DiskError if a write or sync failed. Whether the commit is durable is then unknown
+        until recovery has read the journal; the caller ends the process. LockedError if another
+        process writes here too.
         """
-        # After a crash, recovery zeroes MAX_COMMIT_ROWS rows behind the counts: `open_segment`.
+        # After a crash, recovery zeroes MAX_COMMIT_ROWS rows after the counts: `open_segment`.
         rows = max(batch.num_edges, len(batch.label_node_L))
         assert rows <= MAX_COMMIT_ROWS, f"{rows} rows of a kind; see `remaining_rows`"
         with self.files.change():
@@ -168,7 +177,7 @@ class LogWriter:
                 }
             )
 
-        # Steps 2 to 4: make them durable, append the journal's line, show the commit to readers.
+        # Steps 2 to 4: make them durable, append the journal's line, publish the commit.
         fields = {
             "rows": batch.num_rows,
             "nodes": self.state.num_nodes + len(batch.new_keys),
@@ -183,9 +192,12 @@ class LogWriter:
             self.newest_us = int(batch.time_E[-1])
 
     def show_acknowledged(self) -> int:
-        """Show readers the commits that the changelog has acknowledged since. Returns: the newest
-        commit shown. Called by the loop whether commits wait or not, so that other machines hear
-        that it runs. Raises: DiskError, KafkaError, ChangelogError."""
+        """Publish the commits that the changelog has acknowledged meanwhile. Returns: the newest
+        published commit.
+
+        The loop calls this even if no commit waits, because it also shows other machines that the
+        writer runs. Raises: DiskError, KafkaError, ChangelogError.
+        """
         if self.commits.has_changelog:
             with self.files.change():
                 self.commits.publish_acknowledged()
@@ -208,6 +220,7 @@ class LogWriter:
         files, until = self.files, time.monotonic() + CLOSE_SECONDS
         try:
             while self.is_waiting and not (files.closed or files.in_doubt):
+                # A stop must not wait for a changelog that is away.
                 if time.monotonic() >= until:
                     break
                 if self.show_acknowledged() < self.seq:
@@ -236,8 +249,8 @@ class LogWriter:
             yield len(doomed)
 
     def tidying(self) -> Iterator[None]:
-        """Unlink what no line names any more: the first step all but files of the journal, each
-        further one a file of it. Nothing may be under way to be replaced. Raises: DiskError."""
+        """Unlink files that no line names any more: the first step all but journal files, each
+        further step one journal file. No replacement may be in progress. Raises: DiskError."""
         with self.files.tidy():
             sweep(self.data_dir, self.state, self.files.disk)
             yield
@@ -267,8 +280,8 @@ class LogWriter:
     ) -> None:
         """Replace a segment by a rewritten copy; nothing may be appended to it meanwhile.
 
-        write: makes the copy at a path and returns the CRC32C of its rows. changes, schema: files
-        that change and the schema that begins with it.
+        write: makes the copy at a path and returns the CRC32C of its rows. changes: entries for
+        other files that the same line changes. schema: the log's from this line on.
         """
         fields = {} if schema is None else {"schema": schema.fields()}
         new = replace(old, revision=self.state.seq + 1)
@@ -292,11 +305,11 @@ class LogWriter:
                 sweep(self.data_dir, self.state, self.files.disk)
 
     def replacing(self, path: str, pieces: Iterable[bytes]) -> Iterator[None]:
-        """Replace the committed bytes of an append-only file by others of the same length, a
-        piece per step. Blocks of zeros take no room on the disk.
+        """Replace the committed bytes of an append-only file by others of the same length, a piece
+        per step. Blocks of zeros use no disk space.
 
-        Between steps commits may append to the file, and the pieces must include the new bytes;
-        no segment may be dropped.
+        Between steps commits may append to the file, and the pieces must include the new bytes; no
+        segment may be dropped.
         """
         # Write the new file whole, under a name that recovery removes.
         scratch = replacement(self.data_dir / path, 0)
@@ -332,17 +345,17 @@ class LogWriter:
             self._begin_segment()
 
     def _begin_segment(self) -> None:
-        """Seal the segment in progress, of which every commit is shown first, and begin another."""
+        """Publish all commits, seal the segment in progress and begin another."""
         self.commits.await_acks()
         self.files.begin_segment(self.segment_edges)
 
     def _widen(self, schema: Schema) -> None:
-        """Continue with a schema that extends the log's, in a new segment: one line of the
-        journal. A log without a row takes any schema so."""
+        """Extend the log's schema by one line of the journal, which begins a new segment. A log
+        without rows accepts any schema."""
         files = self.files
         old, files.schema = files.schema, schema
         with files.change():
-            # Updates of node features have rows of one width: they are written again.
+            # All updates of node features have rows of one width, so rewrite them.
             changes: list[dict[str, Any]] = []
             if old.node_feature_dim != schema.node_feature_dim:
                 new = FileWithHoles(replacement(self.data_dir / FEATURES, 0), files.disk)
@@ -377,8 +390,8 @@ class LogWriter:
         """Move the labels of the segment in progress, which has no edge, to a new file of its name,
         and continue there.
 
-        It cannot be sealed, because the next segment would be named by the same event id.
-        changes, schema: as of `replace_segment`.
+        It cannot be sealed, because the next segment would be named by the same event id. changes,
+        schema: as in `replace_segment`.
         """
         old = self.state.last
         assert old is not None and self.files.segment is not None

@@ -1,1 +1,1 @@
-"""The journal: one line for each commit, read by everyone who follows the log."""
+"""The journal: one line for each commit, read by all that follow the log."""

@@ -1,12 +1,14 @@
-"""The file `changelog` of a data directory: how far the directory agrees with the changelog, by
-which other machines follow, and which changelog that is.
+"""The file `changelog` of a data directory: its position in the changelog, and the identity of that
+changelog.
 
 512 bytes: four numbers of eight bytes, little-endian (the format, 2; term, commit, offset), then
-the ids of Kafka's cluster and of the topic and the topic's name, each with a zero byte behind it,
-then zeros; the CRC32C of all that in the first four of the last eight bytes. Format 1 had 40 bytes
-and no names: it is read, and written again as format 2. The file is written in place, and synced
-once for each journal file and before the archive trims the changelog. So a power cut may restore an
-older position, but never one that the changelog no longer has.
+the ids of Kafka's cluster and of the topic and the topic's name, each followed by a zero byte, then
+zeros; the CRC32C of all that in the first four of the last eight bytes. Format 1 had 40 bytes and
+no names: it is read, and written again as format 2.
+
+The file is written in place, and synced once for each journal file and before the archive trims the
+changelog. So a power cut may restore an older position, but never one that the changelog no longer
+has.
 """
 
 import os
@@ -28,15 +30,15 @@ FORMAT_WITHOUT_NAMES = 1
 NUMBERS = struct.Struct("<4Q")
 CRC = struct.Struct("<Q")
 FILE_BYTES = 512
-"""What a disk writes as one: a reader seldom meets half of it."""
+"""Size that a disk writes at once, so that a reader seldom sees half of it."""
 NAMES_BYTES = FILE_BYTES - NUMBERS.size - CRC.size
 """Room for the three names. Kafka's topics have at most 249 characters, its ids 36; those of other
 brokers' clusters are somewhat longer."""
 
 
 class ChangelogId(NamedTuple):
-    """Which changelog: ids of Kafka's cluster and of the topic, and the topic's name; each empty
-    where it is not known, as the topic's id of brokers before Kafka 2.8."""
+    """The identity of a changelog: ids of Kafka's cluster and of the topic, and the topic's name.
+    Each is empty if unknown; brokers before Kafka 2.8 have no topic ids."""
 
     cluster: str = ""
     topic_id: str = ""
@@ -49,7 +51,7 @@ class ChangelogId(NamedTuple):
         return f"topic {self.topic}{topic_id} of cluster {self.cluster or 'unknown'}"
 
     def is_other(self, changelog: "ChangelogId") -> bool:
-        """Whether something that both know differs."""
+        """Whether something differs that both know."""
         return any(a and b and a != b for a, b in zip(self, changelog, strict=True))
 
 
@@ -58,11 +60,11 @@ UNKNOWN = ChangelogId()
 
 @dataclass(frozen=True, slots=True)
 class ChangelogPosition:
-    """Where a directory stands in the changelog.
+    """A directory's position in the changelog.
 
     term: of the leader that wrote the commit. seq: newest commit of this directory that the
-    changelog has acknowledged. offset: the one just behind that commit's last record. changelog:
-    which one, as far as it is known.
+    changelog has acknowledged. offset: the next one after that commit's last record. changelog: its
+    identity, as far as known.
     """
 
     term: int
@@ -79,8 +81,8 @@ class ChangelogPosition:
 
 
 def read_position(data_dir: Path) -> ChangelogPosition | None:
-    """Read where a directory stands; None where it never had a changelog, or the file is damaged:
-    the changelog is then read from its begin."""
+    """Read a directory's position; None if it never had a changelog or the file is damaged: the
+    changelog is then read from its start."""
     try:
         data = (data_dir / CHANGELOG).read_bytes()
     except FileNotFoundError:
@@ -101,7 +103,7 @@ def read_position(data_dir: Path) -> ChangelogPosition | None:
 def durable_position(data_dir: Path, disk: Disk = DISK) -> ChangelogPosition | None:
     """Read a directory's position, and make it durable: no power cut restores an older one.
 
-    Returns: None as `read_position`. Raises: OSError.
+    Returns: None as `read_position` does. Raises: OSError.
     """
     position = read_position(data_dir)
     if position is not None:
@@ -118,14 +120,14 @@ class PositionFile:
     """Writes the position of a directory. Owner: the process that writes its log."""
 
     def __init__(self, data_dir: Path, changelog: ChangelogId, disk: Disk = DISK) -> None:
-        """changelog: which one the positions are in."""
+        """changelog: the one that the positions refer to."""
         self._disk = disk
         self._changelog = changelog
         self._folder = data_dir
         self._fd = disk.open(data_dir / CHANGELOG, os.O_RDWR | os.O_CREAT)
 
     def write(self, position: ChangelogPosition) -> None:
-        """Write the position; what it says must be durable. Raises: OSError."""
+        """Write the position; the commits before it must be durable. Raises: OSError."""
         self._disk.write(self._fd, replace(position, changelog=self._changelog).pack(), 0)
 
     def sync(self) -> None:

@@ -1,9 +1,9 @@
-"""The journal has one line per commit; the lines up to `published` define what the log holds.
+"""The journal has one line per commit; the lines up to `published` define the content of the log.
 
 A line is eight hex digits of CRC32C, a space, and JSON. A file begins with a checkpoint line (the
 whole state) and is named by the first commit that may follow. `LogState.restored` and
 `LogState.after` are the only code that derives state from lines; `recovery.drop_journals` and
-`verify` also read what lines say of single files.
+`verify` also read the entries of lines for single files.
 """
 
 import os
@@ -40,10 +40,10 @@ FILE_LINES = 65_536
 """Commit lines after which a new journal file is begun. A start reads the newest file: so many
 lines take about half a second."""
 REWRITTEN_BYTES = 1 << 20
-"""Bytes of a journal file that a start writes again at once."""
+"""Bytes of a journal file that a start writes again at a time."""
 SETTLED_NS = 2_000_000_000
-"""Age of a folder's last change, nanoseconds, from which a further change is sure to show in its
-time of change: clocks of file systems tick in up to two seconds."""
+"""Minimum age of a folder's modification time, nanoseconds, so that a further change is sure to
+alter it: file systems record it in steps of up to two seconds."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class SegmentState:
     first_edge: event id of its first edge. num_edges, num_labels: committed rows. capacity: rows it
     was allocated for. revision: the commit that last replaced its files, by compacted or larger
     ones, 0 for none; readers map them again when this changes. rows_per_set: committed edges of
-    each edge set, where it was begun with several: it is a folder then, of a file for each set.
+    each edge set, if it was begun with several: then it is a folder with a file for each set.
     """
 
     first_edge: int
@@ -88,9 +88,9 @@ class SegmentState:
 
     @property
     def path(self) -> str:
-        """Its file, or its folder where there are several edge sets, in the data directory."""
+        """Path in the data directory: of its file, or with several edge sets of its folder."""
         path = segment_path(self.first_edge, len(self.rows_per_set) or 1)
-        # A folder cannot take the place of another: a rewritten one has a name of its own.
+        # A folder cannot replace another at once, so a rewritten one has its own name.
         return f"{path}-{self.revision}" if self.rows_per_set and self.revision else path
 
 
@@ -109,18 +109,18 @@ class FileState:
 NOTHING = FileState()
 """State of a file to which nothing was committed."""
 OTHER = "use the streamd that wrote it."
-"""What the operator does about a log that this release cannot read."""
+"""The action for an operator of a log that this release cannot read."""
 
 
 @dataclass(frozen=True)
 class LogState:
-    """What is committed after commit `seq`. files: append-only files by path. term: of the leader
-    that made the commit, 0 where no other machine follows the log.
+    """The committed state of the log after commit `seq`. files: append-only files by path. term: of
+    the leader that made the commit, 0 if no other machine follows the log.
 
     sealed: the segments before the last, in order of event ids. States share this tuple until a
-    segment is sealed, replaced or dropped, so that a commit costs the same however many there are.
-    last: the segment in progress, None before there is one. has_runs: whether a line has ever named
-    a run of events ahead of a position.
+    segment is sealed, replaced or dropped, so the cost of a commit does not grow with their number.
+    last: the segment in progress, None if there is none. has_runs: whether a line has ever named a
+    run of events ahead of a position.
     """
 
     schema: Schema
@@ -145,9 +145,9 @@ class LogState:
         return 0 if self.last is None else self.last.end
 
     def check_takes(self, schema: Schema) -> None:
-        """Check that the log can continue with a schema: any if it never had a node, even if
-        records were refused before, and otherwise with one that extends its own.
-        Raises: SchemaError."""
+        """Check that the log can continue with a schema. A log that never had a node, even if
+        records were refused, accepts any; others only one that extends theirs. Raises:
+        SchemaError."""
         if not self.is_blank:
             check_extends(self.schema, schema)
 
@@ -163,8 +163,8 @@ class LogState:
         return 0 if first is None else first.first_edge
 
     def after(self, line: dict[str, Any]) -> "LogState":
-        """Apply one more commit line. Raises: JournalError where it does not follow."""
-        # Refuse what does not follow.
+        """Apply one more commit line. Raises: JournalError if it does not follow."""
+        # Refuse a line that does not follow.
         if line["seq"] != self.seq + 1:
             raise JournalError(
                 f"The journal jumps from commit {self.seq} to {line['seq']}.",
@@ -233,14 +233,14 @@ class LogState:
 
     @classmethod
     def restored(cls, line: dict[str, Any]) -> "LogState":
-        """Decode a checkpoint line. Raises: JournalError where this release cannot read the log."""
+        """Decode a checkpoint line. Raises: JournalError if this release cannot read the log."""
         if line.get("format") not in READABLE:
             raise JournalError(
                 f"The journal has format {line.get('format')}, this streamd reads up to {FORMAT}.",
                 OTHER,
             )
 
-        # Format 2 has neither sets nor terms, and the defaults are what it means.
+        # Format 2 has neither sets nor terms: the defaults apply.
         segments = tuple(SegmentState.restored(s) for s in line["segments"])
         return cls(
             schema=Schema.restored(line["schema"]),
@@ -341,7 +341,7 @@ def encode_line(fields: dict[str, Any]) -> bytes:
 
 
 def decode_line(line: bytes) -> dict[str, Any] | None:
-    """Decode the fields of a line, None where it is torn or damaged."""
+    """Decode the fields of a line, None if it is torn or damaged."""
     # Eight hex digits, a space and a line end are ten bytes.
     if len(line) < 10 or line[-1:] != b"\n" or line[8:9] != b" ":
         return None
@@ -358,8 +358,8 @@ def journal_files(folder: Path) -> list[Path]:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Yield (byte offset behind the line, fields or None where damaged) for each line of a file,
-    which is never held as a whole."""
+    """Yield (byte offset after the line, fields or None if damaged) for each line of a file, with
+    one line in memory at a time."""
     at = 0
     with path.open("rb") as file:
         for line in file:
@@ -373,9 +373,10 @@ class JournalWriter:
     def __init__(self, folder: Path, state: LogState, disk: Disk = DISK) -> None:
         """Begin a new file with `state` as its checkpoint.
 
-        It never goes on with an old one: a line whose sync failed may be shown by the page cache
-        and yet never have reached the disk. The checkpoint makes durable what the old file was
-        believed to say, and the old file is written once more for those who read its lines.
+        1. Write the newest file again and sync it, for readers of its lines: after a failed sync
+           the page cache may show a line that is not on the disk.
+        2. Begin the new file, and never continue the old one. Its checkpoint makes the state
+           durable.
         """
         self.folder = folder
         self._disk = disk
@@ -389,10 +390,10 @@ class JournalWriter:
         self._begin(state)
 
     def _write_newest_again(self) -> None:
-        """Write and sync the newest file with the bytes that it shows.
+        """Write the newest file again with the bytes that it shows, and sync it.
 
-        Its writer may have ended before a sync, or at one that failed. A later power cut would then
-        take lines that are published, also from between others.
+        Its last writer may have ended before a sync, or at one that failed. Without this, a later
+        power cut could remove published lines, even from between others.
         """
         files = journal_files(self.folder)
         if not files:
@@ -411,7 +412,8 @@ class JournalWriter:
     def _begin(self, state: LogState) -> None:
         """Begin the journal file that follows `state`, by an atomic rename.
 
-        A file of that name is replaced whole: on the disk it may end earlier than it seems to.
+        It replaces a file of that name completely: on the disk that file may be shorter than it
+        seems.
         """
         self.path = self.folder / f"{state.seq + 1:020d}{JOURNAL}"
         scratch = self.path.with_suffix(SCRATCH)
@@ -426,7 +428,7 @@ class JournalWriter:
         self._disk.sync_folder(self.folder)
 
     def append(self, lines: bytes, number: int = 1) -> None:
-        """Write one line, or a number of them, and make them durable; once this returns, no crash
+        """Write one line, or `number` of them, and make them durable; once this returns, no crash
         can undo it."""
         self._disk.write(self._fd, lines, self._size)
         self._disk.sync(self._fd)
@@ -444,16 +446,16 @@ class JournalWriter:
         return self._num_commits >= FILE_LINES
 
     def check_alone(self) -> None:
-        """Check that no other process writes the journal. Raises: LockedError where one has begun a
-        file of its own.
+        """Check that no other process writes the journal. Raises: LockedError if one has begun a
+        file.
 
-        On some shared volumes the lock of the directory does not keep others out. The folder is
-        listed only where it may have changed, because it holds ever more files.
+        On some shared volumes the lock of the directory does not exclude other processes. The
+        folder is listed only if it may have changed, because its number of files grows.
         """
         changed_at = self.folder.stat().st_mtime_ns
         if changed_at == self._seen_at:
             return
-        # Another process may have begun a file of the same name: only the inode tells them apart.
+        # Another process may have begun a file of the same name: only the inode differs.
         newest = self.folder / max(p.name for p in self.folder.iterdir() if p.suffix == JOURNAL)
         if newest != self.path or not os.path.samestat(newest.stat(), os.fstat(self._fd)):
             raise LockedError(

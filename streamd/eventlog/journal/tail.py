@@ -11,9 +11,9 @@ from streamd.eventlog.journal.journal import LogState, decode_line, journal_file
 
 
 class _Position(NamedTuple):
-    """Where the next line to read begins: byte `at` of a journal file.
+    """The start of the next line to read: byte `at` of a journal file.
 
-    inode: of that file, because a new writer may put another one under its name.
+    inode: of that file, because a new writer may replace it by another of the same name.
     """
 
     journal: Path
@@ -22,18 +22,18 @@ class _Position(NamedTuple):
 
 
 def events_shown(data_dir: Path) -> int:
-    """How many events readers of a log are shown, those included that were dropped; 0 where there
-    is no log. Raises: JournalError."""
+    """Number of published events of a log, with those that were dropped; 0 if there is no log.
+    Raises: JournalError."""
     tail = JournalTail.open(data_dir)
     return 0 if tail is None else tail.state.num_edges
 
 
 class JournalTail:
-    """Follows the journal of a log. Owner: one thread; it holds no lock and writes nothing.
+    """Follows the journal of a log. Owner: one thread; it takes no lock and writes nothing.
 
-    It ends where the schema changes, so that what is made of the log has one schema. state: the
-    log's, after the newest commit taken in. superseded: whether the log goes on with another schema
-    behind it; the state then stays as it is.
+    It ends at a change of the schema, so that all that is derived from the log has one schema.
+    state: of the log after the newest commit read. superseded: whether the log continues with
+    another schema; then the state no longer changes.
     """
 
     def __init__(self, data_dir: Path, published: int) -> None:
@@ -43,6 +43,7 @@ class JournalTail:
         """
         self.data_dir = data_dir
         self._file = published
+        # A tail has no `close`: the descriptor is closed with it.
         weakref.finalize(self, os.close, self._file)
         self.superseded = False
         self._is_open = False
@@ -52,7 +53,7 @@ class JournalTail:
 
     @classmethod
     def open(cls, data_dir: Path) -> "JournalTail | None":
-        """Open a tail at the newest commit; None where ingest has not made the log yet. Raises:
+        """Open a tail at the newest commit; None if ingest has not made the log yet. Raises:
         JournalError."""
         try:
             published = os.open(data_dir / "published", os.O_RDONLY | os.O_CLOEXEC)
@@ -61,9 +62,8 @@ class JournalTail:
         return cls(data_dir, published)
 
     def refresh(self, until: int | None = None) -> bool:
-        """Read what was committed since the last call, no commit after `until` where one is given.
-        Returns: whether anything was. Raises: JournalError, also where another log has taken the
-        place of the one that was opened."""
+        """Read the commits since the last call, with `until` up to that one. Returns: whether there
+        were any. Raises: JournalError, also if another log has replaced the opened one."""
         self._check_same_log()
         published = self._published()
         if until is not None:
@@ -71,18 +71,18 @@ class JournalTail:
         before = self.state
         while self.state.seq < published and not self.superseded:
             self._read_on(published)
-        # Commits before the change may name files that are gone by now: none of them is taken in.
+        # Commits before the change may name files that are gone by now: take none of them.
         if self.superseded:
             self.state = before
         return self.state.seq > before.seq
 
     def _check_same_log(self) -> None:
-        """Check that the directory has the log that was opened: a follower that was too far behind
-        puts a newer one in its place."""
+        """Check that the directory still has the opened log: a follower that lags too far replaces
+        it by a newer one."""
         try:
             now = (self.data_dir / "published").stat()
         except FileNotFoundError:
-            # It is being put there.
+            # The new log is being moved there.
             return
         if not os.path.samestat(now, os.fstat(self._file)):
             raise JournalError(
@@ -91,15 +91,15 @@ class JournalTail:
             )
 
     def published_at(self) -> float:
-        """Wall time, in seconds, at which the newest commit was shown to readers."""
+        """Wall time, in seconds, of the newest commit's publication."""
         return os.fstat(self._file).st_mtime
 
     def _published(self) -> int:
         return int.from_bytes(os.pread(self._file, 8, 0), "little")
 
     def _newest_checkpoint(self, published: int) -> tuple[LogState, _Position]:
-        """Read the newest published state that a journal file begins with, and the position behind
-        it."""
+        """Read the newest published checkpoint at the start of a journal file, and the position
+        after it."""
         for path in reversed(journal_files(self.data_dir / "journal")):
             with path.open("rb") as file:
                 line = file.readline()
@@ -113,7 +113,7 @@ class JournalTail:
         )
 
     def _read_on(self, published: int) -> None:
-        """Read the lines of the present file that are published, or go over to another file."""
+        """Read the published lines of the current file, or move to another file."""
         # Open the file at the position; retention may have dropped it.
         start = self.state.seq
         position = self._position
@@ -126,7 +126,7 @@ class JournalTail:
         # Apply its lines as long as they are whole and published.
         with file:
             if os.fstat(file.fileno()).st_ino != position.inode:
-                # A writer that started has put a file of its own under this name.
+                # A writer that started has replaced the file by its own.
                 self._begin_again(published)
                 return
             file.seek(position.at)
@@ -141,29 +141,29 @@ class JournalTail:
                 self._position = self._position._replace(at=self._position.at + len(line))
                 self.state = after
 
-        # Nothing read, though more is published: the journal goes on in another file.
+        # Nothing read, though more is published: the journal continues in another file.
         if self.state.seq < published and self.state.seq == start:
             self._follow_roll(published)
 
     def _is_other(self, state: LogState) -> bool:
-        """Whether a state has another schema than the tail was opened with, which ends it."""
+        """Whether a state has another schema than the tail was opened with, which ends the tail."""
         self.superseded = self._is_open and state.schema != self.state.schema
         return self.superseded
 
     def _begin_again(self, published: int) -> None:
-        """Go over to the newest file, of which the checkpoint is published."""
+        """Move to the newest file with a published checkpoint."""
         state, position = self._newest_checkpoint(published)
         if not self._is_other(state):
             self.state, self._position = state, position
 
     def _follow_roll(self, published: int) -> None:
-        """Go over to the journal file that follows the one read to its end. Raises: JournalError
-        where it is missing."""
+        """Move to the journal file after the one that was read to its end. Raises: JournalError if
+        it is missing."""
         journal = self._position.journal
         seq = self.state.seq
         following = self.data_dir / "journal" / f"{seq + 1:020d}.journal"
         if following == journal or not following.exists():
-            # The writer went on meanwhile, or retention dropped the file: begin again.
+            # The writer committed more meanwhile, or retention dropped the file: begin again.
             if (
                 self._published() != published
                 or journal_files(self.data_dir / "journal")[0] > journal
@@ -175,7 +175,7 @@ class JournalTail:
                 "restore the data_dir from a backup.",
             )
 
-        # Its first line is a checkpoint of the state that is known already.
+        # Its first line is a checkpoint of the state that is already known.
         with following.open("rb") as file:
             inode = os.fstat(file.fileno()).st_ino
             self._position = _Position(following, len(file.readline()), inode)

@@ -1,5 +1,5 @@
-"""Takes lines of the journal back that no reader was shown, because the changelog has others in
-their place or lost them."""
+"""Truncates lines of the journal that were never published to readers, because the changelog has
+others instead or lost them."""
 
 import os
 from collections.abc import Iterator
@@ -10,10 +10,10 @@ from streamd.storage import DISK, Disk, replace_durably
 
 
 def lines_after(data_dir: Path, seq: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (commit, line) of the journal's lines behind a commit, oldest first, up to the first
-    that is damaged; those before the oldest journal file are gone."""
+    """Yield (commit, line) of the journal's lines after a commit, oldest first, up to the first
+    damaged one; lines before the oldest journal file are gone."""
     files = journal_files(data_dir / "journal")
-    # The newest file whose checkpoint is not behind the commit holds the next line.
+    # The newest file with a checkpoint at or before the commit has the next line.
     first = max((i for i, path in enumerate(files) if _begins_after(path) <= seq), default=0)
     newest = seq
     for path in files[first:]:
@@ -28,14 +28,17 @@ def lines_after(data_dir: Path, seq: int) -> Iterator[tuple[int, bytes]]:
 
 
 def take_back(data_dir: Path, first_seq: int, disk: Disk = DISK) -> None:
-    """Remove the lines from commit `first_seq` on, and what is damaged. The rows are zeroed, and
-    segments begun since are removed, when the log is opened next.
+    """Truncate the journal before commit `first_seq`, or before an earlier damaged line:
 
-    A kill in between leaves a journal that ends at a line in between.
+    1. Unlink files with a checkpoint at or after that commit, newest first.
+    2. Rewrite the file before them without the truncated lines.
+
+    This order keeps the journal readable: a crash in between leaves one that ends at a later line.
+    When the log is opened next, it zeroes the rows and removes segments that were begun since.
     """
     for path in reversed(journal_files(data_dir / "journal")):
         if _begins_after(path) >= first_seq:
-            # Its checkpoint counts a commit that is taken back: an older file holds the state.
+            # Its checkpoint includes a truncated commit: an older file has the state.
             disk.unlink(path)
             disk.sync_folder(path.parent)
             continue
@@ -46,14 +49,14 @@ def take_back(data_dir: Path, first_seq: int, disk: Disk = DISK) -> None:
                 disk.write(fd, kept, 0)
                 disk.sync(fd)
                 disk.close(fd)
-        # A file that a start could not finish may follow one that holds more.
+        # If no line is left, as after a torn start, continue with the file before it.
         if kept:
             return
 
 
 def mend(data_dir: Path, above_seq: int, disk: Disk = DISK) -> None:
-    """Remove a damaged line, and those behind it, from the newest journal file, where it is behind
-    a commit. A power cut may damage any of the lines that a follower writes at once."""
+    """Remove a damaged line and those after it from the newest journal file, if they come after
+    commit `above_seq`. A power cut may damage any of the lines that a follower writes at once."""
     files = journal_files(data_dir / "journal")
     if not files:
         return
@@ -76,7 +79,7 @@ def _begins_after(path: Path) -> int:
 
 
 def _lines_before(path: Path, first_seq: int) -> tuple[bytes, bool]:
-    """The lines of a file before a commit, and whether that is all of it."""
+    """The lines of a file before a commit, and whether these are all."""
     kept: list[bytes] = []
     with path.open("rb") as file:
         for line in file:

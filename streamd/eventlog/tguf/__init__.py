@@ -1,4 +1,4 @@
-"""Events to TGUF files and the journal: one writer, any number of readers that tail it."""
+"""The TGUF file format: header, reader and writer."""
 
 from streamd.eventlog.tguf.format import TGUFSchema
 from streamd.eventlog.tguf.reader import TGUFFile, open_tguf

@@ -17,7 +17,7 @@ def describe(path: Path) -> tuple[Lines, Lines]:
     """Describe a file as header lines (name, value) and section lines (name, byte offset, rows,
     capacity, bytes a row).
 
-    Raises: TGUFError where it is not a TGUF file, or contradicts itself.
+    Raises: TGUFError if it is not a TGUF file, or contradicts itself.
     """
     file = open_tguf(path, check_rows=False)
     h = file.header
@@ -30,7 +30,7 @@ def describe(path: Path) -> tuple[Lines, Lines]:
     header += [("edge times", _range(file.time)), ("label times", _range(file.label_time))]
     header += [(f"{name} rows", f"[{a:,}, {b:,})") for name, (a, b) in file.splits.items()]
 
-    # A section whose rows have no width, as of a log without features, takes any number of them.
+    # A section with rows of no bytes, as in a log without features, has room for any number.
     sections: Lines = []
     for name, section in file.sections.items():
         rows = len(getattr(file, name))

@@ -11,10 +11,10 @@ MAGIC = 0x54474E42494E3031
 PAGE = 4096
 """Bytes of a page, to whose multiples the format aligns the header and every section."""
 NO_LIMIT = 2**40
-"""Capacity, in rows, of a section whose rows have no bytes; a schema's sizes must be below it.
-Larger ones are damage, not data: 2**40 edges take 24 TiB."""
+"""Capacity, in rows, of a section with rows of no bytes; a schema's sizes must be below it. Larger
+ones are damage, not data: 2**40 edges take 24 TiB."""
 REWRITE = "rewrite or restore the file; `streamd verify` names damaged segments of a log."
-"""What the operator does about a file that is not TGUF."""
+"""The action for an operator of a file that is not TGUF."""
 
 
 def pages(num_bytes: int) -> int:
@@ -49,7 +49,7 @@ class Header:
     test_start: int = 0
 
     def pack(self) -> bytes:
-        """Encode the fields as they stand in the file."""
+        """Encode the fields as in the file."""
         return struct.pack(f"<{len(FIELDS)}Q", *(getattr(self, f) for f in FIELDS))
 
 
@@ -74,9 +74,20 @@ class Section:
 class TGUFSchema:
     """Capacities in rows, widths in numbers a row, and splits of a file to be written.
 
-    For each edge from row `negatives_start` on, `negatives_per_edge` wrong destinations are stored.
-    Splits are edge rows, 0 for none: train is [0, val_start), validation [val_start, test_start),
-    test the rest. Raises: ValueError where the sizes contradict one another.
+    Args:
+        edge_capacity (int): edges that fit.
+        msg_dim (int, default 0): features of an edge.
+        label_capacity (int, default 0): labels that fit.
+        label_dim (int, default 0): numbers in the target of a label.
+        node_capacity (int, default 0): nodes with features that fit.
+        node_feat_dim (int, default 0): features of a node.
+        val_start, test_start (int, default 0): splits as edge rows, 0 for none: train is
+            [0, val_start), validation [val_start, test_start), test the rest.
+        negatives_per_edge (int, default 0): wrong destinations that are stored for each edge.
+        negatives_start (int, default 0): first edge row with negatives.
+
+    Raises:
+        ValueError: a size is negative or too large for a file, or sizes contradict one another.
     """
 
     edge_capacity: int
@@ -110,7 +121,7 @@ class TGUFSchema:
 
 
 def _in_order(val_start: int, test_start: int, edges: int) -> bool:
-    """Whether the splits, 0 for none, are in order and lie among `edges` rows."""
+    """Whether the splits, 0 for none, are in order and within `edges` rows."""
     return val_start <= (test_start or edges) and max(val_start, test_start) <= edges
 
 
@@ -142,7 +153,7 @@ def lay_out(schema: TGUFSchema) -> tuple[Header, int]:
         add_section("label_time", 8 * s.label_capacity)
         add_section("label_target", 4 * s.label_capacity * s.label_dim)
 
-    # The last section gets a page even where it has no bytes, so that its offset is in the file.
+    # The last section gets a page even if it has no bytes, so that its offset is in the file.
     size = max(at, max(offset.values()) + PAGE)
     header = Header(
         msg_dim=s.msg_dim,
@@ -195,10 +206,10 @@ def parse_header(page: bytes, file_bytes: int, path: Path) -> Header:
 def sections_of(h: Header, file_bytes: int, path: Path) -> dict[str, Section]:
     """Compute the sections of a header by name, and check them against the file.
 
-    Each must be page-aligned, behind the one before it, inside the file, and large enough for the
+    Each must be page-aligned, after the one before it, inside the file, and large enough for the
     header's counts. Raises: TGUFError naming the section.
     """
-    # A width larger than the file would overflow what is computed below.
+    # A width larger than the file would overflow the sums below.
     for name in ("msg_dim", "label_dim", "node_feat_dim", "negatives_per_edge"):
         if getattr(h, name) * 4 > file_bytes:
             raise TGUFError(

@@ -1,4 +1,4 @@
-"""Arrays that grow by a few values at a time, at a cost that depends on those few."""
+"""Arrays that grow by a few values at a time, at a cost that depends only on the new values."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from streamd.events import Bools, Int64
 
 
 class GrowingArray:
-    """Values behind one another, in room that doubles: n of them cost n in all."""
+    """An array with capacity that doubles: n appended values cost O(n) in all."""
 
     def __init__(self, dtype: DTypeLike) -> None:
         self._room: NDArray[Any] = np.zeros(0, dtype)
@@ -17,7 +17,7 @@ class GrowingArray:
 
     @property
     def values(self) -> NDArray[Any]:
-        """All values so far; what is appended later does not show in it."""
+        """All values so far; later appends do not change this view."""
         return self._room[: self._size]
 
     def append(self, values: NDArray[Any]) -> None:
@@ -31,17 +31,17 @@ class GrowingArray:
 
 
 class SortedRuns:
-    """Numbers by which others are found: n of them cost n log n in all, however few come at once.
+    """Values by integer keys: n of them cost O(n log n) in all, even if few come at a time.
 
-    They lie in sorted runs, each at least twice as long as the next, so that there are few runs
-    and a number moves to a longer one only every time its run has doubled.
+    They are kept in sorted runs, each at least twice as long as the next. So there are few runs,
+    and a value moves to a longer run only each time its run has doubled.
     """
 
     def __init__(self) -> None:
         self._runs: list[tuple[Int64, Int64]] = []
 
     def add(self, keys: Int64, values: Int64) -> None:
-        """Add values, int64 of any order, each under the key at its place."""
+        """Add values, int64 in any order, each with the key of the same index."""
         if not len(keys):
             return
         while self._runs and len(self._runs[-1][0]) < 2 * len(keys):
@@ -60,7 +60,7 @@ class SortedRuns:
         return held
 
     def between(self, first: int, end: int) -> Int64:
-        """The values under the keys [first, end), run by run."""
+        """The values with keys in [first, end), run by run."""
         out = [np.zeros(0, np.int64)]
         for run, values in self._runs:
             a, b = np.searchsorted(run, [first, end])
@@ -68,7 +68,7 @@ class SortedRuns:
         return np.concatenate(out)
 
     def under(self, keys: Int64) -> tuple[Int64, Int64]:
-        """Find all values under any of the keys, which are distinct.
+        """Find all values of some distinct keys.
 
         Returns: the values, and for each the index of its key.
         """
@@ -82,7 +82,7 @@ class SortedRuns:
 
 
 def places_in(ascending: Int64, values: Int64) -> Int64:
-    """Index of each value in an ascending array, -1 where it is not there: int64, same shape."""
+    """Index of each value in an ascending array, -1 if it is absent: int64, same shape."""
     if not len(ascending):
         return np.full(values.shape, -1, np.int64)
     at = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)
@@ -91,7 +91,7 @@ def places_in(ascending: Int64, values: Int64) -> Int64:
 
 
 def spread(first_R: Int64, end_R: Int64) -> tuple[Int64, Int64]:
-    """The numbers of R ranges [first, end) behind one another, and the index of each one's
+    """Concatenate the numbers of R ranges [first, end). Returns also the index of each number's
     range."""
     count_R = end_R - first_R
     of = np.repeat(np.arange(len(first_R)), count_R)

@@ -1,4 +1,4 @@
-"""Reads one TGUF file through a memory mapping, at any moment of the file's life.
+"""Reads one TGUF file through a memory mapping, also while it is written.
 
 `streamd.eventlog.tguf.writer` writes such files.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FLOATS = ("msg", "label_target", "node_feat")
 """Sections of float32; all others are int64."""
 CHECKED_ROWS = 1 << 20
-"""Rows that are checked in one go: a check makes masks of so many rows, not of the whole file."""
+"""Rows that are checked at a time: a check makes masks of so many rows, not of the whole file."""
 Range = tuple[int, int]
 """A half-open range [start, end)."""
 
@@ -46,10 +46,10 @@ class LabelEvents:
 
 
 class TGUFFile:
-    """A mapped TGUF file, whose sections are read-only arrays over the mapping.
+    """A mapped TGUF file; its sections are read-only arrays over the mapping.
 
-    Nothing is copied, and nothing is read before it is touched. Sections that the file does not
-    have are arrays without rows. Ids and times are int64, features float32.
+    Nothing is copied, and pages are read only on access. Sections that the file does not have are
+    arrays without rows. Ids and times are int64, features float32.
     """
 
     def __init__(self, path: Path) -> None:
@@ -76,9 +76,9 @@ class TGUFFile:
         self.sections: dict[str, Section] = sections_of(self.header, self.file_bytes, path)
 
     def column(self, name: str, rows: int | None = None) -> NDArray[Any]:
-        """Read a section as an array [rows] or [rows, width], of its capacity where `rows` is None.
+        """Read a section as an array [rows] or [rows, width], of its capacity if `rows` is None.
 
-        Raises: TGUFError where the section has not so many rows.
+        Raises: TGUFError if the section has no room for so many rows.
         """
         section = self.sections[name]
         width = self._width(name)
@@ -99,7 +99,7 @@ class TGUFFile:
         return flat if width is None else flat.reshape(count, width)
 
     def _width(self, name: str) -> int | None:
-        """Numbers in a row of a section, None where a row is one number."""
+        """Numbers in a row of a section, None if a row is one number."""
         h = self.header
         return {
             "msg": h.msg_dim,
@@ -114,7 +114,7 @@ class TGUFFile:
         if name not in self.sections:
             return 0
         if name == "neg_dst":
-            # Only the edges from there on have negatives.
+            # Only the edges from that one on have negatives.
             return max(0, h.num_edges - h.negatives_start_e_id)
         return (
             h.num_labels
@@ -163,7 +163,7 @@ class TGUFFile:
 
     @property
     def time(self) -> Int64:
-        """Times of the edges, int64[num_edges], ascending; microseconds in files of streamd's."""
+        """Times of the edges, int64[num_edges], ascending; microseconds in streamd's files."""
         return self._written("time")
 
     @property
@@ -201,7 +201,7 @@ class TGUFFile:
     @property
     def label_events(self) -> LabelEvents:
         """Group the labels by equal time, as the reference implementation of TGUF does."""
-        # A group begins where the time differs from the row before; the first row always does.
+        # A group begins at each row with another time than the row before, and at the first row.
         time = self.label_time
         start = (
             np.flatnonzero(np.diff(time, prepend=time[:1] - 1))
@@ -216,8 +216,8 @@ class TGUFFile:
         """Half-open ranges of edge rows (train, val, test) and of label events (train_label,
         val_label, test_label).
 
-        A label event belongs to the split that holds the first edge not before it. Without splits
-        all is train.
+        A label event belongs to the split of the first edge that is not before it. Without splits
+        everything is train.
         """
         # Edge rows: 0 means no split, and a file may end before its splits begin.
         edges = self.num_edges
@@ -242,6 +242,7 @@ class TGUFFile:
     def tensor(self, name: str) -> "Tensor":
         """Map a section as a torch tensor; the mapping is private, so writing to it changes no
         file."""
+        # Imported here: other readers need no torch, which takes seconds to import.
         import torch
 
         if name not in self.sections or not self._rows(name):
@@ -267,9 +268,10 @@ class TGUFFile:
             self._check(name, "is not finite", lambda x: ~np.isfinite(x).all(1))
 
     def _check(self, name: str, what: str, wrong: Any, overlap: int = 0) -> None:
-        """Raise for the first row of a section that is wrong.
+        """Raise for the first wrong row of a section.
 
-        wrong: takes some rows, of which `overlap` are of the piece before; returns a bool a row.
+        wrong: takes some rows, of which `overlap` belong to the piece before; returns a bool for
+        each.
         """
         # Checked in pieces: a file may be larger than memory.
         rows = self._written(name)
@@ -287,10 +289,14 @@ class TGUFFile:
 def open_tguf(path: str | Path, check_rows: bool = True) -> TGUFFile:
     """Map a TGUF file for reading.
 
-    Args: check_rows: read all rows once and check them (times sorted, ids not negative, features
-    finite). Without it only the header page is read, which is enough for files whose checksums a
-    journal holds.
-    Raises: TGUFError where it is not a TGUF file, or contradicts itself.
+    Args:
+        path (str or Path): the file.
+        check_rows (bool, default True): whether to read and check all rows: times sorted, ids not
+            negative, features finite. Without it only the header page is read, which is enough for
+            files with checksums in a journal.
+
+    Raises:
+        TGUFError: the file cannot be opened, is not a TGUF file, or contradicts itself.
     """
     file = TGUFFile(Path(path))
     if check_rows:

@@ -26,10 +26,10 @@ from streamd.storage import DISK, Disk
 EARLIEST = -(2**63)
 """Time of the last row of a file without rows: no int64 is before it."""
 CLEARED_BYTES = 1 << 20
-"""Bytes looked at in one go for whether they are zero."""
+"""Bytes that are compared with zeros at a time."""
 RESERVED_ROWS = 65_536
-"""Most edges that a sparse file reserves blocks for at a time: 1.5 MiB and their features. A sync
-that allocates them too takes five times as long."""
+"""Maximum number of edges for which a sparse file reserves blocks at a time: 1.5 MiB plus features.
+A sync that must also allocate blocks takes five times as long."""
 
 
 class TGUFWriter:
@@ -50,7 +50,7 @@ class TGUFWriter:
     ) -> None:
         """Continue in an open file; see `create` and `reopen`.
 
-        room, rows: the edges, labels and nodes that fit, and the edges and labels that are there.
+        room: the edges, labels and nodes that fit. rows: the edges and labels that are written.
         """
         self.path = path
         self._disk = disk
@@ -71,11 +71,18 @@ class TGUFWriter:
     def create(
         cls, path: str | Path, schema: TGUFSchema, disk: Disk = DISK, sparse: bool = False
     ) -> "TGUFWriter":
-        """Create and allocate a file, and sync it together with its directory.
+        """Create and allocate a file, and sync it and its folder.
 
-        sparse: blocks of edges are reserved as they come, others when they are written; a full disk
-        then shows in a later write.
-        Raises: FileExistsError, OSError.
+        Args:
+            path (str or Path): the file, which must not exist.
+            schema (TGUFSchema): its capacities and widths.
+            disk (Disk, default DISK): the operations on the disk, which tests replace.
+            sparse (bool, default False): whether to reserve blocks of edges as rows arrive, and all
+                others on write; a full disk then fails a later write instead of this call.
+
+        Raises:
+            FileExistsError: the file exists.
+            OSError: the disk is full or fails.
         """
         path = Path(path)
         header, size = lay_out(schema)
@@ -109,7 +116,7 @@ class TGUFWriter:
         it was made."""
         fd = disk.open(path, os.O_RDWR)
         header = parse_header(os.pread(fd, PAGE, 0), os.fstat(fd).st_size, path)
-        # The counts are the journal's; the header's may be older, or of a commit that never was.
+        # The journal's counts are valid; the header's may be older, or of a commit without a line.
         room = edge_capacity, label_capacity, 0
         return cls(path, fd, header, room, (edges, labels), disk, sparse)
 
@@ -121,14 +128,21 @@ class TGUFWriter:
         msg_ED: Float32,
         neg_dst: Int64 | None = None,
     ) -> int:
-        """Write edge rows behind the last ones.
+        """Append edge rows; `commit` makes them durable and visible.
 
-        Args: src_E, dst_E: int64 node ids; time_E: int64, ascending; msg_ED: float32 features;
-        neg_dst: int64[rows, negatives_per_edge], where the schema has negatives: either a row for
-        each of these edges (rows before `negatives_start` are left out) or only for those from
-        `negatives_start` on.
-        Returns: the CRC32C of src, dst, time and msg, one behind the other.
-        Raises: ValueError on a wrong column, CapacityError when full; nothing is written then.
+        Args:
+            src_E, dst_E (int64[E]): node ids.
+            time_E (int64[E]): ascending, not before the last written time.
+            msg_ED (float32[E, D]): features.
+            neg_dst (int64[rows, negatives_per_edge], default None): if the schema has negatives,
+                either a row for each of these edges (those before `negatives_start` are left out)
+                or only for those from `negatives_start` on.
+
+        Returns: the CRC32C of src, dst, time and msg, one after the other.
+
+        Raises (nothing is written then):
+            ValueError: a column has a wrong type, shape or value.
+            CapacityError: the file is full.
         """
         # Check shapes and types first, then room, then values.
         n = len(src_E)
@@ -149,7 +163,7 @@ class TGUFWriter:
         if time_E[0] < self._last_time or np.any(time_E[1:] < time_E[:-1]):
             raise ValueError("edge times must be sorted and not before the last one written")
 
-        # Write each column behind its rows; the counts in the header stay until `raise_counts`.
+        # Write each column after its rows; the counts in the header stay until `raise_counts`.
         self._reserve(self.num_edges + n)
         for name, column in (("src", src_E), ("dst", dst_E), ("time", time_E), ("msg", msg_ED)):
             self._write(name, self.num_edges, column)
@@ -177,8 +191,8 @@ class TGUFWriter:
         return neg_dst[len(neg_dst) - stored :]
 
     def append_labels(self, node_L: Int64, time_L: Int64, target_LD: Float32) -> None:
-        """Write label rows behind the last ones: int64 node ids, int64 ascending times, float32
-        targets. Raises: as `append_edges`."""
+        """Append label rows: int64 node ids, int64 ascending times, float32 targets. Raises: as
+        `append_edges`."""
         # Check shapes and types first, then room, then values.
         n = len(node_L)
         _check("label_n_id", node_L, np.int64, (n,))
@@ -198,7 +212,7 @@ class TGUFWriter:
         ):
             raise ValueError("label nodes must be 0 or above and label times sorted")
 
-        # Write each column behind its rows.
+        # Write each column after its rows.
         for name, column in (
             ("label_n_id", node_L),
             ("label_time", time_L),
@@ -231,7 +245,7 @@ class TGUFWriter:
         self._disk.sync(self._fd)
 
     def raise_counts(self, rows: Sequence[int] = (), labels: int | None = None) -> None:
-        """Count the rows written so far in the header, where other tools see them; or only so many
+        """Count the rows written so far in the header, which other tools read; or only so many
         edges (one number) and labels."""
         self.header = replace(
             self.header,
@@ -242,7 +256,8 @@ class TGUFWriter:
         self._disk.write(self._fd, self.header.pack(), 0)
 
     def commit(self) -> None:
-        """Make the appended rows durable, and then visible in the header."""
+        """Make the appended rows durable, and only then count them in the header: it must not count
+        rows that a crash could lose."""
         self.sync()
         self.raise_counts()
 
@@ -256,7 +271,7 @@ class TGUFWriter:
                 self._disk.close(fd)
 
     def clear_behind(self, rows: int) -> None:
-        """Zero up to `rows` rows behind the counts, which a crash may have left there."""
+        """Zero up to `rows` rows after the counted ones, which a crash may have left there."""
         for name, section in self.sections.items():
             count = self.num_labels if name.startswith("label") else self.num_edges
             if name in ("node_feat", "neg_dst") or not section.row_bytes:
@@ -267,11 +282,11 @@ class TGUFWriter:
         self.sync()
 
     def _reserve(self, rows: int) -> None:
-        """Reserve blocks for so many edges, and for some that will follow, where there are none."""
+        """Reserve blocks for `rows` edges, and for some that will follow."""
         first = self._reserved
         if rows <= first:
             return
-        # At most as many as there are: of many sets most may have few edges.
+        # Reserve at most as many as there are: with many sets, most may have few edges.
         ahead = first + min(first, RESERVED_ROWS)
         self._reserved = min(max(rows, ahead), self.edge_capacity)
         for name in ("src", "dst", "time", "msg"):
@@ -309,7 +324,7 @@ def clear(fd: int, size: int, offset: int, disk: Disk) -> None:
 
 
 def columns_crc(columns: Iterable[NDArray[Any]], crc: int = 0) -> int:
-    """Continue a CRC32C over the bytes of columns, one behind the other."""
+    """Continue a CRC32C over the bytes of columns, one after the other."""
     for column in columns:
         if column.size:
             crc = crc32c(np.ascontiguousarray(column).view(np.uint8).data, crc)

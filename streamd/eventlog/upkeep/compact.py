@@ -1,5 +1,5 @@
 """Compaction makes deletes physical: it overwrites the rows, keys and features that deletes hide,
-and moves no id."""
+and changes no id."""
 
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -19,16 +19,16 @@ from streamd.eventlog.writer import LogWriter
 from streamd.events import Bools, Key, empty_batch
 
 PurgeLetters = Callable[[Collection[Key]], Iterable[None]]
-"""Removes the dead letters that mention any of the given keys, some letters per step."""
+"""Removes the dead letters that contain any of the given keys, some letters per step."""
 
 
 @dataclass(frozen=True)
 class Compaction:
-    """What a compaction has done so far.
+    """The progress of a compaction.
 
-    segments, edges, keys: number of each that was rewritten. waiting: hidden rows it had to leave,
+    segments, edges, keys: number of each that was rewritten. waiting: hidden rows that must wait,
     because a role still replays them, or because they are labels in a segment that has no edge yet.
-    passed: segments looked at, of `total`.
+    passed: segments handled, of `total`.
     """
 
     segments: int = 0
@@ -48,15 +48,19 @@ def compaction(
     log: LogWriter, reader: LogReader, before_event: int, purge_letters: PurgeLetters = no_letters
 ) -> Iterator[Compaction]:
     """Overwrite deleted edges with ids below `before_event`, and all labels, node features and keys
-    of deleted nodes; one segment, a slice of keys or node features, or some dead letters per step.
-    Node features that no reader needs go too: see `pruning`.
+    of deleted nodes:
 
-    A deleted row keeps its time; both its ends become a reserved node without a key, its features
-    zero. The segment in progress is sealed first where it holds such rows. A crash between two
-    steps leaves a whole log with fewer steps done; running it again finishes them. Between steps
-    the log may be appended to, but no segment may be dropped.
+    1. Find the keys to remove.
+    2. Remove the dead letters that contain them.
+    3. Remove the keys. A crash before that leaves them, so the next run searches the letters again.
+    4. Remove node features of deleted nodes, and those that no reader needs (`pruning`).
+    5. Rewrite the segments. A deleted row keeps its time; both its endpoints become a reserved node
+       without a key, its features zero. The segment in progress is sealed first.
+
+    Each iteration does a small part. After a crash the log is consistent, and running it again
+    finishes the rest. Between iterations the log may be appended to, but no segment be dropped.
     """
-    # Find the keys to remove, and the reserved node.
+    # 1. Find the keys to remove, and the reserved node.
     reader.refresh()
     is_gone = reader.deletions.is_gone
     done = Compaction(total=len(log.state.segments))
@@ -67,7 +71,7 @@ def compaction(
         reserved = rows.reserved() if reserved < 0 else reserved
         yield done
 
-    # Search the dead letters first and remove the keys last, so that a crash lets it run again.
+    # 2. Remove the dead letters. 3. Remove the keys.
     done = replace(done, keys=len(keys))
     if keys:
         for _ in purge_letters(set(keys.values())):
@@ -76,18 +80,18 @@ def compaction(
             yield done
     keys.clear()
 
-    # Node features can go at once: nothing replays them.
+    # 4. Remove node features at once: nothing replays them.
     for _ in pruning(log, is_gone):
         yield done
 
-    # List the segments before the loop: sealing adds one, which holds nothing deleted.
+    # 5. List the segments before the loop: sealing adds one, which has no deleted rows.
     done = replace(done, total=len(log.state.segments))
     for first in [s.first_edge for s in log.state.segments]:
         state = next(s for s in log.state.segments if s.first_edge == first)
         dead_E, dead_L, left = _dead(log, reader, state, reserved, before_event)
         done = replace(done, waiting=done.waiting + left, passed=done.passed + 1)
 
-        # Rewrite the segment without what is deleted, no larger than its rows.
+        # Rewrite the segment without deleted rows, no larger than its rows.
         if dead_E.any() or dead_L.any():
             if log.state.last is not None and first == log.state.last.first_edge:
                 log.seal()
@@ -110,8 +114,8 @@ def _key_slices(log: LogWriter) -> Iterator[KeySlice]:
 def _dead(
     log: LogWriter, reader: LogReader, state: SegmentState, reserved: int, before_event: int
 ) -> tuple[Bools, Bools, int]:
-    """Mark the edges and labels that are to be overwritten: bool[num_edges], bool[num_labels].
-    Returns also the number of deleted rows that have to wait."""
+    """Mark the edges and labels to overwrite: bool[num_edges], bool[num_labels]. Returns also the
+    number of deleted rows that have to wait."""
     files = SegmentFiles(log.data_dir / state.path, state, log.schema)
     src, dst, _ = files.edges(0, state.num_edges)
     dead_E = reader.deletions.hides(state.first_edge, src, dst) & (src != reserved)
@@ -138,7 +142,7 @@ def _copy(
     schema = old.schema(log.schema)
     room = max(state.num_edges, 1), log.files.disk, max(state.num_labels, 1)
     with new_segment(path, schema, *room) as new:
-        # Rows and times stay, so that event ids and order do: only ends and features are
+        # Rows and times stay, and so event ids and order: only endpoints and features are
         # overwritten.
         rows = np.arange(state.num_edges)
         src, dst, time = old.edges(0, len(rows))
@@ -160,7 +164,7 @@ def _copy(
 
 
 def _reserve(log: LogWriter) -> int:
-    """Give out the node id that overwritten rows point to; the first compaction does so once."""
+    """Allocate the node id that overwritten rows point to; only the first compaction does this."""
     node = log.num_nodes
     log.commit(replace(empty_batch(log.schema), new_keys=(None,)), log.progress, log.watermark)
     return node

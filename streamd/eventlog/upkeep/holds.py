@@ -1,12 +1,12 @@
-"""A hold says what a role still needs of the log: the role writes it, and retention and compaction
-read it.
+"""A hold is the part of the log that a role still needs. The role writes it; retention and
+compaction read it.
 
 `DATA/roles/<name>/hold` outlives its role: a trainer that is down for a week still finds its
-events. A server's hold is a lease: it ends some time after the server does, since a server loses
-nothing but the time to build its graph again.
+events. A server's hold is a lease: it ends some time after the server stops, because a server loses
+only the time to build its graph again.
 
-`DATA/holds/compact` is the request to compact: everything deleted before an event id is to be
-overwritten. Roles that see it store newer state, which no longer holds what was deleted.
+`DATA/holds/compact` is the request to compact: all data that was deleted before an event id is to
+be overwritten. Roles that see it store newer state without the deleted data.
 """
 
 import os
@@ -24,24 +24,25 @@ from streamd.storage import write_durably
 
 REQUEST_FOLDER = "holds"
 COMPACT_REQUEST = "compact"
-"""File in REQUEST_FOLDER that holds the event id up to which to compact, in decimal digits."""
+"""File in REQUEST_FOLDER with the event id up to which to compact, in decimal digits."""
 COMPACTED = "compacted"
-"""File in REQUEST_FOLDER about the newest compaction that is done."""
+"""File in REQUEST_FOLDER about the newest completed compaction."""
 
 
 RENEW_SECONDS = 20.0
-"""Pause between two renewals of a hold, short beside the shortest lease of 60 seconds."""
+"""Pause between two renewals of a hold: short compared with the shortest lease, 60 seconds."""
 WITHOUT_LEASE = ("train",)
-"""Roles whose hold does not run out: what the trainer misses it can never learn."""
+"""Roles with a hold that does not expire: the trainer could never train on events that it
+missed."""
 
 
 class Hold(msgspec.Struct, frozen=True):
-    """What one role needs of the log.
+    """The part of the log that one role needs.
 
-    edge: the oldest event id that the role replays from after a restart. purged_before_event:
-    data deleted by deletes before this event id (`clean_edge` in the file) is in none of the role's
-    files any more. purged_until_seq: newest commit whose deletes are meant, as several deletes may
-    come between two events; None if all before the event id are.
+    edge: the oldest event id that the role replays after a restart. purged_before_event: the role's
+    files have no data any more that was deleted before this event id (`clean_edge` in the file).
+    purged_until_seq: newest commit with deletes for which that is true, as several deletes may come
+    between two events; None if it is true for all before the event id.
     """
 
     edge: int
@@ -49,8 +50,8 @@ class Hold(msgspec.Struct, frozen=True):
     purged_until_seq: int | None = None
 
     def has_purged(self, event: int, seq: int) -> bool:
-        """Whether the role's files are rid of the deletes before an event. seq: commit of the
-        newest of these deletes."""
+        """Whether the role's files have no data that was deleted before an event. seq: commit of
+        the newest of these deletes."""
         of_commit = self.purged_until_seq
         return self.purged_before_event >= event and (of_commit is None or of_commit >= seq)
 
@@ -61,7 +62,7 @@ def write_hold(data_dir: Path, name: str, hold: Hold) -> None:
 
 
 def begin_hold(data_dir: Path, name: str, edge: int) -> None:
-    """Hold the log from an event id on for a role that is about to read it for the first time."""
+    """Write the first hold of a role that is about to read the log from an event id on."""
     if not (folder_of(data_dir, name) / HOLD).exists():
         write_hold(data_dir, name, Hold(edge, edge))
 
@@ -75,17 +76,21 @@ def read_hold(data_dir: Path, name: str) -> Hold | None:
 
 
 def renew_hold(data_dir: Path, name: str) -> None:
-    """Say that the owner of a hold still runs, by the time of its file. Raises:
+    """Renew the lease of a hold: its owner still runs. The time of the file shows it. Raises:
     FileNotFoundError."""
-    # Nothing is synced: a lease that a crash shortens by a renewal is as good.
+    # No sync: a crash may shorten the lease by one renewal.
     os.utime(folder_of(data_dir, name) / HOLD)
 
 
 def end_lease(data_dir: Path, name: str, lease_seconds: float, now: float) -> bool:
-    """End a role's hold where its lease has run out, and remove the state that it was for, so that
-    the role starts anew from the log's begin when it returns.
+    """Remove a role's hold if its lease has expired, with the state that it protected; when the
+    role returns, it starts again from the log's first event:
 
-    A role that runs keeps its hold whatever the clocks say: it has the lock of its folder.
+    1. Take the lock of the role's folder. A running role has it, and so keeps its hold even if a
+       clock is wrong.
+    2. Remove the state.
+    3. Remove the hold. If a crash leaves it, the next call removes it with the remaining state.
+
     now: wall clock, seconds. Returns: whether the hold is gone. Raises: OSError.
     """
     folder = folder_of(data_dir, name)
@@ -96,10 +101,10 @@ def end_lease(data_dir: Path, name: str, lease_seconds: float, now: float) -> bo
             return False
         lock = lock_directory(folder / LOCK)
     except (FileNotFoundError, LockedError):
-        # It has no hold of its own yet, or runs.
+        # The role has no hold of its own yet, or it runs.
         return False
 
-    # The hold goes last: one that a kill leaves is ended again, with what is left of the state.
+    # 2. Remove the state. 3. Remove the hold.
     try:
         for part in (FACTS, MEMORY):
             shutil.rmtree(folder / part, ignore_errors=True)
@@ -110,15 +115,15 @@ def end_lease(data_dir: Path, name: str, lease_seconds: float, now: float) -> bo
 
 
 def read_holds(data_dir: Path) -> dict[str, Hold]:
-    """Read the holds of all roles that ever ran here, by name. Raises: CorruptionError where one
+    """Read the holds of all roles that ever ran here, by name. Raises: CorruptionError if one
     cannot be read."""
     holds = {}
-    # Where a role has two files, the one in its own folder comes later and counts.
+    # If a role has two files, the one in its own folder comes later and counts.
     for name, path in _hold_files(data_dir):
         try:
             holds[name] = msgspec.json.decode(path.read_bytes(), type=Hold)
         except FileNotFoundError:
-            # A role that starts has moved it since it was listed.
+            # A role that starts has moved the file since it was listed.
             continue
         except msgspec.DecodeError as error:
             raise CorruptionError(
@@ -143,14 +148,14 @@ def _hold_files(data_dir: Path) -> Iterator[tuple[str, Path]]:
 
 
 def ask_to_compact(data_dir: Path, edge: int) -> None:
-    """Ask ingest to compact: it overwrites deleted rows as far as the oldest hold, and is done when
-    none waits and every role has purged the deletes placed before `edge`."""
+    """Request a compaction. Ingest overwrites deleted rows up to the oldest hold, and is done when
+    none waits and every role has purged the deletes before `edge`."""
     (data_dir / REQUEST_FOLDER).mkdir(parents=True, exist_ok=True)
     write_durably(data_dir / REQUEST_FOLDER / COMPACT_REQUEST, b"%d" % edge)
 
 
 def asked_to_compact(data_dir: Path) -> int | None:
-    """The event id of the request to compact, None where there is no request."""
+    """The event id of the request to compact, None if there is no request."""
     try:
         return int((data_dir / REQUEST_FOLDER / COMPACT_REQUEST).read_bytes())
     except FileNotFoundError:
@@ -158,10 +163,10 @@ def asked_to_compact(data_dir: Path) -> int | None:
 
 
 class Compacted(msgspec.Struct, frozen=True):
-    """The newest compaction that is done.
+    """The newest completed compaction.
 
-    seq: the log's newest commit then: the files from then on hold nothing of what it removed. edge:
-    event id before which deletes became physical. done_at: wall time in seconds.
+    seq: the log's newest commit at its end: from then on the files have none of the removed data.
+    edge: event id before which deletes became physical. done_at: wall time in seconds.
     """
 
     seq: int
@@ -170,8 +175,8 @@ class Compacted(msgspec.Struct, frozen=True):
 
 
 def compact_done(data_dir: Path, seq: int | None = None) -> None:
-    """Remove the request to compact, because it is fulfilled, and note that for copies of the
-    files that are elsewhere. seq: the log's newest commit, None where there are no copies."""
+    """Record a completed compaction for copies of the files elsewhere, and then remove the request.
+    seq: the log's newest commit, None if there are no copies."""
     folder = data_dir / REQUEST_FOLDER
     request = asked_to_compact(data_dir)
     if request is not None and seq is not None:
@@ -181,7 +186,7 @@ def compact_done(data_dir: Path, seq: int | None = None) -> None:
 
 
 def read_compacted(data_dir: Path) -> Compacted | None:
-    """Read which compaction was done last, None for none. Raises: CorruptionError."""
+    """Read the newest completed compaction, None if there is none. Raises: CorruptionError."""
     path = data_dir / REQUEST_FOLDER / COMPACTED
     try:
         return msgspec.json.decode(path.read_bytes(), type=Compacted)

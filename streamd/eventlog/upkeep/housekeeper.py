@@ -1,5 +1,5 @@
-"""Housekeeping of the log between commits: retention drops old segments, pruning the node features
-that lie before them, and compaction overwrites what deletes hide."""
+"""Housekeeping of the log between commits: retention drops old segments, pruning superseded node
+features before them, and compaction overwrites rows that deletes hide."""
 
 import math
 import time
@@ -45,10 +45,11 @@ purge of dead letters."""
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """The limits and the request that housekeeping works by.
+    """The request and the limits of housekeeping.
 
     request: event id before which deletes are to become physical, None for no request. edge: the
-    least of all holds. are_purged: whether the files of all roles are rid of these deletes.
+    smallest event id of all holds. are_purged: whether the files of all roles have none of this
+    deleted data.
     """
 
     request: int | None = None
@@ -67,8 +68,8 @@ class Housekeeper:
         purge_letters: PurgeLetters,
         lease_seconds: float = math.inf,
     ) -> None:
-        """purge_letters: removes the dead letters that mention any of the given keys.
-        lease_seconds: how long the hold of a server that does not run counts."""
+        """purge_letters: removes the dead letters that contain any of the given keys.
+        lease_seconds: how long the hold of a stopped server counts."""
         self._writer = writer
         self._retention = retention
         self._purge_letters = purge_letters
@@ -81,17 +82,17 @@ class Housekeeper:
         self._counted = 0
         self._blocked = 0
         self._blocked_until = 0
-        """End of the newest segment that retention would drop and a hold keeps, 0 for none."""
+        """End of the newest segment that retention would drop but a hold keeps, 0 for none."""
         self._dropping: Iterator[object] | None = None
         self._pruner = Pruner(writer)
         self._needs = Needs()
         self._retries = Retries(WORKS, lambda: writer.files.in_doubt)
 
     def step(self) -> None:
-        """Do a little work, so that events hardly wait; call it about once a second.
+        """Do a little work, so that events wait only briefly; call it about once a second.
 
-        Failures are logged, counted and retried later. Raises: DiskError, or another error, only
-        if it leaves the log in doubt: see `LogFiles.in_doubt`.
+        Failures are logged, counted and retried later. Raises: DiskError, or another error, only if
+        it leaves the log in doubt: see `LogFiles.in_doubt`.
         """
         self._step(self._retries.run)
 
@@ -106,7 +107,7 @@ class Housekeeper:
         request = self._needs.request
         if request is not None and not self._pruner.is_busy:
             run(COMPACTION, lambda: self._compact(request))
-        # A compaction and a pruning under way count on the log's segments being there.
+        # During a compaction or a pruning no segment may be dropped.
         if self._steps is None and not self._pruner.is_busy:
             run(RETENTION, self._retain)
         if self._steps is None:
@@ -133,13 +134,13 @@ class Housekeeper:
         return not self._pruner.is_busy
 
     def _end_leases(self, holds: dict[str, Hold], request: int, seq: int) -> None:
-        """End the holds that stand in the way and whose lease has run out, and take them out of
-        `holds`.
+        """Remove expired holds that block the work, also from `holds`.
 
         request: event id before which deletes are to become physical, 0 for none. seq: commit of
         the newest of these deletes.
         """
         for name, hold in list(holds.items()):
+            # A hold blocks only retention or a request that needs it to move.
             needed = max(self._blocked_until, request)
             if hold.edge >= needed and hold.has_purged(request, seq):
                 continue
@@ -164,12 +165,12 @@ class Housekeeper:
 
         request: event id before which deletes are to become physical.
         """
-        # Another pass can do more only if the request or the oldest hold has moved, or if deletes
-        # have come that the request covers: several may lie between two events.
+        # Another pass can do more only if the request or the oldest hold has moved, or if the
+        # request covers new deletes: several may come between two events.
         held = self._needs.edge
         wanted = request, held, self._deletes(request)[0]
         if self._steps is None and self._pass != wanted:
-            # Files that an earlier pass could not unlink hold deleted data.
+            # Files that an earlier pass could not unlink contain deleted data.
             if self._writer.files.is_untidy:
                 next(self._writer.tidying())
             # The pass itself reads keys, slice by slice, and keeps only those to remove.
@@ -197,7 +198,7 @@ class Housekeeper:
                 error=error,
             )
 
-        # The request is fulfilled once the roles' own files are rid of the deletes too.
+        # The request is fulfilled once the roles' own files have no deleted data either.
         is_through = self._steps is None
         is_done = is_through and not self._progress.waiting
         has_all = self._pass == (request, held, self._deletes(request)[0])
@@ -230,12 +231,12 @@ class Housekeeper:
                 self._counted = progress.edges
 
     def compact(self, progress: Callable[[int, int], None] = lambda done, of: None) -> Compaction:
-        """Work on the request to compact until a pass is through.
+        """Work on the request to compact until a pass ends.
 
-        progress: called with (segments passed, segments in all).
-        Returns: the result of the pass. Raises: StreamdError, OSError if some part fails.
+        progress: called with (segments passed, segments in all). Returns: the result of the pass.
+        Raises: StreamdError, OSError if some part fails.
         """
-        # A pass waits for the end of a pruning, and may leave one to be done.
+        # A pass waits for the end of a pruning, and another pruning may follow it.
         while self._pruner.is_busy:
             self._step(at_once)
         self._step(at_once)
@@ -268,7 +269,7 @@ class Housekeeper:
             else:
                 drop_until = segment.end
 
-        # Drop the free ones; say once that others are held.
+        # Drop those that no hold keeps; log once that others are held.
         if drop_until:
             dropping = self._writer.drop_in_steps(drop_until)
             dropped = next(dropping)
@@ -316,6 +317,6 @@ class Housekeeper:
 
 
 def at_once(_: str, work: Callable[[], bool]) -> bool:
-    """Run a part for a caller that waits for it, and so gets its errors."""
+    """Run a part for a caller that waits for it: its errors are raised."""
     work()
     return True

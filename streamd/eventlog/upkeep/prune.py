@@ -1,5 +1,5 @@
-"""Pruning rewrites the updates of node features without those that no reader can need any more, and
-moves none of the others."""
+"""Pruning rewrites the file of node features without updates that no reader can need any more; all
+others keep their positions."""
 
 import os
 import time
@@ -19,10 +19,11 @@ from streamd.storage import BLOCK_BYTES, HOLE_BYTES
 
 logger = structlog.get_logger()
 LEAST_BYTES = 1 << 24
-"""Garbage that is not worth a rewrite: a role that starts reads 16 MiB in some 10 ms."""
+"""Bytes of garbage that are not worth a rewrite: a role that starts reads 16 MiB in some 10 ms."""
 READ_SHARE = 64
-"""A rewrite computes the checksum of the whole file, holes too, some 6 GB a second. With a 64th of
-the file garbage, each byte that an update adds costs 64 bytes of checksum in all, or 10 ns."""
+"""Least garbage for a rewrite, as a fraction of the file: a 64th. A rewrite computes the checksum
+of the whole file, with holes, at some 6 GB a second. So each byte that an update adds costs 64
+bytes of checksum in all, or 10 ns."""
 
 
 def nobody(nodes: Int64) -> Bools:
@@ -31,24 +32,24 @@ def nobody(nodes: Int64) -> Bools:
 
 
 def pruning(log: LogWriter, is_gone: Callable[[Int64], Bools] = nobody) -> Iterator[int]:
-    """Make rows of zeros of the updates that another of the same node supersedes at or before the
-    log's first event, and zero the values of deleted nodes; a slice of the file per step.
+    """Zero the updates that another of the same node supersedes at or before the log's first event,
+    and the values of deleted nodes; a slice of the file per step.
 
-    Every reader stands at the log's first event or later, where the superseded ones are never in
-    force: backtests and models with new settings begin there, however late roles do. The file is
-    replaced by one of the same length, where there is anything to remove; its blocks of zeros take
-    no room. Between steps the log may be appended to, but no segment may be dropped.
+    No reader starts before the log's first event, so none uses the superseded updates: backtests
+    and models with new settings start there, roles later. If there is anything to remove, a new
+    file of the same length replaces the old one; its blocks of zeros use no disk space. Between
+    steps the log may be appended to, but no segment may be dropped.
 
-    is_gone: which nodes are deleted, as `Deletions.is_gone`.
-    Yields: number of updates that are pruned, as far as it is known.
+    is_gone: which nodes are deleted, as `Deletions.is_gone`. Yields: number of updates to prune, 0
+    until it is known.
     """
     width = feature_row(log.schema.node_feature_dim).itemsize
     num_rows = log.state.files.get(FEATURES, NOTHING).num_bytes // width
     first_event = log.state.first_edge
 
     def numbers(first: int, rows: NDArray[np.void]) -> Int64:
-        """Numbers of the updates that every reader has taken in; those that come meanwhile neither
-        supersede nor are superseded."""
+        """Numbers of the updates at or before the log's first event; updates that are appended
+        meanwhile neither supersede nor are superseded."""
         number = first + np.flatnonzero((rows["seq"] > 0) & (rows["edge"] <= first_event))
         return number[number < num_rows]
 
@@ -65,7 +66,7 @@ def pruning(log: LogWriter, is_gone: Callable[[Int64], Bools] = nobody) -> Itera
         yield 0
     num_pruned = num_taken - int((newest_N >= 0).sum())
 
-    # Write the file again, slice by slice, without what is to be removed.
+    # Write the file again, slice by slice, without the updates to remove.
     def without(first: int, rows: NDArray[np.void]) -> NDArray[np.void]:
         rows = rows.copy()
         rows["values"][is_gone(rows["node"])] = 0
@@ -81,10 +82,10 @@ def pruning(log: LogWriter, is_gone: Callable[[Int64], Bools] = nobody) -> Itera
 
 
 class Pruner:
-    """Prunes when half of what the file takes on the disk is garbage, as far as its blocks tell.
-    Owner: the housekeeper.
+    """Prunes when half of the file's disk space is garbage, by the number of its blocks. Owner: the
+    housekeeper.
 
-    So a byte of garbage costs one byte rewritten at most, and nothing is read to find out.
+    So a byte of garbage costs at most one byte rewritten, and the check reads only a few rows.
     """
 
     def __init__(self, log: LogWriter) -> None:
@@ -100,8 +101,8 @@ class Pruner:
         OSError."""
         if self._kept >= 0:
             return
-        # Of what was pruned before the start, each node keeps a row and what its blocks hold beside
-        # it. Updates beyond that are garbage; others count as kept until as many have come.
+        # A pruning before the start has kept at most a row of each node, with the unused rest of
+        # its disk blocks. Bytes beyond that are garbage; the others count as kept.
         most = self._log.num_nodes * (self._row.itemsize + HOLE_BYTES)
         self._kept = min(self._stored()[0], most)
 
@@ -111,14 +112,14 @@ class Pruner:
         return self._steps is not None
 
     def step(self, seconds: float) -> None:
-        """Prune for some seconds if it pays; to find that it does not takes some reads of a row.
+        """Prune for some seconds if it is worthwhile; if it is not, this only reads a few rows.
         After a failure the next call begins again. Raises: DiskError, OSError."""
         self.look()
         if self._steps is None and self._is_due():
             self._steps = pruning(self._log)
         begun = time.monotonic()
         while self._steps is not None and time.monotonic() - begun < seconds:
-            # A step that fails ends the pruning: it is there again only after a good one.
+            # A failed step ends the pruning: restore it only after a successful one.
             steps, self._steps = self._steps, None
             num_pruned = next(steps, None)
             if num_pruned is not None:
@@ -146,7 +147,7 @@ class Pruner:
         with (self._log.data_dir / FEATURES).open("rb") as file:
             stored = os.fstat(file.fileno()).st_blocks * BLOCK_BYTES
 
-            # Updates lie in log order; the zeros of pruned ones lie before all others.
+            # Updates are in log order; the zeros of pruned ones come before all others.
             def edge_of(number: int) -> int:
                 data = os.pread(file.fileno(), width, number * width)
                 return int(np.frombuffer(data, self._row)["edge"][0])

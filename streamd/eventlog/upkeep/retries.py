@@ -1,5 +1,5 @@
-"""Retries of work whose failures must not end the process: they are logged and counted, and pauses
-grow."""
+"""Retries of work with failures that must not end the process: they are logged and counted, and
+pauses grow."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -29,10 +29,11 @@ class Damage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Claim:
-    """What a line of the journal says of a file: the CRC32C of a segment's edge and label rows, or
-    of a range of bytes of another file.
+    """The entry of a journal line for a file: the CRC32C of a segment's edge and label rows, or of
+    a range of bytes of another file.
 
-    replaces: what older lines say of this file no longer holds. crc: None where that is all.
+    replaces: whether the entries of older lines for this file no longer count. crc: None if the
+    entry has no other meaning.
     """
 
     path: str
@@ -45,8 +46,8 @@ class _Claim:
 
 @dataclass
 class _Survey:
-    """What one pass over the journal found of a file: the commit from which claims hold, the newest
-    commit, and the number of claims that hold."""
+    """The result of one pass over the journal for a file: the commit from which claims count, the
+    newest commit, and the number of claims that count."""
 
     since: int = 0
     newest: int = 0
@@ -61,16 +62,15 @@ def verify_log(
     """Check the rows and bytes of all commits, in memory that does not grow with their number.
 
     Args: progress: called with (pieces checked, pieces in all); only: the one path in the directory
-    to check, all where None.
-    Returns: the number of commits read, and the damage by file, oldest first.
-    Raises: JournalError where the journal itself is damaged before its last line.
+    to check, None for all. Returns: the number of commits read, and the damage by file, oldest
+    first. Raises: JournalError if the journal itself is damaged before its last line.
     """
-    # A first pass finds the files that are still there, and their claims that hold.
+    # A first pass finds the files that still exist, and their claims that count.
     published = int.from_bytes((data_dir / "published").read_bytes()[:8], "little")
     commits, state, surveys = _survey(data_dir, published)
     states = {s.path: s for s in state.segments} if state else {}
 
-    # A segment whose header is damaged is damaged as a whole.
+    # A segment with a damaged header is damaged as a whole.
     damage: list[Damage] = []
     segments: dict[str, SegmentFiles] = {}
     wanted = {path for path in surveys if only in (None, path)}
@@ -82,7 +82,7 @@ def verify_log(
             damage.append(Damage(path, f"all of it: {error}", surveys[path].newest))
             wanted.remove(path)
 
-    # A second pass checks it.
+    # A second pass checks the claims.
     done = 0
     total = sum(survey.num_claims for survey in surveys.values())
     for line in _lines(data_dir, published):
@@ -123,14 +123,14 @@ def _survey(data_dir: Path, published: int) -> tuple[int, LogState | None, dict[
 
 
 def data_dir_of(file: Path) -> Path | None:
-    """Find the data directory whose log a segment belongs to, None for any other file."""
+    """Find the data directory of a segment's log, None for any other file."""
     folder = file.resolve().parent
     data_dir = folder.parent.parent
     return data_dir if folder == data_dir / EDGES and (data_dir / "published").exists() else None
 
 
 class _Line(NamedTuple):
-    """A line of the journal: the state after it, and what it says of files."""
+    """A line of the journal: the state after it, and its claims about files."""
 
     state: LogState
     claims: Sequence[_Claim]
@@ -138,7 +138,7 @@ class _Line(NamedTuple):
 
 
 def _lines(data_dir: Path, published: int) -> Iterator[_Line]:
-    """Yield the lines of the journal up to a commit; a checkpoint only where lines before it are
+    """Yield the lines of the journal up to a commit; a checkpoint only if lines before it are
     gone."""
     state: LogState | None = None
     for path in journal_files(data_dir / "journal"):
@@ -151,7 +151,7 @@ def _lines(data_dir: Path, published: int) -> Iterator[_Line]:
                     f"{path} is damaged in line {number}.",
                     "restore the data_dir from a backup.",
                 )
-            # A file's first line is a checkpoint: it matters where lines before it are gone.
+            # A file's first line is a checkpoint: it counts if lines before it are gone.
             if number == 1:
                 checkpoint = LogState.restored(fields)
                 if state is None or checkpoint.seq > state.seq:
@@ -160,7 +160,7 @@ def _lines(data_dir: Path, published: int) -> Iterator[_Line]:
                     yield _Line(state, claims, is_commit=False)
                 continue
 
-            # Every further line is a commit with the files it changed.
+            # Every further line is a commit with the files that it changed.
             if fields["seq"] > published or state is None:
                 break
             state = state.after(fields)
@@ -169,7 +169,7 @@ def _lines(data_dir: Path, published: int) -> Iterator[_Line]:
 
 
 def _claim(seq: int, change: dict[str, Any]) -> _Claim:
-    """What commit `seq` says of a file it changed."""
+    """The claim of commit `seq` about a file that it changed."""
     return _Claim(
         path=change["path"],
         seq=seq,
@@ -181,11 +181,11 @@ def _claim(seq: int, change: dict[str, Any]) -> _Claim:
 
 
 def _claims_of_checkpoint(before: LogState | None, now: LogState) -> list[_Claim]:
-    """What a checkpoint says where the lines before it are gone: retention dropped them, or their
+    """The claims of a checkpoint if the lines before it are gone: retention dropped them, or their
     sync failed.
 
     Append-only files are checked as a whole against the checkpoint's checksum. Segments are checked
-    by what older lines say of their rows, and not at all where the segment was replaced since.
+    by the claims of older lines about their rows, and not at all if the segment was replaced since.
     """
     files = (
         _Claim(path=path, seq=now.seq, rows=(0, f.num_bytes), crc=f.crc, replaces=True)
@@ -201,8 +201,7 @@ def _claims_of_checkpoint(before: LogState | None, now: LogState) -> list[_Claim
 
 
 def _bytes_crc(path: Path, claim: _Claim) -> tuple[int, str]:
-    """CRC32C of a range of a file's bytes, and the range in words; a shorter file has another
-    one."""
+    """CRC32C of a range of a file's bytes, and the range in words; of a shorter file it differs."""
     a, b = claim.rows
     crc = 0
     with path.open("rb") as file:
