@@ -1,5 +1,5 @@
-"""The log as a live graph: time-indexed blocks, exact sampling, and facts about pairs. Owned by one
-thread per role."""
+"""The log as an in-memory graph: time-indexed blocks, exact sampling, and facts about pairs. Owner:
+one thread per role."""
 
 from streamd.graph.blocks.block_store import BlockGraph
 from streamd.graph.blocks.draws import Draw, Neighbors, NeighborSampler

@@ -1,9 +1,8 @@
-"""SplitMix64 (Steele et al. 2014): the hash that draws, drops and finds places by, the same on
-every machine.
+"""SplitMix64 (Steele et al. 2014): the hash behind random draws, dropout and hash tables, with
+equal results on every machine.
 
-The n-th number of a stream is `mix(state + n * GOLDEN)`. On tensors
-`streamd.models.layers.dropout` computes the same, on a GPU `streamd/gpu/kernels/sampling.cu`; tests
-hold them together.
+The n-th number of a stream is `mix(state + n * GOLDEN)`. `streamd.models.layers.dropout` computes
+the same on tensors, and `streamd/gpu/kernels/sampling.cu` on a GPU; tests compare the three.
 """
 
 from typing import Any
@@ -27,4 +26,4 @@ def mix(x: Any) -> Any:
 
 
 mixed = inner(mix)
-"""The same inside kernels, of one uint64."""
+"""`mix` of one uint64, for kernels."""

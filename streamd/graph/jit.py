@@ -1,11 +1,10 @@
-"""How kernels are compiled, and where what was compiled is kept: the one place that knows numba's
+"""Compiles kernels, and manages the cache of their machine code; no other module knows numba's
 cache.
 
-numba keeps machine code by the file that calls a kernel and does not see that another file, whose
-functions it inlined, has changed. So the folder of the cache is named by a hash of all sources that
-kernels are made of: after an upgrade nothing old is run. The hash covers numba's version and the
-place of the sources as well, by which numba keeps machine code too: no installation waits for what
-another one compiles.
+numba caches machine code by a kernel's file, and does not notice a change in another file whose
+functions it inlined. So the name of the cache folder has a hash of all sources with kernels: after
+an upgrade no old code is run. The hash also covers numba's version and the path of the sources,
+which are part of numba's own key: no installation waits for another one to compile.
 """
 
 import hashlib
@@ -25,16 +24,16 @@ from numba import njit, types
 from numba.np.numpy_support import as_dtype
 
 ROOMS = ("graph", "gpu", "tfgnn")
-"""Folders whose files hold kernels."""
+"""Folders with kernels."""
 SHIPPED = "SHIPPED_KERNELS"
-"""Variable that names a folder with compiled kernels, as an image has them."""
+"""Environment variable with the path of a folder of compiled kernels, as in a container image."""
 CPU_LEVELS = {"x86-64-v3": ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")}
-"""Levels of CPUs for which an image ships kernels (NUMBA_CPU_NAME) -> features that they use."""
+"""Level of CPUs for which an image ships kernels (NUMBA_CPU_NAME) -> features that they use."""
 
 
 def compile_for_this_cpu() -> None:
-    """Let numba compile for the CPU of this machine, if NUMBA_CPU_NAME names a level that it lacks:
-    it would end at the first instruction that it does not know."""
+    """If this machine's CPU does not support the level in NUMBA_CPU_NAME, let numba compile for
+    this CPU instead: else the process would be killed at the first illegal instruction."""
     # Without NUMBA_CPU_NAME numba compiles for this machine anyway.
     needed = CPU_LEVELS.get(numba.config.CPU_NAME or "", ())
     have = get_host_cpu_features()
@@ -43,7 +42,7 @@ def compile_for_this_cpu() -> None:
 
 
 def sources_hash(package: Path) -> str:
-    """A hash of all files that kernels are made of, of where they lie, and of numba's version."""
+    """A hash of all source files with kernels, of the package's path, and of numba's version."""
     found = hashlib.sha256(f"{package}\0{numba.__version__}\0".encode())
     for room in ROOMS:
         for path in sorted((package / room).rglob("*.py")):
@@ -54,14 +53,14 @@ def sources_hash(package: Path) -> str:
 
 
 TEMPORARY = Path(tempfile.gettempdir()) / f"streamd-{os.getuid()}"
-"""Folder that keeps kernels if no other can."""
+"""Folder for kernels if no other can be used."""
 
 
 def cache_folder() -> Path | None:
-    """Where compiled kernels are kept: below NUMBA_CACHE_DIR, the user's cache folder, or a private
-    temporary one.
+    """The folder for compiled kernels: below NUMBA_CACHE_DIR, the user's cache folder, or a private
+    temporary folder.
 
-    None where no such folder can be trusted, since what it holds is run.
+    None if no such folder can be trusted: the code in it is executed.
     """
     given = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME")
     home = Path(given) if given else Path.home() / ".cache"
@@ -73,7 +72,7 @@ def cache_folder() -> Path | None:
         except OSError:
             continue
 
-        # Nobody else may be able to write what is run from it.
+        # No other user may be able to write the code in it.
         own = status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         if own and os.access(folder, os.W_OK):
             return folder
@@ -83,28 +82,29 @@ def cache_folder() -> Path | None:
 compile_for_this_cpu()
 CACHE = cache_folder()
 COMPILED = "compiled"
-"""A file next to the kernels once all of them are there."""
+"""Name of the file that marks a folder with all kernels."""
 LOCK = "lock"
-"""A file next to the kernels that a process locks while it compiles or loads them."""
+"""Name of the file that a process locks while it compiles or loads kernels."""
 COMPILE_TIME = "about 12 s on two idle cores, longer beside other work"
 """As measured with an empty cache (docs/operations.md)."""
 if CACHE is not None:
     numba.config.CACHE_DIR = str(CACHE)
 
-# Without the interpreter's lock other threads run while a kernel does.
+# nogil: other threads run while a kernel does.
 kernel = njit(cache=CACHE is not None, nogil=True)
-"""Compiled for the types of each call, when it comes: for commands alone, as no role may wait."""
+"""Compiled at a call, for the types of its arguments: only for commands, since no role may wait."""
 inner = njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-"""Without a wrapper for Python, whose unpacking of many arrays takes longer to compile than the
-kernel itself."""
+"""For functions that only kernels call. The wrapper for Python is left out: its unpacking of many
+arrays takes longer to compile than the function itself."""
 
 
 class Kernel:
-    """A function that is compiled for one signature, by the warm-up or at its first call.
+    """A function that is compiled for one signature, by the warm-up or at its first call. Safe to
+    use from several threads.
 
-    It is never compiled for the types of a call: the thread that answers requests would wait for
-    seconds, however rare the call. Arrays that it only reads are copied if they are not contiguous
-    or of a narrower type; anything else that does not fit is a TypeError.
+    It is never compiled for other types: even in a rare call the thread that answers requests would
+    wait for seconds. Arrays that it only reads are copied if they are not contiguous or have a
+    narrower type; any other argument of a wrong type is a TypeError.
     """
 
     def __init__(self, function: Callable[..., Any], signature: tuple[Any, ...]) -> None:
@@ -119,21 +119,23 @@ class Kernel:
         try:
             return self.dispatcher(*args)
         except TypeError:
-            # numba found no signature that fits, and has run nothing yet.
+            # numba found no matching signature, and has not run the kernel.
             return self.dispatcher(*map(_fitting, args, self.signature))
 
     def compile(self) -> None:
-        """Compile it, or load it where that was done before."""
+        """Compile it, or load it from the cache."""
         with self._lock:
             if not self._is_ready:
                 self.dispatcher.compile(self.signature)
-                # From here on, numba passes writable arrays where read-only ones are declared.
+                # Without this, numba would compile again for writable arrays instead of passing
+                # them as read-only.
                 self.dispatcher.disable_compile()
                 self._is_ready = True
 
 
 def _fitting(arg: Any, declared: Any) -> Any:
-    """An argument as a kernel declares it, where a copy can be that."""
+    """An argument, copied to the declared type if it is a read-only array that can be cast; else as
+    it is."""
     if isinstance(arg, np.ndarray) and isinstance(declared, types.Array) and not declared.mutable:
         dtype = as_dtype(declared.dtype)
         if np.can_cast(arg.dtype, dtype):
@@ -146,7 +148,8 @@ KERNELS: list[Kernel] = []
 
 
 def compiled_for(*signature: Any) -> Callable[[Callable[..., Any]], Kernel]:
-    """Make a kernel of a function. signature: of `streamd.graph.kernel_types`."""
+    """Make a kernel of a function. signature: types of its arguments, from
+    `streamd.graph.kernel_types`."""
 
     def declare(function: Callable[..., Any]) -> Kernel:
         KERNELS.append(Kernel(function, signature))
@@ -156,7 +159,7 @@ def compiled_for(*signature: Any) -> Callable[[Callable[..., Any]], Kernel]:
 
 
 def compile_notice() -> str | None:
-    """The notice to show before kernels are compiled; None where all are kept already."""
+    """The notice to print before kernels are compiled; None if all are compiled already."""
     if CACHE is None:
         return f"compiling kernels, at every start as no folder can keep them: {COMPILE_TIME}"
     if (CACHE / COMPILED).exists() or image_kernels() is not None:
@@ -165,8 +168,8 @@ def compile_notice() -> str | None:
 
 
 def cache_problem() -> str:
-    """Why compiled kernels do not last beyond this container or the next boot, with the operator's
-    action; empty if they do."""
+    """The reason why compiled kernels are lost with this container or at the next boot, with the
+    operator's action; "" if they are kept."""
     if CACHE is not None and CACHE.parent != TEMPORARY:
         return ""
     given = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -177,7 +180,7 @@ def cache_problem() -> str:
 
 
 def image_kernels() -> Path | None:
-    """The folder of shipped kernels that are of these sources and for this CPU, if there is one."""
+    """The folder of shipped kernels for these sources and this CPU, if there is one."""
     shipped = os.environ.get(SHIPPED)
     if not shipped or CACHE is None or not numba.config.CPU_NAME:
         return None
@@ -186,8 +189,8 @@ def image_kernels() -> Path | None:
 
 
 def copy_image_kernels() -> None:
-    """Copy shipped kernels into the cache, unless it has its own. numba reads no folder that it
-    cannot write to."""
+    """Copy shipped kernels into the cache, unless it has all kernels already. They cannot be read
+    from their own folder: numba uses no folder without write access."""
     folder = image_kernels()
     if folder is None or CACHE is None or (CACHE / COMPILED).exists():
         return
@@ -199,6 +202,6 @@ def copy_image_kernels() -> None:
 
 
 def note_compiled() -> None:
-    """Say that all kernels are compiled and kept."""
+    """Mark the cache: it has all kernels."""
     if CACHE is not None:
         (CACHE / COMPILED).touch()

@@ -1,7 +1,7 @@
-"""The types of what kernels are called with, for the one signature that each of them declares.
+"""Types of kernels' arguments, for the one signature that each kernel declares.
 
-A kernel takes arrays that it only reads as read-only ones, as those of the mapped log are; numba
-passes writable arrays for them too. All are contiguous.
+Arrays that a kernel only reads are declared read-only, since those of the mapped log are; numba
+accepts writable arrays for them too. All arrays are contiguous.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ def writes(dtype: DTypeLike, num_dims: int = 1) -> types.Array:
 
 
 def record(of: type, *fields: Any) -> Any:
-    """A named tuple with fields of these types, which a call must have exactly."""
+    """A named tuple whose fields have exactly these types."""
     return types.BaseTuple.from_types(fields, of)
 
 

@@ -1,4 +1,4 @@
-"""The mean of each node's last labels, read from the log as far as it is asked for."""
+"""The mean of each node's last labels, read from the log up to the time of the newest query."""
 
 import numpy as np
 
@@ -7,17 +7,18 @@ from streamd.eventlog.reader import LogReader
 from streamd.events import Float32, Int64
 
 LAST_LABELS = 7
-"""Labels of a node that its mean is of, as in the moving average of TGB (Huang et al. 2023,
-"Temporal Graph Benchmark for Machine Learning on Temporal Graphs"): the first ones count alike,
-each later one a seventh."""
+"""Length of the moving average over a node's labels, as in TGB (Huang et al. 2023, "Temporal Graph
+Benchmark for Machine Learning on Temporal Graphs"): the first seven have equal weights, and each
+later label a weight of one seventh."""
 MAX_VALUES = 1 << 26
-"""Most values kept: 256 MB. Beyond, the node whose newest label is oldest is forgotten."""
+"""Largest number of values in memory: 256 MB. Beyond it, the node whose newest label is the oldest
+is dropped."""
 
 
 class LabelHistory:
-    """A function of the log's labels. Owner: one thread per role.
+    """Running means of the log's labels. Owner: one thread per role.
 
-    It is not stored: the first question reads all labels that the log holds.
+    It is not stored: the first query reads all labels of the log.
     """
 
     def __init__(self, log: LogReader, max_values: int = MAX_VALUES) -> None:
@@ -26,21 +27,22 @@ class LabelHistory:
         self._max_nodes = max(1, max_values // max(dim, 1))
         self._until_us = -(2**62)
 
-        # A row per node, found by a dictionary in order of the nodes' newest labels.
+        # A row per node; the dictionary is ordered by the nodes' newest labels, oldest first.
         self._row: dict[int, int] = {}
         self._free: list[int] = []
         self._mean_ND = np.zeros((16, dim), np.float32)
         self._count_N = np.zeros(16, np.int64)
-        # Of all labels of each node set.
+        # Sum and number of all labels of each node set.
         num_sets = log.state.schema.num_node_sets
         self._sum_SD = np.zeros((num_sets, dim))
         self._num_labels_S = np.zeros(num_sets, np.int64)
         log.follow(self)
 
     def means(self, nodes: Int64, node_sets: Int64, until_us: int) -> Float32:
-        """The mean of each node's last labels at or before a time, of all labels of its node set
-        for a node that has none; zeros before the first: float32[n, label_dim]. node_sets: numbers
-        of the nodes' sets. Times must not go back."""
+        """The mean of each node's last labels at or before a time; for a node without labels, the
+        mean of all labels of its node set, or zeros if that has none: float32[n, label_dim].
+        node_sets: int64[n], numbers of the nodes' sets. until_us: microseconds, not before those of
+        earlier calls."""
         self._advance(until_us)
         means_SD = self._sum_SD / np.maximum(self._num_labels_S, 1)[:, None]
         out = means_SD[node_sets].astype(np.float32)
@@ -51,11 +53,11 @@ class LabelHistory:
         return out
 
     def _advance(self, until_us: int) -> None:
-        """Take in the labels up to a time."""
+        """Add the labels up to a time."""
         if until_us > self._until_us:
             nodes, _, target_LD = self._log.labels_between(self._until_us, until_us)
             self._until_us = until_us
-            # A deleted node's labels count for the mean of all, as its events do for popularity.
+            # A deleted node's labels stay in the mean of its set, as its events stay in popularity.
             set_L = self._log.node_sets_of(nodes)
             for number in np.unique(set_L):
                 own = set_L == number
@@ -73,8 +75,8 @@ class LabelHistory:
                 self._mean_ND[row] = 0
 
     def _take(self, node: int, target_D: Float32) -> None:
-        """Take in one label."""
-        # The node's row, a new one, or that of the node whose newest label is oldest.
+        """Add one label to its node's mean."""
+        # Popped and set again, so that the node moves to the end of the dictionary's order.
         row = self._row.pop(node, None)
         if row is None:
             row = self._free_row()
@@ -86,7 +88,8 @@ class LabelHistory:
         self._mean_ND[row] += np.float32(share) * (target_D - self._mean_ND[row])
 
     def _free_row(self) -> int:
-        """A row that no node has."""
+        """A row without a node; if all are taken, that of the node whose newest label is the
+        oldest."""
         if self._free:
             return self._free.pop()
         if len(self._row) >= self._max_nodes:

@@ -1,4 +1,5 @@
-"""What a node's labels are predicted from, as the graph has it: torch and numpy read it alike."""
+"""The model's inputs for predicting labels of nodes, in numpy; torch and numpy models read the
+same."""
 
 from dataclasses import dataclass
 
@@ -11,9 +12,9 @@ from streamd.graph.neighborhood import Neighborhood, SamplingPlan, sample_neighb
 
 @dataclass(frozen=True, slots=True)
 class LabelRows:
-    """U distinct nodes. around: their neighbourhoods; facts_UF: float32, each node's facts about
-    itself, of which its age, degree and popularity say something; history_UT: float32, the mean of
-    its last labels before."""
+    """U distinct nodes. around: their neighbourhoods. facts_UF: float32, facts of each node as its
+    own candidate, of which age, degree and popularity carry information. history_UT: float32, the
+    mean of its last labels."""
 
     around: Neighborhood
     facts_UF: Float32
@@ -28,13 +29,14 @@ def label_rows(
     before_event: int,
     query_us: int,
 ) -> LabelRows:
-    """Neighbourhoods as of an edge, facts as of now, labels up to `query_us`. set_U: the nodes'
-    sets, which the log does not say of a node that it lacks."""
+    """Neighbourhoods before event `before_event`, facts in their present state, labels up to
+    `query_us` (microseconds). set_U: int64[U], numbers of the nodes' sets; an argument because the
+    log has no set for a node without events."""
     around = sample_neighborhood(
         live.graph, live.log.columns, live.features, nodes_U, before_event, query_us, plan
     )
 
-    # A label has no candidates: only the facts about its node, as its own candidate.
+    # A label has no candidates: take the facts of the node as its own candidate.
     after = np.full(len(nodes_U), query_us + 1)
     facts = live.facts.compute(nodes_U, after, nodes_U[:, None], np.full(len(nodes_U), -1))[:, 0]
     return LabelRows(around, facts, live.labels.means(nodes_U, set_U, query_us))

@@ -1,5 +1,5 @@
-"""The log as one role sees it: block graph, pair facts and node features at one place, less what
-deletes hide."""
+"""A role's view of the log: block graph, pair facts, label means and node features, without deleted
+events and nodes."""
 
 from pathlib import Path
 
@@ -21,19 +21,21 @@ from streamd.telemetry import metrics
 
 logger = structlog.get_logger()
 OFFLOAD_EVENTS = 65_536
-"""Fewer new events than this are not worth a pass over all directories of the graph."""
+"""Least number of new events before the next pass over all directories of the graph."""
 CATCH_UP_EDGES = 1_000_000
-"""Edges inserted together after a restart, while nobody waits: 0.2 s."""
+"""Events inserted together after a restart, before the role answers: 0.2 s."""
 OFFLOAD_SHARE = 0.125
-"""A pass waits until so many of the events in memory are new, so that passes cost little."""
+"""Least share of new events among those in memory before the next pass, so that passes cost
+little."""
 
 
 class LiveGraph:
-    """Owner: one thread per role. The graph may be ahead of `edge`, the place of the facts; queries
-    name what they see.
+    """The graph, facts, labels and node features of one role. Owner: one thread per role. The graph
+    may be ahead of the facts, whose next event is `edge`; after a restart the facts are ahead. So
+    queries name the event up to which they see the graph.
 
-    A delete hides edges in the graph as soon as the log's reader knows it; facts take it in at its
-    place in the log.
+    A delete hides events in the graph as soon as the log's reader has it; the facts apply it at its
+    position in the log.
     """
 
     def __init__(
@@ -44,8 +46,9 @@ class LiveGraph:
         keep_us: int = 0,
         features: FeatureRows | None = None,
     ) -> None:
-        """graph: empty, from the log's first event on. keep_us: microseconds of event time that
-        stay in memory, 0 for all. features: empty, of all nodes here where None."""
+        """graph: empty, starting at the log's first event. keep_us: microseconds of event time that
+        stay in memory, 0 for all. features: empty; None for features of all nodes in this
+        process."""
         self.log = reader
         self.graph = graph
         self.facts = SetFacts(
@@ -63,29 +66,29 @@ class LiveGraph:
 
         self._keep_us = keep_us
 
-        # The oldest event in memory, and where the graph ended at the last pass.
+        # The oldest event in memory, and the graph's next event at the last offloading.
         self._in_memory_from = self._offloaded_at = graph.first_event
         reader.follow(self)
 
     @property
     def edge(self) -> int:
-        """Id of the next edge that the facts take in."""
+        """Id of the facts' next event."""
         return self.facts.edge
 
     def insert(self, until_event: int) -> None:
-        """Put edges into the graph, hidden ones as hidden."""
+        """Insert events into the graph up to an id; deleted ones are inserted as hidden."""
         first = self.graph.next_event
         if until_event <= first:
             return
         src, dst, time = self.log.edges(first, until_event)
         self.graph.insert(src, dst, self.log.edge_sets(first, until_event))
 
-        # Events that the log already hides go in as hidden.
+        # Hide events that the log deleted before they were inserted.
         dead = np.flatnonzero(self.log.deletions.hides(first, src, dst))
         if len(dead):
             self.graph.hide(src[dead], dst[dead], first + dead)
 
-        # Older events leave memory.
+        # Offload older events.
         if self._keep_us:
             self._offload(int(time[-1]))
         metrics.graph_bytes.set(self.graph.num_bytes)
@@ -93,9 +96,9 @@ class LiveGraph:
         metrics.pairs.set(self.facts.num_pairs)
 
     def _offload(self, newest_us: int) -> None:
-        """Take what is too old out of memory, now and then."""
+        """Take events older than `keep_us` out of memory, if enough events are new."""
 
-        # A pass over all directories is worth it once enough is new.
+        # A pass visits all directories, so it waits for enough new events.
         new = self.graph.next_event - self._offloaded_at
         held = self.graph.next_event - self._in_memory_from
         if new < max(OFFLOAD_EVENTS, OFFLOAD_SHARE * held):
@@ -105,8 +108,8 @@ class LiveGraph:
         self.graph.offload(self._in_memory_from)
 
     def step(self, until_event: int, slice_edges: int, catch_up_edges: int = CATCH_UP_EDGES) -> int:
-        """Move graph and facts on by at most a slice, or the graph alone by `catch_up_edges` where
-        it is behind the facts. Returns: edges moved over."""
+        """Advance graph and facts by at most `slice_edges` events; if the facts are ahead of the
+        graph, advance the graph alone by at most `catch_up_edges`. Returns: number of events."""
 
         # After a restart the facts are ahead: the graph catches up first.
         at = self.graph.next_event
@@ -114,7 +117,7 @@ class LiveGraph:
             self.insert(min(self.edge, at + catch_up_edges))
             return self.graph.next_event - at
 
-        # Both move on together.
+        # Both advance together.
         end = max(self.edge, min(self.edge + slice_edges, until_event))
         self.insert(end)
         src, dst, time = self.log.edges(self.edge, end)
@@ -122,18 +125,19 @@ class LiveGraph:
         return len(src)
 
     def advance(self, src_E: Int64, dst_E: Int64, time_E: Int64) -> None:
-        """Move the facts over the next edges."""
+        """Advance the facts by the next events."""
         sets = self._next_sets(len(src_E))
         self.facts.advance(src_E, dst_E, time_E, sets, self.log.deletions.of_nodes)
 
     def _next_sets(self, count: int) -> Int64:
-        """Edge sets of the next events that the facts take in."""
+        """Edge sets of the facts' next events."""
         return self.log.edge_sets(self.edge, self.edge + count)
 
     def advance_scoring(
         self, src_E: Int64, dst_E: Int64, time_E: Int64, asked_R: Int64, candidates_RC: Int64
     ) -> Float32:
-        """Move the facts over the next edges, as `SetFacts.advance_scoring` does."""
+        """Advance the facts by the next events, and return the facts of queries, as
+        `SetFacts.advance_scoring` does: float32[R, C, F]."""
         sets = self._next_sets(len(src_E))
         return self.facts.advance_scoring(
             src_E, dst_E, time_E, sets, asked_R, candidates_RC, self.log.deletions.of_nodes
@@ -142,36 +146,35 @@ class LiveGraph:
     def facts_now(
         self, event_R: Int64, src_R: Int64, time_R: Int64, candidates_RC: Int64
     ) -> Float32:
-        """The facts on the present state of what events of the log ask, each in its edge set:
-        float32[R, C, F]."""
+        """Facts, in their present state, of the queries of log events, each in its event's edge
+        set: float32[R, C, F]."""
         sets = self.log.edge_sets_of(event_R)
         return self.facts.compute(src_R, time_R, candidates_RC, sets)
 
     def take_features(self, until_event: int) -> None:
-        """Put the node features in force that were updated before an edge."""
+        """Apply the updates of node features before an event."""
         for nodes, values in self._feature_updates.until(until_event):
             self.features.take(nodes, values)
 
     def apply(self, changes: Changes) -> None:
-        """Hide what was deleted and what the log dropped."""
+        """Hide deleted nodes and events in the graph, and the events that the log dropped."""
         self.graph.drop_before(self.log.first_edge)
         if not changes.has_deletes:
             return
 
-        # Events that come later are hidden as they are inserted.
+        # Events that are not inserted yet are hidden by `insert`.
         self.graph.hide_nodes(changes.nodes)
         events = changes.events
         known = events[(events >= self.log.first_edge) & (events < self.graph.next_event)]
         self.graph.hide(self.log.gather("src", known), self.log.gather("dst", known), known)
 
     def restore_facts(self, folder: Path, until_event: int) -> int:
-        """Take over the newest stored facts at or before an edge. Returns: the id of the next
-        edge that they take in.
+        """Load the newest stored facts at or before an event. Returns: the id of their next event.
 
-        Without any they begin at the log's first edge, which is exact only where nothing lay before
-        it.
+        Without stored facts they start at the log's first event, which is exact only if the log has
+        dropped none.
         """
-        # Where none fits they are made from the log, which retention may have shortened.
+        # Without stored facts they are computed from the log, which retention may have shortened.
         if not take_stored(self.facts, folder, until_event) and self.log.first_edge > 0:
             logger.warning(
                 "facts_incomplete",
@@ -182,7 +185,7 @@ class LiveGraph:
 
 
 def read_back(reader: LogReader) -> ReadBack:
-    """How a graph reads offloaded events back from the log, with what deletes hide."""
+    """A function by which a graph reads offloaded events back from the log, with their deletes."""
 
     def read(first: int, end: int) -> tuple[Int64, Int64, Bools]:
         src_E, dst_E, _ = reader.edges(first, end)
@@ -192,10 +195,11 @@ def read_back(reader: LogReader) -> ReadBack:
 
 
 def take_stored(facts: SetFacts, folder: Path, until_event: int) -> bool:
-    """Put facts that took in nothing at the newest place stored, from their own edge up to
-    `until_event`. Returns: whether there was any. A file that cannot be taken is logged."""
+    """Load the newest stored facts, from `facts.edge` up to `until_event`, into empty facts.
+    Returns: whether there were any. A file that cannot be loaded is logged."""
     for path in _stored_facts(folder):
-        # Facts from before the log cannot be continued; later ones know too much.
+        # Facts from before the log's first event cannot be continued; later ones include events
+        # after `until_event`.
         if facts.edge <= int(path.stem) <= until_event:
             try:
                 if facts.restore(path):
@@ -213,14 +217,15 @@ def take_stored(facts: SetFacts, folder: Path, until_event: int) -> bool:
 
 
 def save_facts(facts: SetFacts, folder: Path) -> None:
-    """Write facts durably as `folder/<edge>.safetensors`, then drop older ones."""
+    """Store facts in this order: 1. write them durably as `folder/<edge>.safetensors`; 2. delete
+    older facts. A kill after 1 loses nothing; in the other order it would leave no facts at all."""
     folder.mkdir(parents=True, exist_ok=True)
     remove_scratch(folder)
     path = folder / f"{facts.edge:020d}.safetensors"
     facts.save(path)
 
-    # A kill on the way leaves older facts or parts of them, which the next call removes. The file
-    # that stands for the whole goes before its parts.
+    # 2. A kill here leaves older facts or parts of them, which the next call deletes. The file of
+    # all sets is deleted before those of single sets, so that facts with that file are complete.
     for old in sorted(folder.glob("*.safetensors"), reverse=True):
         edge, *number = old.stem.split("-", 1)
         if all(part.isdigit() for part in (edge, *number)) and edge < path.stem:
@@ -228,5 +233,5 @@ def save_facts(facts: SetFacts, folder: Path) -> None:
 
 
 def _stored_facts(folder: Path) -> list[Path]:
-    """Files of facts, newest first; a file by any other name is a stranger's."""
+    """Files of facts, newest first; files with other names are ignored."""
     return sorted((p for p in folder.glob("*.safetensors") if p.stem.isdigit()), reverse=True)

@@ -1,7 +1,8 @@
-"""Negative destinations are a hash of seed, event id and number.
+"""Negative destinations, drawn by a hash of seed, event id and the negative's number.
 
 So they are the same for every model, regime and restart. An event with fewer other destinations
-than it should have negatives gets each of them once: two destinations are two candidates, not 101.
+than negatives gets each of them once: with two destinations in all there are two candidates, not
+101.
 """
 
 from collections.abc import Iterator
@@ -18,18 +19,18 @@ from streamd.graph.hashing import GOLDEN, mix
 
 UInt64 = NDArray[np.uint64]
 NUM_SCORED = 100
-"""Negatives that an event is scored against: as the accuracy baselines have it. The hash counts by
-it too, so another number draws other negatives."""
+"""Negatives for scoring an event, as many as in the accuracy baselines. The hash's counter depends
+on it, so another number would draw other negatives."""
 NUM_LEARNED = 10
-"""Negatives that an event is learned with."""
+"""Negatives for training on an event."""
 SCORED = slice(0, 1 + NUM_SCORED)
-"""Columns of the candidates that an event is scored with, the true destination first."""
+"""Columns of the candidates for scoring an event, the true destination first."""
 LEARNED = np.r_[0, 1 + NUM_SCORED : 1 + NUM_SCORED + NUM_LEARNED]
-"""Columns of the candidates that an event is learned with, the true destination first."""
+"""Columns of the candidates for training on an event, the true destination first."""
 SCORED_SEED = 0
-"""The protocol's seed: published scores are of these negatives."""
+"""The evaluation protocol's seed: published scores are for these negatives."""
 LEARNED_SEED = 1
-"""Another seed, so that no event is learned against the negatives that it is scored against."""
+"""Another seed, so that an event's negatives in training are not those of its score."""
 
 
 @dataclass(frozen=True)
@@ -88,17 +89,18 @@ class Pool:
     def draw(self, event_E: Int64, dst_E: Int64, known_E: Int64, count: int, seed: int) -> Int64:
         """Draw `count` negatives per event, int64[E, count].
 
-        They are of the first `known_E` destinations without the deleted and the true one. Of more
-        than `count` they are drawn uniformly, with replacement. Of `count` or fewer each comes
-        once, in an order drawn by the hash, and the true destination fills the columns that are
-        left (`streamd.graph.ranking.is_candidate`). `num_others` must be above 0. The hash
-        is SplitMix64 of the seed and (100 * event + j + 1), the protocol of the accuracy baselines.
+        They are drawn from the first `known_E` destinations without the deleted and the true one.
+        If these are more than `count`, the draw is uniform, with replacement. If they are `count`
+        or fewer, each occurs once, in an order given by the hash, and the true destination fills
+        the remaining columns (`streamd.graph.ranking.is_candidate`). `num_others` must be above 0.
+        The hash is SplitMix64 of the seed and (100 * event + j + 1), the protocol of the accuracy
+        baselines.
 
         event_E: int64 event ids. dst_E: int64 true destinations.
         """
         h = hashes(event_E, count, seed)
 
-        # An index among the destinations that are left without the true and the deleted ones.
+        # Draw an index among the destinations without the true and the deleted ones.
         in_pool = self.holds(dst_E, known_E)
         left_E = (self._alive(known_E) - in_pool).astype(np.uint64)
         i: Int64 = (h % left_E[:, None]).astype(np.int64)
@@ -106,7 +108,7 @@ class Pool:
         if len(few):
             i[few], is_drawn = _each_once(h[few], left_E[few])
 
-        # Back to positions: step over the true destination, then over the deleted ones.
+        # Turn indices into positions: skip the true destination, then the deleted ones.
         true_E = self._alive(np.maximum(self._positions(dst_E), 0))
         i += in_pool[:, None] & (i >= true_E[:, None])
         drawn = self._nodes(
@@ -123,7 +125,7 @@ class Pool:
     def _positions(self, nodes: Int64) -> Int64:
         """Position of each node, -1 for one that is no destination by the window's end."""
         position = self.facts.ranks_of(nodes)
-        position[position >= self.num_before] = -1  # the facts may have moved on since
+        position[position >= self.num_before] = -1  # destinations that the facts added since
         if len(self.new_N):
             by_id, ids = self._new_by_id
             at = np.minimum(np.searchsorted(ids, nodes), len(ids) - 1)
@@ -133,8 +135,8 @@ class Pool:
 
     @cached_property
     def _new_by_id(self) -> tuple[Int64, Int64]:
-        """The order of the new destinations by id, and their ids in it: sorted once, for all chunks
-        of the window."""
+        """Argsort of the new destinations by id, and their ids in that order: sorted once for all
+        chunks of the window."""
         by_id = np.argsort(self.new_N)
         return by_id, self.new_N[by_id]
 
@@ -170,13 +172,13 @@ def _each_once(hash_EC: UInt64, left_E: UInt64) -> tuple[Int64, Bools]:
 
 
 class Pools:
-    """The pools of a window by node set: an event's negatives are of its destination's set.
+    """The pools of a window by node set: an event's negatives have its destination's node set.
 
-    With one node set it is the one `Pool`.
+    With one node set there is one `Pool`.
     """
 
     def __init__(self, facts: SetFacts, dst_E: Int64, time_E: Int64, deleted: Int64) -> None:
-        """Made before the facts advance over the window's events, as `Pool.of` is."""
+        """Call it before the facts advance over the window's events, as `Pool.of`."""
         self._facts = facts
         set_E = facts.node_set_of(dst_E)
         self._pools = [
@@ -223,11 +225,11 @@ class Pools:
         return sizes[self.node_sets_of(dst_E)]
 
     def node_sets_of(self, dst_E: Int64) -> Int64:
-        """Number of each node's set, int64[E]."""
+        """Number of each node's node set, int64[E]."""
         return self._facts.node_set_of(dst_E)
 
     def _each(self, dst_E: Int64) -> Iterator[tuple[Pool, slice | Int64]]:
-        """Yield each pool with the rows whose destinations are of its set."""
+        """Yield each pool with the rows of the destinations in its node set."""
         if len(self._pools) == 1:
             yield self._pools[0], slice(None)
             return

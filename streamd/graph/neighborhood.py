@@ -1,4 +1,4 @@
-"""What a model needs to embed some nodes: sampled neighbours with times and features, the nodes
+"""A model's input for embedding some nodes: sampled neighbours with times and features, the nodes
 renumbered from 0."""
 
 from dataclasses import dataclass
@@ -17,12 +17,11 @@ from streamd.graph.temporal import TemporalGraph
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingPlan:
-    """How a model looks around its roots: one draw per hop, or one for each of several edge sets
-    and directions.
+    """A model's sampling: one draw per hop, or one for each of several edge sets and directions.
 
-    window_us: at 0 each hop goes deeper: its roots are those of the hop before and their
-    neighbours. Above 0, every hop has the same roots and draws from a window of time of this width,
-    the first hop from the newest window (DySAT).
+    window_us: 0 for hops, the roots of each being the roots and neighbours of the one before. Above
+    0, every hop has the same roots and draws from a time window of this width in microseconds, the
+    first hop from the newest window (DySAT).
     """
 
     hops: tuple[HopDraws, ...]
@@ -31,9 +30,9 @@ class SamplingPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hop:
-    """U roots and their K neighbours. root_U, neighbor_UK: int64 places among the nodes of the
+    """U roots and their K neighbours. root_U, neighbor_UK: int64 indices into the nodes of the
     neighbourhood. eid_UK: int64 event ids. mask_UK: bool. ago_UK: int64 microseconds from the
-    neighbour's event to the query. edge_UKD: float32."""
+    neighbour's event to the query. edge_UKD: float32 edge features."""
 
     root_U: Int64
     neighbor_UK: Int64
@@ -43,7 +42,7 @@ class Hop:
     edge_UKD: Float32
 
     def rows(self, kept: Int64 | Bools, renumber: Int64) -> "Hop":
-        """Some of the roots. renumber: int64, the new place of each node."""
+        """The hop of some of its roots. renumber: int64, the new index of each node."""
         return Hop(
             root_U=renumber[self.root_U[kept]],
             neighbor_UK=renumber[self.neighbor_UK[kept]],
@@ -56,12 +55,12 @@ class Hop:
 
 @dataclass(frozen=True)
 class Neighborhood:
-    """The hops around some roots, and the M distinct nodes in them. All raw: nothing standardised
-    or scaled.
+    """The hops around some roots, and the M distinct nodes in them. No value is standardised or
+    scaled.
 
-    node_M: int64 node ids, -1 is a node never seen. node_MD: float32 features. The first hop's
-    roots are those asked for; the next hop's are the distinct ones among the first's roots and
-    neighbours. windows: the hops are windows of time instead, all with the same roots.
+    node_M: int64 node ids, -1 for a node without events. node_MD: float32 features. The first hop's
+    roots are those of the query; the next hop's are the distinct nodes among the first hop's roots
+    and neighbours. windows: True if the hops are time windows instead, all with the same roots.
     """
 
     node_M: Int64
@@ -70,8 +69,10 @@ class Neighborhood:
     windows: bool = False
 
     def subset(self, places: Int64) -> "Neighborhood":
-        """The neighbourhood of some of the roots. places: int64, which roots of the first hop."""
-        # Keep of each hop the roots that the hops before still reach, or of windows the same ones.
+        """The neighbourhood of some of the roots. places: int64 indices into the first hop's
+        roots."""
+        # In each hop keep the roots that the kept part of the hops before reaches; in windows the
+        # same roots.
         kept: list[Int64 | Bools] = []
         used = np.zeros(len(self.node_M), np.bool_)
         for number, hop in enumerate(self.hops):
@@ -79,7 +80,7 @@ class Neighborhood:
             used[hop.root_U[kept[-1]]] = True
             used[hop.neighbor_UK[kept[-1]]] = True
 
-        # Nodes that are left get new places, in the old order.
+        # The kept nodes get new indices, in the old order.
         renumber = np.cumsum(used) - 1
         hops = tuple(hop.rows(rows, renumber) for hop, rows in zip(self.hops, kept, strict=True))
         return Neighborhood(self.node_M[used], self.node_MD[used], hops, self.windows)
@@ -94,13 +95,13 @@ def sample_neighborhood(
     query_us: int,
     plan: SamplingPlan,
 ) -> Neighborhood:
-    """Neighbourhoods of distinct roots among events below `before_event`, at query time
-    `query_us`."""
+    """Sample the neighbourhoods of distinct roots in the events before `before_event`, at query
+    time `query_us` (microseconds). Raises: OffloadedError."""
     next_roots: NextRoots[Any] = distinct_nodes
     since = 0
 
-    # Windows of time become ranges of event ids, the newest one first; it ends with the events of
-    # the query's own time.
+    # Time windows become ranges of event ids, the newest first; it includes the events at the
+    # query's own time.
     if plan.window_us:
         back = query_us + 1 - plan.window_us * np.arange(len(plan.hops) + 1)
         starts = np.minimum(edges_before(columns, back), before_event).tolist()

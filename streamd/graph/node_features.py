@@ -1,4 +1,4 @@
-"""Node features in force at a place in the log."""
+"""The current features of nodes at a position in the log."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -11,7 +11,8 @@ from streamd.schema import Schema
 
 
 class FeatureRows(Protocol):
-    """Who has the features of nodes: `NodeFeatures`, or the ranks that share them."""
+    """A source of node features: `NodeFeatures`, or an exchange with the ranks that own the
+    nodes."""
 
     dim: int
 
@@ -19,19 +20,20 @@ class FeatureRows(Protocol):
     def num_bytes(self) -> int: ...
 
     def take(self, node_U: Int64, values_UD: Float32) -> None:
-        """Take in further updates in log order; of equal nodes the last is newest."""
+        """Apply further updates in log order; the last row of a repeated node counts."""
         ...
 
     def of(self, node_N: Int64) -> Float32:
-        """float32[N, dim]; zeros for a node without features, but for its node set."""
+        """Features of nodes, float32[N, dim]; zeros for a node without any, except for the one-hot
+        of its node set."""
         ...
 
 
 class NodeFeatures:
-    """The newest feature row per node among the updates taken in. Owner: one thread per role.
+    """The newest feature row of each node among the applied updates. Owner: one thread per role.
 
-    With several node sets every node has a row, which says its set. owned: the nodes whose rows are
-    kept; all where None.
+    With several node sets every node has a row, with a one-hot of its set. node_sets_of: int64 node
+    ids -> numbers of their sets, same shape. owned: the nodes with rows; None for all.
     """
 
     def __init__(
@@ -48,11 +50,11 @@ class NodeFeatures:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the rows, with their room to grow."""
+        """Bytes of the allocated rows."""
         return self._values.nbytes
 
     def take(self, node_U: Int64, values_UD: Float32) -> None:
-        """Take in further updates in log order; of equal nodes the last is newest."""
+        """Apply further updates in log order; the last row of a repeated node counts."""
         if self._owned is not None:
             kept = np.flatnonzero(self._owned.is_own(node_U))
             node_U, values_UD = self._owned.slots(node_U[kept]), values_UD[kept]
@@ -68,13 +70,14 @@ class NodeFeatures:
         self._values[node_U] = values_UD
 
     def of(self, node_N: Int64) -> Float32:
-        """float32[N, dim]; zeros for a node without features, but for its node set."""
+        """Features of nodes, float32[N, dim]; zeros for a node without any, except for the one-hot
+        of its node set."""
         out = np.zeros((len(node_N), self.dim), np.float32)
         row_N = node_N if self._owned is None else self._owned.slots(node_N)
         inside = (row_N >= 0) & (row_N < len(self._values))
         out[inside] = self._values[row_N[inside]]
         if self._num_sets > 1:
-            # Nobody knows the set of a node that was never seen.
+            # A node without events has no known set.
             known = np.flatnonzero(node_N >= 0)
             out[known, self._node_sets_of(node_N[known])] = 1.0
         return out

@@ -1,5 +1,5 @@
-"""Which rank owns a node: its adjacency, memory and features lie there (GNNFlow section 4.4: hash
-partition)."""
+"""The partition of nodes among ranks by hash (GNNFlow section 4.4): a node's rank has its
+adjacency, memory and features."""
 
 import threading
 
@@ -11,26 +11,26 @@ from streamd.graph.hashing import mix
 
 
 def owner_of(node_N: Int64, num_ranks: int) -> Int64:
-    """The rank of each node, int64[N]: a hash of its id, so that busy nodes are spread.
+    """The rank of each node, int64[N]: a hash of its id, which spreads busy nodes.
 
-    A negative id, an unknown node, has an owner too, which knows nothing of it.
+    A negative id, of an unknown node, is given a rank too.
     """
     owner_N: Int64 = (mix(node_N.astype(np.uint64)) % np.uint64(num_ranks)).astype(np.int64)
     return owner_N
 
 
 class OwnedNodes:
-    """The nodes that one rank owns, numbered by slots: 0, 1 and so on in the order of their ids, so
-    that what a rank keeps of nodes takes the room of its own alone.
+    """The nodes that one rank owns, numbered by slots 0, 1, ... in order of their ids, so that a
+    rank's arrays over nodes have rows for its own nodes only.
 
-    The map itself has 4 bytes for each node of the graph. Safe to use from several threads.
+    The map itself takes 4 bytes for each node of the graph. Safe to use from several threads.
     """
 
     def __init__(self, rank: int, num_ranks: int) -> None:
         self.rank = rank
         self.num_ranks = num_ranks
         self._lock = threading.Lock()
-        # By node id, -1 where another rank owns it; and the ids by slot.
+        # Slot of each node id, -1 if another rank owns it; and node id of each slot.
         self._slot_N: NDArray[np.int32] = np.zeros(0, np.int32)
         self._node_S = np.zeros(0, np.int64)
 
@@ -40,7 +40,7 @@ class OwnedNodes:
         return own
 
     def slots(self, node_N: Int64) -> Int64:
-        """The slot of each node, int64[N]; -1 for an unknown node and one of another rank."""
+        """The slot of each node, int64[N]; -1 for an unknown node, or a node of another rank."""
         if not len(node_N):
             return np.zeros(0, np.int64)
         highest = int(node_N.max())
@@ -52,15 +52,16 @@ class OwnedNodes:
         return found
 
     def nodes(self, slot_S: Int64) -> Int64:
-        """The ids of slots that were given out, int64[S]."""
+        """The node ids of slots that `slots` returned, int64[S]."""
         ids: Int64 = self._node_S[slot_S]
         return ids
 
     def entries(self, node_E: Int64, other_E: Int64, both: bool) -> tuple[Int64, Int64, Int64]:
-        """What this rank files of events: slot, other end and row of the event, int64[F] each, in
-        the order of the rows.
+        """This rank's adjacency entries for events: slot of the node, other endpoint, and index of
+        the event, int64[F] each, in the order of the events.
 
-        node_E: where events are filed. both: they are filed at other_E too, a self loop once.
+        node_E: the node that gets an entry of each event. both: other_E gets one too; a self loop
+        has one entry.
         """
         row = np.arange(len(node_E))
         if both:
@@ -77,16 +78,16 @@ class OwnedNodes:
         return self.slots(node_E[at]), other_E[at], row[at]
 
     def _grow(self, num_nodes: int) -> NDArray[np.int32]:
-        """Number the nodes below `num_nodes` at least. Returns: the slots by id."""
+        """Assign slots to all own nodes below `num_nodes`, or more. Returns: the slots by id."""
         with self._lock:
             known = len(self._slot_N)
             if num_nodes > known:
-                # Twice as many as before, so that growing costs little per node.
+                # At least double the size, so that growing costs little per node.
                 added = np.arange(known, max(num_nodes, 2 * known))
                 own = np.flatnonzero(self.is_own(added))
                 slots = np.full(len(added), -1, np.int32)
                 slots[own] = len(self._node_S) + np.arange(len(own))
-                # Ids come first: whoever finds a slot finds its id.
+                # Ids first: another thread that finds a slot must find its id.
                 self._node_S = np.concatenate([self._node_S, added[own]])
                 self._slot_N = np.concatenate([self._slot_N, slots])
             return self._slot_N

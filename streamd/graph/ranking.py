@@ -6,10 +6,10 @@ from streamd.events import Bools, Float32, Int64
 
 
 def is_candidate(candidate_EC: Int64) -> Bools:
-    """Whether each column is a candidate of its event, bool[E, C]: all but later ones that repeat
-    the true destination, because the event has fewer others than there are columns.
+    """Whether each column is a candidate of its event, bool[E, C]: all but the later columns that
+    repeat the true destination, as padding of an event with fewer negatives than columns.
 
-    candidate_EC: int64 nodes, or their places, the true destination first.
+    candidate_EC: int64 nodes, or their indices, the true destination first.
     """
     out: Bools = candidate_EC != candidate_EC[:, :1]
     out[:, 0] = True
@@ -17,18 +17,19 @@ def is_candidate(candidate_EC: Int64) -> Bools:
 
 
 def among_candidates(score_EC: Float32, is_candidate_EC: Bools) -> Float32:
-    """The scores, with -inf in columns that are no candidate: there `ranks` passes them over."""
+    """The scores, with -inf in columns that are no candidate, which `ranks` ignores."""
     if is_candidate_EC.all():
         return score_EC
     return np.where(is_candidate_EC, score_EC, np.float32(-np.inf))
 
 
 def ranks(score_EC: Float32) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Rank of the first candidate among all, float64[E]: 1 + greater + half of the equal ones.
+    """Rank of the first candidate among all, float64[E]: 1 + number of greater scores + half the
+    number of equal ones.
 
-    So a constant scorer ranks at chance. A score that is NaN ranks last: every candidate counts
-    that is not known to be smaller. A score of -inf is no candidate's; should the true one have it,
-    it ranks after all columns.
+    So a constant scorer ranks at chance. A true destination with a NaN score ranks last, and
+    another candidate's NaN counts as greater. Columns with -inf are no candidates; if the true
+    destination has -inf, it ranks after all columns.
     """
     true = score_EC[:, :1]
     others = score_EC[:, 1:]

@@ -1,8 +1,9 @@
-"""Recent negatives: a share of the negatives for learning are destinations of the newest events.
+"""Recent negatives: a share of the negatives for training are destinations of the newest events.
 
-Each is drawn as often as it occurs among these events, popular ones more often than others. Alone
-that would teach the model that popular destinations are wrong. So the loss subtracts the log of a
-candidate's draw frequency from its logit (sampled softmax: Jean et al. 2015, section 3.2).
+A destination's probability is its frequency among these events, so popular ones are drawn more
+often. By itself this would teach the model that popular destinations are wrong. So the loss
+subtracts the log of a candidate's draw frequency from its logit (sampled softmax: Jean et al. 2015,
+section 3.2).
 """
 
 from dataclasses import dataclass
@@ -15,22 +16,22 @@ from streamd.events import Bools, Float32, Int64
 from streamd.graph.negatives import LEARNED_SEED, NUM_LEARNED, Pools, hashes
 
 RECENT_EVENTS = 10_000
-"""Newest events whose destinations are drawn: enough to estimate popularity, few enough to be read
-and counted for every window."""
+"""Number of newest events to draw destinations from: enough to estimate popularity, few enough to
+read and count for every window."""
 RECENT_SEED = 2
-"""Not the seed of uniform negatives: equal hashes would couple the two draws."""
+"""Differs from the seed of uniform negatives: equal hashes would correlate the two draws."""
 MILLION = 1_000_000
-"""Shares are exact to so many parts of one negative."""
+"""Shares are exact to a millionth of one negative."""
 NUMBER_SEED = 3
-"""Of the hash that decides how many of an event's negatives are recent ones."""
+"""Seed of the hash that decides the number of an event's recent negatives."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecentDestinations:
-    """Destinations of the newest events until a window's end, all of them in its pools.
+    """Destinations of the newest events up to a window's end, all of them in the window's pools.
 
-    dst_R: int64[R] node ids, one for each event. share: of the NUM_LEARNED negatives of events,
-    those that are drawn from them.
+    dst_R: int64[R] node ids, one for each event. share: fraction of an event's NUM_LEARNED
+    negatives that is drawn from them, 0 to 1.
     """
 
     dst_R: Int64
@@ -38,8 +39,9 @@ class RecentDestinations:
 
     @classmethod
     def until(cls, log: LogReader, end_edge: int, share: float) -> "RecentDestinations":
-        """The newest before event `end_edge`, without deleted ones. share: of the negatives."""
-        # Nothing is read for uniform negatives.
+        """The destinations of the RECENT_EVENTS events before `end_edge`, without deleted ones.
+        share: as above."""
+        # Uniform negatives need no events.
         if not share:
             return cls(np.zeros(0, np.int64), 0.0)
         first = max(log.first_edge, end_edge - RECENT_EVENTS)
@@ -49,10 +51,10 @@ class RecentDestinations:
     def num_drawn(self, event_E: Int64) -> Int64:
         """How many of the NUM_LEARNED negatives of each event are recent ones: int64[E].
 
-        The share of them if that is a whole number. Else the whole number below or above, by a hash
+        share * NUM_LEARNED if that is an integer. Else the integer below or above, chosen by a hash
         of the event, so that the share is exact on average. event_E: int64 event ids.
         """
-        # Products such as .7 x 10 are off their whole number by rounding.
+        # Integers of millionths, since products of floats are rounded.
         in_millionths = round(self.share * NUM_LEARNED * MILLION)
         whole, rest = divmod(in_millionths, MILLION)
         drawn = hashes(event_E, 1, NUMBER_SEED)[:, 0] % np.uint64(MILLION)
@@ -63,26 +65,26 @@ class RecentDestinations:
 def draw_for_learning(
     pools: Pools, recent: RecentDestinations, event_E: Int64, dst_E: Int64
 ) -> tuple[Int64, Float32]:
-    """Draw the negatives that events are learned with: the first `recent.num_drawn` of each event
-    from the destinations of recent events of the same node set, the others uniformly among all that
-    are known at the window's end.
+    """Draw the negatives of events for training: the first `recent.num_drawn` of each event from
+    the recent destinations of the same node set, the others uniformly from all destinations known
+    at the window's end.
 
-    A uniform one replaces a true destination, and is kept if no recent event has a destination of
-    the node set. An event with NUM_LEARNED others or fewer has each of them once, as of
-    `Pool.draw`. event_E: int64 event ids. dst_E: int64 true destinations.
+    A uniform negative is used instead of a recent one that is the true destination, or if the node
+    set has no recent destination. An event with at most NUM_LEARNED other destinations gets each of
+    them once, as from `Pool.draw`. event_E: int64 event ids. dst_E: int64 true destinations.
 
-    Returns: int64[E, 10]; log of each candidate's draw frequency, the true one first, relative to
-    uniform draws: float32[E, 11], 0 if all are uniform. That of the true one is for events with
-    another true one.
+    Returns: the negatives, int64[E, 10]; and the log of each candidate's draw frequency relative to
+    uniform draws, the true destination first: float32[E, 11], 0 if all are uniform. The frequency
+    of the true destination is that of its draws as a negative of other events.
     """
-    # Uniform ones first.
+    # Draw uniform negatives.
     sizes_E = pools.sizes(dst_E)
     negatives = pools.draw(event_E, dst_E, sizes_E, NUM_LEARNED, LEARNED_SEED)
     log_draws = np.zeros((len(dst_E), 1 + NUM_LEARNED), np.float32)
     if not recent.share:
         return negatives, log_draws
 
-    # Then recent ones, node set by node set.
+    # Replace the first columns by recent ones, node set by node set.
     num_others_E = pools.num_others(dst_E, sizes_E)
     set_E, set_R = pools.node_sets_of(dst_E), pools.node_sets_of(recent.dst_R)
     for number in np.unique(set_E):
@@ -91,7 +93,7 @@ def draw_for_learning(
         if not len(rows) or not len(dst_R):
             continue
 
-        # They fill the first columns, except true destinations.
+        # A recent one that is the true destination stays uniform.
         num_drawn_E = recent.num_drawn(event_E[rows])
         is_recent_EC: Bools = np.arange(NUM_LEARNED) < num_drawn_E[:, None]
         h = hashes(event_E[rows], NUM_LEARNED, RECENT_SEED)
@@ -107,17 +109,18 @@ def draw_for_learning(
 def log_draw_frequency(
     candidate_EC: Int64, dst_R: Int64, num_others_E: Int64, num_drawn_E: Int64
 ) -> NDArray[np.float64]:
-    """Log of the frequency of draws relative to uniform draws: float64[E, 11], true ones first.
+    """Log of the draw frequency relative to uniform draws: float64[E, 11], the true destination
+    first.
 
-    num_others_E: destinations that uniform ones are drawn from. num_drawn_E: number of recent ones
-    among the negatives, both int64[E].
+    num_others_E: number of destinations that uniform negatives are drawn from. num_drawn_E: number
+    of recent ones among the negatives. Both are int64[E].
     """
     # The share of each candidate among the recent destinations.
     node_N, count_N = np.unique(dst_R, return_counts=True)
     at = np.minimum(np.searchsorted(node_N, candidate_EC), len(node_N) - 1)
     recent_EC = np.where(node_N[at] == candidate_EC, count_N[at], 0) / len(dst_R)
 
-    # A uniform one replaces a true one that was drawn.
+    # If the true destination is drawn, a uniform negative replaces it.
     draws_EC = recent_EC * num_others_E[:, None]
     draws_EC[:, 1:] += recent_EC[:, :1]
     share_E1 = num_drawn_E[:, None] / NUM_LEARNED

@@ -1,5 +1,5 @@
-"""The restart point of a role: the facts it stored, and the hold that keeps the log from there
-on."""
+"""The restart point of a role: its stored facts, and the hold (`streamd.eventlog.upkeep.holds`)
+that keeps the log from their next event on."""
 
 import time
 from collections.abc import Callable
@@ -23,11 +23,18 @@ from streamd.roles import FACTS, folder_of, take_over
 
 
 class RestartPoint:
-    """Stores facts, then moves the hold, in this order: the log is kept until facts that cover it
-    are durable. Owner: the role."""
+    """Stores facts and moves the hold, in this order:
+
+    1. `store` writes facts durably.
+    2. `hold` lets the log drop the events before these facts.
+
+    In another order a kill between the two would leave older facts, and a log without the events
+    after them. So `hold` never passes the facts stored last, whatever its arguments. Owner: the
+    role.
+    """
 
     def __init__(self, data_dir: Path, name: str, live: LiveGraph) -> None:
-        """name: of the role. Takes over what an older release left."""
+        """name: of the role. Moves the role's files of an older release to their new paths."""
         self._data_dir = data_dir
         self._name = name
         self._live = live
@@ -39,27 +46,27 @@ class RestartPoint:
         self._facts_edge = live.edge
         found = read_hold(data_dir, name)
         self.facts_seq = None if found is None else found.purged_until_seq
-        """Commit up to which the stored facts took deletes in; None if that is not known."""
-        # No hold is like this one, so the first is written.
+        """Commit up to which the stored facts applied deletes; None if unknown."""
+        # Differs from every hold, so that the first one is written.
         self.written = Hold(-1, -1)
-        """The hold as it was written last."""
+        """The hold that was written last."""
 
     def resume(self, until_event: int) -> None:
-        """Take over the newest stored facts at or before an event, where there are any."""
+        """Load the newest stored facts at or before an event, if there are any."""
         self._facts_edge = self._live.restore_facts(self._folder, until_event)
 
     def compaction_request(self) -> int | None:
-        """Return the event before which compaction was asked for, None where it was not."""
+        """Return the event id of the request to compact the log before it, or None."""
         return asked_to_compact(self._data_dir)
 
     def is_due(self, edge: int) -> bool:
-        """Whether facts that have reached event `edge` should be stored: they are past a whole
-        segment, or compaction waits for them."""
+        """Whether facts at event `edge` should be stored: since the last store they have passed the
+        end of a sealed segment, or compaction waits for them."""
         request = self.compaction_request()
         log = self._live.log
         if self._facts_edge < max(log.sealed_until(edge), min(request or 0, edge)):
             return True
-        # Several deletes may come between two events, so the event alone is not enough.
+        # Several deletes may come between two events, so compare their commits too.
         if request is None or request > edge:
             return False
         newest = deletes_until(log.data_dir, log.state, request)[1]
@@ -67,26 +74,28 @@ class RestartPoint:
         return is_behind and self._has_taken_deletes(self._live.facts)
 
     def _has_taken_deletes(self, facts: SetFacts) -> bool:
-        """Whether facts took in all deletes before their next event."""
+        """Whether facts have applied all deletes before their next event."""
         return facts.num_forgotten == len(self._live.log.deletions.of_nodes.until(facts.edge).node)
 
     def store(self, facts: SetFacts) -> None:
-        """Store facts that nobody changes meanwhile durably. Raises: OSError."""
+        """Store facts durably. They must not change meanwhile. Raises: OSError."""
         seq = self._live.log.state.seq if self._has_taken_deletes(facts) else 0
         self._save(facts, seq)
 
     def _save(self, facts: SetFacts, seq: int) -> None:
-        """Store facts. seq: commit up to which they took deletes in."""
+        """Store facts. seq: commit up to which they have applied deletes."""
         save_facts(facts, self._folder)
         self._facts_edge, self.facts_seq = facts.edge, seq
 
     def prepare_store(self, edge: int) -> Callable[[], None]:
-        """Return what stores the facts as of event `edge`, as `store` does, in another thread.
+        """Return a function that stores the facts at event `edge`, as `store` does; another thread
+        may call it.
 
-        It makes them from those stored last and the log, as a restart does: the live ones move on
-        meanwhile, and a copy of them would take long. The reader is used in this call only.
+        It computes them from the facts stored last and the log, as a restart does: the live facts
+        advance meanwhile, and copying them would take long. Only this call uses the reader; the
+        function does not.
         """
-        # Views of the mapped segments, which stay readable whatever the reader does.
+        # Views of the mapped segments, which stay readable while the reader advances.
         log = self._live.log
         begin, first_edge, deletes = self._facts_edge, log.first_edge, log.deletions.of_nodes
         seq = log.state.seq
@@ -102,12 +111,13 @@ class RestartPoint:
         def store() -> None:
             take_stored(facts, self._folder, begin)
             if facts.edge != begin:
-                # What was stored is lost: the next try begins there.
+                # The facts stored last are gone: the next try starts at older ones, or at the log's
+                # first event.
                 self._facts_edge, self.facts_seq = facts.edge, 0
                 return
             for src_E, dst_E, time_E, set_E in parts:
                 facts.advance(src_E, dst_E, time_E, set_E, deletes)
-            # Deletes may have come without any event.
+            # Apply the deletes after the last event.
             facts.advance(nothing, nothing, nothing, nothing, deletes)
             self._save(facts, seq)
 
@@ -116,16 +126,17 @@ class RestartPoint:
     def hold(
         self, edge: int, purged_before_event: int, purged_until_seq: int | None = None
     ) -> None:
-        """Write the hold: a restart needs the log from event `edge` and from the stored facts on.
+        """Write the hold: a restart needs the log from event `edge` on, and from the stored facts'
+        next event on.
 
-        purged_before_event, purged_until_seq: as in `Hold`, of the role's other files.
+        purged_before_event, purged_until_seq: as in `Hold`, for the role's files other than facts.
         """
         seq = self.facts_seq
         if seq is not None and purged_until_seq is not None:
             seq = min(seq, purged_until_seq)
         hold = Hold(min(self._facts_edge, edge), purged_before_event, seq)
 
-        # A hold that differs in what was purged alone is written only while compaction waits.
+        # If only the purged_ fields differ, write the hold only while compaction waits for it.
         if hold.edge != self.written.edge or (
             hold != self.written and self.compaction_request() is not None
         ):
@@ -136,6 +147,6 @@ class RestartPoint:
             try:
                 renew_hold(self._data_dir, self._name)
             except FileNotFoundError:
-                # Somebody removed the folder of a role that runs.
+                # The folder of the running role was removed.
                 write_hold(self._data_dir, self._name, hold)
             self._renewed = time.monotonic()

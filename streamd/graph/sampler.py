@@ -1,4 +1,4 @@
-"""Temporal sampling over several hops: which neighbours each root had strictly before its time."""
+"""Temporal sampling over several hops: each root's neighbours strictly before its time."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,17 +15,17 @@ from streamd.graph.blocks.hops import NextRoots, Roots, SampledHop, sample_hops
 
 Strategy = Literal["recent", "uniform", "window", "static"]
 SPLIT_ROOTS = 4096
-"""Fewer roots than this are not worth another thread."""
+"""Least number of roots for each thread."""
 
 
 @dataclass(frozen=True)
 class Compact:
-    """A layer as message passing takes it: E sampled events between the M distinct (node, time)
+    """A layer in the form of message passing: E sampled events between the M distinct (node, time)
     pairs among roots and neighbours.
 
-    node: int64[M] ids; time: int64[M], the time each is looked at; root: int64[R], where in
-    `node` the roots are; edge_index: int64[2, E] places in `node`, from neighbour to root, as in
-    PyG; eid: int64[E].
+    node: int64[M] node ids. time: int64[M] microseconds, the query time of each. root: int64[R],
+    indices of the roots in `node`. edge_index: int64[2, E] indices into `node`, from neighbour to
+    root, as in PyG. eid: int64[E] event ids.
     """
 
     node: Int64
@@ -37,9 +37,13 @@ class Compact:
 
 @dataclass(frozen=True)
 class Layer:
-    """One hop. root: int64[R] and root_time: int64[R], its roots and their times; neighbor, eid,
-    time: int64[R, k], mask: bool[R, k]; padding is 0. The next layer's roots are `root`, then the
-    sampled neighbours in row order without padding; with strategy window they are `root` alone."""
+    """One hop of R roots with at most k neighbours each.
+
+    root: int64[R] node ids. root_time: int64[R] microseconds. neighbor, eid, time: int64[R, k],
+    neighbours with the ids and times of their events; padding is 0. mask: bool[R, k], False for
+    padding. The next layer's roots are `root`, then the sampled neighbours in row order without
+    padding; with strategy window they are `root` alone.
+    """
 
     root: Int64
     root_time: Int64
@@ -49,8 +53,8 @@ class Layer:
     mask: Bools
 
     def compact(self, prop_time: bool = False) -> Compact:
-        """Distinct (node, time) pairs and the sampled events between them. prop_time: neighbours at
-        their event's time."""
+        """Distinct (node, time) pairs and the sampled events between them. prop_time: a neighbour's
+        time is that of its event, else that of its root."""
 
         # A node at two times counts as two nodes.
         row = np.nonzero(self.mask)[0]
@@ -65,7 +69,7 @@ class Layer:
 
 
 class Threads:
-    """A sampler that shares the roots among threads; the answers do not depend on how."""
+    """A sampler that splits the roots among threads, with the same results as one thread."""
 
     def __init__(self, sampler: NeighborSampler[Int64], threads: int) -> None:
         self._sampler = sampler
@@ -75,12 +79,12 @@ class Threads:
     def sample(
         self, root_R: Int64, since: int | Int64, before: int | Int64, draws: HopDraws
     ) -> Neighbors[Int64]:
-        # Few roots are answered by the thread that asks.
+        # The calling thread samples for few roots itself.
         num_parts = min(self._threads, len(root_R) // SPLIT_ROOTS)
         if num_parts <= 1:
             return self._sampler.sample(root_R, since, before, draws)
 
-        # Cut the roots in their order, so that the parts' answers need only be joined.
+        # Split the roots in order, so that results are only concatenated.
         bounds = np.linspace(0, len(root_R), num_parts + 1).astype(int).tolist()
 
         def part(a: int, b: int) -> Neighbors[Int64]:
@@ -96,15 +100,36 @@ class Threads:
 
 
 class TemporalSampler:
-    """Samples `fanouts[h]` neighbours per root at hop h. Owner: the thread that owns the graph,
-    between its inserts.
+    """Samples neighbours over several hops. Owner: the thread that owns the graph, between its
+    inserts.
 
-    strategy: recent, the newest first; uniform, each event as likely; window, `snapshots` windows
-    of `width_us` back from the root's time, the newest of each (DySAT); static, uniform over all
-    events of the graph below `before_event` whatever their time.
-    prop_time: in the next hop a sampled neighbour is asked at its event's time, else at its root's.
-    seed: a draw is a function of it, the root, the root's cut and the hop, whatever the batch and
-    the number of threads.
+    A draw is a function of seed, root, cut (the first event that the root does not see) and hop; it
+    does not depend on the batch or the number of threads.
+
+    Args:
+        graph: NeighborSampler, such as a `BlockGraph`.
+        fanouts: Sequence[int], the number of neighbours per root of each hop; one for strategy
+            window.
+        strategy: str, "recent": the newest events first; "uniform": each event is equally likely;
+            "window": the newest events of each of `snapshots` windows of `width_us` back from the
+            root's time (DySAT); "static": uniform over all events before `before_event`, whatever
+            their time. Default "recent".
+        columns: EdgeColumns, the mapped times of the graph's events; `follow` replaces them as the
+            log grows.
+        direction: str, "out", "in" or "both", for which the graph must have a store. Default
+            "both".
+        replace: bool, uniform draws may draw an event twice. Default False.
+        prop_time: bool, the next hop's query time of a sampled neighbour is its event's time;
+            False: its root's. Default False.
+        seed: int, of uniform draws. Default 0.
+        snapshots: int, number of windows of strategy window. Default 1.
+        width_us: int, microseconds of a window of strategy window. Default 0.
+        threads: int, among which large batches are split. Default 1.
+
+    Raises:
+        ValueError: `strategy` is unknown.
+        ValueError: strategy window lacks `width_us` or `snapshots` above 0, or has several fanouts.
+        ValueError: `fanouts` is empty, or has a number below 1.
     """
 
     def __init__(
@@ -122,8 +147,6 @@ class TemporalSampler:
         width_us: int = 0,
         threads: int = 1,
     ) -> None:
-        """columns: the mapped times of the graph's events; hand over newer ones by `follow`.
-        direction: one that the graph has a store for. Raises: ValueError."""
         if strategy not in ("recent", "uniform", "window", "static"):
             raise ValueError(
                 f"there is no strategy {strategy!r}; there are recent, uniform, window, static"
@@ -138,8 +161,8 @@ class TemporalSampler:
         self.width_us = width_us
         self._sampler = Threads(graph, threads) if threads > 1 else graph
 
-        # Each hop has a seed of its own: with one seed, a node that is a root in two hops would get
-        # the same draws in both.
+        # Each hop has its own seed: with one seed, a node that is a root in two hops would get the
+        # same draws in both.
         self._draws = [
             Draw(
                 direction=direction,
@@ -152,17 +175,24 @@ class TemporalSampler:
         ]
 
     def follow(self, columns: EdgeColumns) -> None:
-        """Use the mapped columns of a log that has grown."""
+        """Use the columns of a log that has grown. Call it before a query about events that were
+        inserted since."""
         self.columns = columns
 
     def sample(self, nodes: Int64, times: Int64, before_event: int | None = None) -> list[Layer]:
-        """Sample one layer per hop; for strategy window one per window of time, the newest first.
+        """Sample one layer per hop; for strategy window one per time window, the newest first.
 
         Args:
             nodes: int64[R].
-            times: int64[R] microseconds; each root sees only events strictly before its own time,
-            except with strategy static.
-            before_event: no root sees events from this id on; None for all of the log.
+            times: int64[R] microseconds. Each root sees only events strictly before its own time,
+                except with strategy static.
+            before_event: no root sees events from this id on. Default None: all events of the
+                columns.
+
+            Raises:
+                OffloadedError: a sample needs events that are no longer in memory and cannot be
+                    read back.
+                IndexError: a sampled event is not in the columns.
         """
         cut = self.columns.end if before_event is None else before_event
         root_times = [times]
@@ -179,7 +209,7 @@ class TemporalSampler:
                 root_times.append(times)
                 return Roots(nodes, starts[number + 2], starts[number + 1])
         else:
-            # Static sees events of any time, the others only those before the root's time.
+            # Static ignores times; the other strategies see only events before the root's time.
             if self.strategy == "static":
                 before = np.full(len(nodes), cut)
             else:
@@ -191,23 +221,29 @@ class TemporalSampler:
                 root_times.append(reached_times)
                 return reached
 
-        # One loop for all strategies; `root_times` gains the times of each hop's roots.
+        # One loop for all strategies; `roots_after` appends the times of each hop's roots.
         hops = sample_hops(self._sampler, roots, self._draws, roots_after)
         return [self._layer(hop, when) for hop, when in zip(hops, root_times, strict=True)]
 
     def walk(self, nodes: Int64, times: Int64, steps: int) -> Int64:
-        """Random walks back in time, one from each root: each step goes to a neighbour of an event
-        strictly before the event that led here, drawn as the newest event (recent, window) or
-        uniformly (uniform, static); always back in time, without windows.
+        """Random walks back in time, one from each root. A step goes to the neighbour of an event
+        strictly before the time of the last step's event: the newest such event (strategies recent
+        and window) or a uniformly drawn one (uniform and static). Windows are ignored, and static
+        walks go back in time too.
 
-        Returns: int64[R, steps + 1], the roots first, -1 behind a walk's end.
+        Args:
+            nodes: int64[R], the roots.
+            times: int64[R] microseconds; the first step goes to an event strictly before it.
+            steps: number of steps, at least 1.
+
+        Returns: int64[R, steps + 1] node ids, the roots first, -1 after the end of a walk.
         """
-        # One neighbour per step, each step with a seed of its own.
+        # One neighbour per step, each step with its own seed.
         draw = replace(self._draws[0], fanout=1)
         draws = [replace(draw, seed=draw.seed + step) for step in range(steps)]
 
         def step_back(_: int, hop: SampledHop[Int64]) -> Roots[Int64]:
-            # A walk that has ended goes on from node -1, which has no neighbours.
+            # A walk that has ended continues at node -1, which has no neighbours.
             found = hop.found
             reached = np.where(found.mask, found.neighbor, -1)[:, 0]
             when = edge_times(self.columns, found.event, found.mask)[:, 0]
@@ -219,7 +255,7 @@ class TemporalSampler:
         return np.stack([*(hop.roots.node for hop in hops), last], 1)
 
     def _deeper(self, hop: SampledHop[Int64], times: Int64, cut: int) -> tuple[Roots[Int64], Int64]:
-        """The next hop's roots, this hop's and then its neighbours in row order, and their
+        """The next hop's roots (this hop's roots, then its neighbours in row order), and their
         times."""
         roots = hop.roots
         found = hop.found
@@ -230,7 +266,7 @@ class TemporalSampler:
             roots.node, times, roots.before, found.neighbor, found.mask, nodes, next_times, before
         )
 
-        # A neighbour asked at its event's time sees only what was before that time.
+        # With prop_time a neighbour sees only events before the time of its own event.
         if self.prop_time:
             next_times[num_roots:] = edge_times(self.columns, found.event, found.mask)[found.mask]
             if self.strategy != "static":

@@ -1,4 +1,4 @@
-"""What the roles ask of a graph, wherever it answers."""
+"""The interface of a graph for the roles, on the host or on a device."""
 
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol
@@ -9,7 +9,7 @@ from streamd.graph.blocks.hops import NextRoots, NumberedHops, Roots
 
 
 class TemporalGraph(NeighborSampler[Int64], Protocol):
-    """A graph that grows: the block graph on the host, or with its queries on a device."""
+    """An append-only temporal graph: the block graph on the host, or its mirror on a device."""
 
     @property
     def first_event(self) -> int: ...
@@ -21,19 +21,20 @@ class TemporalGraph(NeighborSampler[Int64], Protocol):
 
     @property
     def directions(self) -> Collection[Direction]:
-        """Directions that it can draw from among the events of all sets."""
+        """Directions in which it can sample from the events of all sets."""
         ...
 
     @property
     def num_bytes(self) -> int: ...
 
     def insert(self, src_E: Int64, dst_E: Int64, set_E: Int64 | None = None) -> None:
-        """Append events in log order. set_E: their edge sets, needed where it draws from single
-        ones. Raises: CapacityError; nothing is inserted then."""
+        """Append events in log order. set_E: their edge sets, required if it samples from single
+        sets. Raises: CapacityError, with nothing inserted."""
         ...
 
     def hide(self, src_E: Int64, dst_E: Int64, event_E: Int64) -> None:
-        """Delete events, given with their ends; ids the graph does not have are passed over."""
+        """Delete events, given with their endpoints; ids that the graph does not have are
+        ignored."""
         ...
 
     def hide_nodes(self, nodes: Int64) -> None:
@@ -41,15 +42,15 @@ class TemporalGraph(NeighborSampler[Int64], Protocol):
         ...
 
     def drop_before(self, event: int) -> None:
-        """Answer with no older events from now on: the log no longer has them."""
+        """Sample no events before this id from now on: the log no longer has them."""
         ...
 
     def offload(self, before_event: int) -> None:
-        """Take events before an id out of memory."""
+        """Take events before an id out of memory; a query reads them back from the log."""
         ...
 
     def sample_neighborhood(
         self, roots: Roots[Int64], draws: Sequence[HopDraws], next_roots: NextRoots[Any]
     ) -> NumberedHops[Int64]:
-        """Sample hop after hop, and number the nodes reached."""
+        """Sample hop after hop, and number the nodes reached. Raises: OffloadedError."""
         ...

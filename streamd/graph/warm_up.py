@@ -15,36 +15,45 @@ from streamd.graph.facts import pair_table
 from streamd.processes import PYTHON, SUPERVISED_BY
 
 KERNELS_SECONDS = 300.0
-"""Longest wait for another process that compiles kernels, 25 times what that takes on idle cores: a
+"""Longest wait for another process that compiles kernels: 25 times the duration on idle cores, so a
 process that takes longer is most likely stopped."""
 FACTS_KERNELS = (facts_kernels.advance, facts_kernels.fill_many, pair_table.place_all)
-"""About half of all that is to compile."""
+"""The kernels of the pair facts, about half of the time to compile all."""
 LOOK_SECONDS = 0.1
-"""Pause between two looks at the processes that compile, or at the lock."""
+"""Pause between two checks of the processes that compile, or of the lock."""
 
 
 def never() -> bool:
-    """Do not stop."""
+    """For callers that never stop the warm-up."""
     return False
 
 
 def warm_up(should_stop: Callable[[], bool] = never) -> float:
-    """Compile all kernels that were imported, each for its one signature, or load them where that
-    was done before, in one process of this installation at a time.
+    """Compile the kernels of all imported modules, or load them from the cache, in one process of
+    this installation at a time:
 
-    should_stop: called a few times a second while others compile, and before each kernel; True ends
-    the work. Returns: the seconds it took. Raises: LockedError where another process took too long.
+    1. Take the lock; other processes wait.
+    2. Copy kernels that a container image ships into the cache.
+    3. Compile in two child processes if the cache lacks kernels.
+    4. Load all kernels, compiling those that are still missing.
+    5. Mark the cache as complete: a mark before 4 would outlive a kill, and silence the notice of
+    the next compilation.
+
+    should_stop: called a few times a second while other processes compile, and before each kernel;
+    True ends the work. Returns: its duration in seconds. Raises: LockedError if another process
+    holds the lock for KERNELS_SECONDS.
     """
-    # The roles start together: the first compiles, the others wait and load.
+    # 1. Roles start together: the first compiles, the others wait and load.
     begun = time.perf_counter()
     with _kernels_locked(should_stop) as locked:
         if not locked:
             return time.perf_counter() - begun
+        # 2. Before 3, so that a container with shipped kernels compiles nothing.
         jit.copy_image_kernels()
         if jit.CACHE is not None and not list(jit.CACHE.rglob("facts*/kernels.advance*")):
-            # numba compiles on one core at a time, so each of two processes does half of it. Not
-            # this one: what a compiler takes of memory is never given back. They end with this one,
-            # whose lock they need.
+            # 3. numba compiles on one core, so two child processes compile half each. This process
+            # does not compile, since the compiler never frees its memory. The children end with
+            # this process, whose lock protects them.
             program = (
                 "from streamd.processes import end_with_supervisor; end_with_supervisor(9); "
                 "from streamd.graph.warm_up import {half}; {half}()"
@@ -61,6 +70,8 @@ def warm_up(should_stop: Callable[[], bool] = never) -> float:
                     for process in halves:
                         process.kill()
                 time.sleep(LOOK_SECONDS)
+
+        # 4. and 5. The mark comes last: a process that finds it shows no notice.
         if warm_graph(should_stop) and warm_facts(should_stop):
             jit.note_compiled()
     return time.perf_counter() - begun
@@ -68,9 +79,10 @@ def warm_up(should_stop: Callable[[], bool] = never) -> float:
 
 @contextlib.contextmanager
 def _kernels_locked(should_stop: Callable[[], bool]) -> Iterator[bool]:
-    """Keep other processes of this installation from the kernels meanwhile: numba would mix up what
-    two of them compile. Yields: False if it was to stop before that. Raises: LockedError."""
-    # Where no folder keeps what is compiled, there is nothing to mix up.
+    """Lock the kernels against other processes of this installation: numba's cache files are
+    corrupted if two processes compile at once. Yields: False if `should_stop` ended the wait.
+    Raises: LockedError."""
+    # Without a cache folder there is nothing to lock.
     if jit.CACHE is None:
         yield True
         return
@@ -94,12 +106,13 @@ def _kernels_locked(should_stop: Callable[[], bool]) -> Iterator[bool]:
 
 
 def warm_graph(should_stop: Callable[[], bool] = never) -> bool:
-    """Compile or load the kernels that are not of the pair facts. Returns: False if it stopped."""
+    """Compile or load all kernels but those of the pair facts. Returns: False if it stopped
+    early."""
     return _compile((k for k in jit.KERNELS if k not in FACTS_KERNELS), should_stop)
 
 
 def warm_facts(should_stop: Callable[[], bool] = never) -> bool:
-    """Compile or load the kernels of the pair facts. Returns: False if it stopped."""
+    """Compile or load the kernels of the pair facts. Returns: False if it stopped early."""
     return _compile(FACTS_KERNELS, should_stop)
 
 

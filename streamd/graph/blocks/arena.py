@@ -1,4 +1,4 @@
-"""Arrays whose address space is reserved once: pages are taken when first written, so growing
+"""Arrays with reserved address space: the system allocates a page at its first write, so growing
 copies nothing."""
 
 import contextlib
@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
-"""Linux's flag; Python names it only since 3.13."""
+"""Linux's flag; Python's `mmap` has it since 3.13."""
 SMALL_BYTES = 2**22
-"""An arena begins with so many bytes in small pages, so that one with few rows takes little memory;
-huge pages of 2 MB follow."""
+"""Size of an arena's first part, in small pages, so that an arena with few rows takes little
+memory; huge pages of 2 MB follow."""
 
 
 class Arena:
@@ -20,11 +20,11 @@ class Arena:
     cost memory."""
 
     def __init__(self, dtype: DTypeLike, *shape: int, huge_pages: bool = True) -> None:
-        """huge_pages: whether pages of 2 MB are taken; small ones suit rows that lie far apart."""
+        """huge_pages: use pages of 2 MB; small pages suit rows that are written far apart."""
         kind = np.dtype(dtype)
         count = int(np.prod(shape))
 
-        # mmap refuses a mapping of no bytes, so an empty array takes one.
+        # mmap refuses an empty mapping, so an empty array maps one byte.
         self._map = mmap.mmap(
             -1,
             max(count * kind.itemsize, 1),
@@ -37,11 +37,10 @@ class Arena:
         self.row_bytes = self.array[:1].nbytes
 
     def release(self, first: int, end: int) -> int:
-        """Give back the pages that lie wholly within rows [first, end); they read as zeros from
-        then on. Returns: bytes."""
+        """Free the pages that are wholly within rows [first, end); they read as zeros from then on.
+        Returns: freed bytes."""
 
-        # Only whole pages can be given back: round inwards, so that no row outside the range is
-        # lost.
+        # Only whole pages can be freed: round inwards, so that no row outside the range is lost.
         start = -(-first * self.row_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         stop = end * self.row_bytes // mmap.PAGESIZE * mmap.PAGESIZE
         if stop <= start:

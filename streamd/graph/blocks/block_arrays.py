@@ -1,4 +1,4 @@
-"""The arrays of a block store, a query of it and its answer, and how kernels are given them."""
+"""The arrays of a block store, a query and its result, and their types as arguments of kernels."""
 
 from typing import Any, NamedTuple
 
@@ -11,13 +11,13 @@ from streamd.graph.kernel_types import FLAG, INT, WRITTEN_FLAGS, WRITTEN_INTS, r
 class BlockArrays(NamedTuple):
     """The memory of a block store.
 
-    nodes: int64[4 N], two nodes per cache line: place of the next entry, first event of the last
-        block, number of entries (fillers included), place of the directory.
-    blocks: int64[2 B], the directories: of each block of a node its first event id, ascending, and
-        the place of its first entry, ~place where its entries are offloaded.
+    nodes: int64[4 N], two nodes per cache line: index of the next entry, first event of the last
+        block, number of entries (fillers included), index of the directory.
+    blocks: int64[2 B], the directories: for each block of a node its first event id, ascending, and
+        the index of its first entry, ~index if its entries are offloaded.
     entries: int64[E], the arena: relative event id << 32 | neighbour.
-    hidden: uint8[N], 1 where an entry of the node is hidden.
-    used: int64[2], how many entries and directory slots are taken.
+    hidden: uint8[N], 1 if an entry of the node is hidden.
+    used: int64[2], numbers of allocated entries and directory slots.
     tau: int64[2], tau, which is a power of two, and its logarithm to base 2.
     """
 
@@ -33,12 +33,12 @@ BLOCKS = record(BlockArrays, *[WRITTEN_INTS] * 3, writes(np.uint8), WRITTEN_INTS
 
 
 class Query(NamedTuple):
-    """What is asked of a block store: each root's neighbours in events [since, before).
+    """A query of a block store: each root's neighbours in events [since, before).
 
     root, since, before: int64[R], the latter clipped to the store's events [first, next); roots
-    from num_nodes on are unknown. node: int64[R], their ids. distinct: int32[D], indices of the
-    roots that ask something new; first_asked: int32[R], for each root the index of the first one
-    that asks the same. replace, seed: for draws at random.
+    from num_nodes on are unknown. node: int64[R], the roots' node ids. distinct: int32[D], indices
+    of the first roots of each distinct query; first_asked: int32[R], for each root the index of the
+    first root with the same query. replace, seed: of random draws.
     """
 
     root: NDArray[Any]
@@ -58,9 +58,9 @@ QUERY = record(Query, *[WRITTEN_INTS] * 4, *[writes(np.int32)] * 2, INT, INT, IN
 
 
 class Sampled(NamedTuple):
-    """Where a sampling kernel writes: `fanout` columns of neighbor, event int64[R, K] and mask
-    bool[R, K], from column `first` on, and missing bool[R], True where the answer needs entries
-    that are offloaded."""
+    """The output of a sampling kernel: `fanout` columns, from column `first` on, of neighbor, event
+    int64[R, K] and mask bool[R, K]; and missing bool[R], True if a root's result needs offloaded
+    entries."""
 
     neighbor: NDArray[Any]
     event: NDArray[Any]

@@ -1,8 +1,7 @@
-"""GNNFlow's time-indexed blocks (paper section 4.1), with a directory per node that can be
-binary-searched.
+"""GNNFlow's time-indexed blocks (paper section 4.1), with a directory per node for binary search.
 
-The log is sorted by time, so an event id orders time too: a query "before time t" is a query
-"events below id X". No entry ever moves; address space is reserved once.
+The log is sorted by time, so event ids are too: a query "before time t" becomes a query "before
+event X". No entry ever moves; address space is reserved once.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -38,26 +37,27 @@ MAX_NODES = 2**28
 PAGE_ENTRIES = 512
 """Entries in a page of memory."""
 RESTORE_EVENTS = 1_000_000
-"""Events read back from the log at a time: 17 MB of columns."""
+"""Events per read from the log: 17 MB of columns."""
 MANY_EVENTS = 200_000
-"""From so many events on, an insert goes from node to node rather than from event to event."""
+"""From this number of events on, an insert goes node by node rather than event by event."""
 PART_NODES = 11
-"""Binary logarithm of the nodes of a part: what appending to them writes fits a core's cache."""
+"""Binary logarithm of the number of nodes in a part of an insert: the memory that it writes fits a
+core's cache."""
 BYTES_A_NODE = 4 * 8 + 1
 """A row of `BlockArrays.nodes` and the flag in `hidden`."""
 BYTES_A_BLOCK = 2 * 8
-"""A slot of a directory: first event and place."""
+"""A directory slot: first event and index of the first entry."""
 
 ReadBack = Callable[[int, int], tuple[Int64, Int64, Bools]]
-"""(first, end) -> source, destination and whether deleted, of the log's events [first, end)."""
+"""(first, end) -> sources, destinations and deleted flags of the log's events [first, end)."""
 SetsOf = Callable[[int, int], Int64]
 """(first, end) -> edge sets of the log's events [first, end)."""
 ReadRows = Callable[[int, int], tuple[Int64, Int64, Bools, Int64]]
-"""(first, end) -> what `ReadBack` gives of the events of one store, and their ids."""
+"""(first, end) -> as `ReadBack`, for the events of one store, with their ids."""
 
 
 class BlockStore:
-    """The events of one edge set in one direction, by node. Owner: the graph it belongs to."""
+    """The events of one edge set (or of all sets) in one direction, by node. Owner: its graph."""
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class BlockStore:
         max_block_entries: int,
         owned: OwnedNodes | None = None,
     ) -> None:
-        """max_block_entries: tau, a power of two. owned: the nodes that are filed, by slots in the
-        place of ids; all where None."""
+        """max_block_entries: tau, a power of two. owned: the nodes that have entries, stored by
+        slot instead of id; None for all nodes."""
         if max_block_entries & (max_block_entries - 1) or max_block_entries < 1:
             raise ValueError(f"max_block_entries is {max_block_entries}; it must be a power of two")
         self.direction = direction
@@ -76,12 +76,12 @@ class BlockStore:
         self.num_nodes = 0
         self.any_offloaded = False
 
-        # Address space alone: a page takes memory once a row in it is written.
+        # Only address space: a page takes memory once a row in it is written.
         self._entries = Arena(np.int64, MAX_ENTRIES)
         self._nodes = Arena(np.int64, 4 * MAX_NODES)
         self._blocks = Arena(np.int64, 2 * MAX_BLOCKS)
         self._hidden = Arena(np.uint8, MAX_NODES)
-        # Which pages of entries were given back, by number.
+        # Whether each page of entries was freed.
         self._freed_pages = np.zeros(0, np.bool_)
         self.arrays = BlockArrays(
             nodes=self._nodes.array,
@@ -93,11 +93,11 @@ class BlockStore:
         )
 
     def check_room(self, src_E: Int64, dst_E: Int64) -> None:
-        """Raises: CapacityError where there is no room for events."""
+        """Check the capacity for events. Raises: CapacityError."""
         if not len(src_E):
             return
 
-        # Refuse before anything is written; a new block may be needed for each end.
+        # Before anything is written; each endpoint may need a new block.
         highest = int(max(src_E.max(), dst_E.max()))
         room = int(self.arrays.used[0]) + 3 * int(self.arrays.tau[0]) * len(src_E)
         if highest >= MAX_NODES or room >= MAX_ENTRIES:
@@ -107,8 +107,8 @@ class BlockStore:
             )
 
     def insert(self, src_E: Int64, dst_E: Int64, event_E: Int64, next_event: int) -> None:
-        """Append events in log order, for which there is room. event_E: their ids. next_event: of
-        the graph."""
+        """Append events in log order, after `check_room`. event_E: their ids. next_event: of the
+        graph after this insert."""
         self.next_event = next_event
         if not len(src_E):
             return
@@ -126,8 +126,8 @@ class BlockStore:
     def _insert_many(
         self, node_E: Int64, other_E: Int64, event_E: Int64, both: bool, highest: int
     ) -> None:
-        """Append events part of the nodes by part, so that each is in the cache while it is
-        written; answers do not depend on the order among nodes."""
+        """Append events to one part of the nodes after the other, so that each part stays in the
+        cache while it is written; results do not depend on the order among nodes."""
         place_P = np.zeros((highest >> PART_NODES) + 2, np.int64)
         kernels.count_ends(node_E, other_E, both, PART_NODES, place_P)
         own = np.empty(place_P[-1], np.uint32)
@@ -136,25 +136,26 @@ class BlockStore:
         kernels.append_ends(self.arrays, own, packed, event_E)
 
     def hide(self, src_E: Int64, dst_E: Int64, event_E: Int64) -> None:
-        """Delete events, given with their ends; those the store does not have are passed over."""
+        """Delete events, given with their endpoints; those that the store does not have are
+        ignored."""
         node_E, other_E, row_E, both = self._ends(src_E, dst_E)
         if row_E is not None:
             event_E = event_E[row_E]
         kernels.hide_events(self.arrays, node_E, other_E, event_E, both)
 
     def hide_nodes(self, nodes: Int64) -> None:
-        """Delete all events of some known nodes, in a store of both directions that never offloaded
-        any."""
+        """Delete all events of some known nodes, in a store of both directions that has never
+        offloaded a block."""
         assert self.direction == "both"
         kernels.hide_nodes(self.arrays, nodes)
 
     def sample(self, query: Query, strategy: StrategyName, out: Sampled) -> None:
-        """Answer a query. Where `missing`, a root's answer is not complete."""
+        """Sample for a query. Roots with `out.missing` have incomplete results."""
         STRATEGIES[strategy].kernel(self.arrays, query, out)
 
     def offload(self, before_event: int) -> int:
-        """Take blocks that hold only events before an id out of memory. Returns: directory slots
-        that changed."""
+        """Take blocks with only events before an id out of memory. Returns: number of changed
+        directory slots."""
 
         # Mark the blocks, and find the pages that no other block needs.
         used = int(self.arrays.used[0])
@@ -162,13 +163,13 @@ class BlockStore:
         offloaded, marked = offloading.offload_blocks(
             self.arrays, self.num_nodes, before_event, kept, PAGE_ENTRIES
         )
-        # The page that the next block begins in stays.
+        # The page of the next block's first entry stays.
         kept[used // PAGE_ENTRIES :] = True
         self.any_offloaded = offloaded > 0
         if not marked:
             return 0
 
-        # Give runs of such pages back together: a system call each.
+        # Free runs of such pages together, with one system call each.
         freed = ~kept
         runs = np.flatnonzero(np.diff(freed.astype(np.int8), prepend=0, append=0)).reshape(-1, 2)
         for first, end in runs.tolist():
@@ -177,19 +178,19 @@ class BlockStore:
         return int(marked)
 
     def restore(self, nodes: Int64, read: ReadRows, since_event: int) -> int:
-        """Bring the offloaded entries of some known nodes back, as far as the log, which begins
-        with `since_event`, still has their events. Returns: events read."""
+        """Read the offloaded entries of some known nodes back from the log, whose first event is
+        `since_event`; older ones stay fillers. Returns: number of events read."""
 
-        # Clear the blocks; events between the first and the last of them are read.
+        # Clear the blocks, and find the range of their events.
         next_number_N = np.full(self.num_nodes, -1, np.int64)
         since, before = offloading.begin_restoring(
             self.arrays, nodes, next_number_N, self._freed_pages, PAGE_ENTRIES
         )
         if since < since_event:
             since = since_event
-            self.arrays.hidden[nodes] = 1  # fillers stay where dropped events were
+            self.arrays.hidden[nodes] = 1  # fillers stay in place of dropped events
 
-        # Write what belongs into them, in the order of the log.
+        # Write their events, in the order of the log.
         for first in range(since, before, RESTORE_EVENTS):
             src_E, dst_E, gone_E, event_E = read(first, min(first + RESTORE_EVENTS, before))
             node_E, other_E, row_E, both = self._ends(src_E, dst_E)
@@ -202,8 +203,8 @@ class BlockStore:
         return max(0, int(before - since))
 
     def _ends(self, src_E: Int64, dst_E: Int64) -> tuple[Int64, Int64, Int64 | None, bool]:
-        """Where events are filed, their other ends, which events they are where not all are, and
-        whether they are filed at both."""
+        """Return the nodes that get an entry of each event, the other endpoints, the events'
+        indices (None: all in order), and whether the other endpoints get an entry too."""
         both = self.direction == "both"
         node_E, other_E = (dst_E, src_E) if self.direction == "in" else (src_E, dst_E)
         if self._owned is None:
@@ -217,8 +218,8 @@ class BlockStore:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes in use: entries, directories and node table, allocated but unfilled parts included,
-        less what was given back."""
+        """Bytes in use: entries, directories and node table, with allocated but unfilled parts,
+        without freed pages."""
         freed = int(self._freed_pages.sum()) * PAGE_ENTRIES
         entries = int(self.arrays.used[0]) - freed
         blocks = int(self.arrays.used[1])
@@ -226,12 +227,29 @@ class BlockStore:
 
 
 class BlockGraph:
-    """An append-only temporal graph; repeated events are kept. A `NeighborSampler` of the host.
+    """An append-only temporal multigraph on the host, which samples neighbours (`NeighborSampler`).
     Owner: one thread per role.
 
-    stores: one per edge set and direction that is drawn from. `both`, and all sets together, are
-    stores of their own, in which directions or sets are merged by event id as they go in: merging
-    them in a query would cost a search for every neighbour that is drawn at random.
+    stores: by (edge set, direction), one for each that queries sample from. `both`, and all sets
+    together, have their own stores, in which an insert merges directions or sets by event id:
+    merging in a query would cost a search for every neighbour drawn at random.
+
+    Args:
+        first_event: int, id of the first event that will be inserted. Default 0.
+        max_block_entries: int, tau of the paper, the most entries of a block; a power of two.
+            Default 64.
+        directions: Iterable[str], "out", "in", "both", for draws from the events of all sets.
+            Default ("both",).
+        read_back: ReadBack, reads offloaded events from the log. Default None: none can be read.
+        of_sets: Iterable[tuple[int, str]], (number of an edge set, direction), for draws from
+            single sets. Default ().
+        sets_of: SetsOf, reads the edge sets of offloaded events; required with `of_sets` to read
+            any back. Default None.
+        owned: OwnedNodes, the nodes to sample for; `insert` still takes all events. Default None:
+            all nodes.
+
+    Raises:
+        ValueError: `max_block_entries` is no power of two.
     """
 
     def __init__(
@@ -244,10 +262,6 @@ class BlockGraph:
         sets_of: SetsOf | None = None,
         owned: OwnedNodes | None = None,
     ) -> None:
-        """first_event: id of the first event that will be inserted. directions: drawn from among
-        all events. read_back: reads events that were offloaded. of_sets: edge sets that are drawn
-        from by themselves, with the direction; sets_of: reads the sets of offloaded events. owned:
-        the nodes that it answers for, all where None; all events are inserted all the same."""
         self.stores: dict[tuple[int, Direction], BlockStore] = {
             (number, d): BlockStore(d, first_event, max_block_entries, owned)
             for number, d in (*((ALL_SETS, d) for d in directions), *of_sets)
@@ -255,19 +269,19 @@ class BlockGraph:
         self._owned = owned
         self._sets_of = sets_of
         self.since_event = first_event
-        """Older events are no longer answered with, because the log dropped them."""
+        """Older events are not sampled any more, because the log dropped them."""
         self._read_back = read_back
         self._was_offloaded = False
-        """Whether anything ever was: entries may have been read back after their delete."""
+        """Whether any block ever was: entries may have been read back after their delete."""
 
     @property
     def directions(self) -> Collection[Direction]:
-        """Directions that it can draw from among the events of all sets."""
+        """Directions in which it can sample from the events of all sets."""
         return [d for number, d in self.stores if number == ALL_SETS]
 
     @property
     def any_store(self) -> BlockStore:
-        """A store, for what all stores have in common."""
+        """Any store: all have the same first and next event."""
         return next(iter(self.stores.values()))
 
     @property
@@ -292,9 +306,9 @@ class BlockGraph:
         return sum(store.num_bytes for store in self.stores.values())
 
     def insert(self, src_E: Int64, dst_E: Int64, set_E: Int64 | None = None) -> None:
-        """Append events in log order; their ids continue where the last batch ended. Node ids in
-        any order, >= 0. set_E: their edge sets, needed where some are drawn from by themselves.
-        Raises: CapacityError; nothing is inserted then."""
+        """Append events in log order; their ids continue those of the last batch. Node ids are in
+        any order, >= 0. set_E: their edge sets, required if a store has one edge set. Raises:
+        CapacityError, with nothing inserted."""
         for store in self.stores.values():
             store.check_room(src_E, dst_E)
         first = self.next_event
@@ -309,21 +323,22 @@ class BlockGraph:
                 store.insert(src_E[own], dst_E[own], event_E[own], end)
 
     def hide(self, src_E: Int64, dst_E: Int64, event_E: Int64) -> None:
-        """Delete events, given with their ends; ids the graph does not have are passed over."""
+        """Delete events, given with their endpoints; ids that the graph does not have are
+        ignored."""
         inside = (event_E >= self.first_event) & (event_E < self.next_event)
         for store in self.stores.values():
             store.hide(src_E[inside], dst_E[inside], event_E[inside])
 
     @property
     def finds_neighbors(self) -> bool:
-        """Whether each neighbour of a node is found in the node's own entries: in one store of both
-        directions that has all nodes and never offloaded any."""
+        """Whether a node's own entries name all of its neighbours: True for a graph with one store,
+        of both directions and all nodes, that has never offloaded a block."""
         is_one = set(self.stores) == {(ALL_SETS, "both")} and self._owned is None
         return is_one and not self._was_offloaded
 
     def hide_nodes(self, nodes: Int64) -> None:
-        """Delete all events of some nodes, so that they vanish from their neighbours too. Raises:
-        OffloadedError where that takes the log and there is none to read."""
+        """Delete all events of some nodes, with the entries of their neighbours. Raises:
+        OffloadedError if this needs to read the log and there is no `read_back`."""
         nodes = np.unique(nodes[nodes >= 0])
         if self._owned is None:
             nodes = nodes[nodes < self.num_nodes]
@@ -336,9 +351,9 @@ class BlockGraph:
                 store.hide_nodes(nodes[nodes < store.num_nodes])
             return
 
-        # A store of one direction, or of some of the nodes, does not know who points at a node, and
-        # an entry that was read back after its delete does not know its neighbour: find the events
-        # in the log.
+        # A store of one direction, or of some nodes, cannot find all entries that point to a node,
+        # and an entry that was read back after its delete has lost its neighbour. So find the
+        # events in the log.
         since = max(self.first_event, self.since_event)
         for first in range(since, self.next_event, RESTORE_EVENTS):
             src_E, dst_E, _ = self._read(first, min(first + RESTORE_EVENTS, self.next_event))
@@ -346,13 +361,13 @@ class BlockGraph:
             self.hide(src_E[at], dst_E[at], first + at)
 
     def drop_before(self, event: int) -> None:
-        """Answer with no older events from now on: the log no longer has them."""
+        """Sample no events before this id from now on: the log no longer has them."""
         self.since_event = max(self.since_event, event)
 
     def sample(
         self, root_R: Int64, since: int | Int64, before: int | Int64, draws: HopDraws
     ) -> Neighbors[Int64]:
-        # All parts are of one query, and write their columns of the same arrays.
+        # All parts share one query, and write their own columns of the same arrays.
         parts = draws if isinstance(draws, tuple) else (draws,)
         query = self._query(root_R, since, before)
         shape = (len(root_R), sum(draw.fanout for draw in parts))
@@ -366,12 +381,11 @@ class BlockGraph:
         return Neighbors(neighbor, event, mask)
 
     def _draw(self, query: Query, draw: Draw, out: Sampled) -> None:
-        """Answer a query by one draw."""
+        """Sample one draw of a query."""
         name = draw.edge_set, draw.direction
         store = self.stores[name]
         store.sample(query, draw.strategy, out)
-        # Roots that need offloaded entries have them read back; then the whole query is asked
-        # again.
+        # Read offloaded entries back for the roots that need them, and repeat the whole query.
         while out.missing.any():
             self.restore(name, np.unique(query.root[out.missing]))
             store.sample(query, draw.strategy, out)
@@ -379,21 +393,22 @@ class BlockGraph:
     def sample_neighborhood(
         self, roots: Roots[Int64], draws: Sequence[HopDraws], next_roots: NextRoots[Any]
     ) -> NumberedHops[Int64]:
-        """Sample hop after hop, and number the nodes reached."""
+        """Sample hop after hop, and number the nodes reached. Raises: OffloadedError."""
         return renumbered(sample_hops(self, roots, draws, next_roots))
 
     def _query(self, root_R: Int64, since: int | Int64, before: int | Int64) -> Query:
-        """A question as kernels take it, without what a draw adds."""
-        # Fresh arrays: in a record, kernels take no read-only ones for them.
+        """A query for kernels, without the fields of a draw."""
+        # New arrays: the arrays of a named tuple must be writable, and the arguments may be
+        # read-only.
         since_R, before_R = (np.empty(len(root_R), np.int64) for _ in range(2))
         since_R[:] = since
         before_R[:] = before
 
-        # Ask only for events that the log still has and that were inserted.
+        # Clip to the events that the log still has and that were inserted.
         np.maximum(since_R, self.since_event, out=since_R)
         np.clip(before_R, self.first_event, self.next_event, out=before_R)
 
-        # Draws are by the node's id, wherever it is filed.
+        # Random draws depend on node ids, not on slots.
         node_R = root_R = np.array(root_R, np.int64)
         if self._owned is not None:
             root_R = self._owned.slots(node_R)
@@ -401,7 +416,7 @@ class BlockGraph:
         distinct, first_asked = (np.empty(len(root_R), np.int32) for _ in range(2))
         count = find_distinct(root_R, since_R, before_R, distinct, first_asked)
 
-        # Kernels divide by next - first, which is therefore above 0 in an empty store too.
+        # Kernels divide by next - first, so it must be above 0 in an empty store too.
         return Query(
             root=root_R,
             node=node_R,
@@ -417,14 +432,14 @@ class BlockGraph:
         )
 
     def offload(self, before_event: int) -> None:
-        """Take events before an id out of memory, as far as whole blocks hold nothing newer. A
-        query that needs them reads them back from the log."""
+        """Take blocks with only events before an id out of memory. A query that needs them reads
+        them back from the log."""
         for store in self.stores.values():
             self._was_offloaded |= store.offload(before_event) > 0
 
     def restore(self, name: tuple[int, Direction], nodes: Int64) -> None:
-        """Bring the offloaded entries of some known nodes back into a store. Raises:
-        OffloadedError where there is nothing to read them back from."""
+        """Read the offloaded entries of some known nodes back into a store. Raises: OffloadedError
+        if there is no `read_back`."""
 
         def read(first: int, end: int) -> tuple[Int64, Int64, Bools, Int64]:
             src_E, dst_E, gone_E = self._read(first, end)
@@ -439,7 +454,7 @@ class BlockGraph:
         metrics.graph_events_read_back.inc(count)
 
     def _read(self, first: int, end: int) -> tuple[Int64, Int64, Bools]:
-        """Read events back from the log. Raises: OffloadedError."""
+        """Read events from the log. Raises: OffloadedError."""
         if self._read_back is None:
             raise OffloadedError(
                 "The graph needs events of the log that are not in memory.",
@@ -448,7 +463,7 @@ class BlockGraph:
         return self._read_back(first, end)
 
     def restore_all(self) -> None:
-        """Bring all offloaded entries back."""
+        """Read all offloaded entries back."""
         for name, store in self.stores.items():
             if store.any_offloaded:
                 self.restore(name, np.arange(store.num_nodes))

@@ -1,4 +1,4 @@
-"""What may be asked of a graph: the contract between hops above and block stores below."""
+"""The interface for drawing neighbours: hops call it, block stores implement it."""
 
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar
@@ -6,21 +6,21 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 from streamd.graph.blocks.strategies import StrategyName
 
 Direction = Literal["out", "in", "both"]
-"""Which events lead from a node to a neighbour: those it is the source of, those it is the
-destination of, or both, where a self loop counts once."""
+"""The events that lead from a node to a neighbour: "out", those of which it is the source; "in",
+those of which it is the destination; or "both", in which a self loop counts once."""
 ALL_SETS = -1
-"""In the place of an edge set: the events of all sets."""
+"""Instead of an edge set's number: the events of all sets."""
 A = TypeVar("A")
 """An array of the host (numpy) or of a device (torch)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Draw:
-    """How neighbours of one root are drawn: `fanout` of them among its events of a direction.
+    """One draw of neighbours: `fanout` of them from a root's events in a direction.
 
-    edge_set: number of the set whose events are meant. strategy: a row of
-    `streamd.graph.blocks.strategies`. replace: an event may be drawn twice. seed: of a strategy
-    that draws at random.
+    edge_set: number of the set to draw from. strategy: a key of
+    `streamd.graph.blocks.strategies.STRATEGIES`. replace: an event may be drawn twice. seed: of a
+    random strategy.
     """
 
     direction: Direction = "both"
@@ -32,14 +32,14 @@ class Draw:
 
 
 HopDraws = Draw | tuple[Draw, ...]
-"""How one hop is drawn: at once, or part by part, as of several edge sets and directions."""
+"""The draws of one hop: one, or several, as for several edge sets and directions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbors(Generic[A]):
     """Sampled neighbours of R roots. neighbor, event: int64[R, k]; mask: bool[R, k], True first;
-    what lies behind is padding, 0. Of several draws those of each follow one another, and only
-    within each is True first."""
+    padding is 0. The columns of several draws are concatenated, and True comes first within each
+    draw only."""
 
     neighbor: A
     event: A
@@ -47,16 +47,17 @@ class Neighbors(Generic[A]):
 
 
 class NeighborSampler(Protocol[A]):
-    """Who draws neighbours: the block graph on the host, its mirror on a device, several threads of
-    either."""
+    """A sampler of neighbours: the block graph on the host, its mirror on a device, or several
+    threads of either."""
 
     def sample(
         self, root_R: A, since: "int | A", before: "int | A", draws: HopDraws
     ) -> Neighbors[A]:
-        """Neighbours of each root among its events [since, before), of several draws one after the
-        other.
+        """Draw neighbours of each root from its events [since, before); the columns of several
+        draws are concatenated.
 
-        Both may be one number for all roots, or int64[R]. Unknown nodes have none.
-        Raises: OffloadedError where the answer needs what cannot be read back.
+        root_R: int64[R] node ids; unknown nodes have no neighbours. since, before: one number for
+        all roots, or int64[R]. Raises: OffloadedError if a draw needs events that cannot be read
+        back.
         """
         ...

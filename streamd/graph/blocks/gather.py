@@ -58,12 +58,12 @@ def _floats_at(_: Any, address: Any) -> Any:
 
 @inner
 def segment_of(first: NDArray[Any], edge: int, near: int) -> Any:
-    """Return the segment that an event lies in; segment `near` is tried first."""
-    # Events that are asked for one after the other mostly lie in the same segment.
+    """The segment of an event; segment `near` is tried first."""
+    # Consecutive queries are mostly for events of the same segment.
     if edge >= first[near] and (near + 1 == len(first) or edge < first[near + 1]):
         return near
 
-    # Else the last segment that begins at the event or before it.
+    # Else find the last segment that starts at the event or before it.
     low, high = 0, len(first)
     while low < high:
         middle = (low + high) // 2
@@ -76,8 +76,9 @@ def segment_of(first: NDArray[Any], edge: int, near: int) -> Any:
 
 @inner
 def code_at(order: Any, row: Any) -> Any:
-    """The place of an event of a segment of several sets: (file among the segment's, row in it).
-    order: uint64 address of the segment's places. row: uint64."""
+    """The position of an event in a segment of several sets: (index of the file in the segment, row
+    in the file). order: uint64 address of the segment's array of positions. row: uint64 index of
+    the event in the segment."""
     code = np.uint64(_int64_at(order + np.uint64(8) * row))
     return np.int64(code >> np.uint64(SET_SHIFT)), code & np.uint64(ROW_BITS)
 
@@ -92,7 +93,7 @@ def time_of(
     edge: int,
     near: int,
 ) -> Any:
-    """Return (time of an event, its segment). plain: each segment is one file."""
+    """Return (time of an event, its segment). plain: whether each segment is one file."""
     segment = segment_of(first, edge, near)
     row = np.uint64(edge - first[segment])
     at = segment
@@ -104,8 +105,8 @@ def time_of(
     return _int64_at(time[at] + np.uint64(8) * row), segment
 
 
-# Kernels take arrays one by one: passed together, each call of an inner function would count the
-# references to all of them.
+# These kernels take arrays one by one: with a named tuple, each call of an inner function would
+# update the reference counts of all of its arrays.
 
 
 @compiled_for(INTS, ADDRESSES, INT, INTS, FLAGS, WRITTEN_INTS)
@@ -117,9 +118,9 @@ def gather_times(
     mask: NDArray[Any],
     out: NDArray[Any],
 ) -> Any:
-    """Write out[i] = time of event edge[i] where mask[i], else 0, where each segment is one file.
-    Returns: False where an event is not in the log."""
-    # The segment of the event before, [low, high); none at first.
+    """Write out[i] = time of event edge[i] if mask[i], else 0, for segments of one file each.
+    Returns: False if an event is not in the log."""
+    # The segment of the last event, [low, high); empty at first.
     low = first[0]
     high = first[0]
     base = time[0]
@@ -141,7 +142,7 @@ def gather_times(
 def gather_set_times(
     c: ColumnArrays, end: int, edge: NDArray[Any], mask: NDArray[Any], out: NDArray[Any]
 ) -> Any:
-    """The same where segments have a file for each set."""
+    """As `gather_times`, for segments with a file for each set."""
     first, order, file, time = c.first, c.order, c.file, c.time
     segment = np.int64(0)
     for i in range(len(edge)):
@@ -166,7 +167,7 @@ def next_roots(
 ) -> None:
     """Write the next hop's roots: the roots themselves, then their neighbours in row order, each at
     its root's time and cutoff."""
-    # Neighbours are written behind all roots.
+    # Neighbours are written after all roots.
     at = len(nodes)
     for r in range(len(nodes)):
         to_nodes[r], to_times[r], to_cutoff[r] = nodes[r], times[r], cutoff[r]
@@ -185,9 +186,8 @@ def gather_rows(
     mask: NDArray[Any],
     out: NDArray[Any],
 ) -> Any:
-    """Write out[i] = features of event edge[i] where mask[i], else zeros, where each segment is one
-    file with all features. out: float32[n, dim]. Returns: False where an event is not in the
-    log."""
+    """Write out[i] = features of event edge[i] if mask[i], else zeros, for segments of one file
+    each, with all features. out: float32[n, dim]. Returns: False if an event is not in the log."""
     segment = np.int64(0)
     dim = out.shape[1]
     for i in range(len(edge)):
@@ -211,8 +211,8 @@ def gather_rows(
 def gather_set_rows(
     c: ColumnArrays, end: int, edge: NDArray[Any], mask: NDArray[Any], out: NDArray[Any]
 ) -> Any:
-    """The same of several sets: rows that say their set, with zeros in the places of the others and
-    of features that a file is too old for."""
+    """As `gather_rows`, for several sets: a row has the one-hot of its set, and zeros in the
+    columns of other sets and of features that were added after its file."""
     first, order, file, msg = c.first, c.order, c.file, c.msg
     width_F, place_F, set_F = c.width, c.place, c.edge_set
     segment = np.int64(0)
@@ -250,15 +250,15 @@ def cutoffs(
     query: NDArray[Any],
     out: NDArray[Any],
 ) -> None:
-    """Write out[i] = first event id in [begin, end) whose time is not before query[i].
+    """Write out[i] = first event id in [begin, end) at time query[i] or later, or end.
 
-    Neighbouring queries have answers near one another, so the search goes in doubling steps from
-    the last answer, and then halves.
+    Consecutive queries have close results, so the search first gallops from the last result in
+    doubling steps, then bisects.
     """
     at = begin
     segment = np.int64(0)
     for i in range(len(query)):
-        # Bracket the answer, forwards or backwards from the last one.
+        # Bracket the result, forwards or backwards from the last one.
         wanted = query[i]
         low, high = begin, end
         step = 1
@@ -283,7 +283,7 @@ def cutoffs(
                     high -= step
                     step *= 2
 
-        # Halve the bracket.
+        # Bisect the bracket.
         while low < high:
             middle = (low + high) // 2
             there, segment = time_of(plain, first, order, file, time, middle, segment)
@@ -297,14 +297,14 @@ def cutoffs(
 def edge_features(
     columns: EdgeColumns, edge: Int64, mask: Bools, out: Float32 | None = None
 ) -> Float32:
-    """Features of edges, float32[..., dim], zeros where not mask; into `out` where given.
+    """Features of events, float32[..., dim], zeros for False in `mask`; written to `out` if given.
 
-    Raises: IndexError where an edge is not in the log.
+    Raises: IndexError if an event is not in the log.
     """
     if out is None:
         out = np.empty((*edge.shape, columns.dim), np.float32)
 
-    # A log without segments has no rows: only padding can be asked for.
+    # A log without segments has no rows: only padding is valid.
     if not columns.num_segments:
         _check(columns, not mask.any())
         out[:] = 0
@@ -320,8 +320,8 @@ def edge_features(
 
 
 def edge_times(columns: EdgeColumns, edge: Int64, mask: Bools) -> Int64:
-    """Return the times of events, int64 microseconds, 0 where not mask. Raises: IndexError where an
-    event is not in the log."""
+    """Times of events, int64 microseconds, 0 for False in `mask`. Raises: IndexError if an event is
+    not in the log."""
     if not columns.num_segments:
         _check(columns, not mask.any())
         return np.zeros(edge.shape, np.int64)
@@ -342,7 +342,7 @@ def _check(columns: EdgeColumns, inside: bool) -> None:
 
 
 def edges_before(columns: EdgeColumns, time: Int64) -> Int64:
-    """Return for each time the id of the first event that is not before it: int64, same shape."""
+    """For each time the id of the first event at or after it: int64, same shape."""
     out = np.full(time.shape, columns.end, np.int64)
     if columns.num_segments:
         c = columns.arrays

@@ -1,5 +1,5 @@
-"""Neighbours of neighbours: one loop over hops for host and device, the daemon and the public
-sampler, and the rules by which one hop's roots follow from the hop before."""
+"""Neighbours of neighbours: the loop over hops for host and device, roles and the public sampler,
+and the rules for the roots of the next hop."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ A = TypeVar("A")
 
 @dataclass(frozen=True, slots=True)
 class Roots(Generic[A]):
-    """What a hop asks. node: int64[R]; since, before: the events [since, before) it may draw from,
-    one number for all roots or int64[R]."""
+    """The query of a hop. node: int64[R], the roots. since, before: the events [since, before) to
+    draw from, one number for all roots or int64[R]."""
 
     node: A
     since: "int | A"
@@ -32,7 +32,7 @@ class SampledHop(Generic[A]):
 
 
 NextRoots = Callable[[int, SampledHop[A]], Roots[A]]
-"""(number of the hop that was sampled, that hop) -> the roots of the next."""
+"""(number of the sampled hop, that hop) -> the roots of the next hop."""
 
 
 def sample_hops(
@@ -41,22 +41,22 @@ def sample_hops(
     draws: Sequence[HopDraws],
     next_roots: NextRoots[A],
 ) -> list[SampledHop[A]]:
-    """Sample hop after hop."""
+    """Sample hop after hop. draws: one for each hop. Raises: OffloadedError."""
     hops: list[SampledHop[A]] = []
     for number, draw in enumerate(draws):
         found = sampler.sample(roots.node, roots.since, roots.before, draw)
         hops.append(SampledHop(roots, found))
-        # What the last hop reached is nobody's root.
+        # The last hop's neighbours are not roots of another hop.
         if number + 1 < len(draws):
             roots = next_roots(number, hops[-1])
     return hops
 
 
 def distinct_nodes(_: int, hop: SampledHop[A]) -> Roots[A]:
-    """The distinct roots and neighbours of a hop, in the same events, which are one range for all
-    roots."""
+    """Next roots: the distinct roots and neighbours of a hop, in the same events. since and before
+    of the hop must be one number for all roots."""
 
-    # Roots without neighbours stay among the nodes of the next hop.
+    # Roots without neighbours stay in the next hop.
     arrays: Any = arrays_of(hop.roots.node)
     neighbor: Any = hop.found.neighbor
     reached = arrays.concatenate([hop.roots.node, neighbor[hop.found.mask]])
@@ -64,7 +64,7 @@ def distinct_nodes(_: int, hop: SampledHop[A]) -> Roots[A]:
 
 
 def earlier_windows(starts: Sequence[int]) -> NextRoots[Any]:
-    """The same roots in the window of events before: hop h draws from [starts[h + 1],
+    """Next roots: the same roots in the window before. Hop h draws from events [starts[h + 1],
     starts[h])."""
 
     def next_roots(number: int, hop: SampledHop[Any]) -> Roots[Any]:
@@ -75,8 +75,8 @@ def earlier_windows(starts: Sequence[int]) -> NextRoots[Any]:
 
 @dataclass(frozen=True, slots=True)
 class NumberedHop(Generic[A]):
-    """root_U: int64[U], neighbor_UK: int64[U, K], places among all nodes reached, a root's own
-    where there is no neighbour; eid_UK: int64, event ids; mask_UK: bool, True first."""
+    """root_U: int64[U], neighbor_UK: int64[U, K], indices into all nodes reached, that of the root
+    as padding. eid_UK: int64, event ids. mask_UK: bool, True first within each draw."""
 
     root_U: A
     neighbor_UK: A
@@ -93,9 +93,9 @@ class NumberedHops(Generic[A]):
 
 
 def renumbered(hops: Sequence[SampledHop[A]]) -> NumberedHops[A]:
-    """Hops over the distinct nodes that they reach."""
+    """Number the distinct nodes of all hops."""
 
-    # All nodes of all hops in one array, so that each gets one number. Padding repeats its
+    # Put the nodes of all hops into one array, so that each node gets one number. Padding is its
     # root, which adds no node.
     arrays: Any = arrays_of(hops[0].roots.node)
     parts: list[Any] = []
@@ -104,7 +104,7 @@ def renumbered(hops: Sequence[SampledHop[A]]) -> NumberedHops[A]:
         parts += [root, arrays.where(hop.found.mask, hop.found.neighbor, root[:, None]).ravel()]
     node_M, place = arrays.unique(arrays.concatenate(parts), return_inverse=True)
 
-    # Cut the numbers into hops again.
+    # Split the numbers into hops again.
     at = 0
     numbered = []
     for hop in hops:
@@ -120,11 +120,11 @@ def renumbered(hops: Sequence[SampledHop[A]]) -> NumberedHops[A]:
 
 
 def arrays_of(array: object) -> Any:
-    """The module whose functions take an array: numpy or torch."""
+    """The module of an array: numpy or torch."""
     if isinstance(array, np.ndarray):
         return np
 
-    # Where all arrays are numpy's, torch need not be loaded.
+    # Imported here, so that numpy alone does not load torch.
     import torch
 
     return torch

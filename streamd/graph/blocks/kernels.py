@@ -1,14 +1,14 @@
 """Layout of a block store, and its numba kernels to insert, search and hide; `offloading.py` has
-those that offload.
+those to offload.
 
-Block b of a node has room for clamp(degree, 1, tau) entries, where degree is the node's when the
-block was begun: 1, 1, 2, 4, ... and then tau each. A node's entries are numbered from 0, the oldest
-first. Only its last block is ever partly filled, so an entry's number says in which block and at
-which place of it the entry lies.
+A node's block has a capacity of clamp(degree, 1, tau) entries, degree being that of the node when
+the block was started: 1, 1, 2, 4, ... and then tau each. A node's entries are numbered from 0, the
+oldest first. Only its last block is ever partly filled, so an entry's number determines its block
+and its index in the block.
 
-An entry holds its event id relative to the first event of its block. A block spans fewer than SPAN
-events: where a node's next event lies further away, what is left of its block is filled with hidden
-entries and a new block begins.
+An entry has its event id relative to the first event of its block. A block spans fewer than SPAN
+events: if a node's next event is further away, the rest of its block is filled with hidden entries
+and a new block starts.
 """
 
 from typing import Any
@@ -32,14 +32,14 @@ from streamd.graph.kernel_types import (
 )
 
 GONE = 0xFFFFFFFF
-"""Neighbour of a hidden entry: one that a delete hid, or a filler. No node has this id."""
+"""Neighbour of a hidden entry, which is a deleted one or a filler. No node has this id."""
 NEIGHBOR_BITS = GONE
-"""Mask of the neighbour, the lower half of a packed entry. It is the same number as GONE, which has
-all of these bits set, so that `entry |= GONE` hides an entry and leaves its event id."""
+"""Mask of the neighbour, the lower half of a packed entry. It equals GONE, which has all of these
+bits set, so that `entry |= GONE` hides an entry and keeps its event id."""
 SPAN = 2**31 - 1
 """Relative event ids are below it, so that a packed entry is an int64 that is not negative."""
 FILLER = ((SPAN - 1) << 32) | GONE
-"""A hidden entry that fills up a block, behind all real entries of the block."""
+"""A hidden entry that fills up a block, after all real entries of the block."""
 
 # Columns of a node's row in `BlockArrays.nodes`.
 TAIL = 0
@@ -48,9 +48,9 @@ DEGREE = 2
 DIRECTORY = 3
 
 AHEAD = 32
-"""Events or roots whose memory is read ahead together."""
+"""Number of events or roots per prefetch."""
 NEAR = 16
-"""Rows a search looks at first, around a guess."""
+"""Number of rows around a guess that a search compares first."""
 
 
 @intrinsic
@@ -58,7 +58,7 @@ def bit_length(_: Any, x: Any) -> Any:
     """Bit length of an int64 that is not negative; 0 has 0."""
 
     def build(__: Any, builder: Any, ___: Any, args: Any) -> Any:
-        # The second argument asks for a defined answer, 64, for the number 0.
+        # The second argument makes the result for 0 defined: 64.
         leading_zeros = builder.ctlz(args[0], ir.Constant(ir.IntType(1), 0))
         return builder.sub(ir.Constant(ir.IntType(64), 64), leading_zeros)
 
@@ -67,8 +67,7 @@ def bit_length(_: Any, x: Any) -> Any:
 
 @intrinsic
 def prefetch(_: Any, array: Any, at: Any) -> Any:
-    """Ask for the cache line of array[at] without waiting for it; a row outside the array does
-    nothing."""
+    """Prefetch the cache line of array[at]; an index outside the array has no effect."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         byte_pointer = ir.IntType(8).as_pointer()
@@ -77,7 +76,7 @@ def prefetch(_: Any, array: Any, at: Any) -> Any:
         function_type = ir.FunctionType(ir.VoidType(), [byte_pointer, int32, int32, int32])
         function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
         address = builder.bitcast(builder.gep(data, [args[1]]), byte_pointer)
-        # For reading, to stay in all levels of the cache, of data rather than code.
+        # For a read, into all levels of the cache, of data rather than code.
         builder.call(function, [address, int32(0), int32(3), int32(1)])
         return context.get_dummy_value()
 
@@ -86,7 +85,7 @@ def prefetch(_: Any, array: Any, at: Any) -> Any:
 
 @inner
 def num_blocks(g: BlockArrays, degree: int) -> Any:
-    """How many blocks a node with `degree` entries has."""
+    """Number of blocks of a node with `degree` entries."""
     tau = g.tau[0]
     shift = g.tau[1]
     # Sizes double up to tau, then stay at tau.
@@ -97,7 +96,7 @@ def num_blocks(g: BlockArrays, degree: int) -> Any:
 
 @inner
 def entries_before(g: BlockArrays, block: int) -> Any:
-    """How many of a node's entries lie before its block number `block`."""
+    """Number of a node's entries before its block number `block`."""
     shift = g.tau[1]
     if block > shift:
         return (block - shift) << shift
@@ -106,7 +105,7 @@ def entries_before(g: BlockArrays, block: int) -> Any:
 
 @inner
 def block_of(g: BlockArrays, number: int) -> Any:
-    """The block that a node's entry with this number lies in."""
+    """The block of a node's entry with this number."""
     shift = g.tau[1]
     return shift + (number >> shift) if number >= g.tau[0] else bit_length(number)
 
@@ -124,7 +123,7 @@ def _has_room(g: BlockArrays, degree: int) -> Any:
 def _begin_block(g: BlockArrays, node: int, event: int) -> None:
     degree = g.nodes[4 * node + DEGREE]
 
-    # Where the last block has room but the event is too far away for it, fill it up.
+    # If the last block has room, the event is too far away for it: fill the block up.
     while _has_room(g, degree):
         g.entries[g.nodes[4 * node + TAIL]] = FILLER
         g.nodes[4 * node + TAIL] += 1
@@ -145,7 +144,8 @@ def _begin_block(g: BlockArrays, node: int, event: int) -> None:
             g.blocks[2 * (at + i) + 1] = g.blocks[2 * (old + i) + 1]
         g.nodes[4 * node + DIRECTORY] = at
 
-    # The new block takes the next entries of the arena: as many as the node has, from 1 to tau.
+    # Allocate the new block at the end of the arena, with as many entries as the node has, from 1
+    # to tau.
     g.blocks[2 * (at + number)] = event
     g.blocks[2 * (at + number) + 1] = g.used[0]
     g.nodes[4 * node + TAIL] = g.used[0]
@@ -155,7 +155,7 @@ def _begin_block(g: BlockArrays, node: int, event: int) -> None:
 
 @inner
 def _append(g: BlockArrays, node: int, other: int, event: int) -> None:
-    # The relative id SPAN - 1 marks a filler: real ones stay below it.
+    # The relative id SPAN - 1 marks a filler: real ids stay below it.
     far = event - g.nodes[4 * node + BASE] >= SPAN - 1
     if far or not _has_room(g, g.nodes[4 * node + DEGREE]):
         _begin_block(g, node, event)
@@ -169,22 +169,22 @@ def _append(g: BlockArrays, node: int, other: int, event: int) -> None:
 def insert_events(
     g: BlockArrays, node: NDArray[Any], other: NDArray[Any], event: NDArray[Any], both: bool
 ) -> None:
-    """Append events at `node`, and where `both` at `other` too; a self loop is stored once. event:
+    """Append events at `node`, and if `both` at `other` too; a self loop is stored once. event:
     int64[E], ascending ids.
 
-    The memory to write is fetched for AHEAD events together: fetched for one event at a time, each
-    would wait for it.
+    The memory to write is prefetched for AHEAD events together: one by one, each event would wait
+    for its own.
     """
     for begin in range(0, len(node), AHEAD):
         end = min(begin + AHEAD, len(node))
 
-        # Fetch the rows of the nodes.
+        # Prefetch the nodes' rows.
         for i in range(begin, end):
             prefetch(g.nodes, 4 * node[i])
             if both:
                 prefetch(g.nodes, 4 * other[i])
 
-        # Fetch the places of their next entries, which those rows name.
+        # Prefetch their next entries, whose indices are in those rows.
         for i in range(begin, end):
             prefetch(g.entries, g.nodes[4 * node[i] + TAIL])
             if both:
@@ -201,8 +201,9 @@ def insert_events(
 def count_ends(
     node: NDArray[Any], other: NDArray[Any], both: bool, shift: int, start: NDArray[Any]
 ) -> None:
-    """Where the ends of events begin that belong to each part of the nodes, node >> shift. start:
-    int64[P + 1], zeros; set to the first place of each part, and to the number of all ends."""
+    """Count the endpoints of events in each part of the nodes (part: node >> shift). start: int64[P
+    + 1], zeros; set to the first index of each part in the sorted endpoints, and last to the number
+    of all."""
     for i in range(len(node)):
         start[(node[i] >> shift) + 1] += 1
         if both and node[i] != other[i]:
@@ -221,10 +222,10 @@ def partition_ends(
     own: NDArray[Any],
     packed: NDArray[Any],
 ) -> None:
-    """Bring the ends of events into the order of their parts, and within a part into the log's.
+    """Sort the endpoints of events by part, and within a part by log order.
 
-    place: as `count_ends` sets it; changed. own: uint32[X], the node of each end. packed: int64[X],
-    number of the event << 32 | the other end.
+    place: `start` of `count_ends`; changed. own: uint32[X], the node of each endpoint. packed:
+    int64[X], index of the event << 32 | the other endpoint.
     """
     for i in range(len(node)):
         a, b = node[i], other[i]
@@ -241,7 +242,8 @@ def partition_ends(
 def append_ends(
     g: BlockArrays, own: NDArray[Any], packed: NDArray[Any], event: NDArray[Any]
 ) -> None:
-    """Append what `partition_ends` put into order. event: int64[E], ids by the events' numbers."""
+    """Append the endpoints that `partition_ends` has sorted. event: int64[E], ids by index of the
+    event."""
     for begin in range(0, len(own), AHEAD):
         end = min(begin + AHEAD, len(own))
         for x in range(begin, end):
@@ -254,11 +256,11 @@ def append_ends(
 
 @inner
 def _rows_below(table: NDArray[Any], step: int, at: int, count: int, bound: int) -> Any:
-    """How many rows of an ascending table, [at, at + count), are below `bound`; count is above 0.
-    Row i is table[step * i].
+    """Number of rows below `bound` in the rows [at, at + count) of an ascending table; count is
+    above 0. Row i is table[step * i].
 
-    It has no branches, because the processor cannot predict the comparisons; indices are unsigned,
-    so that numba makes no code for negative ones.
+    It has no branches, since the processor could not predict them. Indices are unsigned, so that
+    numba generates no code for negative ones.
     """
     low = np.uint64(at)
     left = np.uint64(count)
@@ -271,7 +273,7 @@ def _rows_below(table: NDArray[Any], step: int, at: int, count: int, bound: int)
 
 @inner
 def _window(count: int, guess: int) -> Any:
-    """Where the NEAR rows around a guess begin, among `count`."""
+    """First of the NEAR rows around a guess, among `count`."""
     return min(max(guess - NEAR // 2, 0), max(count - NEAR, 0))
 
 
@@ -279,14 +281,14 @@ def _window(count: int, guess: int) -> Any:
 def _rows_below_near(
     table: NDArray[Any], step: int, at: int, count: int, bound: int, window: int
 ) -> Any:
-    """As `_rows_below`, but it looks first at the NEAR rows from `window` on, which lie side by
-    side and were read ahead."""
+    """As `_rows_below`, but it first compares the NEAR rows from `window` on, which are contiguous
+    and prefetched."""
     below = np.int64(0)
     near = min(count, NEAR)
     place = np.uint64(at + window)
     for i in range(near):
         below += np.int64(table[np.uint64(step) * (place + np.uint64(i))] < bound)
-    # Where all or none of these rows are below, the answer may lie outside of them.
+    # If all or none of these rows are below, the result may be outside of them.
     if (below > 0 or window == 0) and (below < near or window + near == count):
         return window + below
     return _rows_below(table, step, at, count, bound)
@@ -294,8 +296,9 @@ def _rows_below_near(
 
 @inner
 def _read_ahead(table: NDArray[Any], step: int, at: int, count: int) -> None:
-    """Fetch the rows [at, at + count) of a table, count at most NEAR; row i is table[step * i]."""
-    # A cache line holds eight int64; the last row may begin one more.
+    """Prefetch the rows [at, at + count) of a table, count at most NEAR; row i is table[step *
+    i]."""
+    # A cache line holds eight int64; the last row may be in one more line.
     for i in range(0, step * count, 8):
         prefetch(table, step * at + i)
     prefetch(table, step * (at + count) - 1)
@@ -303,23 +306,22 @@ def _read_ahead(table: NDArray[Any], step: int, at: int, count: int) -> None:
 
 @inner
 def _bound(base: int, before: int) -> Any:
-    """A packed value for a block with first event `base`: entries of events before `before` are
-    below it, all others at or above."""
+    """A packed value for a block with first event `base`: the entries of events before `before` are
+    below it, all others equal or above."""
     return min(before - base, SPAN) << 32
 
 
 @inner
 def entries_below(g: BlockArrays, node: int, before: int) -> Any:
-    """How many entries of a node have an event id below `before`, and the block that the last of
-    them lies in.
+    """Number of a node's entries with event ids below `before`, and the block of the last of them.
 
-    (0, -1) where there are none, (-1, block) where that block is offloaded.
+    (0, -1) if there are none, (-1, block) if that block is offloaded.
     """
     degree = g.nodes[4 * node + DEGREE]
     if degree == 0:
         return np.int64(0), np.int64(-1)
 
-    # The last block that begins before `before`.
+    # Find the last block that starts before `before`.
     at = g.nodes[4 * node + DIRECTORY]
     block = _rows_below(g.blocks, 2, at, num_blocks(g, degree), before) - 1
     if block < 0:
@@ -328,7 +330,7 @@ def entries_below(g: BlockArrays, node: int, before: int) -> Any:
     if place < 0:
         return np.int64(-1), block
 
-    # All entries before that block, and those in it that are early enough.
+    # Count all entries before that block, and those in it that are below.
     count = entries_before(g, block)
     size = min(entries_before(g, block + 1), degree) - count
     return count + _rows_below(
@@ -347,20 +349,20 @@ def locate(
     count: NDArray[Any],
     block: NDArray[Any],
 ) -> None:
-    """`entries_below` for the roots at places[begin : end] of the query, into count and block from
-    0 on; unknown nodes have none. before: int64[R], `q.before` or `q.since`.
+    """`entries_below` for the query's roots places[begin : end], written to count[i] and block[i]
+    from i = 0 on; unknown nodes have none. before: int64[R], `q.before` or `q.since`.
 
-    Each step of the search is taken for all of them, and what the next step will read is fetched,
-    so that memory is waited for once and not for every root. Where a node's entries are spread
-    evenly over the log, the place looked at first is the right one.
+    Each step of the search is done for all roots, with a prefetch of the rows of the next step, so
+    that the roots wait for memory together. If a node's entries are spread evenly over the log, the
+    first guess is right.
     """
-    # Fetch the rows of the nodes.
+    # Prefetch the nodes' rows.
     window = np.empty(AHEAD, np.int64)
     for i in range(end - begin):
         if 0 <= q.root[places[begin + i]] < q.num_nodes:
             prefetch(g.nodes, 4 * q.root[places[begin + i]])
 
-    # Guess where in the directory the block is. Until it is found, block[i] is the number of the
+    # Guess the block's index in the directory. Until it is found, block[i] is the number of the
     # node's blocks.
     for i in range(end - begin):
         r = places[begin + i]
@@ -376,7 +378,7 @@ def locate(
                 _read_ahead(g.blocks, 2, at, min(blocks, NEAR))
                 block[i] = blocks
 
-    # Find the block, and guess where in it the entry is. Until that is found, count[i] is the
+    # Find the block, and guess the entry's index in it. Until the entry is found, count[i] is the
     # number of entries in the block.
     for i in range(end - begin):
         r = places[begin + i]
@@ -388,7 +390,7 @@ def locate(
             block[i] = _rows_below_near(g.blocks, 2, at, blocks, before[r], window[i]) - 1
             if block[i] >= 0:
                 size = entries_before(g, block[i] + 1) - entries_before(g, block[i])
-                # The last block of a node ends with the newest event, and may not be full.
+                # A node's last block reaches to the newest event, and may not be full.
                 after = q.next
                 if block[i] + 1 < blocks:
                     after = g.blocks[2 * (at + block[i] + 1)]
@@ -416,9 +418,9 @@ def locate(
 
 @inner
 def _hide(g: BlockArrays, node: int, event: int) -> None:
-    """Hide a node's entry of an event, if it has one that is not offloaded."""
+    """Hide a node's entry of an event, if it has one in memory."""
     count, block = entries_below(g, node, event + 1)
-    # If the node has an entry of the event, it is the newest one up to the event.
+    # If the node has an entry of the event, it is the last one up to the event.
     if count > 0:
         at = g.nodes[4 * node + DIRECTORY] + block
         entry = g.blocks[2 * at + 1] + count - 1 - entries_before(g, block)
@@ -431,7 +433,7 @@ def _hide(g: BlockArrays, node: int, event: int) -> None:
 def hide_events(
     g: BlockArrays, node: NDArray[Any], other: NDArray[Any], event: NDArray[Any], both: bool
 ) -> None:
-    """Hide the entries of some events; those the store does not have are passed over."""
+    """Hide the entries of some events; those that the store does not have are ignored."""
     for i in range(len(event)):
         _hide(g, node[i], event[i])
         if both and node[i] != other[i]:
@@ -440,8 +442,8 @@ def hide_events(
 
 @compiled_for(BLOCKS, INTS)
 def hide_nodes(g: BlockArrays, nodes: NDArray[Any]) -> None:
-    """Hide all entries of some nodes, and those of their neighbours that lead to them, in a store
-    of both directions. No block of the store may ever have been offloaded."""
+    """Hide all entries of some nodes, and the entries of their neighbours that point to them, in a
+    store of both directions. No block of the store may ever have been offloaded."""
     for node in nodes:
         at = g.nodes[4 * node + DIRECTORY]
         degree = g.nodes[4 * node + DEGREE]
@@ -451,7 +453,7 @@ def hide_nodes(g: BlockArrays, nodes: NDArray[Any]) -> None:
             for entry in range(start, start + size):
                 row = g.entries[entry]
                 other = row & NEIGHBOR_BITS
-                # An entry that is hidden already does not know its neighbour any more.
+                # A hidden entry has lost its neighbour.
                 if other != GONE:
                     g.entries[entry] |= GONE
                     g.hidden[node] = 1

@@ -1,8 +1,14 @@
-"""Kernels that take blocks of a store out of memory, and write back what was read from the log.
+"""Kernels that take blocks of a store out of memory, and write back entries that were read from the
+log.
 
-An offloaded block has the complement of its place in the directory (`BlockArrays.blocks`). To
-restore the blocks of some nodes: `begin_restoring`, `restore_events` for all events of the range it
-names, `end_restoring`.
+The directory (`BlockArrays.blocks`) has the complement (~) of an offloaded block's index. To
+restore the blocks of some nodes:
+
+1. `begin_restoring` clears the blocks, and returns the range of their events.
+2. `restore_events` writes all events of that range, in log order, in one or several calls.
+3. `end_restoring` marks the blocks as no longer offloaded.
+
+Until step 3 queries see these blocks as offloaded, so none reads a block that is half filled.
 """
 
 from typing import Any
@@ -28,9 +34,10 @@ from streamd.graph.kernel_types import FLAG, FLAGS, INT, INTS, WRITTEN_FLAGS, WR
 def offload_blocks(
     g: BlockArrays, num_nodes: int, before: int, kept: NDArray[Any], page_entries: int
 ) -> Any:
-    """Mark all blocks as offloaded whose events are all before `before`, and note in kept[p] which
-    pages of the arena hold entries of other blocks. A block that is being filled is kept. Returns:
-    entries in the marked blocks, directory slots that were newly marked."""
+    """Mark each block as offloaded if all of its events are before `before`, and set kept[p] for
+    the pages of the arena with entries of other blocks. A node's last block, which is still being
+    filled, is kept. Returns: number of entries in offloaded blocks, number of newly marked
+    directory slots."""
     offloaded = marked = np.int64(0)
     for node in range(num_nodes):
         degree = g.nodes[4 * node + DEGREE]
@@ -42,7 +49,7 @@ def offload_blocks(
             if place < 0:
                 offloaded += size
 
-            # A block whose successor begins before the cut holds only events before it.
+            # A block has only events before `before` if the next block starts at or before it.
             elif block < blocks - 1 and g.blocks[2 * (at + block + 1)] <= before:
                 g.blocks[2 * (at + block) + 1] = ~place
                 offloaded += size
@@ -62,9 +69,9 @@ def begin_restoring(
     freed: NDArray[Any],
     page_entries: int,
 ) -> Any:
-    """Clear the offloaded blocks of some nodes for `restore_events`, and freed[p] of their pages.
-    next_number: int64[N], set for each of the nodes to the number of its first offloaded entry, or
-    -1. Returns: the events [since, before) that lie in these blocks."""
+    """Step 1: clear the offloaded blocks of some nodes for `restore_events`, and freed[p] of their
+    pages. next_number: int64[N], set for each of the nodes to the number of its first offloaded
+    entry, or -1. Returns: [since, before), a range with all events of these blocks."""
     since, before = np.int64(2**63 - 1), np.int64(0)
     for node in nodes:
         degree = g.nodes[4 * node + DEGREE]
@@ -73,13 +80,13 @@ def begin_restoring(
         for block in range(num_blocks(g, degree)):
             place = g.blocks[2 * (at + block) + 1]
             if place < 0:
-                # A node's last block is never offloaded, so there is a next one to end at.
+                # A node's last block is never offloaded, so there is a next block.
                 since = min(since, g.blocks[2 * (at + block)])
                 before = max(before, g.blocks[2 * (at + block + 1)])
                 if next_number[node] < 0:
                     next_number[node] = entries_before(g, block)
 
-                # An entry whose event the log has dropped stays a filler.
+                # If the log has dropped an entry's event, the entry stays a filler.
                 size = entries_before(g, block + 1) - entries_before(g, block)
                 for entry in range(~place, ~place + size):
                     g.entries[entry] = FILLER
@@ -96,9 +103,9 @@ def _restore(g: BlockArrays, node: int, other: int, event: int, next_number: NDA
     blocks = num_blocks(g, g.nodes[4 * node + DEGREE])
     block = block_of(g, number)
     if event < g.blocks[2 * (at + block)]:
-        return  # it lies in an older block, which is not offloaded
+        return  # its block is an older one, which is not offloaded
 
-    # Step over the rest of a block that was filled up, and over blocks that are not offloaded.
+    # Skip the rest of a block that was filled up, and blocks that are not offloaded.
     while block + 1 < blocks and g.blocks[2 * (at + block + 1)] <= event:
         block += 1
         number = entries_before(g, block)
@@ -122,8 +129,8 @@ def restore_events(
     next_number: NDArray[Any],
     both: bool,
 ) -> None:
-    """Write events, in the log's order, into the offloaded blocks of the nodes that
-    `begin_restoring` was called for. gone: bool[E], hidden by a delete. event: int64[E], ids."""
+    """Step 2: write events, in log order, into the offloaded blocks of the nodes of
+    `begin_restoring`. gone: bool[E], True for deleted events. event: int64[E], ids."""
     for i in range(len(node)):
         a, b = node[i], other[i]
         if a < len(next_number):
@@ -134,12 +141,12 @@ def restore_events(
 
 @compiled_for(BLOCKS, INTS, WRITTEN_INTS)
 def end_restoring(g: BlockArrays, nodes: NDArray[Any], next_number: NDArray[Any]) -> None:
-    """Take the mark off the offloaded blocks of some nodes."""
+    """Step 3: mark the offloaded blocks of some nodes as in memory again."""
     for node in nodes:
         next_number[node] = -1
         degree = g.nodes[4 * node + DEGREE]
         at = g.nodes[4 * node + DIRECTORY]
         for block in range(num_blocks(g, degree)):
             if g.blocks[2 * (at + block) + 1] < 0:
-                # The complement of the complement is the place.
+                # The complement of the complement is the index.
                 g.blocks[2 * (at + block) + 1] = ~g.blocks[2 * (at + block) + 1]

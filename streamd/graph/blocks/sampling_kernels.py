@@ -1,5 +1,5 @@
-"""Sampling kernels, compiled by numba. A root's answer depends on the root and its query only, not
-on the batch it is asked in nor on the thread that asks."""
+"""Sampling kernels, compiled by numba. A root's result depends on the root and its query only, not
+on the batch or the thread."""
 
 from typing import Any
 
@@ -40,20 +40,20 @@ def find_distinct(
     distinct: NDArray[Any],
     first_asked: NDArray[Any],
 ) -> int:
-    """Find the roots that ask what an earlier root asks: the same node, since and before.
+    """Find the roots with the same query as an earlier root: the same node, since and before.
 
-    Writes int32[R]: distinct[:n], indices of the n roots that ask something new, and
-    first_asked[r], the index of the first root that asks the same as root r. Returns: n.
+    Writes int32[R]: distinct[:n], indices of the first root of each of the n distinct queries, and
+    first_asked[r], the index of the first root with the same query as root r. Returns: n.
     """
     # A hash table with open addressing, its size a power of two, at most half full. 0 is an empty
-    # slot, so a root is stored as its place + 1.
+    # slot, so a root is stored as its index + 1.
     size = 16
     while size < 2 * len(node_R):
         size *= 2
     table = np.zeros(size, np.int32)
     found = 0
     for r in range(len(node_R)):
-        # Any quick hash does, as what it finds is compared (the factor is xxHash's second prime).
+        # Any fast hash is enough, since matches are compared (the factor is xxHash's second prime).
         key = np.uint64(node_R[r]) * GOLDEN ^ np.uint64(before_R[r]) * np.uint64(0xC2B2AE3D27D4EB4F)
         slot = (key ^ (key >> np.uint64(32))) & np.uint64(size - 1)
         while True:
@@ -65,7 +65,7 @@ def find_distinct(
                 found += 1
                 break
 
-            # The slot is taken, by the same question or by chance.
+            # The slot is taken, by the same query or by a collision.
             same = before_R[other] == before_R[r] and since_R[other] == since_R[r]
             if same and node_R[other] == node_R[r]:
                 first_asked[r] = other
@@ -76,7 +76,8 @@ def find_distinct(
 
 @inner
 def _repeat(q: Query, out: Sampled) -> None:
-    """Copy the answer of the first root that asked something to the others that ask the same."""
+    """Copy the result of the first root of each distinct query to the other roots with that
+    query."""
     for r in range(len(q.first_asked)):
         first = q.first_asked[r]
         if first != r:
@@ -89,11 +90,9 @@ def _repeat(q: Query, out: Sampled) -> None:
 
 @compiled_for(BLOCKS, QUERY, SAMPLED)
 def sample_recent(g: BlockArrays, q: Query, out: Sampled) -> None:
-    """Sample the newest entries of each root, newest first, among those in its range of events that
-    are not hidden.
+    """Sample the newest visible entries of each root in its range of events, newest first.
 
-    Search the directory, then one block, then walk backwards. Roots that ask the same are answered
-    once.
+    Search the directory, then one block, then walk backwards. Equal queries are computed once.
     """
     k = out.fanout
     distinct, num_distinct = q.distinct, len(q.distinct)
@@ -105,7 +104,7 @@ def sample_recent(g: BlockArrays, q: Query, out: Sampled) -> None:
         for i in range(high - low):
             r = distinct[low + i]
 
-            # Walk back from the newest entry that the query may see, past those that are hidden.
+            # Walk back from the newest entry in the range, and skip hidden entries.
             found = 0
             block = blocks[i]
             since = q.since[r]
@@ -116,7 +115,7 @@ def sample_recent(g: BlockArrays, q: Query, out: Sampled) -> None:
                 start = g.blocks[2 * (at + block) + 1]
                 entry = start + counts[i] - entries_before(g, block) - 1
                 while found < k:
-                    # Go on with the block before, where there is one that reaches back far enough.
+                    # Continue with the block before, if there is one with events of the range.
                     if entry < start:
                         if block == 0 or base <= since:
                             break
@@ -156,13 +155,13 @@ def _choose(state: Any, count: int, k: int, replace: bool, chosen: NDArray[Any])
             chosen[i] = _below(mixed(state + np.uint64(i)), count)
         return k
 
-    # Few enough: all of them, newest first.
+    # If there are at most k: all of them, newest first.
     if count <= k:
         for i in range(count):
             chosen[i] = count - 1 - i
         return count
 
-    # Floyd: a number drawn before is replaced by the highest one allowed, which is new.
+    # Floyd: a number that was drawn before is replaced by the highest allowed one, which is new.
     for i in range(k):
         top = count - k + i
         pick = _below(mixed(state + np.uint64(i)), top + 1)
@@ -176,8 +175,8 @@ def _choose(state: Any, count: int, k: int, replace: bool, chosen: NDArray[Any])
 
 @inner
 def _list_visible(g: BlockArrays, node: int, begin: int, end: int, listed: NDArray[Any]) -> Any:
-    """List which of a node's entries number [begin, end) are not hidden, by their numbers. Returns:
-    how many, or -1 where some are offloaded."""
+    """List the numbers of the visible entries among a node's entries [begin, end). Returns: their
+    count, or -1 if some are offloaded."""
     held = 0
     at = g.nodes[4 * node + DIRECTORY]
     for number in range(begin, end):
@@ -194,11 +193,10 @@ def _list_visible(g: BlockArrays, node: int, begin: int, end: int, listed: NDArr
 
 @compiled_for(BLOCKS, QUERY, SAMPLED)
 def sample_uniform(g: BlockArrays, q: Query, out: Sampled) -> None:
-    """Sample entries of each root, each as likely as any other, among those in its range of events
-    that are not hidden.
+    """Sample visible entries of each root uniformly from its range of events.
 
-    Without `q.replace`, all of them where there are at most k. Random numbers are a hash of seed,
-    node, the query's end and the draw.
+    Without `q.replace`, return all of them if there are at most k. Random numbers are a hash of
+    seed, node, the range's end and the number of the draw.
     """
     k = out.fanout
     ends = np.empty(AHEAD, np.int64)
@@ -211,7 +209,7 @@ def sample_uniform(g: BlockArrays, q: Query, out: Sampled) -> None:
     listed = np.empty(0, np.int64)
     distinct, num_distinct = q.distinct, len(q.distinct)
 
-    # Search for the lower ends of the ranges only where some root has one.
+    # Search for the lower bounds of the ranges only if some root has one.
     bounded = False
     for r in range(len(q.root)):
         bounded = bounded or q.since[r] > q.first
@@ -222,7 +220,7 @@ def sample_uniform(g: BlockArrays, q: Query, out: Sampled) -> None:
         if bounded:
             locate(g, q, q.since, distinct, low, high, begins, begin_blocks)
 
-        # Choose entries by number, and fetch the rows of their blocks, which say where they lie.
+        # Draw entries by number, and prefetch the directory rows of their blocks.
         for i in range(high - low):
             r = distinct[low + i]
             node = q.root[r]
@@ -232,8 +230,8 @@ def sample_uniform(g: BlockArrays, q: Query, out: Sampled) -> None:
             out.missing[r] = (begin < 0 or ends[i] < 0) and q.since[r] < q.before[r]
             if out.missing[r] or count <= 0 or q.since[r] >= q.before[r]:
                 continue
-            # A node's oldest blocks are offloaded first: if any block of the range is offloaded,
-            # its first one is.
+            # A node's oldest blocks are offloaded first: if any block of the range is, the first
+            # one is.
             at = g.nodes[4 * node + DIRECTORY]
             if g.blocks[2 * (at + block_of(g, begin)) + 1] < 0:
                 out.missing[r] = True
@@ -241,7 +239,7 @@ def sample_uniform(g: BlockArrays, q: Query, out: Sampled) -> None:
             state = np.uint64(q.seed) + GOLDEN * np.uint64(q.node[r] + 1)
             state = mixed(mixed(state) + np.uint64(q.before[r]))
 
-            # Where deletes hide some, choose among the entries that they leave.
+            # If deletes hide some entries, draw from the visible ones.
             if g.hidden[node]:
                 if len(listed) < count:
                     listed = np.empty(2 * count, np.int64)
@@ -260,7 +258,7 @@ def sample_uniform(g: BlockArrays, q: Query, out: Sampled) -> None:
                 in_block[i, j] = at + block_of(g, chosen[i, j])
                 prefetch(g.blocks, 2 * in_block[i, j])
 
-        # Turn the numbers into places in the arena, and fetch the entries there.
+        # Turn the numbers into indices in the arena, and prefetch these entries.
         for i in range(high - low):
             at = g.nodes[4 * q.root[distinct[low + i]] + DIRECTORY] if found[i] else np.int64(0)
             for j in range(found[i]):

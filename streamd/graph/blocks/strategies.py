@@ -1,4 +1,5 @@
-"""The rules by which neighbours are drawn: in words, as a kernel of the host and one of the device.
+"""The strategies for drawing neighbours: each in words, as a kernel of the host and as one of the
+device.
 
 `tests/graph/reference_draws.py` has a plain reference of each.
 """
@@ -15,7 +16,7 @@ StrategyName = Literal["recent", "uniform"]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Strategy:
     """kernel: (BlockArrays, Query, Sampled), compiled by numba. device_kernel: name of the function
-    in `streamd/gpu/kernels/sampling.cu`. draws: it draws at random, so it takes a seed and
+    in `streamd/gpu/kernels/sampling.cu`. draws: whether it is random, and so uses a seed and
     `replace`."""
 
     rule: str

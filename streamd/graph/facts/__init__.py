@@ -1,1 +1,1 @@
-"""Facts about (source, candidate) pairs: exact functions of the log, bounded in memory."""
+"""Facts about (source, candidate) pairs: features computed from the log, in bounded memory."""

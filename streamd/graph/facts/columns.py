@@ -1,5 +1,5 @@
-"""The columns of a row of facts about a (source, candidate) pair, by name: what each says, and in
-which order."""
+"""The columns of a row of facts about a (source, candidate) pair: their names, meanings and
+order."""
 
 from enum import IntEnum
 
@@ -7,18 +7,16 @@ from streamd.schema import Schema
 
 
 class FactColumn(IntEnum):
-    """Place of a fact in its row. words: what it says; "the source" and "the candidate" are the
-    pair's ends.
+    """Index of a fact in its row. words: its meaning; "the source" and "the candidate" are the two
+    nodes of the pair.
 
-    The order is that of the weights of every stored model: it never changes, new ones go to the
-    end.
+    The weights of every stored model have this order: it never changes, and new facts are appended.
     """
 
     words: str
 
     def __new__(cls, place: int, words: str) -> "FactColumn":
-        # The value is the plain integer, so that a column is used as an index; the words come
-        # along.
+        # The value is the integer alone, so that a column serves as an index.
         column = int.__new__(cls, place)
         column._value_ = place
         column.words = words
@@ -106,9 +104,9 @@ class FactColumn(IntEnum):
 
 NUM_FACTS = len(FactColumn)
 FACT_NAMES = tuple(column.name.lower() for column in FactColumn)
-"""As manifests and docs write them."""
+"""The names in manifests and docs."""
 
-# Columns of one kind are side by side, so that a slice takes them.
+# Columns of one kind are contiguous, so that a slice selects them.
 PAIR_WEIGHTS = slice(FactColumn.PAIR_WEIGHT_50, FactColumn.PAIR_WEIGHT_99 + 1)
 CANDIDATE_WEIGHTS = slice(FactColumn.CANDIDATE_WEIGHT_50, FactColumn.CANDIDATE_WEIGHT_99 + 1)
 LOG_SHARES = slice(FactColumn.LOG_SHARE_1, FactColumn.LOG_SHARE_5 + 1)
@@ -116,7 +114,7 @@ NUM_HALF_LIVES = LOG_SHARES.stop - LOG_SHARES.start
 
 
 def num_facts(schema: Schema) -> int:
-    """Columns of a row of facts: with several edge sets those of the asked set, those of all sets
-    together, and one-hot of the asked set."""
+    """Number of columns of a row of facts. With several edge sets these are the facts in the
+    query's set, the facts in all sets together, and a one-hot of the query's set."""
     sets = schema.num_edge_sets
     return NUM_FACTS if sets == 1 else 2 * NUM_FACTS + sets

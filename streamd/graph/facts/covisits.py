@@ -1,7 +1,8 @@
-"""Co-visits: how many sources went to two destinations, one soon after the other.
+"""Co-visits: the number of sources that sent events to both of two destinations, one soon after the
+other.
 
-Kernels, compiled by numba. The table is bounded: a hash gives each count its index, and a newer
-count replaces an older one there.
+Kernels, compiled by numba. The table has a fixed size: the index of a count is a hash of its pair,
+and a newer count replaces an older one at its index.
 """
 
 from typing import Any
@@ -15,12 +16,13 @@ from streamd.graph.hashing import mixed
 from streamd.graph.jit import inner
 
 COVISIT_SCALE = 100.0
-"""What shares of co-visits are multiplied by before their log: one in a hundred is little."""
+"""Factor of shares of co-visits before log(1 + x), so that a share of one in a hundred becomes log
+2."""
 
 
 @inner
 def count_visit(f: FactArrays, u: int, v: int, is_first: bool) -> None:
-    """Take in an event u -> v. is_first: whether the pair had none in this direction before."""
+    """Count an event u -> v. is_first: whether it is the pair's first in this direction."""
     if is_first:
         for i in range(VISITED):
             x = np.int64(f.visited[u, i]) - 1
@@ -41,13 +43,13 @@ def count_visit(f: FactArrays, u: int, v: int, is_first: bool) -> None:
 
 @inner
 def _key(x: int, v: int) -> Any:
-    # From 1 on: 0 is an empty entry.
+    # Keys start at 1: 0 is an empty entry.
     return pair_key(x, v) + np.uint64(1)
 
 
 @inner
 def _count(f: FactArrays, x: int, v: int) -> None:
-    # Sums of hashes: a query hashes each end once, whatever pairs it asks for.
+    # The index is a sum of two hashes, so that a query hashes each node once for all of its pairs.
     key = _key(x, v)
     at = (mixed(np.uint64(x)) + mixed(np.uint64(v))) & np.uint64(COVISITS - 1)
     if f.covisits[at, 0] != key:
@@ -60,8 +62,8 @@ def _count(f: FactArrays, x: int, v: int) -> None:
 def fill_covisits(
     f: FactArrays, u: int, candidates: NDArray[Any], out_total: NDArray[Any], out_greatest: Any
 ) -> None:
-    """Co-visits of each candidate with the last destinations of u, which is known: their sum and
-    the greatest, float32[C] each, as the columns LOG_COVISITS and LOG_GREATEST_COVISITS."""
+    """Co-visits of each candidate with the last destinations of u, a known node: their sum and
+    their maximum, float32[C] each, as in the columns LOG_COVISITS and LOG_GREATEST_COVISITS."""
 
     # Hash and weigh the source's destinations once.
     count = 0
@@ -83,7 +85,7 @@ def fill_covisits(
         total = greatest = 0.0
         own = mixed(np.uint64(v))
         for i in range(count):
-            # Few pairs have a count: look at the key alone first.
+            # Few pairs have a count, so compare the key first.
             at = (hashed[i] + own) & np.uint64(COVISITS - 1)
             if f.covisits[at, 0] == _key(node[i], v):
                 share = np.float64(f.covisits[at, 1]) / root[i]
@@ -97,8 +99,8 @@ def fill_covisits(
 
 @inner
 def forget_visits(f: FactArrays, gone: Any) -> None:
-    """Delete nodes, bool[N]: their co-visits, and their entries among the last destinations of
-    others."""
+    """Delete the nodes of gone, bool[N]: their co-visits, their rows, and their entries among the
+    last destinations of other nodes."""
     for at in range(COVISITS):
         if f.covisits[at, 0] != 0:
             key = f.covisits[at, 0] - np.uint64(1)
@@ -108,7 +110,7 @@ def forget_visits(f: FactArrays, gone: Any) -> None:
         if gone[node]:
             f.num_sources[node] = 0
 
-        # Those that stay keep their order.
+        # The remaining destinations keep their order.
         count = 0
         for i in range(VISITED):
             x = f.visited[node, i]

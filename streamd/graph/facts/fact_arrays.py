@@ -9,24 +9,25 @@ from streamd.graph.facts.columns import NUM_HALF_LIVES
 from streamd.graph.kernel_types import record, writes
 
 RATES = (0.5, 0.8, 0.95, 0.99)
-"""Decay per event of the columns PAIR_WEIGHT_50 to PAIR_WEIGHT_99: from the last event alone to the
-last hundred."""
+"""Decay per event of the columns PAIR_WEIGHT_50 to PAIR_WEIGHT_99: these weigh about the last 2, 5,
+20 and 100 events."""
 NUM_RATES = len(RATES)
 PARTNERS = 16
-"""Last partners remembered of a node: one cache line of int32."""
+"""Number of last partners of a node in memory: one cache line of int32."""
 NEVER = np.int64(-(2**62))
-"""Time of what never happened; differences to it do not overflow."""
+"""Time of an event that never happened; differences to it do not overflow."""
 POWERS = 2048
-"""Ages whose decay is tabulated; 0.99 ** 2048 is one in a billion, and is taken as zero."""
+"""Ages with a tabulated decay; from 2048 on it counts as zero, 0.99 ** 2048 being one in a
+billion."""
 TRANSITIONS = 1 << 17
-"""Places of the table of transitions: 2.6 MB. A power of two; where two transitions fall on one,
-the newer one takes it."""
+"""Entries of the table of transitions: 2.6 MB. A power of two; if two transitions have the same
+index, the newer one replaces the older."""
 HOURS = 1 << 18
-"""Places of the table of hours of the day: 4.2 MB. As above."""
+"""Entries of the table of hours of the day: 4.2 MB. As above."""
 COVISITS = 1 << 20
-"""Length of the table of co-visits: 16.8 MB. As above; a new pair adds up to 10."""
+"""Entries of the table of co-visits: 16.8 MB. As above; the first event of a pair adds up to 10."""
 VISITED = 10
-"""Last distinct destinations remembered of a source."""
+"""Number of last distinct destinations of a source in memory."""
 
 
 class FactArrays(NamedTuple):
@@ -34,27 +35,29 @@ class FactArrays(NamedTuple):
 
     Nodes: seen, last, last_dst int64[N]; log_pop float64[N, 5] as of pop_at int64[N]; repeats,
     log_gap float32[N]; num_partners int32[N]; ring int32[N, 16], newest at (ring_count - 1) % 16;
-    mark int32[N] scratch; rank int32[N], one more than a node's place among all destinations by
-    first sight, 0 for none; order int32[N], the other way round, first sighted first; visited
-    int32[N, 10], one more than each of its last distinct destinations, newest first, 0 for none;
-    num_sources int32[N], the sources that went to it.
+    mark int32[N] scratch; rank int32[N], one more than a node's index among all destinations in
+    order of their first event, 0 for none; order int32[N], the inverse of rank; visited int32[N,
+    10], one more than each of the last distinct destinations of a node, newest first, 0 for none;
+    num_sources int32[N], its number of distinct sources.
 
     Pairs (key = smaller id << 32 | larger): weight float32[P, 2, 4], met_at int64[P, 2] (events of
     that side when they last met, -1 never), sent int64[P, 2]; num_met int32[P], their events;
-    before/after int32[P]: a list from
-    least to most recently touched. slots int32[S]: open addressing, entry + 1.
+    before, after int32[P], a linked list from least to most recently updated. slots int32[S]: open
+    addressing, entry + 1.
 
-    Transitions, each at the place of its hash: step_key uint64[T] (one more than last partner << 32
-    | candidate, 0 none), step_count float32[T], step_at int64[T] (events of the last partner then).
+    Transitions, each at the index of its hash: step_key uint64[T] (one more than last partner << 32
+    | candidate, 0 none), step_count float32[T], step_at int64[T] (events of the last partner at
+    that time).
 
-    Hours of the day, each at the place of its hash (`streamd.graph.facts.hour_table`): hours
-    uint64[H, 2], its key (0 none) beside its events, so that both come from one line of the cache.
+    Hours of the day, each at the index of its hash (`streamd.graph.facts.hour_table`): hours
+    uint64[H, 2], key (0 none) and number of events, so that both are in one cache line.
 
     Co-visits, each at the index of its hash (`streamd.graph.facts.covisits`): covisits
-    uint64[V, 2], one more than smaller destination << 32 | larger (0 none) with their count.
+    uint64[V, 2], one more than smaller destination << 32 | larger (0 none), and their count.
 
-    totals float64[5] as of total_at; power float32[4, 2048]; decay float64[5] per microsecond;
-    size: pairs, oldest, newest, total_at, destinations.
+    totals float64[5], decayed counts of all events as of total_at; power float32[4, 2048], decay by
+    rate and age; decay float64[5] per microsecond; size int64[5]: number of pairs, oldest entry,
+    newest entry, total_at, number of destinations.
     """
 
     seen: NDArray[Any]
@@ -108,7 +111,7 @@ NODE_ARRAYS: dict[str, tuple[Any, ...]] = {
     "visited": (np.int32, VISITED),
     "num_sources": (np.int32,),
 }
-"""Type of each array of `FactArrays` over nodes, and length of a row."""
+"""Arrays of `FactArrays` over nodes -> dtype, and length of a row."""
 PAIR_ARRAYS: dict[str, tuple[Any, ...]] = {
     "key": (np.uint64,),
     "weight": (np.float32, 2, NUM_RATES),
@@ -118,7 +121,7 @@ PAIR_ARRAYS: dict[str, tuple[Any, ...]] = {
     "before": (np.int32,),
     "after": (np.int32,),
 }
-"""The same of arrays over pairs."""
+"""Arrays over pairs -> dtype, and shape of a row."""
 HASHED_ARRAYS: dict[str, tuple[Any, ...]] = {
     "step_key": (np.uint64, TRANSITIONS),
     "step_count": (np.float32, TRANSITIONS),
@@ -126,8 +129,7 @@ HASHED_ARRAYS: dict[str, tuple[Any, ...]] = {
     "hours": (np.uint64, HOURS, 2),
     "covisits": (np.uint64, COVISITS, 2),
 }
-"""The same over transitions, hours of the day and co-visits, with their lengths, which do not
-grow."""
+"""Arrays over transitions, hours of the day and co-visits -> dtype and shape, which is fixed."""
 OTHER_ARRAYS: dict[str, tuple[Any, int]] = {
     "slots": (np.int32, 1),
     "totals": (np.float64, 1),
@@ -135,11 +137,11 @@ OTHER_ARRAYS: dict[str, tuple[Any, int]] = {
     "decay": (np.float64, 1),
     "size": (np.int64, 1),
 }
-"""Type and number of dimensions of all others."""
+"""All other arrays -> dtype and number of dimensions."""
 _TYPES = {
     **{n: writes(kind, 1 + len(row)) for n, (kind, *row) in (NODE_ARRAYS | PAIR_ARRAYS).items()},
     **{n: writes(kind, len(shape)) for n, (kind, *shape) in HASHED_ARRAYS.items()},
     **{n: writes(kind, num_dims) for n, (kind, num_dims) in OTHER_ARRAYS.items()},
 }
 FACTS = record(FactArrays, *(_TYPES[name] for name in FactArrays._fields))
-"""How kernels are given them."""
+"""The type of `FactArrays` as an argument of kernels."""

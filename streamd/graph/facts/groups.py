@@ -1,4 +1,4 @@
-"""The facts in groups that people can name, and the values of a row in words."""
+"""Groups of facts for explanations, and the facts of a row in words."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -21,9 +21,10 @@ C = FactColumn
 
 @dataclass(frozen=True, slots=True)
 class FactGroup:
-    """Facts that say the same kind of thing, so that taking them away together means something.
+    """Facts with the same kind of information, so that the effect of removing them together has a
+    meaning.
 
-    words: what they are about, with "the source" and "the candidate" for the pair's ends.
+    words: their subject; "the source" and "the candidate" are the two nodes of the pair.
     """
 
     name: str
@@ -112,37 +113,38 @@ GROUPS = (
         (C.LOG_PAIR_HOUR_SHARE, C.LOG_CANDIDATE_HOUR_SHARE),
     ),
 )
-"""Each fact is in one of them. Few, since explaining a score takes 2 to the power of their number
+"""Each fact is in one group. There are few groups, since an explanation takes 2 ** len(GROUPS)
 scores."""
 
-# Differences below these are rounding, of float32 logs.
+# Smaller differences are rounding errors of float32 logs.
 EDGE = 1e-3
 UNITS = (("year", 31_557_600.0), ("day", 86_400.0), ("h", 3_600.0), ("min", 60.0))
 HALF_LIVES = ("1st", "2nd", "3rd", "4th", "5th")
 
 
 def fact_words(column: FactColumn, facts_F: Float32) -> str:
-    """Say a fact in words.
+    """Describe a fact.
 
-    facts_F: float32[NUM_FACTS], the whole row: what one fact means may depend on another.
+    facts_F: float32[NUM_FACTS], the whole row, since the words of one fact may depend on another.
     """
     return WORDS[column](float(facts_F[column]), facts_F)
 
 
 def times_met(facts_F: Float32) -> int:
-    """How many events a pair had, as far as facts tell: they remember `model.max_pairs` pairs."""
+    """Number of a pair's events, as recovered from the facts, which keep the last `model.max_pairs`
+    pairs."""
     events = math.expm1(float(facts_F[C.LOG_SOURCE_EVENTS]))
     log_met = float(facts_F[C.LOG_PAIR_SHARE]) + math.log(events + UNSEEN_SOURCE)
     return max(0, round(math.exp(log_met) - UNSEEN_PAIR))
 
 
 def group_words(name: str, facts_F: Float32) -> str:
-    """Say what a group's facts come to, in one line. facts_F: as in `fact_words`."""
+    """Summarise a group's facts in one line. facts_F: as in `fact_words`."""
     return SUMMARIES[name](facts_F)
 
 
 def duration(seconds: float) -> str:
-    """A length of time in its largest unit, as "2 h" or "3 days"."""
+    """A duration in its largest unit, as "2 h" or "3 days"."""
     for unit, length in UNITS:
         if seconds >= length:
             count = _round(seconds / length)
@@ -151,12 +153,12 @@ def duration(seconds: float) -> str:
 
 
 def _round(value: float) -> str:
-    """A number with as many digits as say something."""
+    """A number with one decimal below 10, unless that is 0, and none above."""
     return f"{value:.1f}".removesuffix(".0") if value < 10 else f"{value:.0f}"
 
 
 def _share(log_share: float) -> str:
-    """A share of 1 in per cent."""
+    """A share, given by its log, in per cent."""
     percent = 100 * math.exp(log_share)
     if percent >= 10:
         return f"{percent:.0f} %"
@@ -315,7 +317,7 @@ WORDS: Mapping[FactColumn, Say] = {
     C.LOG_PAIR_HOUR_SHARE: _pair_hours,
     C.LOG_CANDIDATE_HOUR_SHARE: _candidate_hours,
 }
-"""How each fact is said."""
+"""Fact -> the function that describes it."""
 
 
 def _frequency(row_F: Float32) -> str:
@@ -334,7 +336,7 @@ def _recency(row_F: Float32) -> str:
 
 
 def _paths(row_F: Float32) -> str:
-    # In a stream between two kinds of nodes no partner is one of both.
+    # In a bipartite stream source and candidate have no partners in common, so use co-visits.
     common = row_F[C.LOG_COMMON_PARTNERS] >= EDGE or row_F[C.LOG_COVISITS] < EDGE
     return fact_words(C.LOG_COMMON_PARTNERS if common else C.LOG_GREATEST_COVISITS, row_F)
 

@@ -1,7 +1,8 @@
-"""The table of hours of the day: how many events a pair had, and a node received, at each of them.
+"""The table of hours of the day: numbers of events of pairs, and of events received by nodes, at
+each hour.
 
-Kernels, compiled by numba. The table is bounded: each count has the place of its hash, and a newer
-one takes the place of an older one.
+Kernels, compiled by numba. The table has a fixed size: the index of a count is a hash of its key,
+and a newer count replaces an older one at its index.
 """
 
 from typing import Any
@@ -15,10 +16,10 @@ from streamd.graph.jit import inner
 HOUR_US = 3_600_000_000
 HOURS_A_DAY = 24
 NODE_BITS = 28
-"""Of an id in a key: `PairFacts` holds no more nodes."""
+"""Bits of a node id in a key: `PairFacts` holds 2 ** 28 nodes at most."""
 HOUR_BITS = 5
 ANYONE = 1 << NODE_BITS
-"""In the place of the source: events of any source."""
+"""Instead of a source: events of any source."""
 
 
 @inner
@@ -29,13 +30,13 @@ def hour_of(time: int) -> Any:
 
 @inner
 def _key(u: int, v: int) -> np.uint64:
-    # From 1 on, so that 0 is a place that nothing has. The hour comes into the low bits.
+    # Keys start at 1, so that 0 is an empty entry. The hour is added in the low bits later.
     return ((np.uint64(u) << np.uint64(NODE_BITS)) | np.uint64(v)) + np.uint64(1)
 
 
 @inner
 def key_names(key: np.uint64, gone: Any) -> bool:
-    """Whether a key of the table names a node that is gone, bool[N]."""
+    """Whether a key of the table names a deleted node. gone: bool[N], True for deleted nodes."""
     bare = (key >> np.uint64(HOUR_BITS)) - np.uint64(1)
     u = bare >> np.uint64(NODE_BITS)
     return bool(gone[bare & np.uint64(ANYONE - 1)] or (u != ANYONE and gone[u]))
@@ -45,7 +46,7 @@ def key_names(key: np.uint64, gone: Any) -> bool:
 def count_hour(f: FactArrays, u: int, v: int, hour: int) -> None:
     """Count an event u -> v at an hour of the day; u is a node or ANYONE."""
     key = _key(u, v)
-    # Hours of a pair lie side by side.
+    # The hours of a pair are contiguous.
     place = (mixed(key) + np.uint64(hour)) & np.uint64(HOURS - 1)
     key = (key << np.uint64(HOUR_BITS)) | np.uint64(hour)
     if f.hours[place, 0] != key:
@@ -56,7 +57,8 @@ def count_hour(f: FactArrays, u: int, v: int, hour: int) -> None:
 
 @inner
 def events_around(f: FactArrays, u: int, v: int, hour: int) -> Any:
-    """Events u -> v in the hour of the day, the one before and the one after, as far as known."""
+    """Number of events u -> v in an hour of the day, the hour before and the hour after, as far as
+    the table still has them."""
     key = _key(u, v)
     first = mixed(key)
     found = np.int64(0)

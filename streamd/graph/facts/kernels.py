@@ -27,35 +27,35 @@ from streamd.graph.jit import compiled_for, inner
 from streamd.graph.kernel_types import INT, INTS, INTS_2D, WRITTEN_FACTS
 
 THREE_HOP_PARTNERS = 8
-"""Partners followed at each of three hops: at most 512 paths are counted."""
+"""Partners at each of three hops: at most 512 paths are counted."""
 NEVER_LOG_SECONDS = 20.0
-"""Log seconds of what never happened: 15 years, longer than any gap that matters."""
+"""Log seconds since an event that never happened: 15 years, longer than any relevant gap."""
 FLOOR_LOG_SHARE = -14.0
 """Log share of a node that is hardly ever a destination: one event in a million."""
 KEPT_REPEATS = 0.8
-"""Share of a node's repeats that stays at each of its events: about its last five count."""
+"""Decay of a node's share of repeats at each of its events: about the last five count."""
 UNSEEN_EVENTS = 20.0
-"""Events that a node is taken to have had more, so that the first transitions say little."""
+"""Events added to a node's count, so that its first transitions have little effect."""
 UNSEEN_TRANSITIONS = 0.02
-"""Of those, transitions to each candidate: one in a thousand."""
+"""Of these, transitions to each candidate: one in a thousand."""
 NEVER_LOG_SHARE = -10.0
-"""Log share of transitions where the source has no last partner: that of a candidate which followed
-none of some 440 events."""
+"""Log share of transitions if the source has no last partner: the same as for a candidate that
+followed none of 420 events."""
 NEVER_LOG_EVENTS = 12.0
-"""Log events since a transition that never was: 160,000 events."""
+"""Log events since a transition that never happened: 160,000 events."""
 UNSEEN_HOURS = 8.0
-"""Events that a pair, or a candidate, is taken to have had more, spread evenly over the hours and
-both directions, so that their first hours say little."""
+"""Events added to the count of a pair or a candidate, spread evenly over the hours and both
+directions, so that their first hours have little effect."""
 UNSEEN_PAIR = 0.02
-"""Events that a pair is taken to have had more."""
+"""Events added to a pair's count."""
 UNSEEN_SOURCE = 5.0
-"""Events that a source is taken to have had more, so that its first pairs say little."""
+"""Events added to a source's count, so that its first pairs have little effect."""
 NO_LOG_EVENTS = float(np.log(UNSEEN_PAIR))
 ANY_LOG_HOUR_SHARE = float(np.log(1.0 / 16.0))
 """Three of 24 hours, in one of two directions."""
 LN2 = float(np.log(2.0))
 
-# Columns as plain numbers, which numba compiles in.
+# Columns as integers, which numba compiles as constants.
 PAIR_WEIGHT = int(FactColumn.PAIR_WEIGHT_50)
 MET = int(FactColumn.MET)
 EVENTS_SINCE_MET = int(FactColumn.LOG_EVENTS_SINCE_MET)
@@ -87,10 +87,10 @@ GREATEST_COVISITS = int(FactColumn.LOG_GREATEST_COVISITS)
 
 @inner
 def forget(f: FactArrays, nodes: NDArray[Any]) -> None:
-    """Delete nodes: their pairs, their rows, and their places among the last partners of others, in
-    one pass over the tables."""
+    """Delete nodes, in one pass over the tables: their pairs, their rows, and their entries among
+    the last partners of other nodes."""
 
-    # Which of the nodes are known?
+    # Find the known nodes.
     num_nodes = len(f.seen)
     gone = np.zeros(num_nodes, np.bool_)
     found = False
@@ -100,7 +100,7 @@ def forget(f: FactArrays, nodes: NDArray[Any]) -> None:
     if not found:
         return
 
-    # Their pairs; `drop` moves another pair to the same entry, so it is looked at again.
+    # Drop their pairs; `drop` moves another pair to the same entry, so check that entry again.
     entry = np.int64(0)
     while entry < f.size[0]:
         if gone[f.key[entry] >> np.uint64(32)] or gone[f.key[entry] & np.uint64(0xFFFFFFFF)]:
@@ -108,26 +108,26 @@ def forget(f: FactArrays, nodes: NDArray[Any]) -> None:
         else:
             entry += 1
 
-    # Transitions from and to them.
+    # Clear transitions from and to them.
     for place in range(TRANSITIONS):
         if f.step_key[place] != 0:
             key = f.step_key[place] - np.uint64(1)
             if gone[key >> np.uint64(32)] or gone[key & np.uint64(0xFFFFFFFF)]:
                 f.step_key[place] = 0
 
-    # What they sent and received by the hour.
+    # Clear their events by hour.
     for place in range(HOURS):
         if f.hours[place, 0] != 0 and key_names(f.hours[place, 0], gone):
             f.hours[place, 0] = 0
 
-    # Co-visits with them.
+    # Clear co-visits with them.
     forget_visits(f, gone)
 
-    # Their own rows, and their places among the partners of others.
+    # Clear their own rows, and their entries among the partners of other nodes.
     kept = np.empty(PARTNERS, np.int32)
     for node in range(num_nodes):
         if gone[node]:
-            # Its rank stays, so that the ranks of other destinations do not move.
+            # Its rank stays, so that the ranks of other destinations do not change.
             f.seen[node] = f.ring_count[node] = 0
             f.last[node] = f.last_dst[node] = f.pop_at[node] = NEVER
             f.log_gap[node] = NEVER_LOG_SECONDS
@@ -138,7 +138,7 @@ def forget(f: FactArrays, nodes: NDArray[Any]) -> None:
                 f.ring[node, i] = 0
             continue
 
-        # Partners that stay keep their order, oldest first.
+        # The remaining partners keep their order, oldest first.
         held = min(f.ring_count[node], PARTNERS)
         count = 0
         for i in range(held):
@@ -159,20 +159,20 @@ def _power(f: FactArrays, rate: int, age: int) -> Any:
 
 @inner
 def _last_partner(ring: NDArray[Any], ring_count: NDArray[Any], node: int) -> Any:
-    """The partner of a node's newest event, -1 where it has none."""
+    """The partner of a node's newest event, -1 if it has none."""
     count = ring_count[node]
     return np.int64(ring[node, (count - 1) % PARTNERS]) if count else np.int64(-1)
 
 
 @inner
 def _transition_key(a: int, v: int) -> np.uint64:
-    # From 1 on, so that 0 is a place that nothing has.
+    # Keys start at 1, so that 0 is an empty entry.
     return ((np.uint64(a) << np.uint64(32)) | np.uint64(v)) + np.uint64(1)
 
 
 @inner
 def _meet(f: FactArrays, entry: int, side: int, node: int, other: int, time: int) -> None:
-    # How the event relates to the node's events before.
+    # Compare the event with the node's events before it.
     if f.ring_count[node] > 0:
         same = 1.0 if _last_partner(f.ring, f.ring_count, node) == other else 0.0
         f.repeats[node] = KEPT_REPEATS * f.repeats[node] + (1.0 - KEPT_REPEATS) * same
@@ -182,7 +182,7 @@ def _meet(f: FactArrays, entry: int, side: int, node: int, other: int, time: int
         f.log_gap[node] = _log_seconds(time, f.last[node])
 
     f.seen[node] += 1
-    # Weights decay by the node's own events since the two last met, then count this event.
+    # Weights decay with the node's own events since the two last met, then count this event.
     age = f.seen[node] - f.met_at[entry, side]
     for r in range(NUM_RATES):
         old = f.weight[entry, side, r] * _power(f, r, age) if f.met_at[entry, side] >= 0 else 0.0
@@ -195,9 +195,10 @@ def _meet(f: FactArrays, entry: int, side: int, node: int, other: int, time: int
 
 @inner
 def update(f: FactArrays, u: int, v: int, time: int, max_pairs: int) -> None:
-    """Take in the event u -> v."""
+    """Add the event u -> v. max_pairs: bound of the table of pairs."""
 
-    # What follows the source's event before; a newer transition takes the place of an older one.
+    # Count the transition from the source's last partner; it replaces an older one with the same
+    # index.
     before = _last_partner(f.ring, f.ring_count, u)
     if before >= 0:
         key = _transition_key(before, v)
@@ -207,7 +208,7 @@ def update(f: FactArrays, u: int, v: int, time: int, max_pairs: int) -> None:
         f.step_count[place] = count + np.float32(1.0)
         f.step_at[place] = f.seen[before]
 
-    # The pair, seen from both of its sides; side 0 is that of the smaller id.
+    # Update the pair from both of its sides; side 0 is that of the smaller id.
     entry = touch(f, pair_key(u, v), max_pairs)
     side = 0 if u <= v else 1
     _meet(f, entry, side, u, v, time)
@@ -218,12 +219,12 @@ def update(f: FactArrays, u: int, v: int, time: int, max_pairs: int) -> None:
     f.num_met[entry] += 1
     f.last_dst[v] = time
 
-    # The hour of the day, for the pair and for whoever receives.
+    # Count the hour of the day, for the pair and for the destination.
     hour = hour_of(time)
     count_hour(f, u, v, hour)
     count_hour(f, ANYONE, v, hour)
 
-    # The destinations in order of first sight.
+    # Append a new destination.
     if f.rank[v] == 0:
         f.order[f.size[4]] = v
         f.size[4] += 1
@@ -248,14 +249,14 @@ def _log_seconds(now: int, then: int) -> Any:
 
 @inner
 def _log_hour_share(around: int, events: int) -> Any:
-    # Three of 24 hours, in one of two directions. A pair that was dropped and came back has counted
-    # anew, its hours have not.
+    # UNSEEN_HOURS / 16: three of 24 hours, in one of two directions. A pair that was dropped and
+    # came back counts from 0 again, but its hours do not: hence the minimum.
     return np.log((min(around, events) + UNSEEN_HOURS / 16.0) / (events + UNSEEN_HOURS))
 
 
 @inner
 def _mark_three_hops(f: FactArrays, u: int, step: int) -> None:
-    # Step 1 counts the paths at their ends; step 0 walks the same paths and clears the counts.
+    # step 1: count the paths at their last nodes. step 0: walk the same paths and clear the counts.
     for i in range(min(f.ring_count[u], THREE_HOP_PARTNERS)):
         x = f.ring[u, (f.ring_count[u] - 1 - i) % PARTNERS]
         for j in range(min(f.ring_count[x], THREE_HOP_PARTNERS)):
@@ -272,10 +273,10 @@ def _mark_three_hops(f: FactArrays, u: int, step: int) -> None:
 def fill_rows(
     f: FactArrays, u: int, candidates: NDArray[Any], time: int, out: NDArray[Any]
 ) -> None:
-    """Facts about u and each candidate at `time`, float32[C, NUM_FACTS]; ids outside the table are
-    nodes never seen."""
+    """Write the facts about u and each candidate at `time` to out, float32[C, NUM_FACTS]. Ids
+    outside the table are nodes without events."""
 
-    # What depends on the source alone.
+    # Values that depend on the source only.
     num_nodes = len(f.seen)
     known = 0 <= u < num_nodes
     seen = f.seen[u] if known else 0
@@ -287,7 +288,7 @@ def fill_rows(
             np.log(f.totals[h]) - (time - f.size[3]) * f.decay[h] if f.totals[h] > 0 else 0.0
         )
 
-    # Common partners: mark those of the source, and count the marks among those of each candidate.
+    # Common partners: mark the source's, and count the marks among each candidate's.
     partners = min(f.ring_count[u], PARTNERS) if known else 0
     for i in range(partners):
         f.mark[f.ring[u, i]] += 1
@@ -299,11 +300,11 @@ def fill_rows(
             for i in range(min(f.ring_count[v], PARTNERS)):
                 common += f.mark[f.ring[v, i]]
         out[c, COMMON_PARTNERS] = np.log1p(common)
-    # Cleared at once: paths of three hops are counted by the same marks.
+    # Clear the marks, which count paths of three hops next.
     for i in range(partners):
         f.mark[f.ring[u, i]] = 0
 
-    # Paths of three hops are counted at their ends, before the candidates are looked at.
+    # Count paths of three hops at their last nodes.
     if known:
         _mark_three_hops(f, u, np.int64(1))
     before = _last_partner(f.ring, f.ring_count, u) if known else np.int64(-1)
@@ -326,7 +327,7 @@ def fill_rows(
         out[c, SOURCE_GAP] = source_gap
         out[c, CANDIDATE_GAP] = f.log_gap[v] if inside else NEVER_LOG_SECONDS
 
-        # How often an event with the source's last partner was followed by one with the candidate.
+        # Transitions from the source's last partner to the candidate.
         out[c, TRANSITION_SHARE] = never_share
         out[c, SINCE_TRANSITION] = NEVER_LOG_EVENTS
         if before >= 0 and inside:
@@ -338,7 +339,7 @@ def fill_rows(
                 out[c, SINCE_TRANSITION] = np.log1p(seen_before - f.step_at[place])
         out[c, THREE_HOP_PATHS] = np.log1p(f.mark[v]) if inside else 0.0
 
-        # How often and how lately the two met.
+        # Frequency and recency of the pair, by the source's events.
         entry = find(f, pair_key(u, v)) if known and inside else -1
         side = 0 if u <= v else 1
         if entry >= 0 and f.met_at[entry, side] >= 0:
@@ -353,7 +354,7 @@ def fill_rows(
             out[c, MET] = 0.0
             out[c, EVENTS_SINCE_MET] = log_seen
 
-        # The same, as the candidate counts.
+        # The same by the candidate's events.
         other = 1 - side if u != v else side
         if entry >= 0 and f.met_at[entry, other] >= 0:
             age = f.seen[v] - f.met_at[entry, other]
@@ -365,7 +366,7 @@ def fill_rows(
                 out[c, CANDIDATE_WEIGHT + r] = 0.0
             out[c, CANDIDATE_SINCE_MET] = log_candidate_seen
 
-        # How much of what the source has to do is with the candidate, and at which hours.
+        # The pair's share of the source's events, and its hours of the day.
         out[c, PAIR_SHARE] = NO_LOG_EVENTS - log_source_share
         out[c, PAIR_HOUR_SHARE] = out[c, CANDIDATE_HOUR_SHARE] = ANY_LOG_HOUR_SHARE
         if entry >= 0:
@@ -376,13 +377,13 @@ def fill_rows(
             around = events_around(f, ANYONE, v, hour)
             out[c, CANDIDATE_HOUR_SHARE] = _log_hour_share(around, f.seen[v])
 
-        # When one sent to the other.
+        # Times since one sent to the other.
         out[c, SINCE_SENT] = _log_seconds(time, f.sent[entry, side] if entry >= 0 else NEVER)
         out[c, SINCE_RECEIVED] = _log_seconds(
             time, f.sent[entry, (1 - side) if u != v else side] if entry >= 0 else NEVER
         )
 
-        # How popular the candidate is.
+        # The candidate's popularity.
         for h in range(NUM_HALF_LIVES):
             share = FLOOR_LOG_SHARE
             if inside and f.pop_at[v] != NEVER:
@@ -393,7 +394,7 @@ def fill_rows(
         out[c, SOURCE_EVENTS] = log_seen
         out[c, CANDIDATE_EVENTS] = log_candidate_seen
 
-    # Who went to the source's last destinations and to each candidate.
+    # Co-visits of each candidate with the source's last destinations.
     if known:
         fill_covisits(f, u, candidates, out[:, COVISITS], out[:, GREATEST_COVISITS])
 
@@ -427,25 +428,25 @@ def advance(
     gone: NDArray[Any],
     gone_at: NDArray[Any],
 ) -> None:
-    """Go through events in order; where row_of[i] >= 0 write the facts of its candidates, from
-    strictly before, first.
+    """Add events in order. For an event with row_of[i] >= 0, first write the facts of its
+    candidates strictly before it.
 
-    row_of: int64[E], -1 for none; candidates: int64[R, C]; out: float32[R, C, NUM_FACTS]. Equal
-    times do not see one another. gone: int64[D] nodes deleted, each before event gone_at
-    (ascending).
+    row_of: int64[E], -1 for none; candidates: int64[R, C]; out: float32[R, C, NUM_FACTS]. Events of
+    equal times do not see one another. gone: int64[D], deleted nodes; gone_at: int64[D], ascending,
+    the index of the event before which each is deleted.
     """
     i = done = np.int64(0)
     while i < len(src):
         done = _forget_until(f, gone, gone_at, done, i)
 
-        # Events of one time do not see one another: all their rows are written first.
+        # Events of equal times do not see one another: write all of their rows first.
         j = i
         while j < len(src) and time[j] == time[i]:
             if row_of[j] >= 0:
                 fill_rows(f, src[j], candidates[row_of[j]], time[j], out[row_of[j]])
             j += 1
 
-        # Then they are taken in, one by one, with the deletes between them.
+        # Then add them one by one, with the deletes between them.
         for k in range(i, j):
             done = _forget_until(f, gone, gone_at, done, k)
             update(f, src[k], dst[k], time[k], max_pairs)
@@ -461,7 +462,7 @@ def fill_many(
     candidates: NDArray[Any],
     out: NDArray[Any],
 ) -> None:
-    """Facts of many queries on a state that does not change: src, time int64[R]; candidates
-    int64[R, C]."""
+    """Write the facts of queries, without changing the state. src, time: int64[R]; candidates:
+    int64[R, C]; out: float32[R, C, NUM_FACTS]."""
     for r in range(len(src)):
         fill_rows(f, src[r], candidates[r], time[r], out[r])

@@ -1,5 +1,5 @@
-"""Facts about (source, candidate) pairs: exact functions of the log, bounded in memory, that change
-with every event.
+"""Facts about (source, candidate) pairs: computed from the log, updated by every event, in bounded
+memory.
 
 `streamd.graph.facts.columns` names the columns of a row.
 """
@@ -30,20 +30,20 @@ from streamd.graph.facts.pair_table import place_all
 from streamd.tensors import map_arrays, unpack, write_arrays
 
 MAX_NODES = 2**28
-"""The node table reserves 53 GB of address space, of which only rows in use take memory."""
+"""The node table reserves 53 GB of address space; only rows in use take memory."""
 NODE_STEP = 16_384
-"""Nodes that the table grows by: 384 KB are written for them."""
+"""Number of rows by which the node table grows: 448 KB are written for them."""
 NEVER_ARRAYS = ("last", "last_dst", "pop_at")
-"""Arrays over nodes whose new rows hold NEVER; those of `log_gap` hold NEVER_LOG_SECONDS, of all
+"""Arrays over nodes whose new rows hold NEVER; new rows of `log_gap` hold NEVER_LOG_SECONDS, all
 others zeros."""
 
 
 class PairFacts:
-    """The state of the pair facts after the events taken in so far. Owner: one thread per role.
+    """The state of the pair facts after the events so far. Owner: one thread per role.
 
-    half_lives_seconds: five; max_pairs: the most recently touched pairs kept, about 94 bytes each.
-    edge: id of the next event. A deleted node is forgotten at the position of its delete among the
-    events; no later event names it.
+    half_lives_seconds: five. max_pairs: number of most recently updated pairs in memory, about 94
+    bytes each. edge: id of the next event. A deleted node's facts are dropped at the position of
+    its delete among the events; no later event names it.
     """
 
     def __init__(self, half_lives_seconds: Sequence[float], max_pairs: int, edge: int = 0) -> None:
@@ -56,10 +56,10 @@ class PairFacts:
         self.edge = edge
         self.num_forgotten = 0
 
-        # Decay of a pair's weight by its age in events, looked up rather than computed.
+        # Table of the decay of a pair's weight by its age in events.
         power = np.array([[r**age for age in range(POWERS)] for r in RATES], np.float32)
 
-        # Tables begin empty: `_grow` makes room before events are taken in.
+        # Tables start empty: `_grow` makes room before events are added.
         self._arenas = _arenas(max_pairs)
         self._f = FactArrays(
             **_over_nodes(self._arenas, 0),
@@ -83,9 +83,10 @@ class PairFacts:
     def advance(
         self, src_E: Int64, dst_E: Int64, time_E: Int64, deletes: NodeDeletes = NO_DELETES
     ) -> None:
-        """Take in events, in log order, and all of the log's deletes up to their end.
+        """Add events in log order, and apply all of the log's deletes up to their end. Raises:
+        CapacityError, and ValueError after `map`.
 
-        A run of equal times may be cut between calls: no row is asked for here.
+        Events of equal times may be split between calls, since no rows are computed.
         """
         self._run(
             src_E,
@@ -105,42 +106,42 @@ class PairFacts:
         candidates_RC: Int64,
         deletes: NodeDeletes = NO_DELETES,
     ) -> Float32:
-        """Take in events, writing for each event asked_R[r] the facts of its candidates from
-        strictly before it.
+        """As `advance`, and return for each event asked_R[r] the facts of its candidates strictly
+        before it.
 
-        Runs of equal times must be whole. Returns: float32[R, C, NUM_FACTS].
+        asked_R: int64[R], indices into the events. Events of equal times must be in one call.
+        Returns: float32[R, C, NUM_FACTS].
         """
         row_of = np.full(len(src_E), -1, np.int64)
         row_of[asked_R] = np.arange(len(asked_R))
         return self._run(src_E, dst_E, time_E, row_of, candidates_RC, deletes)
 
     def compute(self, src_R: Int64, time_R: Int64, candidates_RC: Int64) -> Float32:
-        """Return the facts of queries at given times on the present state: float32[R, C,
-        NUM_FACTS]. Node ids that were never seen are allowed."""
+        """Return the facts of queries at given times in the present state: float32[R, C,
+        NUM_FACTS]. Ids of nodes without events are allowed."""
         out = np.zeros((*candidates_RC.shape, NUM_FACTS), np.float32)
         fill_many(self._f, src_R, time_R, candidates_RC, out)
         return out
 
     def destinations(self) -> Int64:
-        """Ids of all nodes that were a destination, ascending."""
+        """Ids of all nodes that were a destination and are not deleted, int64, ascending."""
         return np.flatnonzero(self._f.pop_at != NEVER)
 
     @property
     def sighted(self) -> NDArray[np.int32]:
-        """int32, ids of all nodes that ever were a destination in order of first sight, deleted
-        ones among them."""
+        """Ids of all nodes that ever were a destination, deleted ones too, in order of their first
+        event as one: int32."""
         return self._f.order[: int(self._f.size[4])]
 
     def ranks_of(self, nodes: Int64) -> Int64:
-        """Index of each node in `sighted`, -1 for one that never was a destination: int64, same
-        shape."""
+        """Index of each node in `sighted`, -1 if it never was a destination: int64, same shape."""
         inside = (nodes >= 0) & (nodes < self.num_nodes)
         ranks = np.full(nodes.shape, -1, np.int64)
         ranks[inside] = self._f.rank[nodes[inside]] - 1
         return ranks
 
     def partners(self, node: int) -> Int64:
-        """Distinct last partners of a node, at most 16; none for a node never seen."""
+        """Distinct last partners of a node, at most 16, int64; empty for a node without events."""
         if not 0 <= node < self.num_nodes:
             return np.zeros(0, np.int64)
         return np.unique(self._f.ring[node, : min(int(self._f.ring_count[node]), PARTNERS)]).astype(
@@ -148,37 +149,37 @@ class PairFacts:
         )
 
     def partners_of(self, nodes: Int64) -> tuple[Int64, Int64]:
-        """The partners of several nodes, node after node, and how many each has: int64[P] and
-        int64[N]. nodes: int64[N], all of which took part in events."""
+        """The partners of several nodes, node after node, and the number of each node's partners:
+        int64[P] and int64[N]. nodes: int64[N], all with events."""
         held_N = np.minimum(self._f.ring_count[nodes], PARTNERS)
         partner_NK = np.where(np.arange(PARTNERS) < held_N[:, None], self._f.ring[nodes], -1)
         partner_NK.sort(axis=1)
 
-        # Equal ones are side by side now.
+        # Equal ones are adjacent now.
         is_first = partner_NK >= 0
         is_first[:, 1:] &= partner_NK[:, 1:] != partner_NK[:, :-1]
         return partner_NK[is_first].astype(np.int64), is_first.sum(1)
 
     def is_known(self, node_N: Int64) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-        """Whether each id took part in an event before."""
+        """Whether each id is a node with events, bool[N]."""
         inside = (node_N >= 0) & (node_N < self.num_nodes)
         known = np.zeros(len(node_N), np.bool_)
         known[inside] = self._f.seen[node_N[inside]] > 0
         return known
 
     def is_source(self, node_N: Int64) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-        """Whether each id was the source of an event whose destination is not deleted."""
+        """Whether each id was the source of an event whose destination is not deleted, bool[N]."""
         inside = (node_N >= 0) & (node_N < self.num_nodes)
         sources = np.zeros(len(node_N), np.bool_)
         sources[inside] = self._f.visited[node_N[inside], 0] > 0
         return sources
 
     def popularity(self, nodes: Int64) -> Float64:
-        """A number that orders nodes by their share among destinations, at each half-life: -inf for
-        one that never was a destination, float64[N, 5].
+        """A number that orders nodes by their decayed share of all destinations, for each
+        half-life: float64[N, 5], -inf for a node that never was a destination.
 
-        It is the log of the decayed count as if it had grown since time 0 instead of decayed, so
-        that only a node's own events change it.
+        It is the log of the count if older events do not decay but newer ones weigh more, from time
+        0 on, so that only a node's own events change it.
         """
         out = np.full((len(nodes), NUM_HALF_LIVES), -np.inf)
         inside = np.flatnonzero((nodes >= 0) & (nodes < self.num_nodes))
@@ -188,21 +189,20 @@ class PairFacts:
         return out
 
     def fresh(self, edge: int) -> "PairFacts":
-        """Return facts of the same settings that took in nothing and begin at an edge."""
+        """Return facts with the same settings and no events, starting at event `edge`."""
         return PairFacts(self.half_lives_seconds, self.max_pairs, edge)
 
     def save(self, path: Path, more: Mapping[str, str] | None = None) -> None:
-        """Write the state durably, as a file that `restore` reads. more: metadata. Raises:
-        OSError."""
+        """Write the state durably to a file for `restore`. more: metadata. Raises: OSError."""
         write_arrays(path, self.tensors(), more=more)
 
     def tensors(self) -> dict[str, NDArray[Any]]:
-        """The state by name, for storing; `edge` among it."""
-        # Rows behind the last node in use say nothing and are not stored.
+        """The state by name, with `edge`, for `save`."""
+        # Rows after the last node in use have no information and are not stored.
         used = np.flatnonzero((self._f.seen > 0) | (self._f.rank > 0))
         nodes = int(used[-1]) + 1 if len(used) else 0
 
-        # Slots are not stored either: they follow from the keys.
+        # Slots are not stored either: they are computed from the keys.
         held = {n: getattr(self._f, n)[:nodes] for n in NODE_ARRAYS}
         held |= {n: getattr(self._f, n)[: self.num_pairs] for n in PAIR_ARRAYS}
         return held | {
@@ -214,10 +214,11 @@ class PairFacts:
         }
 
     def restore(self, path: Path) -> bool:
-        """Take over the state in a file. Returns: False, and nothing is taken over, where it was
-        made with other half-lives or with more pairs. Raises: FileNotFoundError, CorruptionError,
-        KeyError, ValueError."""
-        # Read the arrays to where they stay, so that no memory holds them twice.
+        """Replace the state by that of a file. Returns: False, without a change, if the file has
+        other half-lives or more than `max_pairs` pairs. Raises: FileNotFoundError, CorruptionError,
+        KeyError or ValueError (arrays are missing, or have another type or shape), without a
+        change."""
+        # Read the arrays into their arenas, so that no array is in memory twice.
         arenas = _arenas(self.max_pairs)
         missing = set(arenas)
 
@@ -230,13 +231,13 @@ class PairFacts:
 
         tensors, _ = unpack(path, allocate)
         if (
-            # Popularity that decayed by other half-lives means something else.
+            # Popularity by other half-lives has another meaning.
             not np.array_equal(tensors["decay"], self._f.decay)
             or len(tensors["key"]) > self.max_pairs
         ):
             return False
 
-        # Older releases stored no order of destinations, and fewer facts.
+        # Files of older releases lack arrays: fill them.
         for names, fill in OLDER_FACTS.items():
             if names[0] not in tensors:
                 tensors |= fill(tensors, arenas)
@@ -250,7 +251,7 @@ class PairFacts:
         if missing:
             raise ValueError(f"{', '.join(sorted(missing))} cannot be taken over")
 
-        # All is read: nothing of what it had is left from here on.
+        # All is read and checked: replace the state.
         edge = int(tensors["edge"][0])
         self._arenas = arenas
         self._f = self._f._replace(
@@ -263,15 +264,15 @@ class PairFacts:
         )
         self.edge = edge
 
-        # Deletes are taken in from the first on; forgetting a node twice changes nothing.
+        # Apply deletes from the first one on again: deleting a node twice changes nothing.
         self.num_forgotten = 0
         self._grow_slots(self.num_pairs)
         return True
 
     def map(self, path: Path) -> None:
-        """Show the state in a file that `save` of this release wrote with these half-lives, as it
-        is mapped: it takes the file cache, and 8 to 16 bytes of memory a pair. Nothing can be taken
-        in from then on. Raises: FileNotFoundError, CorruptionError, KeyError."""
+        """Replace the state by a memory-mapped file that `save` of this release wrote with the same
+        half-lives. It uses the page cache, and 8 to 16 bytes of memory per pair. The state is
+        read-only from then on. Raises: FileNotFoundError, CorruptionError, KeyError."""
         tensors = map_arrays(path)
         names = (*NODE_ARRAYS, *PAIR_ARRAYS, *HASHED_ARRAYS, "totals", "size")
         self._f = self._f._replace(
@@ -283,7 +284,7 @@ class PairFacts:
 
     @property
     def num_bytes_of_slots(self) -> int:
-        """Memory of the table that finds a pair's entry."""
+        """Bytes of the hash table of pairs."""
         return self._f.slots.nbytes
 
     def _run(
@@ -299,11 +300,11 @@ class PairFacts:
         if not self._arenas:
             raise ValueError("Facts that are mapped from a file take nothing in.")
 
-        # Kernels cannot grow tables: make room for all that these events can add.
+        # Kernels cannot grow tables: make room for all nodes and pairs of these events.
         if len(src):
             self._grow(int(max(src.max(), dst.max())) + 1, self.num_pairs + len(src))
 
-        # Deletes that lie among these events, at their places relative to the first one.
+        # Deletes up to the end of these events, with positions relative to the first event.
         due = deletes.until(self.edge + len(src))
         gone = due.node[self.num_forgotten :]
         gone_at = due.edge[self.num_forgotten :] - self.edge
@@ -313,7 +314,7 @@ class PairFacts:
         return out
 
     def _grow(self, nodes: int, pairs: int) -> None:
-        """Make room for nodes and pairs; only the table of slots moves."""
+        """Make room for nodes and pairs; only the table of slots moves. Raises: CapacityError."""
         known = self.num_nodes
         if nodes > known:
             size = -(-nodes // NODE_STEP) * NODE_STEP
@@ -327,11 +328,11 @@ class PairFacts:
             self._arenas["log_gap"][known:size] = NEVER_LOG_SECONDS
             self._f = self._f._replace(**_over_nodes(self._arenas, size))
 
-        # Beyond max_pairs a new pair takes the entry of the least recently touched one.
+        # Beyond max_pairs a new pair replaces the least recently updated one.
         self._grow_slots(min(pairs, self.max_pairs))
 
     def _grow_slots(self, pairs: int) -> None:
-        """Place all pairs anew where there are fewer than two slots for each of so many."""
+        """Rehash all pairs if there are fewer than two slots for each of `pairs`."""
         # A power of two, and at most half full, so that probes stay short.
         slots = 1 << (2 * pairs - 1).bit_length() if pairs else 2
         if slots > len(self._f.slots):
@@ -340,7 +341,7 @@ class PairFacts:
 
 
 def _arenas(max_pairs: int) -> dict[str, NDArray[Any]]:
-    """All arrays over nodes and pairs at the size that they can grow to."""
+    """All arrays over nodes and pairs, at their largest size."""
     return {
         name: Arena(kind, rows, *width).array
         for arrays, rows in ((NODE_ARRAYS, MAX_NODES), (PAIR_ARRAYS, max_pairs))
@@ -349,15 +350,15 @@ def _arenas(max_pairs: int) -> dict[str, NDArray[Any]]:
 
 
 def _over_nodes(arenas: dict[str, NDArray[Any]], num_nodes: int) -> dict[str, NDArray[Any]]:
-    """The rows of so many nodes, by name."""
+    """The first `num_nodes` rows of the arrays over nodes, by name."""
     return {name: arenas[name][:num_nodes] for name in NODE_ARRAYS}
 
 
 def _with_order(
     tensors: dict[str, NDArray[Any]], arenas: dict[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
-    """Facts stored by the release before, which kept no order of destinations: they are taken in
-    order of their ids, which were given out in order of first sight, be it as a source."""
+    """For facts of a release without the order of destinations: order them by id. Ids are assigned
+    in order of a node's first event, as source or destination."""
     known = np.flatnonzero(tensors["pop_at"] != NEVER)
     rank, order = (arenas[name][: len(tensors["seen"])] for name in ("rank", "order"))
     rank[known] = np.arange(1, len(known) + 1)
@@ -368,8 +369,8 @@ def _with_order(
 def _with_newer_facts(
     tensors: dict[str, NDArray[Any]], arenas: dict[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
-    """Facts stored by a release that knew no repeats, gaps and transitions: those begin anew. The
-    partners of a node are counted by the pairs that are kept."""
+    """For facts of a release without repeats, gaps and transitions: these start empty. The partners
+    of a node are counted from the stored pairs."""
     count = len(tensors["seen"])
     arenas["log_gap"][:count] = NEVER_LOG_SECONDS
     key = tensors["key"]
@@ -382,8 +383,8 @@ def _with_newer_facts(
 def _with_hours(
     tensors: dict[str, NDArray[Any]], arenas: dict[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
-    """Facts stored by a release that knew no hours of the day: those begin anew. A pair is taken to
-    have had as many events as its slowest weight says."""
+    """For facts of a release without hours of the day: these start empty. A pair's number of events
+    is estimated by its slowest weight."""
     slowest = tensors["weight"][:, :, -1].max(axis=1)
     arenas["num_met"][: len(slowest)] = np.ceil(slowest)
     return {"hours": _empty("hours")}
@@ -392,12 +393,12 @@ def _with_hours(
 def _with_covisits(
     tensors: dict[str, NDArray[Any]], arenas: dict[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
-    """Facts stored by a release that knew no co-visits: they start empty. The sources of a node
-    are counted by the pairs that are kept."""
+    """For facts of a release without co-visits: these start empty. The sources of a node are
+    counted from the stored pairs."""
     key = tensors["key"]
     ends = key >> np.uint64(32), key & np.uint64(2**32 - 1)
     for side in range(2):
-        # Side 0 is that of the smaller id, whose events go to the larger.
+        # On side 0 are the events from the smaller id to the larger.
         sent = tensors["sent"][:, side] != NEVER
         np.add.at(arenas["num_sources"], ends[1 - side][sent].astype(np.int64), 1)
     return {"covisits": _empty("covisits")}
@@ -410,10 +411,10 @@ OLDER_FACTS = {
     ("num_sources", "visited"): _with_covisits,
 }
 """Arrays over nodes and pairs that older releases lacked -> the function that fills them in the
-arenas, and returns the other arrays that came with them."""
+arenas, and returns other missing arrays."""
 
 
 def _empty(name: str) -> NDArray[Any]:
-    """A table that nothing has a place in."""
+    """An empty table."""
     kind, *shape = HASHED_ARRAYS[name]
     return np.zeros(shape, kind)

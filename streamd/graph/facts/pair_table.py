@@ -1,6 +1,6 @@
-"""The table of pairs: found by hash, and in order of when they were last touched.
+"""The table of pairs: a hash table with a list of its entries in order of their last update (LRU).
 
-Kernels, compiled by numba; `streamd.graph.facts.kernels` says what a pair's entry means.
+Kernels, compiled by numba; `streamd.graph.facts.fact_arrays` describes the entry of a pair.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ def pair_key(a: int, b: int) -> np.uint64:
 
 @inner
 def find(f: FactArrays, key: np.uint64) -> Any:
-    """Entry of a pair, -1 where there is none."""
+    """Entry of a pair, -1 if there is none."""
     wrap = np.uint64(len(f.slots) - 1)
     at = mixed(key) & wrap
     while f.slots[at] != 0:
@@ -32,7 +32,7 @@ def find(f: FactArrays, key: np.uint64) -> Any:
 
 @inner
 def place(f: FactArrays, entry: int) -> None:
-    """Put an entry that is in no slot into one."""
+    """Insert an entry that has no slot into the hash table."""
     wrap = np.uint64(len(f.slots) - 1)
     at = mixed(f.key[entry]) & wrap
     while f.slots[at] != 0:
@@ -42,26 +42,27 @@ def place(f: FactArrays, entry: int) -> None:
 
 @compiled_for(FACTS)
 def place_all(f: FactArrays) -> None:
-    """Put all entries into slots, which are empty."""
+    """Insert all entries into the hash table, which is empty."""
     for entry in range(f.size[0]):
         place(f, entry)
 
 
 @inner
 def _displace(f: FactArrays, entry: int) -> None:
-    """Take an entry out of its slot, and move entries that were probed past it back."""
+    """Remove an entry from the hash table, and move entries that were probed past its slot back."""
     wrap = np.uint64(len(f.slots) - 1)
     at = mixed(f.key[entry]) & wrap
     while f.slots[at] != entry + 1:
         at = (at + np.uint64(1)) & wrap
 
-    # Open addressing leaves no holes: close this one from behind.
+    # Linear probing must not leave a hole: fill it with a later entry, whose own slot is the next
+    # hole.
     hole = at
     f.slots[hole] = 0
     at = (hole + np.uint64(1)) & wrap
     while f.slots[at] != 0:
         home = mixed(f.key[f.slots[at] - 1]) & wrap
-        # An entry may move back only where the hole is not before its home.
+        # An entry may move back only if the hole is not before its home slot.
         if ((at - home) & wrap) >= ((at - hole) & wrap):
             f.slots[hole] = f.slots[at]
             f.slots[at] = 0
@@ -73,7 +74,7 @@ def _displace(f: FactArrays, entry: int) -> None:
 def _unlink(f: FactArrays, entry: int) -> None:
     before = f.before[entry]
     after = f.after[entry]
-    # size[1] and size[2] name the ends of the list, oldest and newest.
+    # size[1] and size[2] are the oldest and the newest entry of the list.
     if before >= 0:
         f.after[before] = after
     else:
@@ -97,13 +98,12 @@ def _link_newest(f: FactArrays, entry: int) -> None:
 
 @inner
 def touch(f: FactArrays, key: np.uint64, max_pairs: int) -> Any:
-    """Return the entry of a pair as the most recently touched one.
+    """Return the entry of a pair, moved to the end of the list as the most recently updated one.
 
-    A pair that has none gets one; where the table is full, it is that of the least recently touched
-    pair.
+    A pair without an entry gets one; if the table is full, that of the least recently updated pair.
     """
 
-    # A pair that is known moves to the end of the list.
+    # A known pair moves to the end of the list.
     entry = find(f, key)
     if entry >= 0:
         if f.size[2] != entry:
@@ -111,7 +111,7 @@ def touch(f: FactArrays, key: np.uint64, max_pairs: int) -> Any:
             _link_newest(f, entry)
         return entry
 
-    # A new pair takes a free entry, or that of the least recently touched pair.
+    # A new pair takes a free entry, or that of the least recently updated pair.
     if f.size[0] < max_pairs:
         entry = f.size[0]
         f.size[0] += 1
@@ -120,7 +120,7 @@ def touch(f: FactArrays, key: np.uint64, max_pairs: int) -> Any:
         _displace(f, entry)
         _unlink(f, entry)
 
-    # Its facts begin as those of a pair that never met.
+    # Its facts start as those of a pair that never met.
     f.key[entry] = key
     f.num_met[entry] = 0
     for side in range(2):
@@ -135,7 +135,7 @@ def touch(f: FactArrays, key: np.uint64, max_pairs: int) -> Any:
 
 @inner
 def drop(f: FactArrays, entry: int) -> None:
-    """Take an entry out of the table; the last one moves into its place."""
+    """Delete an entry; the last one moves to its index."""
     _displace(f, entry)
     _unlink(f, entry)
     last = f.size[0] - 1
@@ -143,7 +143,7 @@ def drop(f: FactArrays, entry: int) -> None:
     if entry == last:
         return
 
-    # The last entry moves into the gap: its row, then its place in the list.
+    # Move the last entry into the gap: its row, then its links in the list.
     _displace(f, last)
     f.key[entry], f.num_met[entry] = f.key[last], f.num_met[last]
     for side in range(2):
@@ -151,7 +151,7 @@ def drop(f: FactArrays, entry: int) -> None:
         for r in range(NUM_RATES):
             f.weight[entry, side, r] = f.weight[last, side, r]
 
-    # Neighbours in the list point to where the row is now.
+    # Its neighbours in the list point to the new index.
     before = f.before[last]
     after = f.after[last]
     f.before[entry], f.after[entry] = before, after

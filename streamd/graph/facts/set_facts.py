@@ -1,7 +1,7 @@
-"""Facts about pairs in a log of several sets: of the edge set that is asked about, and of all edge
+"""Facts about pairs in a log of several edge sets: facts in the query's edge set, and in all edge
 sets together.
 
-In a log of one edge set they are `PairFacts`, and nothing is added.
+In a log of one edge set they are `PairFacts` without any addition.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,15 +17,16 @@ from streamd.schema import Schema
 from streamd.tensors import metadata_of
 
 NUM_SETS = "edge_sets"
-"""Metadata of a file of facts: the number of edge sets, each with a file beside it."""
+"""Metadata of a file of facts: the number of edge sets, each with a file in the same folder."""
 NodeSetOf = Callable[[Int64], Int64]
-"""Number of the node set of each node id: int64 of the same shape."""
+"""Node ids -> numbers of their node sets, int64 of the same shape."""
 
 
 class Destinations:
-    """The nodes of one node set that were destinations, in order of first sight. Owner: the facts.
+    """The nodes of one node set that were destinations, in order of their first event as one.
+    Owner: the facts.
 
-    It has what a pool of negatives needs of `PairFacts`.
+    It has the part of the interface of `PairFacts` that a pool of negatives uses.
     """
 
     def __init__(self) -> None:
@@ -34,7 +35,7 @@ class Destinations:
 
     @property
     def sighted(self) -> Int64:
-        """Ids in order of first sight, deleted nodes among them: int64."""
+        """Ids in that order, deleted nodes too: int64."""
         return self._order.values
 
     def add(self, nodes: Int64) -> None:
@@ -50,7 +51,7 @@ class Destinations:
         self._rank[nodes] = np.arange(first, first + len(nodes))
 
     def ranks_of(self, nodes: Int64) -> Int64:
-        """Index of each node in `sighted`, -1 for others: int64, same shape."""
+        """Index of each node in `sighted`, -1 if it is not there: int64, same shape."""
         inside = (nodes >= 0) & (nodes < len(self._rank))
         ranks = np.full(nodes.shape, -1, np.int64)
         ranks[inside] = self._rank[nodes[inside]]
@@ -60,11 +61,11 @@ class Destinations:
 class SetFacts:
     """The facts of all edge sets of a log. Owner: one thread per role.
 
-    A row of facts has F = `num_facts(schema)` columns: with several edge sets those of the asked
-    set, those of all sets together, and one-hot of the asked set.
+    A row of facts has F = `num_facts(schema)` columns. With several edge sets these are the facts
+    in the query's set, the facts in all sets together, and a one-hot of the query's set.
 
-    all: facts of all events. per_set: facts of the events of each set, none where there is one set;
-    the events of a set are counted within it.
+    all: facts of all events. per_set: facts of the events of each set, whose ids count that set's
+    events only; empty if there is one set.
     """
 
     def __init__(
@@ -75,7 +76,8 @@ class SetFacts:
         edge: int,
         node_set_of: NodeSetOf,
     ) -> None:
-        """max_pairs: bound of the pairs in each. edge: id of the next event."""
+        """max_pairs: bound of the pairs in each of `all` and `per_set`. edge: id of the next
+        event."""
         self.schema = schema
         self._node_set_of = node_set_of
         self.all = PairFacts(half_lives_seconds, max_pairs, edge)
@@ -84,13 +86,13 @@ class SetFacts:
             PairFacts(half_lives_seconds, max_pairs)
             for _ in range(schema.num_edge_sets if several else 0)
         ]
-        # Of each set, the number of its events before each of the log's deletes of nodes.
+        # For each set, the number of its events before each node delete of the log.
         self._places = [GrowingArray(np.int64) for _ in self.per_set]
         self._by_node_set = [Destinations() for _ in range(schema.num_node_sets)]
         self._num_sorted = 0
 
     def fresh(self, edge: int) -> "SetFacts":
-        """Facts of the same settings that took in nothing and begin at an edge."""
+        """Facts with the same settings and no events, starting at event `edge`."""
         one = self.all
         return SetFacts(self.schema, one.half_lives_seconds, one.max_pairs, edge, self._node_set_of)
 
@@ -101,12 +103,12 @@ class SetFacts:
 
     @property
     def num_forgotten(self) -> int:
-        """Deletes of nodes taken in."""
+        """Number of applied node deletes."""
         return self.all.num_forgotten
 
     @property
     def num_pairs(self) -> int:
-        """Pairs held, those of all sets together and those of each."""
+        """Number of pairs in memory, in `all` and in each set."""
         return self.all.num_pairs + sum(one.num_pairs for one in self.per_set)
 
     def advance(
@@ -117,7 +119,7 @@ class SetFacts:
         set_E: Int64,
         deletes: NodeDeletes = NO_DELETES,
     ) -> None:
-        """Take in events of the sets `set_E`, as `PairFacts.advance` does."""
+        """Add events, as `PairFacts.advance` does. set_E: int64[E], their edge sets."""
         for number, one in enumerate(self.per_set):
             own = np.flatnonzero(set_E == number)
             due = self._own_deletes(number, set_E, deletes)
@@ -134,7 +136,8 @@ class SetFacts:
         candidates_RC: Int64,
         deletes: NodeDeletes = NO_DELETES,
     ) -> Float32:
-        """Take in events as `PairFacts.advance_scoring` does, each asked about in its own set.
+        """Add events and return facts, as `PairFacts.advance_scoring` does, each query in its
+        event's edge set.
 
         Returns: float32[R, C, F].
         """
@@ -155,9 +158,9 @@ class SetFacts:
         return out
 
     def compute(self, src_R: Int64, time_R: Int64, candidates_RC: Int64, set_R: Int64) -> Float32:
-        """The facts of queries on the present state, as `PairFacts.compute` gives them.
+        """The facts of queries in the present state, as from `PairFacts.compute`.
 
-        set_R: the asked sets; -1 asks about none, of which all facts are zero. Returns:
+        set_R: int64[R], the queries' edge sets; with -1 the facts in a set are zeros. Returns:
         float32[R, C, F].
         """
         if not self.per_set:
@@ -170,19 +173,20 @@ class SetFacts:
         return out
 
     def _rows(self, candidates_RC: Int64, set_R: Int64) -> Float32:
-        """Rows of zeros with their edge sets, float32[R, C, F]."""
+        """Rows of zeros with the one-hot of their edge sets, float32[R, C, F]."""
         out = np.zeros((*candidates_RC.shape, num_facts(self.schema)), np.float32)
         asked = np.flatnonzero(set_R >= 0)
         out[asked, :, 2 * NUM_FACTS + set_R[asked]] = 1.0
         return out
 
     def _own_deletes(self, number: int, set_E: Int64, deletes: NodeDeletes) -> NodeDeletes:
-        """The deletes before the end of the next events, at places among a set's events."""
+        """The deletes up to the end of the next events, with positions among a set's events."""
         due = deletes.until(self.edge + len(set_E))
         places = self._places[number]
         new = due.edge[len(places.values) :]
         if len(new):
-            # Deletes from before these events were taken in already, or have nothing to hide.
+            # Positions before these events are clipped to 0: those deletes were applied already, or
+            # have no events to hide.
             before = np.concatenate([[0], np.cumsum(set_E == number)])
             at = np.maximum(new - self.edge, 0)
             places.append(self.per_set[number].edge + before[at])
@@ -194,12 +198,12 @@ class SetFacts:
 
     @property
     def has_one_destination(self) -> bool:
-        """Whether no node set has a second destination yet, deleted ones included."""
+        """Whether each node set has at most one destination so far, deleted ones included."""
         numbers = range(len(self._by_node_set))
         return all(len(self.destinations_in(number).sighted) < 2 for number in numbers)
 
     def destinations_in(self, node_set: int) -> PairFacts | Destinations:
-        """The destinations of a node set, in order of first sight."""
+        """The destinations of a node set, in order of their first event as one."""
         if len(self._by_node_set) == 1:
             return self.all
         new = self.all.sighted[self._num_sorted :].astype(np.int64)
@@ -211,23 +215,28 @@ class SetFacts:
         return self._by_node_set[node_set]
 
     def node_set_of(self, nodes: Int64) -> Int64:
-        """Number of the node set of each node: int64 of the same shape."""
+        """Number of each node's node set: int64 of the same shape."""
         if len(self._by_node_set) == 1:
             return np.zeros(nodes.shape, np.int64)
         return self._node_set_of(nodes)
 
     def is_known(self, node_N: Int64) -> Bools:
-        """Whether each id took part in an event before."""
+        """Whether each id is a node with events, bool[N]."""
         return self.all.is_known(node_N)
 
     def partners(self, node: int, edge_set: int) -> Int64:
-        """Distinct last partners of a node in an edge set, at most 16."""
+        """Distinct last partners of a node in an edge set, at most 16, int64."""
         return self.of_set(edge_set).partners(node)
 
     def save(self, path: Path) -> None:
-        """Write the state durably, as a file that `restore` reads, and beside it one for each set.
+        """Write the state durably to a file for `restore`, and to one for each set in the same
+        folder:
 
-        The file itself comes last, so that where it is, all are. Raises: OSError.
+        1. The files of the sets.
+        2. The file of all sets. It comes last, so that its existence proves that all are complete;
+        a kill before leaves the older facts in use.
+
+        Raises: OSError.
         """
         for number, one in enumerate(self.per_set):
             one.save(beside(path, number))
@@ -235,12 +244,12 @@ class SetFacts:
         self.all.save(path, more)
 
     def restore(self, path: Path) -> bool:
-        """Replace the state by that of a file and of the files beside it, all of them or none.
+        """Replace the state by that of a file and of the sets' files, all or none.
 
-        A set that came to the log later has no facts yet. Those of all sets are those of the first
-        if it was the only one. Returns, raises: as `PairFacts.restore`.
+        A set that was added to the log since has no facts yet. If the file is of a log with one
+        set, its facts are also those of set 0. Returns, raises: as `PairFacts.restore`.
         """
-        # Read every part into fresh facts, since any of them may not fit or be damaged.
+        # Read every part into new facts, since any file may be damaged or have other settings.
         read = self.fresh(0)
         num_stored = int(metadata_of(path).get(NUM_SETS, "0")) if self.per_set else 0
         stored = [beside(path, n) for n in range(num_stored)] or [path]
@@ -251,7 +260,8 @@ class SetFacts:
         return True
 
     def map(self, path: Path) -> None:
-        """Show the state in the files that `save` wrote for these sets, as `PairFacts.map` does."""
+        """Replace the state by the memory-mapped files that `save` wrote for these sets, as
+        `PairFacts.map` does."""
         mapped = self.fresh(0)
         for number, one in enumerate(mapped.per_set):
             one.map(beside(path, number))
@@ -259,7 +269,7 @@ class SetFacts:
         self._take_over(mapped)
 
     def _take_over(self, other: "SetFacts") -> None:
-        """Replace the state by that of other facts, which nobody else uses."""
+        """Replace the state by that of other facts, which have no other user."""
         self.all = other.all
         self.per_set = other.per_set
         self._places = other._places
@@ -268,10 +278,10 @@ class SetFacts:
 
     @property
     def num_bytes_of_slots(self) -> int:
-        """Memory of the tables that find the entries of pairs."""
+        """Bytes of the hash tables of pairs."""
         return sum(one.num_bytes_of_slots for one in (self.all, *self.per_set))
 
 
 def beside(path: Path, number: int) -> Path:
-    """Where the facts of an edge set are stored, beside those of all."""
+    """Path of the facts of an edge set, in the folder of those of all sets."""
     return path.with_name(f"{path.stem}-{number}{path.suffix}")
