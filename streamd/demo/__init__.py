@@ -1,4 +1,4 @@
-"""The demo: a broker, a real month of events, and a table of scores at the end.
+"""The demo: a broker, a month of real events, and a table of scores at the end.
 
 Only the command line imports it.
 """

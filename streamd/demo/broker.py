@@ -1,4 +1,4 @@
-"""The brokers of the demo and of tests; Apache Kafka is started from an unpacked release."""
+"""The brokers of the demo and of tests. Apache Kafka is started from an unpacked release."""
 
 import contextlib
 import os
@@ -17,15 +17,16 @@ from streamd.errors import DemoError
 from streamd.processes import end_with_parent
 
 READY = "Kafka Server started"
-"""What a node logs once it answers."""
+"""The line in a node's log when it is ready."""
 START_SECONDS = 60.0
-"""Longest wait for that; several nodes may start at once on a busy machine."""
+"""Longest wait for READY; several nodes may start at once on a busy machine."""
 CLUSTER_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
-"""Any 16 bytes in base64; all nodes of a cluster need the same."""
+"""Any 16 bytes in base64, equal for all nodes of a cluster."""
 
 
 class Broker(Protocol):
-    """A broker that the demo can use. client: options that every kafka-python client needs."""
+    """A broker for the demo. client: options for every kafka-python client. note: its description
+    for the user."""
 
     bootstrap_servers: str
     client: dict[str, Any]
@@ -37,14 +38,14 @@ class Broker(Protocol):
 
 
 def free_port() -> int:
-    """Find a TCP port on loopback on which nothing listens."""
+    """Find a free TCP port on the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def create_topic(bootstrap_servers: str, topic: str, partitions: int) -> None:
-    """Create a topic; one that exists stays as it is."""
+    """Create a topic; an existing topic is left unchanged."""
     admin = KafkaAdminClient(bootstrap_servers=bootstrap_servers.split(","))
     try:
         with contextlib.suppress(TopicAlreadyExistsError):
@@ -54,7 +55,8 @@ def create_topic(bootstrap_servers: str, topic: str, partitions: int) -> None:
 
 
 class ApacheKafka:
-    """One or more Kafka nodes in KRaft mode on loopback. Owner: its maker, who calls `close`."""
+    """One or more Kafka nodes in KRaft mode on loopback. Owner: its creator, which must call
+    `close`."""
 
     client: dict[str, Any] = {}
 
@@ -84,19 +86,20 @@ class ApacheKafka:
         self.bootstrap_servers = ",".join(f"127.0.0.1:{port}" for port, _ in self._ports)
         self.note = "Apache Kafka"
         try:
-            # All are started before any is waited for: a quorum needs most of them.
+            # Start all before waiting for any: the quorum needs most of them.
             for node in range(nodes):
                 self.configure(node)
                 self.start(node, wait=False)
             for node in range(nodes):
                 self._wait(node)
         except BaseException:
-            # Nodes that did start would go on running.
+            # Else nodes that have started would keep running.
             self.close()
             raise
 
     def start(self, node: int = 0, wait: bool = True) -> None:
-        """Start a node on its data, also after `kill`. Raises: DemoError."""
+        """Start a node on its data, for the first time or after `kill`. wait: until it is ready.
+        Raises: DemoError."""
         # Format the storage of a new node.
         here = self._folder / str(node)
         config = here / "server.properties"
@@ -122,7 +125,7 @@ class ApacheKafka:
                     f"Kafka's storage cannot be formatted: {formatted.stderr.decode()[-300:]}"
                 )
 
-        # The node ends with this process, even where `close` is never called.
+        # The node ends with this process, even if `close` is never called.
         with (here / "server.log").open("wb") as output:
             self._processes[node] = subprocess.Popen(
                 [*self._command[:3], log4j, *self._command[3:], "kafka.Kafka", str(config)],
@@ -135,7 +138,7 @@ class ApacheKafka:
             self._wait(node)
 
     def kill(self, node: int = 0) -> None:
-        """Kill a node with SIGKILL, so that it loses what it has not written."""
+        """Kill a node with SIGKILL, so that it loses its unwritten data."""
         process = self._processes.pop(node)
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -146,7 +149,7 @@ class ApacheKafka:
 
     def close(self) -> None:
         """End all nodes."""
-        # All are asked first, so that they end together.
+        # Signal all first, so that they end at the same time.
         for process in self._processes.values():
             process.terminate()
         for process in self._processes.values():
@@ -158,8 +161,8 @@ class ApacheKafka:
         self._processes.clear()
 
     def _wait(self, node: int) -> None:
-        """Wait until a node answers. Raises: DemoError."""
-        # A node that ended will never answer, so there is no need to wait for the deadline.
+        """Wait until a node is ready. Raises: DemoError."""
+        # Do not wait for the deadline if the node has ended.
         output = self._folder / str(node) / "server.log"
         deadline = time.monotonic() + START_SECONDS
         while READY not in output.read_text(errors="replace"):
@@ -210,7 +213,7 @@ class ApacheKafka:
 
 
 class GivenBroker:
-    """A broker that was running before."""
+    """A broker that is already running."""
 
     client: dict[str, Any] = {}
 
@@ -226,7 +229,7 @@ class GivenBroker:
 
 
 def find_broker(bootstrap_servers: str | None, folder: Path) -> Broker:
-    """Take the broker given, else start Apache Kafka from KAFKA_HOME, else the stand-in."""
+    """Return the given broker, else start Apache Kafka from KAFKA_HOME, else start a `StandIn`."""
     if bootstrap_servers:
         return GivenBroker(bootstrap_servers)
     home = os.environ.get("KAFKA_HOME")

@@ -1,4 +1,4 @@
-"""The demo's final table, which compares the live model with the alternatives by day and in all."""
+"""The demo's final table: compares the live model with the alternatives, by day and in total."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,16 +23,16 @@ COLUMNS = {
 }
 """Heading of each regime's column."""
 WIDE = 130
-"""Columns of a terminal with room for MRR and AP of all regimes in one table."""
+"""Terminal width that fits MRR and AP of all regimes in one table, in characters."""
 LABEL_WIDTH = 9
-"""Columns of a row's label in a narrower one."""
+"""Width of a row's label in narrower terminals, in characters."""
 MARK = "*"
-"""After a score of a nightly model that is, in a part of the windows, the rule's."""
+"""Marks a nightly model's score that is the rule's in a part of the windows."""
 
 
 class Part(NamedTuple):
-    """The scores of a window by regime. num_known: scored events with a destination seen before.
-    nightly_learned: as of `RegimeWindow`."""
+    """The scores of a window by regime. num_known: number of scored events with a known
+    destination. nightly_learned: as in `RegimeWindow`."""
 
     first_edge: int
     num_scored: int
@@ -43,10 +43,11 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """Event-weighted means over windows, by regime: (MRR, AP), AP None for a part of the events.
+    """Event-weighted means over windows, by regime: (MRR, AP), with AP None if only known
+    destinations count.
 
-    has_rule: whether the nightly models have the scores of the rule in some windows, those before
-    the first night.
+    has_rule: whether the nightly models have the rule's scores in some windows: those before the
+    first night.
     """
 
     label: str
@@ -58,10 +59,10 @@ class Row:
 def rows(
     records: Sequence[WindowRecord], windows: Sequence[RegimeWindow], cut: int, num_events: int
 ) -> list[Row]:
-    """Make one row for each event-time day, and two for the windows from event `cut` on.
+    """One row for each day of event time, and two for the windows from event `cut` on.
 
-    The first of the two is over all their events, the second over those whose destination was seen
-    before.
+    The first of the two covers all events of these windows, the second those with a known
+    destination.
     """
     # Join the live scores of each window with those of the twins.
     half_life = best_half_life(windows, int(0.2 * num_events), cut)
@@ -81,7 +82,7 @@ def rows(
         )
         days.setdefault(record.start_us // DAY_US, []).append(part)
 
-    # A row a day, then the totals.
+    # A row per day, then the totals.
     first = min(days, default=0)
     out = [_row(f"day {day - first + 1}", parts) for day, parts in sorted(days.items())]
     late = [part for parts in days.values() for part in parts if part.first_edge >= cut]
@@ -116,13 +117,13 @@ def _has_rule(parts: Sequence[Part]) -> bool:
 
 
 def _mean(parts: Sequence[Part], weight: Sequence[int], regime: str, measure: str) -> float:
-    """The weighted mean of a measure of one regime."""
+    """The weighted mean of one measure of a regime."""
     return float(np.average([part.scores[regime][measure] for part in parts], weights=weight))
 
 
 def render(table_rows: Sequence[Row], title: str, width: int = WIDE) -> list[Table]:
-    """Render the rows as a table of MRR / AP with the best MRR of each row in bold; in a terminal
-    of fewer than `WIDE` columns, of which 80 suffice, as a table of MRR and one of AP."""
+    """Render the rows as a table of MRR / AP, with the best MRR of each row in bold. If width is
+    below `WIDE`, render one table of MRR and one of AP, which fit 80 characters."""
     end = "of every event before it was learned, against the same negatives"
     marked = any(row.has_rule for row in table_rows)
     note = f"; {MARK} with windows before the first night, which the rule scores"
@@ -144,7 +145,7 @@ def _table(
     text: Callable[[float, float | None], str],
     narrow: bool = False,
 ) -> Table:
-    """A row for each of `table_rows`. text: of a cell, given MRR and AP."""
+    """A table with a row for each of `table_rows`. text: makes a cell's text of MRR and AP."""
     if narrow:
         table = Table(title=title, caption=caption, box=None, padding=(0, 1, 0, 0), pad_edge=False)
     else:
@@ -170,7 +171,7 @@ def _table(
 
 
 def _both(mrr: float, ap: float | None) -> str:
-    # Rows over a part of the events have no AP.
+    # The row of known destinations has no AP.
     return _short(mrr) if ap is None else f"{_short(mrr)} / {_short(ap)}"
 
 

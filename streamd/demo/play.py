@@ -1,4 +1,5 @@
-"""The command `streamd demo`: broker, daemon, producer, progress, and with --exit the table.
+"""The command `streamd demo`: starts broker, daemon and producer, shows progress, and with --exit
+prints the table of scores.
 
 It ends every process that it starts.
 """
@@ -39,11 +40,14 @@ if TYPE_CHECKING:
 TOPIC = "demo"
 PARTITIONS = 4
 IDLE_TIMEOUT_SECONDS = 5.0
-"""Quiet time after which the last window is learned; shorter than the default, to end soon."""
+"""Time without events before the last window is closed; shorter than the default, so that the demo
+ends soon."""
 MERGE_WAIT_SECONDS = 0.25
-"""Wait of the merge: on a busy machine an hour's events reach the partitions that far apart."""
+"""How long the merge waits for a partition: on a busy machine an hour's events reach the partitions
+at times that differ by this much."""
 SETTLE_SECONDS = 600.0
-"""Longest wait for the last window after the last event: training may be far behind by then."""
+"""Longest wait for training on the last window after the last event: training may lag far by
+then."""
 POLL_SECONDS = 0.2
 MOVED = "All days are moved so that the last one ends last midnight (UTC)."
 COMPARISONS = "models to compare with (nightly, nightly weights with live state, frozen)"
@@ -59,20 +63,20 @@ def play(
     port: int,
     data_dir: Path | None,
 ) -> int:
-    """Run the demo.
+    """Run the demo. Returns: the exit status; with `end`, 0 only if every event was sent, committed,
+    is visible and in a learned window, and none was clamped or a dead letter. Raises: DemoError.
 
-    Args: speed: event-time hours per second, or "max"; end: whether to end with the table; days:
-    how many days of events, None for all; cold: freeze the frozen model after the first events;
-        port: of the server, 0 for a free one.
-    Returns: 0 only if every event was consumed, committed and is visible, and none was clamped.
-    Raises: DemoError.
+    Args: name: of the stream. speed: event-time hours per second, or "max". end: print the table
+        after the last window and end, else run until Ctrl-C. days: None for all. cold: freeze the
+        frozen model after COLD_EVENTS events. bootstrap_servers: None to start a broker. port: 0
+        for a free one. data_dir: None for a temporary folder.
     """
     stream = stream_named(name)
     rate = _rate(speed)
     console = Console(soft_wrap=not Console().is_terminal)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.ExitStack() as stack:
-        # Data directory and broker.
+        # Create the data directory, and start the broker.
         if data_dir is None:
             data_dir = Path(
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="streamd-demo-"))
@@ -90,7 +94,7 @@ def play(
         )
         console.print(f"{stream.remark} {MOVED}")
 
-        # Topic and daemon.
+        # Create the topics, and start the daemon.
         topic = f"{TOPIC}-{stream.name}-{os.getpid()}"
         for own in stream.topics(topic):
             broker.create_topic(own, PARTITIONS)
@@ -99,7 +103,7 @@ def play(
         daemon = stack.enter_context(_daemon(settings, data_dir))
         _print_kernel_notice(console)
 
-        # Play; an error shows the end of the daemon's log.
+        # Play the stream; print the end of the daemon's log after an error.
         try:
             return _run(stream, settings, rate, end, days, cold, daemon, console)
         except KeyboardInterrupt:
@@ -119,8 +123,8 @@ def title_of(stream: DemoStream, days: int | None) -> str:
 
 
 def _print_kernel_notice(console: Console) -> None:
-    """Print how long the daemon compiles kernels, if it does. Imported while the daemon starts, as
-    that takes a second."""
+    """Print the duration of compiling kernels, if the daemon has to. The import takes a second,
+    while the daemon starts."""
     from streamd.graph.jit import compile_notice
 
     if notice := compile_notice():
@@ -141,7 +145,7 @@ def _rate(speed: str) -> float:
 
 
 def _usable_port(port: int, console: Console) -> int:
-    """The port, or a free one where it is 0 or taken."""
+    """The port, or a free one if it is 0 or taken."""
     if port:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -181,7 +185,7 @@ def _settings(
 @contextlib.contextmanager
 def _daemon(settings: Settings, data_dir: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run `streamd run` as a child process with its output in daemon.log, and end it afterwards."""
-    # Only the demo's settings reach the daemon, none of the user's environment.
+    # Pass only the demo's settings, and no STREAMD_ variable of the user's environment.
     environ = {
         k: v for k, v in os.environ.items() if not k.startswith("STREAMD_")
     } | as_environment(settings)
@@ -197,7 +201,7 @@ def _daemon(settings: Settings, data_dir: Path) -> Iterator[subprocess.Popen[byt
         try:
             yield child
         finally:
-            # Ask it to stop, and wait as long as a last commit may take.
+            # Stop it, and give it time for its last commit.
             child.send_signal(signal.SIGTERM)
             try:
                 child.wait(40)
@@ -216,12 +220,12 @@ def _run(
     daemon: subprocess.Popen[bytes],
     console: Console,
 ) -> int:
-    """Play the stream, show progress until all is learned, and end as `end` says."""
-    # Two readers of the history: one for this thread, one for the player's.
+    """Play the stream with progress, then end as `play` does. Returns: the exit status."""
+    # Two readers of the windows' history, since the player has its own thread.
     watch = RoleReader(settings.data_dir, settings.server.port)
     counter = HistoryReader(settings.data_dir)
     log, kafka = settings.data_dir, settings.kafka
-    # The month ends last midnight: the page shows dates of now, and none ahead of the clock.
+    # The month is moved to end last midnight: the page shows recent dates, and none in the future.
     midnight = int(time.time()) // DAY * DAY
     player = Player(stream, log, kafka, rate, days, lambda: len(counter.refresh()), midnight)
     twins: Twins | None = None
@@ -232,19 +236,19 @@ def _run(
         f"log {settings.data_dir}/daemon.log"
     )
     try:
-        # Show progress until every event is in a learned window; the comparisons run meanwhile.
+        # Show progress until every event is in a learned window. The comparisons run meanwhile.
         with display(console) as show:
             while not player.status.done.wait(POLL_SECONDS) or not _all_learned(watch, player):
                 show(watch, player, begun)
                 _check_running(daemon, player, twins)
-                # The comparisons leave the cores to the daemon until it learns.
+                # Start the comparisons after the first window: before, the daemon needs the cores.
                 if end and twins is None and watch.windows_done():
                     twins = _start_twins(settings, player.status.total, cold)
                 _check_settles(player, settings.data_dir)
             learned = time.monotonic()
             show(watch, player, begun)
 
-            # Without --exit the daemon runs until it ends or Ctrl-C.
+            # Without --exit, the daemon runs until it ends by itself or Ctrl-C.
             if not end:
                 console.print("The stream is over; the daemon goes on answering. Ctrl-C ends it.")
                 with contextlib.suppress(KeyboardInterrupt):
@@ -253,7 +257,7 @@ def _run(
                 console.print("stopped")
                 return 0
 
-        # Wait for the comparisons, then print the table and check the end.
+        # Wait for the comparisons, print the table, and check the end state.
         _check_running(daemon, player, twins)
         twins = twins or _start_twins(settings, player.status.total, cold)
         check = partial(_check_running, daemon, player, twins)
@@ -266,7 +270,7 @@ def _run(
 
 
 def _start_twins(settings: Settings, num_events: int, cold: bool) -> "Twins":
-    """Start the comparisons, whose imports take seconds."""
+    """Start the comparisons. Imported here, since their imports take seconds."""
     from streamd.demo.twins import Twins
     from streamd.gpu import choose_device
 
@@ -279,7 +283,8 @@ def _start_twins(settings: Settings, num_events: int, cold: bool) -> "Twins":
 def await_twins(
     twins: "Twins", num_windows: int, num_events: int, console: Console, check: Callable[[], None]
 ) -> None:
-    """Wait until the twins have scored all windows. check: raises where that cannot happen."""
+    """Wait until the compared models have scored all windows. check: raises DemoError if this has
+    become impossible."""
     with ProgressLine(console, "") as line:
         line.begin(COMPARISONS, done=twins.edge)
         while len(twins.windows) < num_windows:
@@ -290,7 +295,7 @@ def await_twins(
 
 
 def _all_learned(watch: RoleReader, player: Player) -> bool:
-    """Whether the last event is in a learned window, or the player failed."""
+    """Whether the last event is in a learned window, or the player has failed."""
     records = watch.history.refresh()
     return player.status.error is not None or bool(
         records and records[-1].end_edge >= player.status.total
@@ -298,7 +303,8 @@ def _all_learned(watch: RoleReader, player: Player) -> bool:
 
 
 def _check_settles(player: Player, data_dir: Path) -> None:
-    """Check that the last window is learned in time after the last event. Raises: DemoError."""
+    """Check that the last window is learned within SETTLE_SECONDS of the last event. Raises:
+    DemoError."""
     finished = player.status.done.is_set()
     if finished and time.monotonic() - player.status.finished > SETTLE_SECONDS:
         raise DemoError(
@@ -308,7 +314,8 @@ def _check_settles(player: Player, data_dir: Path) -> None:
 
 
 def _check_running(daemon: subprocess.Popen[bytes], player: Player, twins: "Twins | None") -> None:
-    """Check that daemon, player and twins are running. Raises: DemoError."""
+    """Check that the daemon runs, and that player and comparisons have not failed. Raises:
+    DemoError."""
     if daemon.poll() is not None:
         raise DemoError(
             f"The daemon ended with status {daemon.returncode}.", "see the end of its log above."
@@ -327,10 +334,11 @@ def _finish(
     seconds: float,
     console: Console,
 ) -> int:
-    """Print the table, the speed and an example, and check the end. Returns: the exit status."""
+    """Print the table, the speed and an example, and check the end state. Returns: the exit
+    status."""
     from streamd.demo.days_table import WIDE, render, rows
 
-    # Scores of the live model and of its twins.
+    # Scores of the live model and of the compared models.
     records = watch.history.refresh()
     table_rows = rows(records, twins.windows, twins.cut, player.status.total)
     width = console.width if console.is_terminal else max(console.width, WIDE)
@@ -344,7 +352,7 @@ def _finish(
             highlight=False,
         )
 
-    # What the daemon did in this time.
+    # The daemon's work in this time.
     per_window = [sum(r.seconds.values()) for r in records]
     promoted = sum(1 for m in ModelJournal(data_dir / "models").moves() if m.action == "promote")
     console.print(
@@ -358,8 +366,8 @@ def _finish(
 
 
 def _example(watch: RoleReader, stream: DemoStream, console: Console) -> None:
-    """Print a request that the user can repeat, and its answer."""
-    # The source of the last event of the first window, which the model has learned.
+    """Print a request that the user can repeat, and its response."""
+    # The source of the first window's last event, on which the model was trained.
     event = json.loads(next(stream.windows(1))[-1].value)
     body = {"src": event["src"], "k": 3}
     if stream.edge_sets:
@@ -375,14 +383,15 @@ def _example(watch: RoleReader, stream: DemoStream, console: Console) -> None:
 
 
 def _check_end(data_dir: Path, watch: RoleReader, player: Player, console: Console) -> int:
-    """Check that every event was committed, learned and is visible, and none clamped or refused.
+    """Check that every event was sent, committed, is visible and learned, and none was clamped or
+    became a dead letter.
 
-    Returns: 0, or 1 where a check failed; each is printed.
+    Returns: 0, or 1 if a check failed. Each check is printed.
     """
     ingest = watch.detail("ingest")
     visible = watch.ask("/status.json")
     sent = player.status.sent
-    # The file of late events is empty where no event was clamped.
+    # The file of late events is empty if no event was clamped.
     late = (data_dir / LATE).stat().st_size
     checks = {
         f"{sent:,} events sent of {player.status.total:,}": sent == player.status.total,

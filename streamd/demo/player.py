@@ -1,4 +1,4 @@
-"""The demo's producer, which sends window after window, a few of them ahead of the log."""
+"""The demo's producer: sends window after window, at most a few ahead of the log."""
 
 import threading
 import time
@@ -16,19 +16,21 @@ from streamd.ingest.kafka.client import make_producer
 from streamd.settings.tree import KafkaSettings
 
 MAX_WINDOWS_BEHIND = 24
-"""Most windows sent but not learned: few, so that the display shows a live system."""
+"""Largest number of windows that are sent but not learned: few, so that the display shows a live
+system."""
 MAX_WINDOWS_IN_FLIGHT = 4
-"""Most windows sent but not in the log. Its last events wait for the other partitions, by
-`ingest.merge_wait_seconds`, unless the next window follows: one by one the windows would wait for
-this, not for the trainer."""
+"""Largest number of windows that are sent but not in the log. A window's last events wait
+`ingest.merge_wait_seconds` for the other partitions, unless events of the next window arrive: sent
+one by one, each window would wait for that rather than for the trainer."""
 PATIENCE_SECONDS = 120.0
-"""Longest wait for ingest, which may be slow to start on a busy machine."""
+"""Longest wait for ingest, which may start slowly on a busy machine."""
 T = TypeVar("T")
 
 
 @dataclass
 class PlayerStatus:
-    """The player's progress, written by its thread and read by the display."""
+    """The player's progress, written by its thread and read by others. sent, total: numbers of
+    events. finished: monotonic seconds of the end. error: the exception that ended the thread."""
 
     sent: int = 0
     total: int = 0
@@ -38,7 +40,8 @@ class PlayerStatus:
 
 
 class Player:
-    """Plays a stream on a thread of its own. It owns one producer and one reader of the log."""
+    """Plays a stream on its own thread, with its own producer and reader of the log. Owner: the
+    demo."""
 
     def __init__(
         self,
@@ -50,9 +53,9 @@ class Player:
         windows_done: Callable[[], int],
         ends_at: int | None = None,
     ) -> None:
-        """log_folder: of the event log, which need not exist yet. hours_per_second: 0 for as fast
-        as the log takes events. windows_done: returns the number of learned windows. ends_at: as of
-        `DemoStream.windows`."""
+        """log_folder: of the event log, which may not exist yet. hours_per_second: event-time
+        hours, 0 for no limit. days, ends_at: as in `DemoStream.windows`. windows_done: returns the
+        number of learned windows."""
         self._stream = stream
         self._log_folder = log_folder
         self._kafka = kafka
@@ -90,7 +93,7 @@ class Player:
             self._kafka, linger_ms=1000, batch_size=1_000_000, compression_type="lz4"
         )
         try:
-            # Node features first: they are in force from the first edge on.
+            # Send node features first, so that they apply from the first event on.
             nodes = self._stream.nodes()
             self._send(producer, nodes)
             log = self._wait("ingest has made the log", lambda: LogReader.open(self._log_folder))
@@ -102,7 +105,7 @@ class Player:
                 lambda: log.num_feature_updates >= len(nodes),
             )
 
-            # Each window waits for its moment, and for the trainer where that is behind.
+            # Send each window at its time, or later if the trainer or the log lags.
             begun = time.monotonic()
             hours = self._stream.window_seconds / HOUR
             ends = [0, *accumulate(map(len, windows))]
@@ -126,7 +129,7 @@ class Player:
     def _send(self, producer: Any, batch: list[Outgoing]) -> None:
         """Send events and wait for their acknowledgements."""
         topics = self._kafka.topics
-        # All at once, and then one wait for a window of events.
+        # Send all of them, then wait once.
         records = self._stream.records(batch)
         sent = [producer.send(topics[n], key=r.key, value=r.value) for n, r in records]
         producer.flush()
@@ -134,13 +137,13 @@ class Player:
             future.get(timeout=60)
 
     def _wait_for_edges(self, log: LogReader, num_edges: int) -> None:
-        """Wait until the log holds so many edges. Raises: DemoError."""
+        """Wait until the log has `num_edges` events. Raises: DemoError."""
         self._wait_for(
             log, f"{num_edges} events are in the log", lambda: log.num_edges >= num_edges
         )
 
     def _wait_for(self, log: LogReader, what: str, reached: Callable[[], bool]) -> None:
-        """Refresh the log until `reached` is true. Raises: DemoError."""
+        """Refresh the log until `reached()` is true. Raises: DemoError."""
 
         def reached_now() -> bool | None:
             log.refresh()
@@ -149,7 +152,8 @@ class Player:
         self._wait(what, reached_now)
 
     def _wait(self, what: str, poll: Callable[[], T | None]) -> T | None:
-        """Call `poll` until it returns something; None where stopped before. Raises: DemoError."""
+        """Call `poll` until it returns a value. what: the awaited condition, for the error.
+        Returns: the value, None if stopped before. Raises: DemoError after PATIENCE_SECONDS."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not self._stop.is_set():
             if (value := poll()) is not None:
@@ -159,6 +163,6 @@ class Player:
                     f"After {PATIENCE_SECONDS:.0f} s it is still not so that {what}.",
                     "read daemon.log.",
                 )
-            # Some windows are on their way meanwhile, so this may take a little.
+            # Short, since the next window waits for this.
             time.sleep(0.01)
         return None

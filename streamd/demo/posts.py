@@ -1,4 +1,4 @@
-"""The mathoverflow stream as three topics, each in a shape of its own, and their mappings.
+"""The mathoverflow stream as three topics, each with its own schema, and their mappings.
 
 Answers, comments on questions and comments on answers are three edge sets between users.
 """
@@ -13,19 +13,19 @@ from streamd.events import MICROSECONDS
 from streamd.exchange.produce import Outgoing
 
 KINDS = ("answers", "question_comments", "answer_comments")
-"""Names of the edge sets, by the number of the kind in the data."""
+"""Names of the edge sets; the column `kind` of the data is an index into them."""
 USER = "user:"
-"""What the mappings put before a user's number."""
+"""Prefix of user ids, added by the mappings."""
 
 
 def topics(topic: str) -> tuple[str, ...]:
-    """The topic of each edge set."""
+    """The topic of each edge set. topic: their common prefix."""
     return tuple(f"{topic}-{kind.replace('_', '-')}" for kind in KINDS)
 
 
 def as_record(event: Outgoing) -> tuple[int, Outgoing]:
-    """One of streamd's own events as a record of one of the topics. Returns: the topic's number,
-    and the record."""
+    """Convert an event in streamd's own schema to a record of one of the topics. Returns: the
+    topic's index, and the record."""
     own = msgspec.json.decode(event.value)
     number = KINDS.index(own["edge_set"])
     src, dst = (int(own[end].removeprefix(USER)) for end in ("src", "dst"))
@@ -39,7 +39,8 @@ def as_record(event: Outgoing) -> tuple[int, Outgoing]:
 
 
 def declared(topic: str) -> dict[str, Any]:
-    """The settings under which the topics' records are the stream's events. As in `as_record`."""
+    """The settings that map the topics' records to the stream's events: the inverse of
+    `as_record`."""
 
     def user(path: str) -> dict[str, str]:
         return {"path": path, "prefix": USER}

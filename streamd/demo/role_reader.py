@@ -1,4 +1,4 @@
-"""The state of the demo's daemon, and how it is shown while the stream plays."""
+"""Reads the state of the demo's daemon, and displays it while the stream plays."""
 
 import contextlib
 import json
@@ -33,16 +33,17 @@ class RoleReader:
         return len(self.history.refresh())
 
     def beat(self, role: str) -> Beat | None:
-        """A role's last heartbeat; None before the first."""
+        """A role's last heartbeat, None before the first."""
         return read_beat(self._data_dir, role)
 
     def detail(self, role: str) -> dict[str, Any]:
-        """The fields of a role's heartbeat; none before the first."""
+        """The fields of a role's last heartbeat, empty before the first."""
         beat = self.beat(role)
         return beat.detail if beat else {}
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        """Ask the server: GET, or POST with a body. Returns: the parsed JSON answer."""
+        """Send a request to the server: GET, or POST if there is a body. Returns: the parsed JSON
+        response."""
         # A request without data is a GET.
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(
@@ -54,7 +55,8 @@ class RoleReader:
 
 @contextlib.contextmanager
 def display(console: Console) -> Iterator[Any]:
-    """Show progress as a live table on a terminal, and elsewhere as a line every LINE_SECONDS."""
+    """Show progress: on a terminal as a live table, elsewhere as a line every LINE_SECONDS. Yields:
+    the function that updates it."""
     meter = Meter()
     if console.is_terminal:
         with Live(console=console, refresh_per_second=5) as live:
@@ -74,7 +76,7 @@ def display(console: Console) -> Iterator[Any]:
 
 
 def _facts(watch: RoleReader, player: Player, begun: float, meter: Meter) -> dict[str, str]:
-    """The progress to show, by label."""
+    """The progress by label."""
     ingest = watch.detail("ingest")
     train = watch.detail("train")
     records = watch.history.refresh()
@@ -88,9 +90,9 @@ def _facts(watch: RoleReader, player: Player, begun: float, meter: Meter) -> dic
         else "-"
     )
 
-    # The speed of learning is that of the last seconds, by the meter.
+    # The meter computes the rate of training over the last seconds.
     elapsed = time.monotonic() - begun
-    # Before the trainer has begun, all events wait for it.
+    # Before the first learned window, no event is learned.
     end_edge = records[-1].end_edge if records else 0
     num_events = ingest.get("edges", 0)
     wait = reason_to_wait(watch, len(records))
@@ -110,7 +112,7 @@ def _facts(watch: RoleReader, player: Player, begun: float, meter: Meter) -> dic
 
 
 def reason_to_wait(watch: RoleReader, num_windows: int) -> str:
-    """Name the role, or the window, for which the demo waits; empty once one is learned."""
+    """The role or the window for which the demo waits; "" once a window is learned."""
     if num_windows:
         return ""
     ingest, train = watch.beat("ingest"), watch.beat("train")

@@ -1,8 +1,8 @@
-"""The stand-in for Kafka where none is at hand: librdkafka's mock cluster, in this process.
+"""A broker for the demo without Kafka: librdkafka's mock cluster, in this process.
 
-It creates topics on first use with 4 partitions, keeps 5 MiB a partition and forgets all on exit.
-Its answer to ApiVersions cannot be read by kafka-python 3, so clients are given its version. It
-answers a waiting fetch when the client's longest wait is over, not when a record comes.
+It creates topics with 4 partitions at their first use, keeps 5 MiB per partition, and loses all
+data at exit. kafka-python 3 cannot parse its ApiVersions response, so clients are configured with a
+version. It answers a waiting fetch after fetch.max.wait.ms, not when a record arrives.
 """
 
 import time
@@ -11,16 +11,16 @@ from typing import Any
 from streamd.errors import DemoError
 
 PARTITIONS = 4
-"""Partitions of every topic of the mock cluster, which cannot be changed."""
+"""Partitions of each topic of the mock cluster; fixed."""
 FETCH_MS = 50
-"""Longest wait of a fetch, so that a new record is read this soon. By kafka-python's default of
-500 ms it would wait .4 s; a fetch every 20 ms takes a twelfth of a core, all the time."""
+"""fetch.max.wait.ms, and so the delay of a new record. With kafka-python's default of 500 ms it was
+.4 s; with 20 ms, fetches take a twelfth of a core all the time."""
 
 
 class StandIn:
     """A mock broker inside this process. Owner: the demo."""
 
-    # With a version given, kafka-python does not ask for it.
+    # With a configured version, kafka-python sends no ApiVersions request.
     client: dict[str, Any] = {"api_version": [2, 3], "fetch_max_wait_ms": FETCH_MS}
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class StandIn:
                 "There is no broker: KAFKA_HOME is not set and confluent-kafka is not installed.",
                 "pip install 'streamd-gnn[demo]', or name one with --bootstrap-servers.",
             ) from None
-        # The mock cluster comes with a client, whose own address is then not used.
+        # The mock cluster is part of a client, which then ignores bootstrap.servers.
         self._cluster = Producer(
             {"bootstrap.servers": "127.0.0.1:1", "test.mock.num.brokers": 1, "log_level": 2}
         )
@@ -42,7 +42,7 @@ class StandIn:
         )
 
     def _find(self) -> str:
-        """The address of the mock broker, once it answers. Raises: DemoError."""
+        """Wait for the mock broker. Returns: its address. Raises: DemoError."""
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
             brokers = self._cluster.list_topics(timeout=5).brokers.values()
@@ -52,11 +52,12 @@ class StandIn:
         raise DemoError("The stand-in broker did not start.")
 
     def create_topic(self, topic: str, partitions: int) -> None:
-        """Create a topic by asking for it. Raises: DemoError for another number of partitions."""
+        """Create a topic by requesting its metadata. Raises: DemoError for another number of
+        partitions."""
         if partitions != PARTITIONS:
             raise DemoError(f"The stand-in has {PARTITIONS} partitions a topic, not {partitions}.")
         self._cluster.list_topics(topic, timeout=5)
 
     def close(self) -> None:
-        """Flush the client that holds the mock cluster."""
+        """Flush the client of the mock cluster."""
         self._cluster.flush(1)

@@ -1,4 +1,4 @@
-"""The demo streams: three data sets of a month of real events, shipped with the package."""
+"""The demo streams: three data sets, each of a month of real events, in the package."""
 
 import csv
 import gzip
@@ -17,16 +17,17 @@ DATA = Path(__file__).parent / "data"
 HOUR = 3600
 DAY = 86400
 DAYS = 31
-"""Days of each data set; the first and the last have events."""
+"""Days of each data set; the first and the last day have events."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoStream:
-    """A month of real events. source_kind, target_kind: prefixes of node keys.
+    """A month of real events. source_kind, target_kind: prefixes of node ids.
 
-    has_own_shape: whether its topic holds other records than streamd's own events. edge_sets: names
-    of the kinds of edges, each with a topic in a shape of its own, none where there is one kind.
-    window_seconds: event time of a window. remark: what to expect of the scores, for people.
+    has_nodes: whether nodes have features. has_own_shape: whether the records of its topics have
+    another schema than streamd's own events. edge_sets: names of the edge sets, each with its own
+    topic and schema; empty if there is only one. window_seconds: event time of a window. remark: a
+    note on the scores for the user.
     """
 
     name: str
@@ -41,20 +42,22 @@ class DemoStream:
     window_seconds: int = HOUR
 
     def windows(self, days: int | None, ends_at: int | None = None) -> Iterator[list[Outgoing]]:
-        """Yield the edges in time order, one list for each window that has any.
+        """Yield the events in time order, one list for each window with events.
 
-        Args: days: only the first so many days, None for all; ends_at: a midnight UTC at which the
-        last of these days ends, seconds since 1970, None for the times of the recording.
+        Args:
+            days: number of days from the first, None for all.
+            ends_at: midnight UTC at the end of the last of these days, in seconds since 1970; None
+                for the original times.
         """
-        # The file is in time order, so a window ends at the first event of another.
+        # The file is in time order, so a window ends at the first event of the next.
         batch: list[Outgoing] = []
         num_days = min(days or DAYS, DAYS)
         window = until = None
         later_by = 0
         for row in _rows(self.name):
             t = int(row["t"])
-            # Days begin at midnight UTC, and the first counts in full. Whole days are added, so
-            # that windows and nights are those of the recording.
+            # Days start at midnight UTC; the first is a whole day. Times are moved by whole days,
+            # so that windows and nights are those of the original.
             if until is None:
                 until = (t // DAY + num_days) * DAY
                 later_by = 0 if ends_at is None else ends_at - until
@@ -70,12 +73,12 @@ class DemoStream:
             yield batch
 
     def nodes(self) -> list[Outgoing]:
-        """The node feature events, to be sent before the edges."""
+        """The events of node features, to be sent before the others."""
         if not self.has_nodes:
             return []
         out = []
         for row in _rows(f"{self.name}_nodes"):
-            # All columns but the id are features.
+            # All columns except id are features.
             key = f"{self.source_kind}:{row.pop('id')}"
             event = {"type": "node", "id": key, "features": [float(v) for v in row.values()]}
             out.append(Outgoing(key.encode(), msgspec.json.encode(event), None))
@@ -83,17 +86,17 @@ class DemoStream:
 
     @property
     def node_features(self) -> tuple[str, ...]:
-        """Names of the features of a node, none where nodes have none."""
+        """Names of the nodes' features, empty if they have none."""
         if not self.has_nodes:
             return ()
         return tuple(name for name in next(_rows(f"{self.name}_nodes")) if name != "id")
 
     def topics(self, topic: str) -> tuple[str, ...]:
-        """Names of the topics that it plays from. topic: what they begin with."""
+        """Names of its topics. topic: their common prefix."""
         return posts.topics(topic) if self.edge_sets else (topic,)
 
     def records(self, events: Sequence[Outgoing]) -> list[tuple[int, Outgoing]]:
-        """The records for some of its events, each with the number of its topic."""
+        """The records of some of its events, each with the index of its topic."""
         if self.edge_sets:
             return [posts.as_record(event) for event in events]
         if self.has_own_shape:
@@ -102,7 +105,7 @@ class DemoStream:
         return [(0, event) for event in events]
 
     def settings(self, topic: str) -> dict[str, Any]:
-        """What the topics' records are, as settings by dotted key."""
+        """The settings for reading the topics' records, by dotted key."""
         windows = {"windows.width_seconds": self.window_seconds}
         if self.edge_sets:
             return posts.declared(topic) | windows
@@ -115,8 +118,8 @@ class DemoStream:
         }
 
     def _edge(self, row: dict[str, str], t: int) -> Outgoing:
-        """The edge event of a row of the file."""
-        # A record's key is its source, so that the events of a source stay in order.
+        """The event of a row of the file."""
+        # The key of a record is its source, so that events of a source stay in order.
         src = f"{self.source_kind}:{row['src']}"
         event: dict[str, Any] = {"src": src, "dst": f"{self.target_kind}:{row['dst']}", "time": t}
         if self.edge_features:
@@ -179,7 +182,7 @@ STREAMS = {
 
 
 def stream_named(name: str) -> DemoStream:
-    """Look up a demo stream. Raises: DemoError where there is none of that name."""
+    """Look up a demo stream. Raises: DemoError if there is none with that name."""
     if name not in STREAMS:
         raise DemoError(f"There is no demo stream {name!r}.", f"pick one of {', '.join(STREAMS)}.")
     return STREAMS[name]

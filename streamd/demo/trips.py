@@ -1,6 +1,6 @@
-"""The taxi stream in a shape of its own, as a dispatcher's topic may hold it, and its mapping.
+"""The taxi stream with its own schema, like a dispatcher's topic, and its mapping.
 
-It shows what `sources` does: the daemon reads these records, not streamd's own events.
+It demonstrates `sources`: the daemon reads these records, not streamd's own events.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from streamd.events import MICROSECONDS
 from streamd.exchange.produce import Outgoing
 
 ZONE = "zone:"
-"""What the mapping puts before a zone's number."""
+"""Prefix of zone ids, added by the mapping."""
 
 
 def as_record(event: Outgoing, trip: Sequence[str], zone: Sequence[str]) -> Outgoing:
-    """One of streamd's own events as a record of the topic.
+    """Convert an event in streamd's own schema to a record of the topic.
 
-    trip, zone: names of the features of edges and of nodes, in their order.
+    trip, zone: names of the features of events and of nodes, in order.
     """
     own = msgspec.json.decode(event.value)
     record: dict[str, Any]
@@ -37,7 +37,8 @@ def as_record(event: Outgoing, trip: Sequence[str], zone: Sequence[str]) -> Outg
 
 
 def declared(topic: str, trip: Sequence[str], zone: Sequence[str]) -> dict[str, Any]:
-    """The settings under which the topic's records are the stream's events. As in `as_record`."""
+    """The settings that map the topic's records to the stream's events: the inverse of
+    `as_record`."""
     source = {
         "topic": topic,
         "time": "iso8601",
