@@ -161,7 +161,7 @@ def compiled_for(*signature: Any) -> Callable[[Callable[..., Any]], Kernel]:
 def compile_notice() -> str | None:
     """The notice to print before kernels are compiled; None if all are compiled already."""
     if CACHE is None:
-        return f"compiling kernels, at every start as no folder can keep them: {COMPILE_TIME}"
+        return f"compiling kernels, at every start because no folder can keep them: {COMPILE_TIME}"
     if (CACHE / COMPILED).exists() or image_kernels() is not None:
         return None
     return f"compiling kernels, once per machine and version: {COMPILE_TIME}"
@@ -174,8 +174,9 @@ def cache_problem() -> str:
         return ""
     given = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return (
-        f"user {os.getuid()} cannot keep files in {given}, so kernels are kept in "
-        f"{CACHE or 'no folder'}; give that user rights to it, or set NUMBA_CACHE_DIR to another"
+        f"user {os.getuid()} cannot write to {given}, or others can, so compiled kernels are in "
+        f"{CACHE or 'no folder'}; give this user alone write access to it, or set NUMBA_CACHE_DIR "
+        "to another folder"
     )
 
 

@@ -179,7 +179,7 @@ class LiveGraph:
             logger.warning(
                 "facts_incomplete",
                 first_edge=self.log.first_edge,
-                meaning="facts know nothing of the events that retention dropped",
+                meaning="facts are computed without the events that retention dropped",
             )
         return self.edge
 
@@ -204,14 +204,14 @@ def take_stored(facts: SetFacts, folder: Path, until_event: int) -> bool:
             try:
                 if facts.restore(path):
                     return True
-                reason = "they were made under other model settings"
+                reason = "they have other half-lives, or more pairs than model.max_pairs"
             except (CorruptionError, FileNotFoundError, KeyError, ValueError) as error:
                 reason = str(error)
             logger.warning(
                 "facts_not_taken",
                 file=str(path),
                 reason=reason,
-                meaning="they are made from the log again",
+                meaning="older stored facts or the log replace them, so the start takes longer",
             )
     return False
 

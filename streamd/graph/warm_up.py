@@ -96,8 +96,9 @@ def _kernels_locked(should_stop: Callable[[], bool]) -> Iterator[bool]:
             if time.monotonic() < until:
                 continue
             raise LockedError(
-                f"Another process has compiled or loaded kernels for {KERNELS_SECONDS:g} s.",
-                f"look for a process that is stopped, which has {lock.lock_file} open, and end it.",
+                f"Another process has been compiling or loading kernels for {KERNELS_SECONDS:g} s.",
+                f"find the process that has {lock.lock_file} open, end it if it is stopped, and "
+                "start this one again.",
             ) from None
     try:
         yield lock.is_locked

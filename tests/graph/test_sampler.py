@@ -159,7 +159,7 @@ def test_times_and_features_come_from_the_mapped_segments(tmp_path):
     assert (edge_features(log.columns, edge, mask) == want).all() and edge_features(log.columns, edge, mask, out) is out
     assert (out == want).all()
     for wrong in (63, 300, -1):
-        with pytest.raises(IndexError, match="not among those of the log"):
+        with pytest.raises(IndexError, match="not in the log"):
             edge_times(log.columns, np.array([wrong]), np.array([True]))
     queries = rng.integers(-5, int(time[-1]) + 5, 500)
     queries[:300] = np.sort(queries[:300])

@@ -28,7 +28,7 @@ def test_kernels_are_waited_for_only_where_this_installation_compiles_them_and_n
     # As a stopped process would hold it.
     with FileLock(tmp_path / jit.LOCK):
         assert warmed_up(monkeypatch, tmp_path / "other") < 10
-        with pytest.raises(LockedError, match="has compiled or loaded kernels for 0.2 s.*is stopped"):
+        with pytest.raises(LockedError, match="has been compiling or loading kernels for 0.2 s.*is stopped"):
             warmed_up(monkeypatch, tmp_path)
     warmed_up(monkeypatch, tmp_path)
 

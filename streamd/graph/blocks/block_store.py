@@ -458,7 +458,7 @@ class BlockGraph:
         if self._read_back is None:
             raise OffloadedError(
                 "The graph needs events of the log that are not in memory.",
-                "give the graph a `read_back`, or ask for less of the past.",
+                "create the graph with a `read_back`, or sample newer events only.",
             )
         return self._read_back(first, end)
 

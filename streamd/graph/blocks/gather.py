@@ -338,7 +338,7 @@ def edge_times(columns: EdgeColumns, edge: Int64, mask: Bools) -> Int64:
 
 def _check(columns: EdgeColumns, inside: bool) -> None:
     if not inside:
-        raise IndexError(f"an edge is not among those of the log, which end at {columns.end}")
+        raise IndexError(f"an event id is not in the log, whose next event is {columns.end}")
 
 
 def edges_before(columns: EdgeColumns, time: Int64) -> Int64:

@@ -29,8 +29,7 @@ class FactColumn(IntEnum):
     MET = 4, "1 if the pair had an event before, else 0"
     LOG_EVENTS_SINCE_MET = (
         5,
-        "log(1 + events of the source since their last one, or since its first where they never "
-        "met)",
+        "log(1 + events of the source since their last one, or since its first if they never met)",
     )
     LOG_SECONDS_SINCE_SENT = 6, "log seconds since source -> candidate"
     LOG_SECONDS_SINCE_RECEIVED = 7, "log seconds since candidate -> source"
@@ -61,7 +60,7 @@ class FactColumn(IntEnum):
     CANDIDATE_WEIGHT_99 = 22, "the same at .99"
     LOG_CANDIDATE_EVENTS_SINCE_MET = (
         23,
-        "log(1 + events of the candidate since their last one, or since its first where they never "
+        "log(1 + events of the candidate since their last one, or since its first if they never "
         "met)",
     )
     SOURCE_REPEATS = (

@@ -73,7 +73,7 @@ GROUPS = (
     ),
     FactGroup(
         "source",
-        "what the source does, whoever the candidate is",
+        "the source's activity with any candidate",
         (
             C.LOG_SECONDS_SINCE_SOURCE,
             C.LOG_SOURCE_EVENTS,
@@ -84,7 +84,7 @@ GROUPS = (
     ),
     FactGroup(
         "candidate",
-        "what the candidate does, whoever the source is",
+        "the candidate's activity with any source",
         (
             C.LOG_CANDIDATE_EVENTS,
             C.LOG_CANDIDATE_PARTNERS,
@@ -104,7 +104,7 @@ GROUPS = (
     ),
     FactGroup(
         "sequence",
-        "what usually follows the source's last partner",
+        "the usual successors of the source's last partner",
         (C.LOG_TRANSITION_SHARE, C.LOG_EVENTS_SINCE_TRANSITION),
     ),
     FactGroup(

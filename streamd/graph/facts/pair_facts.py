@@ -249,7 +249,8 @@ class PairFacts:
             or (tensors[name].dtype, tensors[name].shape) != (kind, tuple(shape))
         }
         if missing:
-            raise ValueError(f"{', '.join(sorted(missing))} cannot be taken over")
+            names = ", ".join(sorted(missing))
+            raise ValueError(f"arrays are missing, or have another type or shape: {names}")
 
         # All is read and checked: replace the state.
         edge = int(tensors["edge"][0])
@@ -298,7 +299,7 @@ class PairFacts:
     ) -> Float32:
         out = np.zeros((*candidates.shape, NUM_FACTS), np.float32)
         if not self._arenas:
-            raise ValueError("Facts that are mapped from a file take nothing in.")
+            raise ValueError("Facts that were mapped from a file are read-only.")
 
         # Kernels cannot grow tables: make room for all nodes and pairs of these events.
         if len(src):
