@@ -63,8 +63,8 @@ def play(
     port: int,
     data_dir: Path | None,
 ) -> int:
-    """Run the demo. Returns: the exit status; with `end`, 0 only if every event was sent, committed,
-    is visible and in a learned window, and none was clamped or a dead letter. Raises: DemoError.
+    """Run the demo. Returns: the exit status; with `end`, 0 only if every event was sent, committed
+    and learned, is visible, and none was clamped or a dead letter. Raises: DemoError.
 
     Args: name: of the stream. speed: event-time hours per second, or "max". end: print the table
         after the last window and end, else run until Ctrl-C. days: None for all. cold: freeze the
@@ -83,7 +83,7 @@ def play(
             )
         elif (data_dir / "journal").exists():
             raise DemoError(
-                f"{data_dir} holds a log already.", "name a new folder with --data-dir."
+                f"{data_dir} already has an event log.", "name a new folder with --data-dir."
             )
         data_dir.mkdir(parents=True, exist_ok=True)
         broker = find_broker(bootstrap_servers, data_dir / "kafka")
@@ -153,7 +153,7 @@ def _usable_port(port: int, console: Console) -> int:
                 probe.bind(("127.0.0.1", port))
                 return port
             except OSError:
-                console.print(f"Port {port} is taken, using a free one.")
+                console.print(f"Port {port} is in use; using a free one.")
     return free_port()
 
 
@@ -250,7 +250,7 @@ def _run(
 
             # Without --exit, the daemon runs until it ends by itself or Ctrl-C.
             if not end:
-                console.print("The stream is over; the daemon goes on answering. Ctrl-C ends it.")
+                console.print("All events are learned. The daemon keeps running; Ctrl-C ends it.")
                 with contextlib.suppress(KeyboardInterrupt):
                     daemon.wait()
                     return 1
@@ -308,7 +308,7 @@ def _check_settles(player: Player, data_dir: Path) -> None:
     finished = player.status.done.is_set()
     if finished and time.monotonic() - player.status.finished > SETTLE_SECONDS:
         raise DemoError(
-            f"{SETTLE_SECONDS:.0f} s after the last event not every window is learned.",
+            f"Not all windows are learned {SETTLE_SECONDS:.0f} s after the last event.",
             f"read {data_dir}/daemon.log.",
         )
 

@@ -160,7 +160,7 @@ class Player:
                 return value
             if time.monotonic() > deadline:
                 raise DemoError(
-                    f"After {PATIENCE_SECONDS:.0f} s it is still not so that {what}.",
+                    f"Timed out after {PATIENCE_SECONDS:.0f} s of waiting until {what}.",
                     "read daemon.log.",
                 )
             # Short, since the next window waits for this.

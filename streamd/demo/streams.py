@@ -137,7 +137,7 @@ STREAMS = {
         target_kind="page",
         edge_features=(),
         has_nodes=False,
-        remark="Live state is most of the gain here: users go on with the page they just edited.",
+        remark="Live state is most of the gain here: users often edit the same page again.",
     ),
     "taxi": DemoStream(
         name="taxi",
@@ -176,7 +176,7 @@ STREAMS = {
         edge_sets=posts.KINDS,
         window_seconds=6 * HOUR,
         remark="Three edge sets from three topics: answers, comments on questions, comments on "
-        "answers. What a user does in one tells of the others.",
+        "answers. A user's events in one predict the others.",
     ),
 }
 
