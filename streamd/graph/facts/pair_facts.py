@@ -249,8 +249,8 @@ class PairFacts:
             or (tensors[name].dtype, tensors[name].shape) != (kind, tuple(shape))
         }
         if missing:
-            names = ", ".join(sorted(missing))
-            raise ValueError(f"arrays are missing, or have another type or shape: {names}")
+            lacking = ", ".join(sorted(missing))
+            raise ValueError(f"arrays are missing, or have another type or shape: {lacking}")
 
         # All is read and checked: replace the state.
         edge = int(tensors["edge"][0])
