@@ -1,4 +1,4 @@
-"""The clock that streamd is given: the machine's own in production, one moved by hand in tests."""
+"""The clock interface: the machine's clock in production, a manual one in tests."""
 
 import datetime
 import time
@@ -11,7 +11,7 @@ from streamd.iso_times import iso_us
 
 
 class Clock(Protocol):
-    """What streamd asks of a clock."""
+    """The interface of a clock."""
 
     def now_us(self) -> int:
         """Wall time in microseconds since the epoch."""
@@ -37,7 +37,7 @@ class SystemClock:
 
 
 def parse_time_us(text: str, name: str) -> int:
-    """Parse an ISO 8601 time as microseconds since the epoch; it is UTC where it names no zone.
+    """Parse an ISO 8601 time as microseconds since the epoch; without a zone it is UTC.
 
     name: of the option or setting, for the error. Raises: SettingsError.
     """
@@ -50,16 +50,16 @@ def parse_time_us(text: str, name: str) -> int:
 
 
 def time_us(when: datetime.datetime) -> int:
-    """Convert a time to microseconds since the epoch; it is UTC where it has no zone."""
-    # A quotient of two differences is exact where a timestamp in float seconds is not.
+    """Convert a time to microseconds since the epoch; without a zone it is UTC."""
+    # Integer division of time differences is exact; `timestamp()` in float seconds is not.
     epoch = datetime.datetime.fromtimestamp(0, datetime.UTC)
     since = when.replace(tzinfo=when.tzinfo or datetime.UTC) - epoch
     return since // datetime.timedelta(microseconds=1)
 
 
 def utc(time_us: int) -> str:
-    """Write microseconds since the epoch as ISO 8601 in UTC, also beyond the year 9999, where
-    Python's own dates end."""
-    # numpy always writes six decimals; zeros at their end are left out.
+    """Format microseconds since the epoch as ISO 8601 in UTC, also after the year 9999, the last of
+    Python's `datetime`."""
+    # numpy always writes six decimals; remove trailing zeros.
     text = str(np.datetime64(time_us, "us"))
     return f"{text.rstrip('0').removesuffix('.')}Z"

@@ -1,38 +1,39 @@
-"""Every error streamd raises on purpose.
+"""All errors that streamd raises on purpose.
 
     StreamdError
     |-- SettingsError          a setting is unknown, of the wrong type, or contradicts another
     |-- DataDirectoryError     the data directory cannot be used as it is
     |   |-- LockedError        another process owns the directory
-    |   |-- JournalError       the journal is damaged before its last line, or of other settings
+    |   |-- JournalError       the journal is damaged before its last line, or has other settings
     |   |   `-- SchemaError    the settings declare other sets or features than the log has
     |   |-- CorruptionError    bytes that were committed differ from their checksum
     |   `-- DiskError          a write or sync failed: the disk is full or broken
     |-- TGUFError              a file is not a TGUF version 1 file this reader can trust
-    |-- TFGNNError             a schema, spec, record or table of TF-GNN is not what it must be
+    |-- TFGNNError             a schema, spec, record or table of TF-GNN is invalid
     |   `-- TFRecordError      a TFRecord file is truncated or damaged
-    |-- CapacityError          a segment has no room for the rows (the caller rolls to a new one)
-    |-- OffloadedError         a query of the graph needs events that were taken out of memory
+    |-- CapacityError          rows do not fit into a segment, or nodes or events into the graph
+    |-- OffloadedError         a query of the graph needs events that are no longer in memory
     |-- KafkaError             the broker cannot be used as configured
-    |   |-- DataLossError      Kafka no longer has what the log expects to read next
+    |   |-- DataLossError      Kafka no longer has the records that the log needs next
     |   `-- SilentBrokerError  no broker answers
-    |-- ChangelogError         the changelog, or what it holds, cannot be used as it is
-    |   |-- FencedError        another process leads: this one publishes nothing more
-    |   `-- DivergedError      this directory shows another commit than the changelog has
-    |-- ModelsTopicError       a record of the models topic is not what it must be
+    |-- ChangelogError         the changelog, or a record in it, cannot be used as it is
+    |   |-- FencedError        another process leads: this one may not publish commits
+    |   `-- DivergedError      a published commit of this directory differs from the changelog
+    |-- ModelsTopicError       a record of the models topic is invalid
     |-- SchemaRegistryError    records cannot be decoded while the schema registry does not answer
-    |-- BadEvent               one event does not fit and becomes a dead letter; others go on
-    |-- StoreError             a store does not answer, or holds something else than it should
-    |   `-- ManifestError      the bytes of a manifest are not those that were written
-    |-- VersionError           a model version is unknown, half written, or does not fit the log
-    |   `-- NewerSchemaError   it knows sets or features that the log got since it was opened
-    |-- DeviceError            the device asked for cannot be used
-    |   `-- DeviceMemoryError  it has no memory left
-    |-- RanksError             the ranks that learn together lost one of them, or differ
+    |-- BadEvent               one event is invalid and becomes a dead letter
+    |-- StoreError             a store does not answer, or an object in it is wrong
+    |   `-- ManifestError      the bytes of a manifest are damaged
+    |-- VersionError           a model version is unknown, incomplete, or does not fit the log
+    |   `-- NewerSchemaError   it has sets or features that the log got after it was opened
+    |-- DeviceError            the requested device cannot be used
+    |   `-- DeviceMemoryError  it has too little free memory
+    |-- RanksError             a rank of the trainer has ended, or the ranks differ
     |-- TrackingError          MLflow's client is missing, or its server or folder fails
-    `-- DemoError              the demo did not reach its end as promised
+    `-- DemoError              the demo cannot start, or fails before its end
 
-Each message says what, where, and after "Operator action:" what to do. `docs/errors.md` lists them.
+A message names the problem and its file or setting, then the remedy after "Operator action:".
+`docs/errors.md` lists the errors.
 """
 
 
@@ -62,8 +63,8 @@ class LockedError(DataDirectoryError):
 
 
 class JournalError(DataDirectoryError):
-    """When the journal is damaged before its last line or belongs to other settings. The operator
-    restores or renames."""
+    """When the journal is damaged before its last line, or belongs to other settings. The operator
+    restores the journal, or renames the directory."""
 
 
 class SchemaError(JournalError):
@@ -77,8 +78,8 @@ class CorruptionError(DataDirectoryError):
 
 
 class DiskError(DataDirectoryError):
-    """When a write or sync of the log, or of what a role keeps, failed. The operator frees space;
-    the role starts again by itself."""
+    """When a write or sync of the log, or of a role's own files, failed. The operator frees space;
+    the role restarts by itself."""
 
 
 class TGUFError(StreamdError):
@@ -86,22 +87,23 @@ class TGUFError(StreamdError):
 
 
 class TFGNNError(StreamdError):
-    """When a schema, sampling spec, record or table of TF-GNN is not what it must be. The operator
-    corrects what the message names."""
+    """When a schema, sampling spec, record or table of TF-GNN is invalid. The operator corrects the
+    field or file in the message."""
 
 
 class TFRecordError(TFGNNError):
-    """When a TFRecord file is truncated or damaged. What comes before the byte it names was
-    delivered. The operator writes or copies the file again."""
+    """When a TFRecord file is truncated or damaged. Records before the byte in the message were
+    read. The operator writes or copies the file again."""
 
 
 class CapacityError(StreamdError):
-    """When rows do not fit into what is left of a file. The writer rolls over to a new segment."""
+    """When rows do not fit into the rest of a segment: the writer rolls over to a new one. Also
+    when nodes or events exceed the capacity of the graph: the operator follows the message."""
 
 
 class OffloadedError(StreamdError):
-    """When a query of the graph needs events that were offloaded and nothing reads them back. The
-    caller gives the graph a log to read from, or asks for less of the past."""
+    """When a query of the graph needs offloaded events and the graph has no `read_back`. The caller
+    creates it with one, or samples newer events only."""
 
 
 class KafkaError(StreamdError):
@@ -110,47 +112,47 @@ class KafkaError(StreamdError):
 
 
 class DataLossError(KafkaError):
-    """When Kafka lost what the log needs next. The operator decides whether to start a new log or
-    restore the topic."""
+    """When Kafka has lost the records that the log needs next. The operator starts a new log or
+    restores the topic."""
 
 
 class SilentBrokerError(KafkaError):
-    """When no broker answers, in time or at all. Ingest goes on trying; the operator brings the
-    broker back, or mends its address."""
+    """When no broker answers in time. Ingest keeps trying; the operator starts the broker or
+    corrects its address."""
 
 
 class ModelsTopicError(StreamdError):
-    """When a record of the models topic is too large, damaged, or says what cannot be. It is passed
-    over; the operator looks at who writes to that topic."""
+    """When a record of the models topic is too large, damaged or impossible. It is skipped; the
+    operator finds out which process wrote it."""
 
 
 class ChangelogError(StreamdError):
-    """When the changelog, by which other machines follow, cannot be used as it is, or a record in
-    it is damaged. The operator follows the message."""
+    """When the changelog cannot be used as it is, or a record in it is damaged. The operator
+    follows the message."""
 
 
 class FencedError(ChangelogError):
-    """When another process leads, in a higher term or by an earlier claim. Nothing is wrong where
-    it was to lead; else the operator makes one of the two a replica."""
+    """When another process leads, in a higher term or by an earlier claim. This is expected after a
+    failover; else the operator makes one of the two a replica."""
 
 
 class DivergedError(ChangelogError):
-    """When this directory has shown readers another commit than the changelog has under its number,
-    or the changelog lost records that were read here. The operator keeps the directory aside and
-    starts with an empty one."""
+    """When a commit that this directory has published differs from the changelog's commit of the
+    same number, or the changelog has lost records that were read here. The operator moves the
+    directory away and starts with an empty one."""
 
 
 class SchemaRegistryError(StreamdError):
-    """When the schema registry does not answer, so that records cannot be decoded now. Ingest waits
-    and reads them again; the operator checks the registry's address and credentials."""
+    """When records cannot be decoded because the schema registry does not answer. Ingest waits and
+    reads them again; the operator checks the registry's address and credentials."""
 
 
 class BadEvent(StreamdError):
-    """When one event does not fit the stream; it becomes a dead letter with this reason. The
-    producer is corrected.
+    """When an event is invalid; it becomes a dead letter with this reason. The operator has the
+    producer corrected.
 
-    reason: one of `streamd.ingest.dead_letters.sinks.REASONS`, a bounded set that metrics may use
-    as a label.
+    reason: one of `streamd.ingest.dead_letters.sinks.REASONS`, a bounded set, which metrics use as
+    a label.
     """
 
     def __init__(self, reason: str, message: str) -> None:
@@ -159,45 +161,45 @@ class BadEvent(StreamdError):
 
 
 class StoreError(StreamdError):
-    """When a store does not answer in time, or an object in it is not what its manifest says. The
+    """When a store does not answer in time, or an object in it differs from its manifest. The
     operator checks URL, credentials and network, or takes another manifest."""
 
 
 class ManifestError(StoreError):
-    """When the bytes of a manifest are not those that were written. An older one may be whole: what
-    takes the newest takes that; the operator backs up again."""
+    """When the bytes of a manifest are damaged. Readers of the newest manifest use an older one
+    that is intact; the operator makes a new backup."""
 
 
 class VersionError(StreamdError):
-    """When a model version is unknown, half written or does not fit. The operator picks one of
-    `streamd models list`."""
+    """When a model version is unknown, incomplete, or does not fit the log. The operator picks one
+    of `streamd models list`."""
 
 
 class NewerSchemaError(VersionError):
-    """When a version knows sets or features that the log got since it was opened. Whoever reads the
-    log opens it again."""
+    """When a version has sets or features that were added to the log after it was opened. The
+    reader of the log opens it again."""
 
 
 class DeviceError(StreamdError):
-    """When the device asked for is absent or unsupported. The operator sets `device: cpu` or
-    installs what is missing."""
+    """When the requested device is absent or unsupported. The operator sets `device: cpu`, or
+    installs the missing package or driver."""
 
 
 class DeviceMemoryError(DeviceError):
-    """When the GPU lacks memory for what must be on it. The operator moves something off it; the
-    role starts again."""
+    """When the GPU has too little free memory. The operator frees memory on it; the role
+    restarts."""
 
 
 class RanksError(StreamdError):
-    """When a rank that learns with others is gone, does not answer in time, or holds something else
-    than they do. All ranks end, and are started again."""
+    """When a rank of the trainer has ended, does not answer in time, or has other data than the
+    other ranks. All ranks end and are restarted."""
 
 
 class TrackingError(StreamdError):
     """When MLflow's client is not installed, or its server or folder fails. The operator installs
-    it, or checks `mlflow.tracking_uri`; learning does not wait for it."""
+    it, or checks `mlflow.tracking_uri`; training continues meanwhile."""
 
 
 class DemoError(StreamdError):
-    """When the demo cannot start or did not reach its end as promised. The operator reads the log
-    it names."""
+    """When the demo cannot start, or fails before its end. The operator reads the log file in the
+    message."""

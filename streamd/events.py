@@ -1,4 +1,4 @@
-"""The types of what travels from Kafka to the log: events as columns, deletes, and positions in
+"""Types of the data between Kafka and the log: events in columns, deletes, and positions in
 Kafka."""
 
 from dataclasses import dataclass, field
@@ -17,26 +17,27 @@ Bools = NDArray[np.bool_]
 
 
 class SetKey(NamedTuple):
-    """The key of a node of another node set than the first: the set's number, and the key."""
+    """Key of a node that is not in the first node set: number of its node set, and its key
+    there."""
 
     node_set: int
     key: str | int
 
 
 Key = str | int | SetKey
-"""External key of a node. Keys are unique within a node set; those of the first stand as they
-are."""
+"""External key of a node. Keys are unique within a node set; those of the first node set have no
+`SetKey`."""
 
 
 def split_key(key: Key) -> tuple[int, str | int]:
-    """The number of a key's node set, and the key within it."""
+    """The number of a key's node set, and the key in that set."""
     return key if isinstance(key, SetKey) else (0, key)
 
 
 MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 """Microseconds in each unit of `stream.time_unit`."""
 MAX_TIME_US = 2**62
-"""Later times are refused, so that sums of two times stay inside int64."""
+"""Later times are refused, so that the sum of two times does not overflow int64."""
 
 # The kinds of events.
 EDGE = 0
@@ -45,7 +46,7 @@ LABEL = 2
 DELETE = 3
 
 EDGE_SETS = (DEFAULT_SET,)
-"""Names of the edge sets of a log that declares none."""
+"""Names of the edge sets of a log without declared ones."""
 DELETION = np.dtype(
     [
         ("seq", "<i8"),
@@ -57,21 +58,21 @@ DELETION = np.dtype(
         ("time", "<i8"),
     ]
 )
-"""Row of a delete: the commit, the row in it, the number of an edge set, and the number of edges in
-the log before it. It deletes the edges of that set with these node ids and this event time in
-microseconds, or the node `src` where `dst` is -1. Logs of one edge set have had 0 there always, as
-the upper half of `row`."""
+"""Row of a delete: the commit, the row in the commit, the number of an edge set, and the number of
+events in the log before the delete. It deletes the events of that set with these node ids and this
+event time in microseconds, or if `dst` is -1 the node `src`. `edge_set` was the upper half of an
+int64 `row` in older releases, so logs of one edge set have always had 0 there."""
 
 
 class NodeDeletes(NamedTuple):
-    """D deleted nodes in log order: int64[D] node ids, and int64[D] the number of edges in the log
-    before each delete."""
+    """D deleted nodes in log order. node: int64[D] ids. edge: int64[D], the number of events in the
+    log before each delete."""
 
     node: Int64
     edge: Int64
 
     def until(self, edge: int) -> "NodeDeletes":
-        """The deletes that lie before the event with this id."""
+        """The deletes before the event with id `edge`."""
         # Deletes are in log order, so their positions ascend.
         end = int(np.searchsorted(self.edge, edge, side="right"))
         return NodeDeletes(self.node[:end], self.edge[:end])
@@ -85,7 +86,8 @@ Place = tuple[int, int]
 
 
 class Run(NamedTuple):
-    """Consecutive events of a partition: the places of the first and the last, both included."""
+    """Consecutive events of a partition: the positions of the first and the last, both
+    inclusive."""
 
     first: Place
     last: Place
@@ -93,12 +95,12 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Position:
-    """Where to read on in one partition: at event `index` of the record at `offset`, without the
-    events that were appended ahead of it.
+    """The next event to read of a partition: event `index` of the record at `offset`. Events in
+    `ahead` are skipped.
 
-    ahead: runs after the position that are in the log already, in ascending order. epoch: the
-    partition's leader epoch when it was read up to here, from which Kafka detects whether it lost
-    records that were read (KIP-320); -1 if unknown.
+    ahead: runs after the position that are in the log already, ascending. epoch: the partition's
+    leader epoch at the position, by which the client detects a truncation of records that were read
+    (KIP-320); -1 if unknown.
     """
 
     offset: int
@@ -108,8 +110,8 @@ class Position:
 
 
 class Gap(NamedTuple):
-    """Offsets [first, end) that Kafka no longer had; end is -1 where the partition's log was
-    replaced by another one."""
+    """Offsets [first, end) that Kafka no longer has; end is -1 if the partition's log was replaced
+    by another one."""
 
     topic: str
     partition: int
@@ -119,9 +121,10 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True)
 class Progress:
-    """How far Kafka was read: topic -> partition -> Position.
+    """The positions in Kafka up to which events are in the log: topic -> partition -> Position.
 
-    cluster_id and topic_ids tell whether it is still the same Kafka.
+    cluster_id, topic_ids: of the Kafka that was read, to detect another cluster or a topic that was
+    created again.
     """
 
     cluster_id: str = ""
@@ -136,13 +139,13 @@ class EventBatch:
     Shapes: E edges, L labels, F feature rows, K new keys, X deletes.
 
     src_E, dst_E, time_E: int64, time in microseconds and sorted. msg_ED: float32 rows of edge
-    features, which say the edge set (`Schema`). label_*: int64[L], float32[L, dim]. node_F: int64,
-    node_row_F: int64 row of each feature update among all rows of the commit, node_edge_F: int64
-    number of edges of this commit before it, node_values: float32[F, dim]. new_keys: keys first
-    seen here, in id order (None for a node that never has one). late_*: edges that got the
-    watermark as their time (index among this commit's edges) with the time they came with.
-    deletions_X: `DELETION` rows, `seq` still 0 and `edge` counted within the commit, as in
-    node_edge_F. num_late_labels: labels that got the watermark as their time.
+    features, with a one-hot of the edge set (`Schema`). label_*: int64[L], float32[L, dim]. node_F:
+    int64, node_row_F: int64 index of each feature update among all rows of the commit, node_edge_F:
+    int64 number of events of this commit before it, node_values_F: float32[F, dim]. new_keys: keys
+    of new nodes, in order of their ids (None for a node without a key). late_edge, late_time: index
+    in this commit and original time of the events whose time was set to the watermark. deletions_X:
+    `DELETION` rows, with `seq` 0 and `edge` counted within the commit, as in node_edge_F.
+    num_late_labels: labels whose time was set to the watermark.
     """
 
     src_E: Int64
@@ -172,8 +175,8 @@ class EventBatch:
 
 
 def empty_batch(schema: Schema) -> EventBatch:
-    """Make a batch without rows, for commits that only move positions or the watermark."""
-    # One array can serve as all columns, since it has no rows that could change.
+    """A batch without rows, for commits that only advance positions or the watermark."""
+    # All columns can share one array, since it has no rows.
     none = np.zeros(0, np.int64)
     return EventBatch(
         src_E=none,

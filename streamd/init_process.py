@@ -1,5 +1,4 @@
-"""The first process of a container, which Linux makes the parent of every process that lost its
-own."""
+"""Process 1 of a container (init): forwards signals, and reaps orphans, whose parent it becomes."""
 
 import os
 import signal
@@ -13,19 +12,19 @@ PASSED_ON = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
-"""Signals that the first process sends on to its child."""
+"""Signals that process 1 forwards to its child."""
 
 
 def leave_init() -> None:
-    """Continue in a child, if this is process 1 of its container; process 1 then passes signals on,
-    reaps orphans, and ends as the child does. In any other process do nothing."""
+    """If this is process 1 of its container, continue in a child process. Process 1 then forwards
+    signals, reaps orphans, and exits with the child's status. In any other process do nothing."""
     if os.getpid() != 1:
         return
-    # Linux drops a signal to process 1 for which that has no handler yet: hold signals until then.
+    # Linux drops signals to process 1 that have no handler: block them until there is one.
     signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
     if child := os.fork():
         _reap_until_end_of(child)
-    # A terminal sends its signals to a group of processes: the child gets each one once.
+    # A terminal signals a whole process group: in its own group, the child gets each signal once.
     os.setpgid(0, 0)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
 
@@ -37,6 +36,6 @@ def _reap_until_end_of(child: int) -> NoReturn:
     while True:
         pid, status = os.wait()
         if pid == child:
-            # As a shell reports it: 128 and the number of the signal that ended the child.
+            # As in a shell: 128 plus the number of the signal that ended the child.
             code = os.waitstatus_to_exitcode(status)
             os._exit(code if code >= 0 else 128 - code)

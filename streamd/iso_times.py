@@ -1,4 +1,4 @@
-"""The one reader of times as text: RFC 3339, and ISO 8601 with a whole date."""
+"""The parser of times in text, used everywhere: RFC 3339, and ISO 8601 with a complete date."""
 
 import datetime
 import re
@@ -12,14 +12,15 @@ USUAL_TIME = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:[.,][0-9]+)?"
     r"(?:Z|[+-](?:[01][0-9]|2[0-3])(?::?[0-5][0-9])?)?"
 )
-"""Forms that Python's own reader, which is quicker, reads alike."""
+"""Formats that Python's own parser, which is faster, parses with the same result."""
 DIGITS = re.compile(r"[0-9]{12}(?:[0-9]{2})?|(?:19[7-9][0-9]|20[0-9]{2})[0-9]{6}")
-"""A day and its hour, minute and second, of which the later ones may be absent. Ten digits of other
-years are rather seconds since 1970."""
+"""Year, month, day and hour in digits, then minute and second, which may be absent. Ten digits are
+of the years 1970 to 2099 only: other numbers are more likely seconds since 1970."""
 ISO_TIME = re.compile(
-    # A day, or a day of a week, each with or without marks.
+    # A calendar or week date, with or without hyphens.
     r"(?P<day>[0-9]{4}(?:-[0-9]{2}-[0-9]{2}|[0-9]{4}|-W[0-9]{2}-[0-9]|W[0-9]{3}))"
-    # A date may have an offset too, as in XML; hours alone would look like a part of the date.
+    # A date may have an offset too, as in XML, with minutes: hours alone would look like a part of
+    # the date.
     r"(?:(?P<date_zone>[Zz]|[+-][0-9]{2}:?[0-9]{2})"
     r"|[Tt ](?P<hour>[0-9]{2})"
     r"(?::(?P<minute>[0-9]{2})(?::(?P<second>[0-9]{2})(?:[.,](?P<fraction>[0-9]+))?)?"
@@ -32,9 +33,9 @@ def iso_us(text: str) -> int:
     """Microseconds since 1970 of RFC 3339 or ISO 8601 text, negative before 1970.
 
     A time without a zone is UTC, a date is its midnight, and digits below a microsecond are cut.
-    24:00 is the midnight after the day. 10, 12 or 14 digits are a day and its time. A leap second,
-    60, is the next minute's first second, as in POSIX, in any minute, since offsets and smeared
-    clocks move it. Raises: ValueError for other text.
+    24:00 is the midnight after the day. 10, 12 or 14 digits are a date and its time. A leap second,
+    60, is the first second of the next minute, as in POSIX; it is accepted in any minute, since
+    offsets and smeared clocks move it. Raises: ValueError for other text.
     """
     if USUAL_TIME.fullmatch(text):
         try:
@@ -43,7 +44,7 @@ def iso_us(text: str) -> int:
             pass  # 24:00, a leap second, or no time at all
         else:
             return (when - (EPOCH if when.tzinfo else LOCAL_EPOCH)) // MICROSECOND
-    # ISO 8601 lets parties agree to leave out the T.
+    # ISO 8601 allows leaving out the T by agreement.
     found = ISO_TIME.fullmatch(f"{text[:8]}T{text[8:]}" if DIGITS.fullmatch(text) else text)
     if found is None:
         raise ValueError("is not RFC 3339 or ISO 8601")
@@ -64,7 +65,7 @@ def iso_us(text: str) -> int:
 
 
 def _offset_seconds(zone: str | None) -> int:
-    """Seconds by which a zone's clock is ahead of UTC. Raises: ValueError."""
+    """Offset of a zone from UTC in seconds, above 0 in the east. Raises: ValueError."""
     if zone is None or zone in "Zz":
         return 0
     hours, minutes = int(zone[1:3]), int(zone[3:].lstrip(":") or 0)

@@ -1,5 +1,5 @@
-"""A process of streamd, its parent and its place among ranks, and its settings in the system: its
-end, its open files, the memory it keeps, how often garbage is collected."""
+"""A process and its system settings: its rank, its end with its parent, open files, CPUs, freed
+memory, and garbage collection."""
 
 import contextlib
 import ctypes
@@ -19,24 +19,25 @@ from streamd.errors import SettingsError
 
 logger = structlog.get_logger()
 PYTHON = (sys.executable, "-P")
-"""Command of Python for children: without the current directory on its path, where a `json.py` may
-lie."""
+"""Command of Python for child processes: without the current directory on its path, which may have
+a `json.py`."""
 PR_SET_PDEATHSIG = 1
 """Number of the option in Linux's `prctl.h`."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Numbers of the parameters in glibc's `malloc.h`."""
 KEPT_BYTES = 1 << 30
-"""Freed memory that a process that learns keeps, and least size of an array that goes back alone:
-the inputs of a chunk of 4,000 events of 172 features are a third of it."""
+"""Freed memory that the allocator keeps, and smallest array that it returns to the system by
+itself. The inputs of a chunk of 4,000 events of 172 features are a third of it."""
 SUPERVISED_BY = "SUPERVISED_BY"
-"""Variable in the environment of a role or rank that holds the process id of what started it."""
+"""Environment variable of a role or rank with the process id of its supervisor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of this process among those that torchrun started.
+    """The rank of this process among the processes of torchrun.
 
-    rank: from 0 to size - 1. size: processes in all. local_rank: from 0, on this machine.
+    rank: 0 to size - 1. size: number of processes on all machines. local_rank: from 0, on this
+    machine.
     """
 
     rank: int
@@ -45,9 +46,9 @@ class Place:
 
 
 def place_of(environ: Mapping[str, str]) -> Place | None:
-    """The place that torchrun's variables name, None where torchrun did not start this process.
+    """The rank in torchrun's variables, None if torchrun did not start this process.
 
-    Raises: SettingsError where there are some of them only, or they are no numbers.
+    Raises: SettingsError if WORLD_SIZE is set, and one of the variables is missing or no number.
     """
     if "WORLD_SIZE" not in environ:
         return None
@@ -62,11 +63,11 @@ def place_of(environ: Mapping[str, str]) -> Place | None:
 
 
 def keep_freed_memory(environ: Mapping[str, str]) -> bool:
-    """Let the allocator keep the memory of freed large arrays, up to KEPT_BYTES. Without this each
-    goes back to the system, which zeroes the pages of the next one.
+    """Let the allocator keep the memory of freed large arrays, up to KEPT_BYTES. Else each array's
+    memory returns to the system, which zeroes the pages of the next array.
 
-    Returns: whether it does. Variables of the allocator in the environment go first, and other
-    libraries than glibc are left as they are.
+    Returns: whether it does. It is left alone if the environment has variables of the allocator, or
+    if the C library is not glibc.
     """
     if any(name.startswith("MALLOC_") for name in environ) or "GLIBC_TUNABLES" in environ:
         return False
@@ -78,14 +79,14 @@ def keep_freed_memory(environ: Mapping[str, str]) -> bool:
 
 
 def end_with_parent(number: int = signal.SIGTERM) -> None:
-    """Ask Linux to send this process a signal when its parent ends, however that ends; children
-    call it at their start."""
+    """Have Linux send this process a signal when its parent ends in any way. A child calls it at
+    its start."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
 def end_with_supervisor(number: int = signal.SIGTERM) -> None:
-    """End this process, by a signal, with the supervisor that started it, even if that was killed
-    while this process started. A process of a shell or service manager outlives it."""
+    """End this process, by a signal, when its supervisor ends, even if the supervisor is killed
+    while this process starts. A process that a shell or service manager started is left alone."""
     if SUPERVISED_BY not in os.environ:
         return
     end_with_parent(number)
@@ -95,17 +96,17 @@ def end_with_supervisor(number: int = signal.SIGTERM) -> None:
 
 
 def gone_supervisor() -> int | None:
-    """The process id of the supervisor that started this process, if that has ended; None if it
-    runs, or if there was none."""
+    """The process id of this process's supervisor, if that has ended; None if it is running, or if
+    there was none."""
     started_by = os.environ.get(SUPERVISED_BY)
     return None if started_by in (None, str(os.getppid())) else int(started_by)
 
 
 @contextlib.contextmanager
 def ended_by_signals(stop: threading.Event) -> Iterator[None]:
-    """Let a signal end this process meanwhile: a rank that waits for others has nothing to put in
-    order yet, and sees no signal until they come. stop: set by a signal that came before, which
-    ends the process too."""
+    """Let SIGTERM and SIGINT end this process at once, while a rank waits for the others: it has
+    nothing to clean up yet, and would handle no signal until they have come. stop: set by an
+    earlier signal, which ends the process too."""
     handlers = {n: signal.signal(n, signal.SIG_DFL) for n in (signal.SIGTERM, signal.SIGINT)}
     try:
         if stop.is_set():
@@ -118,22 +119,22 @@ def ended_by_signals(stop: threading.Event) -> Iterator[None]:
 
 def raise_file_limit() -> None:
     """Raise this process's limit of open files to the hard limit: each connection and each segment
-    of the log takes one."""
-    # A process may go up to its hard limit without rights.
+    of the log needs one."""
+    # Up to its hard limit a process needs no privileges.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def file_limit() -> int:
-    """The number of files that this process may have open."""
+    """The limit of open files of this process."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    # A number takes the place of "no limit", so that callers can subtract from it.
+    # A number for "no limit", so that callers can subtract from it.
     return 2**31 if limit == resource.RLIM_INFINITY else limit
 
 
 def num_cpus(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """The CPUs that this process may use: those of its affinity, and no more than its container's
-    quota, rounded up. quota: file of the control group, version 2."""
+    """Number of CPUs that this process may use: that of its affinity mask, but at most its
+    container's quota, rounded up. quota: file of the control group, version 2."""
     cpus = len(os.sched_getaffinity(0))
     try:
         most, period = quota.read_text().split()
@@ -143,11 +144,11 @@ def num_cpus(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
 
 
 def collect_garbage_rarely() -> None:
-    """Make Python search for reference cycles seldom, which makes ingest of single events a fifth
-    faster.
+    """Make Python search for reference cycles less often, so that ingest of single events is a
+    fifth faster.
 
-    Thousands of records a second hold no cycles, and each search visits all of them.
+    Thousands of records per second have no cycles, and each search visits all of them.
     """
-    # Modules are frozen out of every search; 100,000 new objects start one, not 700.
+    # Exclude loaded modules from searches; search after 100,000 new objects, not 700.
     gc.freeze()
     gc.set_threshold(100_000, 10, 10)

@@ -1,5 +1,5 @@
-"""Names of roles and the folder `DATA/roles/<name>/` in which each keeps its own files, so that two
-servers may share a data directory."""
+"""Names of roles, and the folder `DATA/roles/<name>/` with the files of each, so that two servers
+may share a data directory."""
 
 import contextlib
 import re
@@ -9,26 +9,26 @@ from streamd.errors import SettingsError
 from streamd.storage import DISK
 
 ROLES = ("ingest", "train", "serve")
-"""The roles of a machine that is alone, or that leads."""
+"""The roles of a single machine, or of a leader."""
 ARCHIVE = "archive"
-"""The role of a leader that keeps the store for other machines."""
+"""The role of a leader that uploads its files to the store for other machines."""
 FOLLOW = "follow"
-"""The role that writes the log where another machine leads."""
+"""The role of a replica that writes the log from the leader's changelog."""
 SCORE = "score"
-"""The role that scores each event into a topic."""
+"""The role that writes a score of each event to a topic."""
 ALL_ROLES = (*ROLES, ARCHIVE, FOLLOW, SCORE)
 REPLICA_ROLES = (FOLLOW, "serve")
 BACKUP = "backup"
-"""Folder of `streamd backup`, which is no role."""
+"""Name of the folder of `streamd backup`, which is no role."""
 HANDOVER = "handover"
-"""Folder of the hold for the trainer's newest stored checkpoint, which is no role."""
+"""Name of the folder with the hold for the trainer's newest stored checkpoint, which is no role."""
 WORKER = "serve-worker-"
-"""How the names of all but the first of several `server.workers` begin."""
+"""Prefix of the names of all but the first of several `server.workers`."""
 RANK = "train-rank-"
-"""How the names of all but the first of several ranks of the trainer begin."""
+"""Prefix of the names of all but the first of the trainer's ranks."""
 COMPACT = "compact"
-"""Name under which housekeeping writes its heartbeat, whichever process does it."""
-# What lies in the folder of a role.
+"""Name of the heartbeat of housekeeping, in whichever process it runs."""
+# Files in the folder of a role.
 FOLDER = "roles"
 HOLD = "hold"
 FACTS = "facts"
@@ -37,17 +37,17 @@ OLD_MEMORY = "memory.safetensors"
 HEARTBEAT = "heartbeat.json"
 LOCK = "lock"
 ENDS = "ends.json"
-"""Of the follower: what Kafka has that the log here lacks."""
+"""File of the follower: the partitions with records in Kafka that the log here lacks."""
 OLD_HOLDS = "holds"
 OLD_HEARTBEATS = "run"
-"""Folders of older releases, in which each role had a file."""
+"""Folders of older releases, with a file for each role."""
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
-"""Names that are safe as a folder's and as a label of metrics."""
+"""Names that are safe as folders and as metric labels."""
 
 
 def roles_of(name: str, store: str, member: str, score_topic: str = "") -> tuple[str, ...]:
-    """The roles that `streamd run` starts, by the settings `log.name`, `log.store`, `log.member`
-    and `server.score_topic`; a standby has those of a leader."""
+    """The roles of `streamd run` for the settings `log.name`, `log.store`, `log.member` and
+    `server.score_topic`; a standby has the roles of a leader."""
     if member == "replica":
         return REPLICA_ROLES
     archive = (ARCHIVE,) if name and store else ()
@@ -56,12 +56,12 @@ def roles_of(name: str, store: str, member: str, score_topic: str = "") -> tuple
 
 
 def server_names(workers: int) -> tuple[str, ...]:
-    """Names of the servers that share one port, in order; the first is called as the role."""
+    """Names of the servers that share one port, in order; the first has the role's name."""
     return ("serve", *(f"{WORKER}{number}" for number in range(1, workers)))
 
 
 def rank_names(num_ranks: int) -> tuple[str, ...]:
-    """Names of the trainer's ranks, in order; the first is called as the role."""
+    """Names of the trainer's ranks, in order; the first has the role's name."""
     return ("train", *(f"{RANK}{number}" for number in range(1, num_ranks)))
 
 
@@ -71,8 +71,8 @@ def folder_of(data_dir: Path, name: str) -> Path:
 
 
 def make_folder(data_dir: Path, name: str) -> Path:
-    """Make the folder of a role's files durably, where it does not exist. Returns: its path."""
-    # Folders that a crash could lose would take the hold with them.
+    """Create the folder of a role's files durably, if it does not exist. Returns: its path."""
+    # Without the syncs, a crash could lose the folder and the hold in it.
     folder = folder_of(data_dir, name)
     if not folder.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
@@ -82,14 +82,14 @@ def make_folder(data_dir: Path, name: str) -> Path:
 
 
 def names_in(data_dir: Path) -> list[str]:
-    """Names of all roles that ever wrote in a data directory, sorted, without other folders."""
+    """Names of all roles that have a folder in a data directory, sorted."""
     return sorted(
         p.name for p in (data_dir / FOLDER).glob("*") if NAME.fullmatch(p.name) and p.is_dir()
     )
 
 
 def check_name(role: str, name: str) -> None:
-    """Check that a process of a role may have a name. Raises: SettingsError where it may not."""
+    """Check the name of a process of a role. Raises: SettingsError."""
     if role != "serve":
         raise SettingsError(
             f"The {role} role takes no --name: a directory has one of it.", "leave --name out."
@@ -107,17 +107,19 @@ def check_name(role: str, name: str) -> None:
 
 
 def take_over(data_dir: Path, name: str) -> None:
-    """Move the files that an older release left in other folders into the role's own; the role
-    calls it at its start.
+    """Move the role's files from the folders of an older release, in this order; the role calls it
+    at its start:
 
-    A kill leaves each file in one of the two folders. The hold goes last: until then the one in the
-    old folder, which every reader of holds knows too, keeps the events that the moved files need.
+    1. Move the facts, and delete the old file of memory.
+    2. Move the hold. Until then the old hold, which all readers of holds read too, keeps the events
+    that the moved files need. In another order a kill would let retention drop them.
+    3. Delete old heartbeats and empty folders.
     """
-    # Older releases had no names but the roles' own.
+    # Older releases had no other names.
     if name not in ROLES:
         return
 
-    # Facts first, then the hold. The one file of a server's memory is made again.
+    # 1. The old, single file of a server's memory is not moved: the server computes it again.
     for path in sorted((data_dir / name / FACTS).glob("*.safetensors")):
         new = make_folder(data_dir, name) / path.relative_to(data_dir / name)
         new.parent.mkdir(exist_ok=True)
@@ -127,7 +129,7 @@ def take_over(data_dir: Path, name: str) -> None:
     if (old_hold := data_dir / OLD_HOLDS / name).exists():
         _move(old_hold, make_folder(data_dir, name) / HOLD)
 
-    # A role writes its heartbeat again at once; folders go where nothing else is in them.
+    # 3. A role soon writes its next heartbeat; folders with other files stay.
     for beat in (name, COMPACT):
         (data_dir / OLD_HEARTBEATS / f"{beat}.json").unlink(missing_ok=True)
     for folder in (data_dir / name / FACTS, data_dir / name, data_dir / OLD_HEARTBEATS):
@@ -136,7 +138,7 @@ def take_over(data_dir: Path, name: str) -> None:
 
 
 def _move(old: Path, new: Path) -> None:
-    """Rename a file durably, between folders of one volume."""
+    """Move a file durably, between folders of one volume."""
     DISK.replace(old, new)
     for folder in (new.parent, new.parent.parent, old.parent):
         DISK.sync_folder(folder)

@@ -1,5 +1,5 @@
-"""What the events of a log hold: the declared sets of nodes and edges, and how their features lie
-in rows."""
+"""The schema of a log: the declared node sets and edge sets, and the layout of their features in
+rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,8 +14,8 @@ DEFAULT_SET = "default"
 
 @dataclass(frozen=True)
 class Feature:
-    """A declared feature of a set. width: numbers it takes in a row. declared: its declaration in
-    the settings, as JSON."""
+    """A declared feature of a set. width: its number of columns in a row. declared: its declaration
+    in the settings, as JSON."""
 
     name: str
     width: int
@@ -24,8 +24,8 @@ class Feature:
 
 @dataclass(frozen=True)
 class NodeSet:
-    """A declared kind of nodes. feature_dim: width of its features. features: these by name, in
-    order; none where the width alone is known."""
+    """A declared node set. feature_dim: number of columns of its features. features: in order;
+    empty if only their width is known."""
 
     name: str
     feature_dim: int = 0
@@ -34,8 +34,8 @@ class NodeSet:
 
 @dataclass(frozen=True)
 class EdgeSet:
-    """A declared kind of edges. source, target: names of the node sets of its ends. feature_dim,
-    features: as of `NodeSet`."""
+    """A declared edge set. source, target: names of the node sets of its endpoints. feature_dim,
+    features: as in `NodeSet`."""
 
     name: str
     source: str = DEFAULT_SET
@@ -46,15 +46,14 @@ class EdgeSet:
 
 @dataclass(frozen=True)
 class Schema:
-    """What the events of a log hold: widths of rows of features and labels, and the declared sets.
+    """The schema of a log: widths of rows of features and labels, and the declared sets.
 
-    node_sets, edge_sets: empty where there is only the set `default`. A set's number is its place.
-    edge_features, node_features: the features of `default`, where they are declared by name.
+    node_sets, edge_sets: empty if there is only the set `default`. A set's number is its index.
+    edge_features, node_features: the features of `default`, if they are declared by name.
 
-    With several edge sets, a row of edge features says of which set it is, and has a place for the
-    features of each: one-hot of the set, then the features of all sets, of which those of other
-    sets are 0. So is a row of node features. A linear map of such rows is one map per set with a
-    bias of its own.
+    With several edge sets, a row of edge features is a one-hot of the set, then the columns of all
+    sets' features, which are 0 for the other sets. Rows of node features have the same layout. So a
+    linear layer on such rows is one linear layer per set, each with its own bias.
     """
 
     edge_feature_dim: int = 0
@@ -69,13 +68,13 @@ class Schema:
     def declared(
         cls, node_sets: Sequence[NodeSet], edge_sets: Sequence[EdgeSet], label_dim: int = 0
     ) -> "Schema":
-        """The schema of declared sets, with the widths that follow from them."""
+        """The schema of declared sets, with the widths of their rows."""
         nodes, edges = tuple(node_sets), tuple(edge_sets)
         return cls(_row_dim(edges), _row_dim(nodes), label_dim, nodes, edges)
 
     @classmethod
     def restored(cls, fields: Mapping[str, Any]) -> "Schema":
-        """Decode what `fields` gave."""
+        """Decode the result of `fields`."""
         rest = dict(fields)
         nodes = tuple(NodeSet(**_with_features(s)) for s in rest.pop("node_sets", ()))
         edges = tuple(EdgeSet(**_with_features(s)) for s in rest.pop("edge_sets", ()))
@@ -90,12 +89,12 @@ class Schema:
         )
 
     def fields(self) -> dict[str, Any]:
-        """The schema as JSON fields; sets and features only where they are declared."""
+        """The schema as JSON fields; with sets and features only if they are declared."""
         return {k: v for k, v in asdict(self).items() if v != ()}
 
     @property
     def is_declared(self) -> bool:
-        """Whether it says more than widths."""
+        """Whether it has declared sets or features, rather than widths alone."""
         return bool(self.node_sets or self.edge_sets or self.edge_features or self.node_features)
 
     @property
@@ -123,11 +122,11 @@ class Schema:
         return names.index(one.source), names.index(one.target)
 
     def edge_columns(self, edge_set: int) -> slice:
-        """Where the features of an edge set lie in a row of edge features."""
+        """The columns of an edge set's features in a row of edge features."""
         return _columns(self.edge_sets, edge_set, self.edge_feature_dim)
 
     def node_columns(self, node_set: int) -> slice:
-        """Where the features of a node set lie in a row of node features."""
+        """The columns of a node set's features in a row of node features."""
         return _columns(self.node_sets, node_set, self.node_feature_dim)
 
     @property
@@ -141,14 +140,15 @@ class Schema:
         return [self.node_columns(n) for n in range(self.num_node_sets)]
 
     def edge_sets_of(self, rows_ED: NDArray[np.float32]) -> NDArray[np.int64]:
-        """Number of the edge set that each row of edge features is of: int64[E]."""
+        """Number of the edge set of each row of edge features: int64[E]."""
         if self.num_edge_sets == 1:
             return np.zeros(len(rows_ED), np.int64)
         numbers: NDArray[np.int64] = rows_ED[:, : self.num_edge_sets].argmax(1).astype(np.int64)
         return numbers
 
     def edge_rows(self, edge_set: int, features_ED: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Rows of edge features from the features of edges of one set, float32[E, its width]."""
+        """Rows of edge features for events of one edge set: float32[E, edge_feature_dim].
+        features_ED: float32[E, width of the set]."""
         return _rows(
             features_ED,
             self.edge_columns(edge_set),
@@ -158,7 +158,8 @@ class Schema:
         )
 
     def node_rows(self, node_set: int, features_ND: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Rows of node features from the features of nodes of one set, float32[N, its width]."""
+        """Rows of node features for nodes of one node set: float32[N, node_feature_dim].
+        features_ND: float32[N, width of the set]."""
         return _rows(
             features_ND,
             self.node_columns(node_set),
@@ -180,7 +181,7 @@ def _features(fields: Sequence[Mapping[str, Any]]) -> tuple[Feature, ...]:
 
 
 def _row_dim(sets: Sets) -> int:
-    """Width of a row that has a place for each set, and one for the features of each."""
+    """Width of a row: a one-hot of the set if there are several, and the features of all sets."""
     return sum(s.feature_dim for s in sets) + (len(sets) if len(sets) > 1 else 0)
 
 

@@ -1,8 +1,8 @@
-"""A schema that grows on a living log: which changes are taken, and where what lay in the old rows
-lies in the new ones.
+"""Schema evolution of a log: the allowed changes, and the mapping of old rows' columns to new
+rows'.
 
-Taken are a further set, and further features at the end of a set. Rows from before have zeros in
-the new places.
+Allowed are further sets, after the log's, and further features at the end of a set. Old rows have
+zeros in the new columns.
 """
 
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ TAKEN = (
     "set it back, or use a new data_dir; a log takes further sets, behind those it has, and "
     "further features, at the end of a set."
 )
-"""What the operator does about a declaration that is not the log's and does not extend it."""
+"""The operator's action if a declaration differs from the log's and does not extend it."""
 
 
 def check_extends(old: Schema, new: Schema) -> None:
-    """Check that a log of the schema `old` can go on with `new`. Raises: SchemaError naming the
-    first thing that differs in another way."""
+    """Check that a log of schema `old` can continue with `new`. Raises: SchemaError, which names
+    the first difference that is no extension."""
     if old.label_dim != new.label_dim:
         raise SchemaError(
             f"The log has stream.label_dim {old.label_dim}, the settings say {new.label_dim}.",
@@ -52,20 +52,21 @@ def extends(old: Schema, new: Schema) -> bool:
 
 
 def nodes_of(schema: Schema) -> tuple[NodeSet, ...]:
-    """The node sets of a schema, which has one where none is declared."""
+    """The node sets of a schema; if none is declared, the default set."""
     only = NodeSet(DEFAULT_SET, schema.node_feature_dim, schema.node_features)
     return schema.node_sets or (only,)
 
 
 def edges_of(schema: Schema) -> tuple[EdgeSet, ...]:
-    """The edge sets of a schema, which has one where none is declared."""
+    """The edge sets of a schema; if none is declared, the default set."""
     width, names = schema.edge_feature_dim, schema.edge_features
     only = EdgeSet(DEFAULT_SET, DEFAULT_SET, DEFAULT_SET, width, names)
     return schema.edge_sets or (only,)
 
 
 def _check_sets(kind: str, old: Sequence[Set], new: Sequence[Set]) -> None:
-    """Check that all old sets stand in front and that their features do."""
+    """Check that the new sets start with all old sets, and each set's features with its old
+    features."""
     names = [one.name for one in old]
     if [one.name for one in new[: len(old)]] != names:
         raise SchemaError(
@@ -75,8 +76,8 @@ def _check_sets(kind: str, old: Sequence[Set], new: Sequence[Set]) -> None:
         )
     for before, now in zip(old, new, strict=False):
         where = f"graph.{kind}_sets.{now.name}"
-        # Without names the width alone can be compared, and it does not grow: that is more likely
-        # to be a mistake, which could not be taken back.
+        # Without names, compare the width, which must not change: a larger one is more likely a
+        # mistake, which could not be undone.
         if not _are_named(before):
             same = before.feature_dim == now.feature_dim
         else:
@@ -91,12 +92,12 @@ def _check_sets(kind: str, old: Sequence[Set], new: Sequence[Set]) -> None:
 
 
 def _are_named(one: NodeSet | EdgeSet) -> bool:
-    """Whether all features are known by name, or there are none."""
+    """Whether all features have names, or there are none."""
     return sum(f.width for f in one.features) == one.feature_dim
 
 
 def _layout(features: Sequence[Feature]) -> list[tuple[str, object]]:
-    """Names and kinds of features. What a missing value counts as may change."""
+    """Names and kinds of features, without `missing`: the value of missing ones may change."""
     kinds = [msgspec.json.decode(f.declared) for f in features]
     for kind in kinds:
         kind.pop("missing", None)
@@ -110,12 +111,12 @@ def _words(one: NodeSet | EdgeSet) -> str:
 
 
 def edge_places(old: Schema, new: Schema) -> NDArray[np.int64]:
-    """Where each column of an old row of edge features lies in a new one: int64[old width]."""
+    """The new column of each column of an old row of edge features: int64[old width]."""
     return _places(edges_of(old), edges_of(new))
 
 
 def node_places(old: Schema, new: Schema) -> NDArray[np.int64]:
-    """The same of rows of node features."""
+    """The new column of each column of an old row of node features: int64[old width]."""
     return _places(nodes_of(old), nodes_of(new))
 
 
@@ -130,13 +131,13 @@ def _places(old: Sequence[Set], new: Sequence[Set]) -> NDArray[np.int64]:
 
 
 def widened_edges(rows: NDArray[np.float32], old: Schema, new: Schema) -> NDArray[np.float32]:
-    """Old rows of edge features [..., width] as the new schema has them."""
+    """Convert old rows of edge features [..., old width] to the new schema: [..., new width]."""
     was_one = old.num_edge_sets == 1 < new.num_edge_sets
     return _widened(rows, edge_places(old, new), new.edge_feature_dim, was_one)
 
 
 def widened_nodes(rows: NDArray[np.float32], old: Schema, new: Schema) -> NDArray[np.float32]:
-    """The same of rows of node features."""
+    """Convert old rows of node features [..., old width] to the new schema: [..., new width]."""
     was_one = old.num_node_sets == 1 < new.num_node_sets
     return _widened(rows, node_places(old, new), new.node_feature_dim, was_one)
 
@@ -146,7 +147,7 @@ def _widened(
 ) -> NDArray[np.float32]:
     out = np.zeros((*rows.shape[:-1], width), rows.dtype)
     out[..., places] = rows
-    # The only set there was is the first: it needed no place that says so.
+    # The only old set, which had no one-hot column, is the first of several now.
     if was_one:
         out[..., 0] = 1.0
     return out

@@ -1,5 +1,5 @@
-"""Durable writes: the few system calls they rest on, which tests replace by failing ones, and files
-that are written whole or not at all."""
+"""Durable and atomic writes of files, and the interface of their system calls, which tests replace
+by failing ones."""
 
 import contextlib
 import errno
@@ -12,49 +12,49 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 SCRATCH = ".tmp"
-"""Ending of a file's or folder's name while it is being written."""
+"""Suffix of the name of a file or folder while it is being written."""
 
 TAIL_BYTES = 8_192
-"""Bytes of a file's end that are read in one go: most lines are shorter."""
+"""Bytes per read from the end of a file: most lines are shorter."""
 
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EXDEV, errno.EMLINK, errno.ENOSYS)
-"""Errors of a volume that has no hard links, or no further ones of a file."""
+"""Errors of a volume without hard links, or with too many links to a file."""
 COPIED_BYTES = 1 << 24
-"""Bytes copied at once where a file cannot be linked to."""
+"""Bytes per read when a file is copied because it cannot be linked."""
 
 BLOCK_BYTES = 512
-"""Bytes of a block as `st_blocks` counts them."""
+"""Unit of `st_blocks`."""
 
 HOLE_BYTES = 4_096
-"""Bytes of a block that takes no room on the disk where it was never written: ext4 and XFS have
-blocks of this size unless told otherwise."""
+"""Bytes of a file system's block, which takes no disk space if it is never written: the default of
+ext4 and XFS."""
 SYNCED_BYTES = 1 << 24
-"""Bytes that a slow disk, of 100 MB/s, makes durable in 0.2 seconds."""
+"""Bytes per sync; a slow disk of 100 MB/s takes 0.2 seconds for them."""
 
 
 class ImmutableFile(NamedTuple):
-    """A file that is written once and never changed. checksum: CRC32C of its bytes in hex, "" where
-    none is known."""
+    """A file that is written once and never changed. checksum: CRC32C of its bytes in hex, "" if
+    unknown."""
 
     path: Path
     checksum: str
 
 
 class Disk:
-    """The system calls of every durable write; tests use a disk that stops, tears, refuses or loses
+    """The system calls of durable writes; tests use a disk that stops, tears, refuses or loses
     writes."""
 
     def open(self, path: Path, flags: int) -> int:
-        """Open a file that children do not inherit. Returns: its descriptor."""
+        """Open a file that child processes do not inherit. Returns: its descriptor."""
         return os.open(path, flags | os.O_CLOEXEC, 0o640)
 
     def allocate(self, fd: int, num_bytes: int, offset: int = 0) -> None:
-        """Reserve real blocks, so that a full disk shows here and not in a later write."""
+        """Allocate blocks, so that a full disk fails here rather than in a later write."""
         os.posix_fallocate(fd, offset, num_bytes)
 
     def write(self, fd: int, data: bytes | memoryview, offset: int) -> None:
         """Write all bytes at an offset."""
-        # pwrite may write a part only, as where a signal comes.
+        # pwrite may write only a part, for example if a signal arrives.
         view = memoryview(data)
         while view:
             written = os.pwrite(fd, view, offset)
@@ -80,12 +80,12 @@ class Disk:
         folder.mkdir()
 
     def remove_folder(self, folder: Path) -> None:
-        """Remove a folder with all that is in it, if it exists."""
+        """Remove a folder with its contents, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(folder)
 
     def link(self, old: Path, new: Path) -> None:
-        """Give a file a further name on the same volume."""
+        """Make a hard link to a file, on the same volume."""
         os.link(old, new)
 
     def replace(self, old: Path, new: Path) -> None:
@@ -99,29 +99,34 @@ class Disk:
 
 
 DISK = Disk()
-"""The disk of production."""
+"""The disk in production."""
 
 
 def stored_bytes(path: Path) -> int:
-    """Bytes that a file takes on the disk, or a folder and the files in it."""
+    """Disk space in bytes of a file, or of a folder and the files in it."""
     parts = [path, *path.iterdir()] if path.is_dir() else [path]
     return sum(part.stat().st_blocks for part in parts) * BLOCK_BYTES
 
 
 def write_durably(path: Path, data: bytes, disk: Disk = DISK) -> None:
-    """Write a file so that it is there whole or not at all, also after power loss. What fails
-    leaves nothing behind."""
+    """Write a file durably and atomically, as `replace_durably` does. Raises: OSError."""
     with replace_durably(path, disk) as scratch:
         _write(scratch, data, disk)
 
 
 @contextlib.contextmanager
 def replace_durably(path: Path, disk: Disk = DISK) -> Iterator[Path]:
-    """Yield the path of a scratch file for the caller to write and sync; it takes the place of
-    `path` durably at the end. What fails leaves nothing behind."""
+    """Replace a file durably and atomically:
+
+    1. Yield the path of a scratch file; the caller writes and syncs it.
+    2. Rename it to `path`. If step 1 did not sync, a crash could leave an empty file there.
+    3. Sync the folder. Without this a crash could bring the old file back.
+
+    An OSError before 3 deletes the scratch file and leaves `path` as it was.
+    """
     scratch = path.with_name(f".{path.name}{SCRATCH}")
     try:
-        # Its bytes are durable before the rename shows them under the name.
+        # 1. to 3., with the scratch file's bytes durable before the rename.
         yield scratch
         disk.replace(scratch, path)
     except OSError:
@@ -133,13 +138,18 @@ def replace_durably(path: Path, disk: Disk = DISK) -> Iterator[Path]:
 def write_folder_durably(
     path: Path, files: Mapping[str, bytes | ImmutableFile], disk: Disk = DISK
 ) -> None:
-    """Write a folder of files so that it exists whole or not at all; the name must be free.
+    """Write a folder of files durably and atomically; `path` must not exist:
 
-    files: bytes to write, or durable files to link to. A write that fails leaves nothing behind.
+    1. Write the files into a scratch folder, and sync each.
+    2. Sync the scratch folder. Without 1 and 2 a crash after 3 could leave incomplete files.
+    3. Rename it to `path`.
+    4. Sync the parent folder. Without this a crash could lose the rename.
+
+    files: bytes to write, or durable files to link to. An OSError before 4 leaves no files.
     """
     assert not path.exists(), f"{path} is there already"
     scratch = path.with_name(f".{path.name}{SCRATCH}")
-    # Files and their folder are durable before the rename shows them.
+    # 1. Start with an empty scratch folder: a killed process may have left one.
     try:
         disk.remove_folder(scratch)
         disk.make_folder(scratch)
@@ -157,7 +167,7 @@ def write_folder_durably(
 
 
 def link_or_copy(old: Path, new: Path, disk: Disk = DISK) -> None:
-    """Link to a durable file, or copy it durably where its volume has no links."""
+    """Link to a durable file, or copy it durably if its volume has no links."""
     try:
         disk.link(old, new)
     except OSError as error:
@@ -176,21 +186,22 @@ def link_or_copy(old: Path, new: Path, disk: Disk = DISK) -> None:
 
 
 class FileWithHoles:
-    """Writes a new file piece by piece, but for its blocks of zeros: what is not written reads as
-    zeros and takes no room. Owner: who made it.
+    """Writes a new file piece by piece, but skips its blocks of zeros: as holes they read as zeros
+    and take no disk space. Owner: its creator, which closes `fd`.
 
-    fd: of the file, open. num_bytes, crc: size and CRC32C of all bytes so far, zeros included.
+    fd: descriptor of the open file. num_bytes, crc: size and CRC32C of all bytes so far, with
+    zeros.
     """
 
     def __init__(self, path: Path, disk: Disk = DISK) -> None:
-        """Open the file, empty."""
+        """Create the file, or truncate it."""
         self._disk = disk
         self._unsynced = 0
         self.fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         self.num_bytes = self.crc = 0
 
     def append(self, piece: bytes) -> None:
-        # The file's blocks are cut where this piece begins and ends.
+        # Split the piece at the file's block boundaries.
         first = -self.num_bytes % HOLE_BYTES or HOLE_BYTES
         unwritten = at = 0
         for end in (*range(first, len(piece), HOLE_BYTES), len(piece)):
@@ -203,8 +214,8 @@ class FileWithHoles:
         self.crc = crc32c(piece, self.crc)
 
     def _write(self, data: bytes, offset: int) -> None:
-        """Write what lies between two holes; it is made durable now and then, so that the sync at
-        the end does not take long."""
+        """Write the data between two holes, and sync every SYNCED_BYTES, so that the last sync is
+        short."""
         if data:
             self._disk.write(self.fd, data, offset)
         self._unsynced += len(data)
@@ -213,21 +224,26 @@ class FileWithHoles:
             self._unsynced = 0
 
     def finish(self) -> None:
-        """Make the file durable, with a hole that it may end in."""
+        """Make the file durable, with a hole at its end if there is one."""
         self._disk.truncate(self.fd, self.num_bytes)
         self._disk.sync(self.fd)
 
 
 def append_durably(path: Path, line: bytes, disk: Disk = DISK) -> int:
-    """Append a line to a file durably, over a line that a crash tore.
+    """Append a line to a file durably:
 
-    Returns: the file's size after it in bytes.
+    1. Cut off a line without end, which a crash left; it was never acknowledged.
+    2. Write the line.
+    3. Sync the file.
+    4. Sync the folder if the file is new. Without this a crash could lose the whole file.
+
+    Returns: the file's new size in bytes. Raises: OSError.
     """
     assert line.endswith(b"\n")
-    # A new file's name must be made durable too, below.
+    # Checked before the file exists, for step 4.
     new = not path.exists()
     fd = disk.open(path, os.O_RDWR | os.O_CREAT)
-    # What comes behind the last line end is torn, and nobody has seen it.
+    # 1. to 3.
     try:
         size = _end_of_lines(fd)
         disk.truncate(fd, size)
@@ -241,7 +257,7 @@ def append_durably(path: Path, line: bytes, disk: Disk = DISK) -> int:
 
 
 def _end_of_lines(fd: int) -> int:
-    """Bytes of a file up to the end of its last whole line."""
+    """Size of a file up to the end of its last complete line, in bytes."""
     at = os.fstat(fd).st_size
     while at:
         first = max(0, at - TAIL_BYTES)
@@ -253,8 +269,8 @@ def _end_of_lines(fd: int) -> int:
 
 
 def remove_scratch(folder: Path, disk: Disk = DISK) -> None:
-    """Remove what a killed process left half written in a folder; its owner calls it before it
-    writes."""
+    """Remove the scratch files and folders that a killed process left in a folder; its owner calls
+    it before it writes."""
     for path in folder.glob(f".*{SCRATCH}"):
         if path.is_dir():
             disk.remove_folder(path)
@@ -263,7 +279,7 @@ def remove_scratch(folder: Path, disk: Disk = DISK) -> None:
 
 
 def _write(path: Path, data: bytes, disk: Disk) -> None:
-    """Write a file and make its bytes durable, though not its name."""
+    """Write a file and sync its bytes, but not its folder."""
     fd = disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
         disk.write(fd, data, 0)

@@ -1,5 +1,5 @@
-"""Stores arrays as safetensors files with a format number and a checksum in their metadata; nothing
-is unpickled."""
+"""Stores arrays as safetensors files with a format number and a checksum in their metadata, without
+pickle."""
 
 import math
 import os
@@ -20,14 +20,14 @@ from streamd.events import EDGE_SETS
 from streamd.storage import DISK, Disk, replace_durably
 
 FORMAT = 4
-"""Format of what roles and registry store: facts, memory, checkpoints, manifests. It rises when an
-older streamd could no longer read them rightly."""
+"""Format of the files of roles and registry: facts, memory, checkpoints, manifests. It is raised
+with each change that older releases would misread."""
 NAME = "streamd"
-"""The one key of the file's own metadata, under which ours is JSON: of several keys safetensors
-shuffles the order, and equal arrays must give equal bytes."""
+"""The only key of the file's metadata; its value is our metadata as JSON. safetensors writes
+several keys in random order, but equal arrays must give equal bytes."""
 Arrays = Mapping[str, NDArray[Any]]
 Allocate = Callable[[str, "np.dtype[Any]", tuple[int, ...]], NDArray[Any]]
-"""(name, dtype, shape) -> the array that is read into."""
+"""(name, dtype, shape) -> the array to read into."""
 DTYPES = {
     "BOOL": "|b1",
     "U8": "|u1",
@@ -37,16 +37,16 @@ DTYPES = {
     "U64": "<u8",
     "F64": "<f8",
 }
-"""numpy's types by the names that safetensors files have for them."""
+"""Type names of safetensors -> numpy's."""
 TYPE_NAMES = {numpy_name: name for name, numpy_name in DTYPES.items()}
 PIECE_BYTES = 2**20
-"""Bytes read together: the library holds the interpreter's lock while it copies them."""
+"""Bytes per read: the library holds the GIL while it copies them."""
 
 
 def pack(arrays: Arrays, **more: str) -> bytes:
-    """Encode arrays as a file's bytes, which are the same for the same arrays.
+    """Encode arrays as the bytes of a file; equal arrays give equal bytes.
 
-    more: further metadata, which `unpack` returns.
+    more: further metadata, returned by `unpack`.
     """
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     return bytes(save(contiguous, {NAME: _metadata(contiguous, more)}))
@@ -55,13 +55,13 @@ def pack(arrays: Arrays, **more: str) -> bytes:
 def write_arrays(
     path: Path, arrays: Arrays, disk: Disk = DISK, more: Mapping[str, str] | None = None
 ) -> None:
-    """Write contiguous arrays durably as a file that `unpack` reads, without a copy of them: a
-    thread that does so hardly stops others. more: as of `pack`. Raises: OSError."""
-    # Large elements first, so that all are aligned.
+    """Write contiguous arrays durably to a file for `unpack`, without copying them, so that other
+    threads are hardly delayed. more: as in `pack`. Raises: OSError."""
+    # Arrays with large elements first, so that all are aligned.
     ordered = sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0]))
     header = _header({NAME: _metadata(arrays, more or {})}, dict(ordered))
 
-    # The header, then array after array.
+    # Write the header, then one array after the other.
     with replace_durably(path, disk) as scratch:
         fd = disk.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
@@ -88,18 +88,18 @@ def _metadata(arrays: Arrays, more: Mapping[str, str]) -> str:
 def unpack(
     path: Path, allocate: Allocate | None = None
 ) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """Read the arrays, which may be written to, and the metadata of a file that `pack` made.
+    """Read the arrays, which are writable, and the metadata of a file of `pack` or `write_arrays`.
 
-    allocate: makes the array that each is read into, a piece at a time, so that other threads go
-    on meanwhile. A file of an older release has no metadata.
-    Raises: FileNotFoundError; CorruptionError where the file is damaged, was not made by `pack`, or
-    has a newer format.
+    allocate: returns the array to read each array into, piece by piece, so that other threads can
+    run meanwhile. A file of an older release has no metadata.
+    Raises: FileNotFoundError; CorruptionError if the file is damaged, has no tensors, or has a
+    newer format.
     """
-    # Read the file; whatever it holds instead of tensors is damage.
+    # Read the file; any other contents than tensors count as damage.
     try:
         with safe_open(path, "np") as file:
             metadata = _metadata_in(file)
-            # The file is not a dict: it cannot be iterated over.
+            # `file` cannot be iterated over like a dict.
             names = list(file.keys())
             if allocate is None:
                 arrays = {name: file.get_tensor(name) for name in names}
@@ -124,9 +124,9 @@ def unpack(
 
 
 def map_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """Map the arrays of a file that `write_arrays` made: they take no memory but the file cache.
+    """Memory-map the arrays of a file of `write_arrays`: they use only the page cache.
 
-    What is written to an array stays in this process. The bytes are read once, for their checksum.
+    Writes to an array are private to this process. All bytes are read once, for the checksum.
     Raises: as `unpack`.
     """
     metadata = metadata_of(path)
@@ -147,8 +147,7 @@ def map_arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _check(path: Path, arrays: Arrays, metadata: Mapping[str, str]) -> None:
-    """Refuse what a newer release wrote, and arrays that changed since they were written. Raises:
-    CorruptionError."""
+    """Check the format, the edge sets and the checksum. Raises: CorruptionError."""
     if not metadata.get("format", "0").isdigit() or int(metadata.get("format", "0")) > FORMAT:
         raise CorruptionError(
             f"{path} has format {metadata['format']}, this streamd reads up to {FORMAT}.",
@@ -166,7 +165,7 @@ def _check(path: Path, arrays: Arrays, metadata: Mapping[str, str]) -> None:
 
 
 class Column(NamedTuple):
-    """An array that is written piece by piece, in order of its first dimension."""
+    """An array to write piece by piece, along its first dimension."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -174,8 +173,8 @@ class Column(NamedTuple):
 
 
 def metadata_of(path: Path) -> dict[str, str]:
-    """Read the metadata of a file that `pack` made, without its arrays. Raises: FileNotFoundError,
-    CorruptionError."""
+    """Read the metadata of a file of `pack` or `write_arrays`, without its arrays. Raises:
+    FileNotFoundError, CorruptionError."""
     try:
         with safe_open(path, "np") as file:
             return _metadata_in(file)
@@ -195,13 +194,13 @@ def write_columns(
 ) -> str:
     """Write arrays as a new safetensors file, piece by piece, and make its bytes durable.
 
-    The library would hold all of the file in memory. A write that fails leaves no file.
+    The safetensors library would need the whole file in memory. A failed write leaves no file.
     Returns: the file's CRC32C in hex. Raises: OSError.
     """
     known = {"format": str(FORMAT), "sets": ",".join(EDGE_SETS)}
     header = _header(known | metadata, columns)
 
-    # The bytes, and their checksum on the way.
+    # Write the bytes, and compute their checksum.
     fd = disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
         disk.write(fd, header, 0)
@@ -223,8 +222,9 @@ def write_columns(
 
 
 def _header(metadata: Mapping[str, str], arrays: Mapping[str, NDArray[Any] | Column]) -> bytes:
-    """The beginning of a safetensors file: 8 bytes with the length of the JSON that follows, padded
-    to 8 bytes by spaces. arrays: in the order in which their bytes follow."""
+    """The header of a safetensors file: 8 bytes with the length of the JSON after them, and the
+    JSON, padded by spaces to a multiple of 8 bytes. arrays: in the order of their bytes in the
+    file."""
     header: dict[str, Any] = {"__metadata__": metadata}
     end = 0
     for name, array in arrays.items():
@@ -253,13 +253,13 @@ def _read(file: Any, name: str, allocate: Allocate) -> NDArray[Any]:
 
 
 def _bytes_of(array: NDArray[Any]) -> memoryview:
-    """The bytes of a contiguous array, not copied."""
+    """The bytes of a contiguous array, without a copy."""
     return array.reshape(-1).view(np.uint8).data
 
 
 def _checksum(arrays: Arrays) -> str:
     """CRC32C of the arrays' names, types, shapes and bytes."""
-    # In order of names, so that the order in the file does not matter.
+    # Sorted by name, so that the order in the file has no effect.
     crc = 0
     for name in sorted(arrays):
         array = arrays[name]
