@@ -74,8 +74,8 @@ def prometheus(state: State, request: Request) -> Response:
     if state.settings.server.workers > 1:
         raise HTTPException(
             404,
-            "with several server.workers each exports at a port of its own, from "
-            f"telemetry.serve_port ({state.settings.telemetry.serve_port}) on",
+            "with several server.workers, each exports its metrics at its own port, the first at "
+            f"telemetry.serve_port ({state.settings.telemetry.serve_port})",
         )
     state.refresh_metrics()
 
@@ -122,7 +122,9 @@ async def around(
     look()
     if not state.streams.enter():
         raise HTTPException(
-            503, f"{MAX_STREAMS} streams are open, and no more may be", {"Retry-After": "30"}
+            503,
+            f"{MAX_STREAMS} streams are open, the maximum; close one or retry later",
+            {"Retry-After": "30"},
         )
     events = follow(look, lambda: state.draining or state.engine.is_stopping)
     return EventStream(events, state.streams)

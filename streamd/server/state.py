@@ -30,7 +30,7 @@ from streamd.telemetry.heartbeat import STALLED_SECONDS, Heartbeat, held_times, 
 
 NO_KEY = "an API key is needed: Authorization: Bearer KEY, or X-API-Key: KEY", "Bearer"
 WRONG_KEY = (
-    "the API key is wrong: it is none of server.api_keys or server.admin_keys, nor in their files",
+    "the API key is wrong: it is not in server.api_keys, server.admin_keys or their files",
     'Bearer error="invalid_token"',
 )
 """Detail and challenge (RFC 6750) of a request without a key, and of one with an unknown key."""
@@ -159,7 +159,7 @@ class ServerState:
         # A draining server still answers, but a stalled one cannot.
         alive, why = self.alive()
         if self.draining:
-            return False, "told to stop"
+            return False, "stopping"
         if held := held_times(self.settings.data_dir):
             return False, f"ingest holds the first commit: {held}"
         return (self.engine.status.ready, self.engine.status.why) if alive else (False, why)

@@ -101,10 +101,10 @@ class LoadedVersion:
             )
         except VersionError as error:
             logger.error(
-                "memory_not_taken",
+                "stored_memory_unreadable",
                 version=stored.version,
                 error=str(error),
-                meaning="it is replayed from the version's place",
+                meaning="ignored; the memory is replayed from the version's own event id",
             )
         self._forget_old_rate()
 

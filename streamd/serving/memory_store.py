@@ -77,10 +77,10 @@ class MemoryStore:
             return None
         except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
             logger.error(
-                "memory_not_taken",
+                "stored_memory_unreadable",
                 file=str(path),
                 error=str(error),
-                meaning="it is replayed from the version's place",
+                meaning="ignored; the memory is replayed from the version's own event id",
             )
             return None
 

@@ -125,7 +125,10 @@ class Seen:
         Raises: TooOld."""
         lag_seconds = self.lag_seconds(now)
         if lag_seconds is None:
-            raise TooOld("the server does not know yet how old its answers are")
+            raise TooOld(
+                "the age of answers is unknown: ingest has not reported yet, or the server has not "
+                "caught up"
+            )
         if lag_seconds > max_lag_seconds:
             raise TooOld(
                 f"the answer would be {lag_seconds:.1f} s old, and {max_lag_seconds:g} s are "

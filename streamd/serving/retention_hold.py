@@ -118,7 +118,7 @@ class ServingHold:
             logger.error(
                 "memory_not_stored",
                 error=str(error),
-                meaning="a restart replays more; tried again in a second",
+                meaning="a restart replays more events; retried in a second",
             )
         else:
             self._memory_seq = seq
@@ -133,5 +133,5 @@ class ServingHold:
             logger.error(
                 "facts_not_stored",
                 error=str(error),
-                meaning="the log is kept for longer; tried again in a second",
+                meaning="retention keeps more of the log; retried in a second",
             )

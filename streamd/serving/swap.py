@@ -23,10 +23,10 @@ REGISTRY_SECONDS = 0.1
 MakeView = Callable[[LogReader, ModelSettings], ServerGraph]
 """Makes a graph of a log, by the settings of a version."""
 
-PROMOTE_ANOTHER = "promote another one, or wait for the trainer's next one, which serves by itself."
+PROMOTE_ANOTHER = "promote another version, or wait for the trainer's next one."
 FALLBACK_NOTE = (
-    "the last proven version or the rule answers until another one is champion; this one is tried "
-    "again only when the server starts"
+    "the last proven version or the rule answers until another version is champion; this one is "
+    "retried only when the server restarts"
 )
 
 
@@ -199,9 +199,9 @@ class Swap:
         # The version needs a new graph, with facts by its settings.
         if not view.suits(model):
             logger.warning(
-                "facts_made_anew",
+                "facts_rebuilt",
                 version=served.manifest.name,
-                reason="other model.half_lives_seconds or max_pairs",
+                reason="the version has another model.half_lives_seconds, max_pairs or direction",
             )
         log = self._open_log() if log is view.log else log
         return served, self._make_view(log, model)
@@ -255,8 +255,8 @@ class Swap:
         # Retention may have dropped its event while it was loaded, or it may belong to another log.
         if served is not None and not log.first_edge <= served.manifest.edge <= log.num_edges:
             error = VersionError(
-                f"Version {served.manifest.name} is at event {served.manifest.edge}, the log holds "
-                f"[{log.first_edge}, {log.num_edges}).",
+                f"Version {served.manifest.name} is at event {served.manifest.edge}, but the log "
+                f"has events [{log.first_edge}, {log.num_edges}).",
                 PROMOTE_ANOTHER,
             )
             return self.refuse(served.manifest.name, error)

@@ -42,7 +42,7 @@ def test_told_to_stop_the_server_is_unready_but_answers_until_it_has_drained(dae
     begun = time.monotonic()
     daemon.process.terminate()
     wait(lambda: status_of(daemon, "/readyz")[0] == 503, "it is unready", 7)
-    assert "told to stop" in status_of(daemon, "/readyz")[1]["why"]
+    assert "stopping" in status_of(daemon, "/readyz")[1]["why"]
     assert status_of(daemon, "/v1/models")[0] == status_of(daemon, "/livez")[0] == 200
     assert daemon.process.wait(40) == 0 and time.monotonic() - begun >= 8
 

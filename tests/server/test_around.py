@@ -84,7 +84,7 @@ def test_events_of_several_sets_name_theirs(tmp_path):
     bought = dst[(src == 3) & (log.edge_sets(0, 400) == 1)] - 20
     assert set(got["partners"]) == set(bought.tolist()[-16:])
     refused = world.client.get("/around/3", params={"integer": True})
-    assert refused.status_code == 422 and "edge_set is needed" in refused.text
+    assert refused.status_code == 422 and "edge_set is required" in refused.text
     world.stop()
 
 

@@ -226,8 +226,8 @@ def test_a_server_that_ends_lets_those_go_that_wait_for_a_commit(world, log):
         told = pool.submit(problem, world, {"streamd-after": "events:0:5"}, 504)
         wait(lambda: len(world.engine._waiting) == 1)
         world.client.portal.call(world.engine.end_waits)
-        assert "the server ends" in told.result()["detail"]
-    assert "the server ends" in problem(world, {"streamd-after": "events:0:5"}, 504)["detail"]
+        assert "the server stops" in told.result()["detail"]
+    assert "the server stops" in problem(world, {"streamd-after": "events:0:5"}, 504)["detail"]
     assert ask(world, {"streamd-after": "events:0:4"}).status_code == 200, "what is there is answered"
 
 
@@ -295,7 +295,7 @@ def test_without_word_of_ingest_nobody_knows_how_old_an_answer_is(world):
     assert "streamd-lag-seconds" not in ask(world).headers
     assert "\nstreamd_complete_until_timestamp_seconds " not in world.client.get("/metrics").text
     told = problem(world, {"streamd-max-lag": "3600"}, 503)
-    assert told["type"] == "urn:streamd:answer-too-old" and "not know" in told["detail"]
+    assert told["type"] == "urn:streamd:answer-too-old" and "age of answers is unknown" in told["detail"]
 
 
 def test_an_answer_says_how_old_it_is_and_is_refused_where_that_is_too_old(world, log):

@@ -99,7 +99,7 @@ def test_the_log_gives_one_advice_which_is_that_of_the_reason(world, damage, adv
         wait(lambda: world.engine.status.version == world.registry.shadow())
     (said,) = [line for line in logs if line["event"] == "version_not_served"]
     assert said["error"].endswith(f"Operator action: {advice}") and "action" not in said
-    assert "tried again only when the server starts" in said["meaning"]
+    assert "retried only when the server restarts" in said["meaning"]
 
 
 def test_a_version_of_which_retention_dropped_the_event_says_so_and_that_another_is_needed(world):
@@ -109,7 +109,7 @@ def test_a_version_of_which_retention_dropped_the_event_says_so_and_that_another
         world.start()
         wait(lambda: world.engine.status.version == world.registry.shadow())
     (said,) = [line for line in logs if line["event"] == "version_not_served"]
-    assert "is at event 1000000, the log holds [0, " in said["error"] and "promote another one" in said["error"]
+    assert "is at event 1000000, but the log has events [0, " in said["error"] and "promote another version" in said["error"]
 
 
 def test_without_any_version_that_can_be_served_the_rule_answers(world):

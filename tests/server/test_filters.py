@@ -141,7 +141,7 @@ def test_kind_and_filters_meet_and_deleted_or_bare_nodes_match_nothing(world, ev
 
 
 @pytest.mark.parametrize(("filters", "says"), [
-    ({"kind": "B"}, "no destination has the kind 'B' (text before the first ':')"), ({"only": ["nope"]}, "none of the nodes in only is known"),
+    ({"kind": "B"}, "no destination has the kind 'B' (text before the first ':')"), ({"only": ["nope"]}, "no node in only is known"),
     ({"kind": "B", "exact": True}, "no destination has the kind 'B' (text before the first ':')"), ({"kind": "B", "only": ["nope"]}, "no node passes kind and only")])
 def test_filters_that_leave_no_node_are_named(world, filters, says):
     (one,) = post(world, "/v1/recommend/batch", {"requests": [{"src": "user:1"} | filters]})
@@ -240,7 +240,7 @@ def test_a_reason_is_the_group_without_which_the_score_falls_most(world):
     ({"where": {"in_stock": "perhaps"}}, "where.in_stock: feature in_stock"),
     ({"where": {"brand": "brand 1"}}, "declare categories to filter by it"),
     ({"where": {"look": [1, 0]}}, "look is a vector"),
-    ({"where": {"title": "item"}}, "where: title is a text, of which the log has numbers alone; declare categories"),
+    ({"where": {"title": "item"}}, "where: title is a text, which the log stores as numbers only; declare categories"),
     ({"where": {"price": [1] * (LIMIT + 1)}}, f"where.price: {LIMIT + 1} values, at most {LIMIT} (server.max_candidates)"),
     ({"where": {"x" * 300: 1}}, "where"),
     ({"where": {"category": "x" * 100_000}}, "not a declared category"),

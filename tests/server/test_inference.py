@@ -146,33 +146,33 @@ def test_an_output_says_for_itself_whether_it_is_bytes(world):
         (
             tensor("src", SRC, parameters={"shared_memory_region": "mine"}),
             b"",
-            "shared_memory_region is not served",
+            "shared_memory_region is not supported",
         ),
         (tensor("src", SRC, data=["a", "b"]), b"", "both data and"),
-        (tensor("src", SRC, shape=[3]), b"", "hold 2 values, its shape 3"),
-        (tensor("src", SRC, shape=[1]), b"", "hold 2 values, its shape 1"),
+        (tensor("src", SRC, shape=[3]), b"", "are 2 values, its shape has 3"),
+        (tensor("src", SRC, shape=[1]), b"", "are 2 values, its shape has 1"),
         (tensor("src", [1, 2], "INT32", shape=[1_000_000] * 8), b"", "of INT32 are 4000000"),
         (
             tensor("src", [1], "INT64", shape=[2]),
             b"",
             "2 values of INT64 are 16 bytes, binary_data_size is 8",
         ),
-        (tensor("src", [1.0, 2.0], "FP32"), b"", "FP32 is not taken as bytes"),
+        (tensor("src", [1.0, 2.0], "FP32"), b"", "FP32 is not supported as bytes"),
         (tensor("src", [2**63, 1], "UINT64"), b"", "not all of its values are"),
         (tensor("src", ["", "n:3"]), b"", "text of 1 to 1024"),
         (
             (tensor("src", ["aa", "bb"])[0], b"\xff\xff\xff\xffaa\x02\0\0\0bb"),
             b"",
-            "value 0 ends behind",
+            "value 0 ends after",
         ),
-        ((tensor("src", ["aa", "bb"])[0], b"\x02\0\0\0aa\x03\0\0\0bb"), b"", "value 1 ends behind"),
-        ((tensor("src", ["aa", "b"])[0], b"\x06\0\0\0aaaaaa\0"), b"", "value 1 ends behind"),
+        ((tensor("src", ["aa", "bb"])[0], b"\x02\0\0\0aa\x03\0\0\0bb"), b"", "value 1 ends after"),
+        ((tensor("src", ["aa", "b"])[0], b"\x06\0\0\0aaaaaa\0"), b"", "value 1 ends after"),
         (
             (tensor("src", ["aa", "bb"])[0], b"\x02\0\0\0aa\x02\0\0\0\xc3("),
             b"",
             "value 1 is not UTF-8",
         ),
-        (tensor("src", SRC), b"more", "4 bytes behind the JSON belong to no input"),
+        (tensor("src", SRC), b"more", "4 bytes after the JSON belong to no input"),
     ],
 )
 def test_bytes_that_do_not_fit_are_refused_with_what_is_wrong(world, src, rest, said):
@@ -203,7 +203,7 @@ def test_an_output_that_is_not_served_is_refused_rather_than_another_given(world
     tensors = tensor("src", SRC), tensor("dst", DST)
     for parameters in ({"classification": 2}, {"shared_memory_region": "mine"}):
         body = body_of(*tensors, outputs=[{"name": "score", "parameters": parameters}])
-        assert "is not served" in refused(send(world, *body))
+        assert "is not supported" in refused(send(world, *body))
 
 
 @hypothesis.settings(
@@ -394,7 +394,7 @@ def test_tritons_index_lists_the_versions_and_which_of_them_serves(world, monkey
     monkeypatch.setattr(world.engine.status, "version", "2-2")
     assert index()[1] == ("2-2", "READY", "") and len(index()) == 2
     monkeypatch.setattr(world.state, "draining", True)
-    assert index()[1] == ("2-2", "UNAVAILABLE", "told ") and index(json={"ready": True}) == []
+    assert index()[1] == ("2-2", "UNAVAILABLE", "stopp") and index(json={"ready": True}) == []
 
 
 def test_operations_have_short_names_that_do_not_change_and_paths_whole_parameters(world):

@@ -125,10 +125,10 @@ def refused(scene):
 
 
 STATES = [(well, "", "good"), (no_data, f"Kafka {BROKER} has no topic events", "bad"), (rebuilding, "", "bad"),
-          (kafka_dead, f"Kafka {BROKER} has not answered for 95 s: events wait there, answers go on without them", "bad"),
+          (kafka_dead, f"Kafka {BROKER} has not answered for 95 s: events wait there, and answers lack them", "bad"),
           (wrong_broker, f"Kafka {BROKER} does not serve ingest: The broker takes no user shop.", "bad"),
           (trainer_hung, "train hangs: its loop has not turned for 4 min", "bad"),
-          (trainer_stopped, "train has given no sign of life for 30 s: after 60 s it is killed and started again", "bad"), (below_the_rule, "", "good"),
+          (trainer_stopped, "train has given no sign of life for 30 s: after 60 s it is killed and restarted", "bad"), (below_the_rule, "", "good"),
           (catching_up, "catches up, 12 %, the rule answers until then", "late"),
           (refused, "2,204 of 3,000 records refused: user_id is missing", "bad")]
 
@@ -173,7 +173,7 @@ def test_before_the_first_window_the_page_names_the_time_it_waits_for(browser, s
 def test_while_windows_are_over_and_not_learned_the_page_names_the_trainer_s_state(browser, small, monkeypatch):  # noqa: F811
     scene = Scene(small, monkeypatch)
     monkeypatch.setattr(small.world.state.page._history, "refresh", list)
-    says = {"preparing": "the trainer is preparing (compiling kernels); 10 windows wait for it.", None: "the trainer has not begun yet; 10 windows wait for it."}
+    says = {"preparing": "the trainer is preparing (compiling kernels); 10 windows wait for it.", None: "the trainer has not started yet; 10 windows wait for it."}
     for state, words in says.items():
         scene.roles(train=lambda s=state: s and beat("train", s))
         page = opened(browser, small)

@@ -176,7 +176,7 @@ FEW = {"server__max_connections": 8, "server__max_connections_per_address": 5}
 
 @pytest.fixture
 def overloaded(wire, monkeypatch):
-    monkeypatch.setattr(wire.world.engine._queue, "overload", lambda: "more requests come than can be answered")
+    monkeypatch.setattr(wire.world.engine._queue, "overload", lambda: "more requests arrive than the server can answer")
 
 
 @pytest.mark.parametrize(("path", "route"), [
@@ -188,7 +188,7 @@ def test_an_overloaded_server_refuses_a_request_by_its_head_and_reads_the_next_o
     answer = link.recv(65536)
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 429 ") and b"\r\nretry-after: 1\r\n" in head
-    assert "more requests come than can be answered" in json.loads(body).values()
+    assert "more requests arrive than the server can answer" in json.loads(body).values()
     assert int(head.split(b"content-length: ")[1].split(b"\r\n")[0]) == len(body)
     assert reading(metrics.requests.labels(route, "429")) == before + 1
     link.sendall(b"body\r\n" + LIVE)

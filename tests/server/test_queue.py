@@ -46,7 +46,7 @@ def test_a_queue_that_passes_leave_standing_lets_nobody_in_until_all_are_answere
             assert limited.overload() is None
             pass_time(monkeypatch, 1.1 * STANDING_SHARE * 5)
             assert len(limited.take()) == 32
-            assert limited.overload() == "more requests come than can be answered"
+            assert limited.overload() == "more requests arrive than the server can answer"
             while limited.take():
                 pass
             assert limited.overload() is None
@@ -62,7 +62,7 @@ def test_requests_that_wait_to_be_parsed_make_a_queue_stand_too(tmp_path, monkey
         await asyncio.sleep(0)
         limited.take()
         pass_time(monkeypatch, 1.1 * STANDING_SHARE * 5)
-        assert limited.overload() == "more requests come than can be answered"
+        assert limited.overload() == "more requests arrive than the server can answer"
         limited.take()
         limited.take()
         limited.take()

@@ -123,8 +123,8 @@ def test_inference_takes_the_protocols_forms_and_answers_what_score_does(world):
 
 
 @pytest.mark.parametrize(("change", "said"), [
-    ({"shape": [3]}, "another number"), ({"datatype": "FP32"}, "not all of its values"), ({"data": [1, 2]}, "not all of its values"),
-    ({"name": "nothing"}, "'src' is needed"), ({"shape": [2, 1], "data": [["n:1"], ["n:2"]]}, "with 1 dimension"), ({"data": [["n:3"], "x"]}, "not all")])
+    ({"shape": [3]}, "but its shape is [3]"), ({"datatype": "FP32"}, "not all of its values"), ({"data": [1, 2]}, "not all of its values"),
+    ({"name": "nothing"}, "'src' is required"), ({"shape": [2, 1], "data": [["n:1"], ["n:2"]]}, "with 1 dimension"), ({"data": [["n:3"], "x"]}, "not all")])
 def test_inference_refuses_tensors_that_do_not_fit_with_the_protocols_error(world, change, said):
     src = {"name": "src", "shape": [2], "datatype": "BYTES", "data": ["n:3", "n:4"]} | change
     dst = {"name": "dst", "shape": [2, 1], "datatype": "BYTES", "data": ["n:20", "n:21"]}

@@ -57,7 +57,7 @@ def test_the_server_answers_while_the_log_is_extended_and_then_for_the_new_set_t
 
     wait(knows)
     assert asked[:-1] == [200] * (len(asked) - 1) and world.engine.status.ready and not world.failures
-    assert "edge_set is needed; there are default, buys" in score(world)[1]["detail"]
+    assert "edge_set is required; there are default, buys" in score(world)[1]["detail"]
     status, after = score(world, edge_set="default")
     assert status == 200 and after["as_of"]["version"] == before["as_of"]["version"]
     bought = score(world, edge_set="buys", dst=["a", "b"])[1]["scores"]

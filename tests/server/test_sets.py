@@ -84,10 +84,10 @@ def test_a_reason_is_about_the_asked_edge_set(world):
 
 
 def test_a_set_must_be_named_where_there_are_several_and_be_one_that_there_is(world):
-    assert "edge_set is needed; there are views, buys, follows" in post(world, "/v1/score", {"src": 3, "dst": [1]}, 422)["detail"]
+    assert "edge_set is required; there are views, buys, follows" in post(world, "/v1/score", {"src": 3, "dst": [1]}, 422)["detail"]
     assert "no edge_set 'likes'" in post(world, "/v1/recommend", {"src": 3, "edge_set": "likes"}, 422)["detail"]
     assert "kind is for logs without" in post(world, "/v1/recommend", {"src": 3, "edge_set": "views", "kind": "a"}, 422)["detail"]
-    assert "node_set is needed" in post(world, "/v1/embeddings", {"nodes": [3]}, 422)["detail"]
+    assert "node_set is required" in post(world, "/v1/embeddings", {"nodes": [3]}, 422)["detail"]
     assert "no node_set 'x'" in world.client.get("/v1/embeddings/3?integer=true&node_set=x").json()["detail"]
 
 
@@ -102,12 +102,12 @@ def test_an_explanation_names_its_edge_set_and_the_node_sets_of_neighbors(world)
     assert bool(told["neighbors"]) == (world.settings.model.name != "pair")
     other = post(world, "/v1/explain", asked | {"edge_set": "views"})
     assert other["score"] != told["score"]
-    assert "edge_set is needed" in post(world, "/v1/explain", {"src": 3, "dst": 4}, 422)["detail"]
+    assert "edge_set is required" in post(world, "/v1/explain", {"src": 3, "dst": 4}, 422)["detail"]
 
 
 def test_one_key_is_another_node_in_another_set(world):
     if world.settings.model.name == "pair":
-        assert "makes no embeddings" in post(world, "/v1/embeddings", {"nodes": [3, 17], "node_set": "item"}, 404)["detail"]
+        assert "has no embeddings" in post(world, "/v1/embeddings", {"nodes": [3, 17], "node_set": "item"}, 404)["detail"]
         return
     user, item = (world.client.get(f"/v1/embeddings/3?integer=true&node_set={n}").json() for n in ("user", "item"))
     assert user["known"] and item["known"] and user["node"] == item["node"] == 3

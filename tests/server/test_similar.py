@@ -73,13 +73,13 @@ def test_what_does_not_fit_is_refused(world):
 
 def test_without_embeddings_it_is_refused_and_partners_are_answered(tmp_path):
     world = open_shop(tmp_path, **SETS).start()
-    assert "version rule makes no embeddings; ask by partners" in similar(world, 3, 404, edge_set="views")
+    assert "version rule has no embeddings; use by=partners" in similar(world, 3, 404, edge_set="views")
     got = world.client.get("/v1/embeddings/3?integer=true&node_set=user")
-    assert got.status_code == 404 and got.json()["detail"] == "version rule makes no embeddings"
-    assert post(world, "/v1/embeddings", {"nodes": [3], "node_set": "user"}, 404)["detail"] == "version rule makes no embeddings"
+    assert got.status_code == 404 and got.json()["detail"] == "version rule has no embeddings"
+    assert post(world, "/v1/embeddings", {"nodes": [3], "node_set": "user"}, 404)["detail"] == "version rule has no embeddings"
     items = similar(world, 3, edge_set="views", by="partners", k=50)
     assert items and all(0 <= key < ITEMS for key, _ in items) and 3 not in dict(items)
-    assert "edge_set is needed" in similar(world, 3, 422, by="partners")
+    assert "edge_set is required" in similar(world, 3, 422, by="partners")
     world.stop()
 
 

@@ -37,7 +37,7 @@ def test_a_machine_that_is_well_has_none_though_idle_or_busy_for_a_while():
 
 @pytest.mark.parametrize(("name", "given", "text", "is_bad"), [
     ("train", beat("train", age=100, silent=100), "train has given no sign of life for 2 min", True),
-    ("train", beat("train", age=12, silent=12), "train has given no sign of life for 12 s: after 60 s it is killed and started again", True),
+    ("train", beat("train", age=12, silent=12), "train has given no sign of life for 12 s: after 60 s it is killed and restarted", True),
     ("train", beat("train", age=80, silent=1), "train hangs: its loop has not turned for 80 s", True),
     ("train", beat("train", age=30, silent=30, exists=False), "train ended 30 s ago and is not back", True),
     ("train", beat("train", "refused", exists=False, why="another cluster"), "train refused its data: another cluster", True),
@@ -62,7 +62,7 @@ def test_each_state_of_a_role_has_its_sentence(name, given, text, is_bad):
 
 
 @pytest.mark.parametrize(("more", "text", "is_bad"), [
-    ({"unlearned_seconds": 181.0}, "nothing learned for 3 min", True),
+    ({"unlearned_seconds": 181.0}, "no training progress for 3 min", True),
     ({"memory_behind": 80_000}, "memory is 80,000 events behind", False),
     ({"log_behind": 12_345}, "answers are 12,345 events behind the log", False),
     ({"next_version": NextVersion("7-1", 0.129)}, "version 7-1 catches up, 12 %, the rule answers until then", False),

@@ -31,7 +31,7 @@ def watch_commits(data_dir: Path, on_commit: Callable[[], None]) -> Iterator[boo
         logger.warning(
             "commits_not_watched",
             error=str(error),
-            meaning="an event is seen in answers up to 10 ms later",
+            meaning="the log is polled instead: answers have an event up to 10 ms later",
         )
         yield False
         return
@@ -54,7 +54,7 @@ def _open_notices(path: Path) -> FileIO:
     """Register for a notice of each change of a file. Returns: the stream of notices, which never
     blocks. Raises: OSError if the system has no inotify or refuses it."""
     if sys.platform != "linux":
-        raise OSError("there is no inotify here")
+        raise OSError("this system has no inotify")
     from inotify_simple import INotify, flags
 
     notices: FileIO = INotify(nonblocking=True)

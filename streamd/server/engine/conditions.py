@@ -110,7 +110,7 @@ def _tokens(values: list[str]) -> tuple[Token, ...]:
     """The tokens of all headers of that name. Each may have several, separated by commas."""
     texts = [text.strip(" \t") for value in values for text in value.split(",")]
     if len(texts) > MAX_TOKENS:
-        raise BadCondition(f"{AFTER} has {len(texts)} tokens, at most {MAX_TOKENS} may be named")
+        raise BadCondition(f"{AFTER} has {len(texts)} positions, at most {MAX_TOKENS} are allowed")
     return tuple(_token(text) for text in texts)
 
 
@@ -124,11 +124,11 @@ def _token(text: str) -> Token:
         largest = token.offset
     else:
         raise BadCondition(
-            f"{AFTER}: {_shown(text)} is neither TERM.SEQ, as {POSITION} says it, "
+            f"{AFTER}: {_shown(text)} is neither TERM.SEQ, the form of {POSITION}, "
             "nor TOPIC:PARTITION:OFFSET"
         )
     if largest > INT64:
-        raise BadCondition(f"{AFTER}: a number of {_shown(text)} does not fit 64 bits")
+        raise BadCondition(f"{AFTER}: a number in {_shown(text)} does not fit 64 bits")
     return token
 
 

@@ -260,7 +260,7 @@ class Engine:
             self.status.why = "waiting for ingest to make the log"
             self._beat.touch("waiting")
             return None
-        self.status.why = "opening the log and what is stored of it"
+        self.status.why = "opening the log and its stored facts"
         return LogFollower(self._settings, self._registry, reader, self.status)
 
     @memory_for("following the log")

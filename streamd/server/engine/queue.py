@@ -168,7 +168,7 @@ class RequestQueue:
             return None
         standing = time.monotonic() - self._standing_since
         is_over = standing > STANDING_SHARE * self._settings.deadline_seconds
-        return "more requests come than can be answered" if is_over else None
+        return "more requests arrive than the server can answer" if is_over else None
 
     def _full(self) -> str:
         return f"{len(self)} requests are waiting (server.max_queue)"

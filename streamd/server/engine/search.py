@@ -157,7 +157,7 @@ class Searches:
             return
         wait = (own + sum(s.num_left for s in self._searches)) * self._node_seconds
         if self._searches and wait > SURE_SHARE * seconds:
-            done(Overloaded("more searches of all nodes come than can be answered"))
+            done(Overloaded("more exact recommendations arrive than the server can answer"))
             return
         self._searches += begun
 
@@ -212,7 +212,9 @@ class Searches:
         since = self._stepped_at or begun
         search = self._searches[0]
         if begun > search.deadline:
-            self.fail(TimeoutError("the search took longer than server.deadline_seconds"))
+            self.fail(
+                TimeoutError("the exact recommendation took longer than server.deadline_seconds")
+            )
             return 0
 
         # Score as many of the next nodes as fit a slice.
@@ -244,5 +246,5 @@ class Searches:
     def fail(self, error: Exception) -> None:
         """End the oldest search with an error."""
         if isinstance(error, NotFinite):
-            error = NotReady("the version that was asked cannot be served")
+            error = NotReady("the version that computed this answer can no longer serve")
         self._searches.pop(0).done(error)

@@ -54,8 +54,8 @@ class Sets:
         if kind is not None and self._schema.node_sets:
             raise HTTPException(
                 422,
-                "kind is for logs without declared node sets; the target of edge_set says which "
-                "nodes are recommended",
+                "kind is for logs without declared node sets; leave it out: the nodes of the "
+                "answer are those of edge_set's target",
             )
 
 
@@ -73,7 +73,7 @@ def _number(name: str | None, names: Sequence[str], what: str) -> int:
     if name is None and len(names) == 1:
         return 0
     if name is None:
-        raise HTTPException(422, f"{what} is needed; there are {', '.join(names)}")
+        raise HTTPException(422, f"{what} is required; there are {', '.join(names)}")
     if name not in names:
         raise HTTPException(422, f"there is no {what} {name!r}; there are {', '.join(names)}")
     return names.index(name)

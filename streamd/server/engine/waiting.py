@@ -63,7 +63,7 @@ class WaitingRequests:
 
 
 def _ends_before(left: list[Token]) -> NotReached:
-    return NotReached(f"the server ends, and the log has not reached {left[-1]}")
+    return NotReached(f"the server stops before the log has reached {left[-1]}")
 
 
 def _left(tokens: list[Token], state: LogState) -> list[Token]:

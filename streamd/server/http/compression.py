@@ -27,7 +27,7 @@ def expanded(body: bytes, coding: str) -> bytes:
         return body
     if coding not in WINDOW_BITS:
         raise HTTPException(
-            400, f"content-encoding {coding[:64]!r} is not understood; send gzip, deflate or none"
+            400, f"content-encoding {coding[:64]!r} is not supported; send gzip, deflate or none"
         )
 
     # Expand to the limit of a body at most: a few bytes may expand to gigabytes.
@@ -37,7 +37,7 @@ def expanded(body: bytes, coding: str) -> bytes:
     except zlib.error as error:
         raise HTTPException(400, f"the body is not {coding}: {error}") from None
     if len(plain) > MAX_BODY_BYTES:
-        raise HTTPException(413, f"a body has at most {MAX_BODY_BYTES} bytes, expanded too")
+        raise HTTPException(413, f"the expanded body is larger than {MAX_BODY_BYTES} bytes")
 
     # The stream is cut off, or bytes follow it.
     if not stream.eof or stream.unused_data:

@@ -200,7 +200,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= MAX_PIPELINED:
-            raise ValueError("too many requests wait for their answer")
+            raise ValueError("too many pipelined requests")
         super().on_message_begin()
         self._head_bytes = 0
         self._close_after(HEAD_SECONDS)

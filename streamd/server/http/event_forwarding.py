@@ -79,11 +79,14 @@ class Forwarder:
         # 1. Decode them all, as ingest will.
         source = self._source
         if mapped != (source is not None):
-            own = "records in a shape of its own" if source is not None else "streamd's own events"
+            own = "records of a source" if source is not None else "streamd's own events"
             field = "records" if source is not None else "events"
-            raise BadEvent("wrong_type", f"topic {self.topic} holds {own}: send {field}")
+            raise BadEvent("wrong_type", f"topic {self.topic} has {own}: send {field}")
         if source is not None and source.format not in JSON_FORMATS:
-            raise BadEvent("unsupported", f"topic {self.topic} holds {source.format}, not JSON")
+            raise BadEvent(
+                "unsupported",
+                f"topic {self.topic} has records in {source.format}, not JSON; send them to Kafka",
+            )
         now_us = SystemClock().now_us()
         records = [Record(value, i, now_us // 1000) for i, value in enumerate(values)]
         with self._lock:
@@ -120,7 +123,7 @@ class Forwarder:
         except Exception as error:  # noqa: BLE001 - whatever the client raises, the events are not acknowledged
             raise KafkaError(
                 f"Kafka did not acknowledge the events: {error}.",
-                "send them again; some may be in.",
+                "send them again; some may be in the topic already.",
             ) from error
 
     def open_producer(self) -> Any:

@@ -26,7 +26,9 @@ class DirectRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         route = self.endpoint
         model = get_type_hints(self.endpoint)["body"]
-        assert [d.dependency for d in self.dependencies] == [require_key], "no other is asked"
+        assert [d.dependency for d in self.dependencies] == [require_key], (
+            "a direct route has no other dependency"
+        )
 
         # The same steps as FastAPI's, in their order: the key, the body, the function.
         async def handle(request: Request) -> Response:
@@ -62,7 +64,7 @@ async def whole(request: Request) -> bytes:
     try:
         return await request.body()
     except ClientDisconnect:
-        raise HTTPException(400, "the body did not arrive whole") from None
+        raise HTTPException(400, "the body is incomplete") from None
 
 
 def parsed(model: type[Model], body: bytes) -> Model:

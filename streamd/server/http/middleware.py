@@ -43,7 +43,7 @@ KEY_CHECKS = (require_key, require_admin_key)
 # Methods that change nothing, so that a web page of another site may use them.
 READING = ("GET", "HEAD", "OPTIONS")
 PORTS = {"http": 80, "https": 443}
-TOO_LARGE = f"a body has a length of at most {MAX_BODY_BYTES} bytes"
+TOO_LARGE = f"a body may have at most {MAX_BODY_BYTES} bytes"
 # A client's id is used only if it cannot break a line of the logs.
 REQUEST_ID = re.compile(r"[\w.-]{1,128}", re.ASCII)
 
@@ -125,18 +125,18 @@ class Envelope:
         path = scope["path"]
         size = headers.get("content-length", "0")
         if "transfer-encoding" in headers:
-            return problem(path, 411, "a body needs a content-length")
+            return problem(path, 411, "content-length is required; chunked bodies are not accepted")
         if not size.isdigit() or int(size) > MAX_BODY_BYTES:
             return problem(path, 413, TOO_LARGE)
         host, _ = _host_of(headers)
         if self._open and host not in LOOPBACK:
             return problem(
-                path, 403, "without server.api_keys only this machine may ask, as localhost"
+                path,
+                403,
+                "without server.api_keys, only requests to localhost are accepted",
             )
         if scope["method"] not in READING and _is_of_another_site(headers):
-            return problem(
-                path, 403, "a web page of another site may not ask: it has another origin"
-            )
+            return problem(path, 403, "requests from web pages of another origin are refused")
         return None
 
     def _bounded(self, scope: Scope, receive: Receive) -> Receive:

@@ -27,7 +27,7 @@ FEW_REFUSED = 0.01
 MOST_REFUSED = 0.5
 """From this share of refused records on, the settings do not fit the stream as a whole."""
 AWAY = (
-    "events wait there, answers go on without them; restore the broker or correct "
+    "events wait there, and answers lack them; restore the broker or correct "
     "kafka.bootstrap_servers"
 )
 """The consequence of an unreachable Kafka, and the operator's action."""
@@ -103,7 +103,7 @@ def _of_roles(facts: MachineFacts) -> Iterator[Trouble]:
         elif silent >= UNSEEN_SECONDS:
             text = f"{name} has given no sign of life for {span(silent)}"
             if silent < STALLED_SECONDS:
-                text += f": after {STALLED_SECONDS:.0f} s it is killed and started again"
+                text += f": after {STALLED_SECONDS:.0f} s it is killed and restarted"
             yield Trouble(text=text, detail=f"it is stopped or stuck; {doing}")
         elif not beat.alive:
             text = f"{name} hangs: its loop has not turned for {span(beat.age_seconds)}"
@@ -151,8 +151,8 @@ def _of_learning(facts: MachineFacts) -> Iterator[Trouble]:
     train = facts.beats.get("train")
     waited = facts.unlearned_seconds
     if train is not None and waited is not None and waited >= UNLEARNED_SECONDS:
-        doing = f"a window is over and waits; the trainer is {train.state}"
-        yield Trouble(text=f"nothing learned for {span(waited)}", detail=doing)
+        doing = f"a finished window waits to be trained; the trainer is {train.state}; read its log"
+        yield Trouble(text=f"no training progress for {span(waited)}", detail=doing)
 
 
 def _of_refusals(facts: MachineFacts) -> Iterator[Trouble]:

@@ -65,9 +65,9 @@ def empty_hint(body: RecommendRequest) -> str:
     if given == ["kind"]:
         return f"no destination has the kind {body.kind!r} (text before the first ':')"
     if body.only == []:
-        return "only is empty"
+        return "only has no nodes"
     if given == ["only"]:
-        return "none of the nodes in only is known"
+        return "no node in only is known"
     return f"no node passes {' and '.join(given)}" if given else ""
 
 

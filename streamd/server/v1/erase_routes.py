@@ -28,7 +28,7 @@ class EraseRequest(NodesRequest):
     topic: str = Field(
         "",
         max_length=249,
-        description="topic for the deletes; the first of kafka.topics without a source otherwise",
+        description="topic for the deletes; by default the first of kafka.topics without a source",
     )
 
 
@@ -42,19 +42,23 @@ class FoundKey(BaseModel):
 class ErasureResponse(BaseModel):
     """The progress of a request to erase nodes. It does not repeat their keys."""
 
-    request: str = Field(description="GET /v1/erase/{request} gives this answer again")
-    state: ErasureState = Field(
-        description="done: it is proven; found: a key is left; failed: waits_for has the reason"
+    request: str = Field(
+        description="id for GET /v1/erase/{request}, which returns the current state"
     )
-    waits_for: str = Field(description="why it is not further, or why it failed")
+    state: ErasureState = Field(
+        description="done: proven; found: a key remains; failed: waits_for has the reason"
+    )
+    waits_for: str = Field(description="the reason why it waits or failed")
     nodes: int = Field(description="number of nodes in the request")
     unknown: int | None = Field(
-        description="nodes that the log did not hold; null until they were looked up"
+        description="nodes that are not in the log; null until they were looked up"
     )
     asked_at: float = Field(description="wall time in seconds")
-    ended_at: float | None = Field(description="likewise; null until it has ended")
+    ended_at: float | None = Field(description="wall time in seconds; null until it has ended")
     found: list[FoundKey] = Field(description="at most 100")
-    proof: str = Field(description="what was searched, and what was not")
+    proof: str = Field(
+        description="the files, objects and topics that were searched, and those that were not"
+    )
 
 
 @router.post(
@@ -83,7 +87,7 @@ def erasure(
     """The progress of a request to erase nodes: the reason why it waits, and finally its proof."""
     found = ErasureRequests(state.settings.data_dir).read(request)
     if found is None:
-        raise HTTPException(404, "no such request was made on this machine, or it is too old")
+        raise HTTPException(404, "this machine has no such request, or it is too old")
     return _answer(found)
 
 

@@ -98,7 +98,7 @@ class Filters:
         if found.declared.text is not None:
             raise HTTPException(
                 422,
-                f"{path}: {name} is a text, of which the log has numbers alone; declare "
+                f"{path}: {name} is a text, which the log stores as numbers only; declare "
                 "categories to filter by it",
             )
         return found
@@ -110,8 +110,8 @@ class Filters:
         if declared.hash is not None:
             raise HTTPException(
                 422,
-                f"{path}: the log has a hash of it alone, which several texts share; declare "
-                "categories to filter by it",
+                f"{path}: the log stores only a hash of it, which several texts may share; "
+                "declare categories to filter by it",
             )
         if isinstance(value, dict):
             if declared.type != "number":

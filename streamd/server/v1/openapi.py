@@ -10,19 +10,19 @@ from streamd.server.v1.schemas import Problem
 
 # Status -> description, the same for all routes: the envelope may refuse any request.
 ERRORS = {
-    "400": "not understood",
-    "401": "a key is needed",
+    "400": "invalid request",
+    "401": "an API key is required",
     "403": "not allowed",
     "404": "not found",
-    "405": "another method",
-    "408": "the body came too slowly",
+    "405": "the path has other methods",
+    "408": "the body did not arrive in time",
     "409": "not possible now",
-    "411": "a body needs a length",
-    "413": "a large body",
-    "422": "what was asked does not fit",
-    "429": "too many requests wait; come again",
-    "503": "not ready, or too late; come again",
-    "504": "the log did not come to what streamd-after names; come again",
+    "411": "content-length is required",
+    "413": "the body is too large",
+    "422": "invalid field or value",
+    "429": "too many requests wait; retry later",
+    "503": "not ready, not answered in time, or too old; retry later",
+    "504": "the log did not reach the position in streamd-after; retry later",
 }
 # Request headers of the operations that the engine answers: conditions on the answer.
 ASKED = [
@@ -30,7 +30,7 @@ ASKED = [
         "name": AFTER,
         "in": "header",
         "required": False,
-        "description": "what the answer must have seen: TERM.SEQ of another answer, or "
+        "description": "positions that the answer must include: TERM.SEQ of another answer, or "
         "TOPIC:PARTITION:OFFSET of a record; several are separated by commas",
         "schema": {"type": "string"},
     },
@@ -38,18 +38,18 @@ ASKED = [
         "name": MAX_LAG,
         "in": "header",
         "required": False,
-        "description": "seconds that the answer may be old",
+        "description": "maximum age of the answer in seconds",
         "schema": {"type": "number", "minimum": 0},
     },
 ]
 # Response headers of these operations.
 TOLD = {
     POSITION: {
-        "description": "TERM.SEQ of the newest commit that the answer knows",
+        "description": "TERM.SEQ of the newest commit that the answer includes",
         "schema": {"type": "string"},
     },
     LAG: {
-        "description": "seconds since the answer knew all that was in Kafka, where that is known",
+        "description": "seconds since the answer included all records of Kafka; absent if unknown",
         "schema": {"type": "number"},
     },
 }

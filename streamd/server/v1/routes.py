@@ -66,11 +66,11 @@ router = APIRouter(prefix="/v1", dependencies=[Depends(require_key)])
 direct = APIRouter(prefix="/v1", dependencies=[Depends(require_key)], route_class=DirectRoute)
 NodeSetQuery = Annotated[
     str | None,
-    Query(max_length=256, description="set of the node; needed where several are declared"),
+    Query(max_length=256, description="node set of the node; required if several are declared"),
 ]
 SourceInQuery = Annotated[
     str | None,
-    Query(max_length=256, description="edge set; only nodes that were a source in it"),
+    Query(max_length=256, description="edge set: only nodes that were a source in it"),
 ]
 NodePath = Annotated[str, Path(min_length=1, max_length=1024, examples=["user:74"])]
 
@@ -123,7 +123,7 @@ async def similar(body: SimilarRequest, state: State, asked: Asked) -> Response:
     answer = await state.engine.ask(request, asked)
     if body.by == "embedding" and not answer.embedding:
         raise HTTPException(
-            404, f"version {answer.version} makes no embeddings; ask by partners instead"
+            404, f"version {answer.version} has no embeddings; use by=partners instead"
         )
 
     # The engine orders them, most similar first.
@@ -229,7 +229,7 @@ async def events(body: EventsRequest, state: State) -> EventsResponse:
     the log and in answers once ingest has read them. If ingest would refuse one of them, the
     request fails and none is sent."""
     if (body.events is None) == (body.records is None):
-        raise HTTPException(422, "send events, or records where the topic has a source")
+        raise HTTPException(422, "send events, or records if the topic has a source")
     try:
         values = (
             [msgspec.json.encode(event.model_dump(exclude_none=True)) for event in body.events]
@@ -261,7 +261,7 @@ def schema(state: State) -> SchemaResponse:
 
 # Versions
 ASKED: dict[int | str, dict[str, Any]] = {
-    202: {"model": MoveRequested, "description": "asked of the trainer on another machine"}
+    202: {"model": MoveRequested, "description": "requested from the trainer on another machine"}
 }
 
 
@@ -337,7 +337,7 @@ def models(state: State) -> ModelsResponse:
 
 def _embedded(state: ServerState, key: Key, answer: Answer) -> EmbeddingResponse:
     if not answer.embedding:
-        raise HTTPException(404, f"version {answer.version} makes no embeddings")
+        raise HTTPException(404, f"version {answer.version} has no embeddings")
     return EmbeddingResponse(
         node=plain(key),
         known=answer.src_known,

@@ -22,12 +22,12 @@ EdgeSetName = Annotated[
     str | None,
     Field(
         max_length=256,
-        description="set of the edges; needed where several are declared",
+        description="edge set; required if several are declared",
     ),
 ]
 NodeSetName = Annotated[
     str | None,
-    Field(max_length=256, description="set of the nodes; needed where several are declared"),
+    Field(max_length=256, description="node set of the nodes; required if several are declared"),
 ]
 
 
@@ -62,7 +62,10 @@ CONDITION: dict[str, Any] = {
 # Filters of the nodes in an answer. Lists have at most server.max_candidates items.
 KindFilter = Annotated[
     str | None,
-    Field(max_length=256, description="only destinations whose key begins so, before a colon"),
+    Field(
+        max_length=256,
+        description="only destinations with this text before the first colon of their key",
+    ),
 ]
 OnlyFilter = Annotated[
     list[NodeKey] | None,
@@ -84,8 +87,10 @@ WhereFilter = Annotated[
 class Diversity(RequestBody):
     """Limits how many nodes of an answer have the same value of a feature."""
 
-    feature: str = Field(max_length=256, description="of the nodes", examples=["category"])
-    max_per_value: int = Field(ge=1, le=1000, description="most nodes of one value")
+    feature: str = Field(max_length=256, description="feature of the nodes", examples=["category"])
+    max_per_value: int = Field(
+        ge=1, le=1000, description="maximum number of nodes with the same value"
+    )
 
 
 class RecommendRequest(RequestBody):
@@ -96,7 +101,7 @@ class RecommendRequest(RequestBody):
     kind: KindFilter = None
     exclude_seen: bool = Field(False, description="leave out the source's last partners")
     exact: bool = Field(
-        False, description="score all nodes rather than server.max_candidates likely ones; slower"
+        False, description="score all nodes instead of server.max_candidates likely ones; slower"
     )
     time: int | None = Field(
         None, ge=0, le=2**62, description="query time; one not after the newest event means now"
@@ -106,7 +111,9 @@ class RecommendRequest(RequestBody):
     exclude: ExcludeFilter = []
     where: WhereFilter = {}
     diversity: Diversity | None = None
-    reasons: bool = Field(False, description="give the reason of each score; k is at most 100 then")
+    reasons: bool = Field(
+        False, description="return the reason of each score; k is then at most 100"
+    )
 
 
 class SimilarRequest(RequestBody):
@@ -115,7 +122,7 @@ class SimilarRequest(RequestBody):
     node: NodeKey = Field(description="the node", examples=["page:1"])
     k: int = Field(10, ge=1, le=1000, description="how many")
     by: Literal["embedding", "partners"] = Field(
-        "embedding", description="the model's embeddings, or the partners that they lately share"
+        "embedding", description="by the model's embeddings, or by partners that they shared lately"
     )
     edge_set: EdgeSetName = None
     kind: KindFilter = None
@@ -163,17 +170,21 @@ class Event(RequestBody):
     dst: NodeKey | None = Field(None, examples=["page:1"])
     time: StrictInt | None = Field(
         None,
-        description="in stream.time_unit; the record's timestamp where absent",
+        description="in stream.time_unit; the record's timestamp if absent",
         examples=[1700000000000],
     )
     features: list[float] | dict[str, Any] | None = Field(
-        None, description="numbers as they lie in the log, or by their declared names"
+        None, description="the columns of the log as numbers, or values by their declared names"
     )
     id: NodeKey | None = None
     node: NodeKey | None = None
     target: list[float] | None = None
-    edge_set: str | None = Field(None, description="of an edge or its delete, of several")
-    node_set: str | None = Field(None, description="of a node, label or its delete, of several")
+    edge_set: str | None = Field(
+        None, description="edge set of an edge or its delete, if several are declared"
+    )
+    node_set: str | None = Field(
+        None, description="node set of a node, a label or its delete, if several are declared"
+    )
 
 
 class EventsRequest(RequestBody):
@@ -216,8 +227,8 @@ class EventsResponse(BaseModel):
     topic: str
     events: list[Produced]
     after: str = Field(
-        description="positions of the last event in each partition: as the header `streamd-after`, "
-        "it makes a request wait until all these events are in its answer"
+        description="positions of the last event in each partition: sent as the header "
+        "`streamd-after`, they make a request wait until its answer includes all these events"
     )
     hint: str = Field("", description="only if all times look like another unit")
 
@@ -284,15 +295,15 @@ class Moved(BaseModel):
 class MoveRequested(BaseModel):
     """The request to the trainer's machine was sent, and has no answer yet."""
 
-    request: str = Field(description="look at GET /v1/models/requests/{request} for the answer")
+    request: str = Field(description="GET /v1/models/requests/{request} returns its outcome")
 
 
 class RequestOutcome(BaseModel):
     """The outcome of a request to change the champion, as far as this machine knows it."""
 
     state: Literal["waiting", "done", "refused"]
-    reason: str = Field("", description="why it was refused")
-    moved: Moved | None = Field(None, description="what was done")
+    reason: str = Field("", description="reason of the refusal")
+    moved: Moved | None = Field(None, description="the move that was made")
 
 
 class AsOf(BaseModel):
@@ -300,21 +311,21 @@ class AsOf(BaseModel):
 
     version: str = Field(description='model version, or "rule" before there is one')
     trained_until: int | None = Field(description="event time up to which the version was trained")
-    last_edge: int = Field(description="id of the newest edge seen, -1 before any")
+    last_edge: int = Field(description="id of the newest event in the graph, -1 before the first")
     memory_edge: int = Field(
-        description="memory and embeddings know the edges below this id; while they catch up, the "
-        "graph knows more"
+        description="memory and embeddings include the events below this id; while they catch up, "
+        "the graph includes more"
     )
-    newest_event: int = Field(description="time of that edge")
-    time: int = Field(description="the time the answer is for")
+    newest_event: int = Field(description="time of that event")
+    time: int = Field(description="event time of the query")
 
 
 class ShortReason(BaseModel):
     """The facts of one kind, or the graph's share, that add most to a score."""
 
     group: str = Field(description="as in /v1/explain, without source")
-    words: str = Field(description="its facts in short", examples=["they met 3 times"])
-    adds: float = Field(description="the score less that with this group at its baseline")
+    words: str = Field(description="summary of its facts", examples=["they met 3 times"])
+    adds: float = Field(description="the score minus the score with this group at its baseline")
 
 
 class Scored(BaseModel):
@@ -324,7 +335,7 @@ class Scored(BaseModel):
     score: float
     known: bool = Field(description="false for a node never seen")
     reason: ShortReason | None = Field(
-        None, description="if reasons were asked for; null if no group adds anything"
+        None, description="if the request has reasons; null if no group adds anything"
     )
 
 
@@ -332,9 +343,9 @@ Hint = Annotated[
     str,
     Field(
         "",
-        description="only if a key is no node, and the key that is written alike is one (the "
-        'text "5" for the integer 5, or the other way round); or if the filters of a '
-        "recommendation leave no node",
+        description="only if a key is no node but the key of the other type is (the text "
+        '"5" for the integer 5, or the reverse); or if the filters of a recommendation leave '
+        "no node",
     ),
 ]
 
@@ -366,8 +377,8 @@ class SimilarResponse(BaseModel):
 class EmbeddingResponse(BaseModel):
     node: NodeKey
     known: bool
-    embedding: list[float] = Field(description="empty where the model has no graph layers")
-    memory_edge: int = Field(description="embeddings know the edges below this id")
+    embedding: list[float] = Field(description="the vector, of model.dim numbers")
+    memory_edge: int = Field(description="embeddings include the events below this id")
     as_of: AsOf
     hint: Hint
 
@@ -376,9 +387,9 @@ class LabelsResponse(BaseModel):
     node: NodeKey
     known: bool
     labels: list[float] = Field(
-        description="probability of each class, or quantities, as model.labels says"
+        description="probability of each class, or quantities, depending on model.labels"
     )
-    memory_edge: int = Field(description="they know the edges below this id")
+    memory_edge: int = Field(description="the prediction includes the events below this id")
     as_of: AsOf
     hint: Hint
 
@@ -386,12 +397,14 @@ class LabelsResponse(BaseModel):
 class ExplainedFact(BaseModel):
     """A fact about source and candidate."""
 
-    name: str = Field(description="as in the table of facts")
+    name: str = Field(description="name of the fact in the table of facts")
     all_sets: bool = Field(
-        description="of the events of all edge sets together, not only of the asked one"
+        description="whether it is over all edge sets together, not only the one of the request"
     )
-    value: float = Field(description="as the model gets it")
-    words: str = Field(description="what it says", examples=["2 h since the source's last event"])
+    value: float = Field(description="input of the model")
+    words: str = Field(
+        description="the fact in words", examples=["2 h since the source's last event"]
+    )
 
 
 class ExplainedGroup(BaseModel):
@@ -401,8 +414,8 @@ class ExplainedGroup(BaseModel):
         description="frequency, recency, popularity, source, candidate, paths, sequence, hour or "
         "graph"
     )
-    words: str = Field(description="what its facts come to", examples=["they met 3 times"])
-    share: float = Field(description="its share of the score: its Shapley value")
+    words: str = Field(description="summary of its facts", examples=["they met 3 times"])
+    share: float = Field(description="its Shapley value in the score")
     without: float = Field(description="the score with this group alone at its baseline")
     facts: list[ExplainedFact]
 
@@ -412,9 +425,9 @@ class ExplainedNeighbor(BaseModel):
 
     node: NodeKey
     node_set: str
-    of: Literal["src", "dst"] = Field(description="the end that it is a neighbour of")
+    of: Literal["src", "dst"] = Field(description="the node that it is a neighbor of")
     time: int = Field(description="of the event between the two")
-    weight: float = Field(description="how much it counts among the neighbours of that end")
+    weight: float = Field(description="its weight among the neighbors of that node")
 
 
 class ExplainResponse(BaseModel):
@@ -425,16 +438,16 @@ class ExplainResponse(BaseModel):
     edge_set: str
     known: bool = Field(description="false for a source never seen")
     dst_known: bool = Field(description="false for a candidate never seen")
-    score: float = Field(description="as /v1/score says it")
-    baseline: float = Field(description="the score where all groups are at their baseline")
+    score: float = Field(description="as in /v1/score")
+    baseline: float = Field(description="the score with all groups at their baseline")
     version: str = Field(description='model version, or "rule" before there is one')
-    position: str = Field(description="as the header streamd-position")
+    position: str = Field(description="position of the answer, as in the header streamd-position")
     groups: list[ExplainedGroup] = Field(description="largest shares first")
     neighbors: list[ExplainedNeighbor] = Field(
         description="those of the source first, then those of the candidate, by weight"
     )
     weights: Literal["attention", "uniform", "none"] = Field(
-        description="where the neighbours' weights are from; none where no neighbours are looked at"
+        description="origin of the neighbors' weights; none if the model uses no neighbors"
     )
     as_of: AsOf
     hint: Hint
@@ -460,7 +473,7 @@ class ModelsResponse(BaseModel):
     shadow: str | None
     versions: list[ModelInfo]
     passed_over: dict[str, str] = Field(
-        description="what lies in models/ and is neither version nor move, and why"
+        description="ignored entries of models/, neither version nor move, with the reason"
     )
 
 

@@ -58,8 +58,8 @@ def take(name: str, size: object, rest: bytes) -> tuple[bytes, bytes]:
     if type(size) is not int or not 0 <= size <= len(rest):
         raise HTTPException(
             400,
-            f"{name}: {SIZE} is {str(size)[:32]}, {len(rest)} bytes are left behind "
-            f"the JSON, of which {JSON_LENGTH} says how long it is",
+            f"{name}: {SIZE} is {str(size)[:32]}, but {len(rest)} bytes are left after the JSON; "
+            f"{JSON_LENGTH} must be the length of the JSON",
         )
     return rest[:size], rest[size:]
 
@@ -73,7 +73,7 @@ def decode(name: str, datatype: str, count: int, raw: bytes) -> list[Any]:
         return _texts(name, count, raw)
     if datatype not in INTEGERS:
         raise HTTPException(
-            400, f"{name}: {datatype} is not taken as bytes, only BYTES and integers are"
+            400, f"{name}: {datatype} is not supported as bytes, only BYTES and integers are"
         )
 
     # Integers have a fixed size, so the number of values follows from the number of bytes.
@@ -102,7 +102,7 @@ def _texts(name: str, count: int, raw: bytes) -> list[str]:
         # The length or the element itself may be cut off.
         if end > len(raw) or begin > len(raw):
             raise HTTPException(
-                400, f"{name}: value {len(values)} ends behind its tensor's {len(raw)} bytes"
+                400, f"{name}: value {len(values)} ends after its tensor's {len(raw)} bytes"
             )
         try:
             values.append(raw[begin:end].decode())
@@ -110,5 +110,7 @@ def _texts(name: str, count: int, raw: bytes) -> list[str]:
             raise HTTPException(400, f"{name}: value {len(values)} is not UTF-8") from None
         at = end
     if len(values) != count:
-        raise HTTPException(400, f"{name}: its bytes hold {len(values)} values, its shape {count}")
+        raise HTTPException(
+            400, f"{name}: its bytes are {len(values)} values, its shape has {count}"
+        )
     return values

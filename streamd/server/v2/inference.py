@@ -38,7 +38,9 @@ Version = Annotated[str, Path(max_length=64, examples=["rule"])]
 
 
 class TensorParameters(BaseModel):
-    datatypes: list[str] = Field(description="all that keys of the log have, if several")
+    datatypes: list[str] = Field(
+        description="all datatypes of the log's keys, if there are several"
+    )
 
 
 class TensorInfo(BaseModel):
@@ -110,8 +112,8 @@ class OutputTensor(BaseModel):
 
 class InferParameters(BaseModel):
     hint: str = Field(
-        description="a key is no node, and the key that is written alike is one: the text "
-        '"5" for the integer 5, or the other way round'
+        description="a key is no node but the key of the other type is: the text "
+        '"5" for the integer 5, or the reverse'
     )
 
 
@@ -156,7 +158,7 @@ class InferRoute(DirectRoute):
             raise HTTPException(
                 422,
                 f"body: sent as {kind[:64]}; set content-type: application/json,"
-                f" or {OCTETS} with tensors behind the JSON",
+                f" or {OCTETS} with tensors after the JSON",
             )
         body = expanded(await whole(request), request.headers.get("content-encoding", ""))
         text, rest = binary.split(body, request.headers.get(binary.JSON_LENGTH))
@@ -405,13 +407,13 @@ def _fill(inputs: list[InputTensor], rest: bytes) -> None:
         elif tensor.data is None:
             raise HTTPException(400, f"{tensor.name} has neither data nor {binary.SIZE}; send one")
     if rest:
-        raise HTTPException(400, f"{len(rest)} bytes behind the JSON belong to no input")
+        raise HTTPException(400, f"{len(rest)} bytes after the JSON belong to no input")
 
 
 def _refuse_unserved(name: str, parameters: dict[str, Any] | None) -> None:
     for parameter in UNSERVED:
         if parameter in (parameters or {}):
-            raise HTTPException(400, f"{name}: {parameter} is not served; leave it out")
+            raise HTTPException(400, f"{name}: {parameter} is not supported; leave it out")
 
 
 def _flat(tensor: InputTensor) -> list[Any]:
@@ -426,7 +428,7 @@ def _flat(tensor: InputTensor) -> list[Any]:
             values = [x for v in values for x in v]
     if len(values) != prod(tensor.shape):
         raise HTTPException(
-            400, f"{tensor.name} has {len(values)} values, its shape {tensor.shape} another number"
+            400, f"{tensor.name} has {len(values)} values, but its shape is {tensor.shape}"
         )
     return values
 
@@ -434,7 +436,7 @@ def _flat(tensor: InputTensor) -> list[Any]:
 def _keys(tensor: InputTensor | None, name: str, dims: int) -> list[PlainKey]:
     if tensor is None or len(tensor.shape) != dims:
         raise HTTPException(
-            400, f"input {name!r} is needed, with {dims} dimension{'s' * (dims > 1)}"
+            400, f"input {name!r} is required, with {dims} dimension{'s' * (dims > 1)}"
         )
 
     # Texts or integers within the log's bounds for keys; Python's bool is an int, but no key.

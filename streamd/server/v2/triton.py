@@ -38,11 +38,11 @@ class ModelConfig(BaseModel):
     name: str
     platform: str
     backend: str
-    max_batch_size: int = Field(description="most rows of src: server.max_batch")
+    max_batch_size: int = Field(description="maximum number of rows of src: server.max_batch")
     input: list[TensorConfig]
     output: list[TensorConfig]
     parameters: dict[str, ParameterConfig] = Field(
-        description="max_candidates: most columns of dst"
+        description="max_candidates: maximum number of columns of dst"
     )
 
 
@@ -84,7 +84,7 @@ class StatisticsResponse(BaseModel):
 
 
 class IndexRequest(BaseModel):
-    ready: bool = Field(False, description="only the version that can be asked now")
+    ready: bool = Field(False, description="only the version that can answer now")
 
 
 class IndexEntry(BaseModel):

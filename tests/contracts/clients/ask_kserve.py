@@ -53,7 +53,7 @@ async def ask():
         try:
             await client.infer(URL, wrong, model_name="streamd", headers=dict(KEY))
         except httpx.HTTPStatusError as error:
-            assert error.response.status_code == 400 and "its shape 3" in str(error)
+            assert error.response.status_code == 400 and "its shape has 3" in str(error)
         else:
             raise AssertionError("a shape that does not fit was not refused")
 
