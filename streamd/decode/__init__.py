@@ -1,1 +1,1 @@
-"""Bytes to events: used by ingest, by the server for events sent by REST, and by imports."""
+"""Decodes bytes to events, for ingest, for events sent to the server by REST, and for imports."""

@@ -1,4 +1,4 @@
-"""Arrow IPC streams decoded to events; schema and batches are validated before a value is read."""
+"""Decodes Arrow IPC streams to events; schema and batches are validated before a value is read."""
 
 import itertools
 from typing import Any
@@ -21,19 +21,19 @@ from streamd.events import MICROSECONDS, Float32, Int64
 
 EDGE_COLUMNS = {"src", "dst", "time", "features", "edge_set"}
 WORDS = {"src", "dst", "id", "node", "type", "edge_set", "node_set"}
-"""Columns of keys, and of names of types and sets."""
+"""Columns of keys, types and names of sets."""
 UNIT_US = {"s": 1_000_000, "ms": 1_000, "us": 1}
-"""Microseconds of the timestamp units that are taken; nanoseconds would lose digits."""
+"""Microseconds in each timestamp unit that is accepted; nanoseconds would lose digits."""
 ROWS = 1_000
-"""Rows converted to Python objects at a time, which bounds their memory."""
+"""Rows that are converted to Python objects at a time, which bounds their memory."""
 
 
 def read_table(value: bytes, rules: Rules) -> Any:
-    """Read an Arrow IPC stream whose columns are the fields of the JSON events.
+    """Read an Arrow IPC stream with the fields of JSON events as columns.
 
     Returns: a pyarrow Table of one chunk.
-    Raises: BadEvent where the stream cannot be read, holds no rows or too many, or where a column
-    has another name or another type than `_expected` takes.
+    Raises: BadEvent if the stream cannot be read, has no rows or too many, or if a column has
+    another name or another type than `_expected` accepts.
     """
     count = 0
     batches = []
@@ -44,19 +44,20 @@ def read_table(value: bytes, rules: Rules) -> Any:
     rules.check_count(count)
     import pyarrow as pa
 
+    # `edges_of` reads one chunk of each column.
     return _as_events(pa.Table.from_batches(batches).combine_chunks(), pa)
 
 
 def _as_events(table: Any, pa: Any) -> Any:
-    """A table with its keys and words as integers or text.
+    """Convert the keys and words of a table to integers or text.
 
-    Raises: BadEvent.
+    Raises: BadEvent if a column mixes types.
     """
     for at, name in enumerate(table.column_names):
         kind = table.schema.field(at).type
         if name not in WORDS or _is_usual(kind, pa):
             continue
-        # All values of a column have one type, as `edges_of` reads them.
+        # `edges_of` reads columns of one type only.
         values = [as_key(value, None) for value in arrow_values(table.column(at).chunk(0))]
         kinds = set(map(type, values)) - {type(None)}
         try:
@@ -74,7 +75,7 @@ def _as_events(table: Any, pa: Any) -> Any:
 
 
 def _check_schema(schema: Any, pa: Any) -> None:
-    """Refuse columns that no event has, or of a wrong type. Raises: BadEvent."""
+    """Refuse columns that no event has, or columns of a wrong type. Raises: BadEvent."""
     names = schema.names
     for name, kind in zip(names, schema.types, strict=True):
         if name not in FIELDS:
@@ -92,7 +93,7 @@ def _check_schema(schema: Any, pa: Any) -> None:
 
 
 def _expected(name: str, kind: Any, pa: Any) -> str:
-    """The type that a column of this name should have; empty where `kind` is valid.
+    """The type that a column of this name should have, in words; "" if `kind` is valid.
 
     Only flat types are valid: their values take no more memory than their bytes in the stream. A
     column of nulls counts as absent.
@@ -113,7 +114,7 @@ def _expected(name: str, kind: Any, pa: Any) -> str:
 
 
 def _is_usual(kind: Any, pa: Any) -> bool:
-    """Whether a type is one of those that events are read of by columns."""
+    """Whether `edges_of` can read a type without conversion: text, integers or nulls."""
     types = pa.types
     is_text = types.is_string(kind) or types.is_large_string(kind)
     return bool(is_text or types.is_integer(kind) or types.is_null(kind))
@@ -127,13 +128,14 @@ def _type_name(kind: Any, pa: Any) -> str:
 
 
 def rows_of(table: Any, record: Any, unit: str) -> RecordItems:
-    """The rows of a table one by one. unit: that of its times where they are integers."""
+    """The rows of a table as items, to be decoded one by one. unit: of its times if they are
+    integers."""
     import pyarrow as pa
 
     scale = None
     column = table.schema.get_field_index("time")
     if column >= 0 and pa.types.is_timestamp(table.schema.field(column).type):
-        # Timestamps have a unit of their own, which may be finer than the stream's.
+        # Timestamps have their own unit, which may be finer than the stream's.
         scale = UNIT_US[table.schema.field(column).type.unit]
         table = table.set_column(column, "time", table.column(column).cast(pa.int64()))
 
@@ -150,7 +152,7 @@ def rows_of(table: Any, record: Any, unit: str) -> RecordItems:
 
 
 def edges_of(table: Any, checker: EventChecker) -> Edges | None:
-    """The columns of a table of edges; None where a row is not a valid edge."""
+    """Convert a table of edges to columns; None if a row is not a valid edge."""
     import pyarrow as pa
 
     names = set(table.column_names)
@@ -160,7 +162,7 @@ def edges_of(table: Any, checker: EventChecker) -> Edges | None:
     if any(column.null_count for column in columns.values()):
         return None
 
-    # Convert the columns; None means that some value is not valid.
+    # Convert the columns; None means that a value is not valid.
     time = _times(columns["time"], checker.rules.time_unit, pa)
     number_E = _set_numbers(columns.get("edge_set"), checker.sets.edge_names, table.num_rows)
     if time is None or number_E is None:
@@ -175,7 +177,7 @@ def edges_of(table: Any, checker: EventChecker) -> Edges | None:
 
 
 def _set_numbers(column: Any, names: tuple[str, ...], count: int) -> Int64 | None:
-    """Numbers of the edge sets that rows name, int64[n]; None where one names none of them."""
+    """Numbers of the rows' edge sets, int64[n]; None if a row names no declared set."""
     if column is None:
         return np.zeros(count, np.int64) if len(names) == 1 else None
     distinct = column.dictionary_encode()
@@ -188,7 +190,7 @@ def _set_numbers(column: Any, names: tuple[str, ...], count: int) -> Int64 | Non
 
 
 def _times(column: Any, unit: str, pa: Any) -> Int64 | None:
-    """Times in microseconds, int64[n]; None where the type or a value does not fit."""
+    """Times in microseconds, int64[n]; None if the type or a value does not fit."""
     if pa.types.is_timestamp(column.type) and column.type.unit in UNIT_US:
         scale = UNIT_US[column.type.unit]
     elif pa.types.is_integer(column.type) and column.type != pa.uint64():
@@ -210,7 +212,7 @@ def _rows(
     count = len(number_E)
     rounded = NOTHING
     if column is None:
-        # Without features all sets must be without.
+        # Without a column, every set must have no features.
         length_E = first_E = np.zeros(count, np.int64)
         flat = np.zeros(0, np.float32)
     else:
@@ -224,7 +226,7 @@ def _rows(
         else:
             return None
 
-        # Values beyond float32 become infinite, and so are beyond `max_feature`.
+        # Values beyond float32 become infinite, which is beyond `max_feature`.
         values = column.flatten()
         if values.null_count or not pa.types.is_floating(values.type):
             return None
@@ -238,7 +240,7 @@ def _rows(
         width = checker.sets.of_edges[number].width
         if (length_E[slice(None) if at is None else at] != width).any():
             return None
-        # The lists lie one behind the other.
+        # The lists are stored one after the other.
         return (
             flat.reshape(count, width) if at is None else flat[first_E[at, None] + np.arange(width)]
         )
@@ -251,7 +253,8 @@ def _rows(
 def _numbers(
     column: Any, number_E: Int64, end: int, checker: EventChecker, pa: Any
 ) -> Int64 | None:
-    """Numbers of the keys at one end of edges, int64[n]; None where one is not valid."""
+    """Numbers of the keys at one end of edges, int64[n]; None if a key is not valid."""
+    # Keys are int64; the check of single events names the row.
     if column.type == pa.uint64():
         return None
     return checker.sets.key_numbers(checker.keys, column.to_pylist(), number_E, end)

@@ -1,9 +1,9 @@
-"""Arrow IPC streams of unknown senders: limits on their metadata, checked before pyarrow reads it,
-and on the memory that their values need.
+"""Limits on Arrow IPC streams from unknown senders: on metadata, before pyarrow reads it, and on
+the memory of their values.
 
-A flatbuffer may point to the same table from many places, so a schema of some kilobytes can expand
-to millions of fields. A compressed body declares its own size after expansion. Numbers of fields
-are those of Arrow's Schema.fbs and Message.fbs (format page, "Encapsulated message format").
+A flatbuffer may point to the same table many times, so a schema of some kilobytes can expand to
+millions of fields. A compressed body declares its own size after expansion. Numbers of fields are
+those of Arrow's Schema.fbs and Message.fbs (format page, "Encapsulated message format").
 """
 
 import struct
@@ -16,19 +16,21 @@ from streamd.errors import BadEvent
 from streamd.events import Int64
 
 MAX_SCHEMA_BYTES = 65_536
-"""Largest schema; pandas writes some kilobytes of metadata about its columns."""
+"""Maximum size of a schema; pandas writes some kilobytes of metadata about its columns."""
 MAX_COLUMNS = 32
-"""An event has fewer than ten fields; 3,000 columns of nothing cost gigabytes of rows."""
+"""Maximum columns. An event has fewer than ten fields; rows of 3,000 empty columns take
+gigabytes."""
 MAX_INSIDE = 128
 MAX_LEVELS = 4
-"""Most columns of a mapped record, and levels of them."""
+"""Maximum columns of a mapped record with those inside others, and maximum levels of them."""
 MAX_NOTES = 32
-"""Most entries of custom metadata of a message, a schema or a field; pandas writes one."""
+"""Maximum entries of custom metadata in a message, schema or field; pandas writes one."""
 
 MAX_TEXT_BYTES = 64_000_000
-"""Most bytes of a record's text, if each row of a dictionary or of views had text of its own."""
+"""Maximum bytes of text in a record, counted as if each row of a dictionary or view had its own
+copy."""
 OBJECT = 64
-"""Bytes of a Python object without its text."""
+"""Bytes of a Python object in addition to its text."""
 
 
 def read_batches(
@@ -39,8 +41,12 @@ def read_batches(
 ) -> Iterator[Any]:
     """Yield the batches of a stream, each validated.
 
-    Args: check_schema: refuses a schema, given pyarrow too; check_count: refuses a number of rows;
-    is_nested: as of `check_head`.
+    1. Check the schema's metadata before pyarrow reads it: it could expand to gigabytes.
+    2. Check the columns, then the metadata of all batches. A compressed body could expand too.
+    3. Check each batch before it is yielded: its number of rows, its values and their memory.
+
+    Args: check_schema: refuses a schema, called with pyarrow too; check_count: refuses a number of
+    rows; is_nested: as for `check_head`.
     Raises: BadEvent.
     """
     try:
@@ -51,17 +57,19 @@ def read_batches(
             "unknown_content_type", "Arrow needs pyarrow: pip install 'streamd-gnn[arrow]'"
         ) from None
     try:
-        # Check the schema before pyarrow reads a batch, and each batch before its values are used.
+        # 1. The schema's metadata.
         check_head(value, pa, is_nested)
         reader = pa.ipc.open_stream(value)
+        # 2. The columns, and the metadata of all batches.
         check_schema(reader.schema, pa)
         check_batches(value, pa)
         count = size = text = 0
+        # 3. Each batch.
         for batch in reader:
             count += batch.num_rows
             check_count(count)
             batch.validate(full=True)
-            # Columns that share bytes could make much memory of few.
+            # Columns that share bytes could expand a few bytes to much memory.
             size += sum(_num_bytes(column, pa) for column in batch.columns)
             if size > len(value):
                 raise BadEvent("bad_arrow", "its columns share their bytes")
@@ -78,7 +86,7 @@ def read_batches(
 
 
 def _num_bytes(column: Any, pa: Any) -> int:
-    """The bytes of a column without its dictionaries, which several batches may share."""
+    """The bytes of a column without its dictionary, which several batches may share."""
     if pa.types.is_struct(column.type):
         return sum(_num_bytes(column.field(at), pa) for at in range(column.type.num_fields))
     return int((column.indices if pa.types.is_dictionary(column.type) else column).nbytes)
@@ -90,7 +98,7 @@ def _num_text_bytes(column: Any, pa: Any) -> int:
     if types.is_struct(column.type):
         return sum(_num_text_bytes(column.field(at), pa) for at in range(column.type.num_fields))
     if types.is_dictionary(column.type):
-        # A dictionary of numbers takes memory too, once for each column that has it.
+        # A dictionary of numbers also takes memory, once for each column that uses it.
         lengths = _text_lengths(column.dictionary, pa) + OBJECT
         return int(lengths.sum() + lengths[column.indices.drop_null().to_numpy()].sum())
     is_view = types.is_string_view(column.type) or types.is_binary_view(column.type)
@@ -98,10 +106,10 @@ def _num_text_bytes(column: Any, pa: Any) -> int:
 
 
 def _text_lengths(column: Any, pa: Any) -> Int64:
-    """The length of each text of a column, int64[n] bytes, 0 for a null and for other values."""
+    """The length of each text of a column in bytes, int64[n]; 0 for a null and for other values."""
     types, kind = pa.types, column.type
     if types.is_string_view(kind) or types.is_binary_view(kind):
-        # A view is 16 bytes, of which the first four are its length.
+        # A view has 16 bytes; the first four are the length.
         views = np.frombuffer(column.buffers()[1] or b"", np.int32).reshape(-1, 4)
         lengths = views[column.offset : column.offset + len(column), 0].astype(np.int64)
         return np.where(column.is_valid().to_numpy(zero_copy_only=False), lengths, 0)
@@ -112,13 +120,13 @@ def _text_lengths(column: Any, pa: Any) -> Int64:
 
 
 def is_list(kind: Any, pa: Any) -> bool:
-    """Whether a type is a list that has bytes of its own for each row."""
+    """Whether a type is a list that has its own bytes for each row."""
     types = pa.types
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 def is_text(kind: Any, pa: Any) -> bool:
-    """Whether a type is text, bytes or decimals, each row of which has its bytes for itself."""
+    """Whether a type is text, bytes or decimals with their own bytes for each row."""
     types = pa.types
     return bool(
         types.is_string(kind)
@@ -131,8 +139,8 @@ def is_text(kind: Any, pa: Any) -> bool:
 
 
 def is_scalar(kind: Any, pa: Any) -> bool:
-    """Whether a type holds one text, number, time or truth value a row, or nothing: they take no
-    more memory than their bytes, but for those that `read_batches` counts."""
+    """Whether a type has at most one text, number, time or boolean a row. Values of such a type
+    take no more memory than their bytes, except those that `read_batches` counts."""
     types = pa.types
     if isinstance(kind, pa.BaseExtensionType):
         return bool(kind.extension_name == "arrow.uuid")
@@ -146,9 +154,9 @@ def is_scalar(kind: Any, pa: Any) -> bool:
 def check_head(value: bytes, pa: Any, is_nested: bool = False) -> None:
     """Refuse a stream with a larger schema than an event needs.
 
-    is_nested: whether columns may lie inside others, as mapped records have them.
+    is_nested: whether columns may be inside others, as in mapped records.
 
-    Raises: BadEvent; struct.error, IndexError or pyarrow's errors where it is broken.
+    Raises: BadEvent; struct.error, IndexError or pyarrow's errors if the stream is broken.
     """
     for message in pa.ipc.MessageReader.open_stream(value):
         data = message.metadata.to_pybytes()
@@ -173,7 +181,7 @@ def check_head(value: bytes, pa: Any, is_nested: bool = False) -> None:
 
 
 def check_batches(value: bytes, pa: Any) -> None:
-    """Refuse messages after the schema other than uncompressed record batches and dictionaries.
+    """Refuse messages after the schema, except uncompressed record batches and dictionaries.
 
     Raises: as `check_head`.
     """
@@ -196,7 +204,8 @@ def check_batches(value: bytes, pa: Any) -> None:
 
 
 def _check_column(data: bytes, column: int) -> None:
-    """Refuse a column with more than one child, or whose child has children. Raises: BadEvent."""
+    """Refuse a column with more than one child, or with a child that has children. Raises:
+    BadEvent."""
     # Field: field 5 is its children, field 6 custom metadata.
     _bound(data, column, 6, MAX_NOTES, "notes")
     for child in _bound(data, column, 5, 1, "columns inside a column"):
@@ -222,12 +231,14 @@ def _check_levels(data: bytes, columns: list[int]) -> None:
 
 
 def _bound(data: bytes, table: int, number: int, most: int, what: str) -> list[int]:
-    """Positions of the tables in a vector field. Raises: BadEvent for more than `most`."""
+    """Positions of the tables in a vector field. what: they are, for the error. Raises: BadEvent if
+    there are more than `most`."""
     position = field(data, table, number)
     if not position:
         return []
     vector = follow(data, position)
     count = int(struct.unpack_from("<I", data, vector)[0])
+    # Check before the tables are followed: a vector may repeat one table.
     if count > most:
         raise BadEvent("bad_arrow", f"{count} {what}, at most {most} are taken")
     return [follow(data, vector + 4 + 4 * i) for i in range(count)]
@@ -239,7 +250,7 @@ def follow(data: bytes, position: int) -> int:
 
 
 def field(data: bytes, table: int, number: int) -> int:
-    """The position of a field of a flatbuffer table; 0 where it is absent."""
+    """The position of a field of a flatbuffer table; 0 if it is absent."""
     vtable = table - int(struct.unpack_from("<i", data, table)[0])
     if vtable < 0 or 4 + 2 * number >= struct.unpack_from("<H", data, vtable)[0]:
         return 0

@@ -1,5 +1,4 @@
-"""Decoded events as columns, the form in which they pass from the decoder through the merge to a
-commit."""
+"""Decoded events as columns; the decoder, the merge and a commit pass them on in this form."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -28,30 +27,30 @@ ROW = np.dtype(
 )
 """time: event time, int64 microseconds; 0 for NODE and DELETE, which have none. stamp: the Kafka
 record's timestamp in microseconds, NO_STAMP without one. source: number of the topic-partition in
-sorted order. item: index in a batched record. kind: EDGE (a = src, b = dst), NODE, LABEL (a = node)
-or DELETE (a = node, b = -1; or a = src, b = dst); a and b are numbers of a `KeyTable`. extra: index
-into `Block.extras`, -1 for none."""
+sorted order. offset: of the record in its partition. item: index in a batched record. kind: EDGE (a
+= src, b = dst), NODE, LABEL (a = node) or DELETE (a = node, b = -1; or a = src, b = dst); a and b
+are numbers of a `KeyTable`. extra: index into `Block.extras`, -1 for none."""
 NO_STAMP = -1
 """The timestamp of a record without one, as in Kafka."""
 SECONDS_FROM, SECONDS_UNTIL = 315_532_800, 4_102_444_800
-"""From 1980 until 2100 in seconds. Kafka's timestamps are milliseconds, which are so few only in
-the first weeks of 1970."""
+"""From 1980 until 2100 in seconds. Kafka's timestamps are milliseconds; as such, these are in the
+first weeks of 1970."""
 MAX_STAMP_MS = SECONDS_FROM * 1_000_000
-"""From here on a timestamp is rather microseconds or nanoseconds since 1980."""
+"""A larger timestamp is more likely microseconds or nanoseconds since 1980."""
 Rows = NDArray[np.void]
 _offset, _timestamp = attrgetter("offset"), attrgetter("timestamp")
 
 
 def has_time(rows: Rows) -> Bools:
-    """Whether each row has an event time of its own, as edges and labels do: bool[n]."""
+    """Whether each row has an event time, as edges and labels have: bool[n]."""
     kind = rows["kind"]
     timed: Bools = (kind == EDGE) | (kind == LABEL)
     return timed
 
 
 def timestamp_us(record: Any) -> int:
-    """The record's Kafka timestamp in microseconds; NO_STAMP if it is absent, or cannot be the
-    milliseconds that it should be."""
+    """The record's Kafka timestamp in microseconds; NO_STAMP if it is absent, or cannot be
+    milliseconds."""
     stamp = int(record.timestamp)
     is_valid = 0 <= stamp < MAX_STAMP_MS and not SECONDS_FROM <= stamp < SECONDS_UNTIL
     return stamp * 1000 if is_valid else NO_STAMP
@@ -59,11 +58,11 @@ def timestamp_us(record: Any) -> int:
 
 @dataclass
 class Block:
-    """A block of n events. rows: `ROW` [n]. values: rows of edge features, float32[n, D], with
-    the edge set (`streamd.schema.Schema`).
+    """A block of n events.
 
-    extras: row of features of a NODE, target of a LABEL, or (time of the edge in microseconds,
-    number of its edge set) of a DELETE of edges; rows refer to them by index.
+    rows: `ROW` [n]. values: rows of edge features with the edge set (`streamd.schema.Schema`),
+    float32[n, D]. extras: feature row of a NODE, target of a LABEL, or (time of the edge in
+    microseconds, number of its edge set) of a DELETE of edges; rows refer to them by index.
     """
 
     rows: Rows
@@ -85,9 +84,9 @@ class Block:
         return Block(rows, self.values[index], extras)
 
     def split(self, count: int) -> tuple["Block", "Block"]:
-        """The first `count` events, and the others. Both are views where there are no extras."""
+        """The first `count` events, and the others. Both are views if there are no extras."""
         if self.extras:
-            # Each half needs extras of its own, numbered from 0.
+            # Each half needs its own extras, numbered from 0.
             return self.take(np.arange(count)), self.take(np.arange(count, len(self)))
         return Block(self.rows[:count], self.values[:count]), Block(
             self.rows[count:], self.values[count:]
@@ -96,7 +95,11 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rejected:
-    """A refused event, or a refused whole value (index -1), with its raw bytes."""
+    """A refused event, or a whole refused value (index -1), with its raw bytes.
+
+    offset: of the record. index: of the event in the record. reason: of the dead letter. error:
+    text for the sender. content_type: of `raw`.
+    """
 
     offset: int
     index: int
@@ -114,8 +117,10 @@ class Decoded(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """The events of some records that are all valid. num_skipped: records, or items of one, that
-    are no event. rounded: values of features."""
+    """The events of records that are all valid.
+
+    num_skipped: records, or items of one, that are no event. rounded: feature values.
+    """
 
     events: Block
     num_skipped: int = 0
@@ -124,11 +129,11 @@ class Taken(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """The records that n events come from.
+    """The records of n events.
 
-    source: number of the partition. now_us: wall clock. offset, item, stamp: one for all events or
-    int64[n]; offset and item as in `ROW`, stamp the timestamp of the record in microseconds,
-    NO_STAMP without one.
+    source: number of the partition. now_us: wall clock, microseconds. offset, item, stamp: one for
+    all events or int64[n]; offset and item as in `ROW`, stamp the timestamp of the record in
+    microseconds, NO_STAMP without one.
     """
 
     source: int
@@ -139,7 +144,7 @@ class Origin:
 
     @staticmethod
     def of_records(records: Sequence[Any], source: int, now_us: int) -> "Origin":
-        """The origin of one event of each record."""
+        """The origin of events if each record is one event."""
         offset = np.fromiter(map(_offset, records), np.int64, len(records))
         stamp_ms = np.fromiter(map(_timestamp, records), np.int64, len(records))
         valid = (stamp_ms >= 0) & (stamp_ms < MAX_STAMP_MS)
@@ -150,7 +155,7 @@ class Origin:
 
     @staticmethod
     def of_items(record: Any, count: int, source: int, now_us: int) -> "Origin":
-        """The origin of `count` events of one record."""
+        """The origin of `count` events in one record."""
         return Origin(
             source=source,
             now_us=now_us,
@@ -178,8 +183,11 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """Columns of n edges: int64[n] microseconds, int64[n] key numbers, float32[n, D] rows of
-    features, and the rounded ones among their values."""
+    """Columns of n edges.
+
+    time: int64[n] microseconds. src, dst: key numbers, int64[n]. values: feature rows, float32[n,
+    D]. rounded: those among the values.
+    """
 
     time: Int64
     src: Int64
@@ -196,6 +204,7 @@ def edge_block(edges: Edges, origin: Origin) -> Block:
     rows["offset"] = origin.offset
     rows["item"] = origin.item
     stamp, now_us = origin.stamp, origin.now_us
+    # A producer's clock may be ahead.
     rows["stamp"] = min(stamp, now_us) if isinstance(stamp, int) else np.minimum(stamp, now_us)
     rows["kind"] = EDGE
     rows["a"] = edges.src
@@ -205,9 +214,9 @@ def edge_block(edges: Edges, origin: Origin) -> Block:
 
 
 class Checked(NamedTuple):
-    """A valid event of any kind. The first four are as in `ROW`.
+    """A valid event of any kind. The first four fields are as in `ROW`.
 
-    values: the row of features of an edge, or the extra of an event of another kind.
+    values: the feature row of an edge, or the extra of another kind of event.
     """
 
     time: int
@@ -230,7 +239,7 @@ class EventRows:
         self._extras: list[Sequence[float]] = []
 
     def add(self, event: Checked, offset: int, item: int, stamp_us: int) -> None:
-        """Add an event. offset, item, stamp_us: of its record, as in `Origin`."""
+        """Add an event. offset, item, stamp_us: as in `Origin`."""
         time, kind, a, b, values, _ = event
         # Edges have their features in a row of the matrix, other kinds have an extra.
         is_edge = kind == EDGE
@@ -252,9 +261,9 @@ class EventRows:
 
 
 def renumber_keys(blocks: Sequence[Block], renumber: Callable[[Int64], Int64]) -> None:
-    """Change the key numbers of blocks in place.
+    """Replace the key numbers of blocks in place.
 
-    renumber: takes the distinct numbers in use, ascending, and returns the new number of each.
+    renumber: gets the distinct numbers in use, ascending, and returns the new number of each.
     """
     ends = [b.rows[end] for b in blocks for end in ("a", "b")]
     used = np.unique(np.concatenate([np.zeros(0, np.int64), *ends]))
@@ -268,7 +277,7 @@ def renumber_keys(blocks: Sequence[Block], renumber: Callable[[Int64], Int64]) -
 
 
 def empty_block(dim: int) -> Block:
-    """A block of no events, with `dim` edge features."""
+    """A block without events, with `dim` edge features."""
     return Block(np.zeros(0, ROW), np.zeros((0, dim), np.float32))
 
 
@@ -281,7 +290,7 @@ def joined(blocks: Sequence[Block]) -> Block:
     first = 0
     for b in blocks:
         if b.extras:
-            # Their extras come after those of the blocks before.
+            # Append their extras to those of the blocks before.
             part = rows[first : first + len(b)]
             part["extra"] += np.where(part["extra"] >= 0, len(extras), 0).astype(np.int32)
             extras += b.extras

@@ -1,7 +1,7 @@
-"""The rules that every event must satisfy, checked over columns of edges or for one event.
+"""The rules that every event must satisfy, checked for columns of edges or for one event.
 
-The check over columns is the fast path: it says only whether all edges are valid. The check of one
-event also says what is wrong with it.
+The check of columns is the fast path: it only finds whether all edges are valid. The check of one
+event also explains its error.
 """
 
 from collections.abc import Sequence
@@ -37,11 +37,11 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 class Rules:
     """The limits that an event must satisfy. Times are in microseconds, sizes in bytes or counts.
 
-    features: those that are declared by name.
-    max_ahead_us: how far an event's time may be ahead of the wall clock and of its record's
-    timestamp. max_feature: largest absolute value of a feature or label target. tombstones: whether
-    a null value with a key deletes the node of that key; otherwise it is a dead letter.
-    unit_setting: the setting that says `time_unit`, empty where no unit is said.
+    features: those that are declared by name. time_unit: of integers as times. max_ahead_us: how
+    far an event's time may be ahead of the wall clock and of its record's timestamp. max_feature:
+    maximum absolute value of a feature or label target. tombstones: whether a null value with a key
+    deletes the node of that key; otherwise it is a dead letter. unit_setting: the setting of
+    `time_unit`, "" if there is none.
     """
 
     schema: Schema
@@ -56,7 +56,7 @@ class Rules:
     unit_setting: str = "stream.time_unit"
 
     def check_count(self, count: int) -> None:
-        """Refuse a record that holds no events or too many. Raises: BadEvent."""
+        """Refuse a record without events or with too many. Raises: BadEvent."""
         if not count:
             raise BadEvent("empty", "a record without events")
         if count > self.max_record_events:
@@ -83,19 +83,19 @@ class EventChecker:
     """Checks parsed events against `rules` and numbers their keys. Owner: the decoder."""
 
     def __init__(self, rules: Rules, notices: Notices, other: "EventChecker | None" = None) -> None:
-        """other: a checker that has the same keys and sets; without it, they are new."""
+        """other: a checker to share keys and sets with; without it, they are new."""
         shared = (other.keys, other.sets) if other is not None else None
         self.keys: KeyTable = shared[0] if shared else KeyTable(rules.max_key_bytes)
         self.sets: EventSets = shared[1] if shared else EventSets(rules.schema, rules.features)
         self.rules = rules
         self._notices = notices
-        # Times of a source, which has more units, come in microseconds.
+        # A source has more units, but passes times in microseconds.
         self._scale = MICROSECONDS.get(rules.time_unit, 1)
         self._schema = rules.schema
         self._rounded = NOTHING
 
     def block(self, edges: Edges, origin: Origin) -> Block | None:
-        """Make a block of edges; None unless the time of every one of them is valid."""
+        """Make a block of edges; None if a time is not valid."""
         return edge_block(edges, origin) if self.has_valid_times(edges.time, origin) else None
 
     def has_valid_times(self, time: Int64, origin: Origin) -> bool:
@@ -109,11 +109,11 @@ class EventChecker:
         return not (time > self.horizon(origin.stamp, origin.now_us)).any()
 
     def horizon(self, stamp: Any, now_us: int) -> Any:
-        """The latest valid event time for records with these timestamps.
+        """The latest valid event time for records with these timestamps, microseconds.
 
         Returns: microseconds, in the shape of `stamp`.
         """
-        # One record of many events has one timestamp: Python is quicker than numpy here.
+        # One record of many events has one timestamp, for which Python is faster than numpy.
         if isinstance(stamp, int):
             return self.latest(stamp, now_us)
         return (
@@ -122,15 +122,16 @@ class EventChecker:
         )
 
     def latest(self, stamp_us: int, now_us: int) -> int:
-        """As `horizon`, for one record."""
-        # A producer's clock may be ahead: its timestamp counts up to now only.
+        """The latest valid event time, as `horizon`, for one record."""
+        # A producer's clock may be ahead, so its timestamp counts only up to now.
         known_us = now_us if stamp_us == NO_STAMP else min(stamp_us, now_us)
         return known_us + self.rules.max_ahead_us
 
     def event(self, e: WireEvent, stamp_us: int, horizon: int, scale: int | None = None) -> Checked:
         """Check one event of any type.
 
-        Args: horizon: the latest valid time, microseconds; scale: as of `checked_time`.
+        Args: stamp_us: the record's timestamp, negative for none; horizon: the latest valid time;
+        scale: as for `checked_time`. Times in microseconds.
         Raises: BadEvent.
         """
         self._rounded = NOTHING
@@ -173,11 +174,13 @@ class EventChecker:
         return Checked(0, DELETE, number(e.node, "node", node_set), -1, (), NOTHING)
 
     def _edge_delete(self, e: WireEvent, scale: int | None) -> Checked:
-        """Check a delete of edges of these ends and this time. Returns, raises: as `event`."""
+        """Check a delete of the edges with these endpoints and this time. Returns and raises as
+        `event`."""
         if e.node_set is not None:
             raise BadEvent("wrong_type", "a delete of an edge has an edge_set, not a node_set")
         if e.time is None:
             raise BadEvent("missing_field", "a delete of an edge needs its time")
+        # The time only identifies edges, so it has no horizon.
         time = self.checked_time(e.time, -1, MAX_TIME_US, scale)
         edge_set = self.sets.edge_set(e.edge_set)
         of_src, of_dst = self.sets.ends[edge_set]
@@ -186,7 +189,7 @@ class EventChecker:
         return Checked(0, DELETE, a, b, (time, edge_set), NOTHING)
 
     def _row(self, of_set: SetFeatures, given: Any, number: int, kind: int) -> Sequence[float]:
-        """The row of features of one event of a set. Raises: BadEvent."""
+        """The feature row of one event of a set. Raises: BadEvent."""
         values = of_set.one(given, "features")
         self._check_values(values, "features", of_set.column_names)
         schema = self._schema
@@ -201,7 +204,8 @@ class EventChecker:
     ) -> int:
         """The time of one event in microseconds.
 
-        Args: scale: microseconds of the time's unit, None for the stream's unit.
+        Args: stamp_us, horizon: as for `event`; scale: microseconds of the time's unit, None for
+        the stream's unit.
         Raises: BadEvent.
         """
         # An event without a time gets the timestamp of its record.
@@ -216,7 +220,7 @@ class EventChecker:
         else:
             time_us = time * (scale or self._scale)
 
-        # A refused time that fits in another unit gets a hint.
+        # Add a hint to the error if the time would fit in another unit.
         if not 0 <= time_us <= MAX_TIME_US:
             shown = describe_time(time_us, self.rules.time_unit)
             raise BadEvent("bad_time", f"time is {shown}{self._unit_hint(time_us, horizon)}")
@@ -231,8 +235,8 @@ class EventChecker:
         return time_us
 
     def _unit_hint(self, time_us: int, horizon: int) -> str:
-        """Text to add to an error where the refused time looks like one in another unit."""
-        # The time of a delete has no horizon, so nothing tells in which unit it is.
+        """Text to add to an error if the refused time looks like one in another unit."""
+        # The time of a delete has no horizon to compare it with.
         setting = self.rules.unit_setting
         if horizon == MAX_TIME_US or not setting:
             return ""
@@ -248,7 +252,7 @@ class EventChecker:
         BadEvent."""
         largest = 0.0
         for v in values:
-            # Written so that NaN is refused too, which no comparison holds for.
+            # NaN fails every comparison, so this form also refuses it.
             if not -self.rules.max_feature <= v <= self.rules.max_feature:
                 raise BadEvent(
                     "bad_features",

@@ -1,9 +1,9 @@
-"""Kafka records decoded to events: a value that does not fit becomes a dead letter.
+"""Decodes Kafka records to events; a value that does not fit becomes a dead letter.
 
-Each item of a record is judged on its own, so the others are still taken; an item that is several
-events is taken or refused as a whole. Edges are decoded many
-at a time and checked as columns. Where one of them does not fit, the batch is halved until a few
-events are left, which are decoded one by one.
+Each item of a record is checked by itself, so the others are still taken; an item that is several
+events is taken or refused as a whole. Edges are decoded many at a time and checked as columns. If
+one of them does not fit, the batch is halved until only a few events are left, which are decoded
+one by one.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,19 +42,19 @@ from streamd.telemetry import metrics
 
 NO_MEMORY = ("out_of_memory", "there is not enough memory to decode it")
 NUM_SINGLES = 512
-"""Most records of one event each that are decoded in one call."""
+"""Maximum number of records of one event each that are decoded in one call."""
 NUM_ONE_BY_ONE = 8
-"""If a batch of records does not fit, it is halved until so few are left."""
+"""A batch with at most so many records is not halved further, but decoded one by one."""
 SINGLES_BYTES = 1_048_576
-"""Most bytes of such a batch: as Python objects they take up to sixteen times as much memory. A
-single larger record is a batch of its own."""
+"""Maximum bytes of such a batch: as Python objects they take up to sixteen times as much memory. A
+single larger record is a batch by itself."""
 TopicReader = OwnEvents | MappedTopic
 """Reads the records of a topic. It never decides about an event that is not valid: `block` makes
-events of records of one form, or returns None; `open` makes items of a record of any kind."""
+events from records of one form, or returns None; `open` makes items from a record of any kind."""
 
 
 def make_decoder(settings: Settings, schema: Schema) -> "Decoder":
-    """A decoder of our own events and of all topics in `sources`."""
+    """Make a decoder of streamd's own events and of all topics in `sources`."""
     rules = rules_of(settings, schema)
     decoder = Decoder(rules)
     for topic, sources in by_topic(settings.sources).items():
@@ -64,9 +64,10 @@ def make_decoder(settings: Settings, schema: Schema) -> "Decoder":
 
 
 def first_events(block: Block, keys: Sequence[Key]) -> dict[int, tuple[str, int | None]]:
-    """By offset of its record, the first event's key (source or node) and its time in microseconds,
-    None where it has none. keys: by the numbers in the block."""
+    """The first event of each record, by offset: its key (source or node), and its time in
+    microseconds, None if it has none. keys: by the numbers in the block."""
     first = {}
+    # Backwards, so that the first event of a record is stored last.
     for event in block.rows[::-1]:
         time = int(event["time"]) if event["kind"] in (EDGE, LABEL) else None
         first[int(event["offset"])] = (str(split_key(keys[int(event["a"])])[1]), time)
@@ -74,9 +75,9 @@ def first_events(block: Block, keys: Sequence[Key]) -> dict[int, tuple[str, int 
 
 
 class Decoder:
-    """Turns the records of one partition into events under `rules`. Owner: the poll thread.
+    """Decodes the records of one partition to events under `rules`. Owner: the poll thread.
 
-    mapped: the topics in a shape of their own; they share the keys' numbers.
+    mapped: readers of the topics with sources; they share the numbers of keys.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -90,7 +91,7 @@ class Decoder:
         self.mapped: dict[str, MappedTopic] = {}
 
     def begin(self) -> None:
-        """Forget the records decoded so far: the numbers of partitions change."""
+        """Forget the records decoded so far, because the numbers of partitions change."""
         for mapped in self.mapped.values():
             mapped.begin()
 
@@ -102,13 +103,13 @@ class Decoder:
 
     @property
     def other_unit(self) -> OtherUnit | None:
-        """The other unit that all times of some topic look like so far, if there is one."""
+        """The other unit that all times of some topic so far look like, None for none."""
         readers: list[TopicReader] = [self.own, *self.mapped.values()]
         return next((found for of in readers if (found := of.notices.units.found)), None)
 
     def unit_hint(self, block: Block, now_us: int, topic: str) -> str:
-        """A hint if all times of these events alone look like another unit, else empty. topic: as
-        `decode` takes it."""
+        """A hint if all times of these events alone look like another unit, else "". topic: as for
+        `decode`."""
         check = self.mapped.get(topic, self.own).notices.units.fresh()
         check.add(block.rows["time"][has_time(block.rows)], now_us)
         return check.found.hint if check.found else ""
@@ -116,23 +117,24 @@ class Decoder:
     def decode(self, records: Sequence[Any], source: int, now_us: int, topic: str = "") -> Decoded:
         """Decode kafka-python's records (offset, timestamp, key, value, headers) in order.
 
-        Args: source: number of the partition; now_us: wall clock; topic: of the records, empty for
-        one of our own events.
-        Raises: SchemaRegistryError where a mapped topic cannot be decoded now.
+        Args: source: number of the partition; now_us: wall clock, microseconds; topic: of the
+        records, "" for one of streamd's own events.
+        Raises: SchemaRegistryError if a mapped topic cannot be decoded now.
         """
         reader = self.mapped.get(topic, self.own)
         call = _Call(self.rules, reader, source, now_us)
         first = 0
         while first < len(records):
-            # Decode as many records of one object each as may be taken together, or one record.
+            # Decode a run of records of one object each in one call, or else a single record.
             form, count = self._run(reader, records, first)
             if count:
                 call.together(form, records[first : first + count])
             else:
                 call.alone(records[first])
             first += max(1, count)
+            # A following tombstone depends on this record.
             reader.remember(source, records[first - 1].offset)
-        # Count what the mapping skips, and leave out the events of dropped keys.
+        # Count records that the mapping skips, and leave out events of dropped keys.
         if call.num_skipped:
             metrics.skipped.labels(topic).inc(call.num_skipped)
         events, rejected = call.result()
@@ -142,8 +144,11 @@ class Decoder:
         return Decoded(reader.keep(events), rejected)
 
     def _run(self, reader: TopicReader, records: Sequence[Any], first: int) -> tuple[Any, int]:
-        """The form of the records from `first` on, and how many have it, up to the first that has
-        another, none, or is too much."""
+        """The form of the records from `first` on, and the number of records that have it in a row.
+
+        The run ends before a record of another form or of none, and at the limits of number and
+        size.
+        """
         most = self.rules.max_record_bytes
         form_of = reader.form_of
         form = None
@@ -185,7 +190,7 @@ class _Call:
         return Decoded(block, self._rejected)
 
     def together(self, form: Any, records: Sequence[Any]) -> None:
-        """Decode records of one form, which hold one object each."""
+        """Decode records of one form that contain one object each."""
 
         def parse(some: Sequence[Any]) -> Taken | None:
             return self._reader.block(form, some, self._source, self._now_us)
@@ -203,12 +208,13 @@ class _Call:
             self._blocks.append(taken.events)
 
     def alone(self, record: Any) -> None:
-        """Decode a record of any kind; one that does not fit, or does not fit into memory, is
-        rejected as a whole."""
-        # A record that is refused halfway is refused as a whole.
+        """Decode a record of any kind; one that does not fit, also not into memory, is rejected as
+        a whole."""
+        # If a record is refused halfway, undo its events before.
         before = len(self._blocks), len(self._rejected), self.num_skipped
         reader = self._reader
         try:
+            # The consumer could not read a batch, and wrote the reason as value.
             if any(name == REFUSED_HEADER for name, _ in record.headers or ()):
                 raise BadEvent("bad_batch", (record.value or b"").decode(errors="replace"))
             if len(record.value or b"") > self._rules.max_record_bytes:
@@ -227,13 +233,13 @@ class _Call:
             self._reject(reader, record, bad)
         except (MemoryError, RecursionError) as error:
             self._undo(*before)
-            # What could just be read may be too deep to be written into a letter.
+            # A value that could just be read may be too deep to be written into a dead letter.
             is_deep = isinstance(error, RecursionError)
             why = ("too_deep", TOO_DEEP) if is_deep else NO_MEMORY
             self._reject(reader, record, BadEvent(*why))
 
     def _undo(self, num_blocks: int, num_rejected: int, num_skipped: int) -> None:
-        """Forget the events and refusals after the first so many."""
+        """Remove the events and rejections after these counts."""
         del self._blocks[num_blocks:], self._rejected[num_rejected:]
         self.num_skipped = num_skipped
 
@@ -252,15 +258,15 @@ class _Call:
         )
 
     def _one_by_one(self, reader: TopicReader, items: RecordItems) -> None:
-        """Take each item of a record that is valid, with all its events, and reject the others.
+        """Take each valid item of a record with all its events, and reject the others.
 
-        Raises: BadEvent, if the record holds too many events.
+        Raises: BadEvent if the record has too many events.
         """
         offset = items.record.offset
         stamp_us = timestamp_us(items.record)
         latest_us = reader.checker.latest(stamp_us, self._now_us)
         rows = EventRows(self._source, self._now_us, self._dim)
-        # An item takes as many numbers as events, refused or not.
+        # An item takes one index for each of its events, refused or not.
         index = 0
         for item in items.items:
             num_events = 1
@@ -273,6 +279,7 @@ class _Call:
                     for e in events
                 ]
             except BadEvent as bad:
+                # This limit refuses the record, not an item.
                 if bad.reason == "too_many_events":
                     raise
                 raw = items.raw(item)
@@ -289,7 +296,7 @@ class _Call:
                 index += num_events
                 continue
 
-            # Warn of oddities in valid events.
+            # Warn about oddities only in valid events.
             self.num_skipped += all(one is None for one in checked)
             for at, (event, one) in enumerate(zip(events, checked, strict=True), index):
                 if one is None or isinstance(event, BadEvent) or event is None:
@@ -312,7 +319,7 @@ def _check(
     latest_us: int,
     scale: int | None,
 ) -> Checked:
-    """Check an event of an item. Raises: BadEvent."""
+    """Check one event of an item. Raises: BadEvent."""
     if isinstance(event, BadEvent):
         raise event
     return reader.checker.event(event, stamp_us, latest_us, scale)
@@ -321,14 +328,16 @@ def _check(
 def by_halves(
     records: Sequence[Any], parse: Callable[[Sequence[Any]], Taken | None]
 ) -> Iterator[tuple[Sequence[Any], Taken | None]]:
-    """Parse records in batches, each half of one that does not fit, so that a bad one costs little.
+    """Parse records in batches, halving a batch that does not fit, so that a bad record costs
+    little.
 
-    Yields: in order, records with their events, or a few with None, to be decoded one by one.
+    Yields: in order, records with their events; or a few records with None, to be decoded one by
+    one.
     """
     try:
         taken = parse(records)
     except MemoryError:
-        # Half as many may fit into memory.
+        # Half of them may fit into memory.
         taken = None
     if taken is not None or len(records) <= NUM_ONE_BY_ONE:
         yield records, taken

@@ -1,7 +1,7 @@
-"""Values of a record turned into what an event carries: times, keys and numbers.
+"""Converts values of a record to the fields of an event: times, keys and numbers.
 
-Each kind of value is read in two ways that agree: a whole column at once, which says only whether
-all values are valid, and one value, which says what is wrong with it.
+Each kind of value is read in two ways that agree: a whole column at once, which only finds whether
+all values are valid, and one value, which explains its error.
 """
 
 import base64
@@ -34,16 +34,16 @@ INTEGER = re.compile(r"-?[0-9]{1,19}")
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
 YEAR = re.compile(r"[0-9]{4}")
 MAX_NUMBER_TEXT = 64
-"""Longest text that is read as a number."""
+"""Maximum length of text that is read as a number."""
 MAX_TIME_TEXT = 64
-"""Longest text that is read as a time."""
+"""Maximum length of text that is read as a time."""
 MAX_US = 2**63 - 1
 WRAPPERS = frozenset(("$oid", "$numberLong", "$numberInt", "$numberDecimal", "$uuid"))
-"""Names in MongoDB's JSON that hold the value of a key."""
+"""Names in MongoDB's JSON that contain the value of a key."""
 TRUTHS = {"true": 1.0, "t": 1.0, "1": 1.0, "false": 0.0, "f": 0.0, "0": 0.0}
-"""Text of a truth, in lower case, as Python, Excel and Postgres write it."""
+"""Text of a boolean, in lower case, as Python, Excel and Postgres write it."""
 MAX_LIST_TEXT = 64
-"""Longest text of a list, in characters for each of its numbers."""
+"""Maximum length of text of a list, in characters for each of its numbers."""
 ISO = "0000-00-00T00:00:00"
 ZERO = np.uint8(ord("0"))
 ISO_Z = {
@@ -57,33 +57,34 @@ class Times:
     """Reads times of one form as int64 microseconds. form: days, s, ms, us, ns or iso8601.
 
     Digits below a microsecond are cut from integers of ns. As iso8601, integers are dates in
-    digits: 2026, 20260131, 2026013109, 202601310930 or 20260131093000. `record`, by which no times
-    are read, writes them as iso8601 does.
+    digits: 2026, 20260131, 2026013109, 202601310930 or 20260131093000. The form `record` reads no
+    times, and writes them as iso8601 does.
     """
 
     def __init__(self, form: str) -> None:
-        # A unit is _scale / _parts microseconds.
+        # The unit is _scale / _parts microseconds.
         self._scale, self._parts = UNITS_NS.get(form, 0) // 1_000, 1
         if form == "ns":
             self._scale, self._parts = 1, 1_000
         self._form = form
 
     def column(self, values: Sequence[Any]) -> Int64 | None:
-        """int64[n] microseconds; None where one value is not valid, or not of the usual type."""
+        """Read a column, int64[n] microseconds; None if a value is not valid."""
         try:
             column = self._usual(values)
         except (TypeError, ValueError, OverflowError):
             column = None
         if column is not None:
             return column
-        # Of another type, with blanks around it, or no time at all.
+        # Some value has another type, blanks around it, or is no time.
         try:
             return np.array([self.one(v, "") for v in values], np.int64)
         except (BadEvent, OverflowError):
             return None
 
     def _usual(self, values: Sequence[Any]) -> Int64 | None:
-        """As `column`, where all values are integers, or text with or without a zone."""
+        """Read a column of only integers, or only text with or without a zone; None for other
+        types."""
         kinds = set(map(type, values))
         if self._scale and kinds == {int}:
             return self.to_microseconds(np.fromiter(values, np.int64, len(values)))
@@ -95,7 +96,8 @@ class Times:
         return np.array([iso_us(v) for v in values], np.int64)
 
     def to_microseconds(self, number_N: Int64) -> Int64 | None:
-        """Integers of the form's unit in microseconds, int64[n]; None if one is beyond int64."""
+        """Convert integers of the form's unit to microseconds, int64[n]; None if one is beyond
+        int64."""
         # Compare before scaling, which could overflow.
         if max(int(number_N.max()), -int(number_N.min())) > MAX_US // self._scale:
             return None
@@ -103,21 +105,22 @@ class Times:
         return time_N
 
     def one(self, value: Any, name: str) -> int:
-        """One time in microseconds, maybe beyond int64. name: of the field, for the error.
+        """Read one time, microseconds, which may be beyond int64. name: of the field, for the
+        error.
 
         Raises: BadEvent.
         """
         value = plain_scalar(value)
         if value is None:
             raise BadEvent("missing_field", f"{name} is missing")
-        # Decoders of typed formats make dates themselves.
+        # Decoders of typed formats already return datetimes.
         if isinstance(value, datetime.datetime):
             return time_us(value)
         if isinstance(value, str):
             value = value.strip()
         if self._scale:
             number = number_of(value)
-            # An integer is exact; a float has the microseconds that it can hold.
+            # An integer is exact; a float is as exact as its bits allow.
             if type(number) is int:
                 return number * self._scale // self._parts
             if number is None:
@@ -128,10 +131,10 @@ class Times:
             if not math.isfinite(scaled):
                 raise BadEvent("bad_time", f"{name} is out of range")
             return round(scaled)
-        # Dates in digits have 14 at most.
+        # Dates in digits have at most 14 digits.
         text = str(value) if type(value) is int and 0 <= value < 10**14 else value
         if isinstance(text, str) and len(text) <= MAX_TIME_TEXT:
-            # A year alone is its first day, as graphs of papers and trade have it.
+            # A year is its first day, as in graphs of papers and of trade.
             text = f"{text}-01-01" if YEAR.fullmatch(text) else text
             try:
                 return iso_us(text)
@@ -141,8 +144,8 @@ class Times:
         raise BadEvent("bad_time", f"{name} is {kind_of(value)} that is not ISO 8601{hint}")
 
     def as_json(self, row: Any) -> bytes:
-        """A row as JSON that reads as the row does: its times in this form. A value that JSON
-        lacks is an object, which no field takes."""
+        """Write a row as JSON that decodes to the same values, with times in this form. A value
+        that JSON lacks becomes an object, which no field accepts."""
         return msgspec.json.encode(self._for_json(plain_value(row)))
 
     def _for_json(self, value: Any) -> Any:
@@ -153,7 +156,7 @@ class Times:
         if isinstance(value, datetime.datetime) and self._scale:
             whole, rest = divmod(time_us(value) * self._parts, self._scale)
             return whole + rest / self._scale if rest else whole
-        # An object with one name, which `kind_of` knows.
+        # `kind_of` recognizes such an object by its one name.
         if isinstance(value, bytes):
             return {BYTES: base64.b64encode(value).decode()}
         if isinstance(value, float) and not math.isfinite(value):
@@ -162,7 +165,7 @@ class Times:
 
 
 def _is_iso(value: Any) -> bool:
-    """Whether a value is text that reads as ISO 8601."""
+    """Whether a value is text in ISO 8601."""
     try:
         return isinstance(value, str) and len(value) <= MAX_TIME_TEXT and iso_us(value) is not None
     except (ValueError, OverflowError):
@@ -170,16 +173,16 @@ def _is_iso(value: Any) -> bool:
 
 
 def _iso_column(values: Sequence[str]) -> Int64 | None:
-    """As `Times.column`, for text of one length that is written as `ISO` is; None for other text.
+    """Read text of one length in the form of `ISO_Z`, int64[n] microseconds; None for other text.
 
-    Raises: ValueError where one is no time.
+    Raises: ValueError if one is no time.
     """
     width = len(values[0])
     pattern = ISO_Z.get(width)
     text = "".join(values)
     if pattern is None or not text.isascii() or set(map(len, values)) != {width}:
         return None
-    # Numpy would read other words too, such as "now", so every character is looked at first.
+    # Numpy would also read words such as "now", so check every character first.
     bytes_NW = np.frombuffer(text.encode(), np.uint8).reshape(-1, width)
     is_digit = pattern == ZERO
     if (bytes_NW[:, ~is_digit] != pattern[~is_digit]).any():
@@ -191,7 +194,8 @@ def _iso_column(values: Sequence[str]) -> Int64 | None:
 
 
 def number_of(value: Any) -> int | float | None:
-    """A plain value as a number: also text of one, but neither true nor false; None for others."""
+    """Convert a plain value or the text of a number to a number; None for others, and for
+    booleans."""
     if type(value) is int or type(value) is float:
         return value
     if type(value) is str and len(value) <= MAX_NUMBER_TEXT and NUMBER.fullmatch(value):
@@ -210,18 +214,19 @@ class Feature:
         places = [text_of(c) for c in declared.categories or ()]
         self._place = {text: place for place, text in enumerate(places)}
         self._others = len(places)
+        # In CSV an empty cell is a missing value, unless it is a category.
         self._empty_is_missing = declared.missing is not None and "" not in self._place
 
     @property
     def json_type(self) -> tuple[Any, ...]:
-        """The type that msgspec reads at once, with the default where a value may be missing. A
-        value of another type may be valid too: `one` tells."""
+        """The type for msgspec, with the default if a value may be missing. A value of another type
+        may still be valid: `one` decides."""
         kind = {"number": float, "bool": bool}.get(self._declared.type or "", Any)
         return (kind,) if self._missing is None else (kind | None, None)
 
     @property
     def example(self) -> str:
-        """A value of it as JSON."""
+        """An example of a value, as JSON."""
         declared = self._declared
         if declared.vector is not None:
             return f"[{declared.vector} numbers]"
@@ -230,7 +235,8 @@ class Feature:
         return msgspec.json.encode((declared.categories or ("text",))[0]).decode()
 
     def column(self, values: Sequence[Any]) -> Float64 | None:
-        """float64[n, width]; None where one value is not valid, or not of the usual type."""
+        """Read a column, float64[n, width]; None if a value is not valid, or if a vector is not a
+        list of numbers."""
         if None in values:
             if self._missing is None:
                 return None
@@ -255,7 +261,7 @@ class Feature:
         if declared.text is not None:
             return ngram_features(values, declared.text)
 
-        # Categories and hashes are the place of a one.
+        # Categories and hashes are one-hot.
         get = self._place.get
         if declared.hash is not None:
             places = [crc32c(v.encode(errors="replace")) % declared.hash for v in values]
@@ -266,8 +272,8 @@ class Feature:
         return out
 
     def _without_nan(self, numbers: Float64) -> Float64 | None:
-        """Numbers with that for a missing one instead of NaN; None if there is none."""
-        # No comparison holds for NaN, so it would be refused as out of range.
+        """Replace NaN by the value for a missing one; None if there is NaN and no such value."""
+        # NaN fails every comparison, so it would be refused as out of range.
         is_nan = np.isnan(numbers)
         if is_nan.any():
             if self._missing is None:
@@ -293,7 +299,7 @@ class Feature:
             return None
 
     def one(self, value: Any, path: str) -> list[float]:
-        """The numbers of one value. path: of the field, for the error. Raises: BadEvent."""
+        """Read one value. path: of the field, for the error. Raises: BadEvent."""
         value = plain_scalar(value)
         if value is None or (self._empty_is_missing and type(value) is str and not value):
             value = self._missing
@@ -303,7 +309,7 @@ class Feature:
                     "missing_field",
                     f"feature {self.name}{where} is missing, and no `missing` stands for it",
                 )
-        # The kinds of features, each with the other types that mean the same.
+        # Each kind of feature also accepts other types with the same meaning.
         declared = self._declared
         if declared.vector is not None:
             found = _list_of(value, declared.vector)
@@ -337,9 +343,9 @@ class Feature:
 
 
 def as_key(value: Any, kind: KeyType | None) -> Any:
-    """A value as a key: whole floats are integers, others stay. kind: text or integer; a value that
-    cannot become that stays too."""
-    # Whole floats come from languages without integers, and from columns with gaps.
+    """Convert a value to a key: whole floats become integers. kind: text or integer; a value that
+    cannot become that is unchanged, as are other values."""
+    # Whole floats come from languages without integers, and from columns with missing values.
     value = as_id(plain_scalar(value))
     if kind == "text" and type(value) is int:
         return str(value)
@@ -349,8 +355,9 @@ def as_key(value: Any, kind: KeyType | None) -> Any:
 
 
 def key_hint(value: Any) -> str:
-    """What to do about an object or a number as a key; empty for other values."""
-    # MongoDB's JSON puts the type of a value around it.
+    """The remedy for an object or a number as a key, as the end of an error; "" for other
+    values."""
+    # MongoDB's JSON wraps a value in an object that names its type.
     if type(value) is dict and len(value) == 1 and (wrapped := WRAPPERS & value.keys()):
         return f"; MongoDB's value is inside it: add .{min(wrapped)} to the path"
     if kind_of(value) == NO_TEXT:
@@ -359,7 +366,7 @@ def key_hint(value: Any) -> str:
 
 
 def _category(value: Any) -> str | None:
-    """The text of a category; None if a value is none."""
+    """The text of a category; None if a value cannot be one."""
     value = as_id(value)
     if type(value) in (str, bool) or (type(value) is int and abs(value) <= MAX_US):
         return text_of(value)
@@ -367,7 +374,7 @@ def _category(value: Any) -> str | None:
 
 
 def _truth(value: Any) -> float | None:
-    """A truth as 0 or 1; None if a value is none."""
+    """A boolean as 0 or 1; None if a value is none."""
     if type(value) is bool:
         return float(value)
     if type(value) is str:
@@ -377,7 +384,8 @@ def _truth(value: Any) -> float | None:
 
 
 def _list_of(value: Any, width: int) -> Any:
-    """A list, also of text that is one as JSON, which CSV has no other way to hold."""
+    """Parse text of a JSON list, which is the only way to write a list in CSV; other values are
+    unchanged."""
     if type(value) is str and value[:1] == "[" and len(value) <= MAX_LIST_TEXT * width:
         try:
             return msgspec.json.decode(value)
@@ -387,7 +395,8 @@ def _list_of(value: Any, width: int) -> Any:
 
 
 def float_of(value: Any) -> float | None:
-    """A plain value as a float, as `number_of`; None also if it is larger than a float holds."""
+    """Convert a plain value to a float as `number_of` does; None also if it is too large for a
+    float."""
     number = number_of(value)
     try:
         return None if number is None else float(number)

@@ -1,6 +1,6 @@
-"""Error texts of refused events, which tell the sender what was found and what is expected.
+"""Writes error texts of refused events: the cause, the fields that were found and a valid example.
 
-They hold names of the sender's fields, never values.
+They contain names of the sender's fields, never values.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,11 @@ from streamd.errors import BadEvent
 from streamd.events import MICROSECONDS
 
 MAX_TEXT = 490
-"""Most characters of a text; local dead letters keep 500."""
+"""Maximum characters of a text; local dead letters keep 500."""
 MAX_SHOWN = 4
-"""Most numbers that an example shows; for more it says how many there must be."""
+"""Maximum numbers in an example; for more it gives their number."""
 MAX_KEPT = 256
-"""Texts that are remembered: senders repeat the same few mistakes."""
+"""Maximum texts that are cached: senders repeat the same few mistakes."""
 EXPLAINED = (
     "missing_field",
     "wrong_type",
@@ -27,7 +27,7 @@ EXPLAINED = (
     "feature_width",
     "unsupported",
 )
-"""Reasons that the names of the fields and an example of a valid event explain."""
+"""Reasons with a text that contains the names of the fields and an example of a valid event."""
 OTHER_NAMES = {
     "src": (
         "user",
@@ -80,15 +80,16 @@ ENVELOPE = ("before", "after", "op")
 
 
 class Explainer:
-    """Writes the error texts of events of declared sets. Owner: the decoder."""
+    """Writes the error texts for events of declared sets. Owner: the decoder."""
 
     def __init__(self, sets: EventSets, time_unit: str) -> None:
         self._sets = sets
+        # The time in examples, 2023-01-01.
         self._time = 1_672_531_200_123_000 // MICROSECONDS[time_unit]
         self._texts: dict[tuple[str, str, str, int], str] = {}
 
     def text(self, bad: BadEvent, raw: bytes | msgspec.Raw) -> str:
-        """Explain what is wrong with an event or a whole value, in at most `MAX_TEXT` characters.
+        """Explain the error of an event or of a whole value, in at most `MAX_TEXT` characters.
 
         raw: its bytes.
         """
@@ -97,7 +98,7 @@ class Explainer:
         if bad.reason not in EXPLAINED:
             return str(bad)[:MAX_TEXT]
 
-        # Show the names of the fields that were sent, and how to map them.
+        # Name the fields that were sent, and how to map them.
         found = fields(raw)
         sent = bytes(found.get("type", b""))
         kind = next((t for t in TYPES if sent == f'"{t}"'.encode()), "edge")
@@ -111,7 +112,8 @@ class Explainer:
         return self._joined(str(bad), hint, kind, of_set)
 
     def _joined(self, what: str, hint: str, kind: str, of_set: int) -> str:
-        """Join error, hint and example. Equal texts are one object: a record may need very many."""
+        """Join error, hint and example. Equal texts are one object, because a record may need very
+        many."""
         key = what, hint, kind, of_set
         if key not in self._texts:
             if len(self._texts) >= MAX_KEPT:
@@ -123,9 +125,9 @@ class Explainer:
         return self._texts[key]
 
     def _example(self, kind: str, of_set: int) -> str:
-        """An event of a type and a set, with the widths and the unit of time of this stream."""
+        """An example of an event of a type and a set, with the stream's widths and unit of time."""
         sets = self._sets
-        # Where there are several sets, an event names its own, and keys need no prefix.
+        # With several sets an event names its set, and keys need no prefix.
         plain = len(sets.node_names) > 1
         user, item = ('"8"', '"3"') if plain else ('"user:8"', '"item:3"')
         names = sets.edge_names if kind == "edge" else sets.node_names
@@ -145,12 +147,12 @@ class Explainer:
 
 
 def _number(sent: msgspec.Raw | None, names: Sequence[str]) -> int:
-    """The number of the set that an event names; the first where it names none."""
+    """The number of the set that an event names; 0 if it names none."""
     return next((i for i, n in enumerate(names) if bytes(sent or b"") == f'"{n}"'.encode()), 0)
 
 
 def _features(of_set: SetFeatures) -> str:
-    """The features of a set as the last field of an example; empty for none."""
+    """The features of a set as the last field of an example; "" if it has none."""
     if not of_set.names:
         return _numbers("features", of_set.width)
     shown = [f"{msgspec.json.encode(n).decode()}: {v}" for n, v in of_set.examples(MAX_SHOWN)]
@@ -159,7 +161,8 @@ def _features(of_set: SetFeatures) -> str:
 
 
 def to_map(names: Sequence[str], kind: str = "edge") -> str:
-    """Say how to rename fields that look like the missing ones of an edge; empty for none."""
+    """A hint on renaming fields that look like the missing ones of an edge; "" if there are
+    none."""
     if kind != "edge":
         return ""
     plain = {n.lower().replace("_", "").replace("-", ""): n for n in names if n not in FIELDS}
@@ -175,7 +178,7 @@ def to_map(names: Sequence[str], kind: str = "edge") -> str:
 
 
 def debezium(found: Mapping[str, msgspec.Raw]) -> str:
-    """Say what to do with a Debezium change event, also inside `payload`; empty for any other."""
+    """A hint for a Debezium change event, also inside `payload`; "" for any other value."""
     inside = fields(found["payload"]) if "payload" in found else {}
     if not (all(n in found for n in ENVELOPE) or all(n in inside for n in ENVELOPE)):
         return ""
@@ -186,7 +189,8 @@ def debezium(found: Mapping[str, msgspec.Raw]) -> str:
 
 
 def foreign(start: bytes) -> str:
-    """Guess the format of a value that is not JSON from its first bytes; empty where unknown."""
+    """Guess the format of a value that is not JSON from its first bytes. Returns: a hint, "" if
+    unknown."""
     if start.strip() in (b"{", b"[", b"[{"):
         return "JSON of several lines; write one object a line, as jq -c does"
     # Confluent's wire format: a zero byte and the schema's number in four bytes.
@@ -211,7 +215,7 @@ def foreign(start: bytes) -> str:
 
 
 def _numbers(field: str, dim: int) -> str:
-    """A field of `dim` numbers as the last one of an example; empty for 0."""
+    """A field of `dim` numbers as the last one of an example; "" for 0."""
     if not dim:
         return ""
     shown = ", ".join(["0.5"] * min(dim, MAX_SHOWN))

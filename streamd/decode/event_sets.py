@@ -1,7 +1,8 @@
-"""The declared sets as our own events name them: which set an event is of, and its features.
+"""Reads the set and the features of streamd's own events, as declared in the settings.
 
-Features come as an array of numbers, as they lie in the log, or by their declared names. Both ways
-of reading them agree: a column of events, which says only whether all are valid, and one event.
+Features are an array of numbers, in the order of the log, or an object by their declared names. Two
+ways of reading them agree: a column of events, which only finds whether all are valid, and one
+event, which explains its error.
 """
 
 import itertools
@@ -23,15 +24,15 @@ from streamd.settings.sets import SetSettings
 from streamd.settings.sources import NO_NAME
 
 MAX_NAMED = 20
-"""Most names of sets and features in an error."""
+"""Maximum names of sets and features in an error."""
 Named = tuple[Feature, ...]
 Floats = Float32 | None
 
 
 @dataclass(frozen=True)
 class NamedFeatures:
-    """The features of each set that are declared by name, by the set's number; a set without is
-    empty, and so is all of it where none is declared."""
+    """The features of each set that are declared by name, by the set's number. A set without
+    declared features has an empty tuple; both tuples are empty if no set has any."""
 
     of_edges: tuple[Named, ...] = ()
     of_nodes: tuple[Named, ...] = ()
@@ -46,7 +47,7 @@ def named_features(settings: Settings) -> NamedFeatures:
 
 
 def features_of(declared: SetSettings) -> Named:
-    """The features of a set, in the order in which they lie in the log."""
+    """The features of a set, in the order of their columns in the log."""
     return tuple(Feature(name, one) for name, one in declared.features.items())
 
 
@@ -80,19 +81,19 @@ class SetFeatures:
                 eq=False,
             )
         self._getters = [operator.attrgetter(a) for a in attributes]
-        # Numbers of which none may be missing need no look one by one.
+        # If all features are numbers without a default, one getter reads them all.
         self._all = None
         if features and all(f.json_type == (float,) for f in features):
             self._all = operator.attrgetter(*attributes)
 
     def examples(self, most: int) -> list[tuple[str, str]]:
-        """Names of the first features, and of each a value as JSON."""
+        """The names of the first features, each with an example of a value as JSON."""
         return [(f.name, f.example) for f in self._features[:most]]
 
     def columns(self, given: Sequence[Any]) -> Float64 | None:
-        """The features of n events as numbers, float64[n, width]; None where one's do not fit.
+        """Read the features of n events, float64[n, width]; None if those of one event do not fit.
 
-        given: of each event a list, an object of `type`, or None.
+        given: for each event a list, an object of `type`, or None.
         """
         kinds = set(map(type, given))
         if len(kinds) == 1:
@@ -107,13 +108,14 @@ class SetFeatures:
         return out
 
     def _of_kind(self, kind: type, given: Sequence[Any]) -> Float64 | None:
-        """As `columns`, for features that are all given in the same way."""
+        """Read features as `columns` does, if all events give them in the same way."""
         count = len(given)
         if kind is list:
             if set(map(len, given)) != {self.width}:
                 return None
             flat = itertools.chain.from_iterable(given)
             return np.fromiter(flat, np.float64, count * self.width).reshape(count, self.width)
+        # One getter for all features is the fastest way.
         if kind is self.type and self._all is not None:
             numbers = map(self._all, given)
             each: Iterable[Any] = numbers
@@ -123,7 +125,7 @@ class SetFeatures:
         if kind is type(None) and not self._features:
             return None if self.width else np.zeros((count, 0))
 
-        # One feature beside the other; without features `missing` stands for all.
+        # Write one feature after the other; an event without features has the default of each.
         out = np.empty((count, self.width))
         at = 0
         for feature, get in zip(self._features, self._getters, strict=True):
@@ -136,7 +138,7 @@ class SetFeatures:
         return out
 
     def one(self, given: list[float] | Mapping[str, Any] | None, name: str) -> Sequence[float]:
-        """The features of one event. name: of their field. Raises: BadEvent."""
+        """Read the features of one event. name: of their field. Raises: BadEvent."""
         if isinstance(given, list) or (given is None and not self._features):
             return self.checked_width(given or [], name)
         given = given or {}
@@ -153,7 +155,7 @@ class SetFeatures:
         return [n for f in self._features for n in f.one(given.get(f.name), "")]
 
     def checked_width(self, values: list[float], name: str) -> list[float]:
-        """Numbers, which must be as many as the log has. Raises: BadEvent."""
+        """Check the number of values against the width of the set. Raises: BadEvent."""
         if len(values) != self.width:
             raise BadEvent(
                 "feature_width", f"{name} has {len(values)} values, {self._owner} has {self.width}"
@@ -162,7 +164,7 @@ class SetFeatures:
 
 
 class EventSets:
-    """The sets of a log, as events name them. Owner: the decoder."""
+    """The sets of a log and their names in events. Owner: the decoder."""
 
     def __init__(self, schema: Schema, features: NamedFeatures | None = None) -> None:
         features = features or NamedFeatures()
@@ -182,20 +184,20 @@ class EventSets:
 
     @property
     def is_only(self) -> bool:
-        """Whether there is one edge set, which edges need not name."""
+        """Whether there is one edge set, so that edges need not name it."""
         return len(self.ends) == 1
 
     def rows(
         self, number_E: Int64 | None, count: int, of_set: Callable[[int, Int64 | None], Floats]
     ) -> Floats:
-        """Rows of features of edges of several sets, float32[n, D]; None where some do not fit.
+        """Make feature rows of edges of several sets, float32[n, D]; None if some do not fit.
 
-        Args: number_E: of the edge sets, None where there is one; of_set: the features of the edges
-        `at` of a set, float32[k, its width], of all where `at` is None.
+        Args: number_E: of the edge sets, int64[n], None if there is one; count: n; of_set: returns
+        the features of the edges `at` of a set, float32[k, its width], of all if `at` is None.
         """
         if number_E is None:
             return of_set(0, None)
-        # Each set's features lie in columns of their own, behind the mark of the set.
+        # Each set's features have their own columns, after the one-hot columns of the sets.
         rows = np.zeros((count, self.schema.edge_feature_dim), np.float32)
         rows[np.arange(count), number_E] = 1.0
         for number in np.flatnonzero(np.bincount(number_E)).tolist():
@@ -209,10 +211,9 @@ class EventSets:
     def key_numbers(
         self, table: KeyTable, keys: Sequence[Any], number_E: Int64 | None, end: int
     ) -> Int64 | None:
-        """Numbers in a table of the keys at one end of edges, int64[n]; None where one is not
-        valid.
+        """Look up the keys at one end of edges in a table, int64[n]; None if a key is not valid.
 
-        Args: number_E: of the edge sets, None where there is one; end: 0 for sources, 1 for
+        Args: number_E: of the edge sets, int64[n], None if there is one; end: 0 for sources, 1 for
         targets.
         """
         node_sets = self._sets_of_end[end]
@@ -229,11 +230,11 @@ class EventSets:
         return out
 
     def edge_set(self, name: str | None) -> int:
-        """Number of the edge set that an event names. Raises: BadEvent."""
+        """The number of the edge set that an event names. Raises: BadEvent."""
         return _number(name, self.edge_names, "edge_set")
 
     def node_set(self, name: str | None) -> int:
-        """Number of the node set that an event names. Raises: BadEvent."""
+        """The number of the node set that an event names. Raises: BadEvent."""
         return _number(name, self.node_names, "node_set")
 
 

@@ -1,4 +1,4 @@
-"""The content type of a record, and which headers leave it one that the fast path may take."""
+"""Reads the content type of a record, and finds headers that exclude it from the fast path."""
 
 import re
 from collections.abc import Sequence
@@ -17,33 +17,33 @@ NAMES = {
     "application/jsonlines": NDJSON,
     "application/x-jsonlines": NDJSON,
 }
-"""Other names in use for the same media types."""
+"""Other names of the same media types."""
 CLOUDEVENTS = "application/cloudevents"
-"""Beginning of the types of events with their attributes in the value."""
+"""Prefix of the types of events that have their attributes in the value."""
 PARAMETER = re.compile(r';\s*([^\s;="]+)="?([^;"]*)')
 MAX_TYPE_BYTES = 200
-"""Longer content types are cut: no known one has so many bytes."""
+"""Longer content types are cut: no known one is so long."""
 MAX_KNOWN = 1_024
-"""Most headers and names that are remembered: producers may send any number of them."""
+"""Maximum headers and names that are cached: producers may send any number of them."""
 MAX_KNOWN_BYTES = 100
-"""Longer headers and names are looked at each time."""
+"""Longer headers and names are not cached."""
 
 
 class JSONHeaders:
-    """Tells headers that leave a value JSON from those that do not. Owner: the decoder.
+    """Finds whether headers leave a value JSON. Owner: the decoder.
 
-    harmless: names of headers that ingest does not read, and whole headers that say JSON, as far as
-    they were met.
+    harmless: cache of names of headers that ingest does not read, and of whole headers for JSON.
     """
 
     def __init__(self) -> None:
         self.harmless: set[str | Header] = set()
 
     def admit(self, header: Header) -> bool:
-        """Whether a header leaves the value JSON; if so it is remembered."""
+        """Whether a header leaves the value JSON; if so it is added to the cache."""
         name, content = header
         if name == REFUSED_HEADER:
             return False
+        # A content type is harmless only with its content, other headers by name.
         known: str | Header = name
         num_bytes = len(name)
         if name.lower() == "content-type":
@@ -60,10 +60,10 @@ class JSONHeaders:
 
 
 class MediaType(NamedTuple):
-    """A media type (RFC 9110, section 8.3.1) without the other ways to write the same.
+    """A media type (RFC 9110, section 8.3.1) in a normalized form.
 
-    essence: type and subtype in lower case, empty for none. parameters: names and values in lower
-    case, since those that we read are words.
+    essence: type and subtype in lower case, "" for none. parameters: names and values in lower
+    case, since those that are read are words.
     """
 
     essence: str = ""
@@ -72,7 +72,7 @@ class MediaType(NamedTuple):
 
 @lru_cache(MAX_KNOWN)
 def media_type(content: bytes) -> MediaType:
-    """The media type in a header, which some programs write as JSON text, in quotes."""
+    """Parse the media type in a header; some programs write it as JSON text, in quotes."""
     text = content.decode("latin-1").replace("\\", "").strip(" \t\r\n\"'").lower()
     essence = text.partition(";")[0].strip()
     return MediaType(NAMES.get(essence, essence), frozenset(PARAMETER.findall(text)))
@@ -83,17 +83,19 @@ def media_type_of(headers: Sequence[Header]) -> MediaType:
     kind = MediaType()
     for name, content in headers:
         if name.lower() == "content-type":
+            # Cut first, because `media_type` caches its argument.
             kind = media_type((content or b"")[:MAX_TYPE_BYTES])
     return kind
 
 
 def content_of(headers: Sequence[Header]) -> str:
-    """The last content type in headers, without parameters; empty if there is none."""
+    """The last content type in headers, without parameters; "" if there is none."""
     return media_type_of(headers).essence
 
 
 def own_content_type(headers: Sequence[Header]) -> str:
-    """The form of our own events that headers name, JSON by default. Raises: BadEvent if unknown.
+    """The content type of streamd's own events in headers, JSON by default. Raises: BadEvent if
+    unknown.
 
     Any type with the suffix `+json` is JSON too (RFC 6839).
     """
@@ -101,7 +103,7 @@ def own_content_type(headers: Sequence[Header]) -> str:
     if essence in CONTENT_TYPES:
         return essence
     known = f"known are {', '.join(CONTENT_TYPES)}"
-    # Those would be read as our own events.
+    # Without this branch these would be read as streamd's own events.
     if essence.startswith(CLOUDEVENTS) or essence == OWN_ROW:
         known = "give the topic an entry in sources"
         known += ", with envelope: cloudevents" if essence != OWN_ROW else ""
@@ -111,7 +113,7 @@ def own_content_type(headers: Sequence[Header]) -> str:
 
 
 def content_header(record: Any) -> str:
-    """The `content-type` header as sent, at most 100 bytes of it; empty where there is none."""
+    """The `content-type` header as sent, at most 100 bytes of it; "" if there is none."""
     values = [
         value for name, value in record.headers or () if name.lower() == "content-type" and value
     ]

@@ -1,8 +1,9 @@
-"""Text as numbers: its words and their runs of three letters, each counted in a column of its hash.
+"""Converts text to numbers: counts its words and their runs of three letters, each in a column that
+its hash selects.
 
 The hashing trick of Weinberger et al., Feature Hashing for Large Scale Multitask Learning, 2009,
 with the n-grams within words of Bojanowski et al., Enriching Word Vectors with Subword Information,
-2017. Nothing is learned and nothing is kept, so equal texts have equal numbers on every machine.
+2017. Nothing is learned or stored, so equal texts have equal numbers on every machine.
 """
 
 import functools
@@ -15,11 +16,13 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 MAX_TEXT = 2_048
-"""Characters of a text that are read, before and after normalization, which may write one as 18."""
+"""Maximum characters of a text that are read, before and after normalization, which may expand one
+character to 18."""
 NUM_LETTERS = 3
 """Length of the runs, in characters."""
 SLICE_TEXTS = 1_024
-"""Texts whose n-grams are held at once: at most 200 MB, where all are as long as can be."""
+"""Number of texts with their n-grams in memory at a time: at most 200 MB, if all have maximum
+length."""
 WORD = re.compile(
     "[^"
     # Controls, blanks and the signs of ASCII; blanks and signs of Latin-1.
@@ -28,21 +31,21 @@ WORD = re.compile(
     "\u1680\u2000-\u206f\u3000-\u3004\u3008-\u3020\ufeff"
     "]+"
 )
-"""A word. Written as what is none, since Python's `\\w` has another meaning with each Unicode, and
-cuts words of Hindi at their vowels."""
+"""A word. The pattern lists the characters that are not in words, because Python's `\\w` changes
+with each version of Unicode, and cuts words of Hindi at their vowels."""
 
 
 def ngram_features(texts: Sequence[str], width: int) -> NDArray[np.float64]:
-    """The numbers of texts: float64[n, width], rows of length 1, or 0 for a text without words.
+    """Convert texts to numbers: float64[n, width], rows of length 1, or 0 for a text without words.
 
     A text is normalized (NFKC) and in lower case, and each word has a blank on both sides: the word
-    and its runs of three characters are its n-grams. Each adds 1 or -1 to a column; both are chosen
-    by the CRC32C of its UTF-8, of which `_mixed` makes 32 other bits: the lowest is the sign, the
+    and its runs of three characters are its n-grams. Each adds 1 or -1 to a column. Sign and column
+    come from the CRC32C of the n-gram's UTF-8, mixed by `_mixed`: the lowest bit is the sign, the
     others modulo `width` are the column.
     """
     out = np.zeros((len(texts), width))
     for at in range(0, len(texts), SLICE_TEXTS):
-        # Titles have many words in common.
+        # Texts have many words in common, so cache their hashes.
         hashes_of = functools.cache(_hashes)
         hashes, ends = list[int](), [0]
         for text in texts[at : at + SLICE_TEXTS]:
@@ -64,7 +67,7 @@ def ngram_features(texts: Sequence[str], width: int) -> NDArray[np.float64]:
 
 
 def _words(text: str) -> list[str]:
-    """The words of a text in their order."""
+    """Split a text into its words, in order."""
     normal = unicodedata.normalize("NFKC", text[:MAX_TEXT]).lower()[:MAX_TEXT]
     return WORD.findall(normal)
 
@@ -77,9 +80,10 @@ def _hashes(word: str) -> list[int]:
 
 
 def _mixed(hash_G: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Each bit of the result depends on all bits of a hash: the finalizer of MurmurHash3.
+    """Mix the bits of hashes, so that each bit depends on all: the finalizer of MurmurHash3.
 
-    A CRC is linear: of words that differ in the same place alike, all or none would share a column.
+    A CRC is linear: without mixing, words that differ in the same way would all share columns or
+    none.
     """
     hash_G = (hash_G ^ (hash_G >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     hash_G = (hash_G ^ (hash_G >> np.uint32(13))) * np.uint32(0xC2B2AE35)

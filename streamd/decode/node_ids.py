@@ -1,4 +1,4 @@
-"""Numbers for the keys seen lately: one look-up checks a key, and the rest works on integers."""
+"""Numbers for recent keys: one look-up checks a key, and the decoder then works with integers."""
 
 import re
 from collections.abc import Sequence
@@ -11,16 +11,16 @@ from streamd.events import Int64, Key, SetKey, split_key
 
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 INT64_MAX = 2**63 - 1
-"""Largest absolute value of an integer key."""
+"""Maximum absolute value of an integer key."""
 MAX_KEYS = 1_000_000
-"""Keys in the table, about 200 MB; beyond that those that no waiting event needs are forgotten."""
+"""Keys in the table, about 200 MB; above it, keys that no waiting event uses are removed."""
 
 
 class KeyTable:
-    """Valid keys of all node sets and a number for each, which is not a node id. Owner: the poll
+    """Valid keys of all node sets, each with a number, which is not a node id. Owner: the poll
     thread.
 
-    `shrink` forgets keys that are not in use; numbers given out before are void then.
+    `shrink` removes keys that are not in use; numbers from before are then void.
     """
 
     def __init__(self, max_key_bytes: int) -> None:
@@ -29,10 +29,10 @@ class KeyTable:
         self.keys: list[Key] = []
         self._limit = MAX_KEYS
         self.epoch = 0
-        """Changes when numbers given out before become void."""
+        """Increases when `shrink` makes earlier numbers void."""
 
     def numbers(self, keys: Sequence[str | int], node_set: int = 0) -> Int64 | None:
-        """Numbers of keys of a node set, int64[n]; None where one of them is not valid."""
+        """Look up or add keys of a node set, int64[n]; None if a key is not valid."""
         # The usual case in one pass: all keys are known.
         known = self._numbers.setdefault(node_set, {})
         get = known.get
@@ -41,7 +41,7 @@ class KeyTable:
         except TypeError:
             pass
 
-        # Number the new ones.
+        # Add the new keys.
         try:
             for key in keys:
                 if key not in known:
@@ -51,9 +51,9 @@ class KeyTable:
         return np.fromiter(map(get, keys), np.int64, len(keys))
 
     def number(self, key: str | int | float | None, name: str, node_set: int = 0) -> int:
-        """The number of one key of a node set, which may be a whole float. name: of its field.
+        """Look up or add one key of a node set; it may be a whole float. name: of its field.
 
-        Raises: BadEvent where it is missing, empty, too long or otherwise not valid.
+        Raises: BadEvent if the key is missing, empty, too long or otherwise not valid.
         """
         if key is None:
             raise BadEvent("missing_field", f"{name} is missing")
@@ -85,25 +85,26 @@ class KeyTable:
         return number
 
     def find(self, key: str | int) -> list[int]:
-        """The numbers of a key in all node sets that have it."""
+        """The numbers of a key in all node sets that contain it."""
         return [of_set[key] for of_set in self._numbers.values() if key in of_set]
 
     @property
     def is_full(self) -> bool:
-        """Whether `shrink` is due."""
+        """Whether `shrink` should be called."""
         return len(self.keys) > self._limit
 
     def shrink(self, used: Int64) -> Int64:
-        """Forget all keys but those in use.
+        """Remove all keys except those in use.
 
-        Args: used: their numbers, ascending.
-        Returns: their new numbers.
+        Args: used: their numbers, ascending, int64[n].
+        Returns: their new numbers, int64[n].
         """
         self.keys = [self.keys[number] for number in used.tolist()]
         self._numbers = {0: {}}
         for number, key in enumerate(self.keys):
             node_set, plain = split_key(key)
             self._numbers.setdefault(node_set, {})[plain] = number
+        # With a fixed limit, a table of keys in use would shrink at every poll.
         self._limit = max(MAX_KEYS, 2 * len(self.keys))
         self.epoch += 1
         return np.arange(len(used))

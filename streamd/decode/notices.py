@@ -1,4 +1,4 @@
-"""Warnings about oddities in valid events, each logged once a process."""
+"""Warns about oddities in valid events; each kind is logged once a process."""
 
 from collections.abc import Iterable, Sequence
 
@@ -16,11 +16,11 @@ from streamd.telemetry import metrics
 logger = structlog.get_logger()
 MAX_NAMES = 8
 MAX_NAME = 40
-"""Most names of fields in a text, and most characters of each."""
+"""Maximum names of fields in a text, and maximum characters of each."""
 
 
 def named(names: Sequence[str]) -> str:
-    """List names of fields in a text, at most MAX_NAMES; unprintable characters are escaped."""
+    """Join names of fields for a text, at most MAX_NAMES; unprintable characters are escaped."""
     # Producers choose these names: an unprintable one could spoil a terminal that shows the log.
     shown = [n if n.isprintable() else ascii(n)[1:-1] for n in names[:MAX_NAMES]]
     some = ", ".join(n[:MAX_NAME] for n in shown)
@@ -31,11 +31,11 @@ class Notices:
     """Logs a warning about each kind of oddity once. Owner: the decoder.
 
     all_rounded: the rounded values of all valid events so far. watches_fields: whether unknown
-    fields are still looked for. units: looks whether all times are of another unit.
+    fields are still to be reported. units: checks whether all times look like another unit.
     """
 
     def __init__(self, time_unit: str, unit_setting: str = "stream.time_unit") -> None:
-        """unit_setting: the setting that says the unit, empty where none does."""
+        """unit_setting: the setting of the unit, "" if there is none."""
         self._unit = time_unit
         self._setting = unit_setting
         self._warned: set[str] = set()
@@ -44,7 +44,7 @@ class Notices:
         self.watches_fields = True
 
     def unknown_fields(self, items: Iterable[bytes | msgspec.Raw]) -> None:
-        """Warn that some valid events have fields that nothing reads, and look for no others.
+        """Warn that some valid events have fields that are not read, and stop looking for more.
 
         items: the events' bytes.
         """
@@ -54,13 +54,13 @@ class Notices:
             self._warn_once("unknown_fields", fields=named(names), meaning="nothing reads them")
 
     def no_time(self) -> None:
-        """Warn that valid events have no time of their own."""
+        """Warn that valid events have no time."""
         self._warn_once(
             "time_missing", meaning="such events get the timestamp of their Kafka record"
         )
 
     def truncate(self, topic: str) -> None:
-        """Warn that a table whose changes are in a topic was truncated."""
+        """Warn that a table was truncated. topic: of its changes."""
         self._warn_once(
             "table_truncated",
             topic=topic,
@@ -69,7 +69,7 @@ class Notices:
         )
 
     def rounded(self, found: Rounded) -> None:
-        """Count rounded values of valid events, and warn of them."""
+        """Count rounded values of valid events, and warn about them."""
         if found.num:
             self.all_rounded += found
             self._warn_once(
@@ -91,7 +91,7 @@ class Notices:
     def times(self, time_us: Int64, now_us: int) -> None:
         """Warn if times of valid events look like another unit.
 
-        None is far ahead of the clock, so only a coarser unit is possible.
+        Valid times are not far ahead of the clock, so only a coarser unit is possible.
         """
         if not len(time_us) or not self._setting:
             return
@@ -114,7 +114,7 @@ class Notices:
                 return
 
     def timestamps(self, stamps: Sequence[int]) -> None:
-        """Count records' timestamps that cannot be milliseconds, and warn of them."""
+        """Count timestamps of records that cannot be milliseconds, and warn about them."""
         if not stamps:
             return
         metrics.odd_timestamps.inc(len(stamps))
@@ -128,7 +128,7 @@ class Notices:
         )
 
     def _warn_once(self, kind: str, **fields: str) -> None:
-        """Log a kind of oddity, the first time only."""
+        """Log a warning the first time that its kind occurs."""
         if kind not in self._warned:
             self._warned.add(kind)
             metrics.odd_events.labels(kind).set(1)

@@ -1,4 +1,4 @@
-"""Records that hold streamd's own events: JSON, NDJSON or Arrow, by their content type."""
+"""Reads records of streamd's own events: JSON, NDJSON or Arrow, by their content type."""
 
 import operator
 from collections.abc import Callable, Sequence
@@ -29,13 +29,13 @@ from streamd.errors import BadEvent
 from streamd.events import MAX_TIME_US, MICROSECONDS, Float32, Int64
 
 Explain = Callable[[BadEvent, bytes | msgspec.Raw], str]
-"""Writes the text of an error for the sender; it has the bytes that were sent."""
+"""Writes the text of an error for the sender, given the error and the bytes that were sent."""
 _edge_fields = operator.attrgetter("src", "dst", "time", "features")
 _fields_of_sets = operator.attrgetter("src", "dst", "time", "features", "set_number")
 
 
 class OwnEvents:
-    """Reads records of our own events. Owner: the decoder. See `TopicReader`."""
+    """Reads records of streamd's own events. Owner: the decoder. See `TopicReader`."""
 
     def __init__(
         self, checker: EventChecker, notices: Notices, reader: EventReader, explain: Explain
@@ -49,7 +49,7 @@ class OwnEvents:
         self._reader = reader
 
     def checked_by(self, checker: EventChecker) -> "OwnEvents":
-        """A reader of our own events with another checker."""
+        """A reader of streamd's own events with another checker."""
         return OwnEvents(checker, self.notices, self._reader, self.explain)
 
     def reader_of(self, record: Any) -> "OwnEvents":
@@ -57,21 +57,22 @@ class OwnEvents:
         return self
 
     def remember(self, partition: int, offset: int) -> None:
-        """Do nothing: no record depends on another."""
+        """Do nothing, because no record depends on another."""
 
     def value_of(self, record: Any) -> bytes:
         """The bytes of a record's value."""
         return record.value or b""
 
     def keep(self, block: Block) -> Block:
-        """All events: no key is dropped."""
+        """Return all events, because no key is dropped."""
         return block
 
     def form_of(self, record: Any) -> str | None:
-        """The form of a record of one JSON object; None for any other, which goes alone."""
+        """The form of a record of one JSON object; None for any other record, which is decoded
+        alone."""
         if record.value[:1] != b"{":
             return None
-        # Most headers are known to be harmless: by their name, or as they are.
+        # Most headers are known to be harmless, by their name or with their content.
         harmless = self.headers.harmless
         for header in record.headers or ():
             if (
@@ -83,7 +84,7 @@ class OwnEvents:
         return JSON
 
     def block(self, form: str, records: Sequence[Any], partition: int, now_us: int) -> Taken | None:
-        """The events of records of one JSON object each; None unless all are valid edges."""
+        """Decode records of one JSON object each; None unless all are valid edges."""
         values = [record.value for record in records]
         # All values are parsed in one call, as lines of one text.
         wire = self._reader.of_lines(values)
@@ -92,12 +93,13 @@ class OwnEvents:
         return self._edges(wire, Origin.of_records(records, partition, now_us), values)
 
     def open(self, record: Any, partition: int, now_us: int) -> Taken | RecordItems:
-        """The events of a record of any kind, or its items. Raises: BadEvent."""
+        """Decode a record of any kind. Returns: its events, or its items to be decoded one by one.
+        Raises: BadEvent."""
         value: bytes | None = record.value
         if value is None:
             return self._tombstone(record)
 
-        # The content type tells NDJSON and Arrow from JSON, which may be an array or an object.
+        # The content type is NDJSON, Arrow or JSON, which may be an array or an object.
         kind = own_content_type(record.headers or ())
         if kind == ARROW:
             return self._open_arrow(record, partition, now_us)
@@ -111,9 +113,10 @@ class OwnEvents:
                 taken = self._edges(wire, origin, items or value)
                 if taken is not None:
                     return taken
+            # Some item is no valid edge, so decode each by itself.
             items = items or elements(value)
 
-        # In a topic of another shape only its header tells our own event.
+        # In a mapped topic, only the header marks streamd's own events.
         is_marked = content_of(record.headers or ()) == OWN_EVENT
         return RecordItems(
             record=record,
@@ -126,7 +129,7 @@ class OwnEvents:
     def _open_arrow(self, record: Any, partition: int, now_us: int) -> Taken | RecordItems:
         from streamd.decode.arrow import edges_of, read_table, rows_of
 
-        # A table of valid edges is taken by columns, any other row by row.
+        # A table of valid edges is decoded by columns, any other table row by row.
         table = read_table(record.value, self._rules)
         edges = edges_of(table, self.checker)
         if edges is not None:
@@ -138,8 +141,9 @@ class OwnEvents:
         return rows_of(table, record, self._rules.time_unit)
 
     def _tombstone(self, record: Any) -> RecordItems:
-        """A null value as the delete of the node that its key names. Raises: BadEvent."""
-        # The error names what is missing: the setting, the key, or the key's node set.
+        """Decode a null value as the delete of the node that the record's key names. Raises:
+        BadEvent."""
+        # The error names the missing part: the setting, the key, or the key's node set.
         why = "" if self._rules.tombstones else "ingest.tombstones is dead_letter"
         if not why and not record.key:
             why = "so is the key"
@@ -154,8 +158,9 @@ class OwnEvents:
         return RecordItems(record=record, items=[event], read=lambda e: [e], raw=lambda _: b"")
 
     def _edges(self, wire: Sequence[WireEdge], origin: Origin, sent: Items | bytes) -> Taken | None:
-        """The parsed edges; None unless all are valid. sent: their bytes, or an array."""
-        # Check the cheap columns first; one that does not fit ends the fast path.
+        """Make events from parsed edges; None unless all are valid. sent: their bytes, one by one
+        or as an array."""
+        # Check the cheap columns first; a value that does not fit ends the fast path.
         sets = self.checker.sets
         fields = _edge_fields if sets.is_only else _fields_of_sets
         src, dst, time, features, *number = zip(*map(fields, wire), strict=True)
@@ -171,7 +176,7 @@ class OwnEvents:
         if edges is None:
             return None
 
-        # Only events that are taken are worth a notice.
+        # Report oddities only of events that are taken.
         if lacks_time:
             self.notices.no_time()
         self.notices.rounded(edges.rounded)
@@ -180,12 +185,12 @@ class OwnEvents:
         return Taken(edge_block(edges, origin))
 
     def _times(self, time: Sequence[int | None], stamp: Any) -> tuple[Int64 | None, bool]:
-        """Event times in microseconds, int64[n], None where one is not valid; and whether some
-        events had none."""
+        """Event times in microseconds, int64[n], None if one is not valid; and whether some events
+        had none."""
         try:
             column = np.fromiter(time, np.int64, len(time))
         except TypeError:
-            # Those get the timestamp of their record.
+            # An event without a time gets the timestamp of its record.
             stamps = np.broadcast_to(stamp, len(time)).tolist()
             filled = [
                 s if t is None else t * self._scale for t, s in zip(time, stamps, strict=True)
@@ -204,9 +209,9 @@ class OwnEvents:
     def _with_features(
         self, time_E: Int64, a: Int64, b: Int64, features: Sequence[Any], number_E: Int64 | None
     ) -> Edges | None:
-        """Edges with their rows of features; None where a width or a value does not fit.
+        """Make edges with their feature rows; None if a width or a value does not fit.
 
-        number_E: of the edge sets, None where there is one.
+        number_E: of the edge sets, int64[n], None if there is one.
         """
         rounded = NOTHING
 
@@ -217,7 +222,7 @@ class OwnEvents:
             values = of_edges.columns(given)
             if values is None:
                 return None
-            # Compare as float64: a value beyond float32 would turn into infinity. NaN is refused.
+            # Compare as float64: a value beyond float32 would become infinity. NaN is refused.
             largest = np.abs(values).max(initial=0)
             if not largest <= self._rules.max_feature:
                 return None

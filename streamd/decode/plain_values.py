@@ -1,7 +1,7 @@
-"""Values of typed formats as the values that JSON has. docs/types.md lists all types.
+"""Converts values of typed formats to values of JSON. docs/types.md lists all types.
 
-Arrow, Parquet, Avro and Protobuf have types that JSON lacks. Every reader turns them into plain
-values here, so a type means the same in each format.
+Arrow, Parquet, Avro and Protobuf have types that JSON lacks. Every reader converts them here, so a
+type means the same in each format.
 """
 
 import datetime
@@ -10,17 +10,18 @@ import uuid
 from typing import Any
 
 MAX_EXACT_FLOAT = 2**53
-"""Up to here a float holds every integer; larger ones may be another id than was written."""
+"""Below it a float is exact for every integer; a larger float may differ from the id that was
+written."""
 
 
 def plain_scalar(value: Any) -> Any:
-    """A Python value as one that JSON has; times stay `datetime`, bytes that are no text stay too,
-    and so do lists and objects, whatever is in them.
+    """Convert a Python value to one that JSON has. Times stay `datetime`; bytes that are not text,
+    lists and objects are unchanged, with their elements.
 
-    NaN is None, as pandas means it. Decimals without a fraction are integers, UUIDs are text, bytes
-    the text that they hold. Times of day and durations become text, as ISO 8601 has them.
+    NaN becomes None, as in pandas. Decimals without a fraction become integers, UUIDs text, and
+    bytes the text that they encode. Times of day and durations become text.
     """
-    # The types that JSON has come first, since most values are of these.
+    # Check the types of JSON first, since most values have these.
     kind = type(value)
     if kind in (str, int, bool, list, dict):
         return value
@@ -32,6 +33,7 @@ def plain_scalar(value: Any) -> Any:
         except UnicodeDecodeError:
             return value
     if isinstance(value, decimal.Decimal):
+        # Databases use decimals as ids.
         return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, uuid.UUID | datetime.time | datetime.timedelta):
         return str(value)
@@ -39,11 +41,11 @@ def plain_scalar(value: Any) -> Any:
 
 
 def plain_value(value: Any) -> Any:
-    """As `plain_scalar`, with the values in lists and objects too."""
+    """Convert a value as `plain_scalar` does, with the values in lists and objects too."""
     if type(value) is dict:
         return {name: plain_value(inner) for name, inner in value.items()}
     if type(value) is list:
-        # A map of Arrow is a list of pairs.
+        # Arrow's map is a list of pairs.
         if value and all(type(inner) is tuple for inner in value):
             return {str(plain_value(key)): plain_value(inner) for key, inner in value}
         return list(map(plain_value, value))
@@ -51,9 +53,11 @@ def plain_value(value: Any) -> Any:
 
 
 def as_id(value: Any) -> Any:
-    """A plain value as keys and categories have it: whole floats are integers, times are text.
+    """Convert a plain value to one for keys and categories: whole floats to integers, times to
+    text.
 
-    Floats from `MAX_EXACT_FLOAT` on stay: they may be another integer than was written.
+    Floats from `MAX_EXACT_FLOAT` on are unchanged: the integer may differ from the one that was
+    written.
     """
     if type(value) is float and value.is_integer() and abs(value) < MAX_EXACT_FLOAT:
         return int(value)
@@ -63,14 +67,14 @@ def as_id(value: Any) -> Any:
 
 
 def time_text(when: datetime.datetime) -> str:
-    """A time as text in ISO 8601, in UTC, which it does not name."""
+    """A time as text in ISO 8601, in UTC and without a zone."""
     if when.tzinfo is not None:
         when = when.astimezone(datetime.UTC).replace(tzinfo=None)
     return when.isoformat()
 
 
 def batch_rows(batch: Any) -> list[dict[str, Any]]:
-    """The rows of an Arrow batch. Raises: as `arrow_values`."""
+    """The rows of an Arrow batch as objects. Raises: as `arrow_values`."""
     names = batch.schema.names
     columns = map(arrow_values, batch.columns)
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
@@ -80,7 +84,7 @@ def arrow_values(column: Any) -> list[Any]:
     """The Python values of an Arrow array: of a dictionary its values, of an extension its storage.
 
     Times and durations are in microseconds and UTC, since Python has no finer ones.
-    Raises: ArrowException, ValueError or OverflowError for a time that Python cannot hold.
+    Raises: ArrowException; ValueError or OverflowError for a time that Python cannot represent.
     """
     import pyarrow as pa
     import pyarrow.compute
@@ -104,8 +108,8 @@ def arrow_values(column: Any) -> list[Any]:
 
 
 def _in_microseconds(kind: Any, pa: Any) -> Any:
-    """A type with its timestamps and dates in microseconds without a zone, and its times of day and
-    durations in microseconds if they are finer, also inside others."""
+    """A type in which timestamps and dates are microseconds without a zone, and times of day and
+    durations are microseconds if they were finer; also inside other types."""
     types = pa.types
     if types.is_timestamp(kind) or types.is_date(kind):
         return pa.timestamp("us")
@@ -118,7 +122,7 @@ def _in_microseconds(kind: Any, pa: Any) -> Any:
         return pa.struct([one.with_type(_in_microseconds(one.type, pa)) for one in fields])
     if types.is_map(kind):
         return pa.map_(_in_microseconds(kind.key_type, pa), _in_microseconds(kind.item_type, pa))
-    # Arrow casts views of lists to wrong ones, so they stay as they are.
+    # Arrow casts views of lists wrongly, so they are not cast.
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         inside = _in_microseconds(kind.value_type, pa)
         return kind if inside == kind.value_type else pa.list_(inside)

@@ -1,4 +1,4 @@
-"""Parses our own events. Edges are parsed many at a time, as the types of their sets."""
+"""Parses streamd's own events. Edges are parsed many at a time, with a type for each set."""
 
 import functools
 import operator
@@ -23,7 +23,7 @@ from streamd.errors import BadEvent
 
 
 class WireEdge(Protocol):
-    """An edge without fields of other types, as the fast path takes it; see `WireEvent`.
+    """An edge without the fields of other types, for the fast path; see `WireEvent`.
 
     features: numbers, an object of `SetFeatures.type`, or None. set_number: of its edge set.
     """
@@ -36,8 +36,10 @@ class WireEdge(Protocol):
 
 
 def _edge_type(name: str, number: int, features: SetFeatures, is_only: bool, strict: bool) -> Any:
-    """The msgspec type of edges of one set. is_only: whether they need not name it. strict: whether
-    unknown fields are refused."""
+    """The msgspec type of edges of one set.
+
+    is_only: whether they need not name the set. strict: whether unknown fields are refused.
+    """
     by_name = features.type or None
     fields: list[tuple[str, Any] | tuple[str, Any, Any]] = [
         ("src", int | str),
@@ -65,7 +67,7 @@ def _edge_type(name: str, number: int, features: SetFeatures, is_only: bool, str
 
 
 class _EdgeDecoders:
-    """Decoders of edges of all sets, each by itself and in arrays."""
+    """Decoders of edges of all sets, one for a single edge and one for arrays."""
 
     def __init__(self, sets: EventSets, strict: bool) -> None:
         is_only = sets.schema.num_edge_sets == 1
@@ -73,7 +75,7 @@ class _EdgeDecoders:
             _edge_type(name, i, sets.of_edges[i], is_only, strict)
             for i, name in enumerate(sets.edge_names)
         ]
-        # A union of types is told apart by `edge_set`.
+        # `edge_set` is the tag of the union of types.
         of_any = functools.reduce(operator.or_, of_sets)
         self.one = msgspec.json.Decoder(of_any)
         self.array = msgspec.json.Decoder(types.GenericAlias(list, (of_any,)))
@@ -88,8 +90,8 @@ _strict_event = msgspec.json.Decoder(StrictEvent)
 class EventReader:
     """Parses events, which may have unknown fields. Owner: the decoder.
 
-    While `notices` looks for those, a strict parser is tried first, which costs nothing if there
-    are none. met_unknown: whether the last value had some.
+    While `notices` reports unknown fields, a strict parser is tried first; without such fields that
+    costs nothing more. met_unknown: whether the last value had some.
     """
 
     def __init__(self, sets: EventSets, notices: Notices) -> None:
@@ -99,7 +101,8 @@ class EventReader:
         self._lenient = _EdgeDecoders(sets, False)
 
     def of_lines(self, values: Sequence[bytes]) -> list[WireEdge] | None:
-        """Parse one edge of each value in one call; None unless each is one edge on one line."""
+        """Parse one edge of each value in one call; None unless each value is one edge on one
+        line."""
         lines = object_lines(values)
         if lines is None:
             return None
@@ -107,10 +110,11 @@ class EventReader:
             edges = self._read(self._strict.one.decode_lines, self._lenient.one.decode_lines, lines)
         except FAILURES:
             return None
+        # `object_lines` explains why equal counts prove one object a line.
         return edges if len(edges) == len(values) else None
 
     def of_array(self, value: bytes) -> list[WireEdge] | None:
-        """Parse a JSON array of edges; None where it is anything else, or empty."""
+        """Parse a JSON array of edges; None if the value is anything else, or empty."""
         try:
             edges: list[WireEdge] = self._read(
                 self._strict.array.decode, self._lenient.array.decode, value
@@ -120,7 +124,8 @@ class EventReader:
         return edges or None
 
     def parse(self, raw: bytes | msgspec.Raw) -> WireEvent:
-        """Parse one event; one with unknown fields is an `OddEvent`. Raises: BadEvent."""
+        """Parse one event. While `notices` reports unknown fields, an event with some is an
+        `OddEvent`. Raises: BadEvent."""
         lenient = _odd_event if self._notices.watches_fields else _event
         try:
             # A ValidationError is a DecodeError too, so it must be caught first.
@@ -134,14 +139,15 @@ class EventReader:
         return event
 
     def _read(self, strict: Any, lenient: Any, value: bytes | msgspec.Raw) -> Any:
-        """Parse by `strict`, or by `lenient` if there are unknown fields. Raises: as they do."""
+        """Parse by `strict`, or by `lenient` if there are unknown fields. Raises the errors of
+        both."""
         self.met_unknown = False
         if not self._notices.watches_fields:
             return lenient(value)
         try:
             return strict(value)
         except msgspec.ValidationError as error:
-            # Only an unknown field is worth a second try.
+            # The lenient parser accepts only unknown fields in addition.
             if not str(error).startswith(_UNKNOWN):
                 raise
         parsed = lenient(value)

@@ -1,4 +1,4 @@
-"""The items of one record, which are decoded one by one where they are not all valid edges."""
+"""The items of one record, to be decoded one by one if they are not all valid edges."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -7,16 +7,16 @@ from streamd.decode.wire import WireEvent
 from streamd.errors import BadEvent
 
 ItemEvents = Sequence[WireEvent | BadEvent | None]
-"""The events that an item may be: each with its number in the record. An error of one refuses the
-whole item. None is no event."""
+"""The events of one item, each with its own index in the record. An error in place of one refuses
+the whole item. None is no event."""
 
 
 class RecordItems(NamedTuple):
     """The items of one record, in order.
 
-    read: parses an item. Raises BadEvent. raw: the bytes of an item,
-    which a dead letter keeps. scale: microseconds of the items' unit of time, None for the
-    stream's. content_type: of what `raw` returns.
+    read: parses an item; raises BadEvent. raw: the bytes of an item for a dead letter. scale:
+    microseconds of the items' unit of time, None for the stream's. content_type: of the bytes that
+    `raw` returns.
     """
 
     record: Any

@@ -1,4 +1,5 @@
-"""Count whole numbers that a log rounds: it stores features as float32, which has 24 bits for them.
+"""Counts whole numbers that the log rounds: it stores features as float32, which has 24 bits for
+them.
 
 Fractions are rounded too, but their last digits seldom matter. A whole number may be a key, a time
 or a counter, in which every digit matters.
@@ -19,7 +20,7 @@ EXACT = 2**24
 
 @dataclass(frozen=True, slots=True)
 class Rounded:
-    """The number of rounded values. example: the first one, with its feature; empty for none."""
+    """The number of rounded values. example: the first one, with its feature; "" for none."""
 
     num: int = 0
     example: str = ""
@@ -29,7 +30,7 @@ class Rounded:
 
     @property
     def words(self) -> str:
-        """The count as a sentence for people, empty if nothing was rounded."""
+        """The count as a sentence, "" if nothing was rounded."""
         if not self.num:
             return ""
         return (
@@ -44,8 +45,8 @@ NOTHING = Rounded()
 def count_rounded(values: NDArray[Any], names: Sequence[str]) -> Rounded:
     """Count the whole numbers that float32 cannot represent.
 
-    values: finite, [n, D]. names: of the D columns. Integers are compared exactly;
-    values of float64, which may have been rounded before, as they are now.
+    values: finite, [n, D]. names: of the D columns. Integers are compared exactly; values of
+    float64 as they are, although they may have been rounded before.
     """
     is_small = values.dtype.kind == "f" and np.abs(values).max(initial=0) <= EXACT
     if is_small or not values.size:

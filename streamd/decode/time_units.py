@@ -1,4 +1,4 @@
-"""Units of times as numbers, and times that look like those of another unit."""
+"""Units of numeric times, and detection of times that look like another unit."""
 
 from dataclasses import dataclass
 
@@ -14,9 +14,9 @@ UNITS_NS = {
     "us": 1_000,
     "ns": 1,
 }
-"""Nanoseconds in each unit of a source's or a table's times."""
+"""Nanoseconds in each unit of times of sources and tables."""
 DATES = "iso8601"
-"""The form of times that reads dates in digits, such as 2026, 20260131 and 20260131093000."""
+"""The form of times that includes dates in digits, such as 2026, 20260131 and 20260131093000."""
 UNIT_WORDS = {
     "days": "days",
     "s": "seconds",
@@ -26,22 +26,22 @@ UNIT_WORDS = {
     DATES: "dates in digits",
 }
 NEAR = 0.1
-"""Share of the wall clock's time by which a time may miss it and still look like that unit: about
-five and a half years. Times of a stream that counts from 0 are rarely in that range."""
+"""A time is near the wall clock if it differs by at most this share of the clock's time since 1970:
+about five and a half years. Times that count from 0 are rarely in that range."""
 FIRST_SHARE = 0.5
-"""All times of a stream look like a unit from this share of the wall clock's time on, about 1998:
+"""Times look like a unit if all are after this share of the wall clock's time, about 1998, since
 the first records of a topic are often old."""
 EARLIEST_US = -62_135_596_800_000_000
-"""The year 1: dates before it have no text."""
+"""The year 1: earlier dates cannot be written as text."""
 MAX_SHOWN = 10**25
-"""Larger numbers are not shown."""
+"""Larger numbers are left out of texts."""
 MAX_LOOKED_AT = 20_000
-"""Most times that are looked at: those of one commit."""
+"""Maximum number of times that are checked: those of one commit."""
 
 
 def other_unit(time_us: int, now_us: int, unit: str) -> str | None:
-    """The other unit in which a time of this unit would be near the wall clock, if any."""
-    # A time far ahead of the clock is wrong in any case, so it may be of 1998 or later.
+    """The other unit in which a time of this unit would be near the wall clock, None for none."""
+    # A time far ahead of the clock is wrong in any case, so accept any time from 1998 on.
     least = FIRST_SHARE if time_us > now_us * (1 + NEAR) else 1 - NEAR
     for name, ns in UNITS_NS.items():
         other_us = time_us * ns // UNITS_NS[unit]
@@ -54,7 +54,7 @@ def other_unit(time_us: int, now_us: int, unit: str) -> str | None:
 
 
 def describe_time(time_us: int, unit: str) -> str:
-    """A time that is out of range, and why, for people. unit: in which it was read."""
+    """A time that is out of range, and the reason, as text. unit: in which it was read."""
     if EARLIEST_US <= time_us < 0:
         return f"{utc(time_us)}, before 1970"
     number = number_in(time_us, unit)
@@ -63,15 +63,16 @@ def describe_time(time_us: int, unit: str) -> str:
 
 
 def number_in(time_us: int, unit: str) -> int | None:
-    """The integer of a unit that a time was; None if it was a fraction, or had more digits."""
+    """The integer of a unit that was read as this time; None if it was a fraction, or had more
+    digits."""
     ns = UNITS_NS[unit]
     return None if ns < 1_000 or time_us * 1_000 % ns else time_us * 1_000 // ns
 
 
 def are_dates(number_N: Int64, now_us: int) -> bool:
-    """Whether integers all read as dates in digits, since 1970 and hardly after the clock: years,
+    """Whether integers are all dates in digits, from 1970 until shortly after the clock: years,
     days, and days with an hour, with minutes or with seconds."""
-    # Digits of the time of day by the number of all digits; any other number is no date.
+    # The number of digits determines those of the time of day; other numbers are no dates.
     scale_N = np.zeros_like(number_N)
     for digits, scale in ((8, 1), (10, 10**2), (12, 10**4), (14, 10**6)):
         scale_N[(number_N >= 10 ** (digits - 1)) & (number_N < 10**digits)] = scale
@@ -91,8 +92,10 @@ def are_dates(number_N: Int64, now_us: int) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OtherUnit:
-    """The unit that all times look like. unit: in which they were read. looks_like: a unit, or
-    DATES. example_us: the first of them as it was read. setting: that names the unit, for people.
+    """The unit that all times look like.
+
+    unit: in which they were read. looks_like: a unit, or DATES. example_us: the first of them as it
+    was read. setting: of the unit, for texts.
     """
 
     unit: str
@@ -102,7 +105,7 @@ class OtherUnit:
 
     @property
     def words(self) -> str:
-        """The finding with the example, for people."""
+        """The finding with the example, as text."""
         number = number_in(self.example_us, self.unit)
         shown = f"{self.example_us * 1_000 / UNITS_NS[self.unit]:.6f}" if number is None else number
         read = f"all times look like {UNIT_WORDS[self.looks_like]}, not {UNIT_WORDS[self.unit]}"
@@ -110,32 +113,32 @@ class OtherUnit:
 
     @property
     def hint(self) -> str:
-        """The finding and both remedies, for the producer of the times."""
+        """The finding and both remedies, as text for the producer."""
         return f"{self.words}; send {UNIT_WORDS[self.unit]}, or {self.action}"
 
     @property
     def action(self) -> str:
-        """The setting to change, for people."""
+        """The setting to change, as text."""
         return change_unit(self.setting, self.looks_like)
 
 
 def change_unit(setting: str, unit: str) -> str:
-    """The words that tell how to set another unit. setting: that names the unit now."""
+    """The action that sets another unit, as text. setting: of the unit now."""
     if setting == "stream.time_unit" and unit not in MICROSECONDS:
         return f"give the topic a source with time: {unit}"
     return f"set {setting} to {unit}"
 
 
 class UnitCheck:
-    """Finds the unit that all times so far look like, other than their own. Owner: the reader of
+    """Finds the unit, other than their own, that all times so far look like. Owner: the reader of
     the times.
 
-    One time that looks like none ends the search. found: the other unit, None if there is none.
+    One time that looks like no other unit ends the search. found: the other unit, None for none.
     """
 
     def __init__(self, unit: str, setting: str) -> None:
-        """unit: of the times; others than those of `UNITS_NS` are not looked at. setting: that
-        names it."""
+        """unit: of the times; only those of `UNITS_NS` are checked. setting: of the unit, "" for no
+        check."""
         self.found: OtherUnit | None = None
         self._unit = unit
         self._setting = setting
@@ -143,20 +146,20 @@ class UnitCheck:
         self._num_seen = 0
 
     def fresh(self) -> "UnitCheck":
-        """A check of the same unit that looked at no time."""
+        """A check of the same unit that has seen no time."""
         return UnitCheck(self._unit, self._setting)
 
     @property
     def is_open(self) -> bool:
-        """Whether further times may still decide."""
+        """Whether further times may still change the result."""
         return bool(self._may_be) and self._num_seen < MAX_LOOKED_AT
 
     def _coarser(self) -> list[str]:
-        # A time in a finer unit is far ahead of the clock, and refused.
+        # A time in a finer unit would be far ahead of the clock, and is refused elsewhere.
         return [name for name, ns in UNITS_NS.items() if ns > UNITS_NS[self._unit]]
 
     def add(self, time_N: Int64, now_us: int) -> None:
-        """Look at times, int64[n] microseconds, as they were read."""
+        """Check times, int64[n] microseconds, as they were read."""
         if not self.is_open or not len(time_N):
             return
         first = self.found.example_us if self.found else int(time_N[0])
@@ -175,12 +178,12 @@ class UnitCheck:
             )
 
     def end(self) -> None:
-        """Note that a time names its unit itself, as text and timestamps do."""
+        """End the check, because a time contains its unit, as text and timestamps do."""
         self._may_be = []
         self.found = None
 
     def _fits(self, name: str, time_N: Int64, low: int, high: int, now_us: int) -> bool:
-        """Whether times between low and high look like those of a unit, or like dates."""
+        """Whether times between low and high look like those of a unit, or like dates in digits."""
         ns = UNITS_NS[self._unit]
         if name != DATES:
             # A time in a coarser unit is smaller than the clock by the ratio of the units.

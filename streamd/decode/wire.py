@@ -1,4 +1,4 @@
-"""The events that producers send, and how values of each content type are split into them."""
+"""The events that producers send, and the splitting of values of each content type into events."""
 
 import io
 import operator
@@ -14,24 +14,25 @@ JSON = "application/json"
 NDJSON = "application/x-ndjson"
 ARROW = "application/vnd.apache.arrow.stream"
 OWN_EVENT = "application/vnd.streamd.event+json"
-"""One of our own events in a topic that has another shape, as replayed dead letters are."""
+"""One of streamd's own events in a mapped topic, such as a replayed dead letter."""
 OWN_EVENT_US = f"{OWN_EVENT};time_unit=us"
-"""The same with its time in microseconds: a mapped topic's may be finer than the stream's unit."""
+"""The same with its time in microseconds: times of a mapped topic may be finer than the stream's
+unit."""
 OWN_ROW = "application/vnd.streamd.row+json"
-"""One record of a mapped topic as a JSON object, whatever the topic's format is."""
+"""One record of a mapped topic as a JSON object, in a topic of any format."""
 CONTENT_TYPES = (JSON, NDJSON, ARROW, OWN_EVENT)
 EventType = Literal["edge", "node", "label", "delete"]
 TYPES = get_args(EventType)
 TOO_DEEP = "nested deeper than the decoder goes"
 REFUSED_HEADER = "streamd-refused-batch"
-"""Header of a record that stands for a batch which could not be read; its value says why."""
+"""Header of a record that replaces a batch that could not be read; its value is the reason."""
 
 
 class WireEvent(msgspec.Struct, gc=False):
     """An event of any type (docs/how-it-works.md).
 
     `time` may be a float here, so that the error can name the field. Keys may be whole floats.
-    `features` are numbers, or by name.
+    `features` are numbers, or an object by name.
     """
 
     type: EventType = "edge"
@@ -58,18 +59,18 @@ FIELDS = WireEvent.__struct_fields__
 Items = Sequence[bytes | msgspec.Raw]
 """Unparsed JSON objects."""
 MAX_NAMED_BYTES = 65_536
-"""Largest event that is parsed once more for the names of its fields, which takes time."""
+"""Maximum size of an event that is parsed again for the names of its fields, which takes time."""
 _raws = msgspec.json.Decoder(list[msgspec.Raw])
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 JSON_BLANKS = b" \t\r\n"
 BRACES = ({ord("{")}, {ord("}")})
 _first, _last = operator.itemgetter(0), operator.itemgetter(-1)
 FAILURES = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises of values that cannot be parsed."""
+"""Errors of msgspec for values that cannot be parsed."""
 
 
 def fields(raw: bytes | msgspec.Raw) -> dict[str, msgspec.Raw]:
-    """The unparsed fields of a JSON object; none where it is no object or too large."""
+    """The unparsed fields of a JSON object; none if the value is no object, or too large."""
     if len(memoryview(raw)) > MAX_NAMED_BYTES:
         return {}
     try:
@@ -85,7 +86,7 @@ def unknown_fields(items: Iterable[bytes | msgspec.Raw]) -> list[str]:
 
 
 def lines(value: bytes, most: int) -> list[bytes]:
-    """The non-blank lines of NDJSON. Raises: BadEvent where there are more than `most`."""
+    """The non-blank lines of NDJSON. Raises: BadEvent if there are more than `most`."""
     # Line by line, so that a record of many lines is refused before it takes memory.
     kept: list[bytes] = []
     for line in io.BytesIO(value):
@@ -97,14 +98,15 @@ def lines(value: bytes, most: int) -> list[bytes]:
 
 
 def object_lines(values: Sequence[bytes]) -> bytes | None:
-    """Join values to lines, for a parser that also accepts several objects, or part of one, a line.
+    """Join values to lines, for a parser that also accepts several objects, or a part of one, on a
+    line.
 
     If the parser finds as many objects as there are values, each value is exactly one object: an
     object that is cut after a `}` cannot continue with a `{`.
     Returns: None if some value is not a single line with a brace at both ends.
     """
     if not _have_braces(values):
-        # Blanks around a value do not count.
+        # Ignore blanks around a value.
         values = [value.strip(JSON_BLANKS) for value in values]
         if not _have_braces(values):
             return None
@@ -120,7 +122,7 @@ def _have_braces(values: Sequence[bytes]) -> bool:
 
 
 def elements(value: bytes) -> Sequence[msgspec.Raw]:
-    """The unparsed elements of a JSON array. Raises: BadEvent where it is no array."""
+    """The unparsed elements of a JSON array. Raises: BadEvent if the value is no array."""
     try:
         return _raws.decode(value)
     except RecursionError:
@@ -139,10 +141,12 @@ def converted(row: dict[str, Any]) -> WireEvent:
 
 
 def misfit(error: msgspec.ValidationError) -> BadEvent:
-    """Reword msgspec's message, without its `$.` and without the value of a wrong `type`."""
+    """Make an error of msgspec's message, without its `$.` and without the value of a wrong
+    `type`."""
     # Its messages end in the path of the field: "Expected `int`, got `str` - at `$.src`".
     match = re.fullmatch(r"(.*) - at `\$\.?(.*)`", str(error), re.DOTALL)
     what, where = match.groups() if match else (str(error), "")
+    # Errors contain no values, so leave out the wrong type.
     if where == "type":
         return BadEvent("unknown_type", f"type is none of {', '.join(TYPES)}")
     what = what.replace("`", "").replace(" | null", "").replace(" | ", " or ").lower()
@@ -159,7 +163,7 @@ class Parser(Protocol):
 
 
 def has_several(value: bytes, is_lines: bool) -> bool:
-    """Whether a JSON value may hold several events. is_lines: whether it is NDJSON."""
+    """Whether a JSON value may contain several events. is_lines: whether it is NDJSON."""
     return is_lines or value.lstrip()[:1] == b"["
 
 
@@ -168,8 +172,8 @@ def parse_several(
 ) -> tuple[Sequence[Any] | None, Items]:
     """Parse the objects of a value in one call.
 
-    Returns: the parsed ones, None where one does not fit; and the unparsed ones, which may be
-    missing where the others are not. Raises: BadEvent.
+    Returns: the parsed objects, None if one does not fit; and the unparsed ones, which may be empty
+    if the others are not None. Raises: BadEvent.
     """
     if is_lines:
         items = lines(value, most)

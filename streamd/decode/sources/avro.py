@@ -1,7 +1,7 @@
-"""Avro values, read by fastavro under schemas that nobody vouches for.
+"""Reads Avro values with fastavro, under schemas from untrusted producers.
 
-A schema is copied part by part before fastavro sees it, and judged by what memory a byte of its
-values may take: an array of records without fields takes any amount with no bytes at all.
+A schema is copied part by part before fastavro gets it, and the memory that each byte of its values
+may need is bounded: an array of records without fields needs memory for no bytes at all.
 """
 
 import io
@@ -16,27 +16,28 @@ import fastavro
 from streamd.errors import BadEvent
 
 MAX_DEPTH = 32
-"""Deepest nesting of a schema, its named types followed: twice the steps that a path may have."""
+"""Maximum nesting of a schema, with its named types followed: twice the steps that a path may
+have."""
 MAX_PARTS = 20_000
-"""Most parts of a schema, those of its references counted too."""
+"""Maximum parts of a schema, including those of its references."""
 MAX_MEMORY = 210_000_000
-"""Most bytes that the objects of one record may take."""
+"""Maximum bytes of the objects of one record."""
 MAX_FIXED_MEMORY = 200_000
-"""Most bytes that the objects of a value take without what is in its arrays, maps and text."""
+"""Maximum bytes of the objects of a value, without the contents of its arrays, maps and text."""
 RATES = (50, 100, 200)
-"""Bytes of memory that a byte of a value may take. A record of 4 MiB may have the first."""
+"""Bytes of memory that a byte of a value may need. Under the first, a record may have 4 MiB."""
 ROOT = "streamd_root"
-"""Name of a record around a schema that is none."""
+"""Name of the record that is put around a schema of another type."""
 DECIMAL = "streamd-decimal"
-"""Our own name of the logical type: fastavro's own reading takes minutes for a long one."""
+"""streamd's own name of the logical type: fastavro itself takes minutes for a long decimal."""
 MAX_DECIMAL_BYTES = 32
-"""Longest decimal that is a number: 77 digits. A longer one is infinite, which no field takes."""
+"""Maximum bytes of a decimal: 77 digits. A longer one becomes infinity, which no field accepts."""
 UUID = "streamd-uuid"
-"""Our own name of the logical type of bytes: fastavro knows that of text only."""
+"""streamd's own name of the logical type of bytes: fastavro supports only that of text."""
 UUID_BYTES = 16
 PRIMITIVES = {
-    # Name: least bytes, and the memory of such a value. Python keeps text of up to one character;
-    # longer text takes less than the least rate for each of its bytes.
+    # Name: minimum bytes, and memory of such a value. Python caches text of up to one character;
+    # longer text takes less than the lowest rate for each byte.
     "null": (0, 0),
     "boolean": (1, 0),
     "int": (1, 32),
@@ -47,20 +48,21 @@ PRIMITIVES = {
     "string": (1, 0),
 }
 SLOT = 16
-"""Bytes of a place in a list that is growing."""
+"""Bytes of an element in a growing list."""
 FIELD = 50
-"""Bytes of a place in a dict that is growing."""
+"""Bytes of an entry in a growing dict."""
 OBJECT = 64
 """Bytes of an empty list or dict."""
 
 
 def compile_avro(text: str, referenced: Iterable[str]) -> Callable[[bytes, int], Any]:
-    """A reader of the values of a schema.
+    """Make a reader of the values of a schema.
 
-    Args: text: the schema, as JSON; referenced: those it needs, each behind those that it needs.
-    Returns: reads the value that begins at a place in some bytes and ends with them; it raises
-    BadEvent where they are no such value.
-    Raises: BadEvent where the schema cannot be used.
+    Args: text: the schema, as JSON; referenced: the schemas that it needs, each after those that it
+    needs itself.
+    Returns: reads the value that begins at an index of some bytes and ends with them. It raises
+    BadEvent if there is no such value.
+    Raises: BadEvent if the schema cannot be used.
     """
     named: dict[str, Any] = {}
     copier = _Copier()
@@ -70,7 +72,7 @@ def compile_avro(text: str, referenced: Iterable[str]) -> Callable[[bytes, int],
         root = copier.copy(json.loads(text))
         is_record = isinstance(root, dict) and "fields" in root
         if not is_record:
-            # fastavro gives named types along with a record only.
+            # fastavro resolves named types only inside a record.
             root = {"type": "record", "name": ROOT, "fields": [{"name": "of", "type": root}]}
         schema = fastavro.parse_schema(root, named)
         most = _most_bytes(schema, named)
@@ -88,6 +90,7 @@ def compile_avro(text: str, referenced: Iterable[str]) -> Callable[[bytes, int],
     read = fastavro.schemaless_reader
 
     def decode(value: bytes, start: int) -> Any:
+        # Refuse before fastavro makes objects.
         if len(value) > most:
             raise BadEvent(
                 "bad_avro",
@@ -109,13 +112,13 @@ def compile_avro(text: str, referenced: Iterable[str]) -> Callable[[bytes, int],
 
 
 class _Copier:
-    """Copies schemas with nothing in them but what tells how a value lies in bytes."""
+    """Copies schemas without the parts that do not affect the encoding of values."""
 
     def __init__(self) -> None:
         self._num_parts = 0
 
     def copy(self, schema: Any, depth: int = 0) -> Any:
-        """Raises: BadEvent where there is too much of it; KeyError, TypeError."""
+        """Copy a schema. Raises: BadEvent if it is too large; KeyError, TypeError."""
         self._num_parts += 1
         if depth > MAX_DEPTH or self._num_parts > MAX_PARTS:
             raise BadEvent(
@@ -144,7 +147,7 @@ class _Copier:
         elif kind in ("array", "map"):
             part = "items" if kind == "array" else "values"
             copied[part] = self.copy(schema[part], depth + 1)
-        # Other logical types are what they are written as: a timestamp is a number.
+        # Values of other logical types are read as they are encoded: a timestamp is a number.
         if schema.get("logicalType") == "decimal" and kind in ("bytes", "fixed"):
             copied |= {"logicalType": DECIMAL, "scale": _natural(schema.get("scale", 0))}
         if schema.get("logicalType") == "uuid" and copied.get("size") == UUID_BYTES:
@@ -165,7 +168,7 @@ def _natural(value: Any) -> int:
 
 
 def _most_bytes(schema: Any, named: Mapping[str, Any]) -> int:
-    """The most bytes that a value of a schema may have. Raises: BadEvent."""
+    """The maximum bytes of a value of a schema. Raises: BadEvent."""
     for rate in RATES:
         memory = _Memory(named, rate)
         fixed = memory.of(schema)
@@ -179,9 +182,9 @@ def _most_bytes(schema: Any, named: Mapping[str, Any]) -> int:
 
 
 class _Memory:
-    """What memory values of a schema take beyond `rate` for each of their bytes.
+    """Bounds the memory of values of a schema beyond `rate` bytes for each byte of the value.
 
-    is_bounded: whether an array or map never takes more than that, however long it is.
+    is_bounded: whether no array or map takes more than that, at any length.
     """
 
     def __init__(self, named: Mapping[str, Any], rate: int) -> None:
@@ -192,7 +195,7 @@ class _Memory:
         self.is_bounded = True
 
     def of(self, schema: Any, depth: int = 0) -> int:
-        """Bytes of memory less `rate` times the least bytes. Raises: BadEvent."""
+        """Bytes of memory less `rate` times the minimum bytes. Raises: BadEvent."""
         if depth > 4 * MAX_DEPTH:
             raise BadEvent("bad_schema", "its types are nested too deeply")
         if isinstance(schema, list):
@@ -208,7 +211,7 @@ class _Memory:
         if kind == "fixed":
             return OBJECT - (self._rate - 1) * int(schema["size"])
         if kind in ("record", "error"):
-            # A name inside of its own record is met as a name.
+            # Inside its own record, a type occurs only as a name.
             return self._of_record(schema, depth)
         if kind not in ("array", "map"):
             return self._of_name(kind, depth)
@@ -220,7 +223,8 @@ class _Memory:
 
     def _of_name(self, name: str, depth: int) -> int:
         if name in self._open:
-            # Its values may be nested without end, and reading them follows on the C stack.
+            # Its values may be nested without limit, and fastavro reads them recursively on the C
+            # stack.
             raise BadEvent("bad_schema", f"{name[:100]} contains itself")
         if name not in self._known:
             self._known[name] = self.of(self._named[name], depth + 1)
@@ -230,12 +234,13 @@ class _Memory:
         self._open.append(schema["name"])
         fields = [self.of(field["type"], depth + 1) for field in schema["fields"]]
         self._open.pop()
-        # Each place counts, however many bytes its value has.
+        # Each entry counts, even if its value has no bytes.
         return OBJECT + sum(fields) + FIELD * len(fields)
 
 
 def _decimal(data: bytes, writer: Mapping[str, Any], reader: Any = None) -> int | float:
-    """A decimal as a number, an integer where it is whole: databases number rows so."""
+    """Convert a decimal to a number, to an integer if it is whole, since databases number rows
+    so."""
     if len(data) > MAX_DECIMAL_BYTES or writer["scale"] > 2 * MAX_DECIMAL_BYTES:
         return math.inf
     number: int = int.from_bytes(data, "big", signed=True)

@@ -1,7 +1,7 @@
-"""CloudEvents: where the attributes of an event are, beside its data or in the record's headers.
+"""CloudEvents: locates an event's attributes, next to its data or in the record's headers.
 
-Kafka Protocol Binding for CloudEvents, version 1.0.2: a structured event is one JSON object, in
-binary mode the value is the data and each attribute a header.
+Kafka Protocol Binding for CloudEvents, version 1.0.2: a structured event is one JSON object; in
+binary mode the value is the data, and each attribute is a header.
 """
 
 import base64
@@ -16,15 +16,16 @@ from streamd.decode.sources.paths import parsed
 from streamd.errors import BadEvent
 
 STRUCTURED = ("application/cloudevents+json", "application/cloudevents-batch+json")
-"""Content types of one event with its attributes beside its data, and of an array of such."""
+"""Content types of one event with its attributes next to its data, and of an array of such
+events."""
 ATTRIBUTE = "ce_"
-"""Prefix of the headers that hold attributes."""
+"""Prefix of the headers with attributes."""
 
 
 def mode_of(headers: Sequence[Header], content: str) -> str:
-    """Whether a record is a `structured` or a `binary` event.
+    """The mode of a record: `structured` or `binary`.
 
-    content: its content type, empty where it has none.
+    content: its content type, "" if it has none.
     """
     if content in STRUCTURED:
         return "structured"
@@ -32,7 +33,7 @@ def mode_of(headers: Sequence[Header], content: str) -> str:
 
 
 def as_structured(headers: Sequence[Header], value: bytes) -> bytes:
-    """A binary event in structured form, so that it can be kept without its headers."""
+    """Convert a binary event to structured form, so that it can be stored without its headers."""
     event: dict[str, Any] = {
         name.removeprefix(ATTRIBUTE): (content or b"").decode(errors="replace")
         for name, content in headers
@@ -41,14 +42,15 @@ def as_structured(headers: Sequence[Header], value: bytes) -> bytes:
     try:
         event["data"] = parsed(value)
     except BadEvent:
+        # Data that is not JSON stays exact as base64.
         event["data_base64"] = base64.b64encode(value).decode()
     return msgspec.json.encode(event)
 
 
 def with_data(event: Any) -> Any:
-    """A structured event whose data is JSON in base64, with that data as others have it.
+    """Decode the data of a structured event that is JSON in base64.
 
-    Raises: BadEvent where it is not.
+    Raises: BadEvent if it is not.
     """
     try:
         data = base64.b64decode(event["data_base64"], validate=True)

@@ -1,4 +1,4 @@
-"""The events of many records at once: each record goes to the first source that takes it."""
+"""Makes events from many records at once: each record goes to the first source that takes it."""
 
 import itertools
 from dataclasses import replace
@@ -18,17 +18,18 @@ from streamd.events import Bools, Int64
 def column_events(
     form: Form, columns: Columns, origin: Origin, count: int, checker: EventChecker, most: int
 ) -> Taken | None:
-    """The events of `count` objects; None if one has to be decoded alone.
+    """Make the events of `count` objects; None if one has to be decoded alone.
 
     An object that may be several events numbers them as `Form.events` does, after those of the
-    objects before it in the same record. most: the largest number of events.
+    objects before it in the same record. most: the maximum number of events.
     """
     lengths_RL = first_RL = None
     if not form.is_simple:
         lengths_RL = form.lengths(columns, count)
         if lengths_RL is None:
             return None
-        # Events of several sources are numbered one after the other, those of one from 0.
+        # With `also`, events of several sources are numbered one after the other; otherwise each
+        # source numbers from 0.
         num_R = lengths_RL.sum(1) if form.has_also else lengths_RL.max(1)
         if num_R.sum() > most:
             return None
@@ -45,8 +46,8 @@ def column_events(
 class _Objects:
     """Collects the events of some objects. Owner: `column_events`.
 
-    lengths_RL: how many events each object may be by each layout; first_RL: the index of the first
-    of them among all; both None if one object is one event.
+    lengths_RL: number of events that each object may be by each layout, int64[objects, layouts];
+    first_RL: index of the first of them among all; both None if each object is at most one event.
     """
 
     def __init__(
@@ -71,9 +72,9 @@ class _Objects:
         self._order: list[Int64] = []
 
     def add(self, layout: Layout, at: int) -> bool:
-        """Add the events of a source that takes objects. at: its number. Returns: False if one has
-        to be decoded alone."""
-        # Objects of an earlier source are left to those sources that are marked to take them too.
+        """Add the events of the objects that a source takes. at: number of the source. Returns:
+        False if one has to be decoded alone."""
+        # Only a source with `also` takes objects that an earlier source took.
         columns, row_E, order_E, origin = self._spread(layout, at)
         is_edge, is_other = layout.split(columns, len(row_E))
         if not layout.also and self._is_taken.any():
@@ -88,18 +89,19 @@ class _Objects:
         return True
 
     def result(self) -> Taken:
-        """The events, in the order in which the records hold them."""
+        """The events, in their order in the records."""
         num_skipped = self._count - int(self._is_taken.sum())
         if not self._blocks:
             return Taken(empty_block(self._dim), num_skipped, NOTHING)
         events = joined(self._blocks)
         if len(self._blocks) > 1:
+            # Sources were applied one after the other, so restore the records' order.
             events = events.take(np.argsort(np.concatenate(self._order)))
         return Taken(events, num_skipped, self._rounded)
 
     def _spread(self, layout: Layout, at: int) -> tuple[Columns, Int64, Int64, Origin]:
-        """The columns of all events that the objects may be by a layout, the object of each and its
-        index among all events, int64[E], and their origin."""
+        """The columns of all events that the objects may be by a layout; their objects and their
+        indexes among all events, int64[E] each; and their origin."""
         row_E = np.arange(self._count)
         if self._lengths_RL is None or self._first_RL is None:
             return self._columns, row_E, row_E, self._origin
@@ -111,13 +113,13 @@ class _Objects:
             in_list_E = np.arange(len(row_E)) - np.repeat(np.cumsum(length_R) - length_R, length_R)
             order_E = order_E[row_E] + in_list_E
 
-        # Objects of one record are numbered together, those of several records each from 0.
+        # Number objects of one record together, those of several records each from 0.
         is_one_record = not isinstance(self._origin.offset, np.ndarray)
         item_E = order_E if is_one_record else order_E - self._first_RL[row_E, 0]
         return columns, row_E, order_E, replace(self._origin.take(row_E), item=item_E)
 
     def _add_edges(self, layout: Layout, columns: Columns, origin: Origin, is_edge: Bools) -> bool:
-        """Add edges as columns. Returns: False if one is not valid."""
+        """Add edges by columns. Returns: False if one is not valid."""
         num_edges = int(is_edge.sum())
         if not num_edges:
             return True
@@ -139,7 +141,8 @@ class _Objects:
     def _add_others(
         self, layout: Layout, columns: Columns, origin: Origin, is_other: Bools
     ) -> bool:
-        """Add events of other types, from the same columns one by one. Returns: as `_add_edges`."""
+        """Add events of other types, one by one from the same columns. Returns: False if one is not
+        valid."""
         if not is_other.any():
             return True
         rows = EventRows(origin.source, origin.now_us, self._dim)
@@ -154,6 +157,7 @@ class _Objects:
                 checked = self._checker.event(event, stamp_us, latest_us, 1)
                 self._rounded += checked.rounded
                 rows.add(checked, offset, item, stamp_us)
+        # Decoding the objects alone finds which one is refused.
         except BadEvent:
             return False
         self._blocks.append(rows.block())

@@ -1,4 +1,4 @@
-"""The keys of a topic's sources that are no nodes: their events are dropped."""
+"""Drops the events of keys that are no nodes, as listed in a topic's sources."""
 
 from collections.abc import Sequence
 
@@ -10,18 +10,18 @@ from streamd.settings.sources import SourceSettings
 from streamd.telemetry import metrics
 
 REASON = "drop_keys"
-"""The reason of such events in `streamd_dropped_events_total`."""
+"""Label of these events in `streamd_dropped_events_total`."""
 
 
 class DropKeys:
-    """Leaves out events of the keys in `drop_keys`, as they are in records. Owner: the topic.
+    """Drops events with a key in `drop_keys`, which are written as in records. Owner: the topic.
 
-    It works on blocks, so it does not matter how their events were decoded.
+    It works on blocks, so it applies to events of every way of decoding.
     """
 
     def __init__(self, sources: Sequence[SourceSettings], keys: KeyTable) -> None:
         """sources: of one topic."""
-        # A prefix is put before the key of a record.
+        # The mapping adds a source's prefixes to keys.
         self._names: list[str | int] = [key for source in sources for key in source.drop_keys]
         self._names += [
             f"{prefix}{key}"
@@ -33,10 +33,11 @@ class DropKeys:
         self._dropped = metrics.dropped.labels(sources[0].topic, REASON) if self._names else None
 
     def keep(self, block: Block) -> Block:
-        """The events of a block of which neither end is such a key; the others are counted."""
+        """The events of a block without those that have such a key at either end; these are
+        counted."""
         if self._dropped is None or not len(block):
             return block
-        # Keys have numbers once they came; most blocks hold none of these.
+        # A key has a number only after it occurred; most topics contain none of these keys.
         numbers = [number for name in self._names for number in self._keys.find(name)]
         if not numbers:
             return block

@@ -1,7 +1,7 @@
-"""The forms in which a topic's records come: plain, or in an envelope that others defined.
+"""The forms of a topic's records: plain, or in a standard envelope.
 
-Of each form it is known where in a record the data and the envelope's own fields lie, so that an
-envelope costs no further pass over the record.
+A form has the paths of the data and of the envelope's fields in a record, so that an envelope needs
+no further pass over the record.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ from streamd.settings.sources import (
 )
 
 CHANGED = frozenset(("c", "r", "u"))
-"""Operations of Debezium that leave a row: created, read by a snapshot, updated."""
+"""Debezium's operations that leave a row: created, read by a snapshot, updated."""
 DELETED = "d"
 TRUNCATED = "t"
 """Debezium's operation that deletes all rows of a table."""
@@ -54,12 +54,12 @@ OF_RECORD = (KEY, HEADERS)
 class Form:
     """One form of a topic's records. Owner: the topic.
 
-    layouts: one for each source of the topic, in order. deleted: the same for records that tell
-    that their row was deleted. paths: of all columns, with those inside a list's elements. shape:
-    reads the columns `in_value`. stand_in: counts as no value. of_record: columns that come from a
-    record's key and headers instead. operation: Debezium: column of the operation. inlined:
-    CloudEvents: column of data that is written as text in base64. mark: name of a field that every
-    value has; without it and all paths, a value is none of these.
+    layouts: one for each source of the topic, in order. deleted: the same for records of deleted
+    rows. paths: of all columns, including those inside a list's elements. shape: reads the columns
+    `in_value`. stand_in: counts as no value. of_record: columns from a record's key and headers
+    instead, each with its reader. operation: Debezium: column of the operation. inlined:
+    CloudEvents: column of data in base64. mark: name of a field that every value has; a value
+    without it and without all paths has another form.
     """
 
     layouts: tuple[Layout, ...]
@@ -75,11 +75,11 @@ class Form:
 
     @property
     def is_simple(self) -> bool:
-        """Whether each object is one event at most."""
+        """Whether each object is at most one event."""
         return all(layout.each is None and not layout.also for layout in self.layouts)
 
     def columns(self, records: Sequence[Any], of_values: Columns) -> Columns | None:
-        """All columns of n records; None where one of them needs a look alone."""
+        """All columns of n records; None if one of them has to be decoded alone."""
         columns: Columns = [[None] * len(records)] * len(self.paths)
         for at, column in zip(self.in_value, of_values, strict=True):
             columns[at] = self.stand_in.without(column)
@@ -89,9 +89,10 @@ class Form:
             operations = columns[self.operation]
             if set(map(type, operations)) != {str} or not CHANGED.issuperset(operations):
                 return None
+        # Data in base64 is decoded one by one.
         if self.inlined >= 0 and any(data is not None for data in columns[self.inlined]):
             return None
-        # Usually some path is met by all, which is cheaper to see than that no value lacks all.
+        # Usually all values have some path, which is cheaper to check than each value by itself.
         may_lack = self.mark and all(None in column for column in of_values)
         if may_lack and (None,) * len(of_values) in zip(*of_values, strict=True):
             return None
@@ -103,8 +104,8 @@ class Form:
         return any(layout.also for layout in self.layouts)
 
     def lengths(self, columns: Columns, count: int) -> Int64 | None:
-        """How many events each of `count` records may be by each layout, int64[count, L]; None if
-        a list is none."""
+        """The number of events that each of `count` records may be by each layout, int64[count, L];
+        None if a value is no list."""
         # A source without a list makes one event at most.
         lengths = np.ones((count, len(self.layouts)), np.int64)
         for at, layout in enumerate(self.layouts):
@@ -118,20 +119,21 @@ class Form:
     def events(
         self, row: Sequence[Any], stamp_us: int, is_deleted: bool, most: int
     ) -> list[WireEvent | BadEvent | None]:
-        """The events of one record, with an error for each that is refused, and None for none.
+        """The events of one record, with an error for each that is refused, and None for each that
+        is none.
 
-        The first source that takes a record makes its events, and so do those after it that are
-        marked to. There are as many items as the sources could make events together, or the one of
-        most events if one source takes it alone.
-        Args: row: the values at the paths; stamp_us: the record's timestamp; is_deleted: whether it
-        tells that its row was deleted; most: the largest number of events.
-        Raises: BadEvent, if the record as a whole is none.
+        The first source that takes a record makes its events, and so do later sources with `also`.
+        With `also` the result has the events of all sources, one after the other; otherwise it is
+        as long as the longest list of a source.
+        Args: row: the values at the paths; stamp_us: the record's timestamp; is_deleted: whether
+        the record is of a deleted row; most: the maximum number of events.
+        Raises: BadEvent if the record as a whole is refused.
         """
         found: list[WireEvent | BadEvent | None] = []
         is_taken = False
         longest = 0
         for layout in self.deleted if is_deleted else self.layouts:
-            # All sources count toward the numbers of events, whichever takes the record.
+            # Every source counts for the indexes, even if another one takes the record.
             rows = layout.rows(row, most - len(found))
             longest = max(longest, len(rows))
             rules: list[Rule | None] = [None] * len(rows)
@@ -144,14 +146,15 @@ class Form:
         return found if self.has_also else found + [None] * (longest - len(found))
 
     def check_mark(self, of_value: Sequence[Any], raw: bytes | msgspec.Raw) -> None:
-        """Refuse a value that is not in this form; it would be skipped. Raises: BadEvent."""
+        """Refuse a value that does not have this form, because it would be skipped. Raises:
+        BadEvent."""
         if self.mark and of_value.count(None) == len(of_value) and self.mark not in parsed(raw):
             raise BadEvent("missing_field", f"{self.mark} is missing: the source's envelope has it")
 
     def name_text(self, bad: BadEvent, value: Any) -> BadEvent:
-        """An error of a value, which names the text that is in the way of a missing field.
+        """Add to the error of a missing field the name of the text that the path cannot enter.
 
-        value: as parsed JSON.
+        value: the parsed JSON.
         """
         if bad.reason != "missing_field":
             return bad
@@ -160,7 +163,7 @@ class Form:
         return BadEvent(bad.reason, f"{bad}; {text} is text, and not JSON") if text else bad
 
     def row(self, record: Any, of_value: Sequence[Any]) -> list[Any]:
-        """All values of one record."""
+        """All values of one record, by the numbers of the columns."""
         row = [None] * len(self.paths)
         for at, value in zip(self.in_value, of_value, strict=True):
             row[at] = None if self.stand_in.is_one(value) else value
@@ -172,21 +175,22 @@ class Form:
 def forms_of(
     sources: Sequence[SourceSettings], maker: "FormMaker", in_json: bool
 ) -> dict[str, Form]:
-    """The forms of a topic's records by name. in_json: whether its values are JSON."""
+    """Make the forms of a topic's records, by name. in_json: whether its values are JSON."""
     envelope = sources[0].envelope
     if envelope == "debezium":
         bare = {"bare": maker.debezium(())}
         return bare | ({"wrapped": maker.debezium(("payload",))} if in_json else {})
     if envelope == "cloudevents":
         return {"structured": maker.structured(), "binary": maker.binary()}
-    # Other formats than JSON have their schema elsewhere, so there is nothing around the data.
+    # Formats other than JSON have their schema elsewhere, so they do not wrap the data.
     wrapped = envelope == "connect" and in_json
     return {"plain": maker.plain(("payload",) if wrapped else ())}
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRules:
-    """A source's rules for records of one form, and their list, if each element is an event."""
+    """A source's rules for records of one form. list: steps of the list with an event in each
+    element."""
 
     source: SourceSettings
     rules: Sequence[Rule]
@@ -196,7 +200,7 @@ class SourceRules:
 class FormMaker:
     """Makes the forms of a topic, which share features and keys.
 
-    sources: of the topic, in order. time_unit: of the times of a source that names none.
+    sources: of the topic, in order. time_unit: for a source that names none.
     """
 
     def __init__(
@@ -209,20 +213,20 @@ class FormMaker:
         self._stand_in = UnsentValue(sources[0].unavailable_value)
 
     def plain(self, base: Steps = ()) -> Form:
-        """Records whose data lies at `base` of the value."""
+        """Records with their data at `base` of the value."""
         leaves = Leaves()
         made = self._of_sources(leaves, absolute(base, ()))
         return self._form(made, _with_one_of_value(leaves), mark=base[0] if base else "")
 
     def debezium(self, base: Steps) -> Form:
-        """Change events, whose operation lies in the object at `base`."""
+        """Change events with their operation in the object at `base`."""
         leaves = Leaves()
         operation = leaves.number((*base, "op"))
         before = absolute((*base, "before"), base)
         deleted = []
         for source in self._sources:
             maker = RuleMaker(leaves, before, source.each)
-            # The row of a label, or of a delete, was neither a node nor an edge.
+            # A row of a label or of a delete was neither a node nor an edge, so skip its deletion.
             no_rows = [rule for rule in (source.deletes, source.labels) if rule is not None]
             skipped = [
                 Rule(type="delete", conditions=maker.conditions(rule.where), skips=True)
@@ -242,7 +246,7 @@ class FormMaker:
         return self._form(made, leaves, inlined=inlined, mark="specversion")
 
     def binary(self) -> Form:
-        """CloudEvents whose value is the data, with the attributes in headers."""
+        """CloudEvents with the data as value and the attributes in headers."""
 
         def place(path: str) -> Steps:
             steps = steps_of(path)
@@ -255,8 +259,7 @@ class FormMaker:
         return self._form(made, _with_one_of_value(leaves))
 
     def tombstone(self) -> Form | None:
-        """Null values, with the fields of the record's key; None where nothing is deleted
-        by them."""
+        """Null values, with the fields of the record's key; None if they delete nothing."""
 
         def place(path: str) -> Steps:
             steps = steps_of(path)
@@ -272,7 +275,8 @@ class FormMaker:
             elif source.deletes is not None:
                 of_set = deleted_set(source, source.deletes)
                 rules = [maker.deletes({}, source.deletes.fields, of_set)]
-            # Sources may delete alike; otherwise nothing tells which of them is meant.
+            # If sources would delete different things, refuse: the record does not identify its
+            # source.
             found = [(source.time, rule) for rule in rules]
             known = [(one.source.time, rule) for one in made for rule in one.rules]
             if len(found) > 1 or (known and found and found != known):
@@ -282,7 +286,7 @@ class FormMaker:
         return self._form(made, leaves) if made else None
 
     def _of_sources(self, leaves: Leaves, place: Place) -> list[SourceRules]:
-        """The rules of all sources. place: where paths lie in records."""
+        """Compile the rules of all sources. place: converts their paths to steps in records."""
         made = []
         for source in self._sources:
             maker = RuleMaker(leaves, place, source.each)
@@ -299,7 +303,7 @@ class FormMaker:
         return FeatureSets(declared.of_edges[edge_set], declared.of_nodes[node_set])
 
     def _layout(self, of: SourceRules, leaves: Leaves) -> Layout:
-        """The layout of a source, once the paths of all are numbered."""
+        """Make the layout of a source, after the paths of all sources are numbered."""
         source = of.source
         # Sources of one list share the columns of its elements.
         each = None
@@ -330,7 +334,7 @@ class FormMaker:
         inlined: int = -1,
         mark: str = "",
     ) -> Form:
-        """The form of these rules, whose paths are numbered in `leaves`."""
+        """Make the form of these rules; `leaves` has the numbers of their paths."""
         whole = {n: steps for (inside, steps), n in leaves.of.items() if not inside}
         in_value = [n for n, steps in whole.items() if steps[0] not in OF_RECORD]
         return Form(
@@ -352,16 +356,16 @@ class FormMaker:
 def _row_deletes(
     source: SourceSettings, maker: RuleMaker, of_nodes: Where, of_edges: Where
 ) -> list[Rule]:
-    """The deletes of a row: of the node, or of the edge, that the row was.
+    """Make the rules of deletes for a row: of the node, or of the edge, that it was.
 
-    of_nodes, of_edges: which rows were one.
+    of_nodes, of_edges: conditions on a row to be one.
     """
     rules = []
     if source.nodes is not None:
         of_node = DeleteFields(node=source.nodes.fields.id)
         rules.append(maker.deletes(of_nodes, of_node, source.nodes.node_set))
     if source.fields is not None:
-        # Without a time of its own an edge is one of many between its ends.
+        # Without its time, an edge cannot be distinguished from others between its ends.
         fields = source.fields
         if fields.time is None:
             of_rows = maker.conditions(of_edges)
@@ -374,24 +378,25 @@ def _row_deletes(
 EITHER = Rule(
     type="delete", conditions=(), refuses="nothing tells whether a node or an edge was deleted"
 )
-"""The rule of null values that could be a delete of several things."""
+"""The rule of null values that could delete different things."""
 NO_TIME = "time is record, so nothing tells which edge was deleted"
 
 
 def _with_one_of_value(leaves: Leaves) -> Leaves:
-    """The leaves with one of the value among them, which tells how many objects it holds."""
+    """Add a path of the value if there is none: the shape needs one to count the objects."""
     if all(steps[0] in OF_RECORD for inside, steps in leaves.of if not inside):
         leaves.number(("type",))
     return leaves
 
 
 def _reader(path: Steps) -> Callable[[Any], Any]:
-    """A function that reads a path into a record's key or headers; None where there is nothing."""
+    """Make a function that reads a path of a record's key or headers; it returns None if there is
+    nothing."""
     if path[0] == HEADERS:
         name = path[1]
 
         def header(record: Any) -> Any:
-            # Where a header is there several times, the last counts.
+            # Of several headers with this name, the last one counts.
             found = [value for key, value in record.headers or () if key == name]
             return _text(found[-1]) if found else None
 
@@ -405,7 +410,7 @@ def _reader(path: Steps) -> Callable[[Any], Any]:
             key = parsed(record.key or b"")
         except BadEvent:
             return None
-        # Connect's converter adds a schema.
+        # Connect's converter wraps the key with its schema.
         if type(key) is dict and key.keys() == {"schema", "payload"}:
             key = key["payload"]
         return walk(key)

@@ -1,6 +1,6 @@
-"""Formats of mapped records: what turns the bytes of a value into plain Python objects.
+"""Formats of mapped records: decoders from the bytes of a value to plain Python objects.
 
-JSON is read by `streamd.decode.sources.paths` without making objects of all of it; every other
+JSON is read by `streamd.decode.sources.paths` without making objects of all fields; every other
 format is a `Format`.
 """
 
@@ -16,37 +16,37 @@ from streamd.settings.loading import SchemaRegistrySettings
 from streamd.settings.sources import REGISTRY_FORMATS, SourceSettings
 
 MAX_VALUES = 2_000_000
-"""Most values of an Arrow stream: as Python objects each takes up to a hundred bytes."""
+"""Maximum values of an Arrow stream: as a Python object, each takes up to a hundred bytes."""
 JSON_FORMATS = ("json", "ndjson")
-"""Formats that a shape reads; the others are made by `make_format`."""
+"""Formats that a shape reads; `make_format` makes the others."""
 
 
 class Format(Protocol):
     """Decodes values of one topic."""
 
     def value_of(self, record: Any) -> bytes:
-        """The bytes to decode: a record's value, with the schema's id if a header has it."""
+        """The bytes to decode: a record's value, after the schema's id if a header has it."""
 
     def prepare(self, values: Iterable[bytes], waiting: Callable[[], None]) -> None:
-        """Get ready to decode these values.
+        """Fetch everything that decoding these values needs.
 
-        Args: waiting: called where it takes time. Raises: SchemaRegistryError.
+        Args: waiting: called whenever this takes time. Raises: SchemaRegistryError.
         """
 
     def decode(self, value: bytes) -> list[dict[str, Any]]:
-        """The records in a value, as objects of numbers, text, truth values, lists and objects.
+        """Decode the records in a value to objects of numbers, text, booleans, lists and objects.
 
-        Raises: BadEvent where the value is none of this format; SchemaRegistryError where that
-        is not known now, since the registry does not answer.
+        Raises: BadEvent if the value does not have this format; SchemaRegistryError if the schema
+        is not known now, because the registry does not answer.
         """
 
 
 def make_format(
     source: SourceSettings, registry: SchemaRegistrySettings, max_events: int
 ) -> Format | None:
-    """The format of a source; None for one of `JSON_FORMATS`.
+    """Make the format of a source; None for one of `JSON_FORMATS`.
 
-    max_events: most of them in a record. Raises: SettingsError.
+    max_events: maximum events of a record. Raises: SettingsError.
     """
     if source.format in JSON_FORMATS:
         return None
@@ -58,7 +58,7 @@ def make_format(
 
 
 class ArrowRows:
-    """Rows of Arrow IPC streams, whose columns may have any name. It has no state."""
+    """Rows of Arrow IPC streams with columns of any names. It has no state."""
 
     def __init__(self, max_events: int) -> None:
         self._max_events = max_events
@@ -69,10 +69,10 @@ class ArrowRows:
         return value
 
     def prepare(self, values: Iterable[bytes], waiting: Callable[[], None]) -> None:
-        """Do nothing: a stream has its schema with it."""
+        """Do nothing, because a stream contains its schema."""
 
     def decode(self, value: bytes) -> list[dict[str, Any]]:
-        """The rows of a stream. Raises: BadEvent."""
+        """Decode the rows of a stream. Raises: BadEvent."""
         rows: list[dict[str, Any]] = []
         for batch in read_batches(value, _check_types, self._check_count, is_nested=True):
             num_values = sum(map(_num_values, batch.schema.types))
@@ -80,7 +80,7 @@ class ArrowRows:
                 raise BadEvent(
                     "bad_arrow", f"{batch.num_rows} rows of {num_values} values are too many"
                 )
-            # Python has no dates beyond the year 9999.
+            # Python cannot represent years after 9999.
             try:
                 rows += batch_rows(batch)
             except (ValueError, OverflowError, NotImplementedError) as error:
@@ -94,8 +94,10 @@ class ArrowRows:
 
 
 def _check_types(schema: Any, pa: Any) -> None:
-    """Refuse columns whose values could take far more memory than their bytes. Raises: BadEvent."""
+    """Refuse columns with values that could take far more memory than their bytes. Raises:
+    BadEvent."""
     for column in schema:
+        # An object has each name once.
         if schema.names.count(column.name) > 1:
             raise BadEvent("bad_arrow", f"two columns are named {named([column.name])}")
         if not _is_plain(column.type, pa):
@@ -107,11 +109,11 @@ def _check_types(schema: Any, pa: Any) -> None:
 
 
 def _is_plain(kind: Any, pa: Any) -> bool:
-    """Whether a type is one of those that take no more memory than their bytes."""
+    """Whether values of a type take no more memory than their bytes."""
     if pa.types.is_struct(kind):
         inside = [kind.field(i).type for i in range(kind.num_fields)]
         return bool(inside) and all(_is_plain(inner, pa) for inner in inside)
-    # A list of truth values or of structs would take far more memory than its bytes.
+    # A list of booleans or of structs would take far more memory than its bytes.
     if is_list(kind, pa):
         of = kind.value_type
         return bool(is_text(of, pa) or pa.types.is_integer(of) or pa.types.is_floating(of))
@@ -119,7 +121,7 @@ def _is_plain(kind: Any, pa: Any) -> bool:
 
 
 def _num_values(kind: Any) -> int:
-    """How many values a row has of a column of this type, a list counted as one."""
+    """The number of values that a column of this type has in a row; a list counts as one."""
     if hasattr(kind, "value_type"):
         return 1
     return 1 + sum(_num_values(kind.field(at).type) for at in range(kind.num_fields))

@@ -1,4 +1,4 @@
-"""The rules of one source applied to the values of records, by columns or one by one."""
+"""Applies the rules of one source to the values of records, by columns or one by one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,11 +19,12 @@ from streamd.errors import BadEvent
 from streamd.events import Bools, Int64, Schema
 
 MAX_KEPT_KEYS = 200_000
-"""Most keys whose numbers a field remembers next to the key table, about 30 MB."""
+"""Maximum keys with numbers that a field caches next to the key table, about 30 MB."""
 
 
 class KeyColumn:
-    """Numbers of the keys in one field. Owner: a mapping. It remembers those with a prefix."""
+    """Looks up the keys of one field. Owner: a mapping. It caches the numbers of keys with a
+    prefix."""
 
     def __init__(self, source: Source, keys: KeyTable, node_set: int) -> None:
         self._source = source
@@ -33,19 +34,20 @@ class KeyColumn:
         self._known: dict[str | int, int] = {}
 
     def numbers(self, columns: Columns, count: int) -> Int64 | None:
-        """int64[count] numbers in the key table; None where one key is not valid."""
+        """Look up or add the keys in the key table, int64[count]; None if one is not valid."""
         values = self._source.column(columns, count)
         kind = self._source.type
         if kind is not None or not set(map(type, values)) <= {str, int}:
             values = [as_key(value, kind) for value in values]
             if kind == "integer" and str in set(map(type, values)):
                 return None
-        # True and 1.0 equal 1, so the types are looked at first.
+        # True and 1.0 equal 1, so check the types first.
         if not set(map(type, values)) <= {str, int}:
             return None
         prefix = self._source.prefix
         if not prefix:
             return self._keys.numbers(values, self._node_set)
+        # `KeyTable.shrink` made the cached numbers void, or the cache is full.
         if self._epoch != self._keys.epoch or len(self._known) > MAX_KEPT_KEYS:
             self._known.clear()
             self._epoch = self._keys.epoch
@@ -69,10 +71,10 @@ class KeyColumn:
 
 @dataclass(frozen=True, slots=True)
 class Each:
-    """A list in a record, each element of which is an event. Owner: a layout.
+    """A list in a record that has an event in each element. Owner: a layout.
 
-    leaf: column of the lists. path: in the settings' words. inner: columns of the elements, each
-    with the walk from an element to its value, None for the element itself.
+    leaf: column of the lists. path: as in the settings. inner: columns of the elements, each with
+    the walk from an element to its value, None for the element itself.
     """
 
     leaf: int
@@ -80,25 +82,26 @@ class Each:
     inner: tuple[tuple[int, Walk | None], ...]
 
     def elements(self, row: Sequence[Any]) -> list[Any] | None:
-        """The elements in a record, none if the list is absent or null; None if it is no list."""
+        """The elements in a record, none if the list is absent or null; None if the value is no
+        list."""
         found = open_text(row[self.leaf])
         return [] if found is None else found if type(found) is list else None
 
     def misfit(self, row: Sequence[Any]) -> str:
-        """The text of an error for a record without a list there."""
+        """The error text for a record that has another value than a list there."""
         return f"{self.path} is {kind_of(row[self.leaf])}, and `each` reads a list"
 
     def with_element(self, row: Sequence[Any], element: Any) -> list[Any]:
-        """The values of a record with those of one element."""
+        """The values of a record, with those of one element."""
         values = list(row)
         for column, walk in self.inner:
             values[column] = element if walk is None else walk(element)
         return values
 
     def lengths(self, columns: Columns) -> Int64 | None:
-        """The number of elements of each record, int64[n]; None if one has no list."""
+        """The number of elements of each record, int64[n]; None if the value of one is no list."""
         lists = columns[self.leaf]
-        # Usually all are lists; text and null are looked at one by one.
+        # Usually all are lists; text and null are checked one by one.
         if set(map(type, lists)) <= {list}:
             return np.fromiter(map(len, lists), np.int64, len(lists))
         found = list(map(open_text, lists))
@@ -107,8 +110,9 @@ class Each:
         return np.array([0 if one is None else len(one) for one in found], np.int64)
 
     def spread(self, columns: Columns, lengths: Int64, used: frozenset[int]) -> Columns:
-        """The columns of all elements. used: columns that are read of them."""
-        # Columns of the record are repeated, those of elements are walked.
+        """Make the columns of all elements. lengths: elements of each record. used: columns that
+        are read."""
+        # Repeat columns of the record, and walk those of the elements.
         num_rows, num_elements = len(lengths), int(lengths.sum())
         lists = map(open_text, columns[self.leaf])
         elements = [element for one in lists for element in one or ()]
@@ -124,8 +128,8 @@ class Each:
 class Layout:
     """The rules of a source for records of one form. Owner: the form.
 
-    each: the list of which each element is an event, None without one. also: whether it takes
-    records that a source before it took.
+    each: the list with an event in each element, None without one. also: whether the source takes
+    records that an earlier source took.
     """
 
     def __init__(
@@ -138,7 +142,7 @@ class Layout:
         schema: Schema,
         max_feature: float,
     ) -> None:
-        """times: reads times, None for those of the records."""
+        """times: reads times, None for the timestamps of records."""
         self.rules = tuple(rules)
         self.leaves = frozenset(leaf for rule in rules for leaf in rule.leaves)
         """The columns that the rules read."""
@@ -160,9 +164,9 @@ class Layout:
         self._ends = [KeyColumn(source, keys, node_set) for source, node_set in of_ends]
 
     def split(self, columns: Columns, count: int) -> tuple[Bools, Bools]:
-        """Which of `count` records are edges, and which are other events: bool[count] each.
+        """Find which of `count` records are edges, and which are other events: bool[count] each.
 
-        Those that are neither are to be skipped.
+        Records that are neither are skipped.
         """
         others = np.zeros(count, np.bool_)
         edges = np.zeros(count, np.bool_)
@@ -170,7 +174,7 @@ class Layout:
             met = np.ones(count, np.bool_)
             for condition in rule.conditions:
                 met &= condition.column(columns)
-            # Edges have the last rule, so no other one is tried behind it.
+            # The rule of edges is the last, so no other rule follows.
             if rule is self._edges:
                 edges = met & ~others
             else:
@@ -178,7 +182,7 @@ class Layout:
         return edges, others
 
     def edges(self, columns: Columns, stamp: Any, count: int) -> Edges | None:
-        """The columns of `count` records that are all edges; None where one is not valid.
+        """The columns of `count` records that are all edges; None if one is not valid.
 
         stamp: timestamps of the records, microseconds, as in `Origin`.
         """
@@ -196,7 +200,7 @@ class Layout:
         if time is None or src is None or dst is None:
             return None
 
-        # Features side by side; compared as float64, where float32 would be infinite.
+        # Write one feature after the other; compare as float64, because float32 would be infinite.
         values = np.empty((count, self._width), np.float32)
         rounded = NOTHING
         at = 0
@@ -218,7 +222,7 @@ class Layout:
             return [row]
         elements = self.each.elements(row)
         if elements is None:
-            # The list matters only to a source that would take the record.
+            # The list matters only if the source would take the record.
             if self.rule_of(row) is None:
                 return []
             raise BadEvent("wrong_type", self.each.misfit(row))
@@ -230,11 +234,11 @@ class Layout:
     def events(
         self, rules: Sequence[Rule | None], rows: Sequence[Sequence[Any]], stamp_us: int
     ) -> list[WireEvent | BadEvent | None]:
-        """The events that rules make of rows of one record.
+        """Make the events of the rows of one record by their rules.
 
-        The first that cannot be made is the error instead, and none is made of the rows after it.
+        After the first row that is refused, no events are made; the error replaces its event.
         """
-        # One error refuses the record, so nothing is gained by looking at further rows.
+        # One error refuses the record, so stop at the first.
         found: list[WireEvent | BadEvent | None] = [None] * len(rows)
         for at, (rule, row) in enumerate(zip(rules, rows, strict=True)):
             if rule is None or rule.skips:
@@ -248,11 +252,11 @@ class Layout:
         return found
 
     def rule_of(self, row: Sequence[Any]) -> Rule | None:
-        """The rule that makes an event of a record's values; None if none does."""
+        """The first rule that a record's values meet; None if they meet none."""
         return next((rule for rule in self.rules if rule.holds(row)), None)
 
     def event(self, rule: Rule, row: Sequence[Any], stamp_us: int) -> WireEvent:
-        """The event that a rule makes of a record, with its time in microseconds.
+        """Make the event of a record by a rule, with its time in microseconds.
 
         Args: row: the values at the paths; stamp_us: the record's timestamp. Raises: BadEvent.
         """
@@ -289,7 +293,7 @@ class Layout:
 
 
 def _targets(source: Source, row: Sequence[Any]) -> list[float]:
-    """The numbers of one target: a number, truth value or list of numbers. Raises: BadEvent."""
+    """The numbers of one target: a number, boolean or list of numbers. Raises: BadEvent."""
     value = source.of(row)
     numbers = list(map(plain_scalar, value)) if isinstance(value, list) else [value]
     if all(type(n) in (int, float, bool) for n in numbers):

@@ -1,7 +1,7 @@
-"""Reads chosen fields of JSON records, and nothing else of them, into columns of Python values.
+"""Reads chosen fields of JSON records into columns of Python values, and ignores all other fields.
 
-A shape is made of paths. `msgspec` gets types made for them, so it passes over all other fields
-without making objects of them.
+A shape is made from paths. It makes types for `msgspec`, which skips all other fields without
+making objects of them.
 """
 
 import datetime
@@ -17,16 +17,16 @@ from streamd.errors import BadEvent
 
 Steps = tuple[str, ...]
 Columns = list[Sequence[Any]]
-"""One sequence of values for each path of a shape; None where a record has no such field."""
+"""One sequence of values for each path of a shape; None if a record has no such field."""
 Walk = Callable[[Any], Any]
-"""A function from parsed JSON to a value inside it, None where there is none."""
+"""A function from parsed JSON to a value inside it, None if there is none."""
 PLACE = re.compile("[0-9]{1,9}")
-"""A step that is a place in a list, where there is one."""
+"""A step that is an index if the value is a list."""
 BYTES, FLOAT = "base64", "float"
-"""The only name in an object that is, in JSON, bytes that are no text, or infinity."""
+"""The only name in an object that represents, in JSON, bytes that are not text, or infinity."""
 NO_TEXT, NO_NUMBER = "bytes that are not UTF-8 text", "an infinite number"
 MAX_BLANKS = 64
-"""Text that holds JSON has a brace among so many characters."""
+"""Text that contains JSON has its first brace within so many characters."""
 FAILURES = (msgspec.MsgspecError, UnicodeError, RecursionError)
 _any = msgspec.json.Decoder()
 
@@ -34,12 +34,12 @@ _any = msgspec.json.Decoder()
 class Shape:
     """The fields at some paths of a record. Owner: a mapping; it has no state.
 
-    A field that is absent, null, or below a scalar reads as None. Text that holds JSON is read as
-    that JSON if a path leads into it.
+    A field that is absent, null, or below a scalar reads as None. Text that contains JSON is read
+    as that JSON if a path leads into it.
     """
 
     def __init__(self, paths: Sequence[Steps]) -> None:
-        # A path ends as a type of its own where a place in a list or another path's end begins.
+        # A path's types end before an index of a list, and at the end of another path.
         ends = {path[:i] for path in paths for i in range(1, len(path)) if PLACE.fullmatch(path[i])}
         ends |= set(paths)
         self._root = _Branch()
@@ -52,18 +52,19 @@ class Shape:
         self._num_columns = len(paths)
 
     def of_lines(self, values: Sequence[bytes]) -> Columns | None:
-        """The columns of values that are one object on one line each; None where one is not."""
+        """The columns of values that are one object on one line each; None if one is not."""
         lines = object_lines(values)
         if lines is None:
             return None
         try:
             rows = self._decoder.decode_lines(lines)
+            # `object_lines` explains why equal counts prove one object a line.
             return self._columns(rows) if len(rows) == len(values) else None
         except FAILURES:
             return None
 
     def of_array(self, value: bytes) -> Columns | None:
-        """The columns of a JSON array of objects; None where it is anything else, or empty."""
+        """The columns of a JSON array of objects; None if the value is anything else, or empty."""
         try:
             rows = self._list.decode(value)
             return self._columns(rows) if rows else None
@@ -71,15 +72,15 @@ class Shape:
             return None
 
     def of_one(self, raw: bytes | msgspec.Raw) -> list[Any]:
-        """The values of one object. Raises: BadEvent where it is none."""
+        """The values of one object. Raises: BadEvent if it is none."""
         try:
             return [column[0] for column in self._columns([self._decoder.decode(raw)])]
         except FAILURES:
-            # Where the paths lead through something else than objects, only this way is open.
+            # If a path leads through a value that is no object, read the parsed JSON instead.
             return self.of_row(parsed(raw))
 
     def of_row(self, row: Any) -> list[Any]:
-        """The values of one object that is parsed already. Raises: BadEvent where it is none."""
+        """The values of one object that is already parsed. Raises: BadEvent if it is none."""
         row = open_text(row)
         if type(row) is not dict:
             raise BadEvent("wrong_type", f"an event is an object, not {kind_of(row)}")
@@ -88,7 +89,7 @@ class Shape:
         return values
 
     def of_rows(self, rows: Sequence[dict[str, Any]]) -> Columns:
-        """The columns of objects that are parsed already."""
+        """The columns of objects that are already parsed."""
         return list(zip(*map(self.of_row, rows), strict=True)) or [[]] * self._num_columns
 
     def _columns(self, rows: list[Any]) -> Columns:
@@ -98,7 +99,7 @@ class Shape:
 
 
 class _Branch:
-    """An object on the way to some fields: `msgspec`'s type of it, and the fields' columns."""
+    """An object on the path to some fields: its type for `msgspec`, and the fields' columns."""
 
     def __init__(self) -> None:
         self._branches: dict[str, _Branch] = {}
@@ -109,7 +110,7 @@ class _Branch:
         self._getters: list[Callable[[Any], Any]] = []
 
     def add(self, path: Steps, column: int, rest: Steps) -> None:
-        """Add a column at a path. rest: what is walked from there on, in Python."""
+        """Add a column at a path. rest: steps after it, which are walked in Python."""
         if len(path) == 1:
             walk = follow(rest) if rest else None
             self._leaves.setdefault(path[0], []).append((column, walk))
@@ -117,13 +118,13 @@ class _Branch:
             self._branches.setdefault(path[0], _Branch()).add(path[1:], column, rest)
 
     def make(self) -> None:
-        """Make the types, once all columns are added."""
+        """Make the types, after all columns are added."""
         names = [*self._branches, *self._leaves]
         attributes = [f"f{i}" for i in range(len(names))]
         kinds: list[Any] = []
         for branch in self._branches.values():
             branch.make()
-            # Text may hold the object as JSON.
+            # The object may be text that contains JSON.
             kinds.append(branch.type | str | None)
         kinds += [Any] * len(self._leaves)
         self.type = msgspec.defstruct(
@@ -138,18 +139,18 @@ class _Branch:
         self._getters = [operator.attrgetter(a) for a in attributes]
 
     def fill(self, rows: Sequence[Any], columns: Columns) -> None:
-        """Put the fields of rows into their columns.
+        """Write the fields of rows to their columns.
 
-        rows: of this type, text, or None for an absent one. Raises: as msgspec, if text holds JSON
-        of another form.
+        rows: of this type, text, or None for an absent one. Raises: msgspec's errors, if text
+        contains JSON of another form.
         """
         if None in rows:
             rows = [self._empty if row is None else row for row in rows]
-        # Field by field: a tuple for each row would be one more object to collect.
+        # Field by field: a tuple for each row would be another object for the garbage collector.
         try:
             parts = [list(map(get, rows)) for get in self._getters]
         except AttributeError:
-            # Text has no such attributes. Only topics with JSON as text pay for looking at it.
+            # Text lacks these attributes. So only topics with JSON as text pay for the check.
             rows = [self._of_text(row) if type(row) is str else row for row in rows]
             parts = [list(map(get, rows)) for get in self._getters]
         below: list[Any] = [*self._branches.values(), *self._leaves.values()]
@@ -161,8 +162,8 @@ class _Branch:
                 columns[column] = part if walk is None else list(map(walk, part))
 
     def _of_text(self, text: str) -> Any:
-        """The object that text holds as JSON, an empty one if it holds none. Raises: as msgspec, if
-        the object has another form."""
+        """Parse the object in text, an empty one if there is none. Raises: msgspec's errors, if the
+        object has another form."""
         if text[:MAX_BLANKS].lstrip()[:1] != "{":
             return self._empty
         try:
@@ -173,8 +174,8 @@ class _Branch:
             return self._empty
 
     def read(self, value: Any, values: list[Any]) -> None:
-        """Put the fields of parsed JSON into `values`, by the numbers of their columns."""
-        # Below a scalar there is nothing: the columns keep None.
+        """Write the fields of parsed JSON into `values`, by the numbers of their columns."""
+        # Below a scalar there are no fields: the columns keep None.
         value = open_text(value)
         if type(value) is not dict:
             return
@@ -187,7 +188,7 @@ class _Branch:
 
 
 def open_text(value: Any) -> Any:
-    """The object or list that text holds as JSON; any other value as it is."""
+    """Parse text that is a JSON object or list; any other value is unchanged."""
     if type(value) is not str or value[:MAX_BLANKS].lstrip()[:1] not in ("{", "["):
         return value
     try:
@@ -197,7 +198,7 @@ def open_text(value: Any) -> Any:
 
 
 def follow(steps: Steps) -> Walk:
-    """A function that follows steps through parsed JSON, and into text that holds JSON."""
+    """Make a function that follows steps through parsed JSON, and into text that contains JSON."""
     places = [(step, int(step) if PLACE.fullmatch(step) else -1) for step in steps]
 
     def walk(value: Any) -> Any:
@@ -222,7 +223,7 @@ def first_value(values: Sequence[Any]) -> Any:
 
 
 def text_above(value: Any, steps: Steps) -> str:
-    """The path of the text in parsed JSON that ends the way along steps; empty if none does."""
+    """The path of the text in parsed JSON that ends the way along steps; "" if no text does."""
     for at in range(1, len(steps)):
         if type(found := follow(steps[:at])(value)) is str and found == open_text(found):
             return ".".join(steps[:at])
@@ -240,7 +241,7 @@ def parsed(raw: bytes | msgspec.Raw) -> Any:
 
 
 def kind_of(value: Any) -> str:
-    """What a value is, in JSON's words, for errors that show no values."""
+    """The kind of a value in JSON's terms, for errors, which show no values."""
     if value is None:
         return "null"
     if isinstance(value, bool):

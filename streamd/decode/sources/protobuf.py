@@ -1,4 +1,4 @@
-"""Protobuf values, read by Google's library under schemas that nobody vouches for.
+"""Reads Protobuf values with Google's library, under schemas from untrusted producers.
 
 The registry sends files as serialized descriptors, so no `.proto` text is parsed here.
 """
@@ -29,13 +29,13 @@ from google.protobuf.message import DecodeError, Message
 from streamd.errors import BadEvent, SchemaRegistryError
 
 MAX_MEMORY = 200_000_000
-"""Most bytes that the library may take for one value."""
+"""Maximum bytes that the library may need for one value."""
 MAX_VALUES = 1_000_000
-"""Most fields of all messages of one value: as Python objects each takes up to 200 bytes."""
+"""Maximum fields of all messages of one value: as a Python object, each takes up to 200 bytes."""
 MAX_INDEXES = 32
-"""Deepest nesting of message types whose numbers are read."""
+"""Maximum nesting of message types in a list of indexes."""
 MAX_FIELDS = 20_000
-"""Most fields of all message types of a schema, with those of its imports."""
+"""Maximum fields of all message types of a schema, including those of its imports."""
 INDEX_BYTES = 5
 EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)
 BUILT_IN = {
@@ -54,31 +54,34 @@ BUILT_IN = {
         api_pb2,
     )
 }
-"""Files that every schema may import, with a reference or without, each behind those it needs."""
+"""Files that every schema may import, with a reference or without, each after those that it
+needs."""
 WRAPPERS = frozenset(m.full_name for m in wrappers_pb2.DESCRIPTOR.message_types_by_name.values())
 ROOT = "streamd/root.proto"
 """Name of the schema's own file, which no import may have."""
 
 Convert = Callable[[Message, list[int]], Any]
-"""Makes plain objects of a message. The list's only number counts down what may still be made."""
+"""Converts a message to plain objects. The list has one number, which counts down the values that
+are still allowed."""
 FAILURES = (DecodeError, Error, ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
 def compile_protobuf(text: str, imports: Mapping[str, str]) -> Callable[[bytes, int], Any]:
-    """A reader of the values of a schema.
+    """Make a reader of the values of a schema.
 
-    Args: text: its file as a serialized descriptor in base64; imports: those it needs by the name
-    of the import, each behind those that it needs.
-    Returns: reads the value that begins, with its list of indexes, at a place in some bytes and
-    ends with them; it raises BadEvent where they are no such value.
-    Raises: BadEvent where the schema cannot be used; SchemaRegistryError where the registry sent
-    text instead.
+    Args: text: its file as a serialized descriptor in base64; imports: the files that it needs, by
+    the name of the import, each after those that it needs itself.
+    Returns: reads the value that begins, with its list of indexes, at an index of some bytes and
+    ends with them. It raises BadEvent if there is no such value.
+    Raises: BadEvent if the schema cannot be used; SchemaRegistryError if the registry sent text
+    instead.
     """
     pool = DescriptorPool()
     num_fields = 0
     files = {n: _file(n, content) for n, content in imports.items() if n not in BUILT_IN}
     files[ROOT] = root = _file(ROOT, text)
     try:
+        # Files of the registry cannot replace these.
         for built_in in BUILT_IN.values():
             pool.AddSerializedFile(built_in)
         for file in files.values():
@@ -103,7 +106,7 @@ def compile_protobuf(text: str, imports: Mapping[str, str]) -> Callable[[bytes, 
 
 
 def _file(name: str, content: str) -> descriptor_pb2.FileDescriptorProto:
-    """Raises: BadEvent, SchemaRegistryError."""
+    """Parse a file's descriptor. Raises: BadEvent, SchemaRegistryError."""
     try:
         serialized = base64.b64decode(content, validate=True)
     except ValueError:
@@ -127,7 +130,7 @@ def _num_fields(message: descriptor_pb2.DescriptorProto) -> int:
 def _drop_unknown_imports(
     file: descriptor_pb2.FileDescriptorProto, known: Mapping[str, Any]
 ) -> None:
-    """Remove imports that nobody has: they may be there for options alone, which are not read."""
+    """Remove imports of unknown files: they may be needed only for options, which are not read."""
     kept = [i for i, name in enumerate(file.dependency) if name in known or name in BUILT_IN]
     names = [file.dependency[i] for i in kept]
     public = [kept.index(i) for i in file.public_dependency if i in kept]
@@ -137,8 +140,8 @@ def _drop_unknown_imports(
 
 
 def _indexes(value: bytes, start: int) -> tuple[tuple[int, ...], int]:
-    """The numbers of a message type in its file, and where the message begins. Raises: BadEvent."""
-    # The first type of the file is written as one zero.
+    """The indexes of a message type in its file, and the start of the message. Raises: BadEvent."""
+    # The first type of the file is encoded as one zero.
     if value[start : start + 1] == b"\0":
         return (0,), start + 1
     numbers: list[int] = []
@@ -176,7 +179,7 @@ def _message(file: descriptor_pb2.FileDescriptorProto, indexes: tuple[int, ...])
 
 
 def _reader(name: str, pool: DescriptorPool) -> Callable[[bytes], Any]:
-    """A reader of messages of one type. Raises: BadEvent."""
+    """Make a reader of messages of one type. Raises: BadEvent."""
     try:
         kind = pool.FindMessageTypeByName(name)
         message_class = message_factory.GetMessageClass(kind)
@@ -202,7 +205,7 @@ def _reader(name: str, pool: DescriptorPool) -> Callable[[bytes], Any]:
 
 
 def _rate(root: Descriptor) -> int:
-    """The most bytes that the library takes for one byte of a message."""
+    """The maximum bytes of memory that the library needs for one byte of a message."""
     seen = {root.full_name: root}
     unseen = [root]
     while unseen:
@@ -211,12 +214,12 @@ def _rate(root: Descriptor) -> int:
             if inner is not None and inner.full_name not in seen:
                 seen[inner.full_name] = inner
                 unseen.append(inner)
-    # An empty message in a list takes two bytes, and a place for each field that it lacks.
+    # An empty message in a list has two bytes, and memory for each field that it lacks.
     return max(32, *((64 + 16 * len(kind.fields)) // 2 for kind in seen.values()))
 
 
 def _converter(kind: Descriptor, made: dict[str, Convert]) -> Convert:
-    """What makes plain objects of messages of a type. made: those of other types, by name."""
+    """Make the converter of messages of a type. made: those of other types, by name."""
     if kind.full_name in made:
         return made[kind.full_name]
     if kind.full_name == "google.protobuf.Timestamp" and _is_timestamp(kind):
@@ -224,7 +227,7 @@ def _converter(kind: Descriptor, made: dict[str, Convert]) -> Convert:
     if kind.full_name in WRAPPERS and [f.name for f in kind.fields] == ["value"]:
         return made.setdefault(kind.full_name, lambda message, left: message.value)
 
-    # A type may contain itself, so it is known before its fields are.
+    # A type may contain itself, so register it before its fields.
     fields: dict[int, tuple[str, Callable[[Any, list[int]], Any] | None]] = {}
     defaults: dict[str, Any] = {}
     cost = 1 + len(kind.fields)
@@ -235,7 +238,7 @@ def _converter(kind: Descriptor, made: dict[str, Convert]) -> Convert:
             raise BadEvent("bad_protobuf", f"more than {MAX_VALUES} values in one message")
         out = defaults.copy()
         for field, value in message.ListFields():
-            # An extension is no field of the type.
+            # Skip extensions, which are not fields of the type.
             if field.is_extension:
                 continue
             name, inner = fields[field.number]
@@ -247,7 +250,7 @@ def _converter(kind: Descriptor, made: dict[str, Convert]) -> Convert:
     for field in kind.fields:
         inner = _of_field(field, made)
         fields[field.number] = field.name, inner
-        # A field with presence that is not there reads as a missing one, any other as its default.
+        # An absent field with presence is missing; any other absent field has its default.
         if not field.has_presence:
             value = getattr(nothing, field.name)
             defaults[field.name] = value if inner is None else inner(value, [MAX_VALUES])
@@ -257,7 +260,7 @@ def _converter(kind: Descriptor, made: dict[str, Convert]) -> Convert:
 def _of_field(
     field: FieldDescriptor, made: dict[str, Convert]
 ) -> Callable[[Any, list[int]], Any] | None:
-    """What makes plain objects of a field's value; None where it is one."""
+    """Make the converter of a field's value; None if the value is plain."""
     inner = field.message_type
     if not field.is_repeated:
         return _of_single(field, made)
@@ -287,7 +290,7 @@ def _of_single(
         return _converter(field.message_type, made)
     if field.enum_type is not None:
         names = {number: v.name for number, v in field.enum_type.values_by_number.items()}
-        # A number that the schema does not know stays one.
+        # A number that the schema does not name is unchanged.
         return lambda value, left: names.get(value, value)
     return None
 
@@ -303,7 +306,8 @@ def _is_timestamp(kind: Descriptor) -> bool:
 
 
 def _timestamp(message: Any, left: list[int]) -> Any:
-    """A time in microseconds and UTC; one that Python has none for stays two numbers."""
+    """A time in microseconds and UTC; one that Python cannot represent becomes an object of two
+    numbers."""
     try:
         return EPOCH + datetime.timedelta(
             seconds=message.seconds, microseconds=message.nanos // 1000

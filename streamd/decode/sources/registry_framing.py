@@ -1,7 +1,7 @@
-"""Values with a schema's id before them, as Confluent's serializers write them.
+"""Decodes values with a schema's id before them, as Confluent's serializers write them.
 
-The id is a zero byte and four bytes, big-endian, or a byte 1 and the 16 bytes of a GUID. A header
-may have it instead of the value.
+The id is a zero byte and four bytes, big-endian, or a byte 1 and the 16 bytes of a GUID. It may be
+in a header instead.
 """
 
 import time
@@ -18,24 +18,25 @@ from streamd.errors import BadEvent, SettingsError
 from streamd.settings.loading import SchemaRegistrySettings
 
 ID_HEADER = "__value_schema_id"
-"""Header with the id, and in Protobuf the message indexes, of the schema of a record's value."""
+"""Header with the id of the schema of a record's value, and for Protobuf with the message
+indexes."""
 HEADS = {0: 5, 1: 17}
-"""Bytes of an id, by their first one."""
+"""Bytes of an id, by its first byte."""
 MAX_ID = 2**31 - 1
-"""Largest id that a registry gives. Asked for a larger one it answers as at a wrong address."""
+"""Largest id that a registry assigns. For a larger one it answers as for a wrong address."""
 MAX_SCHEMAS = 1_000
-"""Most schemas of a topic that are kept; those used longest ago go first."""
+"""Maximum schemas of a topic in the cache; the least recently used one is removed first."""
 NUM_TRIES = 3
-"""How often an id is asked before the registry does not know it: a follower of the registry may
-not have it yet."""
+"""Number of requests for an id before it counts as unknown: a follower of the registry may not have
+it yet."""
 TRY_SECONDS = 0.25
-"""Pause between them."""
+"""Pause between these requests."""
 MAX_ASKED_AGAIN = 100
-"""Most ids of a poll that are asked more than once: only hostile records have so many."""
+"""Maximum ids of a poll that are requested more than once: only hostile records have so many."""
 UNKNOWN_SECONDS = 60.0
-"""So long the registry is not asked again for an id that it does not know."""
+"""Time after which an unknown id is requested again."""
 MAX_UNKNOWN = 100_000
-"""Most such ids that are remembered."""
+"""Maximum unknown ids in the cache."""
 
 Read = Callable[[bytes, int], Any]
 """Reads the value that begins at an index of some bytes. Raises: BadEvent."""
@@ -44,7 +45,7 @@ _json = msgspec.json.Decoder()
 
 
 def with_schema_id(record: Any) -> bytes:
-    """A record's value with the id before it, also if a header has the id."""
+    """A record's value with the id before it, even if the id is in a header."""
     value: bytes = record.value
     # As in Confluent's deserializer for Java, the last header of the name counts.
     for name, content in reversed(record.headers or ()):
@@ -54,15 +55,15 @@ def with_schema_id(record: Any) -> bytes:
 
 
 class JSONValues:
-    """JSON behind a schema's id. It needs no schema, so no registry is asked."""
+    """JSON after a schema's id. It needs no schema, so it makes no requests."""
 
     value_of = staticmethod(with_schema_id)
 
     def prepare(self, values: Iterable[bytes], waiting: Callable[[], None]) -> None:
-        """Do nothing."""
+        """Do nothing, because no schema is needed."""
 
     def decode(self, value: bytes) -> list[Any]:
-        """The object or array in a value. Raises: BadEvent."""
+        """Parse the object or array in a value. Raises: BadEvent."""
         _, start = _id_of(value)
         try:
             decoded = _json.decode(memoryview(value)[start:])
@@ -74,25 +75,25 @@ class JSONValues:
 
 
 class RegistryValues:
-    """Avro or Protobuf behind a schema's id. Owner: the mapping of a topic.
+    """Avro or Protobuf after a schema's id. Owner: the mapping of a topic.
 
-    A schema never changes under its id, so it is asked once and kept, and so is one that cannot be
-    used. An unknown id is asked again after a while.
+    The schema of an id never changes, so it is requested once and cached, even if it cannot be
+    used. An unknown id is requested again after UNKNOWN_SECONDS.
     """
 
     value_of = staticmethod(with_schema_id)
 
     def __init__(self, format: str, settings: SchemaRegistrySettings) -> None:
-        """Raises: SettingsError where the library of the format is missing."""
+        """Raises: SettingsError if the library of the format is missing."""
         self._compile, self._kind, self._form = _compiler(format)
         self._registry = SchemaRegistry(settings)
         self._readers: OrderedDict[SchemaId, Read | BadEvent] = OrderedDict()
         self._unknown: OrderedDict[SchemaId, tuple[float, BadEvent]] = OrderedDict()
 
     def prepare(self, values: Iterable[bytes], waiting: Callable[[], None]) -> None:
-        """Learn the schemas of values that are about to be decoded.
+        """Fetch the schemas of values that will be decoded.
 
-        Args: waiting: called before each question. Raises: SchemaRegistryError.
+        Args: waiting: called before each request. Raises: SchemaRegistryError.
         """
         self._registry.waiting = waiting
         heads = {value[: HEADS.get(value[0], 0)] for value in values if value}
@@ -106,7 +107,7 @@ class RegistryValues:
             missing = [number for number in missing if number in self._unknown][:MAX_ASKED_AGAIN]
 
     def decode(self, value: bytes) -> list[Any]:
-        """The record in a value. Raises: BadEvent, SchemaRegistryError."""
+        """Decode the record in a value. Raises: BadEvent, SchemaRegistryError."""
         number, start = _id_of(value)
         if not _may_exist(number):
             raise BadEvent("bad_frame", f"{number} is no schema's id: they are at most {MAX_ID}")
@@ -114,6 +115,7 @@ class RegistryValues:
         if reader is None:
             reader = self._learned(number)
         if isinstance(reader, BadEvent):
+            # A cached error must not collect tracebacks.
             raise reader.with_traceback(None)
         return [reader(value, start)]
 
@@ -132,8 +134,7 @@ class RegistryValues:
         return time.monotonic() - asked_at >= UNKNOWN_SECONDS
 
     def _learn(self, number: SchemaId) -> None:
-        """Ask for a schema, and keep its reader or why there is none. Raises:
-        SchemaRegistryError."""
+        """Request a schema, and cache its reader or the error. Raises: SchemaRegistryError."""
         self._unknown.pop(number, None)
         reader: Read | BadEvent
         try:
@@ -158,8 +159,8 @@ class RegistryValues:
 
 
 def _compiler(format: str) -> tuple[Callable[[str, dict[str, str]], Read], str, str]:
-    """What makes a reader of a schema and those it needs, the registry's word for the format, and
-    the form to ask its schemas in. Raises: SettingsError."""
+    """The function that makes a reader from a schema and those it needs, the registry's name of the
+    format, and the form in which to request its schemas. Raises: SettingsError."""
     try:
         if format == "avro":
             from streamd.decode.sources.avro import compile_avro
@@ -180,7 +181,7 @@ def _may_exist(number: SchemaId) -> bool:
 
 
 def _id_of(value: bytes) -> tuple[SchemaId, int]:
-    """The schema's id before a value, and where that begins. Raises: BadEvent."""
+    """The schema's id before a value, and the index of the value. Raises: BadEvent."""
     length = HEADS.get(value[0], 0) if value else 0
     if not length or len(value) < length:
         raise BadEvent(

@@ -1,6 +1,7 @@
-"""A source's declaration compiled: the fields of a record become an event, or nothing.
+"""Compiles a source's declaration to rules, by which the fields of a record become an event, or
+none.
 
-`streamd.decode.sources.topic` applies it to Kafka records.
+`streamd.decode.sources.topic` applies them to Kafka records.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,14 +34,14 @@ from streamd.settings.sources import (
 )
 
 Place = Callable[[str], Steps]
-"""Where in a record a path of the settings lies."""
+"""Converts a path of the settings to its steps in a record."""
 
 
 class Leaves:
     """Numbers the paths that the rules of a form read, each once.
 
-    of: numbers by list and steps. A path into the elements of a list has the list's steps and those
-    inside an element; any other has no list.
+    of: numbers by list and steps. For a path into the elements of a list, these are the list's
+    steps and those inside an element; for any other, the list is ().
     """
 
     def __init__(self) -> None:
@@ -52,9 +53,12 @@ class Leaves:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """A field of an event. leaf: number of its path, -1 for a constant. path: in the settings'
-    words, for errors. type: of keys; None keeps the type of each value. others: numbers of further
-    paths, of which the first that has a value counts if the path has none."""
+    """A field of an event.
+
+    leaf: number of its path, -1 for a constant. path: as in the settings, for errors. type: of
+    keys; None keeps the type of each value. others: numbers of further paths, of which the first
+    with a value counts if the path has none.
+    """
 
     name: str
     path: str
@@ -66,7 +70,7 @@ class Source:
     others: tuple[int, ...] = ()
 
     def of(self, row: Sequence[Any]) -> Any:
-        """The value in a record; None where there is none."""
+        """The value in a record; None if there is none."""
         value = self.constant if self.leaf < 0 else plain_scalar(row[self.leaf])
         if self.others:
             value = first_value([value, *(plain_scalar(row[leaf]) for leaf in self.others)])
@@ -115,7 +119,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """That the value at a path is one of some."""
+    """Requires that the value at a path is one of some."""
 
     leaf: int
     values: frozenset[Any]
@@ -124,7 +128,7 @@ class Condition:
         return _comparable(row[self.leaf]) in self.values
 
     def column(self, columns: Columns) -> NDArray[np.bool_]:
-        """Whether it holds, bool[n]."""
+        """Whether the condition holds, bool[n]."""
         column = columns[self.leaf]
         if set(map(type, column)) != {str}:
             column = list(map(_comparable, column))
@@ -133,7 +137,10 @@ class Condition:
 
 def meets(where: Where, read: Callable[[str], Sequence[Any]]) -> bool:
     """Whether a record's data meets the conditions by path; ignores conditions on its key or
-    headers. read: the values of the record at a path, several for the elements of a list."""
+    headers.
+
+    read: returns the values of the record at a path, several for the elements of a list.
+    """
     return all(
         not {*map(_comparable, read(path))}.isdisjoint(map(_comparable, values))
         for path, values in where.items()
@@ -142,23 +149,24 @@ def meets(where: Where, read: Callable[[str], Sequence[Any]]) -> bool:
 
 
 def _comparable(value: Any) -> Any:
-    """A value that is equal to one of a condition's only where it is of the same type."""
+    """Convert a value so that it equals only values of the same type in a condition."""
     if type(value) is str or type(value) is int:
         return value
     if type(value) is bool:
+        # True equals 1 in Python.
         return ("bool", value)
-    # Objects and lists equal nothing, and cannot be looked up.
+    # Objects and lists equal no value of a condition, and have no hash.
     value = as_id(plain_scalar(value))
     return value if value is None or type(value) in (str, int, float) else ("other",)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """Which records become events of a type, and where their fields are.
+    """The conditions on which a record becomes an event of a type, and the event's fields.
 
-    set_name: of the edge or node set of the events, None where there is one. refuses: the reason,
-    where a record that meets the conditions cannot become an event. skips: whether such a record is
-    none.
+    set_name: of the edge or node set of the events, None if there is one. refuses: the reason if a
+    record that meets the conditions cannot become an event. skips: whether such a record is no
+    event.
     """
 
     type: EventType
@@ -176,7 +184,7 @@ class Rule:
 
     @property
     def leaves(self) -> frozenset[int]:
-        """The numbers of all paths that it reads."""
+        """The numbers of all paths that the rule reads."""
         of_features = [source for _, source in self.features]
         sources = (*self.keys.values(), self.time, *of_features, *self.target)
         read = {leaf for source in sources if source is not None for leaf in source.leaves}
@@ -186,14 +194,14 @@ class Rule:
 class RuleMaker:
     """Compiles a source's rules for one form of records.
 
-    place: where their paths lie in it. each: path of the list of which each element is an event.
+    place: converts their paths. each: path of the list that has an event in each element.
     """
 
     def __init__(self, leaves: Leaves, place: Place, each: str | None = None) -> None:
         self._leaves = leaves
         self._place = place
         self.list: Steps = () if each is None else place(each)
-        """Steps of the list; none without `each`."""
+        """Steps of the list; () without `each`."""
         if self.list:
             leaves.number(self.list)
 
@@ -201,7 +209,7 @@ class RuleMaker:
         return Condition(self._leaf(path), frozenset(map(_comparable, values)))
 
     def _leaf(self, path: str) -> int:
-        """The number of a path. One that begins with the list leads into its elements."""
+        """The number of a path. A path that begins with the list leads into its elements."""
         steps = self._place(path)
         num = len(self.list)
         if num and steps[:num] == self.list:
@@ -247,7 +255,8 @@ class RuleMaker:
         )
 
     def deletes(self, where: Where, fields: DeleteFields, set_name: str | None) -> Rule:
-        """set_name: of the node set where they delete nodes, else of the edge set."""
+        """Compile a rule of deletes. set_name: of the node set if they delete nodes, else of the
+        edge set."""
         return Rule(
             type="delete",
             conditions=self.conditions(where),
@@ -284,13 +293,13 @@ class RuleMaker:
 
 
 def absolute(base: Steps, envelope: Steps) -> Place:
-    """A place for paths whose data lies at `base` of a record and whose envelope at `envelope`."""
+    """A place for paths if the data is at `base` of a record and the envelope at `envelope`."""
 
     def place(path: str) -> Steps:
         steps = steps_of(path)
         if steps[0] == ENVELOPE:
             return (*envelope, *steps[1:])
-        # The record's key and headers are not in its value.
+        # Paths into the record's key and headers are not in its value.
         return steps if is_outside(steps) else (*base, *steps)
 
     return place
@@ -312,7 +321,7 @@ def plain_rules(source: SourceSettings, maker: RuleMaker, sets: "FeatureSets") -
 
 
 def deleted_set(source: SourceSettings, rule: DeleteRule) -> str | None:
-    """The set of the nodes or edges that a source's deletes name; None where there is one."""
+    """The set of the nodes or edges that a source deletes; None if there is one."""
     return (rule.edge_set or source.edge_set) if rule.fields.node is None else rule.node_set
 
 

@@ -1,7 +1,7 @@
-"""Asks a schema registry for schemas by HTTP, as Confluent's REST API has it.
+"""Requests schemas from a schema registry, by Confluent's REST API.
 
-Whatever says nothing about a schema (a refused connection, a timeout, a status other than 200 and
-404, an answer that is not the API's) means that the registry is away.
+An answer without information about a schema (a refused connection, a timeout, a status other than
+200 and 404, an answer of another API) means that the registry is unavailable.
 """
 
 import base64
@@ -23,27 +23,27 @@ from streamd.settings.loading import SchemaRegistrySettings
 from streamd.telemetry import metrics
 
 MAX_ANSWER_BYTES = 1_048_576
-"""Longest answer that is read; schemas of some hundred fields take tens of kilobytes."""
+"""Maximum size of an answer; schemas of some hundred fields take tens of kilobytes."""
 MAX_REFERENCES = 100
-"""Most schemas that one schema needs, those of its references counted too."""
+"""Maximum schemas that one schema needs, including those of its references."""
 UNKNOWN = (40401, 40402, 40403)
-"""The API's codes for an unknown subject, version and id. Any other 404 is of a wrong address."""
+"""The API's codes for an unknown subject, version and id. Any other 404 means a wrong address."""
 GUIDS = "/schemas/guids/"
 """Path of schemas by their GUID, which registries other than Confluent's may lack."""
 FIRST_PAUSE_SECONDS = 0.5
-"""Pause after a first failure; each further one doubles it."""
+"""Pause after the first failure; each further failure doubles it."""
 MAX_PAUSE_SECONDS = 10.0
-"""Longest pause: so long after the registry is back, ingest may still wait."""
+"""Maximum pause: after the registry is back, ingest may still wait so long."""
 CHECK = "check that it runs, and schema_registry.url, user, secret and the TLS files; ingest waits."
 
 
 class UnknownSchema(BadEvent):
-    """When the registry says that it has no such schema; a moment later it may have it."""
+    """When the registry does not have a schema; it may have it a moment later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Another schema that a schema needs. name: by which the schema names it."""
+    """Another schema that a schema needs. name: in the schema that needs it."""
 
     name: str
     subject: str
@@ -52,7 +52,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredSchema:
-    """A schema as the registry has it. kind: AVRO, PROTOBUF or JSON."""
+    """A schema from the registry. kind: AVRO, PROTOBUF or JSON."""
 
     kind: str
     text: str
@@ -60,18 +60,18 @@ class RegisteredSchema:
 
 
 class SchemaRegistry:
-    """One connection to a registry. Owner: the format that asks it; it caches nothing.
+    """One connection to a registry. Owner: the format that uses it; it caches nothing.
 
-    waiting: called before each question, which may take as long as the timeout.
+    waiting: called before each request, which may take as long as the timeout.
 
-    After a failure nothing is asked for a while that grows to MAX_PAUSE_SECONDS, and every question
-    fails as the last one did.
+    After a failure no request is sent during a pause, which grows to MAX_PAUSE_SECONDS; each call
+    then raises the last error.
     """
 
     def __init__(
         self, settings: SchemaRegistrySettings, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        """Raises: SettingsError where the TLS files or the secret's cannot be used."""
+        """Raises: SettingsError if the TLS files or the secret's file cannot be used."""
         assert settings.url is not None
         url = urlsplit(settings.url)
         self._settings = settings
@@ -93,15 +93,16 @@ class SchemaRegistry:
         _secret(settings)
 
     def schema(self, number: int | UUID, form: str = "") -> RegisteredSchema:
-        """The schema of an id or a GUID. form: `serialized` for a Protobuf file as base64.
+        """Request the schema of an id or a GUID. form: `serialized` for a Protobuf file as base64.
 
-        Raises: UnknownSchema; BadEvent where it is too large; SchemaRegistryError.
+        Raises: UnknownSchema; BadEvent if it is too large; SchemaRegistryError.
         """
         kind = GUIDS if isinstance(number, UUID) else "/schemas/ids/"
         return self._schema(f"{kind}{number}", form, f"schema {number}")
 
     def referenced(self, schema: RegisteredSchema, form: str = "") -> dict[str, RegisteredSchema]:
-        """All schemas that a schema needs, by name, each behind those that it needs itself.
+        """Request all schemas that a schema needs. Returns: by name, each after those that it needs
+        itself.
 
         Raises: BadEvent, SchemaRegistryError.
         """
@@ -125,7 +126,7 @@ class SchemaRegistry:
         return found
 
     def _schema(self, path: str, form: str, what: str) -> RegisteredSchema:
-        # A schema that was deleted since is still that of the records before.
+        # Records from before a schema was deleted still need it.
         query = f"?format={form}" if form else ""
         if path.startswith("/subjects"):
             query += ("&" if query else "?") + "deleted=true"
@@ -142,24 +143,25 @@ class SchemaRegistry:
             raise self._failed(f"{self._name} answers with something else than a schema") from None
 
     def _ask(self, path: str, what: str) -> Any:
-        """The JSON that a path answers. Raises: BadEvent, SchemaRegistryError."""
+        """Request a path. Returns: the parsed JSON. Raises: BadEvent, SchemaRegistryError."""
         if self._failure is not None and self._monotonic() < self._ask_at:
             raise self._failure
         self.waiting()
         try:
             status, kind, body = self._get(path)
         except SettingsError as error:
-            # A secret's file that is being replaced is no reason to end.
+            # A secret's file may be missing for a moment while it is replaced.
             raise self._failed(str(error).rstrip(".")) from None
         except (OSError, http.client.HTTPException) as error:
             why = str(error)[:200] or type(error).__name__
             raise self._failed(f"{self._name} does not answer: {why}") from None
 
-        # Anything but the API's own answer says nothing about the schema.
+        # Any other answer than the API's has no information about the schema.
         if status in (401, 403):
             raise self._failed(f"{self._name} refuses our credentials (status {status})")
         if status not in (200, 404) or "json" not in kind:
             raise self._failed(f"{self._name} answers with status {status} and {kind[:60]!r}")
+        # Asking again would not make it smaller, so this refuses the event.
         if len(body) > MAX_ANSWER_BYTES:
             self._answered("refused")
             raise BadEvent("bad_schema", f"{what} is larger than {MAX_ANSWER_BYTES} bytes")
@@ -181,11 +183,11 @@ class SchemaRegistry:
         return answer
 
     def _get(self, path: str) -> tuple[int, str, bytes]:
-        """Status, content type and body, at most one byte more than is taken.
+        """Status, content type and body, with at most one byte more than is accepted.
 
         Raises: OSError, HTTPException.
         """
-        # A connection that waited long may be closed: then a new one is tried.
+        # A connection may have been closed while it was idle, so try a new one.
         for is_new in (self._link.sock is None, True):
             try:
                 return self._get_once(path)
@@ -201,7 +203,7 @@ class SchemaRegistry:
     def _get_once(self, path: str) -> tuple[int, str, bytes]:
         if self._link.sock is None:
             self._link.connect()
-        # The socket's timeout is for each part; one that trickles must end too.
+        # The socket's timeout applies to each read, so a timer bounds the whole answer.
         is_late = threading.Event()
         timer = threading.Timer(self._settings.timeout_seconds, _end, (self._link.sock, is_late))
         timer.daemon = True
@@ -218,7 +220,7 @@ class SchemaRegistry:
             timer.cancel()
         if is_late.is_set():
             raise TimeoutError("timed out")
-        # What was not read would be taken for the next answer.
+        # Unread bytes would be read as the next answer.
         if len(body) > MAX_ANSWER_BYTES or not answer.isclosed():
             self._link.close()
         return answer.status, answer.headers.get("content-type") or "", body
@@ -239,7 +241,7 @@ class SchemaRegistry:
         metrics.schema_requests.labels(outcome).inc()
 
     def _failed(self, why: str) -> SchemaRegistryError:
-        """Note a failure, and the error to raise for it."""
+        """Record a failure. Returns: the error to raise."""
         pause = FIRST_PAUSE_SECONDS * 2 ** min(self._num_failures, 10)
         self._num_failures += 1
         self._ask_at = self._monotonic() + min(pause, MAX_PAUSE_SECONDS)
@@ -249,9 +251,9 @@ class SchemaRegistry:
 
 
 def _end(link: socket.socket, is_late: threading.Event) -> None:
-    """End a connection that another thread reads from."""
+    """Shut down a connection from which another thread reads."""
     is_late.set()
-    # It may have ended by itself. Of TLS too: the layer above would wait for the other side.
+    # It may have ended by itself. Call the base class: TLS would wait for the other side.
     with contextlib.suppress(OSError):
         socket.socket.shutdown(link, socket.SHUT_RDWR)
 
@@ -263,13 +265,14 @@ def _text(value: Any) -> str:
 
 
 def _tls(settings: SchemaRegistrySettings) -> ssl.SSLContext:
-    """Raises: SettingsError."""
+    """Make the TLS context. Raises: SettingsError."""
     try:
         tried = f"ca_file {settings.ca_file}"
         context = ssl.create_default_context(cafile=settings.ca_file)
         tried = f"cert_file {settings.cert_file} with its key"
         if settings.cert_file is not None:
-            # Without a password OpenSSL would ask for that of an encrypted key at the terminal.
+            # Without a password, OpenSSL would prompt for one in the terminal if the key is
+            # encrypted.
             context.load_cert_chain(settings.cert_file, settings.key_file, "")
     except OSError as error:
         raise SettingsError(
@@ -280,10 +283,11 @@ def _tls(settings: SchemaRegistrySettings) -> ssl.SSLContext:
 
 
 def _secret(settings: SchemaRegistrySettings) -> str:
-    """The password or token; a file is read each time, since tokens end. Raises: SettingsError."""
+    """The password or token; a file is read each time, since tokens expire. Raises:
+    SettingsError."""
     name = "secret"
     if settings.secret is not None:
-        # An environment variable may end in a newline as a file does.
+        # An environment variable may end in a newline, as a file does.
         secret = settings.secret.get_secret_value().strip()
     elif settings.secret_file is not None:
         name = f"secret_file {settings.secret_file}"

@@ -1,4 +1,4 @@
-"""Topics in a shape of their own: a source's mapping applied to Kafka records."""
+"""Mapped topics: applies the mapping of a topic's sources to Kafka records."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -36,20 +36,20 @@ from streamd.settings.sources import SourceSettings
 from streamd.telemetry import metrics
 
 IN_US = ("time_unit", "us")
-"""The parameter of the content type of our own events with their time in microseconds."""
+"""The parameter of the content type of streamd's own events with times in microseconds."""
 TRUNCATE = "truncate"
-"""The reason of truncated tables in `streamd_dropped_events_total`."""
+"""Label of truncated tables in `streamd_dropped_events_total`."""
 SPECIAL = "special"
-"""The name of the form of a record that is not the topic's own."""
+"""The name of the form of a record that has none of the topic's forms."""
 WHOLE_ROWS = "deletes need whole rows (Postgres: REPLICA IDENTITY FULL)"
 WRAPPED = b'{"schema"'
-"""Beginning of a value that a converter with schemas wrote: `payload` comes behind the schema."""
+"""Prefix of a value that a converter with schemas wrote: `payload` follows the schema."""
 
 
 class MappedTopic:
     """Reads records of one topic by its sources' mapping. Owner: the decoder. See `TopicReader`.
 
-    It remembers the last record of each partition and the last one that deleted a row: a tombstone
+    It stores the last record of each partition and the last one that deleted a row: a tombstone
     with the same key directly after that one is skipped.
     """
 
@@ -60,12 +60,12 @@ class MappedTopic:
         own: OwnEvents,
         form: Format | None,
     ) -> None:
-        """sources: of the topic, in order. own: reads our own events; the topic has the same keys
-        and sets. form: of the values, None for JSON."""
+        """sources: of the topic, in order. own: reads streamd's own events; the topic has the same
+        keys and sets. form: of the values, None for JSON."""
         source = sources[0]
         times = list(dict.fromkeys(one.time or rules.time_unit for one in sources))
         has_unit = len(times) == 1 and times[0] in UNITS_NS
-        # Times arrive at the checker in microseconds, whatever their unit is in the record.
+        # The checker gets times in microseconds; the record may have another unit.
         self._rules = replace(
             rules,
             time_unit=times[0] if has_unit else "us",
@@ -78,7 +78,7 @@ class MappedTopic:
         )
         self._own, self._own_in_us = own, own.checked_by(in_us)
         self._source = source
-        # Formats with times of their own are read alike by all sources.
+        # All sources read the times of typed formats in the same way.
         self._times = Times(next((time for time in times if time != "record"), "record"))
         maker = FormMaker(sources, rules, self.checker.keys, rules.time_unit)
         self._drop_keys = DropKeys(sources, own.checker.keys)
@@ -94,7 +94,8 @@ class MappedTopic:
             metrics.dropped.labels(source.topic, TRUNCATE)
 
     def prepare(self, records: Sequence[Any], waiting: Callable[[], None]) -> None:
-        """Learn what decoding records needs. waiting: called where that takes time.
+        """Fetch everything that decoding these records needs. waiting: called whenever that takes
+        time.
 
         Raises: SchemaRegistryError.
         """
@@ -105,7 +106,7 @@ class MappedTopic:
             self._format.prepare(values, waiting)
 
     def begin(self) -> None:
-        """Forget the records decoded so far: the numbers of partitions change."""
+        """Forget the records decoded so far, because the numbers of partitions change."""
         self._newest.clear()
         self._row_delete.clear()
 
@@ -116,25 +117,27 @@ class MappedTopic:
         return is_first and record.value is None and self._source.envelope == "debezium"
 
     def remember(self, partition: int, offset: int) -> None:
-        """Note the last decoded record of a partition."""
+        """Store the offset of the last decoded record of a partition."""
         self._newest[partition] = offset
 
     def explain(self, bad: BadEvent, raw: bytes | msgspec.Raw) -> str:
-        """The text of an error, which names paths and never shows values."""
+        """The text of an error, which contains paths and never values."""
         hint = ""
         if bad.reason == "bad_json" and self._format is None:
+            # Other formats explain their own errors.
             hint = foreign(bytes(memoryview(raw)[:64]))
         return f"{bad}{'; ' if hint else ''}{hint}"[:MAX_TEXT]
 
     def reader_of(self, record: Any) -> "OwnEvents | MappedTopic":
-        """The reader of a record: that of our own events if its header marks it as one."""
+        """The reader of a record: that of streamd's own events if its header marks it as one."""
         if record.value is None or self._form_name(record) != SPECIAL:
             return self
+        # A dead letter of a mapped topic has its time in microseconds.
         is_in_us = IN_US in media_type_of(record.headers).parameters
         return self._own_in_us if is_in_us else self._own
 
     def value_of(self, record: Any) -> bytes:
-        """The bytes of a record's value by which a dead letter is read again."""
+        """The bytes of a record's value from which a dead letter can be decoded again."""
         if self._format is None or not record.value or self._is_json(record, ""):
             return record.value or b""
         return self._format.value_of(record)
@@ -144,17 +147,17 @@ class MappedTopic:
         return self._drop_keys.keep(block)
 
     def form_of(self, record: Any) -> Form | None:
-        """The form of a record of one object; None for any other, which goes alone."""
+        """The form of a record of one object; None for any other record, which is decoded alone."""
         if self._format is None and record.value[:1] != b"{":
             return None
         name = self._form_name(record)
-        # Among values of another format, one in JSON goes alone.
+        # In a topic of another format, a value in JSON is decoded alone.
         if self._format is not None and self._is_json(record, name):
             return None
         return self._forms.get(name)
 
     def _form_name(self, record: Any) -> str:
-        """The name of a record's form; `SPECIAL` if its headers mark it as none of them."""
+        """The name of a record's form; `SPECIAL` if its headers mark another form."""
         kind = ""
         if record.headers:
             kind = content_of(record.headers)
@@ -168,8 +171,8 @@ class MappedTopic:
         return "plain"
 
     def _is_json(self, record: Any, name: str) -> bool:
-        """Whether a record is JSON: as a dead letter that was a row, or a structured CloudEvent, is
-        in a topic of any format. name: of its form."""
+        """Whether a record is JSON in a topic of any format, as dead letters that were rows and
+        structured CloudEvents are. name: of its form."""
         if self._format is None or name == "structured":
             return True
         return content_of(record.headers or ()) == OWN_ROW
@@ -177,8 +180,8 @@ class MappedTopic:
     def block(
         self, form: Form, records: Sequence[Any], partition: int, now_us: int
     ) -> Taken | None:
-        """The events of records of one object each, without those to be skipped; None if one has
-        to be decoded alone."""
+        """Decode records of one object each, without those that are skipped; None if one has to be
+        decoded alone."""
         of_values = self._columns_of_values(form, records)
         if of_values is None:
             return None
@@ -203,7 +206,8 @@ class MappedTopic:
     def _block(
         self, form: Form, records: Sequence[Any], of_values: Columns, origin: Origin
     ) -> Taken | None:
-        """As `block`. records: of each object. of_values: the columns that are in the values."""
+        """Decode as `block` does. records: of each object. of_values: the columns that are in the
+        values."""
         columns = form.columns(records, of_values)
         if columns is None:
             return None
@@ -214,7 +218,7 @@ class MappedTopic:
         return taken
 
     def open(self, record: Any, partition: int, now_us: int) -> Taken | RecordItems:
-        """The events of a record of any kind, or its items.
+        """Decode a record of any kind. Returns: its events, or its items to be decoded one by one.
 
         Raises: BadEvent, SchemaRegistryError.
         """
@@ -224,7 +228,7 @@ class MappedTopic:
         name = self._form_name(record)
         form = self._forms[name]
 
-        # Values of other formats are rows; a dead letter that was one comes back as JSON.
+        # Values of other formats are rows; a dead letter of a row returns as JSON.
         if self._format is not None and not self._is_json(record, name):
             return self._open_rows(form, record, partition, now_us)
         content = content_of(record.headers or ())
@@ -246,7 +250,8 @@ class MappedTopic:
     def _open_rows(
         self, form: Form, record: Any, partition: int, now_us: int
     ) -> Taken | RecordItems:
-        """As `open`, for a record of another format. Raises: BadEvent, SchemaRegistryError."""
+        """Decode a record of another format, as `open` does. Raises: BadEvent,
+        SchemaRegistryError."""
         assert self._format is not None
         value = self._format.value_of(record)
         rows: Sequence[Any] = self._format.decode(value)
@@ -256,8 +261,8 @@ class MappedTopic:
             taken = self._block(form, [record] * len(rows), form.shape.of_rows(rows), origin)
             if taken is not None:
                 return taken
-        # One row is sent again as it came, one of several as JSON, and so is one whose attributes
-        # are in headers, which a letter does not hold.
+        # A dead letter of a single row has the original bytes; one of several rows has JSON. So has
+        # one of a binary CloudEvent, because letters do not contain its headers.
         is_binary = form is self._forms.get("binary")
         as_it_came = len(rows) == 1 and not is_binary
 
@@ -279,7 +284,7 @@ class MappedTopic:
         )
 
     def _json_items(self, form: Form, record: Any, items: Items, partition: int) -> RecordItems:
-        """The JSON objects of one record."""
+        """The JSON objects of one record, as items."""
         is_binary = form is self._forms.get("binary")
 
         def read(item: bytes | msgspec.Raw) -> ItemEvents:
@@ -288,7 +293,8 @@ class MappedTopic:
             if form.inlined >= 0 and of_value[form.inlined] is not None:
                 of_value = form.shape.of_row(with_data(parsed(item)))
             chosen = form
-            # If the operation is not at the expected path, the schema is beside the payload.
+            # If the operation is not at the expected path, the event is in `payload`, next to its
+            # schema.
             if form.operation >= 0 and of_value[form.operation] is None:
                 for other in self._forms.values():
                     of_other = other.shape.of_one(item)
@@ -296,7 +302,7 @@ class MappedTopic:
                         chosen, of_value = other, of_other
             return self._events(chosen, record, of_value, partition, lambda: parsed(item))
 
-        # A letter holds no headers, so attributes that were there go into the value.
+        # A letter does not contain headers, so move attributes from there into the value.
         return RecordItems(
             record=record,
             items=items,
@@ -316,7 +322,7 @@ class MappedTopic:
         partition: int,
         parse: Callable[[], Any],
     ) -> ItemEvents:
-        """The events of one object. parse: returns the whole object. Raises: BadEvent."""
+        """Make the events of one object. parse: returns the whole object. Raises: BadEvent."""
         row = form.row(record, of_value)
         is_deleted = False
         if form.operation >= 0:
@@ -325,6 +331,7 @@ class MappedTopic:
                 raise BadEvent("missing_field", "op is missing: this is no event of Debezium")
             is_deleted = operation == DELETED
             if is_deleted:
+                # The tombstone directly after it is skipped.
                 self._row_delete[partition] = record.offset, record.key
             elif type(operation) is not str:
                 what = f"op is {kind_of(operation)}: this is no event of Debezium"
@@ -345,18 +352,19 @@ class MappedTopic:
     def _explained(
         self, form: Form, bad: BadEvent, is_deleted: bool, parse: Callable[[], Any]
     ) -> BadEvent:
-        """An error of an object's event that also names its likely cause."""
+        """Add the likely cause to the error of an object's event."""
         if is_deleted and bad.reason == "missing_field":
             return BadEvent(bad.reason, f"{bad}: {WHOLE_ROWS}")
         return form.name_text(bad, parse())
 
     def _note_truncate(self) -> None:
-        """Count a truncated table, whose rows were edges that stay, and warn of it."""
+        """Count a truncated table and warn about it: the edges of its rows stay."""
         metrics.dropped.labels(self._source.topic, TRUNCATE).inc()
         self.notices.truncate(self._source.topic)
 
     def _open_tombstone(self, record: Any, partition: int) -> RecordItems:
-        """A null value as the delete of what its key names. Raises: BadEvent."""
+        """Decode a null value as the delete of the node or edge that its key names. Raises:
+        BadEvent."""
         event: WireEvent | None = None
         # Skip the tombstone directly after the record that deleted its row.
         before = self._newest.get(partition), record.key

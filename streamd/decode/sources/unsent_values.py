@@ -1,6 +1,6 @@
-"""Debezium's stand-in for a value that the database did not send with a change.
+"""Debezium's placeholder for a value that the database did not send with a change.
 
-A large column that an update leaves as it was is not in Postgres's or Oracle's log. Debezium then
+A large column that an update does not change is not in the log of Postgres or Oracle. Debezium then
 writes a word, the connector's `unavailable.value.placeholder`, in the form of the column's type.
 """
 
@@ -11,19 +11,19 @@ from collections.abc import Sequence
 from typing import Any
 
 HEX = "hex:"
-"""Beginning of a word that is written as hexadecimal bytes, as in the connector's settings."""
+"""Prefix of a word that is written as hexadecimal bytes, as in the connector's settings."""
 
 
 class UnsentValue:
-    """Tells the stand-in from values, in all forms in which Debezium writes its word.
+    """Recognizes the placeholder in all forms in which Debezium writes its word.
 
-    Raises: ValueError for a word that begins with `HEX` and is no such text.
+    Raises: ValueError for a word that begins with `HEX` and is not hexadecimal.
     """
 
     def __init__(self, word: str) -> None:
         data = bytes.fromhex(word.removeprefix(HEX)) if word.startswith(HEX) else word.encode()
         text = data.decode(errors="replace")
-        # Bytes are base64 or hex by `binary.handling.mode`; a UUID is named by the word.
+        # Bytes are base64 or hex, by `binary.handling.mode`; a UUID is derived from the word.
         of_uuid = hashlib.md5(data, usedforsecurity=False).digest()
         self._values = frozenset(
             (
@@ -39,7 +39,8 @@ class UnsentValue:
         self._numbers = list(data)
 
     def is_one(self, value: Any) -> bool:
-        """Whether a value is the stand-in: also a list of one, or of the numbers of its bytes."""
+        """Whether a value is the placeholder, also as a list of one, or as the numbers of its
+        bytes."""
         if type(value) is list:
             if value == self._numbers:
                 return True
@@ -47,12 +48,12 @@ class UnsentValue:
         return type(value) in (str, bytes) and value in self._values
 
     def without(self, column: Sequence[Any]) -> Sequence[Any]:
-        """A column with None for each stand-in."""
+        """Replace each placeholder in a column by None."""
         try:
             if self._values.isdisjoint(column):
                 return column
         except TypeError:
-            # Lists and objects cannot be looked up.
+            # Lists and objects have no hash.
             if not any(map(self.is_one, column)):
                 return column
         return [None if self.is_one(value) else value for value in column]
