@@ -158,7 +158,7 @@ class EventChecker:
         if e.type == "label":
             dim = self._schema.label_dim
             if dim == 0:
-                raise BadEvent("unsupported", "stream.label_dim is 0, so labels have no place")
+                raise BadEvent("unsupported", "stream.label_dim is 0, so labels are not accepted")
             target = e.target or []
             if len(target) != dim:
                 raise BadEvent(
@@ -214,9 +214,7 @@ class EventChecker:
                 raise BadEvent("bad_time", "no time, and the record has no timestamp in ms")
             time_us = stamp_us
         elif type(time) is not int:
-            raise BadEvent(
-                "bad_time", f"time is not an integer, which counts {self.rules.time_unit}"
-            )
+            raise BadEvent("bad_time", f"time is not an integer number of {self.rules.time_unit}")
         else:
             time_us = time * (scale or self._scale)
 

@@ -307,7 +307,7 @@ class Feature:
                 where = f" ({path})" if path else ""
                 raise BadEvent(
                     "missing_field",
-                    f"feature {self.name}{where} is missing, and no `missing` stands for it",
+                    f"feature {self.name}{where} is missing, and `missing` is not set",
                 )
         # Each kind of feature also accepts other types with the same meaning.
         declared = self._declared

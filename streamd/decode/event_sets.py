@@ -144,7 +144,8 @@ class SetFeatures:
         given = given or {}
         if not self._features:
             raise BadEvent(
-                "wrong_type", f"{name}: expected array, got object; {self._owner} names no features"
+                "wrong_type",
+                f"{name}: expected array, got object; {self._owner} declares no features",
             )
         unknown = [n for n in given if n not in self._known]
         if unknown:

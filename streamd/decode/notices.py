@@ -51,7 +51,7 @@ class Notices:
         self.watches_fields = False
         names = unknown_fields(items)
         if names:
-            self._warn_once("unknown_fields", fields=named(names), meaning="nothing reads them")
+            self._warn_once("unknown_fields", fields=named(names), meaning="they are ignored")
 
     def no_time(self) -> None:
         """Warn that valid events have no time."""
@@ -65,7 +65,7 @@ class Notices:
             "table_truncated",
             topic=topic,
             meaning="truncated: edges before it stay, since no record names its rows",
-            action="delete their nodes or edges, or begin a new data_dir, if they must go",
+            action="delete their nodes or edges, or start a new data_dir, if they must go",
         )
 
     def rounded(self, found: Rounded) -> None:

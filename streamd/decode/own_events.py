@@ -148,7 +148,7 @@ class OwnEvents:
         if not why and not record.key:
             why = "so is the key"
         if not why and len(self.checker.sets.node_names) > 1:
-            why = "nothing says of which node set its key is: give the topic a source with deletes"
+            why = "the node set of its key is unknown: give the topic a source with deletes"
         if why:
             raise BadEvent("tombstone", f"the value is null, and {why}")
         try:

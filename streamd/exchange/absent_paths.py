@@ -78,8 +78,8 @@ def _of_other_types(path: str, values: Iterable[Scalar], found: Sequence[Any]) -
             text = text_of(value) if isinstance(value, str | int) else str(value)
             if one == value or text_of(one) == text:
                 yield (
-                    f"No record has {dumps(value)} at {path}, but {dumps(one)}, whose type is "
-                    "another: correct it in `where`."
+                    f"No record has {dumps(value)} at {path}, but {dumps(one)}, which has "
+                    "another type: correct it in `where`."
                 )
                 break
 

@@ -85,7 +85,7 @@ class EventFile:
                 raise misfit.at(str(part)) from None
             raise SettingsError(
                 f"{part} is neither .csv, .tsv, .ndjson, .json, .parquet, .arrow nor .feather.",
-                "name the file by what it holds, or describe it: --delimiter.",
+                "give it the ending of its format, or describe it: --delimiter.",
             )
         return kind
 
@@ -127,7 +127,7 @@ class EventFile:
                 raise misfit.at(f"{part}") from None
             except (OSError, ValueError, EOFError, OverflowError, csv.Error, zlib.error) as error:
                 word = "line" if self._kinds[at] == NDJSON else "row"
-                where = f"behind {word} {number - before}" if number > before else "from its start"
+                where = f"after {word} {number - before}" if number > before else "from its start"
                 action = next((a for kind, a in ACTIONS.items() if isinstance(error, kind)), AGAIN)
                 raise SettingsError(f"{part} cannot be read {where}: {error}.", action) from None
 
@@ -167,7 +167,7 @@ def _parts_of(folder: Path) -> list[Path]:
     if folders:
         raise SettingsError(
             f"{folder} has folders in it, such as {folders[0]}.",
-            "name one of them: values that are in names of folders are not read.",
+            "name one of them: values in the names of folders are not read.",
         )
     # A folder that is still being written may contain only its mark.
     if not parts:

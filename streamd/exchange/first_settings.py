@@ -17,10 +17,10 @@ DEFAULTS = """\
 # completes them once `streamd config --schema > settings.schema.json` ran and the first line of
 # this file is `# yaml-language-server: $schema=settings.schema.json`.
 # data_dir: streamd-data             # log, models and all state
-# windows: {width_seconds: 3600}     # it scores and then learns every so many seconds of event time
+# windows: {width_seconds: 3600}     # each is scored, then learned
 # model: {name: tgn}                 # pair is quicker, and as good on some streams
 # server: {host: 127.0.0.1, port: 8000}   # other hosts need api_keys
-# retention: {max_age_seconds: null}      # what is older leaves the log
+# retention: {max_age_seconds: null}      # older events leave the log
 """
 
 
@@ -71,16 +71,16 @@ def settings_text(topic: SampledTopic, guessed: Guess) -> str:
     # Features come before the source that fills them.
     if "graph" in guessed.tree:
         parts += [
-            "\n# What else an event says.\n",
+            "\n# Features of events.\n",
             to_yaml({"graph": guessed.tree["graph"]}),
         ]
     parts.append("\n")
     for source in guessed.sources:
         src, dst = (_line(path_text(source["fields"][end])) for end in ("src", "dst"))
-        parts.append(f"# What predicts what: of each {src}, which {dst} comes next.\n")
+        parts.append(f"# The prediction: for each {src}, which {dst} comes next.\n")
     parts.append(to_yaml({"sources": guessed.sources}))
     if guessed.doubts:
-        parts.append("\n# To look at:\n")
+        parts.append("\n# Check these:\n")
         parts += [_comment(doubt) for doubt in guessed.doubts]
     return "".join([*parts, "\n", DEFAULTS])
 

@@ -136,7 +136,7 @@ def guess(
         doubts.append(_doubt_of_updates(mapped.source["fields"].get("time")))
     if features:
         settings["graph"] = {"edge_sets": {edge_set: {"features": features}}}
-        doubts.append("features are fixed for the life of a log: leave out those that tell nothing")
+        doubts.append("features are fixed for the life of a log: leave out useless ones")
     if envelope == "cloudevents":
         take_envelope_time(objects, sources, doubts)
     tree = settings | {"sources": [source | one for one in sources]}

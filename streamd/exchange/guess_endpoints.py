@@ -320,8 +320,8 @@ def _doubts_of_key(role: str, path: str, fields: Fields) -> list[str]:
         doubts.append(f"{path} ({role}) is the same in all records: nothing can be ranked by it")
     if len(at.values) == at.count >= ENOUGH:
         doubts.append(
-            f"{path} ({role}) is another one in every record: of a key that never comes back "
-            "nothing can be learned"
+            f"{path} ({role}) differs in every record: nothing can be learned of a key that never "
+            "repeats"
         )
     if is_counted(path, at) and at.types.keys() == {"int"} and 2 * len(at.values) > at.count > FEW:
         head = head_of(path)[0]

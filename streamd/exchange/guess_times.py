@@ -78,8 +78,8 @@ def find_time(
         counted = _counted_from_zero(fields)
         if counted and counted not in unread:
             doubts.append(
-                f"{counted} counts from a start of its own, not from 1970: as `time: s` its days "
-                "lie in 1970, which learns the same; the unit may be another"
+                f"{counted} counts from its own start, not from 1970: as `time: s` its dates are "
+                "in 1970, which trains the same model; the unit may be another"
             )
             return FoundTimes(counted, "s", times | {counted})
         doubts.extend(f"{path} looks like a time, but {why}" for path, why in unread.items())

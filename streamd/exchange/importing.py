@@ -100,7 +100,7 @@ def import_file(
         else:
             _import_tguf(file, loader, progress)
     if topic and loader.last_us >= 0:
-        times.extend(loader.first_us, loader.last_us, f"the source of {topic} says")
+        times.extend(loader.first_us, loader.last_us, f"the source of {topic} defines")
     odd = _odd_keys(settings, loader.first_edge)
     # A log without features may be intended, so this is only a doubt.
     if published is not None and published.features and not schema.edge_feature_dim:
@@ -144,14 +144,14 @@ def _check_set(file: TGUFFile, edge_set: str, schema: Schema) -> None:
     SettingsError."""
     if not edge_set and schema.num_edge_sets > 1:
         raise SettingsError(
-            f"{file.path} does not say of which edge set it is.",
+            f"{file.path} does not name its edge set.",
             f"name it with --edge-set: one of {', '.join(schema.edge_set_names)}.",
         )
     number = schema.edge_set_names.index(edge_set) if edge_set else 0
     source, target = schema.ends_of(number)
     if source != target and (len(file.node_feat) or file.num_labels):
         raise SettingsError(
-            f"{file.path} has node features or labels, and does not say of which of its nodes.",
+            f"{file.path} has node features or labels, but does not name their node set.",
             "import them from a table, with node_set.",
         )
 
@@ -176,7 +176,7 @@ def _check_widths(file: TGUFFile, schema: Schema, edge_set: int) -> None:
                     "name another set, or declare other features and use a new data_dir.",
                 )
             raise SettingsError(
-                f"{file.path} has width {have} where stream.{name} is {width}.",
+                f"{file.path} has width {have}, but stream.{name} is {width}.",
                 f"set STREAMD_STREAM__{name.upper()}={have}, and use a new data_dir.",
             )
 

@@ -117,7 +117,7 @@ def open_loader(
             yield loader
         except StreamdError as error:
             # The operator must know that a part of the file is in the log.
-            error.args = (f"{error} {loader.num_events:,} events went in before.",)
+            error.args = (f"{error} {loader.num_events:,} events were appended before.",)
             raise
     finally:
         writer.close()

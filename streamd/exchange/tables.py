@@ -25,7 +25,7 @@ from streamd.settings.sources import KeyType
 OWN_TYPES = ("node", "label", "delete")
 """NDJSON lines of these types are streamd's own events, unless columns are named."""
 OWN_TYPES_HINT = (
-    "name a column that is there; if lines of type node, label and delete are streamd's own "
+    "name an existing column; if lines of type node, label and delete are streamd's own "
     "events, add --own-types."
 )
 KEYS_HINT = "add --keys text, and read all other files of these nodes so too."

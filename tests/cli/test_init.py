@@ -47,7 +47,7 @@ def test_a_file_of_the_readers_own_becomes_settings_that_load_and_map_all_of_it(
     assert s.kafka.topics == ("shop",) and (source.fields.src.path, source.fields.dst.path, source.time) == (("who",), ("what",), "s")
     assert set(source.fields.features) == {"price", "rank"} and s.stream.edge_feature_dim == 2
     text = (tmp_path / "settings.yaml").read_text()
-    assert "# What predicts what: of each who, which what comes next." in text and "# To look at:" in text
+    assert "# The prediction: for each who, which what comes next." in text and "# Check these:" in text
     check = CliRunner().invoke(app, ["sources", "check", str(tmp_path / "shop.csv"), "-c", str(tmp_path / "settings.yaml")], env={"STREAMD_CONFIG": None})
     assert check.exit_code == 0, check.output
 

@@ -95,7 +95,7 @@ def test_sets_and_forms_are_taken_together_as_they_are_alone(stream, monkeypatch
     ({"features": {"how": "card"}}, "missing_field", "feature price is missing"), ({"features": None}, "missing_field", "feature price is missing"), ({"features": {"price": None}}, "missing_field", "price"),
     ({"features": {"price": "much"}}, "bad_features", "feature price is text, not number"), ({"features": {"price": True}}, "bad_features", "true or false, not number"), ({"features": {"price": 1e20}}, "bad_features", "max_feature"),
     ({"features": {"price": 1, "how": 1.5}}, "bad_features", "feature how is a number, not categories"), ({"features": [1, 2]}, "feature_width", "features has 2 values, edge set buys has 4"),
-    ({"features": {"seconds": 1}}, "bad_features", "has no feature seconds"), ({"edge_set": "knows"}, "wrong_type", "edge set knows names no features"), ({"features": "x"}, "wrong_type", "features"),
+    ({"features": {"seconds": 1}}, "bad_features", "has no feature seconds"), ({"edge_set": "knows"}, "wrong_type", "edge set knows declares no features"), ({"features": "x"}, "wrong_type", "features"),
     ({"type": "delete", "features": None, "edge_set": None}, "missing_field", "edge_set is missing"), ({"type": "delete", "node_set": "user"}, "wrong_type", "a delete of an edge has an edge_set"),
 ])
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "in an array"])
@@ -146,7 +146,7 @@ def test_a_node_that_fits_no_set_is_refused_by_name(stream, event, reason, says)
 
 
 def test_a_null_value_of_several_node_sets_needs_a_source(stream):
-    assert stream.refused(None, key=b"8") == ("tombstone", "the value is null, and nothing says of which node set its key is: give the topic a source with deletes")
+    assert stream.refused(None, key=b"8") == ("tombstone", "the value is null, and the node set of its key is unknown: give the topic a source with deletes")
     one, = Stream({"graph.edge_sets": {"a": {}, "b": {}}, "ingest.tombstones": "delete"}).decode(None, key=b"8")[0]
     assert (one.kind, one.a) == (DELETE, "8")
 

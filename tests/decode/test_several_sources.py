@@ -175,8 +175,8 @@ nodes: {where: {kind: prices}, fields: {id: {path: items.id, prefix: "i:"}, feat
 
 @pytest.mark.parametrize(("items", "reason", "says"), [
     ([{"id": "a"}, {"id": None}, {"id": "c"}], "missing_field", "dst (items.id) is missing, in items.1"), ([{"id": "a"}, 5], "missing_field", "dst (items.id) is missing, in items.1"),
-    ([{"id": 1.5}], "bad_key", "dst (items.id) is a number: keys are text or integers; write such ids as text, in items.0"), ({"id": "a"}, "wrong_type", "items is an object, and `each` reads a list"),
-    ("a", "wrong_type", "items is text, and `each` reads a list"), ("[1", "wrong_type", "items is text"), (5, "wrong_type", "items is a number")])
+    ([{"id": 1.5}], "bad_key", "dst (items.id) is a number: keys are text or integers; write such ids as text, in items.0"), ({"id": "a"}, "wrong_type", "items is an object, but `each` reads a list"),
+    ("a", "wrong_type", "items is text, but `each` reads a list"), ("[1", "wrong_type", "items is text"), (5, "wrong_type", "items is a number")])
 def test_a_bad_element_refuses_its_record_alone(tmp_path, items, reason, says):
     topic = lists(tmp_path)
     bad = basket() | {"items": items}
@@ -229,7 +229,7 @@ def test_deleted_rows_go_to_the_source_that_took_them(tmp_path):
 
 @pytest.mark.parametrize(("second", "outcome"), [
     ("fields: {src: a, dst: b, time: t}", 5), ("deletes: {where: {k: y}, fields: {node: $key}}", 5),
-    ("deletes: {where: {k: y}, fields: {node: {path: $key, prefix: p}}}", "nothing tells whether")])
+    ("deletes: {where: {k: y}, fields: {node: {path: $key, prefix: p}}}", "it is unknown whether")])
 def test_a_null_value_deletes_what_all_sources_with_deletes_agree_on(tmp_path, second, outcome):
     body = "time: s\nwhere: {k: z}\nfields: {src: u, dst: v, time: t}\ndeletes: {where: {k: x}, fields: {node: $key}}\n---\ntime: s\n" + second
     topic = Topic(source(body), tmp_path, ingest__tombstones="delete")

@@ -48,7 +48,7 @@ def test_the_tutorial_leads_from_a_table_to_a_log(tmp_path):
     assert len(made) == 3 and len(taken) == 1
     done = subprocess.run(["bash", "-euc", "\n".join([*made, *taken])], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
-    assert "100 records: 100 edges; 0 skipped; 0 refused" in done.stdout and "# What predicts what: of each customer, which product" in done.stdout
+    assert "100 records: 100 edges; 0 skipped; 0 refused" in done.stdout and "# The prediction: for each customer, which product" in done.stdout
     assert "1,000 events appended" in done.stdout
 
     # The other commands are ones that there are.
@@ -85,7 +85,7 @@ def test_the_tutorial_leads_from_an_empty_directory_to_an_answer(tmp_path):
 
     # Settings that were checked, a verdict, and answers of a rule and of a version.
     parts = out.split("#### next")
-    assert "100 records: 100 edges; 0 skipped; 0 refused" in out and "# What predicts what: of each customer, which product" in out
+    assert "100 records: 100 edges; 0 skipped; 0 refused" in out and "# The prediction: for each customer, which product" in out
     assert re.search(r"^Live \w+ .* MRR", out, re.M) and (tmp_path / "backtest.html").exists()
     recommended = json.loads(next(line for part in parts for line in part.splitlines() if line.startswith('{"src"')))
     assert recommended["known"] and len(recommended["scores"]) == 3 and recommended["scores"][0]["dst"].startswith("product:")

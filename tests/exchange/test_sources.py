@@ -47,7 +47,7 @@ def clicks(tmp_path):
 def test_a_file_in_a_topics_shape_is_imported_by_its_source(config, clicks, tmp_path):
     done = invoke("tguf", "import", clicks, "--source", "clicks", "--config", config, "--data-dir", tmp_path / "log")
     assert done.exit_code == 0 and "27 events" in done.output, done.exception
-    assert "times 2026-11-22T10:00:00Z to 2026-11-22T10:00:28Z, read as the source of clicks says" in done.output
+    assert "times 2026-11-22T10:00:00Z to 2026-11-22T10:00:28Z, read as the source of clicks defines" in done.output
     log = LogReader.open(tmp_path / "log")
     assert log.keys[:3] == ["user:0", "b41", "user:1"] and log.features_of(np.array([0])).tolist() == [[3.5, 1, 0, 0]]
 
@@ -212,7 +212,7 @@ def test_a_guess_takes_neither_times_nor_ids_of_the_record_itself_for_ends(tmp_p
     # Where nothing comes back it says so.
     rows = [{"trip_id": f"t{i}", "rider_id": f"r{i}", "at": 1_795_000_000 + i} for i in range(50)]
     it, _ = guessed([record(v, i) for i, v in enumerate(rows)], tmp_path)
-    assert sum("of a key that never comes back nothing can be learned" in d for d in it.doubts) == 2
+    assert sum("nothing can be learned of a key that never repeats" in d for d in it.doubts) == 2
 
 
 def test_a_guess_declares_the_set_that_is_named(tmp_path):
@@ -288,7 +288,7 @@ def test_a_condition_on_a_value_of_another_type_is_named_by_check(tmp_path, cond
     text = f"sources: [{{topic: t, time: ms, where: {{k: {condition}}}, fields: {{src: u, dst: v, time: ts}}}}]"
     row = {"u": 1, "v": 2, "ts": NOW // 1000, "k": value}
     code, said = checked(tmp_path, text, [row, row])
-    assert code == 1 and f"No record has {shown}, whose type is another" in said
+    assert code == 1 and f"No record has {shown}, which has another type" in said
     # A record that meets it proves that the type is right.
     right = {"[1]": 1, "['1']": "1", "[true]": True, "['true', x]": "true"}[condition]
     assert "No record has" not in checked(tmp_path, text, [row, row | {"k": right}])[1]

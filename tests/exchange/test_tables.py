@@ -210,7 +210,7 @@ def test_an_import_into_an_empty_log_refuses_times_of_another_unit(path):
     write(path, [("src", "dst", "time"), ("u", "p", "1600000000"), ("u", "q", "1600000001")])
     own = load_settings(None, {"data_dir": path.parent / "log"}, {})[0]
     with pytest.raises(StreamdError, match=r"t\.\w+ (row|line) 1, column 'time': all times look like seconds, not milliseconds: 1600000000 was read as 1970-01-19T12:26:40Z\. "
-                                           r"Operator action: set --time-unit to s, or set ingest\.accept_first_times: true\. 0 events went in before"):
+                                           r"Operator action: set --time-unit to s, or set ingest\.accept_first_times: true\. 0 events were appended before"):
         import_file(own, path, Columns(), lambda *_: None)
     assert LogReader.open(own.data_dir).num_edges == 0
     # The log is as new: the right unit, or the setting, takes them.
@@ -252,8 +252,8 @@ def test_a_wrong_column_is_named_beside_those_there_before_anything_is_read(path
 @pytest.mark.parametrize(("name", "content", "says"), [
     ("x.csv", "src,dst\n", "x.csv: no column 'time'; there are src, dst"),
     ("x.csv", "src,src,dst,time\n1,1,2,3\n", "2 columns 'src'"), ("x.csv", "src,dst,time\n1,2,3\n1,2\n", "row 2: column 'time': there is no"),
-    ("x.csv", "src,dst,time\n1,2,3\n1,2,3,4\n", "behind row 1: the next row has 4 cells, the header 3.*--delimiter"),
-    ("x.csv", 'src,dst,time\n1,2,3\n"1,2,3\n', "behind row 1"), ("x.csv", b"src,dst,time\n1,\xff,3\n", "cannot be read from its start"),
+    ("x.csv", "src,dst,time\n1,2,3\n1,2,3,4\n", "after row 1: the next row has 4 cells, the header 3.*--delimiter"),
+    ("x.csv", 'src,dst,time\n1,2,3\n"1,2,3\n', "after row 1"), ("x.csv", b"src,dst,time\n1,\xff,3\n", "cannot be read from its start"),
     ("x.csv.gz", b"\x1f\x8b,dst,time\n", "from its start"), ("x.parquet", b"PAR1", "from its start"),
     ("x.ndjson", '{"type":"node","id":1}\n{oops\n', "line 2: not JSON"), ("x.ndjson", "[1]\n", "line 1: a list, not an object.*jq -c"),
     ("x.ndjson", "[" * 100_000, "line 1: not JSON"), ("x.ndjson", "{}\n", "line 1: no column 'src'; there are none"),
@@ -377,7 +377,7 @@ def test_a_tguf_file_is_of_the_set_that_is_named(tmp_path):
         file.append_edges(np.array([1, 2]), np.array([1, 1]), np.array([5, 6]), np.array([[1], [2]], np.float32))
         file.commit()
     s = declared(tmp_path / "log")
-    with pytest.raises(SettingsError, match="does not say of which edge set it is; .*views, buys|does not say of which edge set it is.*--edge-set: one of views, buys"):
+    with pytest.raises(SettingsError, match="does not name its edge set; .*views, buys|does not name its edge set.*--edge-set: one of views, buys"):
         import_file(s, path, Columns(), lambda *_: None)
     with pytest.raises(SettingsError, match="width 1, those of graph.edge_sets are 4 wide"):
         import_file(s, path, Columns(edge_set="buys"), lambda *_: None)

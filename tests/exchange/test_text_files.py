@@ -104,7 +104,7 @@ def test_a_file_that_is_packed_in_another_way_names_the_program_that_unpacks_it(
 @pytest.mark.parametrize(("row", "says"), [('"a" b,c,6', "',' expected after '\"'"), ('"a\\"x",c,6', "',' expected after '\"'"), ("a,c,6,7", "the next row has 4 cells, the header 3"), ('"a,c,6', "unexpected end of data")])
 def test_a_row_that_cannot_be_split_names_the_options_that_may_split_it(tmp_path, row, says):
     said, _ = imported(tmp_path, "t.csv", f"{ROWS}{row}\n")
-    assert f"behind row 2: {says}. Operator action: correct the row; if a quotation mark is a character like any other, add --quoting none" in said
+    assert f"after row 2: {says}. Operator action: correct the row; if a quotation mark is a character like any other, add --quoting none" in said
 
 
 def test_a_long_text_in_a_column_that_nothing_reads_is_passed_over(tmp_path):

@@ -376,10 +376,10 @@ def _row_deletes(
 
 
 EITHER = Rule(
-    type="delete", conditions=(), refuses="nothing tells whether a node or an edge was deleted"
+    type="delete", conditions=(), refuses="it is unknown whether a node or an edge was deleted"
 )
 """The rule of null values that could delete different things."""
-NO_TIME = "time is record, so nothing tells which edge was deleted"
+NO_TIME = "time is record, so it is unknown which edge was deleted"
 
 
 def _with_one_of_value(leaves: Leaves) -> Leaves:

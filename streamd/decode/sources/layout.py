@@ -89,7 +89,7 @@ class Each:
 
     def misfit(self, row: Sequence[Any]) -> str:
         """The error text for a record that has another value than a list there."""
-        return f"{self.path} is {kind_of(row[self.leaf])}, and `each` reads a list"
+        return f"{self.path} is {kind_of(row[self.leaf])}, but `each` reads a list"
 
     def with_element(self, row: Sequence[Any], element: Any) -> list[Any]:
         """The values of a record, with those of one element."""
