@@ -113,7 +113,7 @@ class OwnEvents:
                 taken = self._edges(wire, origin, items or value)
                 if taken is not None:
                     return taken
-            # Some item is no valid edge, so decode each by itself.
+            # Some item is not a valid edge, so decode each by itself.
             items = items or elements(value)
 
         # In a mapped topic, only the header marks streamd's own events.

@@ -70,7 +70,7 @@ FAILURES = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def fields(raw: bytes | msgspec.Raw) -> dict[str, msgspec.Raw]:
-    """The unparsed fields of a JSON object; none if the value is no object, or too large."""
+    """The unparsed fields of a JSON object; {} if the value is not an object, or is too large."""
     if len(memoryview(raw)) > MAX_NAMED_BYTES:
         return {}
     try:

@@ -1,5 +1,5 @@
-"""Paths of a topic's sources at which no record of a sample has a value, or none of the type that a
-condition names."""
+"""Finds paths of a topic's sources at which no record of a sample has a value, or none of the type
+that a condition names."""
 
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial

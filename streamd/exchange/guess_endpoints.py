@@ -222,7 +222,8 @@ def _by_values(keys: dict[str, Seen], free: list[str], fields: Fields) -> str:
 
 
 def _is_pair_of_list(path: str, fields: Fields) -> bool:
-    """Whether a field is in a list of names and values, which may come in any order."""
+    """Whether a field is in a list of names and values, so that its first element may be any of
+    them."""
     found = fields.list_of(path)
     return found is not None and bool(
         {f"{found[0]}.0.key", f"{found[0]}.0.name"} & {*fields.scalars}

@@ -88,7 +88,7 @@ class KeyCells:
         return int(cell) if is_integer_key(cell) else cell
 
     def _look_at_number(self, cell: str) -> None:
-        """Doubt a key that looks like an integer that another program rewrote."""
+        """Report a key that looks like an integer rewritten by another program, once."""
         if not NO_INTEGER.fullmatch(cell):
             return
         self._has_numbers = True

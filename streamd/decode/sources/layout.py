@@ -82,7 +82,7 @@ class Each:
     inner: tuple[tuple[int, Walk | None], ...]
 
     def elements(self, row: Sequence[Any]) -> list[Any] | None:
-        """The elements in a record, none if the list is absent or null; None if the value is no
+        """The elements in a record, [] if the list is absent or null; None if the value is not a
         list."""
         found = open_text(row[self.leaf])
         return [] if found is None else found if type(found) is list else None
