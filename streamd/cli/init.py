@@ -168,7 +168,7 @@ def _sample_of(
     from streamd.exchange.first_settings import pasted_records
 
     if sample == "-":
-        return _pasted(sys.stdin.read(), now_ms)
+        return _parse_pasted(sys.stdin.read(), now_ms)
     settings, _ = load_settings(None, {"kafka.bootstrap_servers": broker})
     name = topic if sample is None else sample
     if sample is not None and not Path(sample).is_file():
@@ -193,7 +193,7 @@ def _sample_of(
     return Found(records=pasted_records(text, now_ms), words="a pasted record")
 
 
-def _pasted(text: str, now_ms: int) -> Found:
+def _parse_pasted(text: str, now_ms: int) -> Found:
     from streamd.exchange.first_settings import pasted_records
 
     records = pasted_records(text, now_ms)

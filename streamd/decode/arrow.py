@@ -33,7 +33,7 @@ def read_table(value: bytes, rules: Rules) -> Any:
 
     Returns: a pyarrow Table of one chunk.
     Raises: BadEvent if the stream cannot be read, has no rows or too many, or if a column has
-    another name or another type than `_expected` accepts.
+    another name or another type than `_expected_type` accepts.
     """
     count = 0
     batches = []
@@ -86,13 +86,13 @@ def _check_schema(schema: Any, pa: Any) -> None:
             )
         if names.count(name) > 1:
             raise BadEvent("bad_arrow", f"two columns are named {name}")
-        expected = _expected(name, kind, pa)
+        expected = _expected_type(name, kind, pa)
         if expected:
             actual = _type_name(kind, pa)
             raise BadEvent("bad_arrow", f"column {name} is {actual}: cast it to {expected}")
 
 
-def _expected(name: str, kind: Any, pa: Any) -> str:
+def _expected_type(name: str, kind: Any, pa: Any) -> str:
     """The type that a column of this name should have, in words; "" if `kind` is valid.
 
     Only flat types are valid: their values take no more memory than their bytes in the stream. A

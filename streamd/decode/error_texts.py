@@ -94,7 +94,7 @@ class Explainer:
         raw: its bytes.
         """
         if bad.reason == "bad_json":
-            return self._joined(str(bad), foreign(bytes(memoryview(raw)[:64])), "edge", 0)
+            return self._join(str(bad), foreign(bytes(memoryview(raw)[:64])), "edge", 0)
         if bad.reason not in EXPLAINED:
             return str(bad)[:MAX_TEXT]
 
@@ -109,9 +109,9 @@ class Explainer:
             if kind == "edge"
             else _number(found.get("node_set"), self._sets.node_names)
         )
-        return self._joined(str(bad), hint, kind, of_set)
+        return self._join(str(bad), hint, kind, of_set)
 
-    def _joined(self, what: str, hint: str, kind: str, of_set: int) -> str:
+    def _join(self, what: str, hint: str, kind: str, of_set: int) -> str:
         """Join error, hint and example. Equal texts are one object, because a record may need very
         many."""
         key = what, hint, kind, of_set

@@ -242,14 +242,14 @@ class EventSets:
 def _number(name: str | None, names: tuple[str, ...], field: str) -> int:
     if name is None:
         if len(names) > 1:
-            raise BadEvent("missing_field", f"{field} is missing: {_listed(names)}")
+            raise BadEvent("missing_field", f"{field} is missing: {_join_names(names)}")
         return 0
     if name not in names:
-        raise BadEvent("unknown_set", f"{field} is none of those declared: {_listed(names)}")
+        raise BadEvent("unknown_set", f"{field} is none of those declared: {_join_names(names)}")
     return names.index(name)
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     return ", ".join(names[:MAX_NAMED]) + (", ..." if len(names) > MAX_NAMED else "")
 
 

@@ -40,8 +40,8 @@ def ngram_features(texts: Sequence[str], width: int) -> NDArray[np.float64]:
 
     A text is normalized (NFKC) and in lower case, and each word has a blank on both sides: the word
     and its runs of three characters are its n-grams. Each adds 1 or -1 to a column. Sign and column
-    come from the CRC32C of the n-gram's UTF-8, mixed by `_mixed`: the lowest bit is the sign, the
-    others modulo `width` are the column.
+    come from the CRC32C of the n-gram's UTF-8, mixed by `_mix_bits`: the lowest bit is the sign,
+    the others modulo `width` are the column.
     """
     out = np.zeros((len(texts), width))
     for at in range(0, len(texts), SLICE_TEXTS):
@@ -53,7 +53,7 @@ def ngram_features(texts: Sequence[str], width: int) -> NDArray[np.float64]:
                 hashes += hashes_of(word)
             ends.append(len(hashes))
         row_G = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
-        bits_G = _mixed(np.array(hashes, np.uint32))
+        bits_G = _mix_bits(np.array(hashes, np.uint32))
         sign_G = 1.0 - 2.0 * (bits_G & np.uint32(1))
         column_G = (bits_G >> np.uint32(1)) % np.uint32(width)
         counts = np.bincount(row_G * width + column_G, sign_G, (len(ends) - 1) * width)
@@ -79,7 +79,7 @@ def _hashes(word: str) -> list[int]:
     return [crc32c(ngram.encode(errors="replace")) for ngram in (padded, *runs)]
 
 
-def _mixed(hash_G: NDArray[np.uint32]) -> NDArray[np.uint32]:
+def _mix_bits(hash_G: NDArray[np.uint32]) -> NDArray[np.uint32]:
     """Mix the bits of hashes, so that each bit depends on all: the finalizer of MurmurHash3.
 
     A CRC is linear: without mixing, words that differ in the same way would all share columns or

@@ -182,7 +182,7 @@ def _read_events(
 
 def _from_line(line: str, number: int, columns: Columns, times: Times) -> Outgoing:
     """Make the event of an NDJSON line. Raises: Misfit."""
-    parsed = _parsed(line)
+    parsed = _parse_line(line)
     event = _of_object(parsed, columns, times)
     # An unchanged event is sent as it is written in the file.
     key = event.get("src", event.get("id", event.get("node", "")))
@@ -195,7 +195,7 @@ def _record_key(key: Any) -> bytes:
     return str(key).encode(errors="replace")
 
 
-def _parsed(line: str) -> Row:
+def _parse_line(line: str) -> Row:
     """Parse the object on an NDJSON line. Raises: Misfit."""
     try:
         parsed = _read_json(line)

@@ -103,7 +103,7 @@ class RegistryValues:
             if turn and missing:
                 time.sleep(TRY_SECONDS)
             for number in missing:
-                self._learn(number)
+                self._fetch(number)
             missing = [number for number in missing if number in self._unknown][:MAX_ASKED_AGAIN]
 
     def decode(self, value: bytes) -> list[Any]:
@@ -113,15 +113,15 @@ class RegistryValues:
             raise BadEvent("bad_frame", f"{number} is no schema's id: they are at most {MAX_ID}")
         reader = self._readers.get(number)
         if reader is None:
-            reader = self._learned(number)
+            reader = self._reader_of(number)
         if isinstance(reader, BadEvent):
             # A cached error must not collect tracebacks.
             raise reader.with_traceback(None)
         return [reader(value, start)]
 
-    def _learned(self, number: SchemaId) -> Read | BadEvent:
+    def _reader_of(self, number: SchemaId) -> Read | BadEvent:
         if self._needs_asking(number):
-            self._learn(number)
+            self._fetch(number)
         if number in self._unknown:
             return self._unknown[number][1]
         return self._readers[number]
@@ -133,12 +133,12 @@ class RegistryValues:
         asked_at, _ = self._unknown.get(number, (-UNKNOWN_SECONDS, None))
         return time.monotonic() - asked_at >= UNKNOWN_SECONDS
 
-    def _learn(self, number: SchemaId) -> None:
+    def _fetch(self, number: SchemaId) -> None:
         """Request a schema, and cache its reader or the error. Raises: SchemaRegistryError."""
         self._unknown.pop(number, None)
         reader: Read | BadEvent
         try:
-            reader = self._made(number)
+            reader = self._make_reader(number)
         except UnknownSchema as unknown:
             self._unknown[number] = time.monotonic(), unknown
             if len(self._unknown) > MAX_UNKNOWN:
@@ -150,7 +150,7 @@ class RegistryValues:
         if len(self._readers) > MAX_SCHEMAS:
             self._readers.popitem(last=False)
 
-    def _made(self, number: SchemaId) -> Read:
+    def _make_reader(self, number: SchemaId) -> Read:
         schema = self._registry.schema(number, self._form)
         if schema.kind != self._kind:
             raise BadEvent("bad_schema", f"it is of type {schema.kind[:20]}, not {self._kind}")

@@ -140,7 +140,7 @@ class SchemaRegistry:
                 _text(answer.get("schemaType") or "AVRO"), _text(answer["schema"]), references
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-            raise self._failed(f"{self._name} does not answer with a schema") from None
+            raise self._note_failure(f"{self._name} does not answer with a schema") from None
 
     def _ask(self, path: str, what: str) -> Any:
         """Request a path. Returns: the parsed JSON. Raises: BadEvent, SchemaRegistryError."""
@@ -151,35 +151,35 @@ class SchemaRegistry:
             status, kind, body = self._get(path)
         except SettingsError as error:
             # A secret's file may be missing for a moment while it is replaced.
-            raise self._failed(str(error).rstrip(".")) from None
+            raise self._note_failure(str(error).rstrip(".")) from None
         except (OSError, http.client.HTTPException) as error:
             why = str(error)[:200] or type(error).__name__
-            raise self._failed(f"{self._name} does not answer: {why}") from None
+            raise self._note_failure(f"{self._name} does not answer: {why}") from None
 
         # Any other answer than the API's has no information about the schema.
         if status in (401, 403):
-            raise self._failed(f"{self._name} refuses our credentials (status {status})")
+            raise self._note_failure(f"{self._name} refuses our credentials (status {status})")
         if status not in (200, 404) or "json" not in kind:
-            raise self._failed(f"{self._name} answers with status {status} and {kind[:60]!r}")
+            raise self._note_failure(f"{self._name} answers with status {status} and {kind[:60]!r}")
         # Asking again would not make it smaller, so this refuses the event.
         if len(body) > MAX_ANSWER_BYTES:
-            self._answered("refused")
+            self._note_answer("refused")
             raise BadEvent("bad_schema", f"{what} is larger than {MAX_ANSWER_BYTES} bytes")
         try:
             answer = json.loads(body)
         except (ValueError, RecursionError):
-            raise self._failed(f"{self._name} does not answer with JSON") from None
+            raise self._note_failure(f"{self._name} does not answer with JSON") from None
         if not isinstance(answer, dict):
-            raise self._failed(f"{self._name} does not answer with a schema")
+            raise self._note_failure(f"{self._name} does not answer with a schema")
         if status == 404:
             if answer.get("error_code") not in UNKNOWN:
                 lacks = f"{self._name} has no {path.partition('?')[0]}: is it its root?"
                 if path.startswith(GUIDS):
                     lacks += " Registries that know no GUIDs need producers that write ids"
-                raise self._failed(lacks)
-            self._answered("unknown")
+                raise self._note_failure(lacks)
+            self._note_answer("unknown")
             raise UnknownSchema("unknown_schema", f"the registry does not know {what}")
-        self._answered("found")
+        self._note_answer("found")
         return answer
 
     def _get(self, path: str) -> tuple[int, str, bytes]:
@@ -235,12 +235,12 @@ class SchemaRegistry:
         pair = base64.b64encode(f"{self._settings.user}:{secret}".encode()).decode()
         return accept | {"Authorization": f"Basic {pair}"}
 
-    def _answered(self, outcome: str) -> None:
+    def _note_answer(self, outcome: str) -> None:
         self._num_failures = 0
         self._failure = None
         metrics.schema_requests.labels(outcome).inc()
 
-    def _failed(self, why: str) -> SchemaRegistryError:
+    def _note_failure(self, why: str) -> SchemaRegistryError:
         """Record a failure. Returns: the error to raise."""
         pause = FIRST_PAUSE_SECONDS * 2 ** min(self._num_failures, 10)
         self._num_failures += 1

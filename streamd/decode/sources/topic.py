@@ -343,13 +343,13 @@ class MappedTopic:
         most = self._rules.max_record_events
         found = form.events(row, timestamp_us(record), is_deleted, most)
         return [
-            self._explained(form, event, is_deleted, parse)
+            self._add_cause(form, event, is_deleted, parse)
             if isinstance(event, BadEvent)
             else event
             for event in found
         ]
 
-    def _explained(
+    def _add_cause(
         self, form: Form, bad: BadEvent, is_deleted: bool, parse: Callable[[], Any]
     ) -> BadEvent:
         """Add the likely cause to the error of an object's event."""
