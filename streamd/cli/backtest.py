@@ -123,6 +123,7 @@ def backtest(
         _print_past(runs or settings_of(config, data_dir).data_dir / "backtests")
         return
     form = form_of(form, report)
+    # The log has no columns that options could name.
     if file is None and table != FileOptions():
         raise SettingsError("Options of a table need a file, and none is given.", NO_FILE)
     settings, origin = loaded_settings(config, data_dir)

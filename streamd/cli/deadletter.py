@@ -134,6 +134,7 @@ def deadletter_replay(
     if in_time:
         kept = [stored for i, stored in enumerate(chosen.letters) if i not in doubtful]
         chosen = replace(chosen, letters=kept)
+        # The doubtful letters are not sent, so they need no consent.
         asks = bool(found.refused - doubtful)
     if asks and not yes:
         others = "" if in_time else ", --in-time leaves out late ones"

@@ -322,6 +322,7 @@ def _ports(settings: Settings) -> str:
                 probe.bind((host, port))
                 results.append(f"{port} free for {role}")
             except OSError as error:
+                # The port is in use; that is fine if the role itself runs.
                 if not running:
                     raise StreamdError(
                         f"{role} cannot listen on {host}:{port}: {error.strerror}.",
@@ -422,6 +423,7 @@ def _ranks(settings: Settings) -> str:
     else:
         unit, have = "threads on cores", num_cpus() // training.threads
     seen = f"{training.ranks} on this machine, {have} {unit} for them"
+    # One rank runs even with fewer cores than threads.
     if training.ranks > max(have, 1):
         raise StreamdError(
             f"{seen}: ranks that share one wait for one another.", "lower training.ranks."

@@ -67,6 +67,7 @@ def _check_standby(settings: Settings) -> None:
 def _ingest_of(settings: Settings) -> Beat:
     """Read the heartbeat of this machine's ingest. Raises: StreamdError if ingest does not run."""
     beat = read_beat(settings.data_dir, "ingest")
+    # Only a running ingest can execute the request.
     if beat is None or not beat.alive:
         raise StreamdError(
             f"No ingest runs on {settings.data_dir}, and only ingest can lead.",

@@ -180,6 +180,7 @@ def _log_of(
 
     # Import the file into a log, so that its events take the same path as live ones.
     with tempfile.TemporaryDirectory(prefix="streamd-backtest-") as folder:
+        # The temporary log must not touch data_dir.
         own = settings.model_copy(update={"data_dir": Path(folder) / "log"})
         done = import_file(
             own, file, columns, lambda done, of: progress(f"reading {file}", done, of, "events")

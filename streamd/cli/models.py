@@ -40,6 +40,7 @@ def models_list(config: ConfigOption = None, data_dir: DataOption = None) -> Non
             if registry.is_servable(m)
             else "without memory"
         )
+        # A new version has no scores yet.
         live = m.scores.get("live")
         mrr = score_text(live["mrr"], 4) if live and "mrr" in live else "-"
         until = utc(m.window_end_us)[:16].replace("T", " ")

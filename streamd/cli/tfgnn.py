@@ -289,6 +289,7 @@ def _export_tables(
     from streamd.tfgnn.logs.log_rows import LogRows
     from streamd.tfgnn.logs.table_export import FORMATS, TableOptions, export_tables
 
+    # Check before the log is read, which may take minutes.
     if format_ not in FORMATS:
         raise SettingsError(f"--format is {format_!r}.", f"one of {', '.join(FORMATS)}.")
     with ProgressLine(err, "reading the log", "nodes") as line:

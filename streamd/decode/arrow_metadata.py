@@ -231,8 +231,8 @@ def _check_levels(data: bytes, columns: list[int]) -> None:
 
 
 def _bound(data: bytes, table: int, number: int, most: int, what: str) -> list[int]:
-    """Positions of the tables in a vector field. what: they are, for the error. Raises: BadEvent if
-    there are more than `most`."""
+    """Positions of the tables in a vector field. what: name of the tables, for the error. Raises:
+    BadEvent if there are more than `most`."""
     position = field(data, table, number)
     if not position:
         return []

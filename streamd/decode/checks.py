@@ -109,9 +109,9 @@ class EventChecker:
         return not (time > self.horizon(origin.stamp, origin.now_us)).any()
 
     def horizon(self, stamp: Any, now_us: int) -> Any:
-        """The latest valid event time for records with these timestamps, microseconds.
+        """The latest valid event time for records with these timestamps, all in microseconds.
 
-        Returns: microseconds, in the shape of `stamp`.
+        Returns: in the shape of `stamp`.
         """
         # One record of many events has one timestamp, for which Python is faster than numpy.
         if isinstance(stamp, int):

@@ -115,7 +115,6 @@ class SetFeatures:
                 return None
             flat = itertools.chain.from_iterable(given)
             return np.fromiter(flat, np.float64, count * self.width).reshape(count, self.width)
-        # One getter for all features is the fastest way.
         if kind is self.type and self._all is not None:
             numbers = map(self._all, given)
             each: Iterable[Any] = numbers

@@ -17,11 +17,10 @@ def absent_paths(sources: Sequence[SourceSettings], records: Sequence[Any]) -> l
     """Find the paths of a topic's sources at which no record has a value. Returns: a sentence for
     each.
 
-    It also reports a condition on a value that the records have only with another type, as "1" is
-    not
-    1. A rule's fields are searched in the records that meet its conditions, and that no source
-       before it takes. Paths into the envelope, the record's key and its headers are not checked;
-       records that are not JSON are skipped.
+    It also reports a condition on a value that the records have only with another type, such as the
+    text "1" for the number 1. A rule's fields are searched in the records that meet its conditions,
+    and that no source before it takes. Paths into the envelope, the record's key and its headers
+    are not checked; records that are not JSON are skipped.
     """
     _, rows = unwrapped(objects_of(records, [])[0], records, [])
     seen = fields_of_rows(rows).scalars

@@ -132,7 +132,7 @@ class MappedTopic:
         """The reader of a record: that of streamd's own events if its header marks it as one."""
         if record.value is None or self._form_name(record) != SPECIAL:
             return self
-        # A dead letter of a mapped topic has its time in microseconds.
+        # A replayed dead letter may have its time in microseconds.
         is_in_us = IN_US in media_type_of(record.headers).parameters
         return self._own_in_us if is_in_us else self._own
 
