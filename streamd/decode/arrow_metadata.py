@@ -72,7 +72,7 @@ def read_batches(
             # Columns that share bytes could expand a few bytes to much memory.
             size += sum(_num_bytes(column, pa) for column in batch.columns)
             if size > len(value):
-                raise BadEvent("bad_arrow", "its columns share their bytes")
+                raise BadEvent("bad_arrow", "its columns share their bytes, which is not allowed")
             text += sum(_num_text_bytes(column, pa) for column in batch.columns)
             if text > MAX_TEXT_BYTES:
                 raise BadEvent(
@@ -227,7 +227,7 @@ def _check_levels(data: bytes, columns: list[int]) -> None:
             count = len(columns) + len(inside)
         columns = inside
     if columns:
-        raise BadEvent("bad_arrow", f"columns inside {MAX_LEVELS} others")
+        raise BadEvent("bad_arrow", f"columns are nested more than {MAX_LEVELS} levels deep")
 
 
 def _bound(data: bytes, table: int, number: int, most: int, what: str) -> list[int]:

@@ -116,6 +116,7 @@ class Explainer:
         many."""
         key = what, hint, kind, of_set
         if key not in self._texts:
+            # Start again instead of tracking the use of each text.
             if len(self._texts) >= MAX_KEPT:
                 self._texts.clear()
             article = "an" if kind == "edge" else "a"

@@ -54,6 +54,7 @@ class JSONHeaders:
                 return False
             known = header
             num_bytes += len(content or b"")
+        # Producers choose headers, so bound the cache.
         if num_bytes <= MAX_KNOWN_BYTES and len(self.harmless) < MAX_KNOWN:
             self.harmless.add(known)
         return True

@@ -307,7 +307,7 @@ def test_a_protobuf_value_may_not_take_any_memory():
     value = b""
     for _ in range(200):
         value = proto_tag(3000, 2) + proto_length(len(value)) + value
-    with pytest.raises(BadEvent, match="no message of its schema"):
+    with pytest.raises(BadEvent, match="not a message of its schema"):
         read(b"\0" + value, 0)
 
 

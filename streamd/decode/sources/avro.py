@@ -102,10 +102,11 @@ def compile_avro(text: str, referenced: Iterable[str]) -> Callable[[bytes, int],
         try:
             decoded = read(stream, schema, None)
         except (EOFError, ValueError, LookupError, TypeError, OverflowError) as error:
-            raise BadEvent("bad_avro", f"no value of its schema: {error}"[:300]) from None
+            raise BadEvent("bad_avro", f"not a value of its schema: {error}"[:300]) from None
+        # Bytes after a value mean that another schema wrote it.
         if stream.tell() != len(value):
             left = len(value) - stream.tell()
-            raise BadEvent("bad_avro", f"no value of its schema: {left} bytes are left")
+            raise BadEvent("bad_avro", f"not a value of its schema: {left} bytes are left")
         return decoded if is_record else decoded["of"]
 
     return decode
@@ -177,7 +178,8 @@ def _most_bytes(schema: Any, named: Mapping[str, Any]) -> int:
                 raise BadEvent("bad_schema", "its values have too many fields")
             return MAX_MEMORY // rate
     raise BadEvent(
-        "bad_schema", "arrays or maps of its values may take hundreds of times their bytes"
+        "bad_schema",
+        "arrays or maps of its values may need hundreds of times their bytes in memory",
     )
 
 

@@ -149,7 +149,7 @@ class Form:
         """Refuse a value that does not have this form, because it would be skipped. Raises:
         BadEvent."""
         if self.mark and of_value.count(None) == len(of_value) and self.mark not in parsed(raw):
-            raise BadEvent("missing_field", f"{self.mark} is missing: the source's envelope has it")
+            raise BadEvent("missing_field", f"{self.mark} is missing, which the envelope needs")
 
     def name_text(self, bad: BadEvent, value: Any) -> BadEvent:
         """Add to the error of a missing field the name of the text that the path cannot enter.

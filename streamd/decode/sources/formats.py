@@ -78,7 +78,8 @@ class ArrowRows:
             num_values = sum(map(_num_values, batch.schema.types))
             if (len(rows) + batch.num_rows) * num_values > MAX_VALUES:
                 raise BadEvent(
-                    "bad_arrow", f"{batch.num_rows} rows of {num_values} values are too many"
+                    "bad_arrow",
+                    f"{batch.num_rows} rows of {num_values} values, at most {MAX_VALUES} in all",
                 )
             # Python cannot represent years after 9999.
             try:

@@ -161,8 +161,11 @@ def _indexes(value: bytes, start: int) -> tuple[tuple[int, ...], int]:
                 raise BadEvent("bad_protobuf", "a message index is too large")
         numbers.append((number >> 1) ^ -(number & 1))
         count = numbers[0]
+        # A count from outside must not allocate memory.
         if not 0 < count <= MAX_INDEXES:
-            raise BadEvent("bad_protobuf", f"a list of {count} message indexes")
+            raise BadEvent(
+                "bad_protobuf", f"it has {count} message indexes, not 1 to {MAX_INDEXES}"
+            )
     return tuple(numbers[1:]), start
 
 
@@ -199,7 +202,7 @@ def _reader(name: str, pool: DescriptorPool) -> Callable[[bytes], Any]:
         try:
             return convert(message_class.FromString(value), [MAX_VALUES])
         except (DecodeError, ValueError, RecursionError) as error:
-            raise BadEvent("bad_protobuf", f"no message of its schema: {error}"[:300]) from None
+            raise BadEvent("bad_protobuf", f"not a message of its schema: {error}"[:300]) from None
 
     return read
 

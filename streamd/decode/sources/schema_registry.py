@@ -140,7 +140,7 @@ class SchemaRegistry:
                 _text(answer.get("schemaType") or "AVRO"), _text(answer["schema"]), references
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-            raise self._note_failure(f"{self._name} does not answer with a schema") from None
+            raise self._note_failure(f"{self._name} answers, but not with a schema") from None
 
     def _ask(self, path: str, what: str) -> Any:
         """Request a path. Returns: the parsed JSON. Raises: BadEvent, SchemaRegistryError."""
@@ -168,9 +168,9 @@ class SchemaRegistry:
         try:
             answer = json.loads(body)
         except (ValueError, RecursionError):
-            raise self._note_failure(f"{self._name} does not answer with JSON") from None
+            raise self._note_failure(f"{self._name} answers with text that is not JSON") from None
         if not isinstance(answer, dict):
-            raise self._note_failure(f"{self._name} does not answer with a schema")
+            raise self._note_failure(f"{self._name} answers, but not with a schema")
         if status == 404:
             if answer.get("error_code") not in UNKNOWN:
                 lacks = f"{self._name} has no {path.partition('?')[0]}: is it its root?"

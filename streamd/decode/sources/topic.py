@@ -383,5 +383,5 @@ class MappedTopic:
             raise BadEvent("tombstone", f"the value is null, and {lacks}")
         (event,) = form.events(form.row(record, ()), timestamp_us(record), False, 1)
         if isinstance(event, BadEvent):
-            raise BadEvent("tombstone", f"the value is null, and of its key: {event}")
+            raise BadEvent("tombstone", f"the value is null, and its key cannot be used: {event}")
         return event
