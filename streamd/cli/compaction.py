@@ -24,7 +24,7 @@ from streamd.telemetry.heartbeat import read_beat
 from streamd.telemetry.progress import ProgressLine
 
 POLL_SECONDS = 0.2
-"""Pause between two reads of the directory's state: short for a person, long for a disk."""
+"""Pause between two polls of the directory: short for a person, long for a disk."""
 
 
 def compact_log(settings: Settings, deadline: float, line: ProgressLine) -> tuple[bool, str]:

@@ -202,8 +202,8 @@ def _chunks(
     options: ExportOptions,
     progress: Callable[[int, int], None],
 ) -> Iterator[tuple[Int64, Int64, Int64, Float32]]:
-    """Yield src, dst, time and feature rows of the exported edges, part by part: int64[E] three
-    times, and float32[E, D]."""
+    """Yield the exported edges part by part: src, dst and time, int64[E] each, and feature rows,
+    float32[E, D]."""
     columns = _edge_columns(log, options)
     for a, b in parts_of(first, end):
         rows = np.flatnonzero(_is_kept(log, a, b, options))

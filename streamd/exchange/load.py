@@ -133,7 +133,7 @@ class Loader:
       clock: wall clock.
       name: of the file, for errors.
       topic: of the source that maps the rows; "" for streamd's own events.
-      edge_set: number of the set of edges that are given as columns; 0.
+      edge_set: number of the set of edges that are given as columns; default 0.
       place_of: names an event by its number, for errors; by default as row of the file.
       other_unit: returns the other unit that all times so far look like; such times are refused as
         the first of a log. None by default.
@@ -237,8 +237,8 @@ class Loader:
         )
 
     def edges(self, src_E: Int64, dst_E: Int64, time_E: Int64, values_ED: Float32) -> Block:
-        """Make a block of edges between nodes with integer keys: int64[E] three times, float32[E,
-        D]."""
+        """Make a block of edges between nodes with integer keys. src_E, dst_E, time_E: int64[E],
+        time in microseconds. values_ED: features of the set, float32[E, D]."""
         schema = self._log.schema
         of_src, of_dst = schema.ends_of(self.edge_set)
         a = self._numbers(src_E, of_src)
@@ -254,12 +254,13 @@ class Loader:
         return edge_block(Edges(time_E, a, b, rows_ED), origin)
 
     def labels(self, node_L: Int64, time_L: Int64, target_LD: Float32) -> Block:
-        """Make a block of labels of nodes with integer keys: int64[L] twice, float32[L, D]."""
+        """Make a block of labels of nodes with integer keys. node_L, time_L: int64[L], time in
+        microseconds. target_LD: float32[L, D]."""
         return self._of_nodes(LABEL, node_L, time_L, target_LD)
 
     def node_features(self, node_F: Int64, values_FD: Float32) -> Block:
-        """Make a block of node features, in force from the end of the log on: int64[F], float32[F,
-        D]."""
+        """Make a block of node features, in force from the end of the log on. node_F: integer keys,
+        int64[F]. values_FD: features of the set, float32[F, D]."""
         rows_FD = self._log.schema.node_rows(self._node_set, values_FD)
         return self._of_nodes(NODE, node_F, np.full(len(node_F), self._log.watermark), rows_FD)
 

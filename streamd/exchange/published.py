@@ -185,7 +185,7 @@ def _tgb_form(line: str) -> TextForm:
 
 
 def _with_time(row: Row) -> Row:
-    """Set the time of an edge without one to 0, which is the earliest."""
+    """Set a missing time to 0, so that such edges come first."""
     return row | {"time": 0} if row.get("time") is None else row
 
 
