@@ -1,8 +1,8 @@
-"""What flows between the steps of sampling in a Beam pipeline: blocks of rows, and their keys.
+"""The elements of the Beam pipeline that samples: blocks of rows, and their keys.
 
-Rows are cut by the hash of an id, so all edges of a node, its row and the samples that come to it
-meet under one key, the bucket, which a worker holds in arrays. Nothing of the whole graph is held
-anywhere. Later, what a sample holds meets under the number of its shard.
+Rows are partitioned by the hash of an id. So a node's edges, its row and the samples that reach it
+are grouped under one key, its bucket, which a worker holds in arrays. No machine holds the whole
+graph. Later, the nodes and edges of a sample are grouped under the number of its shard.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,12 +22,13 @@ from streamd.tfgnn.schema.messages import Context, EdgeSet
 from streamd.tfgnn.tables.reading import Rows, Set, read_seeds, read_table
 
 ROWS = 1 << 17
-"""Rows of a table that are cut by bucket at once."""
+"""Rows of a table that are partitioned together."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EdgeBlock:
-    """Edges of a set, to the bucket of their sources."""
+    """Edges of a set, keyed by the bucket of their sources. time, weight: None if the table has
+    none."""
 
     edge_set: str
     source: list[bytes]
@@ -39,7 +40,8 @@ class EdgeBlock:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeBlock:
-    """Rows of a node set in one bucket of ids. row_R: int64, their numbers in the file."""
+    """Rows of a node set, keyed by the bucket of their ids. row_R: int64, their numbers in the
+    file."""
 
     node_set: str
     ids: list[bytes]
@@ -50,7 +52,7 @@ class NodeBlock:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeedBlock:
-    """Rows of the table of seeds, to the bucket of their ids. times: int64."""
+    """Rows of the table of seeds, keyed by the bucket of their ids. times: int64."""
 
     ids: list[bytes]
     times: Array
@@ -58,8 +60,9 @@ class SeedBlock:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrivals:
-    """Nodes that an operation came to, to the bucket of the nodes, by P pairs. sample, until: of
-    samples; samples are named as in `Seeds.handles`. sample_P, node_P: places in the two lists."""
+    """Nodes that samples reached by an operation, keyed by the bucket of the nodes. samples: as in
+    `Seeds.handles`. until_S: int64, time of each sample. sample_P, node_P: P pairs of a sample and
+    a node, as indices into the two lists."""
 
     op: str
     samples: list[bytes]
@@ -71,9 +74,10 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hoods:
-    """The nodes of samples in two sets, to the bucket of the sources: which edges are between them?
+    """A query for the edges of an edge set between the nodes of samples, keyed by the bucket of the
+    sources.
 
-    of each sample the sources in the bucket, and all targets.
+    sources: of each sample, those in the bucket. targets: of each sample, all.
     """
 
     edge_set: str
@@ -85,8 +89,9 @@ class Hoods:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Walked:
-    """Edges of samples, to the shard of the samples. place_E: int64, the place of an edge among
-    those of its source. sample_P, edge_P: P pairs, places in the lists before."""
+    """Edges of samples, keyed by the shard of the samples. place_E: int64, index of an edge among
+    those of its source. sample_P, edge_P: P pairs of a sample and an edge, as indices into the
+    lists."""
 
     edge_set: str
     samples: list[bytes]
@@ -100,7 +105,8 @@ class Walked:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """Nodes of samples, to the shard of the samples. sample_P, node_P: P pairs, as above."""
+    """Nodes of samples, keyed by the shard of the samples. sample_P, node_P: P pairs, as in
+    `Arrivals`."""
 
     node_set: str
     samples: list[bytes]
@@ -112,14 +118,14 @@ class Held:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Begun:
-    """Samples, to their shard. It tells a shard without samples too that it is to be written."""
+    """Samples, keyed by their shard. With no samples it makes an empty shard be written."""
 
     samples: list[bytes]
     until_S: Array
 
 
 Keyed = tuple[int, Any]
-"""A key and a block. Keys are numbers of buckets and of shards."""
+"""(key, block). Keys are numbers of buckets or of shards."""
 
 
 def of(blocks: Iterable[Any], kind: type) -> list[Any]:
@@ -128,7 +134,7 @@ def of(blocks: Iterable[Any], kind: type) -> list[Any]:
 
 
 def groups(key_N: Array) -> Iterator[tuple[int, Array]]:
-    """Yield each key that is there, and the places that have it."""
+    """Yield each key that occurs, and the indices that have it."""
     order = np.argsort(key_N, kind="stable")
     sorted_key = key_N[order]
     begins = np.flatnonzero(np.diff(sorted_key, prepend=-1))
@@ -138,23 +144,23 @@ def groups(key_N: Array) -> Iterator[tuple[int, Array]]:
 
 
 def pick(values: list[bytes], places: Array) -> list[bytes]:
-    """The strings at some places."""
+    """The strings at some indices."""
     return [values[i] for i in places.tolist()]
 
 
 def numbered(values: Iterable[bytes]) -> tuple[list[bytes], dict[bytes, int]]:
-    """Strings once each, ascending, and their places."""
+    """The distinct strings, ascending, and the index of each."""
     known = sorted(set(values))
     return known, {value: n for n, value in enumerate(known)}
 
 
 def places_of(number: dict[bytes, int], values: list[bytes]) -> Array:
-    """int64: the place of each string, -1 for one that is not known."""
+    """Index of each string, int64, -1 for an unknown one."""
     return np.fromiter((number.get(value, -1) for value in values), np.int64, len(values))
 
 
 def compact(places: Array) -> tuple[Array, Array]:
-    """The places that are used, ascending and once each, and for each use which of them it is."""
+    """The distinct indices, ascending, and for each input its index among them, int64."""
     used, which = np.unique(places, return_inverse=True)
     return used, which.reshape(-1).astype(np.int64)
 
@@ -162,7 +168,7 @@ def compact(places: Array) -> tuple[Array, Array]:
 @dataclass(frozen=True, slots=True)
 class TableFile:
     """A file to read. kind, for a sampler: edges, nodes, seeds, or every (each row of a node set is
-    a seed)."""
+    a seed). one: its set."""
 
     kind: str
     name: str
@@ -171,7 +177,7 @@ class TableFile:
 
 
 def read_file(file: TableFile, buckets: int) -> Iterator[Keyed]:
-    """Yield the rows of a file, cut by bucket. Raises: TFGNNError."""
+    """Yield the rows of a file, partitioned by bucket. Raises: TFGNNError."""
     rows = read_seeds(file.path) if file.kind == "seeds" else read_table(file.one, file.path)
     parts: list[Rows] = []
     for part in rows:
@@ -210,13 +216,13 @@ def _cut(file: TableFile, parts: list[Rows], buckets: int) -> Iterator[Keyed]:
 
 
 def bucket_of(ids: list[bytes], buckets: int) -> Array:
-    """int64: the bucket of each id."""
+    """The bucket of each id, int64."""
     return shard_of(hash_strings(ids), buckets)
 
 
 def plain_rows(file: TableFile) -> Iterator[Any]:
-    """Yield the rows of a set's file as Python's own values: (id, features), (source, target,
-    features), or features. Raises: TFGNNError."""
+    """Yield the rows of a set's file as Python values: (id, features), (source, target, features),
+    or features. Raises: TFGNNError."""
     for rows in read_table(file.one, file.path):
         columns = {name: _items(value) for name, value in rows.features.items()}
         if isinstance(file.one, EdgeSet):

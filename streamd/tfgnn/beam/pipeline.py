@@ -1,9 +1,9 @@
-"""Sampling as an Apache Beam pipeline, for tables that no machine holds. The only module that
+"""Sampling as an Apache Beam pipeline, for tables that no single machine can hold. Only this module
 imports apache_beam, and only when it runs.
 
-No collection of the pipeline is read twice: a tree of reads that joins into one chain, which ends
-at the shards. Files are read and written by our own code, since runners lose what Beam's own
-readers and writers do without a word. Records are counted at the end for the same reason.
+No collection of the pipeline is read twice: the reads join one chain, which ends at the shards.
+Files are read and written by our own code, since some runners silently lose data of Beam's readers
+and writers. Records are counted at the end for the same reason.
 """
 
 import uuid
@@ -39,21 +39,21 @@ from streamd.tfgnn.schema.schema import all_sets, has_table, read_schema, schema
 from streamd.tfgnn.tables.reading import Rows, read_seeds, read_table
 
 BUCKET_BYTES = 32 << 20
-"""Bytes of tables a bucket: in arrays it takes a few times as much of a worker's memory."""
+"""Table bytes per bucket; in arrays it takes a few times as much of a worker's memory."""
 MIN_BUCKETS = 8
 REFUSED = {
     "daskrunner": "it runs one branch of a pipeline and loses the others without an error",
 }
-"""Runners that were tried and give wrong answers."""
+"""Runner -> the reason for its refusal. These were tested, and gave wrong results."""
 
 
 def sample_with_beam(run: TableRun, runner: str, options: list[str]) -> int:
-    """Sample from tables by a pipeline and wait for it.
+    """Sample from tables by a pipeline, and wait for its end.
 
-    runner: the name of Beam's. options: further ones for Beam, as on its command line. Workers
-    need streamd, and the folders of tables and output under the same names. Returns: the samples.
-    Raises: TFGNNError where the runner is refused, Beam is not there, a table lacks what the spec
-    goes by, or a record is missing at the end.
+    runner: name of Beam's runner. options: further options of Beam's command line. Workers need
+    streamd, and the folders of tables and output at the same paths. Returns: the number of samples.
+    Raises: TFGNNError if the runner is refused, Beam is not installed, a table lacks a column that
+    the spec uses, or a record is missing at the end.
     """
     why = REFUSED.get(runner.lower().rpartition(".")[2])
     if why is not None:
@@ -103,13 +103,13 @@ def _sample(run: TableRun, runner: str, options: list[str]) -> int:
             warn_missing(name, is_seed, num, example)
         return files.count_seeds()
     finally:
-        # What workers that were lost left behind.
+        # Scratch files of lost workers.
         for path in run.output.parent.glob(f".{plan.run_id}.*"):
             path.unlink(missing_ok=True)
 
 
 def build(pipeline: Any, run: TableRun, plan: Plan, files: "_Files") -> None:
-    """The steps of the pipeline."""
+    """Add the steps to a pipeline."""
     import apache_beam as beam
 
     def read(label: str, some: list[TableFile]) -> Any:
@@ -142,7 +142,7 @@ def build(pipeline: Any, run: TableRun, plan: Plan, files: "_Files") -> None:
 
 
 class _Files:
-    """The files that a run reads. Immutable."""
+    """The input files of a run. Immutable."""
 
     def __init__(self, run: TableRun) -> None:
         self._run = run
@@ -157,7 +157,7 @@ class _Files:
             ]
 
     def _of(self, kind: str, name: str, one: Any) -> list[TableFile]:
-        """The files of a set's table, by absolute names: workers may run elsewhere."""
+        """The files of a set's table, as absolute paths, since workers may run in other folders."""
         path = table_of(name, one, self._run.base)
         return [TableFile(kind, name, found.resolve(), one) for found in find_files(path)]
 
@@ -167,7 +167,7 @@ class _Files:
         return [file for name in sorted(names) for file in self._of("edges", name, sets[name])]
 
     def nodes(self) -> list[TableFile]:
-        """The files of all node sets that have some."""
+        """The files of all node sets that have a table."""
         found = []
         for name in self.node_sets:
             one = self._run.schema.node_sets[name]
@@ -179,12 +179,12 @@ class _Files:
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of all tables."""
+        """Size of all tables in bytes."""
         every = [*self.edges(set(self.edge_sets)), *self.nodes()]
         return sum(file.path.stat().st_size for file in every)
 
     def check(self) -> tuple[dict[str, Has], bool]:
-        """Refuse tables without a column that the spec needs, judging by their first rows.
+        """Refuse tables without a column that the spec needs, checked by their first rows.
 
         Returns: the columns of each edge set, and whether the seeds have times. Raises: TFGNNError.
         """
@@ -195,7 +195,7 @@ class _Files:
         sets = {}
         for name in self.edge_sets:
             rows = self._first(name)
-            # An empty table lacks nothing.
+            # An empty table lacks no column.
             sets[name] = Has(
                 rows is None or rows.weight is not None, rows is None or rows.time is not None
             )
@@ -203,12 +203,12 @@ class _Files:
         return sets, timed
 
     def _first(self, name: str) -> Rows | None:
-        """The first rows of an edge set's table, None where it has none."""
+        """The first rows of an edge set's table, None if it is empty."""
         one = self._run.schema.edge_sets[name]
         return next(read_table(one, table_of(name, one, self._run.base)), None)
 
     def count_seeds(self) -> int:
-        """How many records there must be."""
+        """The expected number of records."""
         if self._run.seeds is not None:
             return sum(rows.num for rows in read_seeds(self._run.seeds))
         total = 0
@@ -218,12 +218,20 @@ class _Files:
 
 
 def read_graph(pipeline: Any, path: Path, data_path: Path | None = None) -> dict[str, Any]:
-    """Read the unigraph tables of a schema in a pipeline of your own.
+    """Read the unigraph tables of a schema in your own pipeline.
 
-    path: the schema, or a folder with one .pbtxt. Returns: under `nodes/<set>` collections of
-    (id, features), under `edges/<set>` of (source, target, features), and under `context` of
-    features, of the sets that have a table; features are a dict of the schema's names to Python's
-    numbers, bytes and lists, with `#weight` and `#time` where edges have them. Raises: TFGNNError.
+    Args:
+        pipeline: beam.Pipeline.
+        path: Path of the schema, or of a folder with one .pbtxt.
+        data_path: Path of the tables' folder. Default None: the schema's.
+
+    Returns: dict of collections, for the sets that have a table: `nodes/<set>` of (id, features),
+    `edges/<set>` of (source, target, features), and `context` of features. Features are a dict by
+    the schema's names, with Python's numbers, bytes and lists, and with `#weight` and `#time` if
+    edges have them.
+
+    Raises:
+        TFGNNError: a table is missing, or the schema is inconsistent.
     """
     import apache_beam as beam
 

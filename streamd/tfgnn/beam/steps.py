@@ -1,7 +1,7 @@
-"""The steps of sampling in a Beam pipeline. Each takes the blocks of one key, and yields blocks.
+"""The steps of the Beam pipeline that samples. Each takes the blocks of one key, and yields blocks.
 
-The draws, orders and records are those of the other samplers: a bucket of edges is an `Adjacency`,
-walked by the same kernels, and a shard is put together by the same `Assembler`.
+Draws, order and records equal those of the other samplers: a bucket of edges is an `Adjacency`,
+walked by the same kernels, and the same `Assembler` builds the records of a shard.
 """
 
 import json
@@ -53,7 +53,7 @@ from streamd.tfgnn.sampling.tables_graph import whole
 from streamd.tfgnn.schema.messages import GraphSchema, SamplingOp, SamplingSpec
 
 Missing = dict[tuple[str, bool], set[bytes]]
-"""Ids of nodes without a row. Key: node set, and whether seeds (True) or edges name them."""
+"""Ids of nodes without a row, by node set and by their origin: True for seeds, False for edges."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,11 +72,11 @@ class Plan:
 
     @property
     def num_shards(self) -> int:
-        """How many files are written."""
+        """Number of output files."""
         return len(shard_paths(self.output))
 
     def node_set_of(self, op: str) -> str:
-        """The node set that an operation ends at."""
+        """The node set in which an operation ends."""
         for one in self.spec.sampling_ops:
             if one.op_name == op:
                 target: str = self.schema.edge_sets[one.edge_set_name].target
@@ -84,8 +84,8 @@ class Plan:
         return seed_set(self.spec)
 
     def write_missing(self, bucket: int, missing: Missing) -> None:
-        """Write the nodes of a bucket that have no row to a scratch file for the driver. A bucket
-        that is joined twice counts once."""
+        """Write the nodes of a bucket without a row to a scratch file for the driver. The file's
+        name has the bucket, so that a bucket that runs twice counts once."""
         found = [[*of, len(ids), shown_id(min(ids))] for of, ids in missing.items() if ids]
         if found:
             path = self.output.with_name(f".{self.run_id}.missing-{bucket}")
@@ -94,8 +94,8 @@ class Plan:
             scratch.replace(path)
 
     def read_missing(self) -> list[tuple[str, bool, int, str]]:
-        """Per node set and kind: its name, whether seeds name the nodes, the number without a row,
-        and one id."""
+        """For each node set and origin: the set's name, whether seeds name the nodes, the number of
+        nodes without a row, and one of their ids."""
         counts: dict[tuple[str, bool], tuple[int, str]] = {}
         for path in sorted(self.output.parent.glob(f".{self.run_id}.missing-*")):
             for name, is_seed, count, example in json.loads(path.read_text()):
@@ -105,7 +105,7 @@ class Plan:
 
 
 def levels(spec: SamplingSpec) -> list[list[SamplingOp]]:
-    """The operations that can run at once, level by level."""
+    """The operations by level; those of one level can run at the same time."""
     level = {seed_of(spec).op_name: -1}
     found: list[list[SamplingOp]] = []
     for op in spec.sampling_ops:
@@ -116,13 +116,13 @@ def levels(spec: SamplingSpec) -> list[list[SamplingOp]]:
 
 
 def no_samples(plan: Plan) -> Iterator[Keyed]:
-    """Yield for each shard that it is to be written."""
+    """Yield an empty `Begun` for each shard, so that all are written."""
     for shard in range(plan.num_shards):
         yield shard, Begun([], NONE)
 
 
 def name_seeds(bucket: Keyed, plan: Plan) -> Iterator[Keyed]:
-    """Make samples of seeds; pass all other blocks on."""
+    """Turn seeds into samples; forward all other blocks."""
     key, blocks = bucket[0], list(bucket[1])
     yield from ((key, block) for block in blocks if not isinstance(block, SeedBlock))
     rows = of(blocks, SeedBlock)
@@ -141,8 +141,8 @@ def name_seeds(bucket: Keyed, plan: Plan) -> Iterator[Keyed]:
 
 
 def expand(bucket: Keyed, plan: Plan, ops: list[SamplingOp]) -> Iterator[Keyed]:
-    """Run the operations of a level at the nodes of a bucket, whose edges are here; pass on what
-    came before. Raises: TFGNNError for a weight that is none."""
+    """Run the operations of a level at the nodes of a bucket, with the edges of that bucket;
+    forward all other blocks. Raises: TFGNNError for an invalid weight."""
     key, blocks = bucket[0], list(bucket[1])
     yield from ((key, block) for block in blocks if not isinstance(block, EdgeBlock))
     arrivals = of(blocks, Arrivals)
@@ -163,14 +163,14 @@ def expand(bucket: Keyed, plan: Plan, ops: list[SamplingOp]) -> Iterator[Keyed]:
         edge, num_R = walk(op, edges.adjacency, node_R, until_S[sample_R], keys, taken)
         sample = np.repeat(sample_R, num_R)
 
-        # Where they go on from, and what they are.
+        # Yield the reached nodes, from which the next level continues, and the edges.
         target = edges.adjacency.target_E[edge]
         yield from _arrivals(plan, op.op_name, samples, until_S, edges.targets, sample, target)
         yield from edges.walked(plan, samples, sample, edge)
 
 
 class _Edges:
-    """The edges of a bucket, as a sampler walks them."""
+    """The edges of a bucket in the form for a sampler."""
 
     def __init__(self, rows: list[EdgeBlock], plan: Plan, name: str) -> None:
         source = [id for block in rows for id in block.source]
@@ -191,7 +191,7 @@ class _Edges:
         )
         has = Has(self.adjacency.weight_E is not None, self.adjacency.time_E is not None)
         if has != plan.has[name]:
-            # Only another bucket has rows with the column.
+            # Another bucket has rows with the column, and this one has not.
             raise TFGNNError(
                 f"Edge set {name!r}: some files have #weight or #time and some have none.",
                 "write it in all of them.",
@@ -224,8 +224,7 @@ class _Edges:
 def _pairs(
     came: list[Arrivals], number: dict[bytes, int]
 ) -> tuple[list[bytes], Array, Array, Array]:
-    """The samples and their times, and the pairs of sample and node, each once, of nodes that have
-    a number."""
+    """The samples, their times, and the distinct pairs of a sample and a node that has a number."""
     samples, sample_number = numbered(id for block in came for id in block.samples)
     until_S = np.empty(len(samples), np.int64)
     joined = []
@@ -248,7 +247,7 @@ def _arrivals(
     sample: Array,
     node: Array,
 ) -> Iterator[Keyed]:
-    """Yield nodes that samples came to for their buckets."""
+    """Yield the nodes that samples reached, for the nodes' buckets."""
     bucket_N = bucket_of(nodes, plan.buckets)
     for bucket, places in groups(bucket_N[node]):
         have, sample_P = compact(sample[places])
@@ -260,7 +259,8 @@ def _arrivals(
 
 
 def by_sample(keyed: Keyed, plan: Plan) -> Iterator[Keyed]:
-    """Send an arrival to a key of its samples instead of its nodes; pass any other block on."""
+    """Key an `Arrivals` by the buckets of its samples instead of its nodes; forward other
+    blocks."""
     block = keyed[1]
     if not isinstance(block, Arrivals):
         yield keyed
@@ -274,7 +274,8 @@ def by_sample(keyed: Keyed, plan: Plan) -> Iterator[Keyed]:
 
 
 def ask_between(bucket: Keyed, plan: Plan, edge_sets: list[str]) -> Iterator[Keyed]:
-    """Ask for all edges between the nodes of a sample; send arrivals back to their nodes."""
+    """Yield queries for all edges between the nodes of each sample, and the arrivals keyed by their
+    nodes again."""
     nodes: dict[tuple[bytes, str], set[bytes]] = {}
     until: dict[bytes, int] = {}
     for block in bucket[1]:
@@ -307,7 +308,7 @@ def ask_between(bucket: Keyed, plan: Plan, edge_sets: list[str]) -> Iterator[Key
 
 
 def between(bucket: Keyed, plan: Plan) -> Iterator[Keyed]:
-    """Answer which edges are between the nodes of samples; pass all else on."""
+    """Answer the queries for edges between the nodes of samples; forward other blocks."""
     key, blocks = bucket[0], list(bucket[1])
     asked: dict[str, list[Hoods]] = {}
     for block in blocks:
@@ -334,8 +335,8 @@ def between(bucket: Keyed, plan: Plan) -> Iterator[Keyed]:
 
 
 def join_rows(bucket: Keyed, plan: Plan) -> Iterator[Keyed]:
-    """Give the nodes that samples came to their rows, and send them to the shards of the samples.
-    Raises: TFGNNError for an id that a table has twice."""
+    """Join the nodes that samples reached with their rows, and key them by the shards of the
+    samples. Raises: TFGNNError for an id that occurs twice in a table."""
     key, blocks = bucket[0], list(bucket[1])
     came: dict[str, list[Arrivals]] = {}
     missing: Missing = {}
@@ -373,14 +374,14 @@ def join_rows(bucket: Keyed, plan: Plan) -> Iterator[Keyed]:
 
 
 def _row_places(rows: list[NodeBlock]) -> Place:
-    """A function that names a row of concatenated blocks."""
+    """A function that names a row of concatenated blocks in errors."""
     parts = [(block.file, block.row_R.tolist()) for block in rows]
     return lambda at: [file(row) for file, numbers in parts for row in numbers][at]
 
 
 def write_shard(shard: Keyed, plan: Plan) -> Iterator[int]:
-    """Write the records of a shard: under a name of its own, synced and then renamed, so that a
-    shard that is written twice is one file. Yields: how many records."""
+    """Write the records of a shard: to a scratch file with a unique name, synced and then renamed,
+    so that a shard that runs twice is one file. Yields: the number of records."""
     number, blocks = shard[0], list(shard[1])
     handles, until = [], []
     for block in of(blocks, Begun):
@@ -417,7 +418,7 @@ def write_shard(shard: Keyed, plan: Plan) -> Iterator[int]:
 
 
 def _table_of(held: list[Held]) -> NodeTable:
-    """The nodes of a shard, each once."""
+    """The distinct nodes of a shard."""
     ids = [id for block in held for id in block.ids]
     row = {id: r for r, id in enumerate(ids)}
     known = sorted(row)
@@ -431,7 +432,7 @@ def _joined(
     sample_number: dict[bytes, int],
     number: dict[Any, int],
 ) -> tuple[Array, Array]:
-    """The pairs of several blocks, ascending and each once."""
+    """The distinct pairs of several blocks, ascending."""
     found = []
     for samples, things, sample_P, thing_P in pairs:
         sample = places_of(sample_number, samples)[sample_P]
@@ -444,7 +445,8 @@ def _joined(
 def _edges_of(
     walked: list[Walked], place: dict[bytes, int], sources: NodeTable, targets: NodeTable
 ) -> tuple[Adjacency, tuple[Array, Array]]:
-    """The edges of a shard, each once, and the pairs of samples and edges whose nodes are there."""
+    """The distinct edges of a shard whose endpoints are in it, and the pairs of a sample and an
+    edge."""
     things = [list(zip(b.source, b.place_E.tolist(), b.target, strict=True)) for b in walked]
     row = {edge: r for r, edge in enumerate(edge for block in things for edge in block)}
     known = sorted(edge for edge in row if edge[0] in sources.number and edge[2] in targets.number)

@@ -1,8 +1,8 @@
-"""The sets of a log with their features by name, and the GraphSchema that says the same.
+"""The sets of a log with their named features, and the equivalent GraphSchema.
 
-What a GraphSchema cannot say (the order of sets and features, categories, places of a hash, values
-that stand for missing ones) goes into the `extra` of a set's metadata, from which
-`schema_settings` reads it back.
+A GraphSchema has no fields for the order of sets and features, categories, hash buckets and values
+for missing ones. These are written to the `extra` of a set's metadata, from which `settings` reads
+them.
 """
 
 import json
@@ -25,26 +25,26 @@ from streamd.tfgnn.schema.schema import (
 ID, TIME = "#id", "#time"
 """Features of every node set and of every edge set: key, and event time in microseconds."""
 PLACE, FEATURES, WIDTH = "streamd.place", "streamd.features", "streamd.width"
-"""Keys of a set's metadata: its number, its declared features as JSON in their order, or the width
-of features that have no names."""
+"""Keys of a set's metadata: its number, its declared features as JSON in order, or the width of
+unnamed features."""
 UNIT, KEYS, REVERSE_OF = "streamd.time_unit", "streamd.keys", "streamd.reverse_of"
-"""Keys of a set's metadata: the unit of `#time`, how ids stand for keys (`node_keys`), and of which
-edge set this one is the reverse."""
+"""Keys of a set's metadata: the unit of `#time`, the form of ids (`node_keys`), and the edge set
+that this one reverses."""
 UNNAMED = "features"
-"""The feature that holds all numbers of a set whose features have no names."""
+"""Name of the one feature of a set with unnamed features: the vector of all its numbers."""
 KEY = new_feature("DT_STRING", description="key of the node")
 EVENT_TIME = new_feature("DT_INT64", description="event time, microseconds since 1970")
 TAKEN = {"node set": (ID, "#size"), "edge set": (TIME, "#size", "#source", "#target")}
-"""Names of columns that tables have for themselves."""
+"""Reserved names of columns of tables."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeclaredSet:
     """A set of a log.
 
-    number: its place. features: in the order in which they lie in the log; those without names are
-    one, UNNAMED. is_named: False where that is so because `stream` has their width alone. columns:
-    where they lie in a row of features of the log. source, target: of an edge set, its node sets.
+    number: its index. features: in the order of the log's columns; unnamed features are one
+    feature, UNNAMED. is_named: False if they are unnamed because only `stream` declares their
+    width. columns: of its features in a row of the log. source, target: node sets of an edge set.
     """
 
     name: str
@@ -58,7 +58,7 @@ class DeclaredSet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Declared:
-    """The sets of a log by name, in the order of their numbers. schema: of the log."""
+    """The sets of a log by name, in order of their numbers. schema: of the log."""
 
     schema: Schema
     node_sets: Mapping[str, DeclaredSet]
@@ -66,10 +66,10 @@ class Declared:
 
 
 def declared_sets(settings: Settings, of_log: Schema | None = None) -> Declared:
-    """The sets that a log has, or that the settings declare where there is no log.
+    """The sets of a log, or those in the settings if there is no log.
 
-    of_log: of the log, None where there is none. A log that knows no names has them of the settings
-    where these have its widths; else all features of a set are one vector.
+    of_log: schema of the log, None if there is none. If it has no names, those of the settings are
+    used if their widths equal the log's; else all features of a set are one vector.
     """
     schema = schema_of(settings) if of_log is None else of_log
     if of_log is not None and of_log.is_declared:
@@ -98,7 +98,7 @@ def declared_sets(settings: Settings, of_log: Schema | None = None) -> Declared:
 
 
 def as_numbers(declared: Declared) -> Declared:
-    """The same sets with all features of each as one vector, whatever they are declared as."""
+    """The same sets, with all features of each as one vector, whatever their declarations."""
 
     def of(sets: Mapping[str, DeclaredSet]) -> dict[str, DeclaredSet]:
         found = {}
@@ -116,7 +116,7 @@ def as_numbers(declared: Declared) -> Declared:
 
 
 def _sets_of(schema: Schema) -> tuple[Any, ...]:
-    """Names, ends and widths of the sets of a schema."""
+    """Names, endpoints and columns of the sets of a schema."""
     ends = [schema.ends_of(n) for n in range(schema.num_edge_sets)]
     columns = str((schema.all_edge_columns, schema.all_node_columns))
     return schema.node_set_names, schema.edge_set_names, ends, columns
@@ -131,7 +131,7 @@ def _set(
     source: str = "",
     target: str = "",
 ) -> DeclaredSet:
-    """A set with its features; those without names are one vector."""
+    """A set with its features; unnamed ones are one vector."""
     features = dict(one.features)
     width = columns.stop - columns.start
     has_no_names = bool(width) and not features
@@ -149,7 +149,7 @@ def _set(
 
 
 def feature_type(declared: FeatureSettings) -> Feature:
-    """The type that a declared feature has in tables and samples, with its kind in words."""
+    """The type of a declared feature in tables and samples, with a description."""
     if declared.categories is not None:
         texts = [text_of(c) for c in declared.categories]
         other, nothing = other_text(declared), nothing_text(declared)
@@ -167,18 +167,18 @@ def feature_type(declared: FeatureSettings) -> Feature:
 
 
 def other_text(declared: FeatureSettings) -> str:
-    """What stands for a text that is no category."""
+    """The value for a text that is no category."""
     return _free("other", declared)
 
 
 def nothing_text(declared: FeatureSettings) -> str:
-    """What stands for no text at all, as of a node without features."""
+    """The value for an absent text, such as that of a node without features."""
     is_free = "" not in {text_of(c) for c in declared.categories or ()}
     return "" if is_free else _free("none", declared)
 
 
 def _free(word: str, declared: FeatureSettings) -> str:
-    """The word, with as many _ behind it as make it no category."""
+    """The word, with as many _ appended as make it differ from all categories."""
     texts = {text_of(c) for c in declared.categories or ()}
     while word in texts:
         word += "_"
@@ -186,7 +186,7 @@ def _free(word: str, declared: FeatureSettings) -> str:
 
 
 def reverse_names(declared: Declared) -> dict[str, str]:
-    """The name of the reverse of each edge set."""
+    """Edge set -> name of its reverse."""
     found: dict[str, str] = {}
     for edge_set in declared.edge_sets:
         name = f"rev_{edge_set}"
@@ -199,8 +199,8 @@ def reverse_names(declared: Declared) -> dict[str, str]:
 def graph_schema(declared: Declared, reverse: Collection[str] = ()) -> GraphSchema:
     """The schema of a log's graph.
 
-    reverse: names of edge sets whose reverse is there too, as sampling goes from sources to targets
-    only. Raises: TFGNNError where a feature has the name of a column of tables.
+    reverse: names of edge sets to add a reverse of, since sampling follows edges from source to
+    target only. Raises: TFGNNError if a feature has a reserved name.
     """
     out = GraphSchema()
     reversed_as = reverse_names(declared)
@@ -223,7 +223,8 @@ def _put_set(
     extra: Collection[tuple[str, str]],
     **ends: str,
 ) -> None:
-    """Fill the message of a set. extra: of its metadata. ends: source and target of an edge set."""
+    """Fill the message of a set. extra: pairs for its metadata. ends: source and target of an edge
+    set."""
     message.MergeFrom(type(message)(features=features, **ends))
     message.metadata.SetInParent()
     for key, value in extra:
@@ -242,7 +243,7 @@ def _features(one: DeclaredSet, kind: str) -> dict[str, Feature]:
 
 
 def _notes(one: DeclaredSet) -> tuple[tuple[str, str], ...]:
-    """What the schema of a set cannot say, as metadata."""
+    """The properties of a set that a schema has no fields for, as pairs for its metadata."""
     notes = [(PLACE, str(one.number))]
     if not one.is_named:
         return (*notes, (WIDTH, str(one.columns.stop - one.columns.start)))
@@ -253,18 +254,18 @@ def _notes(one: DeclaredSet) -> tuple[tuple[str, str], ...]:
 
 
 def plain_feature(feature: FeatureSettings) -> Any:
-    """A declaration as settings have it: a word, or a mapping."""
+    """A declaration in the form of the settings: a word, or a mapping."""
     fields = feature.model_dump(mode="json", exclude_defaults=True)
     return fields["type"] if list(fields) == ["type"] else fields
 
 
 def note(one: NodeSet | EdgeSet, key: str) -> str | None:
-    """A value of a set's metadata, None where it has none."""
+    """A value of a set's metadata, None if it has none."""
     return extra_of(one).get(key)
 
 
 def noted_features(one: NodeSet | EdgeSet, place: str) -> dict[str, FeatureSettings]:
-    """The features that a set's metadata tells of. Raises: TFGNNError."""
+    """The declared features in a set's metadata. Raises: TFGNNError."""
     text = note(one, FEATURES)
     if text is None:
         return {}
@@ -280,7 +281,8 @@ def noted_features(one: NodeSet | EdgeSet, place: str) -> dict[str, FeatureSetti
 
 
 def forward_twin(name: str, schema: GraphSchema) -> str | None:
-    """The edge set that a reversed one is the reverse of, None where it stands for itself."""
+    """The edge set that a reversed edge set is the reverse of, None if it is no reverse of
+    another."""
     one = schema.edge_sets[name]
     if not is_reversed(one):
         return None

@@ -1,4 +1,4 @@
-"""The numbers that a log has of the features of tables."""
+"""Encodes features of tables as the numbers of a log."""
 
 import math
 from collections.abc import Collection
@@ -22,14 +22,15 @@ from streamd.tfgnn.schema.schema import dtype_of, shape_of, type_words
 from streamd.tfgnn.tables.reading import WEIGHT, Rows
 
 WEIGHTS = (WEIGHT, "weight")
-"""Features of edges that an undeclared column of weights fills."""
+"""Features of edges that are filled from a column of weights that the schema does not declare."""
 
 
 class Encoder:
-    """Reads the features of a table's rows as the numbers of a declared set.
+    """Encodes the features of a table's rows as the numbers of a declared set. Owner:
+    `TableEvents`.
 
-    left_out: columns, including weights, that the settings do not declare. rounded: the values
-    rounded so far.
+    left_out: columns, including weights, that the settings do not declare. rounded: counts of the
+    rounded values so far.
     """
 
     def __init__(
@@ -39,13 +40,13 @@ class Encoder:
         kind: str,
         own: Collection[str],
     ) -> None:
-        """one: the declared set. its: that of the table's schema. own: columns that are no
-        features. Raises: TFGNNError where a feature has no column, or one of another type."""
+        """one: the declared set. its: the set in the table's schema. own: columns that are no
+        features. Raises: TFGNNError if a feature has no column, or a column of another type."""
         self.rounded = NOTHING
         place = f"{kind} {one.name!r}"
         told = noted_features(its, place)
-        # A log keeps the place or the numbers of a text and not the text, and so do tables made of
-        # a log.
+        # A log stores the hash or the n-grams of a text instead of the text, and so do tables that
+        # were exported from a log.
         self._is_ours = {
             n for n, f in told.items() if n in one.features and _is_same(f, one.features[n])
         }
@@ -74,7 +75,7 @@ class Encoder:
                 )
 
     def numbers(self, rows: Rows, place: Place) -> Float32:
-        """float32[R, width]: the features of some rows. Raises: TFGNNError naming a row."""
+        """The features of some rows, float32[R, width]. Raises: TFGNNError with the row."""
         if rows.weight is not None and not self._takes_weights and WEIGHT not in self.left_out:
             self.left_out.append(WEIGHT)
         parts = [np.empty((rows.num, 0), np.float32)]
@@ -90,13 +91,13 @@ class Encoder:
     def _numbers(
         self, name: str, declared: FeatureSettings, value: Value | None, num: int, place: Place
     ) -> Float32:
-        """float32[R, its width]: one feature of the rows. Raises: TFGNNError."""
+        """One feature of the rows, float32[R, its width]. Raises: TFGNNError."""
         assert not isinstance(value, Ragged), "no declared feature takes a ragged one"
         if value is None:
             return self._by_value(name, [None] * num, place)
         column = np.asarray(value).reshape(num, -1)
         if declared.vector is not None or (declared.type is not None and column.dtype != object):
-            # NaN is a missing value, as in every table.
+            # NaN means a missing value, as in other imports of tables.
             if (
                 column.dtype.kind == "f"
                 and declared.vector is None
@@ -111,21 +112,21 @@ class Encoder:
             return _at_places(name, declared.hash, column[:, 0], place)
         plain: list[Any] = column[:, 0].tolist()
         if column.dtype == object:
-            # An empty cell is a missing value, as in every table.
+            # An empty cell means a missing value, as in other imports of tables.
             nothing = nothing_text(declared) if is_ours else ""
             known = {text_of(c) for c in declared.categories or ()}
             texts = [_text(name, value, row, place) for row, value in enumerate(plain)]
             plain = [None if t == nothing and t not in known else t for t in texts]
         if not is_ours:
             return self._by_value(name, plain, place)
-        # A table made of a log says so where there is no value at all.
+        # A table exported from a log has a text of its own for a value that is absent.
         out = np.zeros((num, declared.width), np.float32)
         there = [row for row, text in enumerate(plain) if text is not None]
         out[there] = self._by_value(name, [plain[row] for row in there], place)
         return out
 
     def _by_value(self, name: str, values: list[Any], place: Place) -> Float32:
-        """The numbers of values as events may have them. Raises: TFGNNError naming a row."""
+        """Encode values as if they came in events. Raises: TFGNNError with the row."""
         feature = self._features[name]
         column = feature.column(values) if values else np.zeros((0, feature.width))
         if column is None:
@@ -139,7 +140,7 @@ class Encoder:
 
 
 def takes(declared: FeatureSettings, feature: peer.Feature) -> bool:
-    """Whether a declared feature can be filled from one of a schema."""
+    """Whether a declared feature can be filled from a feature of a schema."""
     shape = shape_of(feature)
     if declared.vector is None:
         is_truth = dtype_of(feature).name == "DT_BOOL"
@@ -150,12 +151,12 @@ def takes(declared: FeatureSettings, feature: peer.Feature) -> bool:
 
 
 def _is_same(a: FeatureSettings, b: FeatureSettings) -> bool:
-    """Whether two declarations have the same places, whatever stands for a missing value."""
+    """Whether two declarations encode texts in the same columns; their `missing` may differ."""
     return (a.categories, a.hash, a.text) == (b.categories, b.hash, b.text)
 
 
 def _as_vector(declared: FeatureSettings) -> FeatureSettings:
-    """A text as the vector that a log has of it."""
+    """The declaration of a text feature as the vector that a log stores."""
     missing = None
     if declared.missing is not None:
         missing = Feature("", declared).one(declared.missing, "")
@@ -163,7 +164,8 @@ def _as_vector(declared: FeatureSettings) -> FeatureSettings:
 
 
 def _checked(name: str, declared: FeatureSettings, column: Array, place: Place) -> Float32:
-    """Numbers of a log. Raises: TFGNNError naming the first row that has another."""
+    """Convert to float32. Raises: TFGNNError with the first row whose value is not finite in
+    float32, or for a bool not 0 or 1."""
     numbers = column.astype(np.float64)
     wrong = ~(np.abs(numbers) <= FLOAT32_MAX)
     if declared.type == "bool":
@@ -179,7 +181,7 @@ def _checked(name: str, declared: FeatureSettings, column: Array, place: Place) 
 
 
 def _at_places(name: str, count: int, place_R: Array, place: Place) -> Float32:
-    """A one at each place of a hash, none for -1. Raises: TFGNNError."""
+    """One-hot rows of hash buckets; -1 gives a row of zeros. Raises: TFGNNError."""
     wrong = (place_R < -1) | (place_R >= count)
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
@@ -195,7 +197,7 @@ def _at_places(name: str, count: int, place_R: Array, place: Place) -> Float32:
 
 
 def _text(name: str, value: bytes, row: int, place: Place) -> str:
-    """A string as text. Raises: TFGNNError."""
+    """Decode a string. Raises: TFGNNError if it is not UTF-8."""
     try:
         return value.decode()
     except UnicodeDecodeError:

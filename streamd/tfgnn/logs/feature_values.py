@@ -1,4 +1,4 @@
-"""Features of tables and samples of the numbers that a log has of them."""
+"""Decodes the numbers of a log to features of tables and samples."""
 
 import numpy as np
 
@@ -11,9 +11,9 @@ from streamd.tfgnn.sampling.draws import Array
 
 
 def to_columns(one: DeclaredSet, values_RD: Float32, place: Place) -> dict[str, Array]:
-    """The features of R rows, of the types that `declared.feature_type` gives.
+    """The features of R rows, with the types of `declared.feature_type`.
 
-    values_RD: their numbers, as wide as the set's features. Raises: TFGNNError naming the first row
+    values_RD: the columns of the set's features in the log. Raises: TFGNNError with the first row
     whose numbers are no value of a feature.
     """
     columns: dict[str, Array] = {}
@@ -34,7 +34,7 @@ def to_columns(one: DeclaredSet, values_RD: Float32, place: Place) -> dict[str, 
 
 
 def _of_places(name: str, declared: FeatureSettings, part: Float32, place: Place) -> Array:
-    """Texts or places of rows that have a one at a place, or none. Raises: TFGNNError."""
+    """Texts or bucket numbers of one-hot rows, or rows of zeros. Raises: TFGNNError."""
     count_R = (part != 0).sum(1)
     place_R: Array = part.argmax(1)
     is_one = part[np.arange(len(part)), place_R] == 1
@@ -44,7 +44,7 @@ def _of_places(name: str, declared: FeatureSettings, part: Float32, place: Place
         return place_R
     known = [text_of(c) for c in declared.categories or ()]
     texts = np.empty(len(known) + 2, object)
-    # The last is what place -1 says.
+    # The last one, at index -1, is for rows of zeros.
     texts[:] = [t.encode() for t in (*known, other_text(declared), nothing_text(declared))]
     found: Array = texts[place_R]
     return found
@@ -53,7 +53,7 @@ def _of_places(name: str, declared: FeatureSettings, part: Float32, place: Place
 def _refuse(
     wrong_R: Array, name: str, declared: FeatureSettings, part: Float32, place: Place
 ) -> None:
-    """Refuse the first row whose numbers are no value. Raises: TFGNNError."""
+    """Raise an error about the first wrong row, if there is one. Raises: TFGNNError."""
     if wrong_R.any():
         row = int(np.flatnonzero(wrong_R)[0])
         shown = ", ".join(f"{v:g}" for v in part[row, :8].tolist())

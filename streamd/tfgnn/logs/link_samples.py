@@ -1,9 +1,10 @@
-"""Training samples of a log: for each event of an edge set both its ends as of its moment, beside
-targets that it did not have.
+"""Training samples of a log: for each event of an edge set, both of its endpoints before its time,
+and negative targets.
 
-A record has the neighbourhoods of all of them, and TF-GNN's readout: a node set `_readout` with a
-row for each pair, the event's own first, and the feature `label`, 1 for that and 0 for others. The
-edge sets `_readout/source` and `_readout/target` lead from the nodes of a pair to its row.
+A record has the neighbourhoods of all of these nodes, and TF-GNN's readout: a node set `_readout`
+with a row for each pair, the event's own pair first, and the feature `label`, 1 for that pair and 0
+for the others. The edge sets `_readout/source` and `_readout/target` connect the nodes of a pair to
+its row.
 """
 
 import json
@@ -39,7 +40,8 @@ SOURCE, TARGET, LABEL = f"{READOUT}/source", f"{READOUT}/target", "label"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkRun(Run):
-    """A run that samples the ends of events. edge_set: of the events. negatives: most of each."""
+    """A run that samples the endpoints of events. edge_set: of the events. negatives: maximum
+    number for each event."""
 
     edge_set: str
     negatives: int
@@ -57,9 +59,9 @@ def plan_link_run(
     seed: int = 0,
     processes: int = 1,
 ) -> LinkRun:
-    """Read a spec, whose seeds are links, and check that it can be run on a log.
+    """Read a spec with a symmetric link seed, and check that it fits a log.
 
-    edge_set: of the events; the only one where None. negatives: drawn for each event. Raises:
+    edge_set: of the events; None for the only one. negatives: number drawn for each event. Raises:
     TFGNNError.
     """
     if edge_set is None and len(declared.edge_sets) > 1:
@@ -86,7 +88,7 @@ def plan_link_run(
 
 
 def _check(spec: SamplingSpec, schema: GraphSchema, edge_set: str) -> None:
-    """Refuse a spec that does not begin at both ends of events. Raises: TFGNNError."""
+    """Refuse a spec that does not start at both endpoints of events. Raises: TFGNNError."""
     one = schema.edge_sets[edge_set]
     if spec.HasField("seed_op"):
         raise TFGNNError(
@@ -106,7 +108,7 @@ def _check(spec: SamplingSpec, schema: GraphSchema, edge_set: str) -> None:
 
 
 def with_readout(schema: GraphSchema, one: EdgeSet) -> GraphSchema:
-    """A schema with the readout of pairs of an edge set's ends."""
+    """A schema with the readout for pairs of an edge set's endpoints."""
     out = GraphSchema()
     out.CopyFrom(schema)
     label = new_feature("DT_FLOAT", description="1 for the event's own pair")
@@ -118,8 +120,8 @@ def with_readout(schema: GraphSchema, one: EdgeSet) -> GraphSchema:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Links:
-    """S events of an edge set, each of which begins a sample. event_S: their ids. source_S,
-    target_S: their ends' ids in the log. until_S: their times."""
+    """S events of an edge set, with one sample each. event_S: event ids. source_S, target_S: node
+    ids in the log. until_S: times in microseconds."""
 
     event_S: Int64
     source_S: Int64
@@ -130,7 +132,7 @@ class Links:
         return len(self.event_S)
 
     def take(self, samples: Array) -> "Links":
-        """Some of the events. samples: int64, their places."""
+        """Some of the events. samples: int64, indices."""
         return Links(
             event_S=self.event_S[samples],
             source_S=self.source_S[samples],
@@ -139,12 +141,12 @@ class Links:
         )
 
     def shards(self, count: int) -> list["Links"]:
-        """As many parts, one after the other in the order of the log."""
+        """Split into `count` consecutive parts."""
         return [self.take(part) for part in np.array_split(np.arange(len(self)), count)]
 
 
 def links_of(rows: LogRows, edge_set: str, first: int) -> Links:
-    """The events of an edge set from an event on."""
+    """The events of an edge set from event id `first` on."""
     none = np.zeros(0, np.int64)
     parts = [(none, none, none, none), *rows.edge_parts(edge_set, first)]
     event, source, target, time = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -152,15 +154,15 @@ def links_of(rows: LogRows, edge_set: str, first: int) -> Links:
 
 
 class Negatives:
-    """Draws targets that events did not have. Immutable.
+    """Draws negative targets of events. Immutable.
 
-    Of the nodes of the target set that the log had seen before the event's time, but for the
-    event's own target, each is as likely; a node may be drawn again, and may have had an edge with
+    The draw is uniform, with replacement, over the nodes of the target set that were in the log
+    before the event's time, without the event's own target. A drawn node may have had an edge with
     the source.
     """
 
     def __init__(self, rows: LogRows, node_set: str, count: int, seed: int) -> None:
-        """count: of each event. seed: of chance."""
+        """count: negatives of each event. seed: of the random draws."""
         self._rows = rows
         self._count = count
         self._seed = seed
@@ -168,8 +170,9 @@ class Negatives:
         self._edge_K, self._num_K = first_sights(rows.log, rows.cut.edge, *rows.history.places())
 
     def draw(self, links: Links, hash_S: Array, hash_of_target_S: Array) -> Int64:
-        """The ids of nodes in the log, int64[S, count], -1 where no other node was there."""
-        # How many of the pool were there before, and the place of the own target among them.
+        """Node ids in the log, int64[S, count], -1 if there was no other node."""
+        # The number of pool nodes before the event's time, and the index of its own target among
+        # them.
         before = np.searchsorted(self._edge_K, self._rows.places_of(links.until_S), side="right")
         known_S = np.concatenate([[0], self._num_K])[before]
         count_S = np.searchsorted(self._pool, known_S)
@@ -179,14 +182,14 @@ class Negatives:
         key_S = draw_keys(self._seed, READOUT, hash_S, hash_of_target_S)
         drawn = np.empty((len(links), self._count), np.int64)
         draw_places(key_S, count_S - has_own_S, drawn)
-        # Skip the own target: places from its own on move up by one.
+        # Skip the own target: indices from its own on move up by one.
         moved = drawn + ((drawn >= own_S[:, None]) & has_own_S[:, None])
         return np.where(drawn < 0, -1, self._pool[moved] if len(self._pool) else -1)
 
 
 class LinkSampler:
-    """Draws the samples of events and makes their records. Immutable once made, but for a
-    buffer of the sampler."""
+    """Draws the samples of events and encodes their records. Immutable, except for a buffer of the
+    sampler."""
 
     def __init__(self, run: LinkRun, rows: LogRows, graph: Graph) -> None:
         self._graph = graph
@@ -210,8 +213,8 @@ class LinkSampler:
         self._codec = Codec(self.schema)
 
     def records(self, links: Links) -> Iterator[bytes]:
-        """Yield the record of each event, in their order."""
-        # The pairs of each sample: its own, then those with other targets.
+        """Yield the record of each event, in order."""
+        # The pairs of each sample: the event's own, then those with negative targets.
         names = [b"%s:%d" % (self._edge_set.encode(), event) for event in links.event_S.tolist()]
         hash_S = hash_strings(names)
         source_S = self._number_N[self._ends.source][links.source_S]
@@ -224,7 +227,7 @@ class LinkSampler:
         target_P = np.concatenate([target_S[:, None], wrong_SK], axis=1)[has_SP]
         source_P = source_S[sample_P]
 
-        # Their neighbourhoods, as of the event.
+        # Sample the neighbourhoods before the event's time.
         samples = np.arange(len(links))
         starts: dict[str, list[tuple[Array, Array]]] = {}
         starts.setdefault(self._ends.source, []).append((samples, source_S))
@@ -257,14 +260,14 @@ class LinkSampler:
 
 
 def linked_schema(run: LinkRun) -> GraphSchema:
-    """The schema of training samples: of what is sampled, with the readout."""
+    """The schema of training samples: that of the sampled sets, with the readout."""
     context = {"sample_id": TEXT, "seed_time": TIME}
     of_samples = schema_of_samples(run.schema, context, (READOUT,))
     return with_readout(of_samples, run.schema.edge_sets[run.edge_set])
 
 
 def _each_once(sample_N: Array, node_N: Array) -> tuple[Array, Array]:
-    """Pairs of sample and node, ascending and each once."""
+    """The distinct pairs of a sample and a node, ascending."""
     count = int(node_N.max(initial=0)) + 1
     sample, node = np.divmod(np.unique(sample_N * count + node_N), count)
     return sample, node
@@ -273,10 +276,11 @@ def _each_once(sample_N: Array, node_N: Array) -> tuple[Array, Array]:
 def sample_links(
     run: LinkRun, source: LogSource, progress: Progress = lambda what, done, total: None
 ) -> tuple[int, int]:
-    """Write the training samples of the events of a log's range, whose edges before the range are
-    sampled too, shard by shard in the order of time.
+    """Write the training samples of the events in a log's range, shard by shard in time order.
+    Neighbourhoods include edges before the range.
 
-    Returns: the samples of all shards, and how many were there already. Raises: TFGNNError.
+    Returns: the number of samples in all shards, and the number in shards that existed before.
+    Raises: TFGNNError.
     """
     one = run.schema.edge_sets[run.edge_set]
     ends = one.source, one.target

@@ -1,7 +1,7 @@
-"""The graph of a log before a cut, whose features stay in the log until a sample has them.
+"""The graph of a log before a cut. Its features stay in the log until a sample reads them.
 
-Nodes are numbered and edges ordered as in the tables that `table_export` writes of the same cut, so
-sampling gives the same.
+Nodes are numbered and edges ordered as in the tables of `table_export` for the same cut, so samples
+are equal.
 """
 
 from collections.abc import Iterable
@@ -21,11 +21,11 @@ from streamd.tfgnn.schema.messages import EdgeSet, GraphSchema
 class LogFeatures:
     """Reads the features of nodes and edges of a log: a `FeatureReader`.
 
-    An update of a node's features has no time of its own: ingest places it among the edges by its
-    record's timestamp and its order in its partition. It is in force for a sample of a time if all
-    edges before it are before that time. Where an edge has that very time, the update came before
-    that edge; where none has, it may have come between the sample's time and the next edge. Rows of
-    nodes are their ids in the log, rows of edges their event ids.
+    An update of a node's features has no time of its own: ingest orders it among the edges by its
+    record's timestamp and its order in its partition. It applies to a sample if all edges before it
+    in the log are before the sample's time. So if an edge has exactly that time, the update came
+    before that edge; if none has, the update may have come between the sample's time and the next
+    edge. Rows of nodes are their ids in the log, rows of edges their event ids.
     """
 
     def __init__(self, rows: LogRows, schema: GraphSchema) -> None:
@@ -33,7 +33,8 @@ class LogFeatures:
         self._schema = schema
 
     def of_nodes(self, name: str, row_N: Array, until_N: Array) -> Values:
-        """The features of nodes in force before a time each. Raises: TFGNNError."""
+        """The features of nodes, each before a time of its own (until_N: microseconds). Raises:
+        TFGNNError."""
         return self._rows.node_columns(name, row_N, self._rows.places_of(until_N))
 
     def of_edges(self, name: str, row_E: Array) -> Values:
@@ -43,7 +44,7 @@ class LogFeatures:
 
 
 def forward_name(name: str, schema: GraphSchema) -> str:
-    """The edge set of the log that an edge set, which may be its reverse, is read from."""
+    """The edge set of the log for an edge set, which may be its reverse."""
     return note(schema.edge_sets[name], REVERSE_OF) or name
 
 
@@ -58,15 +59,15 @@ def load_log_graph(
 ) -> Graph:
     """Load the nodes and edges of some sets of a log, without their features.
 
-    schema: of `graph_schema`. needed: names of node sets and edge sets. first: event id from which
-    on there are edges. others: ids that may have no node, by node set. Raises: TFGNNError for
-    weights that are none, and numbers that are no value of a feature.
+    schema: of `graph_schema`. needed: names of node sets and edge sets. first: id of the first
+    event. others: by node set, ids that may have no node. Raises: TFGNNError for invalid weights,
+    and numbers that are no value of a feature.
     """
     node_names, edge_names = needed
     reader = LogFeatures(rows, schema)
     node_sets = {name: _node_table(rows, name, others.get(name, ())) for name in node_names}
 
-    # A set and its reverse are of the same events.
+    # A set and its reverse have the same events.
     parts = {}
     for name in sorted({forward_name(name, schema) for name in edge_names}):
         parts[name] = _edges(rows, name, first, progress)
@@ -82,7 +83,7 @@ def load_log_graph(
 
 
 def _node_table(rows: LogRows, name: str, others: Iterable[bytes]) -> NodeTable:
-    """The nodes of a set, whose rows are their ids in the log."""
+    """The nodes of a set; row_N has their ids in the log."""
     nodes = rows.nodes_of(name)
     table = node_table(rows.ids(nodes).tolist(), set(others), {}, "node {}".format)
     has = table.row_N >= 0
@@ -93,8 +94,7 @@ def _node_table(rows: LogRows, name: str, others: Iterable[bytes]) -> NodeTable:
 def _edges(
     rows: LogRows, name: str, first: int, progress: Progress
 ) -> tuple[Int64, Int64, Int64, Int64, Array | None]:
-    """Event ids, sources, targets and times of a set's edges, and their weights where they have
-    any."""
+    """Event ids, sources, targets and times of a set's edges, and their weights or None."""
     none = np.zeros(0, np.int64)
     parts, weights = [(none, none, none, none)], []
     begin = max(first, rows.log.first_edge)
@@ -121,8 +121,8 @@ def _adjacency(
     time_E: Int64,
     weight_E: Array | None,
 ) -> Adjacency:
-    """The edges of a set by their source."""
-    # Their times alone tell no edges apart whose times are the same.
+    """The edges of a set by source."""
+    # If times are the only feature, they cannot order edges of equal times.
     types = {} if set(one.features) == {TIME} else one.features
     return adjacency(
         _numbers(node_sets[one.source], source_E),
@@ -139,8 +139,8 @@ def _adjacency(
 
 
 def numbers_of_nodes(table: NodeTable) -> Int64:
-    """The number in a table of each node of the log up to the table's last one, -1 where it is not
-    there; int64."""
+    """The number in a table of each node id of the log, up to the table's last node; -1 if the
+    table lacks it. int64."""
     number_N = np.full(int(table.row_N.max(initial=-1)) + 1, -1)
     has = np.flatnonzero(table.row_N >= 0)
     number_N[table.row_N[has]] = has
@@ -148,7 +148,7 @@ def numbers_of_nodes(table: NodeTable) -> Int64:
 
 
 def _numbers(table: NodeTable, nodes: Int64) -> Int64:
-    """The numbers in a table of nodes of the log, int64 of the same length."""
+    """The numbers in a table of node ids of the log, int64 of the same length."""
     found = numbers_of_nodes(table)[nodes]
     assert found.min(initial=0) >= 0, "an edge before the cut has a node that is not"
     return found

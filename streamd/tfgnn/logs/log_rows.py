@@ -1,6 +1,7 @@
-"""The nodes and edges of a log as rows of unigraph tables.
+"""Reads the nodes and edges of a log as rows of unigraph tables.
 
-What was deleted is not there, whenever it was deleted: its keys are gone.
+Deleted nodes and edges are left out, also if they were deleted after the cut, since their keys are
+gone.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,16 +21,17 @@ from streamd.tfgnn.schema.schema import dtype_of, shape_of
 from streamd.tfgnn.tables.reading import WEIGHT, Rows
 
 NODES = 65_536
-"""Nodes of a table that are given at once."""
+"""Nodes per block of rows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogCut:
-    """What of a log is read; it stays the same while the log grows.
+    """The part of a log to read; it stays the same while the log grows.
 
-    edge: event id; neither it nor what follows is there. first_edge: of the log. num_nodes: node
-    ids in the log, on whose keys the forms of ids depend. num_known: those that were given out
-    before the cut. num_updates: of node features in the log. num_deletes: that were known.
+    edge: id of the first event after the part. first_edge: of the log. num_nodes: number of node
+    ids in the log; the form of ids depends on all of their keys. num_known: number of node ids
+    assigned before the cut. num_updates: updates of node features in the log. num_deletes: deletes
+    in the log.
     """
 
     edge: int
@@ -41,7 +43,7 @@ class LogCut:
 
     @classmethod
     def of(cls, log: LogReader, edge: int) -> "LogCut":
-        """The cut of a log before an edge, or behind its last one, as it is now."""
+        """The cut of a log's present state before an event, or after its last one."""
         num_known = log.num_nodes
         if edge < log.num_edges:
             history = log.feature_history(edge, log.num_feature_updates)
@@ -56,7 +58,7 @@ class LogCut:
         )
 
     def check(self, log: LogReader) -> None:
-        """Refuse a log that has lost something of the cut since. Raises: TFGNNError."""
+        """Check that a log still has all data of the cut. Raises: TFGNNError."""
         now = LogCut.of(log, log.num_edges)
         for count, least in (
             (now.edge, self.edge),
@@ -84,7 +86,7 @@ class LogCut:
 class LogRows:
     """Reads the sets of a log before a cut. Owner: one thread; the log is not refreshed meanwhile.
 
-    key_forms: how ids stand for keys, by node set. history: of node features.
+    key_forms: form of ids by node set. history: of node features.
     """
 
     def __init__(self, log: LogReader, declared: Declared, cut: LogCut) -> None:
@@ -98,7 +100,7 @@ class LogRows:
         self.history = log.feature_history(cut.edge, cut.num_updates)
         self.key_forms: dict[str, str] = {}
         for name, one in declared.node_sets.items():
-            # Of all keys, so that a later cut does not give nodes other ids.
+            # From all keys of the log, so that ids do not depend on the cut.
             live = np.flatnonzero((self._set_N == one.number) & self._is_live_N)
             keys = [split_key(key)[1] for n in live.tolist() if (key := log.keys[n]) is not None]
             form = self.key_forms[name] = form_of(keys)
@@ -107,18 +109,18 @@ class LogRows:
             self._ids_N[live] = ids
 
     def nodes_of(self, name: str) -> Int64:
-        """int64, ascending: the nodes of a set in the log, of those first seen before the cut."""
+        """The node ids of a set before the cut, int64, ascending."""
         number = self.declared.node_sets[name].number
         is_there = (self._set_N == number) & self._is_live_N
         return np.flatnonzero(is_there[: self.cut.num_known])
 
     def ids(self, nodes: Int64) -> Array:
-        """The ids of nodes that are not deleted: an array of bytes."""
+        """The table ids of nodes that are not deleted: an array of bytes."""
         found: Array = self._ids_N[nodes]
         return found
 
     def edge_parts(self, name: str, first: int = 0) -> Iterator[tuple[Int64, Int64, Int64, Int64]]:
-        """Yield the edges of a set from an event on: event ids, sources, targets, times."""
+        """Yield the edges of a set from event `first` on: event ids, sources, targets, times."""
         log, number = self.log, self.declared.edge_sets[name].number
         is_only = self.declared.schema.num_edge_sets == 1
         for a, b in parts_of(max(first, log.first_edge), self.cut.edge):
@@ -130,7 +132,7 @@ class LogRows:
             yield a + at, src[at], dst[at], time[at]
 
     def edge_features(self, name: str, event_E: Int64) -> Float32:
-        """float32[E, width]: the features of edges of a set, by event id."""
+        """The features of edges of a set, by event id: float32[E, width]."""
         columns = self.declared.edge_sets[name].columns
         return np.ascontiguousarray(self.log.features_of(event_E)[:, columns])
 
@@ -144,8 +146,8 @@ class LogRows:
         return {TIME: time_E, **to_columns(one, self.edge_features(name, event_E), place)}
 
     def edge_weights(self, name: str, event_E: Int64, time_E: Int64) -> Float32 | None:
-        """The weights of edges as a table's reader takes them: a feature `#weight` or `weight` that
-        is one number. None where the set has none. Raises: TFGNNError."""
+        """The weights of edges, as a reader of tables would find them: a feature `#weight` or
+        `weight` of one number. None if the set has none. Raises: TFGNNError."""
         one = self.declared.edge_sets[name]
         for feature in (WEIGHT, "weight"):
             declared = one.features.get(feature)
@@ -158,13 +160,13 @@ class LogRows:
         return None
 
     def places_of(self, until_X: Int64) -> Int64:
-        """The event ids before which lies all that is before a time in microseconds, int64[X]."""
+        """For each time in microseconds, the id of the first event at or after it: int64[X]."""
         times, inverse = np.unique(until_X, return_inverse=True)
         places = np.minimum(self.log.lower_bounds(times), self.cut.edge)
         return np.where(times == ENDLESS, ENDLESS, places)[inverse]
 
     def node_columns(self, name: str, nodes: Int64, edge_N: Int64) -> dict[str, Array]:
-        """The features of nodes of a set in force before an edge each. Raises: TFGNNError."""
+        """The features of nodes of a set, each before an event of its own. Raises: TFGNNError."""
 
         def place(row: int) -> str:
             return f"node set {name}, node {self._ids_N[nodes[row]].decode()!r}"
@@ -177,7 +179,7 @@ class LogRows:
     def node_rows(
         self, name: str, progress: Callable[[int], None] = lambda done: None
     ) -> Iterator[Rows]:
-        """Yield the table of a node set, with the features in force before the cut."""
+        """Yield the table of a node set, with the features before the cut."""
         nodes = self.nodes_of(name)
         for a in range(0, max(len(nodes), 1), NODES):
             some = nodes[a : a + NODES]
@@ -190,12 +192,12 @@ class LogRows:
     def edge_rows(
         self, name: str, first: int = 0, progress: Callable[[int], None] = lambda done: None
     ) -> Iterator[Rows]:
-        """Yield the table of an edge set from an event on, in log order.
+        """Yield the table of an edge set from event `first` on, in log order.
 
-        progress: takes the events that were looked at, of all sets.
+        progress: called with the number of events read, of all sets.
         """
         at = 0
-        # A table has a header also where it has no rows.
+        # An empty block first, so that a table without rows has a header.
         none = np.zeros(0, np.int64)
         yield self._edge_rows(name, 0, none, none, none, none)
         for event_E, src_E, dst_E, time_E in self.edge_parts(name, first):
@@ -219,11 +221,12 @@ class LogRows:
 
 
 def first_sights(log: LogReader, cut: int, node_U: Int64, place_U: Int64) -> tuple[Int64, Int64]:
-    """How many node ids were given out before each edge; ids count up in the order of first sight.
+    """The number of node ids assigned before each event; ids ascend in order of the nodes' first
+    event.
 
-    node_U, place_U: of updates of features. Deleted rows do not count: compaction writes another
-    node into them, whose id is of a later time. Returns: int64[K] event ids, ascending, before
-    which there are as many ids as the second array says, until the next one.
+    node_U, place_U: nodes and positions of feature updates. Deleted events do not count: compaction
+    overwrites their nodes by another one, whose id may be newer. Returns: int64[K] event ids,
+    ascending; and int64[K], the number of node ids assigned before each.
     """
     most, edges, counts = 0, [place_U], [node_U + 1]
     counts[0] = np.where(log.deletions.is_gone(node_U), 0, counts[0])

@@ -1,7 +1,7 @@
-"""Ids of tables, which are texts, for the keys of nodes, which are texts or integers.
+"""Converts between ids of tables, which are texts, and keys of nodes, which are texts or integers.
 
-As in every table, an id that is an integer stands for an integer key. Where that would mistake a
-text such as "8", the ids of the node set have another form, which its metadata names.
+As in other imports of tables, an id of digits means an integer key. If the node set has a text key
+such as "8", its ids have another form, named in its metadata.
 """
 
 import json
@@ -16,12 +16,13 @@ from streamd.tfgnn.logs.declared import ID, KEYS
 logger = structlog.get_logger()
 
 PLAIN, TEXT, JSON = "plain", "text", "json"
-"""Forms of ids: as said above; all keys are texts; keys as JSON, so that "8" is not 8."""
+"""Forms of ids: digits mean integers; all keys are texts; keys are JSON, so that "8" differs from
+8."""
 FORMS = (PLAIN, TEXT, JSON)
 
 
 def form_of(keys: Iterable[str | int]) -> str:
-    """The plainest form of ids that tells all keys of a node set apart."""
+    """The simplest form of ids that keeps all keys of a node set distinct."""
     texts = []
     has_integers = False
     for key in keys:
@@ -41,8 +42,8 @@ def id_of(key: str | int, form: str) -> bytes:
 
 
 def key_of(id: bytes, form: str, cells: KeyCells) -> str | int:
-    """The key of an id. cells: reads those of the plain form. Raises: ValueError if it has none,
-    Misfit if its form is not that of the others."""
+    """The key of an id. cells: parser for the plain form. Raises: ValueError if it is no key,
+    Misfit if its form differs from the other ids'."""
     text = id.decode()
     if form == JSON:
         key = json.loads(text)
@@ -53,7 +54,7 @@ def key_of(id: bytes, form: str, cells: KeyCells) -> str | int:
 
 
 def reader_of_ids(node_set: str) -> KeyCells:
-    """A reader of the ids of a node set that have the plain form."""
+    """A parser of a node set's ids in the plain form."""
 
     def warn(doubt: str) -> None:
         logger.warning("tfgnn_ids", node_set=node_set, meaning=doubt)
@@ -63,7 +64,7 @@ def reader_of_ids(node_set: str) -> KeyCells:
 
 
 def checked_form(form: str | None, node_set: str) -> str:
-    """The form that a schema names, the plain one if it names none. Raises: TFGNNError."""
+    """The form in a schema's metadata, the plain one if there is none. Raises: TFGNNError."""
     if form is None:
         return PLAIN
     if form not in FORMS:

@@ -1,5 +1,5 @@
-"""Runs of sampling on a log, which may grow meanwhile: what is read of it is fixed when a run
-begins, and a run that goes on reads the same."""
+"""Sampling runs on a log, which may grow meanwhile: the read part is fixed when a run starts, and a
+resumed run reads the same part."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -21,7 +21,7 @@ from streamd.tfgnn.schema.schema import schema_text
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogSource:
     """The part of a log that a run reads: edges with start_us <= time < end_us, in microseconds,
-    None for no bound. log: not refreshed while it is read."""
+    None for no bound. log: must not be refreshed during the run."""
 
     log: LogReader
     declared: Declared
@@ -30,20 +30,20 @@ class LogSource:
 
     @property
     def first(self) -> int:
-        """The event id from which on there are edges."""
+        """Id of the first event in the range."""
         log = self.log
         return log.first_edge if self.start_us is None else log.lower_bound(self.start_us)
 
     def cut(self) -> LogCut:
-        """What is read of the log as it is now."""
+        """The cut of the log in its present state."""
         log, end_us = self.log, self.end_us
         return LogCut.of(log, log.num_edges if end_us is None else log.lower_bound(end_us))
 
     def begin(self, output: Path, schema: GraphSchema, asked: str) -> "tuple[LogRows, Marker]":
-        """Begin a run, or go on with the one that left shards there.
+        """Start a run, or resume the run that has written some of the shards.
 
-        schema, asked: what the samples depend on, but for the log. Raises: TFGNNError where the log
-        has lost something since.
+        schema, asked: all inputs of the samples except the log. Raises: TFGNNError if the log has
+        lost events, nodes or updates since the run's start.
         """
         folder = str(self.log.data_dir.resolve())
         asked = json.dumps([asked, folder, schema_text(schema), self.start_us, self.end_us])
@@ -68,8 +68,8 @@ def plan_log_run(
     seed: int = 0,
     processes: int = 1,
 ) -> Run:
-    """Read a spec and check that it can be run on a log. with_reverse: the reverse of each edge set
-    is there too. Raises: TFGNNError."""
+    """Read a spec and check that it fits a log. with_reverse: add the reverse of each edge set.
+    Raises: TFGNNError."""
     schema = graph_schema(declared, declared.edge_sets if with_reverse else ())
     return Run(
         schema=schema,
@@ -85,10 +85,10 @@ def plan_log_run(
 def sample_log(
     run: Run, source: LogSource, progress: Progress = lambda what, done, total: None
 ) -> tuple[int, int]:
-    """Sample from a log, and write the shards that are missing.
+    """Sample from a log, and write the missing shards.
 
-    Times of seeds are microseconds. Returns: the samples of all shards, and how many were there
-    already. Raises: TFGNNError.
+    Times of seeds are in microseconds. Returns: the number of samples in all shards, and the number
+    in shards that existed before. Raises: TFGNNError.
     """
     needed = needed_sets(run.schema, run.spec, run.aggregation)
     rows, marker = source.begin(run.output, run.schema, run.asked)

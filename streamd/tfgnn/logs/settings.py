@@ -1,7 +1,7 @@
-"""Settings that start a stream from a GraphSchema: its sets with their features, as YAML.
+"""Writes the settings of a new stream from a GraphSchema: its sets with their features, as YAML.
 
-A schema that `streamd tfgnn schema` wrote comes back as it was declared. Of any other, what a log
-cannot hold is left out, and a comment says so.
+A schema of `streamd tfgnn schema` gives the original declarations. From other schemas, features
+that a log cannot store are left out, with a comment.
 """
 
 import json
@@ -21,7 +21,7 @@ from streamd.tfgnn.tables.header import table_columns
 from streamd.tfgnn.tables.reading import WEIGHT, table_path
 
 NUMBERS = ("float32", "float64", "float16", "int8", "int16", "int32", "int64")
-"""Names of numpy types whose values are numbers of a log, which are float32."""
+"""Names of the numpy types that can be stored in a log, as float32."""
 HEAD = """\
 # Made from a GraphSchema: check the sets and features, then set kafka.bootstrap_servers and
 # kafka.topics, or sources for a topic in a shape of its own.
@@ -29,11 +29,11 @@ HEAD = """\
 
 
 def settings_of_schema(schema: GraphSchema, base: Path | None = None) -> str:
-    """The settings in YAML, with what was left out as comments.
+    """The settings in YAML, with comments about features and sets that were left out.
 
-    base: the folder of the tables, whose headers are read for weights that the schema does not
-    declare; None to read none. Raises: TFGNNError if the schema has no edge set that a log can
-    hold, or has invalid names of sets.
+    base: folder of the tables, to look in their headers for weights that the schema does not
+    declare; None for no look. Raises: TFGNNError if the schema has no edge set for a log, or
+    invalid names of sets.
     """
     left_out: list[str] = []
     edges = {}
@@ -70,7 +70,7 @@ def settings_of_schema(schema: GraphSchema, base: Path | None = None) -> str:
             stream[f"{kind}_feature_dim"] = int(width)
     settings = {"graph": graph, "stream": stream}
 
-    # What was made is settings that the daemon takes.
+    # Check that the daemon accepts these settings.
     try:
         load_settings(None, _flat(settings), environ={})
     except SettingsError as error:
@@ -84,7 +84,7 @@ def settings_of_schema(schema: GraphSchema, base: Path | None = None) -> str:
 
 
 def _with_weight(name: str, one: EdgeSet, base: Path, left_out: list[str]) -> EdgeSet:
-    """The edge set, with a feature for weights that only its table has."""
+    """The edge set, with a feature for weights if only its table has them."""
     try:
         path = table_path(one, base)
         columns = [] if path is None else table_columns(path)
@@ -93,7 +93,7 @@ def _with_weight(name: str, one: EdgeSet, base: Path, left_out: list[str]) -> Ed
         return one
     if not any(c in columns and c not in one.features for c in (WEIGHT, "weight")):
         return one
-    # An import fills a feature of either name from either column.
+    # An import fills a feature `#weight` or `weight` from a column with either name.
     feature = WEIGHT if "weight" in one.features else "weight"
     whole = EdgeSet()
     whole.CopyFrom(one)
@@ -102,7 +102,7 @@ def _with_weight(name: str, one: EdgeSet, base: Path, left_out: list[str]) -> Ed
 
 
 def _in_order(sets: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Sets by their number in the log that they come from, where the schema says it."""
+    """Sets by their number in the original log, if the schema has it; else by name."""
     places = {name: note(one, PLACE) or "" for name, one in sets.items()}
     if all(place.isdigit() for place in places.values()):
         return sorted(sets.items(), key=lambda item: int(places[item[0]]))
@@ -110,7 +110,7 @@ def _in_order(sets: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _declaration(where: str, one: Any, left_out: list[str]) -> dict[str, Any]:
-    """The declaration of a set. Raises: TFGNNError where its own notes cannot be read."""
+    """The declaration of a set. Raises: TFGNNError if our metadata of the set is invalid."""
     if note(one, WIDTH):
         return {}
     if text := note(one, FEATURES):
@@ -137,7 +137,7 @@ def _declaration(where: str, one: Any, left_out: list[str]) -> dict[str, Any]:
 
 
 def _kind(feature: Feature) -> tuple[Any, str]:
-    """The declaration of a feature, or None and why there is none."""
+    """The declaration of a feature, or None and the reason."""
     shape, dtype = shape_of(feature), dtype_of(feature)
     if dtype.name == "DT_STRING":
         return None, "a text; declare categories: [...], hash: N or text: N to keep it"
@@ -156,5 +156,5 @@ def _kind(feature: Feature) -> tuple[Any, str]:
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by dotted key, a level deep."""
+    """Settings by dotted key, for a tree of two levels."""
     return {f"{a}.{b}": value for a, part in tree.items() for b, value in part.items()}

@@ -1,4 +1,4 @@
-"""Unigraph tables as events of a stream, in order of time."""
+"""Converts unigraph tables to events of a stream, in time order."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -38,20 +38,20 @@ from streamd.tfgnn.tables.reading import Rows, table_path
 
 logger = structlog.get_logger()
 EVENTS = 4096
-"""Events that are made at once."""
+"""Events per batch."""
 OF_EDGES = (TIME, "time", "#source", "#target")
-"""Columns of edges that are read as something else than features."""
+"""Columns of edges that are no features."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimeOptions:
-    """How rows of edges get their times.
+    """Options for the times of rows of edges.
 
-    stream_unit: `stream.time_unit` of the settings. max_ahead_seconds: how far a time may be ahead
-    of the clock. column: of the times, None for `#time` or `time`. unit: of integers in it, None
-    for the unit in the schema's metadata of `#time`, or else stream_unit. first_us: time of the
-    first row of tables without times, microseconds, None if all tables have times. step_us: between
-    two such rows.
+    stream_unit: `stream.time_unit` of the settings. max_ahead_seconds: largest time ahead of the
+    clock. column: name of the column of times, None for `#time` or `time`. unit: of its integers,
+    None for the unit in the schema's metadata of `#time`, or else stream_unit. first_us: time in
+    microseconds of the first row of tables without times, None if all tables have times. step_us:
+    interval of such rows.
     """
 
     stream_unit: str
@@ -64,11 +64,12 @@ class TimeOptions:
 
 @dataclass(slots=True)
 class _Nodes:
-    """The nodes of a set, numbered as tables name them first. Owner: `TableEvents`.
+    """The nodes of a set, numbered in order of their first occurrence in tables. Owner:
+    `TableEvents`.
 
-    cells: reads ids of the plain form. number_of: by id. keys: by number. named: numbers that some
-    edge names. row_number: of the rows of the set's table. values_ND: their features. place: names
-    the rows.
+    form: of ids (`node_keys`). cells: parses ids of the plain form. number_of: number by id. keys:
+    key by number. named: numbers of the nodes with edges. row_number: node number of each row of
+    the set's table. values_ND: features of the rows. place: names the rows in errors.
     """
 
     form: str
@@ -81,7 +82,7 @@ class _Nodes:
     place: TableRows = field(default_factory=TableRows)
 
     def numbers(self, ids: Array, place: Place, column: str) -> Int64:
-        """int64[R]: the number of each id, new ones behind those before. Raises: TFGNNError."""
+        """The number of each id, int64[R]; new ids get the next numbers. Raises: TFGNNError."""
         found, known = np.empty(len(ids), np.int64), self.number_of
         for row, id in enumerate(ids.tolist()):
             number = known.get(id)
@@ -102,7 +103,8 @@ class _Nodes:
 class _Edges:
     """The edges of a set, in the order of its table.
 
-    source_E, target_E: numbers of nodes. columns: of the table, for errors. place: names the rows.
+    source_E, target_E: numbers of nodes. time_E: microseconds, None if the table has no times.
+    columns: of the table, for errors. place: names the rows in errors.
     """
 
     name: str
@@ -122,9 +124,9 @@ class _Edges:
 class TableEvents:
     """The events of a schema's tables, held in memory. Immutable once made.
 
-    First come node features, in force from the start; then edges by time, those of one time in the
-    order of the settings' sets and of the tables' rows. left_out: columns that no feature takes, in
-    words. times: their range, in words. rounded: values of features.
+    Node features come first, so that they apply from the start. Edges follow in time order; edges
+    of equal times are ordered by the settings' sets, then by the tables' rows. left_out:
+    descriptions of unused columns. rounded: counts of rounded feature values.
     """
 
     def __init__(
@@ -136,10 +138,9 @@ class TableEvents:
         clock: Clock,
         progress: Progress = lambda what, done, total: None,
     ) -> None:
-        """Read the tables. declared: the sets of the settings. base: the folder of their relative
-        names.
+        """Read the tables. declared: the sets of the settings. base: folder of relative file names.
 
-        Raises: TFGNNError or SettingsError naming the set or row that does not fit the settings.
+        Raises: TFGNNError or SettingsError with the set or row that does not fit the settings.
         """
         self._schema = schema
         self._base = base
@@ -148,7 +149,7 @@ class TableEvents:
         self._declared = declared
         self._summaries: list[str] = []
         self._times: list[Times] = []
-        """Of each table of edges."""
+        """One for each table of edges."""
         self.left_out: list[str] = []
         self.rounded = NOTHING
         names = self._check_sets()
@@ -157,7 +158,7 @@ class TableEvents:
             for name, one in sorted(schema.node_sets.items())
         }
 
-        # Edges first: a node without features needs no event where an edge names it.
+        # Edges first: a node with edges and without features needs no event of its own.
         read = read_tables(base, progress)
         self._edges = [self._read_edges(name, read) for name in names]
         for name, one in sorted(schema.node_sets.items()):
@@ -171,8 +172,8 @@ class TableEvents:
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes, with a row of their own or named by an edge."""
-        # Two JSON ids may be the same key.
+        """Number of nodes with a row or with edges."""
+        # Two different JSON ids may be the same key.
         every = self._nodes.values()
         return sum(len(set(n.keys) if n.form == JSON else n.keys) for n in every)
 
@@ -183,27 +184,27 @@ class TableEvents:
 
     @property
     def num_events(self) -> int:
-        """The events of nodes and edges."""
+        """Number of events of nodes and edges."""
         return self.num_node_events + self.num_edges
 
     @property
     def num_edges(self) -> int:
-        """The events of edges."""
+        """Number of events of edges."""
         return len(self._time_E)
 
     @property
     def first_us(self) -> int | None:
-        """The time of the first edge, microseconds; None if there is none."""
+        """The time of the first edge in microseconds, None if there is no edge."""
         return int(self._time_E[0]) if self.num_edges else None
 
     @property
     def times(self) -> str:
-        """The range of times and how they were read, in words."""
+        """Description of the range of times and of their format."""
         return "; ".join(self._summaries) or "no times"
 
     def _check_sets(self) -> list[str]:
-        """The edge sets to read, in the order of the settings. Raises: TFGNNError for sets that
-        these do not declare so."""
+        """The edge sets to read, in the order of the settings. Raises: TFGNNError if the settings
+        do not declare a set, or declare it differently."""
         action = (
             "declare it in graph; `streamd config --from-schema` prints settings to start from."
         )
@@ -233,7 +234,7 @@ class TableEvents:
         self.left_out += [f"{place}, {name}" for name in encoder.left_out]
 
     def _read_edges(self, name: str, read: Read) -> _Edges:
-        """The edges of a table. Raises: TFGNNError, SettingsError."""
+        """Read the edges of a table. Raises: TFGNNError, SettingsError."""
         one, declared = self._schema.edge_sets[name], self._declared.edge_sets[name]
         column = self._options.column
         encoder = Encoder(declared, one, "edge set", (*OF_EDGES, column or TIME))
@@ -279,14 +280,15 @@ class TableEvents:
         return edges
 
     def _unit(self, one: EdgeSet) -> str:
-        """The unit of integers in the column of times of a table."""
+        """The unit of integers in a table's column of times."""
         if self._options.unit is not None:
             return self._options.unit
         told = note(one, UNIT) if self._options.column in (None, TIME) else None
         return told if told in UNIT_WORDS else self._options.stream_unit
 
     def _time_of(self, rows: Rows, times: Times, place: Place) -> Int64 | None:
-        """int64[R]: the times of rows, microseconds; None without any. Raises: SettingsError."""
+        """The times of rows in microseconds, int64[R], None if they have none. Raises: TFGNNError,
+        SettingsError."""
         column = self._options.column
         found: Any = rows.time
         if column is not None and column not in (TIME, "time"):
@@ -341,7 +343,8 @@ class TableEvents:
         self._note(f"node set {name}", encoder)
 
     def _wanted_nodes(self, name: str) -> list[int]:
-        """The rows of a node set that need an event: with features, or that no edge names."""
+        """The rows of a node set that need an event: those with features, and those of nodes
+        without edges."""
         nodes = self._nodes.get(name)
         if nodes is None:
             return []
@@ -353,7 +356,7 @@ class TableEvents:
         ]
 
     def _make_up_times(self) -> None:
-        """Give edges without times the times that the options say. Raises: TFGNNError."""
+        """Assign times to edges without times, by the options. Raises: TFGNNError."""
         options = self._options
         filled = [e for e in self._edges if len(e)]
         untimed = [e for e in filled if e.time_E is None]
@@ -365,7 +368,7 @@ class TableEvents:
         for i, edges in enumerate(self._edges):
             if edges.time_E is not None or not len(edges):
                 continue
-            # One set follows the other.
+            # The times of a set start after those of the set before.
             last = first + (len(edges) - 1) * options.step_us
             times = Times("us", "us", self._options.max_ahead_seconds, self._clock)
             try:
@@ -393,7 +396,7 @@ class TableEvents:
         )
 
     def _time_order(self) -> tuple[Int64, Int64, Int64]:
-        """Place of the set among those read, row and time of each edge, by time: int64[E]."""
+        """Index of the edge set, row and time of each edge, in time order: int64[E] each."""
         none = [np.zeros(0, np.int64)]
         times = [none[0] if e.time_E is None else e.time_E for e in self._edges]
         sets = [np.full(len(t), i) for i, t in enumerate(times)]
@@ -403,7 +406,7 @@ class TableEvents:
         return set_E[order], row_E[order], time_E[order]
 
     def place_of(self, number: int) -> str:
-        """Where the row of an event is, by its number from 1."""
+        """Text with file and row of an event, by the event's number from 1."""
         at = number - 1
         if at < self.num_node_events:
             name, row = self._node_rows[at]
@@ -413,12 +416,12 @@ class TableEvents:
         return edges.place(int(self._row_E[at]))
 
     def find_other_unit(self) -> OtherUnit | None:
-        """The other unit that all times of an edge set look like, if there is one."""
+        """Another unit in which all times of an edge set would be plausible, if there is one."""
         return next((found for of in self._times if (found := of.find_other_unit())), None)
 
     def events(self, unit: str) -> Iterator[Outgoing]:
-        """Yield all events as JSON. unit: of their times. Raises: TFGNNError naming a row whose
-        time is finer."""
+        """Yield all events as JSON. unit: of their times. Raises: TFGNNError with a row whose time
+        is no multiple of the unit."""
         encode = msgspec.json.Encoder().encode
         scale = MICROSECONDS[unit]
         finer = np.flatnonzero(self._time_E % scale)
@@ -456,7 +459,7 @@ class TableEvents:
         return key, event
 
     def _edge_event(self, edges: _Edges, row: int) -> dict[str, Any]:
-        """The event of a row of an edge set, but for its time."""
+        """The event of a row of an edge set, without its time."""
         event: dict[str, Any] = {
             "src": self._nodes[edges.source].keys[edges.source_E[row]],
             "dst": self._nodes[edges.target].keys[edges.target_E[row]],
@@ -469,22 +472,22 @@ class TableEvents:
 
 
 def _columns(rows: Rows) -> tuple[str, ...]:
-    """The columns of rows that may hold times."""
+    """The columns of rows that could contain times."""
     of_times = (TIME,) if rows.time is not None else ()
     return tuple(dict.fromkeys((*of_times, *rows.features, *rows.others)))
 
 
 def _width(declared: DeclaredSet) -> int:
-    """How many numbers the features of a set take."""
+    """Number of columns of the features of a set."""
     width: int = declared.columns.stop - declared.columns.start
     return width
 
 
 def _scaled(found: Array, times: Times, place: Callable[[int], str]) -> Int64:
-    """Integer times in microseconds. Raises: SettingsError naming the row that does not fit."""
+    """Convert integer times to microseconds. Raises: SettingsError with a row out of range."""
     if not len(found):
         return np.zeros(0, np.int64)
-    # The first and the last bound all others.
+    # Checking the smallest and the largest is enough.
     for row in (int(found.argmin()), int(found.argmax())):
         try:
             times.read(int(found[row]))

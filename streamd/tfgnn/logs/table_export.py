@@ -1,4 +1,4 @@
-"""A log as a GraphSchema with its unigraph tables."""
+"""Exports a log as a GraphSchema with unigraph tables."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -18,15 +18,17 @@ from streamd.tfgnn.tables.reading import Rows
 from streamd.tfgnn.tables.writing import write_table
 
 SCHEMA_NAME = "graph.pbtxt"
-"""The schema, beside the folders of its tables. It is written last, so where it is, all is."""
+"""File of the schema, next to the folders of its tables. It is written last, so its existence
+proves that all tables are complete."""
 FORMATS = ("tfrecord", "csv")
-"""Formats of tables. A cell of CSV holds one value, so vectors need the first."""
+"""Formats of tables. A CSV cell has one value, so vectors need tfrecord."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableOptions:
-    """first: event id from which on edges are written. format: of FORMATS. shards: files of each
-    table, None for one without a number. with_reverse: also the reverse of each edge set."""
+    """first: id of the first event to write. format: one of FORMATS. shards: number of files of
+    each table, None for a single file without a number. with_reverse: add the reverse of each edge
+    set to the schema."""
 
     first: int = 0
     format: str = "tfrecord"
@@ -36,7 +38,7 @@ class TableOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Written:
-    """The rows that were written."""
+    """Numbers of written rows."""
 
     num_nodes: int
     num_edges: int
@@ -48,10 +50,14 @@ def export_tables(
     options: TableOptions,
     progress: Progress = lambda what, done, total: None,
 ) -> Written:
-    """Write the node sets of a log before a cut, and its edges from an event on, to a new folder.
+    """Write the node sets of a log before a cut, and its edges from `options.first` on, to a new
+    folder:
 
-    Raises: TFGNNError where the folder holds something, or numbers are no value of a declared
-    feature; what was written is removed then.
+    1. Write the tables.
+    2. Write the schema. In another order a kill would leave a schema that names missing tables.
+
+    Raises: TFGNNError if the folder is not empty, or if numbers are no value of a declared feature;
+    written tables are removed then.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise TFGNNError(f"{folder} is there already.", "name a new folder, or an empty one.")
@@ -67,7 +73,8 @@ def export_tables(
     with _remove_on_error() as paths:
 
         def write(filename: str, one: Any, table: Iterable[Rows]) -> int:
-            """Write the table of a set, and its file and size into the schema. Returns: rows."""
+            """Write the table of a set, and set its file name and size in the schema. Returns:
+            number of rows."""
             paths.append(folder / filename)
             one.metadata.cardinality = write_table(one, paths[-1], table)
             one.metadata.filename = filename
@@ -83,7 +90,7 @@ def export_tables(
             table = rows.edge_rows(name, options.first, done)
             num_edges += write(f"edges/{name}.{end}", schema.edge_sets[name], table)
 
-    # A reverse shares the table of its edge set.
+    # A reverse edge set shares the table of its edge set.
     for one in schema.edge_sets.values():
         if (forward := note(one, REVERSE_OF)) is not None:
             its = schema.edge_sets[forward].metadata
@@ -94,7 +101,7 @@ def export_tables(
 
 @contextmanager
 def _remove_on_error() -> Iterator[list[Path]]:
-    """Yields a list of tables, whose files are removed if an error ends the block."""
+    """Yield a list for the paths of tables, which are removed if an error ends the block."""
     paths: list[Path] = []
     try:
         yield paths

@@ -1,4 +1,4 @@
-"""The events of unigraph tables, sent to a topic or appended to a log."""
+"""Imports the events of unigraph tables: sends them to a topic, or appends them to a log."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from streamd.settings.loading import Settings, schema_of
 from streamd.tfgnn.logs.table_events import TableEvents
 
 Progress = Callable[[int], None]
-"""Takes how many events are done."""
+"""Called with the number of events so far."""
 
 
 def append_tables(
@@ -21,7 +21,7 @@ def append_tables(
 ) -> int:
     """Append the events of tables to the log, while no ingest runs. Returns: their number.
 
-    Raises: StreamdError naming the row that does not fit, and how many events went in before.
+    Raises: StreamdError with the row that does not fit, and the number of events appended before.
     """
     find_unit = tables.find_other_unit
     with open_loader(
@@ -45,10 +45,10 @@ def send_tables(
     clock: Clock,
     progress: Progress = lambda done: None,
 ) -> int:
-    """Send the events of tables to a topic of our own events. Returns: their number.
+    """Send the events of tables to a topic of streamd's own events. Returns: their number.
 
-    speed: seconds of event time per second, 0 for no pauses. Raises: SettingsError where the topic
-    has another shape, or naming a row that ingest would refuse; KafkaError.
+    speed: seconds of event time per second, 0 for no pauses. Raises: SettingsError if the topic has
+    a mapped source, or with a row that ingest would refuse; KafkaError.
     """
     if topic in (source.topic for source in settings.sources):
         raise SettingsError(
@@ -61,8 +61,8 @@ def send_tables(
 
 
 def checked_events(settings: Settings, tables: TableEvents, clock: Clock) -> Iterator[Outgoing]:
-    """Yield the events in `stream.time_unit`, each checked as ingest will check it. Raises:
-    SettingsError naming a row."""
+    """Yield the events with times in `stream.time_unit`, after the checks of ingest. Raises:
+    SettingsError with a row."""
     decoder = Decoder(rules_of(settings, schema_of(settings)))
     events = tables.events(settings.stream.time_unit)
     while batch := list(itertools.islice(events, RECORDS)):

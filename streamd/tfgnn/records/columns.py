@@ -1,7 +1,7 @@
-"""Named features of many tf.train.Example records as flat columns.
+"""Reads named features of many tf.train.Example records as flat columns.
 
-Records of the shape that writers give them are read by a kernel. Any other record that the wire
-format allows is parsed by protobuf, written again in that shape and then read the same way.
+A kernel parses records in the usual form of writers. Any other record that the wire format allows
+is parsed by protobuf, rewritten in that form, and then read by the kernel.
 """
 
 from collections.abc import Sequence
@@ -32,8 +32,8 @@ Array = NDArray[Any]
 class Column:
     """The values of a feature over R records.
 
-    values: of all records one behind the other, int64, float32, or object for bytes. count_R:
-    int64, how many are of each record.
+    values: of all records, concatenated; int64, float32, or object for bytes. count_R: int64,
+    number of values of each record.
     """
 
     values: Array
@@ -41,9 +41,9 @@ class Column:
 
 
 class ColumnReader:
-    """Reads the columns of some features. Owner: whoever reads the file.
+    """Reads the columns of some features. Owner: the reader of the file.
 
-    keys: the names, each with its kind: bytes, float or int64.
+    keys: (name, kind) of each feature; a kind is bytes, float or int64.
     """
 
     def __init__(self, keys: Sequence[tuple[str, str]]) -> None:
@@ -69,7 +69,7 @@ class ColumnReader:
         found = (kind_RK, start_RK, end_RK, count_RK, state_R)
         slow, wrong = scan_examples(array, start_R, end_R, *names, *found)
         if slow:
-            # Put the rewritten records behind the others.
+            # Append the rewritten records to the data.
             data, start_R, end_R = _rewritten(data, start_R, end_R, state_R == SLOW, place)
             array = np.frombuffer(data, np.uint8)
             slow, wrong = scan_examples(array, start_R, end_R, *names, *found)
@@ -79,7 +79,7 @@ class ColumnReader:
         return self._fill(data, array, start_RK, end_RK, count_RK)
 
     def _wrong_kind(self, kind_RK: Array, count_RK: Array, place: Place) -> TFGNNError:
-        """The error for a list of another kind; an empty one may have any."""
+        """The error for a list of another kind; an empty list may have any kind."""
         r, k = map(int, np.argwhere((count_RK > 0) & (kind_RK != self._want_K))[0])
         return TFGNNError(
             f"{place(r)}: {self.names[k]!r} is a {NAMES[int(kind_RK[r, k])]}, "
@@ -95,7 +95,7 @@ class ColumnReader:
         end_RK: Array,
         count_RK: Array,
     ) -> list[Column]:
-        """The columns of what was found."""
+        """The columns of the lists that `scan_examples` has found."""
         totals = (count_RK[0] if len(count_RK) == 1 else count_RK.sum(axis=0)).tolist()
         kinds = self._kinds
         sizes = {INT64: 0, FLOAT: 0, BYTES: 0}
@@ -131,9 +131,9 @@ class ColumnReader:
 
 
 def rewrite(record: bytes, where: str) -> bytes:
-    """A record in the shape that the kernel reads: lists whole and packed, no unknown fields.
+    """Rewrite a record in the form that the kernel parses: packed lists, no unknown fields.
 
-    Raises: TFGNNError where it is no Example.
+    Raises: TFGNNError if it is no Example.
     """
     message = parse_binary(Example, record, where)
     message.DiscardUnknownFields()
@@ -143,9 +143,9 @@ def rewrite(record: bytes, where: str) -> bytes:
 def _rewritten(
     data: bytes, start_R: Array, end_R: Array, slow_R: Array, place: Place
 ) -> tuple[bytes, Array, Array]:
-    """The data with some records rewritten behind it, and where all records start and end then.
+    """The data with some records rewritten at its end, and the new start and end of all records.
 
-    Raises: TFGNNError where a record is no Example.
+    Raises: TFGNNError if a record is no Example.
     """
     start_R, end_R = start_R.copy(), end_R.copy()
     pieces, size = [data], len(data)

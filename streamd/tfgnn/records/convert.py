@@ -1,4 +1,4 @@
-"""GraphTensors of torch tensors, and as `torch_geometric.data.HeteroData`."""
+"""Converts GraphTensors to and from torch tensors and `torch_geometric.data.HeteroData`."""
 
 from typing import Any
 
@@ -12,27 +12,30 @@ from streamd.tfgnn.schema.messages import GraphSchema
 from streamd.tfgnn.schema.schema import Features, Shape, ragged_dims, shape_of
 
 SIZES = "sizes"
-"""The attribute of a node or edge store that holds its set's sizes."""
+"""Attribute of a node or edge store with its set's sizes."""
 
 
 def to_torch(graph: GraphTensor) -> GraphTensor:
-    """The same graph with torch tensors. Strings stay numpy arrays of bytes: torch has none."""
+    """The same graph with torch tensors. Strings stay numpy arrays of bytes, since torch has no
+    strings."""
     return graph.map(_to_tensor)
 
 
 def from_torch(graph: GraphTensor) -> GraphTensor:
-    """The same graph with numpy arrays, which `Codec.encode` takes."""
+    """The same graph with numpy arrays, for `Codec.encode`."""
     return graph.map(_to_array)
 
 
 def to_hetero_data(graph: GraphTensor, schema: GraphSchema) -> Any:
-    """A graph as HeteroData.
+    """Convert a graph to HeteroData.
 
     A node set is data[name], with num_nodes and `sizes`; an edge set is data[source, name, target],
-    with edge_index int64[2, E] and `sizes`. A feature keeps its name; a ragged one is its flat
+    with edge_index int64[2, E] and `sizes`. A feature keeps its name; a ragged one has its flat
     values under its name and the row lengths under name.d1, as in a record, so that PyG's batches
-    join them. Strings are lists of bytes. Context features are attributes context_<name>. Raises:
-    TFGNNError without torch_geometric, or where PyG takes a feature's name for itself.
+    concatenate them. Strings are lists of bytes. Context features are attributes context_<name>.
+
+    Raises:
+        TFGNNError: torch_geometric is not installed, or PyG reserves a feature's name.
     """
     data = _hetero_data()()
     for name, value in _attributes(graph.context):
@@ -54,10 +57,10 @@ def to_hetero_data(graph: GraphTensor, schema: GraphSchema) -> Any:
 
 
 def from_hetero_data(data: Any, schema: GraphSchema) -> GraphTensor:
-    """A graph of numpy arrays from HeteroData as `to_hetero_data` makes it.
+    """Convert HeteroData of `to_hetero_data` to a graph of numpy arrays.
 
-    `sizes` may be absent: then there is one component. Raises: TFGNNError naming set and feature
-    where one of the schema is not there.
+    `sizes` may be missing: then there is one component. Raises: TFGNNError, with set and feature,
+    if one of the schema is missing.
     """
     node_sets = {}
     for name, node_set in sorted(schema.node_sets.items()):
@@ -98,7 +101,7 @@ def _hetero_data() -> Any:
 
 
 def _put(store: Any, name: str, value: Any) -> None:
-    """Set an attribute of a store. Raises: TFGNNError where PyG has the name for itself."""
+    """Set an attribute of a store. Raises: TFGNNError if PyG reserves the name."""
     if name in store or hasattr(store, name) or name.endswith("_dict"):
         raise TFGNNError(f"PyG uses the name {name!r} itself.", "rename the feature.")
     setattr(store, name, value)
@@ -117,7 +120,7 @@ def _attributes(values: Values) -> list[tuple[str, Any]]:
 
 
 def _attribute(array: Any) -> Any:
-    """A tensor, or a list where the values are strings."""
+    """Convert an array to a tensor, or to a list if its values are strings."""
     changed = _to_tensor(array)
     return changed if isinstance(changed, torch.Tensor) else changed.tolist()
 
@@ -141,7 +144,7 @@ def _features(store: Any, features: Features, start: str, place: str) -> dict[st
 
 
 def _of_strings(values: list[Any], shape: Shape) -> NDArray[Any]:
-    """A list of bytes as an array. shape: of their feature."""
+    """Convert a list of bytes to an array. shape: of the feature."""
     last = max(ragged_dims(shape), default=0)
     array = np.empty((len(values), *(size or 0 for size in shape[last:])), object)
     for i, value in enumerate(values):
@@ -150,19 +153,19 @@ def _of_strings(values: list[Any], shape: Shape) -> NDArray[Any]:
 
 
 def _sizes(store: Any, total: int) -> NDArray[Any]:
-    """The sizes of a store's set: one component where it has none."""
+    """The sizes of a store's set; one component of `total` items if it has none."""
     return _to_array(store[SIZES]) if SIZES in store else np.array([total], np.int64)
 
 
 def _to_tensor(array: Any) -> Any:
-    """A tensor of its own memory; strings as they are."""
+    """Copy an array to a tensor; return strings unchanged."""
     if array.dtype == object:
         return array
     return torch.from_numpy(np.array(array))
 
 
 def _to_array(tensor: Any) -> Any:
-    """A numpy array; bfloat16 as float32."""
+    """Convert a tensor to a numpy array, bfloat16 to float32."""
     if not isinstance(tensor, torch.Tensor):
         return tensor
     tensor = tensor.detach().cpu()

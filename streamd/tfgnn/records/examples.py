@@ -1,4 +1,4 @@
-"""GraphTensors decoded from tf.train.Example records, and encoded."""
+"""Decodes GraphTensors from tf.train.Example records, and encodes them."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -19,15 +19,22 @@ from streamd.tfgnn.schema.schema import ragged_dims
 
 Array = NDArray[Any]
 MAX_ITEMS = 2**40
-"""Most items of a set, and rows of a ragged dim: beyond it numbers of values leave int64."""
+"""Maximum number of items of a set, and of rows of a ragged dim: beyond it, numbers of values could
+overflow int64."""
 MAX_ABSENT_ROWS = 2**20
-"""Most rows of a ragged feature that is absent: here #size alone would say how much is written."""
+"""Maximum number of rows of a missing ragged feature: else a damaged #size would decide the size of
+its arrays."""
 
 
 class Codec:
     """Decodes and encodes the graphs of one schema. Immutable, so threads may share it.
 
-    prefix: a text in front of every key of a record. Raises: TFGNNError as `FeatureLayout`.
+    Args:
+        schema: GraphSchema.
+        prefix: str, of every key of a record. Default "".
+
+    Raises:
+        TFGNNError: the schema is inconsistent, or two of its parts have the same key.
     """
 
     def __init__(self, schema: GraphSchema, prefix: str = "") -> None:
@@ -38,17 +45,20 @@ class Codec:
         self._kinds = dict(self._layout.keys)
 
     def decode(self, record: bytes, where: str = "the record") -> GraphTensor:
-        """A graph from a record, as numpy arrays.
+        """Decode a record to a graph of numpy arrays.
 
-        A set without `#size` has no items. A ragged feature that is absent has empty rows, as the
-        guide says; any other feature may be absent only where there are no items. Keys that the
-        schema does not have are passed over. Raises: TFGNNError naming set and feature where the
-        record is no Example, or its sizes, row lengths or ends of edges contradict each other.
+        A set without `#size` has no items. A missing ragged feature has empty rows, as in TF-GNN's
+        guide; any other feature may be missing only if there are no items. Keys that are not in the
+        schema are ignored. where: name of the record for errors.
+
+        Raises:
+            TFGNNError: the record is no Example; or its sizes, row lengths or endpoints of edges
+                are inconsistent, with set and feature.
         """
         span = np.array([[0], [len(record)]], np.int64)
         columns = iter(self._reader.read(record, span[0], span[1], lambda _: where))
         taken = _Taken(columns, where)
-        # The context comes first, but the number of components is known from the sets.
+        # The context's columns come first, but the sets determine the number of components.
         context = [taken.feature() for keys in self._layout.context.features for _ in slots(keys)]
         parts = [taken.set(one) for one in self._layout.all_sets[1:]]
         components = _components([(one, sizes) for one, sizes, *_ in parts], where)
@@ -79,11 +89,14 @@ class Codec:
         )
 
     def encode(self, graph: GraphTensor, where: str = "the graph") -> bytes:
-        """A record of a graph of numpy arrays: every key in order, also those of empty lists.
+        """Encode a graph of numpy arrays as a record, with every key in order, also those of empty
+        lists.
 
-        Floats are written as float32, so a large double becomes infinite. The same graph gives the
-        same bytes. Raises: TFGNNError naming set and feature where the graph does not fit the
-        schema, or contradicts itself.
+        Floats are written as float32, so a large double becomes infinite. Equal graphs give equal
+        bytes. where: name of the graph for errors.
+
+        Raises:
+            TFGNNError: the graph does not fit the schema or is inconsistent, with set and feature.
         """
         sizes = {}
         for one in self._layout.all_sets[1:]:
@@ -117,19 +130,20 @@ class Codec:
     def read(self, path: Path) -> Iterator[GraphTensor]:
         """Yield the graphs of a TFRecord file, a glob or base@N.
 
-        Raises: TFRecordError and TFGNNError, after what comes before was yielded.
+        Raises: TFRecordError and TFGNNError, after the graphs before were yielded.
         """
         for number, record in enumerate(read_records(path)):
             yield self.decode(record, f"{path} record {number}")
 
     def write(self, path: Path, graphs: Iterable[GraphTensor]) -> int:
-        """Write graphs to a TFRecord file or to the shards of base@N in turn. Returns: how many."""
+        """Write graphs to a TFRecord file, or in turn to the shards of base@N. Returns: their
+        number."""
         encoded = (self.encode(graph, f"graph {i}") for i, graph in enumerate(graphs))
         return write_records(path, encoded)
 
 
 class _Taken:
-    """Takes the columns of one record in the order of the layout."""
+    """Reads the columns of one record in the order of the layout."""
 
     def __init__(self, columns: Iterator[Column], where: str) -> None:
         self._columns = columns
@@ -140,7 +154,7 @@ class _Taken:
         return next(self._columns)
 
     def set(self, one: SetKeys) -> tuple[SetKeys, Array, Array, Array, list[Column]]:
-        """The next set: itself, sizes, sources, targets, columns of its features."""
+        """The next set: its keys, sizes, sources, targets, and the columns of its features."""
         sizes = self.feature().values
         source = target = sizes[:0]
         if one.kind == "edge set":
@@ -150,12 +164,13 @@ class _Taken:
 
 
 def slots(keys: FeatureKeys) -> range:
-    """One for each key of a feature: of its values, then of its row lengths."""
+    """A range over the keys of a feature: that of its values, then those of its row lengths."""
     return range(1 + len(keys.row_lengths))
 
 
 def _components(sets: list[tuple[SetKeys, Array]], where: str) -> int:
-    """The number of components: of all sets that tell it, 1 where none does. Raises: TFGNNError."""
+    """The number of components: the number of sizes of every set that has any, 1 if none has.
+    Raises: TFGNNError if they differ."""
     told: dict[int, str] = {}
     for one, sizes in sets:
         if len(sizes):
@@ -169,7 +184,7 @@ def _components(sets: list[tuple[SetKeys, Array]], where: str) -> int:
 
 
 def _total(sizes: Array, place: str) -> int:
-    """The number of items of a set. Raises: TFGNNError for a negative or endless one."""
+    """The number of items of a set. Raises: TFGNNError if it is negative or above MAX_ITEMS."""
     if len(sizes) == 1:
         total = least = int(sizes[0])
     else:
@@ -180,7 +195,7 @@ def _total(sizes: Array, place: str) -> int:
 
 
 def _check_ends(index: Array, num: int, others: int, place: str, at: str) -> None:
-    """Refuse ends of edges that are too few, too many or no nodes. Raises: TFGNNError."""
+    """Check the number of endpoints, and that each is the index of a node. Raises: TFGNNError."""
     if len(index) != num:
         raise TFGNNError(f"{place} has {len(index)} entries and #size {num}.", "correct one.")
     if num == 0:
@@ -206,7 +221,7 @@ def _values(one: SetKeys, columns: list[Column], num: int, place: str) -> dict[s
 
 
 def _value(keys: FeatureKeys, columns: list[Column], num: int, place: str) -> Value:
-    """The value of a feature, checked. Raises: TFGNNError."""
+    """The checked values of a feature. Raises: TFGNNError."""
     flat = columns[0].values
     if not keys.row_lengths:
         want = num
@@ -216,7 +231,7 @@ def _value(keys: FeatureKeys, columns: list[Column], num: int, place: str) -> Va
             raise _miscounted(columns[0], want, num, place)
         return shaped(typed(flat, keys.dtype, place), (num, *keys.shape), place)
 
-    # A ragged feature: each dim tells how many rows the next has.
+    # A ragged feature: the row lengths of each dim determine the number of rows of the next.
     is_absent = not any(len(column.values) for column in columns)
     rows = num
     lengths = []
@@ -230,7 +245,7 @@ def _value(keys: FeatureKeys, columns: list[Column], num: int, place: str) -> Va
         if is_absent:
             if rows > MAX_ABSENT_ROWS:
                 raise _miscounted(columns[0], rows, num, place)
-            # Zeros that take no memory.
+            # Broadcast zeros, which take no memory.
             row_lengths = np.broadcast_to(np.int64(0), rows)
         lengths.append(row_lengths)
         rows = _sum_of(row_lengths, rows, is_absent, place, len(lengths), keys)
@@ -246,7 +261,8 @@ def _value(keys: FeatureKeys, columns: list[Column], num: int, place: str) -> Va
 def _sum_of(
     row_lengths: Array, rows: int, is_absent: bool, place: str, nth: int, keys: FeatureKeys
 ) -> int:
-    """The number of rows that row lengths add up to. Raises: TFGNNError where they lie."""
+    """The sum of row lengths. Raises: TFGNNError if their number is wrong, or one is negative or
+    too large."""
     name = keys.row_lengths[nth - 1].rpartition(".")[2]
     if len(row_lengths) != rows:
         raise TFGNNError(
@@ -261,7 +277,7 @@ def _sum_of(
 
 
 def _miscounted(column: Column, want: int, num: int, place: str) -> TFGNNError:
-    """The error for a number of values that does not fit."""
+    """The error for a wrong number of values."""
     if not len(column.values):
         return TFGNNError(f"{place} is missing, and there are {num} items.", "write its values.")
     return TFGNNError(
@@ -300,7 +316,7 @@ def _encode_ragged(
     """Append the keys and lists of a ragged feature. Raises: TFGNNError."""
     if value.shape != keys.shape or len(value.row_lengths) != len(keys.row_lengths):
         raise TFGNNError(f"{place} has the shape {value.shape}, not {keys.shape}.")
-    # What a reader checks holds before it is written.
+    # Run the reader's checks before writing.
     array = np.asarray(value.values)
     lengths = [_int64(row_lengths) for row_lengths in value.row_lengths]
     flat = array.reshape(-1)
@@ -315,7 +331,7 @@ def _encode_ragged(
 
 
 def _int64(values: Any) -> Array:
-    """Values as an int64 array of one dim. Raises: TFGNNError where they are not integers."""
+    """Convert values to an int64 array of one dim. Raises: TFGNNError if they are not integers."""
     array = np.asarray(values)
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
         raise TFGNNError(f"sizes, row lengths and ends of edges are integers, not {array.dtype}.")

@@ -1,9 +1,9 @@
-"""TFRecord frames and tf.train.Example records scanned and filled by kernels.
+"""Kernels that parse TFRecord frames and tf.train.Example records.
 
-The wire format: https://protobuf.dev/programming-guides/encoding. The scanner knows the shape that
-writers give records: packed lists, a key before its value, no field twice. A record of any other
-shape is marked SLOW and nothing of it is taken. Every position is checked against the end of what
-holds it before it is read.
+The wire format: https://protobuf.dev/programming-guides/encoding. The scanner parses records in the
+usual form of writers: packed lists, a key before its value, no field twice. A record in any other
+form is marked SLOW, without results. Every position is checked against the end of the enclosing
+message before it is read.
 """
 
 from typing import Any
@@ -14,16 +14,19 @@ from numpy.typing import NDArray
 from streamd.graph.jit import inner, kernel
 
 FLOAT, INT64, BYTES = 2, 3, 1
-"""Kinds of a list, by the field number in a feature of a record; 0 is a feature without one."""
+"""Kinds of a list: its field number in the message Feature; 0 for a feature without a list."""
 DONE, FULL, TRUNCATED, BAD_LENGTH, BAD_DATA = 0, 1, 2, 3, 4
-"""Why `scan_frames` ended: at the end, no place for a further record, or what is wrong with one."""
+"""Reasons for which `scan_frames` ends: end of the data, arrays are full, or an error of a
+record."""
 FAST, SLOW = 0, 1
 HEADER, FOOTER = 12, 4
-"""Bytes before and after the data of a record: its length with a checksum, its checksum."""
+"""Bytes before and after the data of a record: its length with a checksum, and the data's
+checksum."""
 
 
 def _crc_tables() -> NDArray[np.uint32]:
-    """Tables of CRC32C for 8 bytes a step: [i, b] is byte b with i zero bytes behind it."""
+    """Tables of CRC32C for 8 bytes per step: [i, b] is the CRC of byte b followed by i zero
+    bytes."""
     tables = np.zeros((8, 256), np.uint32)
     for byte in range(256):
         crc = byte
@@ -83,9 +86,9 @@ def scan_frames(
 ) -> tuple[int, int, int]:
     """Find the records of a TFRecord file and check both checksums of each.
 
-    data: uint8, from the file's beginning or a record's; begin: where to start. Writes where the
-    data of each record starts and ends. Returns: the number of records, the byte behind the last
-    of them, and why it ended.
+    data: uint8. begin: index of the first record's first byte. start_R, end_R: written, the bounds
+    of each record's data. Returns: the number of records, the index after the last of them, and the
+    reason for the end.
     """
     at: Any = begin
     found = 0
@@ -114,8 +117,8 @@ def scan_frames(
 
 @inner
 def _length(data: NDArray[Any], at: Any, end: int) -> tuple[Any, Any]:
-    """A length before what it counts. Returns: where that starts and ends; -1 where it does not fit
-    before `end`, or its varint has more than five bytes."""
+    """Parse a length at `at`. Returns: start and end of the bytes that it counts; (-1, -1) if they
+    do not fit before `end`, or if the varint has more than five bytes."""
     value: Any = np.int64(0)
     for i in range(5):
         if at >= end:
@@ -137,8 +140,8 @@ def _key(
     name_K: NDArray[Any],
     hint: int,
 ) -> int:
-    """The place of a key among the names, -1 where it is none of them. hint: where to look first,
-    as writers keep an order."""
+    """The index of a key among the names, -1 if it is none of them. hint: index to compare first,
+    since writers keep an order."""
     number = len(name_K) - 1
     for i in range(number):
         k = hint + i
@@ -158,7 +161,7 @@ def _key(
 
 @inner
 def _count_ints(data: NDArray[Any], start: int, end: int) -> int:
-    """The number of varints, -1 where they are not whole or beyond 64 bits."""
+    """The number of varints, -1 if one is incomplete or exceeds 64 bits."""
     count = 0
     length = 0
     for at in range(start, end):
@@ -175,7 +178,7 @@ def _count_ints(data: NDArray[Any], start: int, end: int) -> int:
 
 @inner
 def _count_bytes(data: NDArray[Any], start: int, end: int) -> int:
-    """The number of strings of a bytes list, -1 where it is of another shape."""
+    """The number of strings of a bytes list, -1 if it has another form."""
     count = 0
     at = start
     while at < end:
@@ -191,8 +194,8 @@ def _count_bytes(data: NDArray[Any], start: int, end: int) -> int:
 
 @inner
 def _scan_list(data: NDArray[Any], start: int, end: int) -> tuple[int, int, int, int]:
-    """A feature's list. Returns: its kind, where its values start and end, their number (-1 where
-    the feature is of another shape)."""
+    """Parse a feature's list. Returns: its kind, start and end of its values, and their number (-1
+    if the feature has another form)."""
     if start == end:
         return 0, start, start, 0
     tag = data[start]
@@ -228,7 +231,7 @@ def _scan_record(
     end_K: NDArray[Any],
     count_K: NDArray[Any],
 ) -> int:
-    """Find the lists of one record. Returns: FAST, or SLOW where it is of another shape."""
+    """Find the lists of one record. Returns: FAST, or SLOW if it has another form."""
     kind_K[:] = 0
     count_K[:] = 0
     if at == end:
@@ -240,7 +243,7 @@ def _scan_record(
         return SLOW
     hint = 0
     while at < end:
-        # An entry of the map: its key, then its value.
+        # Parse an entry of the map: its key, then its value.
         if data[at] != 0x0A:
             return SLOW
         at, behind = _length(data, at + 1, end)
@@ -257,7 +260,7 @@ def _scan_record(
             return SLOW
         k = _key(data, key, key_end, names, name_K, hint)
         if k >= 0:
-            # A key that comes twice has its last value.
+            # The last value of a repeated key counts.
             kind_K[k] = kind
             start_K[k] = first
             end_K[k] = last
@@ -285,10 +288,10 @@ def scan_examples(
 ) -> tuple[int, int]:
     """Find the lists of named features in records.
 
-    names: uint8, all names one behind the other, and name_K: int64[K + 1] where each starts.
-    want_K: the kind that each should have. Writes for each record and name the list's kind, where
-    its values start and end, and their number; and for each record FAST or SLOW. Returns: how many
-    are SLOW, and how many lists that are not empty have another kind.
+    names: uint8, all names concatenated. name_K: int64[K + 1], the start of each. want_K: the
+    expected kind of each. Writes for each record and name the kind of the list, start and end of
+    its values, and their number; and for each record FAST or SLOW. Returns: the number of SLOW
+    records, and the number of lists with values of another kind.
     """
     slow = 0
     wrong = 0
@@ -323,10 +326,11 @@ def fill_values(
     text_start: NDArray[Any],
     text_end: NDArray[Any],
 ) -> None:
-    """Write the values that `scan_examples` found, name by name and record by record.
+    """Write the values that `scan_examples` has found, by name, then by record.
 
-    want_K: the kind of each name; every list that is not empty has it. ints: int64; float_bytes:
-    uint8, four a value; text_start and text_end: int64, where each string lies in the data.
+    want_K: the kind of each name, which all of its lists with values have. ints: int64.
+    float_bytes: uint8, four for each value. text_start, text_end: int64, bounds of each string in
+    the data.
     """
     int_at = 0
     float_at = 0
@@ -362,7 +366,7 @@ def fill_values(
 
 @kernel
 def least_and_most(values: NDArray[Any]) -> tuple[int, int]:
-    """The least and the greatest of some int64 values, of which there is at least one."""
+    """The minimum and the maximum of int64 values, at least one."""
     least = most = values[0]
     for value in values:
         least = min(least, value)
@@ -372,7 +376,8 @@ def least_and_most(values: NDArray[Any]) -> tuple[int, int]:
 
 @kernel
 def write_varints(values: NDArray[Any], out: NDArray[Any]) -> int:
-    """Write int64 values as varints. out: uint8, ten bytes a value. Returns: the bytes written."""
+    """Write int64 values as varints. out: uint8, ten bytes for each value. Returns: the number of
+    written bytes."""
     at = 0
     for i in range(len(values)):
         value = np.uint64(values[i])

@@ -1,4 +1,4 @@
-"""Values and lists of a record: checked against their dtype, and as bytes."""
+"""Checks values against their dtype, and encodes them as lists of a record."""
 
 from typing import Any
 
@@ -14,16 +14,16 @@ Array = NDArray[Any]
 
 
 def shaped(flat: Array, shape: tuple[int | None, ...], place: str) -> Array:
-    """Values in their shape. Raises: TFGNNError where numpy has no such array."""
+    """Reshape values. Raises: TFGNNError if numpy allows no array of this shape."""
     try:
         return flat.reshape([size or 0 for size in shape])
     except ValueError:
-        # Only with a dim of 0, whose other dims no number of values bounds.
+        # Only possible with a dim of 0: the number of values then does not bound the other dims.
         raise TFGNNError(f"{place}: no array has the shape {shape}.", "correct it.") from None
 
 
 def typed(flat: Array, dtype: DataType, place: str) -> Array:
-    """Values as their dtype. Raises: TFGNNError for an integer that it does not hold."""
+    """Convert values to a dtype. Raises: TFGNNError for an integer outside its range."""
     if flat.dtype == dtype.numpy:
         return flat
     if dtype.numpy == np.uint64 and flat.dtype == np.int64:
@@ -49,7 +49,7 @@ def first_out_of_range(flat: Array, dtype: DataType) -> int | None:
 
 
 def values_list(flat: Array, dtype: DataType, place: str) -> bytes:
-    """The bytes of a feature of a record. Raises: TFGNNError for values of another type."""
+    """Encode the values of a feature. Raises: TFGNNError for values of another type."""
     kind = KINDS[dtype.wire]
     allowed = {BYTES: "OSU", FLOAT: "fiu", INT64: "iub"}[kind]
     if flat.dtype.kind not in allowed and flat.size:
@@ -57,7 +57,7 @@ def values_list(flat: Array, dtype: DataType, place: str) -> bytes:
     if kind == BYTES:
         return _bytes_list(flat.tolist(), place)
     if kind == INT64:
-        # Integers keep their bits; those that the dtype does not hold are refused.
+        # Integers keep their bits; integers outside the dtype's range are refused.
         if flat.dtype == np.uint64 and dtype.numpy == np.uint64:
             return int64_list(flat.view(np.int64))
         if flat.dtype == np.uint64 and flat.size and int(flat.max()) >= 2**63:
@@ -74,20 +74,20 @@ def values_list(flat: Array, dtype: DataType, place: str) -> bytes:
 
 
 def int64_list(values: Array) -> bytes:
-    """The bytes of a feature that holds integers."""
+    """Encode a feature of integers."""
     out = np.empty(10 * len(values), np.uint8)
     return _packed(b"\x1a", out[: write_varints(values, out)].tobytes())
 
 
 def _packed(tag: bytes, payload: bytes) -> bytes:
-    """The bytes of a feature: its list with one packed field, none where there are no values."""
+    """Encode a feature: its list with one packed field, or with no field if there are no values."""
     if payload:
         payload = b"\n" + _varint(len(payload)) + payload
     return tag + _varint(len(payload)) + payload
 
 
 def _bytes_list(values: list[Any], place: str) -> bytes:
-    """The bytes of a feature that holds strings. Raises: TFGNNError for what is no string."""
+    """Encode a feature of strings. Raises: TFGNNError for a value that is no string."""
     parts: list[bytes] = []
     for value in values:
         if isinstance(value, str):
@@ -104,7 +104,7 @@ SMALL = [bytes((i,)) for i in range(128)]
 
 
 def _varint(value: int) -> bytes:
-    """A number as a varint."""
+    """Encode a number as a varint."""
     if value < 128:
         return SMALL[value]
     out = bytearray()
@@ -116,14 +116,14 @@ def _varint(value: int) -> bytes:
 
 
 def encode_row(columns: list[tuple[str, DataType, Array]], place: str) -> bytes:
-    """A record of named flat values. Raises: TFGNNError."""
+    """Encode a record of named flat values. Raises: TFGNNError."""
     return example(
         [(name, values_list(flat, dtype, f"{place}, {name!r}")) for name, dtype, flat in columns]
     )
 
 
 def example(pieces: list[tuple[str, bytes]]) -> bytes:
-    """A record of keys and features."""
+    """Encode a record of keys and encoded features."""
     parts: list[bytes] = []
     for key, feature in pieces:
         name = key.encode()

@@ -1,7 +1,7 @@
-"""The graphs of several records as one graph, whose components are all of theirs.
+"""Merges the graphs of several records into one graph with all of their components.
 
-It is TF-GNN's `merge_batch_to_components`. The records are read by columns, so a batch costs
-hardly more than its largest columns do.
+This is TF-GNN's `merge_batch_to_components`. All records are read together by columns, so a batch
+takes hardly more time than its largest columns.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ Array = NDArray[Any]
 
 
 def read_batches(codec: Codec, path: Path, size: int) -> Iterator[GraphTensor]:
-    """Yield graphs of `size` records each, the last one of fewer, from a TFRecord file, a glob or
+    """Yield graphs of `size` records each (the last may have fewer) from a TFRecord file, a glob or
     base@N.
 
     Raises: TFRecordError and TFGNNError as `Codec.read`, after the batches before were yielded.
@@ -37,7 +37,7 @@ def read_batches(codec: Codec, path: Path, size: int) -> Iterator[GraphTensor]:
 
 
 def merge(graphs: Sequence[GraphTensor], schema: GraphSchema) -> GraphTensor:
-    """Several graphs of numpy arrays, at least one, as one with all of their components."""
+    """Merge one or more graphs of numpy arrays into one with all of their components."""
     node_sets = {
         name: Nodes(
             sizes_C=np.concatenate([graph.node_sets[name].sizes_C for graph in graphs]),
@@ -77,7 +77,7 @@ class _BatchReader:
         self._reader = ColumnReader(self._layout.keys)
 
     def read(self, records: list[bytes], where: str, first: int) -> GraphTensor:
-        """One graph of some records. first: number of the first one, for errors. Raises:
+        """Merge records into one graph. first: number of the first record, for errors. Raises:
         TFGNNError."""
         ends = np.cumsum([len(record) for record in records])
         starts = ends - [len(record) for record in records]
@@ -87,7 +87,7 @@ class _BatchReader:
         try:
             return _Batch(self._layout, iter(columns)).graph()
         except (_Unusual, TFGNNError):
-            # Decoded one by one, absent keys get their defaults and errors name their record.
+            # Decode one by one: missing keys get their defaults, and errors name their record.
             graphs = [
                 self._codec.decode(record, f"{where} {number}")
                 for number, record in enumerate(records, first)
@@ -96,11 +96,11 @@ class _BatchReader:
 
 
 class _Unusual(Exception):  # noqa: N818 - never leaves this module
-    """The columns show that a record lacks a key or contradicts itself."""
+    """A record lacks a key or is inconsistent."""
 
 
 class _Batch:
-    """Makes one graph of the columns of R records. Raises: _Unusual, TFGNNError."""
+    """Builds one graph from the columns of R records. Raises: _Unusual, TFGNNError."""
 
     def __init__(self, layout: FeatureLayout, columns: Iterator[Column]) -> None:
         self._layout = layout
@@ -110,7 +110,7 @@ class _Batch:
 
     def graph(self) -> GraphTensor:
         """The graph of all records."""
-        # The context comes first, but the number of components is known from the sets.
+        # The context's columns come first, but the sets determine the number of components.
         context = self._take(self._layout.context)
         node_sets = {one.name: self._nodes(one) for one in self._layout.node_sets}
         edge_sets = {one.name: self._edges(one) for one in self._layout.edge_sets}
@@ -146,7 +146,7 @@ class _Batch:
         )
 
     def _sizes(self, sizes: Column) -> Array:
-        """Number of items of each record, int64 [R]."""
+        """Number of items of each record, int64[R]."""
         if self._num_components_R is None:
             self._num_components_R = sizes.count_R
         if not np.array_equal(sizes.count_R, self._num_components_R) or not sizes.count_R.all():
@@ -154,7 +154,7 @@ class _Batch:
         return _sums(sizes.values, sizes.count_R)
 
     def _nodes_of(self, end: Column, num_R: Array, num_nodes_R: Array) -> Array:
-        """The ends of edges as places among the nodes of all records."""
+        """Endpoints of edges as indices into the nodes of all records."""
         if not np.array_equal(end.count_R, num_R):
             raise _Unusual
         nodes_E = np.repeat(num_nodes_R, num_R)
@@ -174,7 +174,7 @@ def _values(one: SetKeys, columns: list[Column], num_R: Array) -> dict[str, Valu
 
 
 def _value(keys: FeatureKeys, columns: list[Column], num_R: Array) -> Value:
-    """The value of a feature. num_R: items of each record."""
+    """The values of a feature. num_R: number of items of each record."""
     flat = columns[0]
     rows_R = num_R
     lengths = []
@@ -201,8 +201,8 @@ def _value(keys: FeatureKeys, columns: list[Column], num_R: Array) -> Value:
 
 
 def _sums(values: Array, count_R: Array) -> Array:
-    """The sum of the values of each record, int64 [R]. Raises: _Unusual for what is no number of
-    items."""
+    """The sum of the values of each record, int64[R]. Raises: _Unusual for a negative or too large
+    value."""
     if len(values) and (int(values.min()) < 0 or int(values.max()) * len(values) > MAX_ITEMS):
         raise _Unusual
     ends = np.cumsum(np.concatenate([[0], values]))

@@ -1,7 +1,7 @@
-"""TFRecord files in and out: plain or gzip, whole or in shards.
+"""Reads and writes TFRecord files: plain or gzip, single or in shards.
 
-A record is its length (uint64), a checksum of the length, the data, a checksum of the data, all
-little-endian. A checksum is CRC32C, rotated and with a constant added.
+A record has its length (uint64), a checksum of the length, the data, and a checksum of the data,
+all little-endian. The checksum is CRC32C, rotated, plus a constant.
 """
 
 import gzip
@@ -35,12 +35,13 @@ from streamd.tfgnn.records.shards import (
 )
 
 BLOCK_BYTES = 8 << 20
-"""Bytes read at once; more only for a record that is larger."""
+"""Bytes per read; more only for a larger record."""
 MAX_RECORD_BYTES = 1 << 30
-"""Most bytes of a record: protobuf takes 2 GiB at most, and a longer one is a damaged length."""
+"""Maximum size of a record: protobuf allows 2 GiB, and a larger number is most likely a damaged
+length."""
 MIN_RECORD_BYTES = HEADER + FOOTER
 MAX_RECORDS = 1 << 16
-"""Most records of a block, so that small records do not make large tables of what is in them."""
+"""Maximum number of records of a block, which bounds the arrays about them if records are small."""
 GZIP_MAGIC = b"\x1f\x8b"
 WORDS = {
     TRUNCATED: "the file ends within the record",
@@ -51,9 +52,9 @@ Array = NDArray[Any]
 
 
 class Block:
-    """Some records of a file. data: their bytes; record r is data[start_R[r]:end_R[r]].
+    """Some records of a file. data: bytes of the file; record r is data[start_R[r]:end_R[r]].
 
-    first: the number of the first one in its file, from 0.
+    first: number of the first record in its file, from 0.
     """
 
     __slots__ = ("data", "end_R", "first", "path", "start_R")
@@ -75,7 +76,7 @@ def masked_crc(data: bytes) -> int:
 
 
 def frame(record: bytes) -> bytes:
-    """A record as it stands in a file."""
+    """A record with its length and checksums, as in a file."""
     length = struct.pack("<Q", len(record))
     return b"".join(
         (
@@ -96,12 +97,11 @@ def read_records(path: Path) -> Iterator[bytes]:
 def read_blocks(
     path: Path, max_records: int = MAX_RECORDS, max_bytes: int = MAX_RECORD_BYTES
 ) -> Iterator[Block]:
-    """Yield the records of a file, a glob or base@N, some megabytes at once.
+    """Yield the records of a file, a glob or base@N, some megabytes at a time.
 
-    Checks both checksums of each. max_records: of a block. max_bytes: of a record.
-    Raises: TFRecordError
-    naming file and byte where it is truncated or damaged, after what comes before was yielded (for
-    gzip: the byte of the uncompressed data); TFGNNError where there is no file.
+    Checks both checksums of each record. max_records: of a block. max_bytes: of a record.
+    Raises: TFRecordError with file and byte (for gzip, of the uncompressed data) if a file is
+    truncated or damaged, after the records before were yielded; TFGNNError if there is no file.
     """
     for file in find_files(path):
         yield from _blocks(file, max_records, max_bytes)
@@ -123,7 +123,7 @@ def _blocks(path: Path, max_records: int, max_bytes: int) -> Iterator[Block]:
                 return
             at_end = len(data) < want
 
-            # The records of what was read; all that are whole.
+            # Yield all complete records of the data.
             array = np.frombuffer(data, np.uint8)
             places = min(max_records, len(data) // MIN_RECORD_BYTES + 1)
             start_R, end_R = np.empty((2, places), np.int64)
@@ -136,7 +136,7 @@ def _blocks(path: Path, max_records: int, max_bytes: int) -> Iterator[Block]:
                 if why in WORDS or behind == len(data):
                     break
 
-            # A record that is not whole yet: read on, at most to its declared end.
+            # If a record is not complete yet, read more, at most up to its declared end.
             is_damaged = why in (BAD_LENGTH, BAD_DATA)
             rest = data[behind:]
             if rest and not at_end and not is_damaged:
@@ -144,7 +144,8 @@ def _blocks(path: Path, max_records: int, max_bytes: int) -> Iterator[Block]:
                 if need > max_bytes + MIN_RECORD_BYTES:
                     words = f"its length is {need:,}, and at most {max_bytes:,} bytes are read"
                     raise _damaged(path, begun + behind, number, words)
-                # Twice what is there at most, so that a length alone takes no memory.
+                # Read at most twice the bytes of the record so far, so that a damaged length
+                # allocates little.
                 want = max(BLOCK_BYTES, min(need, 2 * len(rest)), len(rest) + 1)
             else:
                 if is_damaged or rest:
@@ -158,7 +159,7 @@ def _blocks(path: Path, max_records: int, max_bytes: int) -> Iterator[Block]:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a file, gzip by its first bytes and not by its name."""
+    """Open a file; it is gzip by its first bytes, not by its name."""
     file = path.open("rb")
     is_gzip = file.read(2) == GZIP_MAGIC
     file.seek(0)
@@ -169,11 +170,12 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def _read(source: BinaryIO, size: int) -> tuple[bytes, Exception | None]:
-    """At most `size` bytes, fewer only at the end or before what cannot be read; and why."""
+    """Read `size` bytes, fewer only at the end or before an error. Returns: the bytes, and the
+    error or None."""
     pieces: list[bytes] = []
     while size > 0:
         try:
-            # A part at a time: what comes before damaged gzip data is kept.
+            # In small parts, so that the data before damaged gzip data is kept.
             piece = source.read(min(size, 1 << 16 if isinstance(source, gzip.GzipFile) else size))
         except (OSError, EOFError, zlib.error) as error:
             return b"".join(pieces), error
@@ -185,7 +187,7 @@ def _read(source: BinaryIO, size: int) -> tuple[bytes, Exception | None]:
 
 
 def _record_size(rest: bytes) -> int:
-    """The bytes that a record which begins here says it takes."""
+    """The size of the record that starts here, by its length field."""
     if len(rest) < HEADER:
         return MIN_RECORD_BYTES
     return int(struct.unpack_from("<Q", rest)[0]) + MIN_RECORD_BYTES
@@ -199,10 +201,10 @@ def _damaged(path: Path, byte: int, record: int, words: str) -> TFRecordError:
 
 
 class ShardFiles:
-    """The files of a path or of base@N, open for writing. Owner: whoever opens it.
+    """The file of a path, or the files of base@N, open for writing. Owner: its creator.
 
-    A name that ends with .gz, or base.gz@N, is compressed. Each file has its name only once it is
-    whole and synced: `with` renames all at its end, and none where an error ended it.
+    Names that end with .gz, and base.gz@N, are compressed. At the end of `with`, each file is
+    flushed and synced, then renamed to its final name. After an error no file is renamed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -230,7 +232,7 @@ class ShardFiles:
 
 
 class _synced:
-    """Opens a scratch file, which may be compressed, and syncs it.
+    """Opens a scratch file, with compression if it is gzip, and syncs it at the end.
 
     An error removes it.
     """
@@ -239,7 +241,7 @@ class _synced:
         self._scratch = scratch
         self._raw = scratch.open("wb", buffering=1 << 20)
         self._is_gzip = is_gzip
-        # Without a name and time in it the same records give the same bytes.
+        # Without name and time in the header, equal records give equal bytes.
         self._file: Any = gzip.GzipFile("", "wb", 6, self._raw, mtime=0) if is_gzip else self._raw
 
     def __enter__(self) -> Any:
@@ -256,9 +258,9 @@ class _synced:
 
 
 def write_records(path: Path, records: Iterable[bytes]) -> int:
-    """Write records to a file or to the shards of base@N in turn. Returns: how many.
+    """Write records to a file, or in turn to the shards of base@N. Returns: the number of records.
 
-    Each file has its name only once all are whole.
+    No file gets its name before all records are written.
     """
     count = 0
     with ShardFiles(path) as files:

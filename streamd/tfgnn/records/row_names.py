@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 Place = Callable[[int], str]
-"""Row number -> its file and row, as text."""
+"""Row number -> text with its file and row, for errors."""
 
 
 @dataclass(frozen=True, slots=True)

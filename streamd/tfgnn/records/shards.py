@@ -1,4 +1,4 @@
-"""Names of sharded files, base@N, and formats of tables by their names."""
+"""Names of sharded files (base@N), and the format of a table by its name."""
 
 import re
 from pathlib import Path
@@ -6,9 +6,9 @@ from pathlib import Path
 from streamd.errors import TFGNNError
 
 MAX_SHARDS = 99_999
-"""A shard's number has five digits."""
+"""The number of a shard has five digits."""
 _SHARDED = re.compile(r"(?P<base>.+)@(?P<count>[0-9]+)(?P<end>(\.[A-Za-z][A-Za-z0-9]*)*)")
-"""The ending of a file may come behind the number too: base@N.tfrecord."""
+"""The file's suffix may follow the number: base@N.tfrecord."""
 _SHARD = re.compile(
     r"(?P<base>.+)-(?P<number>[0-9]+)-of-(?P<count>[0-9]+)(?P<end>(\.[A-Za-z0-9]+)*)"
 )
@@ -18,9 +18,9 @@ _CSV = re.compile(r"[_.-]csv\b")
 
 
 def table_format(path: Path) -> str:
-    """The format of a table, tfrecord or csv, by the file's name.
+    """The format of a table, tfrecord or csv, by its file name.
 
-    The name alone counts, not its folders. Raises: TFGNNError where it tells neither.
+    Folders do not count. Raises: TFGNNError if the name has neither format.
     """
     if _TFRECORD.search(path.name):
         return "tfrecord"
@@ -33,7 +33,7 @@ def table_format(path: Path) -> str:
 
 
 def is_csv(path: Path) -> bool:
-    """Whether a file's name means CSV; any other name means records."""
+    """Whether a file's name means CSV; all other names mean records."""
     return not _TFRECORD.search(path.name) and _CSV.search(path.name) is not None
 
 
@@ -61,8 +61,8 @@ def shard_paths(path: Path) -> list[Path]:
 
 
 def output_path(text: str) -> Path:
-    """The file or base@N to write, from the user's text. Raises: TFGNNError for a trailing /, which
-    means a folder and which `Path` would drop."""
+    """The file or base@N to write, from the user's text. Raises: TFGNNError for a folder, also by a
+    trailing /, which `Path` would drop."""
     path = Path(text)
     if text.rpartition("/")[2] in ("", ".", "..") or path.is_dir():
         raise TFGNNError(
@@ -73,8 +73,8 @@ def output_path(text: str) -> Path:
 
 
 def make_folder_of(path: Path) -> None:
-    """Make the folder of a file to write. Raises: TFGNNError if that fails, or if the file's name
-    is that of a folder."""
+    """Create the folder of a file to write. Raises: TFGNNError if that fails, or if a folder has
+    the file's name."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -87,20 +87,20 @@ def make_folder_of(path: Path) -> None:
 
 
 def is_compressed(path: Path) -> bool:
-    """Whether a file, or the base of a shard, is written as gzip by its name."""
+    """Whether the name of a file, or of a shard, means gzip."""
     return re.search(r"\.gz(-[0-9]{5}-of-[0-9]{5})?$", path.name) is not None
 
 
 def find_files(path: Path) -> list[Path]:
     """The files to read, by name: a file, a glob such as base-?????-of-00003, or base@N.
 
-    The name of one shard means only that file. A glob skips hidden files. Raises: TFGNNError if no
+    The name of one shard means that file only. A glob skips hidden files. Raises: TFGNNError if no
     file matches, a shard is missing, or a glob matches a shard twice.
     """
     if path.is_file():
         return [path]
     if shard_count(path) is not None:
-        # Each shard may be compressed, as a file may.
+        # Each shard may be compressed, as a single file may.
         return [_plain_or_gz(shard) for shard in shard_paths(path)]
     if re.search(r"[*?\[]", path.name):
         found = (p for p in path.parent.glob(path.name) if p.is_file())
@@ -113,7 +113,8 @@ def find_files(path: Path) -> list[Path]:
 
 
 def _check_whole(files: list[Path], path: Path) -> None:
-    """Refuse shards unless each of one N is there once. path: the glob. Raises: TFGNNError."""
+    """Check that each of the N shards is there once, for one N. path: the glob. Raises:
+    TFGNNError."""
     shards: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for file in files:
         name = _SHARD.fullmatch(file.name)
@@ -144,7 +145,7 @@ def _check_whole(files: list[Path], path: Path) -> None:
 
 
 def _plain_or_gz(path: Path) -> Path:
-    """The file, or the one with .gz behind its name. Raises: TFGNNError where there is neither."""
+    """The file, or the one with .gz after its name. Raises: TFGNNError if there is neither."""
     for found in (path, path.with_name(f"{path.name}.gz")):
         if found.is_file():
             return found

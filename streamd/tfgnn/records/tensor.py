@@ -1,4 +1,4 @@
-"""A GraphTensor: the features, nodes and edges of one graph, or of some graphs side by side."""
+"""GraphTensor: the features, nodes and edges of one graph, or of several graphs as components."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,10 +16,10 @@ Array = Any
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ragged:
-    """Values whose dims have a length of their own in each row.
+    """Values with ragged dims, whose length differs from row to row.
 
-    shape: of one item, None for a ragged dim. values: [N, *the dims behind the last ragged one].
-    row_lengths: int64, for each ragged dim in turn one length for each row at its place.
+    shape: of one item, None for a ragged dim. values: [N, *the dims after the last ragged one].
+    row_lengths: for each ragged dim, in order, an int64 array with the length of each of its rows.
     """
 
     shape: tuple[int | None, ...]
@@ -27,11 +27,11 @@ class Ragged:
     row_lengths: tuple[Array, ...]
 
     def tolist(self) -> list[Any]:
-        """The values as lists in lists, one for each item."""
+        """The values as nested lists, one for each item."""
         rows: list[Any] = self.values.tolist()
         lengths = list(self.row_lengths)
         last = max(i for i, size in enumerate(self.shape) if size is None)
-        # From the inside out, put what belongs together into lists.
+        # Nest from the innermost dim outwards.
         for size in self.shape[last::-1]:
             counts = lengths.pop().tolist() if size is None else [size] * (len(rows) // size)
             nested, at = [], 0
@@ -43,7 +43,7 @@ class Ragged:
 
 
 def ragged(feature: Feature, rows: Sequence[Any]) -> Ragged:
-    """A ragged value from lists in lists, one for each item. Raises: TFGNNError for uneven dims."""
+    """A ragged value from nested lists, one for each item. Raises: TFGNNError for uneven dims."""
     lengths = []
     level: list[Any] = list(rows)
     shape = shape_of(feature)
@@ -71,20 +71,22 @@ Values = Mapping[str, Value]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Nodes:
-    """The nodes of a set. sizes_C: int64, how many each component has. features: [N, *shape]."""
+    """The nodes of a set. sizes_C: int64, number of nodes of each component. features: [N,
+    *shape]."""
 
     sizes_C: Array
     features: Values = field(default_factory=dict)
 
     @property
     def num(self) -> int:
-        """How many nodes there are."""
+        """Number of nodes."""
         return int(self.sizes_C.sum())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Edges:
-    """The edges of a set. source_E, target_E: int64, places in the schema's two node sets."""
+    """The edges of a set. sizes_C: int64, number of edges of each component. source_E, target_E:
+    int64, indices into the two node sets of the schema."""
 
     sizes_C: Array
     source_E: Array
@@ -94,14 +96,14 @@ class Edges:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class GraphTensor:
-    """A graph of C components. context: features of the graph, [C, *shape]."""
+    """A graph of C components. context: features of the components, [C, *shape]."""
 
     context: Values = field(default_factory=dict)
     node_sets: Mapping[str, Nodes] = field(default_factory=dict)
     edge_sets: Mapping[str, Edges] = field(default_factory=dict)
 
     def map(self, change: Callable[[Array], Array]) -> "GraphTensor":
-        """The same graph with each array changed by a function."""
+        """The same graph with a function applied to each array."""
 
         def values(of: Values) -> dict[str, Value]:
             return {
@@ -130,7 +132,7 @@ class GraphTensor:
 
 
 def by_row(value: Value) -> Callable[[int], Array]:
-    """A function that gives the flat values of a row."""
+    """A function that returns the flat values of a row."""
     if not isinstance(value, Ragged):
         array = np.asarray(value)
         return lambda r: array[r : r + 1].reshape(-1)
@@ -140,7 +142,7 @@ def by_row(value: Value) -> Callable[[int], Array]:
 
 
 def _counts(value: Ragged) -> Array:
-    """int64: the number of values of each row."""
+    """Number of values of each row, int64."""
     counts, lengths = np.ones(len(value.values), np.int64), list(value.row_lengths)
     last = max(i for i, size in enumerate(value.shape) if size is None)
     # Sum the row lengths of each partition, innermost first.
@@ -156,7 +158,8 @@ def _counts(value: Ragged) -> Array:
 
 
 def take(features: Values, rows: Array) -> dict[str, Value]:
-    """Some rows of features, of which a ragged one has one ragged dim, the first. rows: int64."""
+    """Select rows of features. A ragged feature must have one ragged dim, the first. rows:
+    int64."""
     return {name: _take(value, rows) for name, value in features.items()}
 
 
@@ -166,13 +169,13 @@ def _take(value: Value, rows: Array) -> Value:
     lengths = value.row_lengths[0]
     start = np.concatenate([[0], np.cumsum(lengths)])[rows]
     taken = lengths[rows]
-    # Each place of a row counts on from the row's start.
+    # Index of each value within its row, added to the row's start.
     within = np.arange(int(taken.sum())) - np.repeat(np.cumsum(taken) - taken, taken)
     return Ragged(value.shape, value.values[np.repeat(start, taken) + within], (taken,))
 
 
 def join(parts: Sequence[Values]) -> dict[str, Value]:
-    """The features of several blocks of rows, one behind the other."""
+    """Concatenate the features of several blocks of rows."""
     if not parts:
         return {}
     return {name: _join([part[name] for part in parts]) for name in parts[0]}
@@ -191,7 +194,7 @@ def _join(values: list[Value]) -> Value:
 
 
 def no_rows(features: Features) -> dict[str, Value]:
-    """Features of no items, of which a ragged one has one ragged dim, the first."""
+    """Features of zero items. A ragged feature must have one ragged dim, the first."""
     found: dict[str, Value] = {}
     for name, feature in sorted(features.items()):
         shape = shape_of(feature)

@@ -1,1 +1,1 @@
-"""Sampling of subgraphs as a SamplingSpec says."""
+"""Sampling of subgraphs by a SamplingSpec."""

@@ -1,8 +1,8 @@
-"""The nodes and edges that a sampler walks on, in arrays.
+"""A sampler's graph: its nodes and edges in arrays.
 
-Whoever has them makes a `Graph`: tables (`tables_graph`), a bucket of tables in a Beam pipeline, or
-a log. Nodes are numbered by their ids in the order of their bytes, and the edges of a node stand in
-`edge_order`, so two graphs of the same rows are walked alike, whatever order the rows came in.
+A `Graph` is built from tables (`tables_graph`), from a bucket of tables in a Beam pipeline, or from
+a log. Nodes are numbered in byte order of their ids, and a node's edges are in `edge_order`, so
+graphs of the same rows give the same samples, whatever the order of the rows.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,10 +22,11 @@ from streamd.tfgnn.schema.schema import Features, dtype_of
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class NodeTable:
-    """The nodes of a set, by their number.
+    """The nodes of a set by number.
 
-    ids: bytes, ascending. row_N: int64, the row of each in `features`, -1 for a node that only
-    edges or seeds name. features: [rows, *shape] by name.
+    ids: bytes, ascending. row_N: int64, the row of each in `features`, -1 for a node without a row,
+    which only edges or seeds name. features: [rows, *shape] by name. number: number by id. hash_N:
+    uint64, of the ids.
     """
 
     ids: list[bytes]
@@ -36,8 +37,8 @@ class NodeTable:
 
 
 def node_table(ids: list[bytes], others: set[bytes], features: Values, place: Place) -> NodeTable:
-    """The nodes of a table's rows and further ones. Raises: TFGNNError for an id that is there
-    twice."""
+    """The nodes of a table's rows, and others without a row. Raises: TFGNNError for a repeated
+    id."""
     row = {id: r for r, id in enumerate(ids)}
     if len(row) < len(ids):
         first: dict[bytes, int] = {}
@@ -65,11 +66,11 @@ def shown_id(id: bytes) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Adjacency:
-    """The edges of a set by their source, those of a node in `edge_order`.
+    """The edges of a set by source; those of a node are in `edge_order`.
 
-    start_N: int64, where the edges of each source begin, and the end. source_E, target_E: int64,
-    numbers of nodes. row_E: int64, rows of `features`. time_E: int64, weight_E: float32, each None
-    where the edges have none.
+    start_N: int64, index of each source's first edge, and last the number of edges. source_E,
+    target_E: int64, numbers of nodes. row_E: int64, rows of `features`. time_E: int64, weight_E:
+    float32, each None if the edges have none.
     """
 
     start_N: Array
@@ -82,12 +83,13 @@ class Adjacency:
 
     @cached_property
     def most(self) -> int:
-        """The most edges of a node."""
+        """The largest number of edges of a node."""
         return int(np.diff(self.start_N).max(initial=0))
 
     @cached_property
     def sum_E(self) -> Array:
-        """float64: the weights of a node's edges up to each. Nothing of other nodes is in it."""
+        """Running sums of the weights of each node's edges, float64; they start at 0 at each
+        node."""
         assert self.weight_E is not None
         sums = np.empty(len(self.weight_E))
         sum_weights(self.start_N, self.weight_E, sums)
@@ -95,17 +97,18 @@ class Adjacency:
 
     @cached_property
     def top_E(self) -> Array:
-        """int64: a node's edges by falling weight; of the same weight, the later in order first."""
+        """Each node's edges by descending weight, int64; of equal weights, the last in order comes
+        first."""
         assert self.weight_E is not None
         places = np.arange(len(self.weight_E))
         return np.lexsort((-places, -self.weight_E, self.source_E))
 
 
 class FeatureReader(Protocol):
-    """Reads features that a graph does not hold."""
+    """Reads features that are not in the graph's arrays."""
 
     def of_nodes(self, name: str, row_N: Array, until_N: Array) -> Values:
-        """The features of nodes of a set in force before a time each."""
+        """The features of nodes of a set, each before a time of its own."""
 
     def of_edges(self, name: str, row_E: Array) -> Values:
         """The features of edges of a set."""
@@ -113,9 +116,9 @@ class FeatureReader(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Graph:
-    """The node sets and edge sets that a sampler walks on.
+    """The node sets and edge sets of a sampler.
 
-    latent: node sets without a table. reader: of features, where nodes and edges hold none.
+    latent: node sets without a table. reader: of features, if they are not in the arrays.
     """
 
     node_sets: Mapping[str, NodeTable]
@@ -124,7 +127,7 @@ class Graph:
     reader: FeatureReader | None = None
 
     def node_features(self, name: str, node_N: Array, until_N: Array) -> Values:
-        """The features of some nodes of a set, before a time each where they change."""
+        """The features of some nodes of a set, each before a time of its own if features change."""
         table = self.node_sets[name]
         if self.reader is not None:
             return self.reader.of_nodes(name, table.row_N[node_N], until_N)
@@ -145,17 +148,17 @@ def edge_order(
     weight_E: Array | None,
     contents: Callable[[list[int]], list[bytes]] | None,
 ) -> Array:
-    """The order in which edges stand: by source, time, target, weight and, last, features.
+    """The order of edges: by source, time, target, weight and, last, features.
 
-    Edges that are still the same are the same in everything, so any order of them will do.
-    contents: gives features of edges as bytes; None where there are none. Returns: int64[E].
+    Edges that are equal in all of these are interchangeable. contents: returns features of edges as
+    bytes; None if there are none. Returns: int64[E].
     """
     keys = [key for key in (weight_E, target_E, time_E, source_E) if key is not None]
     order = np.lexsort(keys)
     if contents is None or len(order) < 2:
         return order
 
-    # Where all keys are the same as those of the edge before, the features decide.
+    # Order edges with equal keys by their features.
     same = np.ones(len(order) - 1, bool)
     for key in keys:
         sorted_key = key[order]
@@ -183,11 +186,11 @@ def adjacency(
     read: Callable[[Array], Values] | None = None,
     place: Place,
 ) -> Adjacency:
-    """Edges in any order, by their source.
+    """Build the adjacency of edges in any order.
 
-    row_E: rows of their features, int64; their places otherwise. types: of the features that tell
-    edges apart which are the same in all else. read: gives rows of features that are not held.
-    place: names an edge for errors. Raises: TFGNNError as `check_weights`.
+    row_E: rows of their features, int64; None if these are in the edges' order. types: of the
+    features that order edges with equal keys. read: reads rows of features that are not in
+    `features`. place: names an edge in errors. Raises: TFGNNError as `check_weights`.
     """
     check_weights(weight_E, place)
 
@@ -210,7 +213,7 @@ def adjacency(
 
 
 def check_weights(weight_E: Array | None, place: Place) -> None:
-    """Refuse a weight that is negative or not finite. Raises: TFGNNError naming the edge."""
+    """Refuse a weight that is negative or not finite. Raises: TFGNNError with the edge."""
     if weight_E is None:
         return
     wrong = np.flatnonzero(~((weight_E >= 0) & (weight_E < np.inf)))
@@ -223,7 +226,7 @@ def check_weights(weight_E: Array | None, place: Place) -> None:
 
 
 def row_bytes(features: Values, types: Features, num: int, place: Place) -> list[bytes]:
-    """The features of each of some rows as bytes. Raises: TFGNNError."""
+    """The features of each row as bytes. Raises: TFGNNError."""
     getters = [(name, dtype_of(types[name]), by_row(features[name])) for name in sorted(types)]
     return [
         encode_row([(name, t, get(r)) for name, t, get in getters], place(r)) for r in range(num)

@@ -1,4 +1,4 @@
-"""Samples as records: what was found, with its features, in a fixed order."""
+"""Encodes samples as records: sampled nodes and edges with their features, in a fixed order."""
 
 from collections.abc import Iterator, Mapping
 
@@ -25,7 +25,7 @@ TEXT, TIME = new_feature("DT_STRING"), new_feature("DT_INT64")
 
 
 def sampled_schema(schema: GraphSchema, seed_set: str, timed_seeds: bool) -> GraphSchema:
-    """The schema of samples: without places of tables, with the sample's names as the context.
+    """The schema of samples: without file names of tables, with the sample's ids as its context.
 
     A node set without a table or without features has the feature `#id`, to identify its nodes.
     Context features of the graph belong to the whole graph, so samples do not have them.
@@ -39,7 +39,8 @@ def sampled_schema(schema: GraphSchema, seed_set: str, timed_seeds: bool) -> Gra
 def schema_of_samples(
     schema: GraphSchema, context: Features, roots: tuple[str, ...]
 ) -> GraphSchema:
-    """The same with features of the context and node sets of seeds as given."""
+    """As `sampled_schema`, with given features of the context and given node sets of seeds
+    (`roots`)."""
     out = GraphSchema(info={"graph_type": "SUBGRAPH", "root_set": roots})
     out.context.SetInParent()
     for name, feature in context.items():
@@ -59,15 +60,15 @@ def schema_of_samples(
 
 
 def is_latent(one: NodeSet) -> bool:
-    """Whether a node set has no table: its nodes are those that edges and seeds name."""
+    """Whether a node set has no table: its nodes are the endpoints of edges and the seeds."""
     return not has_table(one)
 
 
 class Assembler:
-    """Makes records of samples. Immutable, so threads may share it.
+    """Encodes samples as records. Immutable, so threads may share it.
 
-    Nodes stand in a record with the seed first, then by their ids; edges by the places of source
-    and target, parallel ones in `edge_order`.
+    Order of a record: nodes with the seed first, then by id; edges by the indices of source and
+    target, parallel edges in `edge_order`.
     """
 
     def __init__(self, graph: Graph, schema: GraphSchema, seed_set: str, timed: bool) -> None:
@@ -78,7 +79,7 @@ class Assembler:
         self._codec = Codec(self.schema)
 
     def records(self, found: Found) -> Iterator[bytes]:
-        """Yield the record of each sample, in their order."""
+        """Yield the record of each sample, in order."""
         seeds, names = found.seeds, found.seeds.sample_ids
         number = self._graph.node_sets[self._seed_set].number
         seed_S = np.array([number.get(id, -1) for id in seeds.seed_ids], np.int64)
@@ -100,7 +101,7 @@ class Assembler:
 class Body:
     """The nodes and edges of S samples with their features, in the order of a record. Immutable.
 
-    places: where nodes stand in their samples, by node set.
+    places: indices of nodes in their samples, by node set.
     """
 
     def __init__(
@@ -112,8 +113,7 @@ class Body:
         until_S: Array,
         first: Mapping[str, Array],
     ) -> None:
-        """schema: whose sets the samples have. first: by node set, the node that comes first in
-        each sample."""
+        """schema: of the samples. first: by node set, the node that comes first in each sample."""
         self._graph = graph
         self.places: dict[str, Places] = {}
         self._nodes = {}
@@ -151,7 +151,7 @@ class Body:
         }
 
     def _node_features(self, name: str, node_set: NodeSet, node_N: Array, until_N: Array) -> Values:
-        """The features of some nodes, before a time each."""
+        """The features of some nodes, each before a time of its own."""
         if not len(node_N):
             return no_rows(node_set.features)
         table = self._graph.node_sets[name]
@@ -163,7 +163,8 @@ class Body:
     def _of_set(
         self, name: str, edge_set: EdgeSet, edges: Pairs, samples: Array
     ) -> tuple[Array, Array, Array, list[Values]]:
-        """Where each sample's edges begin, the places of their sources and targets, features."""
+        """The start of each sample's edges, the indices of their sources and targets, and their
+        features."""
         if name not in edges:
             bounds = np.zeros(len(samples), np.int64)
             return bounds, NONE, NONE, _split(no_rows(edge_set.features), bounds)
@@ -178,7 +179,7 @@ class Body:
 
 
 class Places:
-    """Where nodes stand in their samples."""
+    """The indices of nodes in their samples."""
 
     def __init__(self, sample_N: Array, node_N: Array, bounds: Array) -> None:
         self._count = int(node_N.max(initial=0)) + 1
@@ -188,7 +189,7 @@ class Places:
         self._bounds = bounds
 
     def of(self, sample_E: Array, node_E: Array) -> Array:
-        """int64: the place of a node in each sample, which has it."""
+        """The index of a node in each sample, which must have it; int64."""
         at = self._order[np.searchsorted(self._joined, sample_E * self._count + node_E)]
         places: Array = at - self._bounds[sample_E]
         return places
@@ -202,7 +203,7 @@ def texts(values: list[bytes]) -> Array:
 
 
 def _split(features: Values, bounds: Array) -> list[Values]:
-    """The features of each sample. bounds: where its rows begin, and the end."""
+    """The features of each sample. bounds: the start of its rows, and last the end."""
     spans = list(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True))
     parts: list[dict[str, Value]] = [{} for _ in spans]
     for name, value in features.items():

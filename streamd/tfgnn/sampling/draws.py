@@ -1,13 +1,13 @@
-"""Which edges an operation of a sampling spec takes at a node.
+"""Draws the edges that an operation of a sampling spec takes at a node.
 
 A draw depends on the run's seed, the operation's name, the ids of sample and node, and the node's
-edges in their order (`adjacency.edge_order`), and on nothing else: not on threads, on processes,
-on how tables are cut into shards, or on which sampler asks. So the numbers that stand for chance
-are hashes of those names, and each number of a draw has a place of its own in their sequence.
+edges in order (`adjacency.edge_order`). It does not depend on threads, processes, the shards of
+tables, or the kind of sampler. So its random numbers are a counter-based sequence, keyed by a hash
+of seed, operation and ids.
 
 RANDOM_UNIFORM draws without replacement by Floyd's algorithm (Bentley and Floyd, 1987).
-RANDOM_WEIGHTED draws edge after edge, each by the weights of those that are left, which are the
-probabilities of A-ES (Efraimidis and Spirakis, 2006), but looks at some edges only.
+RANDOM_WEIGHTED draws edge after edge, each by the weights of the remaining edges. These are the
+probabilities of A-ES (Efraimidis and Spirakis, 2006), but this algorithm reads only some edges.
 """
 
 from typing import Any
@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from streamd.graph.jit import inner, kernel
 
 TOP_K, RANDOM_UNIFORM, RANDOM_WEIGHTED, LATEST_K = range(4)
-"""As the schema of specs numbers them: `SamplingStrategy` in tfgnn.proto."""
+"""Numbers of `SamplingStrategy` in tfgnn.proto."""
 ENDLESS = np.int64(2**63 - 1)
-"""The time of a sample without one: it holds all edges before it."""
+"""The time of a sample without a time: all edges are before it."""
 TRIES = 8
-"""Draws of an edge that may hit one taken already, before the rest is summed up instead."""
+"""Number of draws of an edge that may hit a taken edge; after these the weights of the rest are
+summed instead."""
 GAMMA = np.uint64(0x9E3779B97F4A7C15)
 """The step of SplitMix64 (Steele, Lea and Flood, 2014)."""
 FNV_BASIS, FNV_PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
@@ -31,7 +32,7 @@ Array = NDArray[Any]
 
 @inner
 def _mix(x: Any) -> Any:
-    """A uint64 with its bits mixed, as SplitMix64 ends."""
+    """SplitMix64's finalizer on a uint64."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -39,13 +40,13 @@ def _mix(x: Any) -> Any:
 
 @inner
 def _uniform(key: Any, place: int) -> float:
-    """The number at a place of a key's sequence, in [0, 1) with 53 bits."""
+    """The random number at an index of a key's sequence, in [0, 1) with 53 bits."""
     return float(_mix(key + np.uint64(place + 1) * GAMMA) >> np.uint64(11)) * 2.0**-53
 
 
 @kernel
 def _hash(data: Array, end_N: Array, out_N: Array) -> None:
-    """Write the hash of each string of data: FNV-1a of its bytes, mixed."""
+    """Write the hash of each string of data: FNV-1a of its bytes, then `_mix`."""
     at = 0
     for n in range(len(end_N)):
         found = FNV_BASIS
@@ -56,7 +57,7 @@ def _hash(data: Array, end_N: Array, out_N: Array) -> None:
 
 
 def hash_strings(strings: list[bytes]) -> Array:
-    """uint64[N]: a hash of each string."""
+    """A hash of each string, uint64[N]."""
     out = np.empty(len(strings), np.uint64)
     ends = np.cumsum(np.fromiter(map(len, strings), np.int64, len(strings)))
     _hash(np.frombuffer(b"".join(strings), np.uint8), ends, out)
@@ -70,7 +71,7 @@ def _keys(op: Any, sample_R: Array, node_R: Array, out_R: Array) -> None:
 
 
 def draw_keys(seed: int, op_name: str, sample_R: Array, node_R: Array) -> Array:
-    """uint64[R]: the key of each draw. sample_R, node_R: the hashes of their ids."""
+    """The key of each draw, uint64[R]. sample_R, node_R: hashes of the ids."""
     op = hash_strings([f"{seed} {op_name}".encode()])[0]
     out = np.empty(len(sample_R), np.uint64)
     _keys(op, sample_R, node_R, out)
@@ -79,8 +80,8 @@ def draw_keys(seed: int, op_name: str, sample_R: Array, node_R: Array) -> Array:
 
 @kernel
 def draw_places(key_S: Array, count_S: Array, out_SK: Array) -> None:
-    """Write K places of each of S draws, uniformly of 0 to count_S - 1, any of them again too; -1
-    where there is none."""
+    """Write K indices for each of S draws, uniform in 0 to count_S - 1, with replacement; -1 if
+    count_S is 0."""
     for s in range(len(out_SK)):
         for k in range(out_SK.shape[1]):
             count = count_S[s]
@@ -89,7 +90,7 @@ def draw_places(key_S: Array, count_S: Array, out_SK: Array) -> None:
 
 @kernel
 def sum_weights(start_N: Array, weight_E: Array, sum_E: Array) -> None:
-    """Write the sums of the weights of a node's edges up to each; nothing of other nodes counts."""
+    """Write the running sums of the weights of each node's edges."""
     for n in range(len(start_N) - 1):
         total = 0.0
         for e in range(start_N[n], start_N[n + 1]):
@@ -99,9 +100,9 @@ def sum_weights(start_N: Array, weight_E: Array, sum_E: Array) -> None:
 
 @kernel
 def count_edges(start_N: Array, time_E: Array, node_R: Array, until_R: Array, out_R: Array) -> None:
-    """Write how many edges of each node come before a time; they are its first ones.
+    """Write the number of edges of each node before a time; these are its first edges.
 
-    start_N: where each node's edges begin, and the end. time_E: empty where edges have no time.
+    start_N: as in `Adjacency`. time_E: empty if edges have no time.
     """
     for r in range(len(node_R)):
         low = start_N[node_R[r]]
@@ -133,12 +134,12 @@ def draw_edges(
     out: Array,
     num_R: Array,
 ) -> int:
-    """Write the edges that each of R draws takes, one draw behind the other.
+    """Write the edges of each of R draws, one draw after the other.
 
-    size: the most of a draw. weight_E: float32, sum_E: float64 sums of the weights of a node's
-    edges up to each, top_E: a node's edges by falling weight; each empty where the strategy needs
-    none. count_R: the edges to draw from. taken: uint8 zeros, as many as a node has edges at most.
-    num_R: how many each draw took. Returns: how many all took.
+    size: maximum number of edges of a draw. weight_E: float32, sum_E, top_E: as in `Adjacency`;
+    each empty if the strategy does not use it. count_R: number of edges to draw from. taken: uint8
+    zeros, one for each edge of the node with the most edges. num_R: written, number of edges of
+    each draw. Returns: number of edges of all draws.
     """
     at = 0
     for r in range(len(node_R)):
@@ -154,7 +155,7 @@ def draw_edges(
         elif strategy == TOP_K:
             place = first
             while at - before < size:
-                # An edge that comes too late is passed over.
+                # Skip edges at or after the sample's time.
                 if top_E[place] < first + count:
                     out[at] = top_E[place]
                     at += 1
@@ -173,7 +174,8 @@ def draw_edges(
 def _uniformly(
     size: int, first: int, count: int, key: Any, taken: Array, out: Array, at: int
 ) -> int:
-    """Draw `size` of more edges, all subsets alike. Returns: the place behind what was written."""
+    """Draw `size` of `count` edges; all subsets are equally likely. Returns: the index after the
+    last written edge."""
     begin = at
     for last in range(count - size, count):
         i = min(int(_uniform(key, at - begin) * (last + 1)), last)
@@ -199,7 +201,8 @@ def _weighted(
     out: Array,
     at: int,
 ) -> int:
-    """Draw up to `size` edges by weight, none of weight 0. Returns: the place behind them."""
+    """Draw up to `size` edges by weight, none with weight 0. Returns: the index after the last
+    written edge."""
     begin = at
     if count <= size:
         for i in range(first, first + count):
@@ -214,7 +217,7 @@ def _weighted(
         for _ in range(TRIES):
             x = _uniform(key, place) * total
             place += 1
-            # The first edge whose sum is above x.
+            # Find the first edge with a running sum above x.
             low = first
             high = first + count
             while low < high:
@@ -227,7 +230,7 @@ def _weighted(
                 found = low
                 break
         if found < 0:
-            # What was taken has most of the weight: sum up the rest.
+            # The taken edges have most of the weight: sum the weights of the rest.
             rest = 0.0
             for i in range(first, first + count):
                 if not taken[i - first]:

@@ -1,4 +1,4 @@
-"""Graphs of a schema with values at random, to try a model before there are data."""
+"""Generates random graphs of a schema, to try a model before there is data."""
 
 from collections.abc import Iterator, Mapping
 
@@ -17,10 +17,11 @@ from streamd.tfgnn.schema.schema import (
 )
 
 NODES, EDGES, ROWS = (2, 8), (2, 16), (0, 4)
-"""Least and most nodes of a set, edges of a set, and length of a ragged row."""
+"""Minimum and maximum number of nodes of a set and of edges of a set, and length of a ragged
+row."""
 LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz", "S1")
 MAX_NUMBER = 100
-"""Integers are below it, as every dtype holds them."""
+"""Integers are below it, so that every dtype can hold them."""
 
 
 def random_graphs(
@@ -31,11 +32,10 @@ def random_graphs(
     components: int = 1,
     values: Mapping[str, list[object]] | None = None,
 ) -> Iterator[GraphTensor]:
-    """Yield graphs of a schema with everything drawn at random.
+    """Yield random graphs of a schema.
 
-    values: for features such as `context/label`, `nodes/paper.year` or `edges/cites.how`, the
-    values to draw from. The same seed gives the same graphs. Raises: TFGNNError where the schema
-    contradicts itself.
+    values: feature, such as `context/label`, `nodes/paper.year` or `edges/cites.how` -> the values
+    to draw from. Equal seeds give equal graphs. Raises: TFGNNError if the schema is inconsistent.
     """
     check_schema(schema)
     rng = np.random.default_rng(seed)
@@ -67,7 +67,7 @@ def _graph(
         sizes_C = rng.integers(EDGES[0], EDGES[1] + 1, components)
         edges[name] = Edges(
             sizes_C=sizes_C,
-            # An edge is within its component.
+            # Both endpoints of an edge are in its component.
             source_E=_ends(rng, sizes_C, nodes[edge_set.source].sizes_C),
             target_E=_ends(rng, sizes_C, nodes[edge_set.target].sizes_C),
             features=features(edge_set.features, f"edges/{name}.", int(sizes_C.sum())),
@@ -80,7 +80,7 @@ def _graph(
 
 
 def _ends(rng: np.random.Generator, sizes_C: Array, nodes_C: Array) -> Array:
-    """int64: a node of its component for each edge."""
+    """A random node of its component for each edge, int64."""
     first = np.repeat(np.cumsum(nodes_C) - nodes_C, sizes_C)
     ends: Array = first + rng.integers(0, np.repeat(nodes_C, sizes_C))
     return ends
@@ -118,6 +118,6 @@ def _flat(
         found[:] = [b"".join(row) for row in letters.tolist()]
         return found
     if dtype.wire == "float":
-        # As a record holds them.
+        # Rounded to float32, as in a record.
         return rng.normal(size=num).astype(np.float32).astype(dtype.numpy)
     return rng.integers(0, MAX_NUMBER, num).astype(dtype.numpy)

@@ -1,7 +1,7 @@
-"""Advice for errors about a spec that walks along edges against their direction.
+"""Advice in errors about a spec that follows edges against their direction.
 
-Sampling goes from sources to targets only. The reverse of an edge set is a set of its own: it reads
-the same table, and its metadata says `edge_type: reversed`. For a log, --reversed adds such sets.
+Sampling follows edges from source to target only. The reverse of an edge set is another edge set
+with the same table and `edge_type: reversed` in its metadata. For a log, --reversed adds such sets.
 """
 
 import json
@@ -26,8 +26,8 @@ class ReverseAdvice:
     def of_missing(self, name: str, start: str | None, ends: Collection[str]) -> str:
         """Advice for an edge set that is not in the schema.
 
-        start: the node set that it must begin at, None if unknown. ends: the node sets that it
-        should end at, empty if unknown.
+        start: the node set that must be its source, None if unknown. ends: the node sets that
+        should be its target, empty if unknown.
         """
         sets = self.schema.edge_sets
         found = [forward for forward, reverse in self.reverses.items() if reverse == name]
@@ -39,7 +39,7 @@ class ReverseAdvice:
         return self._add(max(found, key=lambda n: SequenceMatcher(None, n, name).ratio()), name)
 
     def of_direction(self, name: str, start: str) -> str:
-        """Advice for an edge set that does not begin at the node set `start`."""
+        """Advice for an edge set with another source than the node set `start`."""
         sets = self.schema.edge_sets
         one = sets[name]
         if one.target != start:

@@ -1,8 +1,8 @@
-"""A run of sampling: from a spec, a graph and seeds to files of records, shard by shard.
+"""A sampling run: from a spec, a graph and seeds to files of records, shard by shard.
 
-A shard is written under a scratch name, synced and renamed, so a shard that is there is whole. A
-run that was stopped goes on with the shards that are missing, if a marker beside them says that
-they are of the same run.
+A shard is written to a scratch file, synced and renamed, so an existing shard is complete. A
+stopped run resumes with the missing shards, if a marker file next to the shards proves that they
+are of the same run.
 """
 
 import hashlib
@@ -37,15 +37,16 @@ from streamd.tfgnn.schema.schema import read_schema, schema_file, schema_text
 
 logger = structlog.get_logger()
 SCHEMA_NAME = "schema.pbtxt"
-"""The schema of samples, beside them."""
+"""File of the samples' schema, in their folder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """What a run is asked for.
+    """The request of a run.
 
-    seeds: a table, None for every node of the seed set. output: base@N or a file. seed: of chance.
-    processes: that draw. Raises: TFGNNError for an unknown aggregation.
+    seeds: a table, None for every node of the seed set. output: base@N or a file. seed: of the
+    random draws. processes: number of sampling processes. Raises: TFGNNError for an unknown
+    aggregation.
     """
 
     schema: GraphSchema
@@ -64,7 +65,7 @@ class Run:
 
     @property
     def asked(self) -> str:
-        """What the samples depend on, but for the graph."""
+        """All inputs of the samples except the graph, as JSON."""
         seeds = [] if self.seeds is None else file_states(find_files(self.seeds))
         return json.dumps(
             [spec_text(self.spec), self.aggregation, self.seed, seeds], sort_keys=True
@@ -73,13 +74,14 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableRun(Run):
-    """A run on tables. base: the folder of their relative names."""
+    """A run on tables. base: folder of relative file names."""
 
     schema_path: Path
     base: Path
 
     def state(self) -> dict[str, str]:
-        """What the run was asked for: a checksum, and the size and time of each file it reads."""
+        """The state for the marker: the request, and a checksum of it with the sizes and times of
+        all input files and the features of the samples."""
         files = [self.schema_path]
         for names, sets in zip(
             needed_sets(self.schema, self.spec, self.aggregation),
@@ -98,7 +100,7 @@ class TableRun(Run):
 
 
 def file_states(files: Sequence[Path]) -> list[tuple[str, int, int]]:
-    """Name, size and time of files."""
+    """Path, size and modification time of files."""
     return [(str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns) for p in files]
 
 
@@ -113,8 +115,8 @@ def plan_run(
     seed: int = 0,
     processes: int = 1,
 ) -> TableRun:
-    """Read schema and spec and check that they can be run. graph_schema: also a folder with one
-    .pbtxt. Raises: TFGNNError."""
+    """Read schema and spec, and check that they can be run. graph_schema: a file, or a folder with
+    one .pbtxt. Raises: TFGNNError."""
     schema_path = schema_file(graph_schema)
     schema = read_schema(schema_path)
     spec = read_spec(sampling_spec, schema)
@@ -146,9 +148,18 @@ def plan_run(
 def sample_tables(
     run: TableRun, progress: Progress = lambda what, done, total: None
 ) -> tuple[int, int]:
-    """Sample from tables loaded whole, and write the shards that are missing.
+    """Sample from tables, which are loaded into memory, and write the missing shards:
 
-    Returns: the samples of all shards, and how many were there already. Raises: TFGNNError.
+    1. `Marker.begin` checks existing shards, and writes the marker before the first shard.
+    2. Write each missing shard atomically.
+    3. Write the schema of the samples.
+    4. `Marker.end` counts all records, then removes the marker.
+
+    A kill leaves the marker, so the next run resumes. Without the order of 1 and 2, shards of
+    another run could be mixed in.
+
+    Returns: the number of samples in all shards, and the number in shards that existed before.
+    Raises: TFGNNError.
     """
     marker = Marker(run.output, run.state())
     with marker.begin() as done:
@@ -169,10 +180,10 @@ def sample_graph(
     done: set[Path],
     progress: Progress = lambda what, done, total: None,
 ) -> tuple[int, int]:
-    """Write the shards of a run that are missing, and the schema of its samples.
+    """Write the missing shards of a run, and the schema of its samples.
 
-    seeds: None for every node of the seed set. timed: whether seeds have times. done: the shards
-    that are there. Returns: as `write_shards`. Raises: TFGNNError.
+    seeds: None for every node of the seed set. timed: whether seeds have times. done: existing
+    shards. Returns: as `write_shards`. Raises: TFGNNError.
     """
     start = seed_set(run.spec)
     nodes = graph.node_sets[start]
@@ -203,8 +214,8 @@ def sample_graph(
 
 
 def warn_missing(node_set: str, is_seed: bool, count: int, example: str) -> None:
-    """Warn of nodes without a row, which are in no sample. is_seed: whether seeds name them, or
-    sampled edges."""
+    """Warn of nodes without a row, which are in no sample. is_seed: whether they are seeds, or
+    endpoints of sampled edges."""
     logger.warning(
         "tfgnn_seeds_without_row" if is_seed else "tfgnn_nodes_without_row",
         node_set=node_set,
@@ -215,20 +226,19 @@ def warn_missing(node_set: str, is_seed: bool, count: int, example: str) -> None
 
 
 def sample_records(sampler: Sampler, assembler: Assembler, seeds: Seeds) -> Iterator[bytes]:
-    """Yield the records of samples, some hundred at a time."""
+    """Yield the records of samples, drawn in batches."""
     return in_batches(seeds, lambda some: assembler.records(sampler.sample(some)))
 
 
 def write_schema(output: Path, schema: GraphSchema) -> None:
-    """Write the schema of samples beside them."""
+    """Write the schema of samples to their folder."""
     write_durably(output.parent / SCHEMA_NAME, schema_text(schema).encode())
 
 
 class Marker:
-    """A file beside the shards of a run that is not done. Owner: the run.
+    """A file next to the shards of an unfinished run. Owner: the run.
 
-    It tells what the run was asked for, and of which graph, so that another run does not go on with
-    its shards.
+    It has the run's request and the state of its input, so that no other run continues its shards.
     """
 
     def __init__(self, output: Path, state: Mapping[str, Any]) -> None:
@@ -237,7 +247,8 @@ class Marker:
 
     @classmethod
     def left(cls, output: Path) -> dict[str, Any]:
-        """What a run to this output that was stopped has left; nothing where it left no shard."""
+        """The state in the marker of a stopped run to this output; empty if there is no shard or no
+        marker."""
         if any(path.exists() for path in shard_paths(output)):
             try:
                 found = json.loads(cls._path(output).read_text())
@@ -253,10 +264,10 @@ class Marker:
 
     @contextmanager
     def begin(self) -> Iterator[set[Path]]:
-        """Mark the run as begun. Yields: its existing shards.
+        """Write the marker. Yields: the run's existing shards.
 
         A run that fails before its first shard leaves no file. Raises: TFGNNError if there are
-        shards of another run, or of a complete run.
+        shards of another run, or of a finished run.
         """
         there = {path for path in shard_paths(self._output) if path.exists()}
         if there and self.left(self._output) != self._state:
@@ -283,8 +294,8 @@ class Marker:
             raise
 
     def end(self, want: int) -> None:
-        """Count the records of all shards and mark the run as done. Raises: TFGNNError where a
-        record is missing or there twice."""
+        """Count the records of all shards, then remove the marker: the run is finished. Raises:
+        TFGNNError if their number is wrong."""
         count = 0
         for path in shard_paths(self._output):
             count += sum(len(block.start_R) for block in read_blocks(path))

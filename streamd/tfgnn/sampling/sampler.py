@@ -1,8 +1,9 @@
-"""A sampling spec run on a graph: which nodes and edges each sample has.
+"""Runs a sampling spec on a graph: finds the nodes and edges of each sample.
 
-The rules: an operation begins at each node of its inputs once, however many ways led there. A
-sample has what any operation took, each edge once, parallel edges apart. Edges from the sample's
-time on are not there. A node that its set's table lacks is left out at the end, with its edges.
+The rules: an operation starts once at each distinct node of its inputs. A sample has the edges that
+any of its operations took, each edge once; parallel edges count separately. Edges at or after the
+sample's time do not exist for it. Nodes without a row in their set's table are removed at the end,
+with their edges.
 """
 
 from collections.abc import Mapping
@@ -29,19 +30,20 @@ from streamd.tfgnn.schema.messages import GraphSchema, SamplingOp, SamplingSpec
 logger: structlog.stdlib.BoundLogger = structlog.get_logger()
 NONE = np.empty(0, np.int64)
 AGGREGATIONS = ("edge", "node")
-"""Which edges a sample keeps: those walked along, or all between its nodes."""
+"""The edges of a sample: those that operations took ("edge"), or all edges between its nodes
+("node")."""
 
 
 Pairs = Mapping[str, tuple[Array, Array]]
-"""Places of samples and numbers of nodes or edges, by set."""
+"""By set: indices of samples, and numbers of nodes or edges, as pairs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Starts:
-    """Where S samples begin.
+    """The start nodes of S samples.
 
-    nodes: each node of a sample once. until_S: int64, the time from which on a sample holds
-    nothing. hash_S: uint64, of what tells each sample from all others.
+    nodes: each node of a sample once. until_S: int64, the sample's time; only edges before it
+    exist. hash_S: uint64, hash of the sample's handle.
     """
 
     nodes: Pairs
@@ -51,7 +53,7 @@ class Starts:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Found:
-    """What the samples of some seeds hold: their nodes and edges, each once."""
+    """The distinct nodes and edges of the samples of some seeds."""
 
     seeds: Seeds
     nodes: Pairs
@@ -59,7 +61,7 @@ class Found:
 
 
 def seed_set(spec: SamplingSpec) -> str:
-    """The node set that samples begin at. Raises: TFGNNError for seeds that are links."""
+    """The node set of the seeds. Raises: TFGNNError for link seeds."""
     seed = seed_of(spec)
     if not spec.HasField("seed_op"):
         raise TFGNNError(
@@ -72,16 +74,16 @@ def seed_set(spec: SamplingSpec) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Has:
-    """The optional columns that the edges of a set have."""
+    """Whether the edges of a set have the optional columns."""
 
     weight: bool
     time: bool
 
 
 def check_columns(spec: SamplingSpec, sets: Mapping[str, Has], timed_seeds: bool) -> None:
-    """Refuse a spec whose operations need columns that their edges lack, and edges without times if
-    the seeds have some; warn once of TOP_K without weights. sets: the edge sets that are read.
-    Raises: TFGNNError."""
+    """Refuse operations without the columns that their strategy needs, and edges without times if
+    the seeds have times; warn once of TOP_K without weights. sets: by name of the edge sets to
+    read. Raises: TFGNNError."""
     unweighted = []
     for op in spec.sampling_ops:
         has, edges = sets[op.edge_set_name], f"edge set {op.edge_set_name!r}"
@@ -114,10 +116,10 @@ def check_columns(spec: SamplingSpec, sets: Mapping[str, Has], timed_seeds: bool
 
 
 class Sampler:
-    """Runs a spec on a graph. Immutable once made, but for a buffer: one a thread.
+    """Runs a spec on a graph. Immutable, except for a buffer: use one sampler per thread.
 
-    seed: of chance. aggregation: of AGGREGATIONS. Raises: TFGNNError where the graph lacks what the
-    spec goes by.
+    seed: of the random draws. aggregation: one of AGGREGATIONS. Raises: TFGNNError if the graph
+    lacks a column that the spec needs.
     """
 
     def __init__(
@@ -141,7 +143,7 @@ class Sampler:
         }
         check_columns(spec, sets, timed_seeds)
         for op in spec.sampling_ops:
-            # Sorted and summed here, so that processes which begin later share it.
+            # Sort and sum now, so that processes forked later share the result.
             if op.strategy in (TOP_K, RANDOM_WEIGHTED) and sets[op.edge_set_name].weight:
                 edges = graph.edge_sets[op.edge_set_name]
                 getattr(edges, "top_E" if op.strategy == TOP_K else "sum_E")
@@ -149,7 +151,7 @@ class Sampler:
         self._taken = np.zeros(most, np.uint8)
 
     def sample(self, seeds: Seeds) -> Found:
-        """What the samples of some seeds hold."""
+        """The nodes and edges of the samples of some seeds."""
         start = seed_set(self._spec)
         number = self._graph.node_sets[start].number
         node_S = np.array([number[id] for id in seeds.seed_ids], np.int64)
@@ -159,7 +161,7 @@ class Sampler:
         return Found(seeds=seeds, nodes=nodes, edges=edges)
 
     def walk(self, starts: Starts) -> tuple[Pairs, Pairs]:
-        """The nodes and edges that some samples hold, each once."""
+        """The distinct nodes and edges of some samples."""
         hash_S, until_S = starts.hash_S, starts.until_S
         ends = {seed_of(self._spec).op_name: dict(starts.nodes)}
         visited: dict[str, list[tuple[Array, Array]]] = {
@@ -169,7 +171,7 @@ class Sampler:
         for op in self._spec.sampling_ops:
             one = self._schema.edge_sets[op.edge_set_name]
             edges = self._graph.edge_sets[op.edge_set_name]
-            # Seeds may be of two sets; the operation begins at those of its edges' source.
+            # Link seeds have two node sets; the operation starts at those of its edges' source set.
             inputs = [ends[name][one.source] for name in op.input_op_names]
             sample_R, node_R = self._unique(one.source, inputs)
             hash_R = self._graph.node_sets[one.source].hash_N[node_R]
@@ -187,19 +189,19 @@ class Sampler:
         return nodes, between(nodes, walked, until_S)
 
     def _unique(self, node_set: str, found: list[tuple[Array, Array]]) -> tuple[Array, Array]:
-        """Pairs of sample and node, ascending and each once."""
+        """The distinct pairs of a sample and a node, ascending."""
         return _split(
             np.unique(np.concatenate([self._joined(node_set, *pair) for pair in found])),
             len(self._graph.node_sets[node_set].ids),
         )
 
     def _joined(self, node_set: str, sample: Array, node: Array) -> Array:
-        """Pairs of sample and node as one number each, in their order."""
+        """Pairs of a sample and a node as one integer each, with the same order."""
         joined: Array = sample * len(self._graph.node_sets[node_set].ids) + node
         return joined
 
     def _with_rows(self, node_set: str, sample_N: Array, node_N: Array) -> tuple[Array, Array]:
-        """The nodes that their set's table has."""
+        """The nodes with a row in their set's table."""
         if node_set in self._graph.latent:
             return sample_N, node_N
         has_row = self._graph.node_sets[node_set].row_N[node_N] >= 0
@@ -211,7 +213,7 @@ class Sampler:
         walked: Mapping[str, list[tuple[Array, Array]]],
         until_S: Array,
     ) -> dict[str, tuple[Array, Array]]:
-        """The edges that operations took, between nodes that are there."""
+        """The edges that operations took, without those of removed nodes."""
         found = {}
         for name, pairs in walked.items():
             edges = self._graph.edge_sets[name]
@@ -250,7 +252,7 @@ class Sampler:
         sample: Array,
         node: Array,
     ) -> Array:
-        """Whether each sample has a node."""
+        """Whether each sample has a given node."""
         if node_set not in nodes or not len(nodes[node_set][0]):
             return np.zeros(len(sample), bool)
         have = self._joined(node_set, *nodes[node_set])
@@ -261,12 +263,12 @@ class Sampler:
 
 
 def _split(joined: Array, count: int) -> tuple[Array, Array]:
-    """Numbers of pairs as the pairs. count: how many the second of a pair may be."""
+    """Split the integers of `_joined` into pairs. count: number of values of the second part."""
     return joined // max(count, 1), joined % max(count, 1)
 
 
 def before(edges: Adjacency, node_R: Array, until_R: Array) -> Array:
-    """int64[R]: how many edges of each node come before a time."""
+    """The number of edges of each node before a time, int64[R]."""
     num_R = np.empty(len(node_R), np.int64)
     count_edges(
         edges.start_N, NONE if edges.time_E is None else edges.time_E, node_R, until_R, num_R
@@ -285,13 +287,13 @@ def walk(
     key_R: Array,
     taken: Array,
 ) -> tuple[Array, Array]:
-    """The edges that an operation takes at R nodes, one node's behind another's, and how many at
-    each. key_R: of `draw_keys`. taken: as `draw_edges` needs it."""
+    """The edges that an operation takes at R nodes, one node after the other, and their number at
+    each. key_R: of `draw_keys`. taken: as in `draw_edges`."""
     strategy: int = op.strategy
     count_R = before(edges, node_R, until_R)
     weights, sums, top = NO_FLOATS, NO_SUMS, NONE
     if strategy == TOP_K and edges.weight_E is None:
-        # Among equal weights, the last edges in order come first.
+        # With equal weights, TOP_K takes the last edges in order.
         strategy = LATEST_K
     elif strategy == LATEST_K:
         assert edges.time_E is not None

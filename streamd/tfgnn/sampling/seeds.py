@@ -13,9 +13,9 @@ from streamd.tfgnn.tables.reading import read_seeds
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seeds:
-    """S samples. seed_ids: of the nodes they begin at. nth_S: int64, counts the samples of one node
-    from 0. until_S: int64, the time from which on a sample holds nothing, ENDLESS where it holds
-    all. Two samples differ in node or count."""
+    """S samples. seed_ids: ids of their seed nodes. nth_S: int64, counts the samples of one node
+    from 0. until_S: int64, the sample's time, before which its edges are; ENDLESS for all edges.
+    Two samples differ in node or count."""
 
     seed_ids: list[bytes]
     nth_S: Array
@@ -26,40 +26,41 @@ class Seeds:
 
     @property
     def sample_ids(self) -> list[bytes]:
-        """The names of the samples: of the seed, and `:1` behind it for its second sample."""
+        """The names of the samples: the seed's id, with `:1` appended for its second sample, and so
+        on."""
         pairs = zip(self.seed_ids, self.nth_S.tolist(), strict=True)
         return [b"%s:%d" % (id, nth) if nth else id for id, nth in pairs]
 
     @property
     def handles(self) -> list[bytes]:
-        """What tells each sample from all others: its count and its seed."""
+        """A unique text for each sample: its count and its seed's id."""
         pairs = zip(self.seed_ids, self.nth_S.tolist(), strict=True)
         return [b"%d:%s" % (nth, id) for id, nth in pairs]
 
     @classmethod
     def of_handles(cls, handles: list[bytes], until_S: Array) -> "Seeds":
-        """The samples of such handles."""
+        """The samples of some handles."""
         parts = [handle.partition(b":") for handle in handles]
         nth_S = np.array([int(nth) for nth, _, _ in parts], np.int64)
         return cls([id for _, _, id in parts], nth_S, until_S)
 
     @property
     def hash_S(self) -> Array:
-        """uint64: a hash of each sample's handle."""
+        """A hash of each sample's handle, uint64."""
         return hash_strings(self.handles)
 
     def take(self, samples: Array) -> "Seeds":
-        """Some of the samples. samples: int64, their places."""
+        """Some of the samples. samples: int64, indices."""
         seed_ids = [self.seed_ids[s] for s in samples.tolist()]
         return Seeds(seed_ids, self.nth_S[samples], self.until_S[samples])
 
     def sorted(self) -> "Seeds":
-        """The samples in the order of a file: by name, then by seed."""
+        """The samples in the order of a shard: by name, then by seed."""
         names = list(zip(self.sample_ids, self.seed_ids, range(len(self.seed_ids)), strict=True))
         return self.take(np.array([place for _, _, place in sorted(names)], np.int64))
 
     def shards(self, count: int) -> list["Seeds"]:
-        """The samples of each of some shards: a sample's hash tells its shard."""
+        """The samples of each shard; the hash of a sample determines its shard."""
         shard_S = shard_of(self.hash_S, count)
         order = np.argsort(shard_S, kind="stable")
         bounds = np.searchsorted(shard_S[order], np.arange(1, count))
@@ -67,12 +68,12 @@ class Seeds:
 
 
 def shard_of(hash_S: Array, count: int) -> Array:
-    """int64: the shard of each sample, by its hash."""
+    """The shard of each sample by its hash, int64."""
     return (hash_S % np.uint64(count)).astype(np.int64)
 
 
 def name_samples(ids: list[bytes], times: list[int]) -> Seeds:
-    """The samples of rows of a table: those of one node are counted in the order of their times."""
+    """The samples of a table's rows; the samples of one node are counted in time order."""
     rows = sorted(zip(ids, times, strict=True))
     nth, counted = [], 0
     for i, (id, _) in enumerate(rows):
@@ -86,8 +87,7 @@ def name_samples(ids: list[bytes], times: list[int]) -> Seeds:
 
 
 def load_seeds(path: Path) -> tuple[Seeds, bool]:
-    """The samples that a table of seeds asks for, and whether they have times. Raises:
-    TFGNNError."""
+    """The samples of a table of seeds, and whether they have times. Raises: TFGNNError."""
     ids: list[bytes] = []
     times: list[int] = []
     has_times = False
@@ -107,6 +107,6 @@ def load_seeds(path: Path) -> tuple[Seeds, bool]:
 
 
 def every_node(ids: Iterable[bytes]) -> Seeds:
-    """One sample of each node."""
+    """One sample for each node."""
     known = list(ids)
     return name_samples(known, [int(ENDLESS)] * len(known))

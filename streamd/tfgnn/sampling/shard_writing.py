@@ -1,4 +1,4 @@
-"""The shards of a run, each drawn and written by one process."""
+"""Writes the shards of a run, each in one process."""
 
 import multiprocessing
 from collections.abc import Callable, Iterator, Mapping
@@ -16,23 +16,23 @@ from streamd.tfgnn.sampling.draws import Array
 from streamd.tfgnn.sampling.tables_graph import Progress
 
 BATCH = 512
-"""Samples that are drawn and held at once."""
+"""Samples per batch, which is in memory at a time."""
 LOOK_SECONDS = 0.1
-"""Pause between two looks at how far the processes are: short for a person."""
+"""Interval of progress reports of the processes."""
 
 
 class Samples(Protocol):
-    """Some samples of a shard, in its order."""
+    """Some samples of a shard, in order."""
 
     def __len__(self) -> int:
-        """How many samples they are."""
+        """Number of samples."""
 
     def take(self, samples: Array) -> "Samples":
-        """Some of them. samples: int64, their places."""
+        """Some of the samples. samples: int64, indices."""
 
 
 Draw = Callable[[Any], Iterator[bytes]]
-"""Draws some samples and gives their records."""
+"""Some samples -> their records."""
 
 
 def write_shards(
@@ -42,10 +42,11 @@ def write_shards(
     processes: int = 1,
     progress: Progress = lambda what, done, total: None,
 ) -> tuple[int, int]:
-    """Write the shards that are missing.
+    """Write the missing shards.
 
-    done: those that are there. processes: that draw, at most one a shard. Returns: the samples of
-    all shards, and how many were there. Raises: TFGNNError, also where a process was killed.
+    done: existing shards. processes: number of processes, at most one per shard. Returns: the
+    number of samples in all shards, and the number in existing shards. Raises: TFGNNError, also if
+    a process is killed.
     """
     missing = {path: samples for path, samples in shards.items() if path not in done}
     kept = sum(len(samples) for path, samples in shards.items() if path in done)
@@ -69,8 +70,8 @@ def write_shards(
 def in_batches(
     samples: Samples, draw: Draw, progress: Callable[[int], None] = lambda done: None
 ) -> Iterator[bytes]:
-    """Yield the records of samples in their order, some hundred at a time. progress: takes how many
-    are done."""
+    """Yield the records of samples in order, drawn in batches. progress: called with the number of
+    samples so far."""
     for at in range(0, len(samples), BATCH):
         progress(at)
         yield from draw(samples.take(np.arange(at, min(at + BATCH, len(samples)))))
@@ -79,12 +80,12 @@ def in_batches(
 _missing: dict[Path, Samples] = {}
 _draw: Draw = iter
 _made: Any = None
-"""What a process of `_by_processes` writes: set once, when it begins."""
+"""The work of a process of `_by_processes`, set once at its start."""
 
 
 def _by_processes(missing: dict[Path, Samples], draw: Draw, processes: int) -> Iterator[int]:
-    """Write shards by processes that begin with the memory of this one, so that the graph is there
-    once. Yields: now and then, how many samples are made. Raises: TFGNNError."""
+    """Write shards in forked processes, which share the graph's memory with this one. Yields: every
+    LOOK_SECONDS, the number of samples so far. Raises: TFGNNError."""
     context = multiprocessing.get_context("fork")
     made = context.Value("q", 0)
     pool = ProcessPoolExecutor(processes, context, _begin, (missing, draw, made))
@@ -101,12 +102,12 @@ def _by_processes(missing: dict[Path, Samples], draw: Draw, processes: int) -> I
             "run it again, with fewer processes if memory was short.",
         ) from None
     finally:
-        # After an error the shards in progress are finished; nothing begins any more.
+        # After an error, shards in progress are finished, and no other is started.
         pool.shutdown(cancel_futures=True)
 
 
 def _begin(missing: dict[Path, Samples], draw: Draw, made: Any) -> None:
-    """Begin a process."""
+    """Initialise a process."""
     global _missing, _draw, _made
     end_with_parent()
     _missing, _draw, _made = missing, draw, made

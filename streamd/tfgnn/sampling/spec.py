@@ -1,4 +1,4 @@
-"""A SamplingSpec: from which seeds, along which edge sets and how a subgraph is sampled."""
+"""SamplingSpec: the seeds, edge sets and strategies of sampling subgraphs."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +16,8 @@ from streamd.tfgnn.schema.messages import (
 )
 
 READOUT = "_readout"
-"""The node set of a schema with symmetric link seeds; its edge sets add /source and /target."""
+"""The readout node set of a schema with symmetric link seeds; its edge sets append /source and
+/target."""
 
 
 def seed_of(spec: SamplingSpec) -> Any:
@@ -30,9 +31,9 @@ def check_spec(
     where: str = "the sampling spec",
     reverses: Mapping[str, str] | None = None,
 ) -> None:
-    """Refuse a spec that cannot be run; with a schema, also sets that are not in it.
+    """Refuse a spec that cannot be run. With a schema, also refuse sets that are not in it.
 
-    reverses: of a log, the name of each edge set's reverse. Raises: TFGNNError.
+    reverses: for a log, the name of each edge set's reverse. Raises: TFGNNError.
     """
     if spec.WhichOneof("seed_type") is None:
         raise _refused(f"{where} has no seed", "write a seed_op.")
@@ -47,7 +48,7 @@ def check_spec(
         for edge_set in needed:
             _in_schema(schema.edge_sets, edge_set, "edge set", f"{where}: {seed.op_name!r}")
 
-    # The node set that each operation ends at, by its name; None where that is not known.
+    # The node set in which each operation ends, by its name; None if unknown.
     ends: dict[str, str | None] = {seed.op_name: None if is_link else seed_set}
     for op in spec.sampling_ops:
         place = f"{where}: operation {op.op_name!r}"
@@ -68,9 +69,9 @@ def _check_walk(
     advice: ReverseAdvice,
     place: str,
 ) -> str:
-    """Refuse an operation whose edges begin at another node set than its inputs give.
+    """Refuse an operation if the source of its edge set is not the node set of its inputs.
 
-    Returns: the node set that it ends at. Raises: TFGNNError.
+    Returns: the node set in which it ends. Raises: TFGNNError.
     """
     sets, name = advice.schema.edge_sets, op.edge_set_name
     starts = {i: end for i in op.input_op_names if (end := ends[i]) is not None}
@@ -92,7 +93,7 @@ def _check_walk(
 
 
 def _check_op(op: SamplingOp, ends: Mapping[str, str | None], place: str) -> None:
-    """Refuse an operation that cannot be run, whatever the schema. Raises: TFGNNError."""
+    """Refuse an operation that cannot be run with any schema. Raises: TFGNNError."""
     if op.sample_size <= 0:
         raise _refused(f"{place} has sample_size {op.sample_size}", "write at least 1.")
     if not op.edge_set_name:
@@ -151,12 +152,12 @@ def parse_spec(
 
 
 def spec_text(spec: SamplingSpec) -> str:
-    """A sampling spec as protobuf text. Raises: TFGNNError where it cannot be run."""
+    """A sampling spec as protobuf text. Raises: TFGNNError if it cannot be run."""
     check_spec(spec)
     return print_text(spec)
 
 
 def spec_binary(spec: SamplingSpec) -> bytes:
-    """A sampling spec as protobuf binary. Raises: TFGNNError where it cannot be run."""
+    """A sampling spec as protobuf binary. Raises: TFGNNError if it cannot be run."""
     check_spec(spec)
     return bytes(spec.SerializeToString(deterministic=True))

@@ -1,4 +1,4 @@
-"""The graph of a schema's unigraph tables, loaded whole."""
+"""Loads the graph of a schema's unigraph tables into memory."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -21,26 +21,26 @@ from streamd.tfgnn.tables.reading import Rows, read_table, table_path
 
 logger = structlog.get_logger()
 Progress = Callable[[str, int, int], None]
-"""Takes what is done, in words, how far, and of how much."""
+"""Called with the name of a task, its progress and its total."""
 
 
 def needed_sets(
     schema: GraphSchema, spec: SamplingSpec, aggregation: str, starts: Iterable[str] | None = None
 ) -> tuple[list[str], list[str]]:
-    """The node sets and edge sets that sampling looks at. starts: node sets of the seeds, that of
-    the spec where None."""
+    """The node sets and edge sets that sampling reads. starts: node sets of the seeds, None for the
+    spec's."""
     names = {op.edge_set_name for op in spec.sampling_ops}
     nodes = {seed_set(spec)} if starts is None else set(starts)
     for name in names:
         nodes |= {schema.edge_sets[name].source, schema.edge_sets[name].target}
     if aggregation == "node":
-        # Edges between nodes of any sets that are there.
+        # Add all edge sets between these node sets.
         names |= {n for n, e in schema.edge_sets.items() if {e.source, e.target} <= nodes}
     return sorted(nodes), sorted(names)
 
 
 def table_of(name: str, one: Any, base: Path) -> Path:
-    """Where the table of a set that sampling needs lies. Raises: TFGNNError."""
+    """The path of the table of a set that sampling needs. Raises: TFGNNError."""
     if one.metadata.HasField("bigquery"):
         raise TFGNNError(
             f"Set {name!r} lies in BigQuery, which is not read.",
@@ -54,7 +54,7 @@ def table_of(name: str, one: Any, base: Path) -> Path:
 
 
 def check_latent(name: str, features: Features) -> None:
-    """Refuse features of nodes that no table has. Raises: TFGNNError."""
+    """Refuse features of a node set without a table. Raises: TFGNNError."""
     own = sorted(set(features) - {ID})
     if own:
         raise TFGNNError(
@@ -64,11 +64,12 @@ def check_latent(name: str, features: Features) -> None:
 
 
 Read = Callable[[str, NodeSet | EdgeSet], Iterable[Rows]]
-"""Gives the rows of a set, by its name and itself."""
+"""(name, set) -> its rows."""
 
 
 def read_tables(base: Path, progress: Progress = lambda what, done, total: None) -> Read:
-    """Reads sets from the tables that a schema names. base: the folder of relative names."""
+    """A function that reads sets from the tables in a schema. base: folder of relative file
+    names."""
 
     def read(name: str, one: NodeSet | EdgeSet) -> Iterator[Rows]:
         done = 0
@@ -90,9 +91,9 @@ def load_graph(
 ) -> Graph:
     """Load the sets that sampling needs.
 
-    seed_ids: nodes of the seed set, even without a row. Edges of nodes without a row are left out,
-    and a warning counts them. Raises: TFGNNError for rows that contradict the schema or one
-    another, and what `read` raises.
+    seed_ids: ids of seeds, which may have no row. Edges of nodes without a row are left out of
+    samples, and a warning counts them. Raises: TFGNNError for rows that contradict the schema or
+    one another, and the errors of `read`.
     """
     node_names, edge_names = needed_sets(schema, spec, aggregation)
     others: dict[str, set[bytes]] = {name: set() for name in node_names}
@@ -159,12 +160,12 @@ def _warn_left_out(name: str, table: "Columns", is_kept_E: Array | None) -> None
 
 
 def numbers(nodes: NodeTable, ids: list[bytes]) -> Array:
-    """int64: the number of each node."""
+    """The number of each node, int64."""
     return np.fromiter(map(nodes.number.__getitem__, ids), np.int64, len(ids))
 
 
 class Columns:
-    """The rows of a table, joined."""
+    """The concatenated rows of a table."""
 
     def __init__(self, one: NodeSet | EdgeSet, parts: list[Rows]) -> None:
         is_edges = isinstance(one, EdgeSet)
@@ -181,17 +182,17 @@ class Columns:
         places = [rows.place(0) for rows in parts]
         self.weight = whole([rows.weight for rows in parts], np.float32, "#weight", places)
         self.time = whole([rows.time for rows in parts], np.int64, "#time", places)
-        # The ids of nodes are kept once, also where they are a feature.
+        # Ids of nodes are stored once, even if the schema declares them as a feature.
         types = {k: f for k, f in sorted(one.features.items()) if is_edges or k != ID}
         kept: list[Values] = [{k: rows.features[k] for k in types} for rows in parts]
         self.features: Values = join(kept) if kept else no_rows(types)
 
 
 def whole(parts: list[Array | None], dtype: Any, name: str, places: Sequence[str]) -> Array | None:
-    """A column joined from its parts, None if the table does not have it.
+    """Concatenate the parts of a column; None if the table does not have it.
 
     places: name of the first row of each part, for errors. Raises: TFGNNError if only some files of
-    a table have the column.
+    the table have the column.
     """
     found = [part for part in parts if part is not None]
     if parts and not found:

@@ -1,4 +1,4 @@
-"""What a schema says of the arrays of a graph, and of the keys of its records."""
+"""The arrays of a schema's graphs, and the keys of its records."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +12,10 @@ from streamd.tfgnn.schema.schema import TYPES, DataType
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArraySpec:
-    """A feature over all items of a set, or a list of a record.
+    """The array of a feature over all items of a set.
 
-    dtype: of the array; object holds bytes. shape: the items first; None for what differs from
-    graph to graph, and for ragged dims.
+    dtype: of the array; object for bytes. shape: with the dim of the items first; None for dims
+    that differ between graphs, and for ragged dims.
     """
 
     dtype: "np.dtype[Any]"
@@ -41,17 +41,17 @@ class GraphSpec:
 
     @property
     def metadata(self) -> tuple[list[str], list[tuple[str, str, str]]]:
-        """Node and edge types as PyG's `to_hetero` and `HeteroData.metadata` have them."""
+        """Node and edge types in the form of PyG's `to_hetero` and `HeteroData.metadata`."""
         edges = [(one.source, name, one.target) for name, one in self.edge_sets.items()]
         return list(self.node_sets), edges
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeySpec:
-    """A key of a record. kind: of its list, bytes, float or int64.
+    """A key of a record. kind: of its list: bytes, float or int64.
 
-    shape: of one item's value, None for a ragged dim, () for sizes and ends of edges. row_lengths:
-    the keys of the row lengths of each ragged dim in turn.
+    shape: of one item's value, None for a ragged dim, () for sizes and endpoints of edges.
+    row_lengths: the keys of the row lengths of each ragged dim, in order.
     """
 
     kind: str
@@ -61,7 +61,7 @@ class KeySpec:
 
 
 def graph_spec(schema: GraphSchema) -> GraphSpec:
-    """The arrays of the graphs of a schema. Raises: TFGNNError where it contradicts itself."""
+    """The arrays of the graphs of a schema. Raises: TFGNNError if it is inconsistent."""
     layout = FeatureLayout(schema)
     return GraphSpec(
         context=_arrays(layout.context),
@@ -82,7 +82,7 @@ def _arrays(one: SetKeys) -> dict[str, ArraySpec]:
 
 
 def example_spec(schema: GraphSchema, prefix: str = "") -> dict[str, KeySpec]:
-    """The keys of the records of a schema. prefix: a text in front of each. Raises: TFGNNError."""
+    """The keys of the records of a schema. prefix: of each key. Raises: TFGNNError."""
     number = KeySpec(kind="int64", dtype=TYPES["DT_INT64"])
     found: dict[str, KeySpec] = {}
     for one in FeatureLayout(schema, prefix).all_sets:

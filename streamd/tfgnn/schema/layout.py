@@ -1,4 +1,4 @@
-"""Which keys of a tf.train.Example hold which part of a GraphTensor."""
+"""The keys of a tf.train.Example for the parts of a GraphTensor."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +18,7 @@ from streamd.tfgnn.schema.schema import (
 
 @dataclass(frozen=True, slots=True)
 class FeatureKeys:
-    """The keys of a feature: of its values, and of the row lengths of each ragged dim. shape: of
+    """The keys of a feature: for its values, and for the row lengths of each ragged dim. shape: of
     one item's value."""
 
     name: str
@@ -30,7 +30,8 @@ class FeatureKeys:
 
 @dataclass(frozen=True)
 class SetKeys:
-    """The keys of a set. size, source and target are "" where the set has none."""
+    """The keys of a set. size, source, target: "" if the set has no such key. ends: node sets of an
+    edge set's sources and targets."""
 
     kind: str
     name: str
@@ -42,15 +43,15 @@ class SetKeys:
 
     @cached_property
     def words(self) -> str:
-        """The set in words, for errors."""
+        """Description of the set for errors."""
         return f"{self.kind} {self.name!r}" if self.name else self.kind
 
 
 class FeatureLayout:
     """The keys of all sets of a schema. Immutable.
 
-    prefix: a text in front of every key. Raises: TFGNNError where the schema contradicts itself, or
-    where two of its parts would have the same key.
+    prefix: of every key. Raises: TFGNNError if the schema is inconsistent, or if two of its parts
+    would have the same key.
     """
 
     def __init__(self, schema: GraphSchema, prefix: str = "") -> None:
@@ -82,7 +83,7 @@ class FeatureLayout:
 
 
 def _set_keys(kind: str, name: str, start: str, one: Any) -> SetKeys:
-    """The keys of a set, each of which begins with `start`."""
+    """The keys of a set. start: prefix of each."""
     found = tuple(
         _feature_keys(feature_name, feature, f"{start}{feature_name}")
         for feature_name, feature in sorted(one.features.items())
@@ -96,14 +97,14 @@ def _set_keys(kind: str, name: str, start: str, one: Any) -> SetKeys:
 
 
 def _feature_keys(name: str, feature: Feature, key: str) -> FeatureKeys:
-    """The keys of a feature. key: of its values."""
+    """The keys of a feature. key: that of its values."""
     shape = shape_of(feature)
     row_lengths = tuple(f"{key}.d{dim}" for dim in ragged_dims(shape))
     return FeatureKeys(name, dtype_of(feature), shape, key, row_lengths)
 
 
 def _all_keys(sets: tuple[SetKeys, ...]) -> list[tuple[str, str]]:
-    """All keys, each with the kind of its list, in the order in which `decode` takes them."""
+    """All keys, each with the kind of its list, in the order in which `Codec.decode` reads them."""
     keys = []
     for one in sets:
         keys += [(key, "int64") for key in (one.size, one.source, one.target) if key]

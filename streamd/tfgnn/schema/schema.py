@@ -1,4 +1,4 @@
-"""A GraphSchema: which node sets, edge sets and features the graphs of a data set have."""
+"""GraphSchema: the node sets, edge sets and features of the graphs of a data set."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ from streamd.tfgnn.schema.messages import (
 )
 
 MAX_DIMS = 32
-"""Most dims of a feature, with that of the items: numpy's arrays have at most 64."""
+"""Maximum number of dims of a feature, with that of the items: numpy's arrays have at most 64."""
 RESERVED = {
     "node set": ("#size",),
     "edge set": ("#size", "#source", "#target"),
     "context": ("#size",),
 }
-"""Feature names that a record uses for itself."""
+"""Feature names that are reserved for a record's own keys."""
 logger = structlog.get_logger()
 
 
@@ -32,8 +32,8 @@ logger = structlog.get_logger()
 class DataType:
     """A type of values.
 
-    number: in the schema's enum DataType. numpy: of decoded arrays; object holds bytes, and
-    bfloat16, which numpy lacks, is float32. wire: the list of a record that holds it.
+    number: in the schema's enum DataType. numpy: of decoded arrays; object for bytes, and float32
+    for bfloat16, which numpy lacks. wire: kind of its list in a record.
     """
 
     name: str
@@ -69,16 +69,17 @@ DATA_TYPES = {
         ("DT_UINT64", 23, "uint64", "int64"),
     )
 }
-"""The types that a feature may have, by number. Complex and quantized ones have no encoding."""
+"""Number -> type of a feature. Complex and quantized types have no encoding."""
 TYPES = {t.name: t for t in DATA_TYPES.values()}
-"""The same by name."""
+"""Name -> type of a feature."""
 
 
 Shape = tuple[int | None, ...]
 """The shape of one item's value, None for a ragged dim."""
 Features = Mapping[str, Feature]
 REVERSED = ("edge_type", "reversed")
-"""Key and value in the `extra` of a set whose table has its targets as sources."""
+"""Key and value in the `extra` of an edge set if the sources and targets of its table are
+swapped."""
 
 
 def new_feature(dtype: str, shape: Sequence[int | None] = (), description: str = "") -> Feature:
@@ -92,22 +93,22 @@ def new_feature(dtype: str, shape: Sequence[int | None] = (), description: str =
 
 
 def dtype_of(feature: Feature) -> DataType:
-    """The type of a feature's values."""
+    """The data type of a feature's values."""
     return DATA_TYPES[feature.dtype]
 
 
 def shape_of(feature: Feature) -> Shape:
-    """The shape of a feature of one item."""
+    """The shape of one item's value."""
     return tuple(None if dim.size == -1 else dim.size for dim in feature.shape.dim)
 
 
 def type_words(feature: Feature) -> str:
-    """A feature's type in words."""
+    """Description of a feature's type."""
     return f"{dtype_of(feature).name}{[dim.size for dim in feature.shape.dim] or ''}"
 
 
 def ragged_dims(shape: Shape) -> tuple[int, ...]:
-    """The ragged dims of a shape; 1 is the first after that of the items."""
+    """The ragged dims of a shape, 1 being the first after the dim of the items."""
     return tuple(i for i, size in enumerate(shape, 1) if size is None)
 
 
@@ -117,7 +118,7 @@ def extra_of(one: Any) -> dict[str, str]:
 
 
 def is_reversed(one: Any) -> bool:
-    """Whether the sources of a set's table are the targets of the set."""
+    """Whether the sources and targets of an edge set's table are swapped."""
     return any((pair.key, pair.value) == REVERSED for pair in one.metadata.extra)
 
 
@@ -127,7 +128,7 @@ def has_table(one: Any) -> bool:
 
 
 def all_sets(schema: GraphSchema) -> Iterator[tuple[str, str, Any]]:
-    """Yield kind in words, name and set: the context, the node sets, the edge sets."""
+    """Yield kind, name and set of the context, the node sets and the edge sets."""
     if schema.HasField("context"):
         yield "context", "", schema.context
     for name, node_set in sorted(schema.node_sets.items()):
@@ -137,7 +138,7 @@ def all_sets(schema: GraphSchema) -> Iterator[tuple[str, str, Any]]:
 
 
 def check_schema(schema: GraphSchema, where: str = "the schema") -> None:
-    """Refuse what contradicts itself. Raises: TFGNNError naming set and feature."""
+    """Check that a schema is consistent. Raises: TFGNNError with set and feature."""
     for kind, name, one in all_sets(schema):
         place = f"{where}: {kind} {name!r}" if name else f"{where}: {kind}"
         for feature_name, feature in sorted(one.features.items()):
@@ -162,7 +163,7 @@ def _refused(what: str, action: str = "correct the schema.") -> TFGNNError:
 
 
 def _check_feature(kind: str, name: str, feature: Feature, place: str) -> None:
-    """Refuse a feature that no record can hold. Raises: TFGNNError."""
+    """Refuse a feature that records cannot represent. Raises: TFGNNError."""
     if not feature.dtype:
         raise _refused(f"{place} has no dtype", "write its dtype, such as DT_FLOAT.")
     if feature.dtype not in DATA_TYPES:
@@ -181,7 +182,7 @@ def _check_feature(kind: str, name: str, feature: Feature, place: str) -> None:
     for dim in shape:
         if dim is not None and dim < 0:
             raise _refused(f"{place}: a dim has the size {dim}", "write -1 for a ragged dim.")
-        # A dim of size 0 makes all empty, whatever the others are.
+        # Count a dim of size 0 as 1, so that the others are still bounded.
         size *= max(dim or 1, 1)
     if size >= 2**31:
         raise _refused(f"{place}: the dims {shape} make {size} values an item")
@@ -195,15 +196,16 @@ def _check_feature(kind: str, name: str, feature: Feature, place: str) -> None:
 def read_schema(path: Path) -> GraphSchema:
     """Read a schema, text or binary, and check it.
 
-    path: the file, or a folder with exactly one .pbtxt. Raises: TFGNNError with line and column
-    where the text cannot be read, or naming set and feature.
+    path: the file, or a folder with exactly one .pbtxt. Raises: TFGNNError, with line and column if
+    the text cannot be parsed, or with set and feature.
     """
     path = schema_file(path)
     return parse_schema(_read(path), str(path))
 
 
 def schema_file(path: Path) -> Path:
-    """The file of a schema: `path`, or the only .pbtxt in that folder. Raises: TFGNNError."""
+    """The file of a schema: `path`, or the only .pbtxt in it if it is a folder. Raises:
+    TFGNNError."""
     if not path.is_dir():
         return path
     found = sorted(path.glob("*.pbtxt"))
@@ -234,7 +236,7 @@ def parse_schema(data: bytes, where: str = "the schema") -> GraphSchema:
 
 
 def _note_unusual(name: str, feature: Feature, place: str) -> None:
-    """Log what is allowed and seldom meant."""
+    """Warn about features that are allowed but rarely intended."""
     if name.startswith("#") and name not in ("#id", "#time", "#weight"):
         logger.warning(
             "tfgnn_feature_name_unusual", place=place, hint="# is for records' own names"
@@ -244,12 +246,13 @@ def _note_unusual(name: str, feature: Feature, place: str) -> None:
 
 
 def schema_text(schema: GraphSchema) -> str:
-    """A schema as protobuf text. Raises: TFGNNError where it contradicts itself."""
+    """A schema as protobuf text. Raises: TFGNNError if it is inconsistent."""
     check_schema(schema)
     return print_text(schema)
 
 
 def schema_binary(schema: GraphSchema) -> bytes:
-    """A schema as protobuf binary, the same bytes each time. Raises: TFGNNError as above."""
+    """A schema as protobuf binary; equal schemas give equal bytes. Raises: TFGNNError if it is
+    inconsistent."""
     check_schema(schema)
     return bytes(schema.SerializeToString(deterministic=True))

@@ -1,4 +1,4 @@
-"""The columns of a unigraph table, without a schema."""
+"""Reads the column names of a unigraph table, without a schema."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,10 +10,10 @@ from streamd.tfgnn.tables.reading import IDS, csv_reader
 
 
 def table_columns(path: Path) -> list[str]:
-    """The columns of a table: of the header of its first file, or of its first record.
+    """The columns of a table: the header of its first file, or the keys of its first record.
 
-    path: a file, a glob or base@N. CSV's `id`, `source` and `target` have their #. Returns: an
-    empty list without a header or record. Raises: TFGNNError.
+    path: a file, a glob or base@N. `id`, `source` and `target` of CSV are returned with a #.
+    Returns: an empty list if there is no header or record. Raises: TFGNNError.
     """
     if table_format(path) == "csv":
         with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Unigraph tables in: the rows of a set from CSV or TFRecord files."""
+"""Reads unigraph tables: the rows of a set from CSV or TFRecord files."""
 
 import csv
 import io
@@ -35,17 +35,20 @@ from streamd.tfgnn.schema.schema import (
 )
 
 ROWS = 1 << 13
-"""Rows of a CSV file that are given at once."""
+"""Rows of a CSV file per block."""
 CELLS = 1 << 22
-"""Most features times records of a block, which bounds what is noted of each."""
+"""Maximum of features times records of a block, which bounds the memory of the arrays about
+them."""
 MAX_LINE = 1 << 24
-"""Most characters of a line of CSV: without an end of line a whole file would be one."""
+"""Maximum number of characters of a CSV line: a file without line ends would be a single line."""
 WEIGHT = "#weight"
-"""A column of edges that the guide names; also read under `weight`. Floats, declared or not."""
+"""The column of edge weights in TF-GNN's guide; also read as `weight`. Floats, whether the schema
+declares it or not."""
 TIME = "#time"
-"""A column of edges and seeds; also read under `time`. Integers of one unit in all tables."""
+"""The column of times of edges and seeds; also read as `time`. Integers, with one unit in all
+tables."""
 IDS = {"id": "#id", "source": "#source", "target": "#target"}
-"""Columns that CSV may name without the #."""
+"""Columns whose # may be left out in CSV."""
 Set = Any
 """A message: Context, NodeSet or EdgeSet."""
 Array = NDArray[Any]
@@ -55,11 +58,10 @@ Array = NDArray[Any]
 class Rows:
     """Some rows of a table, in the order of its files.
 
-    first: the number of the first row, from 0. ids: of nodes, and source and target: of edges,
-    object arrays of bytes, None where the set has none. features: [R, *shape] by name. weight: of
-    edges, float32, None where the table has none. time: of edges and seeds, int64, None where the
-    table has none. others: columns that the schema does not have, as bytes (CSV only). place: names
-    the rows for errors.
+    first: number of the first row, from 0. ids: of nodes; source, target: of edges; object arrays
+    of bytes, None if the set has none. features: [R, *shape] by name. weight: of edges, float32,
+    None if the table has none. time: of edges and seeds, int64, None if the table has none. others:
+    columns that are not in the schema, as bytes (CSV only). place: names a row in errors.
     """
 
     first: int
@@ -75,9 +77,9 @@ class Rows:
 
 
 def table_path(one: Set, base: Path) -> Path | None:
-    """Where the table of a set lies, None where the schema names none.
+    """The path of a set's table, None if the schema names none.
 
-    base: the folder of the schema, or the schema. Raises: TFGNNError for a place that is no file.
+    base: the folder of the schema, or the schema file. Raises: TFGNNError for a URL.
     """
     name: str = one.metadata.filename
     if not name:
@@ -90,11 +92,12 @@ def table_path(one: Set, base: Path) -> Path | None:
 def read_table(
     one: Set, path: Path, *, at_once: int = MAX_RECORDS, max_bytes: int = MAX_RECORD_BYTES
 ) -> Iterator[Rows]:
-    """Yield the rows of a set's table: a file, a glob or base@N, CSV or TFRecord by its name.
+    """Yield the rows of a set's table: a file, a glob or base@N, which is CSV or TFRecord by its
+    name.
 
-    at_once: maximum of rows in a part. max_bytes: maximum of a record.
-    Sources and targets change places where the set's metadata says `edge_type: reversed`. Raises:
-    TFGNNError naming file and row where one does not fit the set; what comes before was yielded.
+    at_once: maximum number of rows of a block. max_bytes: maximum size of a record.
+    Sources and targets are swapped if the set's metadata has `edge_type: reversed`.
+    Raises: TFGNNError with file and row if a row does not fit the set, after the rows before it.
     """
     yield from _read(_Table(one, isinstance(one, EdgeSet), at_once, max_bytes), path)
 
@@ -117,13 +120,13 @@ def read_ids(path: Path) -> Iterator[bytes]:
 
 
 def read_seeds(path: Path) -> Iterator[Rows]:
-    """Yield the rows of a table of seeds: ids, and times where it has them. Raises: as
+    """Yield the rows of a table of seeds: ids, and times if it has them. Raises: as
     `read_table`."""
     yield from _read(_Table(NodeSet(), True), path)
 
 
 class _Table:
-    """Reads rows of the table of one set."""
+    """Reads the rows of one set's table."""
 
     def __init__(
         self,
@@ -188,11 +191,11 @@ class _Table:
             first += num
 
     def _undeclared(self, names: tuple[str, ...], is_wanted: bool) -> list[str]:
-        """Those names of a column that the schema leaves to the table."""
+        """The names in `names` that the schema does not declare; empty if not `is_wanted`."""
         return [name for name in names if is_wanted and name not in self._features]
 
     def csv_rows(self, path: Path, first: int) -> Iterator[Rows]:
-        """Yield the rows of a CSV file, whose first row is its header. Raises: TFGNNError."""
+        """Yield the rows of a CSV file with a header. Raises: TFGNNError."""
         for name, feature in self._features.items():
             if shape := shape_of(feature):
                 raise TFGNNError(
@@ -212,7 +215,7 @@ class _Table:
             while chunk := list(itertools.islice(reader, take)):
                 for row, cells in enumerate(chunk, at):
                     if len(cells) != len(names):
-                        # What comes before is delivered.
+                        # Yield the rows before it.
                         if row > at:
                             yield self._of_cells(chunk[: row - at], names, path, at, first)
                         raise TFGNNError(
@@ -224,7 +227,7 @@ class _Table:
                 first += len(chunk)
 
     def _check_header(self, names: list[str], path: Path) -> None:
-        """Refuse a header that lacks a column or has one twice. Raises: TFGNNError."""
+        """Check that a header has all columns, each once. Raises: TFGNNError."""
         for name in (*self._keys, *self._features):
             if name not in names:
                 near = nearest_of(name, names)
@@ -236,7 +239,7 @@ class _Table:
     def _of_cells(
         self, chunk: list[list[str]], names: list[str], path: Path, at: int, first: int
     ) -> Rows:
-        """Rows of cells. at: the number of the first row in the file. Raises: TFGNNError."""
+        """Parse cells. at: number of the first row in the file. Raises: TFGNNError."""
         place = FileRows(path, "row", at)
         values: dict[str, Value] = {}
         ends: dict[str, Array] = {}
@@ -266,8 +269,8 @@ class _Table:
         time: Array | None,
         others: dict[str, Array],
     ) -> Rows:
-        """Rows with sources and targets at their places."""
-        # A schema may declare the ids as a feature too.
+        """Rows, with sources and targets swapped if the table is reversed."""
+        # The schema may declare the ids as features too.
         found: list[Any] = [ends.get(k, values.get(k)) for k in ("#id", "#source", "#target")]
         ids, source, target = found
         if self._is_reversed:
@@ -299,7 +302,7 @@ class _Table:
 
 
 def csv_reader(path: Path, stack: ExitStack) -> Iterator[list[str]]:
-    """Yield the rows of cells of a CSV file that are not blank. Raises: TFGNNError."""
+    """Yield the rows of a CSV file, without blank ones, as lists of cells. Raises: TFGNNError."""
     try:
         file = stack.enter_context(open_file(path))
     except OSError as error:
@@ -309,7 +312,7 @@ def csv_reader(path: Path, stack: ExitStack) -> Iterator[list[str]]:
 
 
 def _lines(text: io.TextIOWrapper) -> Iterator[str]:
-    """Yield lines. Raises: ValueError for one without an end."""
+    """Yield lines. Raises: ValueError for a line of MAX_LINE characters or more."""
     while line := text.readline(MAX_LINE):
         if len(line) == MAX_LINE:
             raise ValueError(f"a line has {MAX_LINE} characters or more")
@@ -317,7 +320,7 @@ def _lines(text: io.TextIOWrapper) -> Iterator[str]:
 
 
 def _cells(path: Path, rows: Any) -> Iterator[list[str]]:
-    """Yield the rows of a reader that are not blank. Raises: TFGNNError naming the line."""
+    """Yield the rows of a CSV reader, without blank ones. Raises: TFGNNError with the line."""
     while True:
         try:
             row = next(rows, None)
@@ -332,7 +335,7 @@ def _cells(path: Path, rows: Any) -> Iterator[list[str]]:
 
 
 def _parsed(cells: Iterable[str], dtype: DataType, place: Place, name: str) -> Array:
-    """The values of a column of cells, as their dtype. Raises: TFGNNError naming the row."""
+    """Parse a column of cells as a dtype. Raises: TFGNNError with the row."""
     if dtype.wire == "bytes":
         return _strings(cells)
     if dtype.wire == "float":
@@ -357,9 +360,9 @@ Number = TypeVar("Number", int, float)
 
 
 def _number(parse: Callable[[str], Number], cell: str, place: Place, row: int, name: str) -> Number:
-    """A cell as a number. Raises: TFGNNError naming the row."""
+    """Parse a cell as a number. Raises: TFGNNError with the row."""
     try:
-        # Python would also accept 1_0, digits of any script, blanks and a leading +.
+        # Python would also accept 1_0, digits of other scripts, blanks and a leading +.
         is_plain = _DIGITS.fullmatch(cell) if parse is int else cell.isascii() and "_" not in cell
         if not is_plain:
             raise ValueError
@@ -382,8 +385,8 @@ def _strings(cells: Iterable[str]) -> Array:
 def _as_dtype(
     flat: Array, dtype: DataType, place: Place, name: str, count_R: Array | None = None
 ) -> Array:
-    """Values as their dtype. count_R: number of values of each row, None for one each. Raises:
-    TFGNNError naming the row of an integer outside the dtype's range."""
+    """Convert values to a dtype. count_R: number of values of each row, None for one each. Raises:
+    TFGNNError with the row of an integer outside the dtype's range."""
     if (wrong := first_out_of_range(flat, dtype)) is not None:
         row = wrong
         if count_R is not None:
@@ -396,7 +399,7 @@ def _as_dtype(
 
 
 def _one_each(column: Column, place: Place, name: str) -> Array:
-    """The values of a column with one in each record. Raises: TFGNNError."""
+    """The values of a column with exactly one value per record. Raises: TFGNNError."""
     wrong = np.flatnonzero(column.count_R != 1)
     if len(wrong):
         r = int(wrong[0])
@@ -408,7 +411,7 @@ def _one_each(column: Column, place: Place, name: str) -> Array:
 
 
 def _of_column(column: Column, feature: Feature, num: int, place: Place, name: str) -> Value:
-    """The value of a feature over rows. Raises: TFGNNError."""
+    """The values of a feature of all rows. Raises: TFGNNError."""
     inner = 1
     whole = shape_of(feature)
     ragged = ragged_dims(whole)

@@ -1,4 +1,4 @@
-"""Unigraph tables out: the rows of a set as CSV or TFRecord files."""
+"""Writes unigraph tables: the rows of a set to CSV or TFRecord files."""
 
 import csv
 import io
@@ -23,11 +23,11 @@ Array = NDArray[Any]
 
 
 def write_table(one: Set, path: Path, tables: Iterable[Rows]) -> int:
-    """Write a set's table: a file or the shards of base@N, CSV or TFRecord by its name.
+    """Write a set's table to a file or to the shards of base@N, as CSV or TFRecord by its name.
 
-    Sources and targets change places where the metadata says `edge_type: reversed`. Each file has
-    its name only once it is whole. Returns: the number of rows. Raises: TFGNNError where a value
-    has no place in a cell of CSV, or a feature is missing.
+    Sources and targets are swapped if the metadata has `edge_type: reversed`. Each file gets its
+    name only when it is complete. Returns: the number of rows. Raises: TFGNNError if a CSV cell
+    cannot hold a value, or a feature is missing.
     """
     if table_format(path) == "tfrecord":
         return write_records(path, _row_records(one, tables))
@@ -35,7 +35,7 @@ def write_table(one: Set, path: Path, tables: Iterable[Rows]) -> int:
 
 
 def _columns(one: Set, rows: Rows) -> list[tuple[str, DataType, Value]]:
-    """The columns of rows as a table has them. Raises: TFGNNError."""
+    """The columns of a table with these rows. Raises: TFGNNError."""
     ends = {"#source": rows.source, "#target": rows.target}
     if is_reversed(one):
         ends = {"#source": rows.target, "#target": rows.source}
@@ -70,13 +70,14 @@ def _row_records(one: Set, tables: Iterable[Rows]) -> Iterator[bytes]:
 
 
 def _write_csv(one: Set, path: Path, tables: Iterable[Rows]) -> int:
-    """Write the rows as CSV, to shards in turn. Returns: how many. Raises: TFGNNError."""
+    """Write the rows as CSV, to the shards in turn. Returns: the number of rows. Raises:
+    TFGNNError."""
     number, header = 0, None
     with ShardFiles(path) as files, ExitStack() as stack:
         texts = []
         for file in files:
             texts.append(io.TextIOWrapper(file, "utf-8", newline=""))
-            # The file is closed by its owner, what is in the wrapper goes there first.
+            # Flush the wrapper at the end, and leave closing the file to its owner.
             stack.callback(texts[-1].detach)
         writers = [csv.writer(text, lineterminator="\n") for text in texts]
         for rows in tables:
@@ -107,17 +108,17 @@ def _cells_of(name: str, dtype: DataType, value: Value) -> list[Any]:
     if dtype.wire == "int64":
         # A bool is 0 or 1.
         return list(map(int, array.tolist()))
-    # The shortest text that is the same float.
+    # The shortest text that parses to the same float.
     return list(map(str, array.tolist() if array.dtype == np.float64 else array.astype(str)))
 
 
 def _cell(name: str, value: Any) -> str:
-    """A string as a cell. Raises: TFGNNError."""
+    """Convert a string to a cell. Raises: TFGNNError."""
     try:
         text: str = value.decode() if isinstance(value, bytes) else value
     except UnicodeDecodeError:
         raise TFGNNError(f"feature {name!r} is not UTF-8.", "use .tfrecord.") from None
     if "\n" in text or "\r" in text:
-        # Readers that split lines first cannot read it.
+        # Readers that split the file into lines first could not parse it.
         raise TFGNNError(f"feature {name!r} has a line break in a value.", "use .tfrecord.")
     return text
