@@ -219,7 +219,7 @@ def test_a_killed_run_goes_on_to_the_same_files_while_the_log_grows(tmp_path):
     assert "of them written before" in done.stdout and "sampling: 100 %" in done.stderr
     assert all(path.stat().st_mtime_ns == at for path, at in there.items())
     assert files(whole.parent) == files(out.parent)
-    with pytest.raises(TFGNNError, match="of one that is done"):
+    with pytest.raises(TFGNNError, match="or a finished one"):
         world.run(out, negatives=2)
 
 

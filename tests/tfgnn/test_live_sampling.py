@@ -146,13 +146,13 @@ def test_a_stopped_run_goes_on_with_the_log_as_it_was(tmp_path):
     out = tmp_path / "out" / "s.tfrecord@4"
     stopped(world, out)
     append(world, later(world))
-    with pytest.raises(TFGNNError, match="of another run"):
+    with pytest.raises(TFGNNError, match="from another run"):
         world.run(out, seed=5)
     total, kept = world.run(out)
     assert 0 < kept < total and files(out.parent) == files(tmp_path / "whole")
     # A run that begins now sees what came.
     assert world.run(tmp_path / "now" / "s.tfrecord@4")[0] == total + 1
-    with pytest.raises(TFGNNError, match="of one that is done"):
+    with pytest.raises(TFGNNError, match="or a finished one"):
         world.run(out)
 
 

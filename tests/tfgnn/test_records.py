@@ -206,7 +206,7 @@ def test_a_glob_of_shards_of_two_runs_or_twice_the_same_is_refused(tmp_path, nam
     ("a.parquet", None), ("csv", None), ("a.CSV", None)])
 def test_the_name_of_a_file_tells_its_format(tmp_path, name, want):
     if want is None:
-        with pytest.raises(TFGNNError, match="does not tell the format"):
+        with pytest.raises(TFGNNError, match="does not contain the format"):
             table_format(tmp_path / name)
     else:
         assert table_format(tmp_path / name) == want

@@ -247,7 +247,7 @@ def test_an_id_that_a_table_has_twice_is_refused(tmp_path):
     with (world.path / "author.csv").open("a") as file:
         file.write("a3\n")
     lines = (world.path / "author.csv").read_text().split()
-    words = rf"author.csv row {len(lines) - 1}: the id 'a3' is there twice, first in .*author.csv row {lines.index('a3')}\."
+    words = rf"author.csv row {len(lines) - 1}: the id 'a3' occurs twice, first in .*author.csv row {lines.index('a3')}\."
     refused(world, tmp_path, words)
     one = world.schema.node_sets["author"]
     bucket = [block for key, block in read_file(TableFile("nodes", "author", world.path / "author.csv", one), 1)]
@@ -312,7 +312,7 @@ def test_a_stopped_run_goes_on_and_another_one_does_not(tmp_path):
         sample_tables(planned, stop)
     there = [p for p in out.parent.iterdir() if not p.name.startswith(".")]
     assert 0 < len(there) < 4
-    with pytest.raises(TFGNNError, match="of another run"):
+    with pytest.raises(TFGNNError, match="from another run"):
         sample_tables(plan_run(world.path, world.path / "spec" / "spec.pbtxt", out, seed=9))
     times = [p.stat().st_mtime_ns for p in there]
     total, kept = sample_tables(planned)
@@ -320,7 +320,7 @@ def test_a_stopped_run_goes_on_and_another_one_does_not(tmp_path):
     for i in range(4):
         name = f"s.tfrecord-0000{i}-of-00004"
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
-    with pytest.raises(TFGNNError, match="of one that is done"):
+    with pytest.raises(TFGNNError, match="or a finished one"):
         sample_tables(planned)
 
 
@@ -355,7 +355,7 @@ def test_sets_that_cannot_be_read_are_refused_by_name(tmp_path):
     world = World(tmp_path / "in", 1)
     whole = (world.path / "graph.pbtxt").read_text()
     rewrite(world, lambda text: text.replace('filename: "has.csv"', 'bigquery { sql: "SELECT 1" }'))
-    refused(world, tmp_path, "'has' lies in BigQuery")
+    refused(world, tmp_path, "'has' is in BigQuery")
     (world.path / "graph.pbtxt").write_text(whole.replace('filename: "has.csv"', ""))
     refused(world, tmp_path, "'has' has no table")
     (world.path / "graph.pbtxt").write_text(whole.replace('filename: "paper.tfrecord"', ""))

@@ -226,7 +226,7 @@ def begun_at(node_set):
     (changed(input_op_names=()), "has no input_op_names"),
     (changed(input_op_names=("hop2",)), "its input 'hop2' is not defined before it"),
     (changed(input_op_names=("hop1",)), "its input 'hop1' is not defined before it"),
-    (changed(op_name="seed"), "is there twice"),
+    (changed(op_name="seed"), "occurs twice"),
     (changed(op_name=""), "has no op_name"),
     (changed(edge_set_name="affiliated_with"), "gives nodes of 'paper', and its edge set 'affiliated_with' begins at 'author'"),
     (begun_at(""), "has no node_set_name"),

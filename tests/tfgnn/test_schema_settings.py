@@ -119,9 +119,9 @@ def test_a_table_whose_header_cannot_be_read_is_named_in_a_comment(tmp_path):
     ('node_sets { key: "n" value {} } edge_sets { key: "e" value { source: "n" target: "n" '
      'metadata { extra { key: "streamd.features" value: "[1" } } } }', "streamd.features of edge set e is not a JSON object"),
     ('node_sets { key: "n" value {} } edge_sets { key: "e" value { source: "n" target: "n" '
-     'metadata { extra { key: "streamd.features" value: "{\\"a\\": \\"nought\\"}" } } } }', "cannot be a log's: .*edge_sets"),
+     'metadata { extra { key: "streamd.features" value: "{\\"a\\": \\"nought\\"}" } } } }', "cannot be used for a log: .*edge_sets"),
     ('node_sets { key: "n" value {} } edge_sets { key: "e" value { source: "n" target: "n" '
-     'features { key: "v" value { dtype: DT_FLOAT shape { dim { size: 99999 } } } } } }', "cannot be a log's")])
+     'features { key: "v" value { dtype: DT_FLOAT shape { dim { size: 99999 } } } } } }', "cannot be used for a log")])
 def test_a_schema_that_cannot_be_a_logs_is_refused_by_name(text, says):
     with pytest.raises(TFGNNError, match=says):
         settings_of_schema(parse_schema(text.encode()))

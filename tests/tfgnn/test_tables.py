@@ -198,7 +198,7 @@ def test_vectors_need_tfrecord_and_a_folder_that_is_there_is_left_alone(tmp_path
         exported(made, log, tmp_path / "out", format="csv")
     assert not [p for p in (tmp_path / "out").rglob("*") if p.is_file()]
     (tmp_path / "out" / "mine").write_text("mine")
-    with pytest.raises(TFGNNError, match="is there already"):
+    with pytest.raises(TFGNNError, match="already exists"):
         exported(made, log, tmp_path / "out")
 
 
@@ -364,7 +364,7 @@ def test_times_are_made_up_only_where_an_option_says_so(papers, tmp_path):
 
 @pytest.mark.parametrize(("file", "old", "new", "says"), [
     ("paper.csv", "1999", "9223372036854775807", r"paper.csv row 2: .*beyond ingest.max_feature.*0 events went in"),
-    ("paper.csv", "alone", "p0", "row 3: the id 'p0' is there twice"),
+    ("paper.csv", "alone", "p0", "row 3: the id 'p0' occurs twice"),
     ("paper.csv", "alone", "", "row 3: .*bad_key"),
     ("cites-1.csv", "2.5", "nan", r"cites-1.csv row 1: feature 'weight' is \[nan\], not a number"),
     ("paper.csv", "1999", "9223372036854775808", "paper.csv row 2, column 'year': 9223372036854775808 is not from"),

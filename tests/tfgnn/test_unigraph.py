@@ -178,9 +178,9 @@ A = NodeSet(features={"a": feature("INT64")})
     ("id,a\nx,1\ny,\n", "row 2, column 'a': '' is not an integer"),
     ("id,a\nx,1.5\n", "row 1, column 'a': '1.5' is not an integer"),
     ("id,a\nx," + "9" * 5000 + "\n", "is not an integer"),
-    ('id,a\n"x,1\n', "behind line"),
+    ('id,a\n"x,1\n', "after line"),
     ("id,a\n" + "x" * 140_000 + ",1\n", "field larger than field limit"),
-    (b"id,a\n\xff,1\n", "behind line"),
+    (b"id,a\n\xff,1\n", "after line"),
     (gzip.compress(b"id,a\n" + b"x,1\n" * 9)[:-4], "end-of-stream"),
 ], ids=lambda value: value[:20] if isinstance(value, str) else "")
 def test_a_table_that_cannot_be_read_is_refused_by_row(tmp_path, text, words):

@@ -70,7 +70,7 @@ def sample_with_beam(run: TableRun, runner: str, options: list[str]) -> int:
     with marker.begin() as done:
         if done:
             raise TFGNNError(
-                f"Some shards of {run.output} are there already.",
+                f"Some shards of {run.output} already exist.",
                 "remove them, or choose a new name.",
             )
         count = _sample(run, runner, options)

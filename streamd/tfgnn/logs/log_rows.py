@@ -77,8 +77,8 @@ class LogCut:
         for words, count in changes.items():
             if count:
                 raise TFGNNError(
-                    f"The log has {count:,} more {words} than when the run began, so what it "
-                    "wrote and what it would write are of two logs.",
+                    f"The log has {count:,} more {words} than when the run began, so its finished "
+                    "and its missing shards would not fit together.",
                     "remove its shards and run it again.",
                 )
 

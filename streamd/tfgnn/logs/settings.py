@@ -75,7 +75,7 @@ def settings_of_schema(schema: GraphSchema, base: Path | None = None) -> str:
         load_settings(None, _flat(settings), environ={})
     except SettingsError as error:
         raise TFGNNError(
-            f"The schema cannot be a log's: {error}", "rename or remove what it names."
+            f"The schema cannot be used for a log: {error}", "rename or remove that set or feature."
         ) from None
     # A name with a line end must not end the comment.
     plain = ("".join(c if c.isprintable() else " " for c in text) for text in left_out)

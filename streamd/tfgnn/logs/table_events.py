@@ -296,7 +296,7 @@ class TableEvents:
         if found is None:
             return None
         if not isinstance(found, np.ndarray) or found.ndim != 1 or found.dtype.kind not in "iufO":
-            raise TFGNNError(f"{place(0)}: column {column!r} holds no times.", "name another.")
+            raise TFGNNError(f"{place(0)}: column {column!r} has no times.", "name another.")
         if found.dtype.kind in "iu" and times.has_unit:
             return _scaled(found, times, place)
         out = np.empty(len(found), np.int64)
@@ -324,7 +324,7 @@ class TableEvents:
                 if number in seen:
                     first = nodes.place((nodes.row_number + numbers).index(number))
                     raise TFGNNError(
-                        f"{place(row)}: the id {nodes.keys[number]!r} is there twice, first in "
+                        f"{place(row)}: the id {nodes.keys[number]!r} occurs twice, first in "
                         f"{first}.",
                         "remove one of the rows.",
                     )

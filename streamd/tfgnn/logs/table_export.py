@@ -60,7 +60,7 @@ def export_tables(
     written tables are removed then.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise TFGNNError(f"{folder} is there already.", "name a new folder, or an empty one.")
+        raise TFGNNError(f"{folder} already exists.", "name a new folder, or an empty one.")
     make_folder_of(folder / SCHEMA_NAME)
     declared = rows.declared
     schema = graph_schema(declared, declared.edge_sets if options.with_reverse else ())

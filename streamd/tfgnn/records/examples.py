@@ -299,7 +299,7 @@ def _encode_features(
             raise TFGNNError(f"{at} is missing.", "give it for every item.")
         value = features[keys.name]
         if isinstance(value, Ragged) != bool(keys.row_lengths):
-            raise TFGNNError(f"{at} {'is ragged' if keys.row_lengths else 'is not ragged'}.")
+            raise TFGNNError(f"{at} must {'' if keys.row_lengths else 'not '}be ragged.")
         if isinstance(value, Ragged):
             _encode_ragged(keys, value, num, at, pieces)
             continue

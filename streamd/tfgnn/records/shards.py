@@ -27,7 +27,7 @@ def table_format(path: Path) -> str:
     if _CSV.search(path.name):
         return "csv"
     raise TFGNNError(
-        f"the name {path.name!r} does not tell the format of the table.",
+        f"the name {path.name!r} does not contain the format of the table.",
         "name it .csv or .tfrecord.",
     )
 
@@ -45,7 +45,7 @@ def shard_count(path: Path) -> int | None:
         return None
     count = int(found["count"][:9])
     if not 1 <= count <= MAX_SHARDS:
-        raise TFGNNError(f"{path} has {found['count'][:9]} shards.", f"1 to {MAX_SHARDS}.")
+        raise TFGNNError(f"{path} has {found['count'][:9]} shards.", f"use 1 to {MAX_SHARDS}.")
     return count
 
 
@@ -140,7 +140,7 @@ def _check_whole(files: list[Path], path: Path) -> None:
             )
         raise TFGNNError(
             f"{path} matches {len(numbers)} files, and {base + end!r} has {counts[0]} shards.",
-            "remove those that are there twice.",
+            "remove the duplicates.",
         )
 
 

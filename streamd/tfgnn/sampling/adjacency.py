@@ -45,8 +45,7 @@ def node_table(ids: list[bytes], others: set[bytes], features: Values, place: Pl
         for r, id in enumerate(ids):
             if first.setdefault(id, r) != r:
                 raise TFGNNError(
-                    f"{place(r)}: the id {shown_id(id)} is there twice, first in "
-                    f"{place(first[id])}.",
+                    f"{place(r)}: the id {shown_id(id)} occurs twice, first in {place(first[id])}.",
                     "remove one of the rows.",
                 )
     known = sorted(row.keys() | others)

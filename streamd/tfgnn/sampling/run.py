@@ -272,7 +272,7 @@ class Marker:
         there = {path for path in shard_paths(self._output) if path.exists()}
         if there and self.left(self._output) != self._state:
             raise TFGNNError(
-                f"{min(there)} is there already, of another run or of one that is done.",
+                f"{min(there)} already exists, from another run or a finished one.",
                 "remove it and its other shards, or choose another name.",
             )
         folder, mark = self._output.parent, self._path(self._output)

@@ -54,7 +54,7 @@ def check_spec(
         place = f"{where}: operation {op.op_name!r}"
         _named(op.op_name, f"{where}: an operation")
         if op.op_name in ends:
-            raise _refused(f"{place} is there twice", "give each a name of its own.")
+            raise _refused(f"{place} occurs twice", "give each its own name.")
         _check_op(op, ends, place)
         ends[op.op_name] = None
         if schema is not None:

@@ -43,7 +43,7 @@ def table_of(name: str, one: Any, base: Path) -> Path:
     """The path of the table of a set that sampling needs. Raises: TFGNNError."""
     if one.metadata.HasField("bigquery"):
         raise TFGNNError(
-            f"Set {name!r} lies in BigQuery, which is not read.",
+            f"Set {name!r} is in BigQuery, which cannot be read.",
             "export it to a file, and name that as its filename.",
         )
     path = table_path(one, base)

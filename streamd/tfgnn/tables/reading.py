@@ -326,7 +326,7 @@ def _cells(path: Path, rows: Any) -> Iterator[list[str]]:
             row = next(rows, None)
         except (OSError, EOFError, ValueError, csv.Error, zlib.error) as error:
             raise TFGNNError(
-                f"{path} cannot be read behind line {rows.line_num}: {error}.", "write it again."
+                f"{path} cannot be read after line {rows.line_num}: {error}.", "write it again."
             ) from None
         if row is None:
             return
