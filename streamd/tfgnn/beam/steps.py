@@ -91,6 +91,7 @@ class Plan:
             path = self.output.with_name(f".{self.run_id}.missing-{bucket}")
             scratch = path.with_name(f".{self.run_id}.{uuid.uuid4().hex}")
             scratch.write_text(json.dumps(found))
+            # Renamed at the end, so that the driver never reads half a file.
             scratch.replace(path)
 
     def read_missing(self) -> list[tuple[str, bool, int, str]]:
@@ -153,6 +154,7 @@ def expand(bucket: Keyed, plan: Plan, ops: list[SamplingOp]) -> Iterator[Keyed]:
         rows = [block for block in of(blocks, EdgeBlock) if block.edge_set == name]
         if not came or not rows:
             continue
+        # Built once, though several operations may follow the same edges.
         if name not in made:
             made[name] = _Edges(rows, plan, name)
         edges = made[name]

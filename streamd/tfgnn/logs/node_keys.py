@@ -29,6 +29,7 @@ def form_of(keys: Iterable[str | int]) -> str:
         if isinstance(key, int):
             has_integers = True
         elif DIGITS.fullmatch(key):
+            # Only texts of digits can be mistaken for integers.
             texts.append(key)
     if not has_two_kinds(texts, has_integers):
         return PLAIN

@@ -48,6 +48,7 @@ class LogSource:
         folder = str(self.log.data_dir.resolve())
         asked = json.dumps([asked, folder, schema_text(schema), self.start_us, self.end_us])
         left = Marker.left(output)
+        # A resumed run reads the same part, though the log may have grown.
         if left.get("asked") == asked:
             cut = LogCut(**left["cut"])
             cut.check(self.log)

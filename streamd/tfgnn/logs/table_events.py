@@ -437,6 +437,7 @@ class TableEvents:
             number += 1
             key, event = self._node_event(name, row)
             yield Outgoing(str(key).encode(), encode(event), None, number)
+        # In batches: converting numpy values one by one is slow.
         for a in range(0, self.num_edges, EVENTS):
             some = slice(a, a + EVENTS)
             sets, rows = self._set_E[some].tolist(), self._row_E[some].tolist()

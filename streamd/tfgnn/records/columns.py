@@ -101,6 +101,7 @@ class ColumnReader:
         sizes = {INT64: 0, FLOAT: 0, BYTES: 0}
         for kind, total in zip(kinds, totals, strict=True):
             sizes[kind] += total
+        # One array of each type for all columns, which are slices of it.
         ints = np.empty(sizes[INT64], np.int64)
         floats = np.empty(sizes[FLOAT], np.float32)
         text_start, text_end = np.empty((2, sizes[BYTES]), np.int64)

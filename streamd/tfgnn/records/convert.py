@@ -102,6 +102,7 @@ def _hetero_data() -> Any:
 
 def _put(store: Any, name: str, value: Any) -> None:
     """Set an attribute of a store. Raises: TFGNNError if PyG reserves the name."""
+    # HeteroData's names that end in _dict collect an attribute of all stores.
     if name in store or hasattr(store, name) or name.endswith("_dict"):
         raise TFGNNError(f"PyG uses the name {name!r} itself.", "rename the feature.")
     setattr(store, name, value)

@@ -98,6 +98,7 @@ class Codec:
         Raises:
             TFGNNError: the graph does not fit the schema or is inconsistent, with set and feature.
         """
+        # Sizes of all sets first: endpoints of edges are checked against those of node sets.
         sizes = {}
         for one in self._layout.all_sets[1:]:
             group: Any = graph.node_sets if one.kind == "node set" else graph.edge_sets

@@ -81,6 +81,7 @@ def int64_list(values: Array) -> bytes:
 
 def _packed(tag: bytes, payload: bytes) -> bytes:
     """Encode a feature: its list with one packed field, or with no field if there are no values."""
+    # Protobuf writes no packed field for an empty list.
     if payload:
         payload = b"\n" + _varint(len(payload)) + payload
     return tag + _varint(len(payload)) + payload

@@ -213,6 +213,7 @@ class ShardFiles:
 
     def __enter__(self) -> list[Any]:
         files = []
+        # An error with one file closes and removes those that are open.
         with ExitStack() as stack:
             for path in self._paths:
                 make_folder_of(path)
@@ -265,6 +266,7 @@ def write_records(path: Path, records: Iterable[bytes]) -> int:
     count = 0
     with ShardFiles(path) as files:
         for record in records:
+            # In turn, so that shards have equal sizes.
             files[count % len(files)].write(frame(record))
             count += 1
     return count

@@ -183,6 +183,7 @@ class Places:
 
     def __init__(self, sample_N: Array, node_N: Array, bounds: Array) -> None:
         self._count = int(node_N.max(initial=0)) + 1
+        # One sorted array for all samples, to look up many pairs at once.
         joined = sample_N * self._count + node_N
         self._order = np.argsort(joined)
         self._joined = joined[self._order]

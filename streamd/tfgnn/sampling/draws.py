@@ -53,6 +53,7 @@ def _hash(data: Array, end_N: Array, out_N: Array) -> None:
         while at < end_N[n]:
             found = (found ^ np.uint64(data[at])) * FNV_PRIME
             at += 1
+        # FNV-1a alone mixes the last bytes poorly.
         out_N[n] = _mix(found)
 
 

@@ -57,6 +57,7 @@ def _graph(
             for name, feature in sorted(of.items())
         }
 
+    # Sorted: maps of a message have no order, and draws depend on it.
     nodes = {}
     for name, one in sorted(schema.node_sets.items()):
         sizes_C = rng.integers(NODES[0], NODES[1] + 1, components)

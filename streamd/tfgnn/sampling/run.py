@@ -187,6 +187,7 @@ def sample_graph(
     """
     start = seed_set(run.spec)
     nodes = graph.node_sets[start]
+    # A latent set has no table, so no row can be missing.
     if seeds is not None and start not in graph.latent:
         missing = {id for id in seeds.seed_ids if nodes.row_N[nodes.number[id]] < 0}
         if missing:
@@ -296,6 +297,7 @@ class Marker:
     def end(self, want: int) -> None:
         """Count the records of all shards, then remove the marker: the run is finished. Raises:
         TFGNNError if their number is wrong."""
+        # Runners and killed processes may lose or repeat records without an error.
         count = 0
         for path in shard_paths(self._output):
             count += sum(len(block.start_R) for block in read_blocks(path))

@@ -174,6 +174,7 @@ class Sampler:
             # Link seeds have two node sets; the operation starts at those of its edges' source set.
             inputs = [ends[name][one.source] for name in op.input_op_names]
             sample_R, node_R = self._unique(one.source, inputs)
+            # Keys are hashes of ids: numbers of nodes depend on the loaded sets.
             hash_R = self._graph.node_sets[one.source].hash_N[node_R]
             key_R = draw_keys(self._seed, op.op_name, hash_S[sample_R], hash_R)
             edge, num_R = walk(op, edges, node_R, until_S[sample_R], key_R, self._taken)

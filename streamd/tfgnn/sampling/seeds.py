@@ -61,6 +61,7 @@ class Seeds:
 
     def shards(self, count: int) -> list["Seeds"]:
         """The samples of each shard; the hash of a sample determines its shard."""
+        # By hash, so that a sample's shard does not depend on the other samples.
         shard_S = shard_of(self.hash_S, count)
         order = np.argsort(shard_S, kind="stable")
         bounds = np.searchsorted(shard_S[order], np.arange(1, count))
@@ -74,6 +75,7 @@ def shard_of(hash_S: Array, count: int) -> Array:
 
 def name_samples(ids: list[bytes], times: list[int]) -> Seeds:
     """The samples of a table's rows; the samples of one node are counted in time order."""
+    # Sorted, so that names do not depend on the order of the table's rows.
     rows = sorted(zip(ids, times, strict=True))
     nth, counted = [], 0
     for i, (id, _) in enumerate(rows):

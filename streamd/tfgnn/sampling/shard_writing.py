@@ -119,6 +119,7 @@ def _write(path: Path) -> None:
 
     def step(done: int) -> None:
         nonlocal told
+        # All processes add to one counter, so add the difference.
         with _made:
             _made.value += done - told
         told = done

@@ -67,6 +67,7 @@ class FeatureLayout:
         )
         self.keys = tuple(_all_keys(self.all_sets))
 
+        # A feature "a.d1" would have the key of the row lengths of a ragged feature "a".
         seen = set()
         for key, _ in self.keys:
             if key in seen:

@@ -170,6 +170,7 @@ class _Table:
         keys += [(name, dtype_of(feature).wire) for name, feature in features.items()]
         keys += [(name, "float") for name in weights] + [(name, "int64") for name in times]
         reader = ColumnReader(keys)
+        # The arrays about a block have an element for each record and key.
         most = max(1, min(self._at_once, CELLS // max(1, len(keys))))
         for block in read_blocks(path, most, self._max_bytes):
             place = FileRows(path, "record", block.first)

@@ -91,6 +91,7 @@ def _write_csv(one: Set, path: Path, tables: Iterable[Rows]) -> int:
                 raise TFGNNError(f"rows have the columns {names}, those before {header}.")
             cells = [_cells_of(name, dtype, value) for name, dtype, value in columns]
             for row in zip(*cells, strict=True):
+                # In turn, so that shards have equal sizes.
                 writers[number % len(writers)].writerow(row)
                 number += 1
         if header is None:
