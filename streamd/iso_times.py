@@ -56,7 +56,7 @@ def iso_us(text: str) -> int:
     seconds = int(second or second2 or 0)
     micros = int((fraction or fraction2 or "")[:6].ljust(6, "0"))
     if hours > 24 or minutes > 59 or seconds > 60:
-        raise ValueError("has an hour, a minute or a second that no day has")
+        raise ValueError("has an hour above 24, a minute above 59 or a second above 60")
     if hours == 24 and (minutes or seconds or (fraction or fraction2 or "").strip("0")):
         raise ValueError("is after the end of its day, 24:00")
     of_day = hours * 3600 + minutes * 60 + seconds

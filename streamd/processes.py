@@ -56,7 +56,7 @@ def place_of(environ: Mapping[str, str]) -> Place | None:
         rank, size, local_rank = (int(environ[n]) for n in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     except (KeyError, ValueError) as error:
         raise SettingsError(
-            f"WORLD_SIZE is set, but RANK or LOCAL_RANK is not a number that is set: {error}.",
+            f"WORLD_SIZE is set, but it, RANK or LOCAL_RANK is missing or no number: {error}.",
             "start ranks by torchrun, or unset WORLD_SIZE.",
         ) from None
     return Place(rank, size, local_rank)

@@ -92,11 +92,11 @@ def check_name(role: str, name: str) -> None:
     """Check the name of a process of a role. Raises: SettingsError."""
     if role != "serve":
         raise SettingsError(
-            f"The {role} role takes no --name: a directory has one of it.", "leave --name out."
+            f"The {role} role takes no --name: a data_dir has only one.", "leave --name out."
         )
     if not NAME.fullmatch(name):
         raise SettingsError(
-            f"{name!r} is no name for a server.",
+            f"{name!r} is not a valid name of a server.",
             "use at most 32 of a-z, 0-9 and -, beginning with a letter or digit, such as serve-2.",
         )
     others = ("ingest", "train", ARCHIVE, FOLLOW, SCORE, BACKUP, COMPACT, HANDOVER)

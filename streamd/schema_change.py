@@ -17,8 +17,8 @@ from streamd.schema import DEFAULT_SET, EdgeSet, Feature, NodeSet, Schema
 
 Set = TypeVar("Set", NodeSet, EdgeSet)
 TAKEN = (
-    "set it back, or use a new data_dir; a log takes further sets, behind those it has, and "
-    "further features, at the end of a set."
+    "set it back, or use a new data_dir; a log accepts further sets after those that it has, and "
+    "further features at the end of a set."
 )
 """The operator's action if a declaration differs from the log's and does not extend it."""
 

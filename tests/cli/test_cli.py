@@ -23,7 +23,7 @@ def run(*args, **env):
     (("run",), {"STREAMD_SERVER__PORTS": "1"}, "did you mean STREAMD_SERVER__PORT"),
     (("config", "-c", "/no/such.yaml"), {}, "cannot be read"), (("run", "--role", "cook"), {}, "no role 'cook'"),
     (("run", "--name", "serve-2"), {}, "--role serve"), (("run", "--role", "train", "--name", "x"), {}, "takes no --name"),
-    (("run", "--role", "serve", "--name", "Serve 2"), {}, "no name for a server"),
+    (("run", "--role", "serve", "--name", "Serve 2"), {}, "not a valid name of a server"),
     (("run", "--role", "serve", "--name", "ingest"), {}, "another part's name"),
     (("demo", "--stream", "nope"), {}, "no demo stream"), (("demo", "--speed", "fast"), {}, "--speed"),
     (("verify", "--data-dir", "/no/such"), {}, "holds no log"), (("models", "list", "--data-dir", "/no/such"), {}, "no models"),
