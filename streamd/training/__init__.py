@@ -1,4 +1,5 @@
 """Training turns closed windows of the log into better weights.
 
-It records inputs, scores them, learns them with replay, and checkpoints. It knows no server.
+It records model inputs, scores each window, trains on it with replay, and writes checkpoints. It
+does not depend on the server.
 """

@@ -1,5 +1,4 @@
-"""Training steps: what of a chunk and of the past is learned at once, and its move to the model's
-device."""
+"""Training steps: they join a chunk with replayed chunks, and are moved to the model's device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,13 +17,15 @@ from streamd.training.replay import ReplayChunk
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a training step needs, on the model's device. Of several ranks each has its share.
+    """The inputs of a training step, on the model's device. With several ranks, each has its share.
 
-    edges: rows of the chunk, over which memory moves. inputs: events to learn, of the past before
-    the chunk's own; None where there are none. past_states: memory of the past's nodes, float32[M,
-    D]. own_node_M: the chunk's nodes, None where none of its events is learned. labels: the
-    chunk's. label_share: of the labels of all ranks, what this rank has. events: sum of the events'
-    weights over all ranks.
+    edges: rows of the chunk, over which memory moves.
+    inputs: events to train on, replayed ones before the chunk's own; None without any.
+    past_states: memory of the replayed nodes, float32[M, D] each.
+    own_node_M: the chunk's nodes, int64[M]; None if none of its events is trained on.
+    labels: the chunk's. label_share: this rank's share of the labels of all ranks.
+    events: sum of the events' weights over all ranks.
+    packed: padded inputs, for steps that CUDA graphs may replay; else None.
     """
 
     edges: EdgeRows
@@ -39,7 +40,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class RecordedLabels:
-    """Labels of a chunk as they were recorded. num_labels: of all ranks."""
+    """Labels of a chunk as they were recorded. num_labels: of all ranks together."""
 
     inputs: LabelInputs
     num_labels: int
@@ -47,10 +48,11 @@ class RecordedLabels:
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """A step as it was recorded, before it is on the device.
+    """A training step as it was recorded, before its transfer to the device.
 
-    weight_E: float32[E], of the chunk's events. past: joined inputs and the states of their nodes,
-    one pair or none. own_events, past_events: sums of weights over all ranks.
+    weight_E: float32[E], weights of the chunk's events.
+    past: joined inputs of the replayed chunks and the states of their nodes, as one pair, or empty.
+    own_events, past_events: sums of weights over all ranks.
     """
 
     edges: EdgeRows
@@ -70,11 +72,14 @@ def planned_steps(
     past: Sequence[ReplayChunk],
     labels: Sequence[RecordedLabels | None],
 ) -> list[PlannedStep]:
-    """The steps of a window, one a chunk. past: chunks that join the steps in turn."""
+    """Plan the training steps of a window, one for each chunk.
+
+    past: chunks to replay, distributed over the steps in turn.
+    """
     parts = [past[step :: len(edges)] for step in range(len(edges))]
     joins = [[joined([(c.inputs, c.state_MD) for c in part])] if part else [] for part in parts]
 
-    # What all ranks learn in each step: losses are divided by it.
+    # Sum the weights of each step over all ranks: losses are divided by the sums.
     own = [
         0.0 if s is None else float(s.inputs.weighted(w).weight_E.sum())
         for s, w in zip(seen, weights, strict=True)
@@ -89,8 +94,11 @@ def planned_steps(
 
 
 def prepared(step: PlannedStep, transfer: DeviceTransfer, pads: bool) -> Step:
-    """Move what a training step needs to the device. pads: whether steps may be replayed as CUDA
-    graphs. Those with labels, or of past events alone, never are."""
+    """Move the inputs of a training step to the device.
+
+    pads: whether CUDA graphs may replay steps. Steps with labels, and steps with replayed events
+    only, are never padded.
+    """
     learned = [inputs for inputs, _ in step.past]
     own = None
     if step.seen is not None and step.own_events:
@@ -125,15 +133,17 @@ def step_losses(
     dropout: int,
     transfer: DeviceTransfer,
 ) -> tuple[list[Tensor], Tensor | None]:
-    """Losses of a step, of links and of labels, each a share of all ranks' events. updated_PD: as
-    of `LinkModel.over`. dropout: a `dropout_key`.
+    """Losses of a step, of links and of labels, each as this rank's share of the mean over all
+    ranks.
 
-    Returns: also the sum of the losses of links, None where there are none.
+    updated_PD: as in `LinkModel.over`. dropout: a `dropout_key`.
+
+    Returns: the losses, and the sum of the losses of links, None without links.
     """
     losses = []
     of_links = None
 
-    # Links of this chunk and of the past, in one batch.
+    # Links of this chunk and of replayed chunks, in one batch.
     if step.inputs is not None and step.events:
         states = list(step.past_states)
         if step.own_node_M is not None:
@@ -150,7 +160,7 @@ def step_losses(
     labels = step.labels
     if labels is not None and model.label_head is not None:
         state_MD = memory.gather(labels.around.node_M, updated_PD)
-        # A rank without any goes along: gradients of others may be of its nodes.
+        # A rank without labels takes part too: gradients of other ranks may concern its nodes.
         loss = state_MD.sum() * 0.0
         if len(labels.set_L):
             predicted = model.labels(labels, state_MD)
@@ -165,7 +175,7 @@ def optimize(
     optimizer: torch.optim.Optimizer,
     ranks: Ranks,
 ) -> None:
-    """One step of the optimizer along the gradients of all ranks' losses; none without losses."""
+    """Take one optimizer step along the gradients of all ranks' losses; none without losses."""
     if not losses:
         return
     for parameter in parameters:

@@ -1,8 +1,9 @@
-"""The trainer's checkpoints: one folder each, written whole after a window. The newest counts.
+"""The trainer's checkpoints: one folder each, written whole after a window. Only the newest is
+used.
 
 Format: `state.safetensors` holds the tensors of model, optimizer and held-out tail,
-`memory-000.safetensors` and so on the memory (`streamd.models.memory.files`), `cursor.json` all
-else.
+`memory-000.safetensors` and so on the memory (`streamd.models.memory.files`), and `cursor.json`
+everything else.
 """
 
 import re
@@ -35,8 +36,8 @@ from streamd.training.learner import Learner
 from streamd.training.replay import ReplayChunk, ReplayStore, whole_chunk
 
 NAME = re.compile(r"\d{20}(\.\d{6})?")
-"""Name of a checkpoint's folder: event id, and number among those at one event. Padded with zeros,
-so that names sort as numbers do."""
+"""Name of a checkpoint's folder: event id, and number among the checkpoints at that event. Both are
+padded with zeros, so that names sort as numbers do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +58,19 @@ class Cursor:
 
     edge: id of the first event that is not yet in a finished window.
     window_edge: id of the first event of the last finished window.
-    memory_edge, memory_us: the event id and event time (microseconds) up to which memory has seen.
-    num_learned: as in `Learner`. history_bytes: length of the windows' history that counts.
+    memory_edge, memory_us: event id and event time (microseconds) that memory has reached.
+    num_learned: as in `Learner`. history_bytes: valid length of the windows' history.
     version, champion, shadow: names of versions, "" for none.
     compared: the fields of `Comparison`, in their order.
-    settings, build: what must be equal for learning to go on, and for it to give the same bits.
+    settings: must be equal for training to continue. build: must be equal for a resumed run to give
+    the same bits.
     replay: index of the replay store. tail: first event ids of the held-out chunks.
-    schema: the log's; empty in checkpoints from before a log could extend its own.
+    schema: the log's; empty in checkpoints from before logs could extend their schema.
     sets: reserved. format: number of the stores' format.
     checksum: CRC32C of the file of tensors, empty in checkpoints of the release before format 2.
-    memory: CRC32C of each file of the memory; none before format 4, where tensors hold it.
-    nightly: name of the nightly twin's folder, "" for none.
+    memory: CRC32C of each file of the memory; empty before format 4: the file of tensors held
+    memory then.
+    nightly: name of the nightly baseline's folder, "" for none.
     """
 
     edge: int
@@ -109,14 +112,18 @@ def build_facts(device: str) -> dict[str, Any]:
 def save_checkpoint(
     folder: Path, learner: Learner, memory: Sequence[ImmutableFile], cursor: Cursor
 ) -> None:
-    """Write a checkpoint `folder/<edge>.<number>` durably, then drop older ones.
+    """Write a checkpoint `folder/<edge>.<number>` durably. The number, from 0, counts the
+    checkpoints at one event id.
 
-    memory: files of the learner's memory, which the checkpoint links to. All ranks call it; the
-    first one writes.
+    memory: files of the learner's memory, to which the checkpoint links.
 
-    The number, from 0, counts the checkpoints that were written at one event id.
+    All ranks call this together; only the first writes.
+
+    1. Gather the tensors of all ranks.
+    2. Write the whole folder durably under a new name.
+    3. Remove older checkpoints. Before step 2, a kill would leave none.
     """
-    # All state as named tensors.
+    # 1. All state as named tensors.
     tensors: dict[str, Tensor] = {f"model.{k}": v for k, v in learner.model.state_dict().items()}
     for number, state in learner.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{number}.{k}": v for k, v in state.items()}
@@ -127,7 +134,7 @@ def save_checkpoint(
     if not learner.ranks.is_first:
         return
 
-    # A name of its own, also where a checkpoint at this event was written before.
+    # 2. A new name, even if there is a checkpoint at this event already.
     remove_scratch(folder)
     before = [
         int(p.suffix[1:] or 0)
@@ -136,7 +143,7 @@ def save_checkpoint(
     ]
     name = f"{cursor.edge:020d}.{max(before, default=-1) + 1:06d}"
 
-    # The new one is durable before an old one goes.
+    # Write it durably.
     state = save({k: v.contiguous() for k, v in tensors.items()})
     cursor = replace(
         cursor, checksum=f"{crc32c(state):08x}", memory=tuple(file.checksum for file in memory)
@@ -149,21 +156,22 @@ def save_checkpoint(
             "cursor.json": msgspec.json.encode(asdict(cursor)),
         },
     )
+    # 3. The older ones.
     for old in folder.iterdir():
         if old.is_dir() and old.name != name:
             shutil.rmtree(old)
 
 
 def read_cursor(folder: Path) -> Cursor | None:
-    """Read the cursor of the newest checkpoint; None where there is no checkpoint.
+    """Read the cursor of the newest checkpoint; None if there is no checkpoint.
 
-    Raises: CorruptionError where it is damaged, VersionError where a newer streamd wrote it.
+    Raises: CorruptionError if it is damaged, VersionError if a newer streamd wrote it.
     """
     path = _newest(folder)
     if path is None:
         return None
 
-    # Read both files before any of their content is believed.
+    # Read both files completely before using any value of them.
     try:
         cursor = msgspec.json.decode((path / "cursor.json").read_bytes(), type=Cursor)
         checksum = file_checksum(path / "state.safetensors")
@@ -172,7 +180,7 @@ def read_cursor(folder: Path) -> Cursor | None:
             f"The trainer's checkpoint {path} is damaged: {error}.", "none is needed."
         ) from None
 
-    # What a newer streamd wrote is refused by name.
+    # Refuse checkpoints of a newer streamd.
     if cursor.format > FORMAT:
         raise VersionError(
             f"The trainer's checkpoint {path} has format {cursor.format}, "
@@ -186,7 +194,7 @@ def read_cursor(folder: Path) -> Cursor | None:
             "use the streamd that wrote it.",
         )
 
-    # The tensors are those that the cursor was written with.
+    # Check that the tensors are those of this cursor.
     if cursor.checksum not in ("", checksum):
         raise CorruptionError(
             f"The trainer's checkpoint {path} differs from its checksum.", "none is needed."
@@ -195,14 +203,14 @@ def read_cursor(folder: Path) -> Cursor | None:
 
 
 def counted_history(folder: Path) -> int:
-    """Bytes of the history that count by the newest checkpoint, whose tensors are not read; 0 where
-    there is none."""
+    """Valid length of the history, bytes, by the newest checkpoint; 0 if there is none. The
+    checkpoint's tensors are not read."""
     path = _newest(folder)
     try:
         content = b"" if path is None else (path / "cursor.json").read_bytes()
         return msgspec.json.decode(content, type=_Counted).history_bytes
     except (msgspec.DecodeError, UnicodeDecodeError, OSError):
-        # A newer one takes its place just now, or the trainer says that it is damaged.
+        # A newer checkpoint is just replacing it, or it is damaged, which the trainer reports.
         return 0
 
 
@@ -218,9 +226,10 @@ def _newest(folder: Path) -> Path | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loaded:
-    """Everything that a checkpoint holds of a learner, read and checked.
+    """The learner's state in a checkpoint, read and checked.
 
-    files: of the memory; none in a checkpoint before format 4, or where the schema was extended
+    made_on: the log's schema at the time of the checkpoint.
+    files: of the memory; none for a checkpoint before format 4, or if the schema was extended
     since.
     """
 
@@ -233,23 +242,23 @@ class Loaded:
     files: list[ImmutableFile]
 
     def restore(self, learner: Learner) -> None:
-        """Replace the state of the learner that the checkpoint was read for."""
+        """Replace the state of the learner for which the checkpoint was read."""
         learner.replay.restore(self.cursor.replay, self.made_on, self.model.schema)
         learner.model, learner.optimizer = self.model, self.optimizer
         learner.memory = self.memory
         learner.tail = self.tail
         learner.num_learned = self.cursor.num_learned
-        # They may have been written before a delete.
+        # Tail and replay may be older than a delete.
         learner.drop_deleted()
         learner.begin()
 
 
 def load_checkpoint(folder: Path, cursor: Cursor, learner: Learner, log: LogState) -> Loaded:
-    """Read the newest checkpoint for `learner`, which does not change: where one part is damaged,
-    it has none of the others. cursor: as `read_cursor` gave it.
+    """Read the newest checkpoint for `learner`, without changing it: if one part is damaged, the
+    learner must get none of the others. cursor: as returned by `read_cursor`.
 
-    Raises: VersionError where it lies beyond the log, as after a log was replaced; CorruptionError
-    where a tensor of it is not finite, or a file of its memory is gone or damaged.
+    Raises: VersionError if its event is not in the log, for example after the log was replaced;
+    CorruptionError if a tensor is not finite, or a file of the memory is missing or damaged.
     """
     # The checkpoint must be of this log.
     path = _newest(folder)
@@ -265,7 +274,7 @@ def load_checkpoint(folder: Path, cursor: Cursor, learner: Learner, log: LogStat
     if made_on != schema:
         _check_extends(path, made_on, schema)
 
-    # Weights, optimizer and memory, of the schema that the log had then.
+    # Read weights, optimizer and memory, under the schema of that time.
     parts = _read_tensors(path)
     model = build_model(learner.model.settings, made_on, 0, learner.model.device).eval()
     model.restore(parts["model"])
@@ -286,7 +295,7 @@ def load_checkpoint(folder: Path, cursor: Cursor, learner: Learner, log: LogStat
     else:
         memory = Memory.restored(parts["memory"], *at, model.device, ranks=learner.ranks)
 
-    # The same of the schema that the log has now.
+    # Widen them to the log's present schema.
     if made_on != schema:
         narrow, files = model, []
         model = widened_model(narrow, schema)
@@ -304,14 +313,16 @@ def load_checkpoint(folder: Path, cursor: Cursor, learner: Learner, log: LogStat
 
 
 def _read_tensors(path: Path) -> dict[str, dict[str, Tensor]]:
-    """The tensors of a checkpoint by group: model, optimizer, memory, tail. Raises: CorruptionError
-    where one is not finite."""
+    """The tensors of a checkpoint by group: model, optimizer, memory, tail.
+
+    Raises: CorruptionError if a tensor of model or memory is not finite.
+    """
     parts: dict[str, dict[str, Tensor]] = {}
     for name, tensor in load_file(path / "state.safetensors").items():
         group, rest = name.split(".", 1)
         parts.setdefault(group, {})[rest] = tensor
 
-    # Values that are not finite would spread with the first step, so they are refused here.
+    # Non-finite values would spread in the first step, so refuse them here.
     for group in ("model", "memory"):
         for name, tensor in parts.get(group, {}).items():
             if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
@@ -353,7 +364,7 @@ def _check_extends(path: Path, made_on: Schema, schema: Schema) -> None:
 def _restore_optimizer(
     optimizer: torch.optim.AdamW, tensors: dict[str, Tensor], num_edge_sets: int
 ) -> None:
-    """Take over an optimizer's stored tensors, which are named by the number of the parameter."""
+    """Restore an optimizer's tensors, which are named by the number of their parameter."""
     state = optimizer.state_dict()
     shapes = [p.shape for group in optimizer.param_groups for p in group["params"]]
     for name, tensor in tensors.items():

@@ -1,4 +1,4 @@
-"""Recorded inputs are transferred to the model's device: to a GPU one step ahead of their use."""
+"""Transfer of recorded inputs to the model's device: to a GPU one step ahead of their use."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,22 +22,22 @@ from streamd.telemetry import metrics
 logger = structlog.get_logger()
 KEPT_SHARE = 0.6
 """Inputs stay on a GPU for the next epoch while tensors take less than this share of its memory: a
-step, a scored chunk and what the graph grows by need the rest."""
+training step, a scored chunk and the growth of the graph need the rest."""
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 class DeviceTransfer:
-    """Sends recorded inputs to one device. On a CPU it returns them as they are.
+    """Sends recorded inputs to one device. On a CPU it returns them unchanged.
 
-    Edge features go through a cache on the device: rows never change, and recent edges are sampled
-    by many chunks.
+    Edge features are read through a cache on the device: their rows never change, and many chunks
+    sample the same recent events.
 
-    Owner: the thread that learns, or, while the next step is prepared, a thread of its own.
+    Owner: the thread that trains, or, while the next step is prepared, the transfer's own thread.
     """
 
     def __init__(self, device: str, settings: GpuSettings, edge_feature_dim: int) -> None:
-        """device: as torch names it. edge_feature_dim: 0 where edges have no features."""
+        """device: as torch names it. edge_feature_dim: 0 if events have no features."""
         self.device = torch.device(device)
         self._mixed = settings.mixed_precision
         self._cache = None
@@ -45,28 +45,29 @@ class DeviceTransfer:
             self._cache = FeatureCache(
                 settings.cache_rows, edge_feature_dim, settings.cache_policy, device
             )
-        # One for all epochs: torch keeps the memory that was freed on a stream to that stream.
+        # One stream for all epochs: torch reuses memory that was freed on a stream only on that
+        # stream.
         self._side: Any = None
         self.replays_steps = self.device.type == "cuda"
-        """Whether learning steps are padded, so that they may be replayed as CUDA graphs."""
+        """Whether training steps are padded, so that CUDA graphs may replay them."""
         self.captures_steps = self.replays_steps
-        """Whether graphs are captured; padded steps are launched kernel by kernel otherwise, to the
-        same bits."""
+        """Whether graphs are captured; otherwise padded steps are launched kernel by kernel, with
+        the same bits."""
         self.graph_stream: Any = None
         # Whether inputs stay on the device over epochs. On a CPU nothing is copied there.
         self._keeps = self.device.type == "cuda"
         if self.device.type == "cuda":
-            # Both made once: torch hands out the same few streams again and again, and a graph must
-            # not be captured on the one that the next step is prepared on.
+            # Create both once: torch hands out streams from a small pool, and a graph must not be
+            # captured on the stream that prepares the next step.
             self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
             self.graph_stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
     def inputs(self, inputs: LinkInputs) -> LinkInputs:
-        """The inputs on the device."""
+        """Copy the inputs to the device."""
         return inputs if self.device == HOST else inputs.to(self.send, self._edge_rows)
 
     def labels(self, labels: LabelInputs) -> LabelInputs:
-        """The label inputs on the device, but for the node sets."""
+        """Copy the label inputs to the device, except for the node sets."""
         if self.device == HOST:
             return labels
         return LabelInputs(
@@ -79,7 +80,7 @@ class DeviceTransfer:
         )
 
     def send(self, tensor: Tensor) -> Tensor:
-        """A copy on the device, sent from page-locked memory so that the caller need not wait."""
+        """Copy a tensor to the device from page-locked memory, so that the caller need not wait."""
         if tensor.device.type == self.device.type:
             return tensor
         return send(tensor, self.device)
@@ -87,9 +88,9 @@ class DeviceTransfer:
     def logits(
         self, model: LinkModel, memory: Memory, inputs: LinkInputs, updated_PD: Tensor
     ) -> Float32:
-        """A model's logits of recorded inputs under its present memory, float32[E, C].
+        """A model's logits for recorded inputs under its present memory, float32[E, C].
 
-        updated_PD: states of the nodes with pending messages, as `LinkModel.over` gives them.
+        updated_PD: states of the nodes with pending messages, as in `LinkModel.over`.
         """
         on_device = self.inputs(inputs)
         logits_EC: Float32 = (
@@ -98,9 +99,11 @@ class DeviceTransfer:
         return logits_EC
 
     def autocast(self, keep_casts: bool = True) -> AbstractContextManager[None]:
-        """A context with matrix products in bfloat16 where `gpu.mixed_precision` says so.
+        """A context with matrix products in bfloat16 if `gpu.mixed_precision` is on and the device
+        is a GPU.
 
-        Weights and sums stay float32. keep_casts: whether a weight is cast once for all products.
+        Weights and sums stay float32. keep_casts: whether a weight is cast only once for all
+        products.
         """
         mixed = self._mixed and self.device.type != "cpu"
         return torch.autocast(
@@ -108,16 +111,16 @@ class DeviceTransfer:
         )
 
     def ahead(self, steps: Iterable[T], prepare: Callable[[T], R]) -> Iterator[R]:
-        """Yield `prepare(step)` of each step, in order.
+        """Yield `prepare(step)` for each step, in order.
 
-        On a GPU the next step is prepared while the caller works on this one, in a thread and on a
-        CUDA stream of its own.
+        On a GPU the next step is prepared while the caller works on this one, in another thread and
+        on another CUDA stream.
         """
         if self._side is None:
             yield from map(prepare, steps)
             return
 
-        # The second stream begins after all that was queued on the caller's.
+        # The side stream waits for everything queued on the caller's stream.
         side = self._side
         side.wait_stream(torch.cuda.current_stream())
         coming = iter(steps)
@@ -126,12 +129,12 @@ class DeviceTransfer:
             with torch.cuda.stream(side):
                 return [prepare(step) for step in islice(coming, 1)]
 
-        # One step is prepared ahead, no more: each holds device memory.
+        # Prepare only one step ahead: each holds device memory.
         with ThreadPoolExecutor(1, "device-transfer") as pool:
             next_one = pool.submit(work)
             while done := next_one.result():
-                # What was allocated on the side is used here: neither stream runs ahead of the
-                # other by more than a step.
+                # Tensors allocated on the side stream are used on the caller's: neither stream may
+                # get ahead of the other by more than a step.
                 torch.cuda.current_stream().wait_stream(side)
                 side.wait_stream(torch.cuda.current_stream())
                 next_one = pool.submit(work)
@@ -142,8 +145,8 @@ class DeviceTransfer:
     ) -> Iterator[Iterator[R]]:
         """Yield for each epoch an iterator over `prepare(step)` of each step, as `ahead` does.
 
-        What was prepared stays on a GPU for the next epochs, the first steps of a window as long as
-        there is room.
+        On a GPU, prepared steps stay there for the next epochs: the first ones of a window, as long
+        as there is room.
         """
         kept: list[R] = []
 
@@ -160,7 +163,7 @@ class DeviceTransfer:
             yield epoch()
 
     def has_room(self) -> bool:
-        """Whether what is prepared on the device may stay there."""
+        """Whether further prepared inputs may stay on the device."""
         if not self._keeps:
             return False
         most = KEPT_SHARE * torch.cuda.get_device_properties(self.device).total_memory
@@ -168,13 +171,13 @@ class DeviceTransfer:
 
     @property
     def savings(self) -> tuple[Callable[[], bool], ...]:
-        """Ways to need less memory of the GPU, the one that costs least first. Each returns whether
-        it saved any."""
+        """Ways to need less GPU memory, the cheapest first. Each returns whether it changed
+        anything."""
         return self.stop_capturing, self.stop_keeping
 
     def stop_keeping(self) -> bool:
-        """Let nothing stay that was prepared, from the next epochs on: the GPU lacks memory.
-        Returns: whether anything could have stayed until now."""
+        """Keep no prepared inputs from the next epochs on, because the GPU lacks memory. Returns:
+        whether any could have been kept until now."""
         kept = self._keeps
         self._keeps = False
         if kept:
@@ -185,8 +188,8 @@ class DeviceTransfer:
         return kept
 
     def stop_capturing(self) -> bool:
-        """Capture no more graphs: the GPU lacks memory for them. Returns: whether there could have
-        been any until now."""
+        """Capture no more graphs, because the GPU lacks memory for them. Returns: whether any could
+        have been captured until now."""
         captured = self.captures_steps
         self.captures_steps = False
         if captured:
@@ -199,7 +202,8 @@ class DeviceTransfer:
             metrics.gpu_memory.set(torch.cuda.memory_allocated(self.device))
 
     def _edge_rows(self, hop: HopInputs) -> Tensor:
-        """Edge features of a hop on the device, float32[U, K, D]: through the cache, if any."""
+        """Edge features of a hop on the device, float32[U, K, D], through the cache if there is
+        one."""
         if self._cache is None:
             return self.send(hop.edge_UKD)
         return cached_edge_rows(hop, self._cache, self.send)
@@ -208,16 +212,15 @@ class DeviceTransfer:
 def cached_edge_rows(
     hop: HopInputs, cache: FeatureCache, send: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Edge features of a hop, float32[U, K, D], on the cache's device; zeros where it has no edge.
+    """Edge features of a hop, float32[U, K, D], on the cache's device; zeros for masked neighbours.
 
-    send: copies a tensor to that device. It sends only rows that the cache does not hold, each
-    once.
+    send: copies a tensor to that device. Only rows that the cache lacks are sent, each once.
     """
     recorded_ND = hop.edge_UKD.flatten(0, 1)
     mask_N = hop.mask_UK.flatten()
     asked_N = mask_N.nonzero()[:, 0]
-    # Where each place finds its row: without an edge in the zeros behind all rows. Found here, so
-    # that nothing waits for the device.
+    # Index of the row of each neighbour; masked ones point to a row of zeros after all others. It
+    # is computed on the host, so that nothing waits for the device.
     row_N = torch.where(mask_N, mask_N.cumsum(0) - 1, len(asked_N))
 
     def source(missed: Tensor) -> Tensor:

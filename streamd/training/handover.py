@@ -1,8 +1,9 @@
-"""What a trainer elsewhere needs to go on exactly as this one would after a crash, as links.
+"""Handovers: links to the files that a trainer on another machine needs to resume exactly as this
+one would after a crash.
 
-Links are taken while nothing is under way: between two windows all that was learned is durable, so
-that files, journal and history are of one moment. Whoever sends them takes his time; the trainer
-drops and replaces files meanwhile.
+They are made between two windows, when no step is under way: all results are durable then, and
+files, journal and history match. Sending may take long; meanwhile the trainer deletes and replaces
+its own files, and the links keep the old ones.
 """
 
 import contextlib
@@ -26,19 +27,19 @@ from streamd.windows.history import FILE as HISTORY_FILE
 
 logger = structlog.get_logger()
 LINKS = "train/.handover"
-"""Folder of the links in the data directory; hidden, so that no backup takes them."""
+"""Folder of the links in the data directory; hidden, so that backups skip it."""
 ROLE = "train"
-"""The trainer's name, and that of its folder in `roles/`."""
+"""The trainer's role name, and the name of its folder in `roles/`."""
 CHECKPOINTS = "train/checkpoints"
 REPLAY = "train/replay"
 NIGHTLY = "train/nightly"
 JOURNAL = f"{MODELS}/journal.jsonl"
 VERSIONS = "versions"
-"""Folder of the links to versions."""
+"""Folder of the links to versions, within the folder of a handover."""
 
 
 class _Cursor(msgspec.Struct):
-    """What of a checkpoint's cursor says which other files it needs."""
+    """The fields of a checkpoint's cursor that name its other files."""
 
     edge: int
     history_bytes: int
@@ -48,10 +49,10 @@ class _Cursor(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """A trainer's state after a window, as links. Owner: `Handovers`.
+    """Links to a trainer's state after a window. Owner: `Handovers`.
 
-    local: files but those of versions. versions: names of all versions, whose links are folders in
-    VERSIONS.
+    local: all files except those of versions.
+    versions: names of all versions; each has a folder of links in VERSIONS.
     """
 
     local: LocalCheckpoint
@@ -65,13 +66,15 @@ class Handover:
 
     @property
     def num_history_bytes(self) -> int:
-        """Bytes of the history that count."""
+        """Length of the valid part of the history, bytes."""
         return self.local.files.get(HISTORY, 0)
 
 
 class Handovers:
-    """Keeps the newest handover until it was sent. Owner of the links: the trainer's thread takes
-    them, another one sends them."""
+    """Keeps the newest handover until it is sent.
+
+    Owner of the links: the trainer's thread makes them, another thread sends them.
+    """
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
@@ -84,12 +87,19 @@ class Handovers:
         DISK.remove_folder(self._links)
 
     def take(self) -> None:
-        """Link to the trainer's state, where it has changed since the last call. Call it between
-        two windows. A disk that is full is logged: learning goes on, and the next call tries
-        again."""
+        """Link to the trainer's state if it has changed since the last call. Call it between two
+        windows.
+
+        1. Link to all files, in a new folder. On an OSError, such as a full disk, remove the folder
+           and log the error: training continues, and the next call tries again.
+        2. Replace the handover that waits to be sent. A sender that began before step 1 is complete
+           would miss files.
+        3. Remove the links of the replaced handover.
+        """
         checkpoint = newest_checkpoint(self._data_dir)
         if checkpoint is None or (seen := self._stamp(checkpoint)) == self._seen:
             return
+        # 1. A whole folder of links.
         self._number += 1
         folder = self._links / f"{self._number}"
         try:
@@ -103,14 +113,19 @@ class Handovers:
                 meaning="other machines stay at the window before until there is room",
             )
             return
+        # 2. From here on a sender may begin to read it.
         with self._lock:
             old, self._waiting, self._seen = self._waiting, taken, seen
+        # 3. No sender has read the one before: it only waited.
         if old is not None:
             DISK.remove_folder(old.local.folder)
 
     def begin(self) -> Handover | None:
-        """The newest state that was not sent, None where there is none. It stays until `end`, so
-        that a try that failed is repeated unless there is a newer one."""
+        """The newest state that was not sent, None if all were sent.
+
+        It is kept until `end`, so that the caller can retry after a failure; a newer state replaces
+        it.
+        """
         with self._lock:
             old = None
             if self._waiting is not None:
@@ -120,23 +135,23 @@ class Handovers:
         return self._sending
 
     def end(self) -> None:
-        """Note that the one `begin` returned was sent, and remove its links."""
+        """Mark the state that `begin` returned as sent, and remove its links."""
         sent, self._sending = self._sending, None
         if sent is not None:
             DISK.remove_folder(sent.local.folder)
 
     def take_again(self) -> None:
-        """Let the next call of `take` link to the state although it may be the same."""
+        """Make the next call of `take` link to the state even if it has not changed."""
         with self._lock:
             self._seen = None
 
     @property
     def is_waiting(self) -> bool:
-        """Whether there is a state that was not sent."""
+        """Whether a state was not sent yet."""
         return self._waiting is not None or self._sending is not None
 
     def _stamp(self, checkpoint: Path) -> object:
-        """What changes when the trainer's state does."""
+        """A value that changes whenever the trainer's state does."""
         stats: list[object] = [checkpoint.name, self._hold()]
         for path in (JOURNAL, f"train/{ATTEMPT}"):
             with contextlib.suppress(FileNotFoundError):
@@ -145,11 +160,12 @@ class Handovers:
         return stats
 
     def _hold(self) -> Hold:
-        """The trainer's hold, which says what a restart needs of the log and what is purged."""
+        """The trainer's hold: the first event that a restart reads, and how far deletes are
+        purged."""
         return read_hold(self._data_dir, ROLE) or Hold(0, 0)
 
     def _linked(self, checkpoint: Path, folder: Path) -> Handover:
-        """Link to all that belongs to a checkpoint. Raises: OSError."""
+        """Link to every file of a checkpoint. Raises: OSError."""
         hold = self._hold()
         cursor = msgspec.json.decode((checkpoint / "cursor.json").read_bytes(), type=_Cursor)
         files: dict[str, int] = {}
@@ -162,7 +178,7 @@ class Handovers:
                 bytes_there = new.stat().st_size
                 files[path] = bytes_there if size is None else min(size, bytes_there)
 
-        # The checkpoint, and what it names by its cursor.
+        # The checkpoint, and the files that its cursor names.
         for path in checkpoint.iterdir():
             link(path, f"checkpoint/{path.name}")
         chunks = cursor.replay.get("chunks", [])
@@ -174,13 +190,13 @@ class Handovers:
         for path in _files(folder_of(self._data_dir, ROLE) / FACTS):
             link(path, f"facts/{path.name}")
 
-        # What is appended to counts as far as it goes now.
+        # Files that grow count up to their present length.
         link(self._data_dir / HISTORY_FILE, HISTORY, cursor.history_bytes)
         link(self._data_dir / JOURNAL, MOVES)
         for name in (ATTEMPT, RANGE):
             link(self._data_dir / "train" / name, name)
 
-        # Versions, of which the topic may lack some.
+        # All versions: the models topic may lack some of them.
         versions = []
         for version in sorted((self._data_dir / MODELS).iterdir()):
             if VERSION_NAME.fullmatch(version.name) and (version / "manifest.json").exists():
@@ -204,7 +220,7 @@ class Handovers:
 
 
 def newest_checkpoint(data_dir: Path) -> Path | None:
-    """The folder of a trainer's newest checkpoint, None where there is none."""
+    """The folder of the trainer's newest checkpoint; None if there is none."""
     folder = data_dir / CHECKPOINTS
     if not folder.is_dir():
         return None
@@ -212,7 +228,8 @@ def newest_checkpoint(data_dir: Path) -> Path | None:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files of a folder but half written ones; none where there is no such folder."""
+    """The complete files of a folder, without temporary ones; empty if the folder does not
+    exist."""
     if not folder.is_dir():
         return []
     return sorted(p for p in folder.iterdir() if p.is_file() and not p.name.startswith("."))

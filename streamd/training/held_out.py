@@ -1,4 +1,4 @@
-"""The held-out tail of a window: its last events, which check what was learned from the others."""
+"""The held-out tail of a window: its last events, which validate the training on the others."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from streamd.training.replay import ReplayChunk
 
 
 class TailMeasures(TypedDict):
-    """The fields of `TrainResult` that the held-out tail gives."""
+    """The fields of `TrainResult` that the held-out tail determines."""
 
     tail_before: float
     tail_after: float
@@ -28,9 +28,10 @@ class TailMeasures(TypedDict):
 def tail_measures(
     before_EC: Float32, after_EC: Float32, of_rules: Sequence[Float32]
 ) -> TailMeasures:
-    """MRR before and after learning and by the best rule; NaN if nothing is held out.
+    """MRR before and after training, and by the best rule; NaN if no event is held out.
 
-    All are scores of the same events, float32[E, 11]. of_rules: by each rule.
+    before_EC, after_EC, of_rules: scores of the same events, float32[E, 11]; the last one by each
+    rule.
     """
     before, after, *by_rule = (
         float((1 / ranks(scores)).mean()) if len(scores) else math.nan
@@ -42,9 +43,9 @@ def tail_measures(
 
 
 def ranked_by_rules(inputs: LinkInputs, held_E: Bools) -> dict[str, Float32]:
-    """Scores of those events of a chunk that are held out by each rule, float32[E, 11].
+    """Scores by each rule of a chunk's held-out events, float32[E, 11].
 
-    held_E: bool, which.
+    held_E: bool, which events of the chunk are held out.
     """
     is_candidate_EC = inputs.is_candidate_EC.numpy()[held_E]
     by_rule = scores_of_rules(inputs.facts_ECF.numpy()[held_E])
@@ -55,8 +56,8 @@ def learned_weights(
     chunks: Sequence[ReplayChunk | None], num_learned: int, ranks: Ranks
 ) -> list[Tensor]:
     """Weights of a window's events, float32[E] for each chunk: 1 for the first `num_learned`, which
-    are learned, and 0 for the others. Of several ranks each has those of its share."""
-    # Events count over all ranks, so that all hold out the same ones.
+    are trained on, and 0 for the others. With several ranks, each has the weights of its share."""
+    # Count events over all ranks, so that all hold out the same ones.
     left = num_learned
     weights = []
     for chunk in chunks:
@@ -70,14 +71,16 @@ def learned_weights(
 def held_out_chunks(
     chunks: Sequence[ReplayChunk | None], weights: Sequence[Tensor], num_learned: int
 ) -> list[ReplayChunk]:
-    """The chunks with events that are held out, each weighted to these. weights: as
-    `learned_weights` returned them for the same chunks."""
+    """The chunks with held-out events; all other events have weight 0 in them.
+
+    weights: as `learned_weights` returned them for the same chunks.
+    """
     left = num_learned
     held_out = []
     for chunk, weight_E in zip(chunks, weights, strict=True):
         if chunk is None:
             continue
-        # The chunk in which learning ends is both learned and held out.
+        # The chunk that holds the boundary is both trained on and held out.
         if chunk.num_events > max(left, 0):
             held_out.append(replace(chunk, inputs=chunk.inputs.weighted(1 - weight_E)))
         left -= chunk.num_events

@@ -1,6 +1,7 @@
-"""On a log that already has a past, the trainer learns its newest windows at once.
+"""Initial training: if the log already has a past, the trainer trains on its newest windows at
+once.
 
-It need not learn window by window from the log's first event.
+It does not have to go window by window from the log's first event.
 """
 
 from dataclasses import dataclass
@@ -38,27 +39,28 @@ def planned_range(
     folder: Path,
     short: bool = False,
 ) -> Range | None:
-    """Choose the newest closed windows with `bootstrap.max_events` events in all.
+    """Choose the newest closed windows, with at most `bootstrap.max_events` events in all.
 
-    The range is written down before it is learned, so that a restart takes the same.
+    The range is stored durably before the training, so that a restart takes the same one.
 
-    short: also take a range of no more events than one window may have, as a trainer does that
-    learns while a champion of other settings serves.
-    Returns: None where closed windows hold no more than `windows.max_events`: those are learned
-    singly.
+    short: also choose a range of at most `windows.max_events` events, as a trainer needs while a
+    champion with other settings serves.
+
+    Returns: None if `bootstrap.max_events` is 0, if no whole window fits, or if closed windows have
+    at most `windows.max_events` events in all: the trainer then takes them one by one.
     """
-    # A restart takes the range that was begun.
+    # After a restart: the range that was stored before it.
     path = folder / FILE
     if path.exists():
         return msgspec.json.decode(path.read_bytes(), type=Range)
 
-    # The range ends where the last closed window does.
+    # The range ends with the last closed window.
     width_us = windows.width_seconds * 1_000_000
     end = log.lower_bound(log.watermark // width_us * width_us)
     if not settings.max_events or (end - log.first_edge <= windows.max_events and not short):
         return None
 
-    # It begins with the first window that lies wholly among the newest events.
+    # It begins at the first boundary of windows among the newest `max_events` events.
     wanted = max(log.first_edge, end - settings.max_events)
     first = log.first_edge
     if wanted > first:
@@ -68,7 +70,7 @@ def planned_range(
     if first >= end:
         return None
 
-    # Its event time begins with its first window's.
+    # Its event time begins with that of its first window.
     start = next_window(log, first, width_us)
     assert start is not None
     planned = Range(first, end, start.start_us, log.watermark // width_us * width_us)

@@ -1,6 +1,6 @@
 """The learner takes one model, its memory and its optimizer from window to window.
 
-Each window is scored first and learned then (prequential evaluation).
+It scores each window before it trains on it (prequential evaluation).
 """
 
 import copy
@@ -52,31 +52,29 @@ from streamd.training.step_graphs import StepGraphs, can_replay
 from streamd.windows.history import RULES
 
 RECALLED_CHUNKS = 10
-"""Past chunks that forgetting is measured on: enough for a trend, few enough for every window."""
+"""Past chunks on which forgetting is measured: enough for a trend, few enough for every window."""
 Backup = tuple[dict[str, Tensor], dict[str, Any]]
 """State dicts of a model and of its optimizer."""
 MemoryStep = Callable[[LinkModel, Memory, EdgeRows], AbstractContextManager[Tensor]]
-"""A context manager that moves memory over a chunk, as `LinkModel.over` does."""
+"""A context manager that moves memory over a chunk, like `LinkModel.over`."""
 
 
 class Learner:
-    """Scores the chunks of a window, then learns them together with chunks of the past.
+    """Scores the chunks of a window, then trains on them together with replayed chunks.
 
-    Of several ranks each scores and learns its share of the events; all have the same weights.
-    Between windows, `memory` is as of the last window's end under the present weights. Owner: one
-    thread.
+    With several ranks, each scores and trains on its share of the events; all have equal weights.
+    Between windows, `memory` is at the last window's end under the present weights.
 
-    tail: chunks of the last window's held-out events, which the next window learns.
-    num_learned: learning steps so far, refused ones included; at least 1 when learning goes on from
-    a version.
+    Owner: one thread. tail: chunks with the last window's held-out events, for the next window.
+    num_learned: calls of `learn` that trained, refused or not; at least 1 after `continue_from`.
     """
 
     def __init__(
         self, settings: LearningSettings, log: LogReader, replay: ReplayStore, ranks: Ranks = ALONE
     ) -> None:
-        """log: read for its schema, its first event id and its deletes. Events come as recorded
+        """log: gives the schema, the first event id and the deletes. Events come as recorded
         chunks."""
-        # What it learns with.
+        # Model, optimizer and inputs.
         schema = log.state.schema
         self._settings = settings
         self._training = settings.training
@@ -90,16 +88,16 @@ class Learner:
         self.memory: Memory = self.model.new_memory(log.first_edge, ranks)
         self.replay = replay
 
-        # What it has learned, and what others may put in its place or ask of it.
+        # Its past, and the hooks that other objects may set.
         self.tail: list[ReplayChunk] = []
         self.num_learned = 0
         self.memory_step: MemoryStep = LinkModel.over
-        """How memory moves over a chunk that is scored or learned. Backtests set another."""
+        """Moves memory over a chunk in scoring and training. Backtests set another one."""
         self.on_progress: Callable[[int, int], None] = lambda done, total: None
         """Called after each training step with the steps done and the steps in all."""
         self.free_device_memory: Callable[[], bool] = lambda: False
-        """Called where the GPU lacks memory for learning. Returns: whether something was moved off
-        it, so that a retry may succeed."""
+        """Called if the GPU lacks memory for training. Returns: whether it freed any, so that a
+        retry may succeed."""
         self.model.eval()
 
         # The window since `begin`: memory at its start, and an entry per chunk; `logits` and
@@ -107,11 +105,11 @@ class Learner:
         self._start = self.memory
         self._edges: list[EdgeRows] = []
         self.seen: list[ReplayChunk | None] = []
-        """What is kept of each chunk to learn it; None where none of its events can be asked.
-        Others only read it."""
+        """Inputs to train on, for each chunk; None for a chunk without scored events. Other objects
+        only read it."""
         self.logits: list[Float32] = []
-        """For each chunk in `seen` that is not None: logits of the candidates that are learned,
-        float32[E, 11], before any of it was, -inf where there is none. Others only read them."""
+        """For each chunk in `seen` that is not None: logits of the candidates for training,
+        float32[E, 11], before the training, -inf for no candidate. Other objects only read them."""
         self._new_counts: list[Tensor] = []  # of each scored chunk
         self._labels: list[RecordedLabels | None] = []
         self.label_scores: list[LabelScores] = []
@@ -123,12 +121,12 @@ class Learner:
         log.follow(self)
 
     def start_at(self, edge: int) -> None:
-        """Begin with empty memory at event `edge`, after the log's first."""
+        """Begin with empty memory at event `edge`, instead of the log's first event."""
         self.memory = self.model.new_memory(edge, self.ranks)
         self.begin()
 
     def begin(self) -> None:
-        """Start a window: `learn` learns what is scored from here on."""
+        """Start a window: `learn` trains on the chunks that are scored from here on."""
         self._start = self.memory.copy()
         self._edges = []
         self.seen = []
@@ -141,9 +139,10 @@ class Learner:
     @torch.no_grad()
     @memory_for("scoring a window")
     def score(self, chunk: Chunk) -> Float32:
-        """Score a chunk's candidates before its events are known, then move memory over it.
+        """Score a chunk's candidates before memory has its events, then move memory over it.
 
-        Returns: float32[E, 101], logits of the events here, true ones first, -inf for no candidate.
+        Returns: float32[E, 101], logits of this rank's events, the true destination first, -inf for
+        no candidate.
         """
         with self._over(self.memory, chunk.edges) as updated_PD:
             logits_EC, seen = self._score_events(chunk, updated_PD)
@@ -155,7 +154,7 @@ class Learner:
         return logits_EC
 
     def _score_events(self, chunk: Chunk, updated_PD: Tensor) -> tuple[Float32, ReplayChunk | None]:
-        """Returns: logits of the candidates to score, and what is kept to learn the chunk."""
+        """Returns: logits of the candidates to score, and the chunk's inputs for training."""
         if chunk.score is None or chunk.learn is None:
             return np.zeros((0, 0), np.float32), None
         logits_EC = self.transfer.logits(self.model, self.memory, chunk.score, updated_PD)
@@ -180,8 +179,8 @@ class Learner:
         self.label_scores.append(LabelScores(predicted, constant, target, set_L))
 
     def draw(self, window_edge: int, num_events: int) -> tuple[int, ...]:
-        """Draw past chunks to learn with a window of so many events: `training.replay_share` of
-        them, `training.replay_events` at most. Returns: their first event ids."""
+        """Draw past chunks to replay with a window of `num_events` events: `training.replay_share`
+        of that number, at most `training.replay_events`. Returns: their first event ids."""
         budget = min(self._training.replay_share * num_events, self._training.replay_events)
         drawn = self.replay.draw(budget, window_edge)
         return tuple(chunk.first_edge for chunk in drawn)
@@ -190,13 +189,18 @@ class Learner:
     def learn(
         self, window_edge: int, epochs: int | None = None, replay: Sequence[int] | None = None
     ) -> TrainResult | None:
-        """Learn what was scored since `begin`. Memory ends as of the new weights.
+        """Train on the chunks scored since `begin`. Memory ends as under the new weights.
 
-        window_edge: first event id of the window, a seed of dropout and draws.
-        epochs: passes over the window; None for `LearningSettings.epochs_of` its events.
-        replay: first event ids of the past chunks to learn with it; drawn by `draw` where None.
-        Returns: None where nothing but the rate of new destinations is to be learned. If a loss,
-        weight, statistic, logit or memory row is not finite, all is restored, `finite` is False.
+        1. Back up the weights, and update the running statistics of inputs.
+        2. Train. If the GPU lacks memory, restore the backup and retry with less.
+        3. Score the held-out tail, and move memory under the new weights.
+        4. Restore the backup, with `finite` False, unless all results are finite.
+        5. Offer the chunks to replay: last, so that no window replays itself.
+
+        window_edge: first event id of the window, a seed of dropout and draws. epochs: None for
+        those of `LearningSettings.epochs_of`. replay: ids of the chunks to replay; None for
+        `draw`'s.
+        Returns: None if only the rate of new destinations could be updated.
         """
         seen = [s for s in self.seen if s is not None]
         weight_of = self.ranks.total([float(s.inputs.weight_E.sum()) for s in seen])
@@ -205,7 +209,7 @@ class Learner:
             self._advance_all()
             return None
 
-        # Learn, after the running statistics moved, and keep what `refuse` goes back to.
+        # 1. Keep a backup for `refuse`, then update the statistics.
         backup = copy_of((self.model.state_dict(), self.optimizer.state_dict()))
         self.observe()
         num_events = sum(s.num_events for s in seen)
@@ -215,10 +219,11 @@ class Learner:
         past = [*self.tail, *self.replay.named(drawn)]
         steps = planned_steps(self.ranks, self._edges, self.seen, weights, past, self._labels)
         epochs = epochs or self._settings.epochs_of(num_events)
+        # 2. Train.
         loss = run_freeing_memory(
             partial(self._passes, epochs, window_edge, steps),
-            # CUDA graphs, inputs that stay on the device over epochs, then what others keep there.
-            # Several ranks end instead: the others would not know that one starts over.
+            # The cheapest saving first. Several ranks fail instead: the others cannot know of a
+            # retry.
             (*self.transfer.savings, self.free_device_memory) if self.ranks.size == 1 else (),
             partial(self._start_over, backup),
         )
@@ -226,17 +231,18 @@ class Learner:
         self._backup = backup
         check_equal_weights(self.model, self.ranks)
 
-        # Look at what came of it: the held-out tail, and memory under the new weights.
+        # 3. Validate on the held-out tail, and move memory under the new weights.
         self.tail = held_out_chunks(self.seen, weights, num_learned)
         tail, tail_is_finite = self._check_tail(weights)
         self._advance_all()
+        # 4. Restore everything if any value is not finite.
         finite = math.isfinite(loss) and tail_is_finite
         finite = finite and self.memory.is_finite(self._start) and self.model.is_finite
         finite = self.ranks.all(finite)
         if not finite:
             self.refuse()
 
-        # The window is past now.
+        # 5. From here on the window belongs to the past.
         for chunk, weight in zip(seen, weight_of, strict=True):
             if weight:
                 self.replay.offer(chunk)
@@ -245,7 +251,7 @@ class Learner:
         return TrainResult(loss=loss, finite=finite, **tail)
 
     def _start_over(self, backup: Backup) -> None:
-        """Undo what a pass cut short has changed."""
+        """Undo the changes of an interrupted training."""
         self.restore_weights(*backup)
         self.observe()
 
@@ -254,7 +260,7 @@ class Learner:
         return self._training.learning_rate
 
     def take_over(self, other: "Learner") -> None:
-        """Copy another learner's weights, optimizer, memory and past. The other does not change."""
+        """Copy another learner's weights, optimizer, memory and past."""
         self.model = copy.deepcopy(other.model)
         self.optimizer = self.model.optimizer(self.learning_rate)
         self.optimizer.load_state_dict(copy_of(other.optimizer.state_dict()))
@@ -265,9 +271,9 @@ class Learner:
         self.begin()
 
     def continue_from(self, weights: dict[str, Tensor], memory: Memory) -> None:
-        """Go on from a version's weights with a fresh optimizer and no held-out tail.
+        """Continue from a version's weights, with a new optimizer and no held-out tail.
 
-        memory: the version's, at the event where learning goes on.
+        memory: the version's, at the event at which training continues.
         """
         self.restore_weights(weights, None)
         self.memory = memory
@@ -278,11 +284,10 @@ class Learner:
     @torch.no_grad()
     @memory_for("measuring forgetting")
     def recall(self) -> Measures | None:
-        """Measure forgetting: scores of the present weights on chunks of the replay store.
+        """Measure forgetting: scores of the present weights on replay chunks, among 11 candidates.
 
-        The true destination ranks among 11. Taken are the ten chunks with the smallest hashes of
-        their event ids, so that few change from window to window. Returns: None where replay is
-        empty.
+        It takes the ten chunks with the smallest hashes of their event ids, so that few change from
+        window to window. Returns: None if replay is empty.
         """
         chunks = sorted(
             self.replay.chunks, key=lambda c: zlib.crc32(c.first_edge.to_bytes(8, "little"))
@@ -291,14 +296,13 @@ class Learner:
         return measures(logits_EC) if len(logits_EC) else None
 
     def apply(self, changes: Changes) -> None:
-        """Remove what new deletes hide from the tail and from the replay store. All ranks call it
-        at the same commit."""
+        """Apply new deletes to tail and replay. All ranks call this at the same commit."""
         if changes.has_deletes:
             self.drop_deleted()
 
     def drop_deleted(self) -> None:
-        """Remove what any delete hides from the tail and from the replay store, as from those that
-        were just read from a checkpoint."""
+        """Remove all deleted data from the tail and from the replay store, as after loading a
+        checkpoint."""
         deletions = self._log.deletions
         self.tail = [chunk.without_deleted(deletions) for chunk in self.tail]
         self.replay.drop_deleted(deletions)
@@ -306,9 +310,9 @@ class Learner:
     @memory_for("moving memory")
     def refuse(self) -> None:
         """Restore the weights and the optimizer from before `learn`, and memory under them. The
-        tail, replay and `num_learned` keep what was learned.
+        tail, replay and `num_learned` do not go back.
 
-        Raises: ValueError where nothing was learned since.
+        Raises: ValueError if `learn` did not train since `begin`.
         """
         if self._backup is None:
             raise ValueError("Nothing was learned since `begin`: there is nothing to refuse.")
@@ -316,19 +320,19 @@ class Learner:
         self._advance_all()
 
     def restore_weights(self, weights: dict[str, Tensor], optimizer: dict[str, Any] | None) -> None:
-        """Replace the weights and the optimizer's state; None makes a fresh optimizer."""
-        # Graphs point to tensors of the optimizer, which are replaced now.
+        """Replace the weights and the optimizer's state; None creates a new optimizer."""
+        # CUDA graphs point to tensors of the optimizer, which are replaced now.
         self._graphs = None
         self.model.restore(weights)
         if optimizer is None:
             self.optimizer = self.model.optimizer(self.learning_rate)
         else:
-            # A copy, because it would go on in the tensors it is given.
+            # A copy, because the optimizer would change the given tensors in later steps.
             self.optimizer.load_state_dict(copy_of(optimizer))
         self.model.eval()
 
     def observe(self) -> None:
-        """Update the running statistics of inputs and targets by what was scored since `begin`."""
+        """Update the running statistics by the chunks scored since `begin`."""
         for edges, seen in zip(self._edges, self.seen, strict=True):
             if seen is not None:
                 self.model.observe(seen.inputs, edges, self.ranks)
@@ -340,7 +344,7 @@ class Learner:
                 self.model.label_head.observe(target_LT, set_L)
 
     def _passes(self, passes: int, window_edge: int, steps: list[PlannedStep]) -> float:
-        """Learn the window `passes` times. Returns: the last epoch's loss."""
+        """Train for `passes` epochs. Returns: the last epoch's loss."""
         loss = math.nan
         self._steps = (0, passes * len(steps))
         pads = self._step_graphs() is not None
@@ -350,21 +354,21 @@ class Learner:
         return loss
 
     def _epoch(self, steps: Iterator[Step], dropout: int) -> float:
-        """Learn the window once, from the memory at its start. Returns: mean link loss over the
-        weights of the window's and the replayed events.
+        """Train for one epoch, with memory from the window's start. Returns: mean link loss over
+        the weights of the window's and the replayed events.
 
         dropout: key of the dropout's hash.
         """
         self.model.train()
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         memory = self._start.copy()
-        # On the device: to read a loss is to wait for it.
+        # A tensor on the device: reading each loss would wait for the GPU.
         total = torch.zeros((), dtype=torch.float64, device=self.transfer.device)
         count = 0.0
         graphs = self._step_graphs()
         with nullcontext() if graphs is None else graphs.epoch(dropout):
             for step in steps:
-                # A delete may leave no message, which a graph needs.
+                # Deletes first: they may leave no message, which a graph needs.
                 memory.forget(step.edges.deletes)
                 if graphs is not None and graphs.can_learn(step, memory):
                     count += step.events
@@ -388,7 +392,7 @@ class Learner:
         return self.ranks.total([float(total)])[0] / count if count else math.nan
 
     def _step_graphs(self) -> StepGraphs | None:
-        """Graphs of the present model and optimizer, where steps are learned by them."""
+        """CUDA graphs of the present model and optimizer; None if steps cannot use them."""
         usual = self.memory_step is LinkModel.over and self.ranks.size == 1
         if not (usual and can_replay(self.model, self.transfer)):
             return None
@@ -397,7 +401,7 @@ class Learner:
         return self._graphs
 
     def _of_all_ranks(self, parts: Sequence[Float32]) -> Float32:
-        """Logits of all ranks' events, float32[E, 11]. parts: of this rank's."""
+        """Gather the logits of all ranks' events, float32[E, 11]. parts: of this rank's."""
         logits_EC: Float32 = self.ranks.gather(
             np.concatenate([np.zeros((0, len(LEARNED)), np.float32), *parts])
         )
@@ -405,7 +409,7 @@ class Learner:
 
     @torch.no_grad()
     def _check_tail(self, weights: list[Tensor]) -> tuple[TailMeasures, bool]:
-        """Returns: measures of the held-out events of all ranks, and whether all logits here are
+        """Returns: measures of all ranks' held-out events; whether this rank's logits are
         finite."""
         held = [
             ((1 - w) * s.inputs.weight_E > 0).numpy()
@@ -430,8 +434,7 @@ class Learner:
         return ranked_EC[own_E], bool(np.isfinite(logits_EC[own_E]).all())
 
     def _advance_all(self) -> None:
-        """Move memory from the window's start to its end, and over the deletes before that, under
-        the present weights."""
+        """Move memory over the window's chunks and all deletes, under the present weights."""
         self.memory = self._start.copy()
         for edges in self._edges:
             self.model.advance(self.memory, edges)
@@ -442,8 +445,8 @@ class Learner:
 
 
 def copy_of(state: Any) -> Any:
-    """A copy of tensors in dicts, lists and tuples. `copy.deepcopy` would take ten times as long,
-    in windows of few events longer than two steps of learning."""
+    """Copy tensors in nested dicts, lists and tuples. `copy.deepcopy` takes ten times as long: in
+    windows of few events, more than two training steps."""
     if isinstance(state, Tensor):
         return state.detach().clone()
     if isinstance(state, dict):
@@ -454,7 +457,7 @@ def copy_of(state: Any) -> Any:
 
 
 def check_equal_weights(model: LinkModel, ranks: Ranks) -> None:
-    """Raises: RanksError where another rank has other weights: then all go back to the last
+    """Raises: RanksError if ranks have different weights; then all resume from the last
     checkpoint."""
     if ranks.size == 1:
         return

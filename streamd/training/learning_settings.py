@@ -1,4 +1,4 @@
-"""The settings that learning reads, of all that streamd has."""
+"""The branches of the settings that training reads."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,15 +14,15 @@ from streamd.settings.tree import (
 )
 
 MORE_EPOCHS = 2
-"""Times `training.epochs` that a window of few events is learned at most."""
+"""Upper bound of the epochs on a window of few events, as a multiple of `training.epochs`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearningSettings:
-    """The branches that a learner and its recorder share, and the device that they run on.
+    """The settings that a learner and its recorder share, and their device.
 
-    device: "cpu" or "cuda", as `streamd.gpu.choose_device` returned it to the process that learns.
-    label_dim: numbers in the target of a label event, 0 for none.
+    device: "cpu" or "cuda", as `streamd.gpu.choose_device` returned it to the training process.
+    label_dim: number of values in the target of a label event, 0 for none.
     """
 
     device: str
@@ -35,7 +35,7 @@ class LearningSettings:
 
     @classmethod
     def of(cls, settings: Settings, device: str) -> "LearningSettings":
-        """The branches of these settings. device: the chosen one, never "auto"."""
+        """Select the branches of these settings. device: "cpu" or "cuda", never "auto"."""
         return cls(
             device=device,
             model=settings.model,
@@ -52,8 +52,8 @@ class LearningSettings:
         return self.windows.width_seconds * 1_000_000
 
     def epochs_of(self, num_events: int) -> int:
-        """Epochs on a window of so many events: `training.epochs`, or as many as make
-        `training.min_steps`, but at most MORE_EPOCHS times as many."""
+        """Epochs on a window of `num_events` events: `training.epochs`, or more to reach
+        `training.min_steps`, but at most MORE_EPOCHS times `training.epochs`."""
         epochs = self.training.epochs
         steps = -(-num_events // self.model.memory_chunk)
         wanted = -(-self.training.min_steps // max(steps, 1))
@@ -61,9 +61,9 @@ class LearningSettings:
 
     @property
     def fixed(self) -> dict[str, Any]:
-        """The settings that must be equal for learning to continue: see `fixed_settings`."""
+        """The settings that must be equal for training to continue: see `fixed_settings`."""
         return fixed_settings(self.model, self.windows.width_seconds)
 
     def continues(self, stored: dict[str, Any]) -> bool:
-        """Whether learning can continue from what was learned under stored `fixed_settings`."""
+        """Whether training can continue from a state that has these `fixed_settings`."""
         return learn_alike(stored, self.model, self.windows.width_seconds)

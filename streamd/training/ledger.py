@@ -56,25 +56,26 @@ T = TypeVar("T")
 FOLDER = "train"
 """The trainer's folder in the data directory."""
 MEMORY = "memory"
-"""Folder in the trainer's with the files that versions and checkpoints link to."""
+"""Folder of the memory's files, in the trainer's folder; versions and checkpoints link to them."""
 KEEP_SECONDS = 1.0
-"""Least time between two holds while compaction waits: each reads every version's manifest."""
+"""Minimum interval of two calls of `keep` while compaction waits: each reads every version's
+manifest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """What the trainer does next, decided in full before any of it is done.
+    """The trainer's next step, decided in full before any part of it is executed.
 
-    do: "learn" scores each window and then learns them as one; "pass over" only advances graph,
-    facts and memory over windows that failed too often, "leave out" over one of mostly late events;
-    "bootstrap" learns a range without scoring it.
-    windows: closed windows, each beginning where the one before ends.
-    seq: sequence number of the log's commit up to which deletes and features count.
-    version: name of the version whose weights it goes on from, "" before the first. It differs from
-    what the step before left where someone moved the champion by hand.
-    epochs: passes over the windows.
-    replay: first event ids of the past chunks that are learned with them.
-    why: why the windows are passed over or left out, for their records.
+    do: "learn" scores each window, then trains on all of them as one. "pass over" only advances
+    graph, facts and memory, over windows that failed too often; "leave out" does so over a window
+    of mostly late events. "bootstrap" trains on a range without keeping scores of it.
+    windows: closed windows; each starts at the end of the one before.
+    seq: sequence number of the log's commit up to which deletes and node features are applied.
+    version: name of the version from which training continues, "" before the first. It differs from
+    the previous step's result if an operator moved the champion.
+    epochs: number of epochs over the windows.
+    replay: first event ids of the past chunks that are replayed.
+    why: for the records, the reason for "pass over" or "leave out".
     """
 
     do: Literal["learn", "pass over", "leave out", "bootstrap"]
@@ -87,7 +88,7 @@ class Step:
 
     @property
     def range(self) -> Window:
-        """All windows of the step as one."""
+        """All windows of the step merged into one."""
         first, last = self.windows[0], self.windows[-1]
         return Window(first.start_us, last.end_us, first.first_edge, last.end_edge)
 
@@ -95,11 +96,11 @@ class Step:
 class Ledger:
     """Writes attempts, versions, records of windows, checkpoints and holds.
 
-    Nothing else in `training` makes any of them durable. The replay store writes its own files; the
-    ledger says when files of chunks no longer held may go. Owner: the trainer's thread.
+    Nothing else in `training` makes these durable. The replay store writes its own files; the
+    ledger decides when files of chunks no longer held are deleted. Owner: the trainer's thread.
 
-    Among several ranks the first alone writes, but for the rows of memory, and what it reads that
-    may change meanwhile it tells the others: all call the same methods at the same time.
+    All ranks call the same methods at the same time. Only the first rank writes, except for rows of
+    memory, and it broadcasts everything it reads that may change meanwhile.
     """
 
     def __init__(
@@ -124,10 +125,10 @@ class Ledger:
         self._checkpoints.mkdir(parents=True, exist_ok=True)
         self._hold = RetentionHold(paths, versions, live) if ranks.is_first else None
         self._held_here = Hold(-1, -1)
-        # Two homes, so that a checkpoint and the versions have no file in common: where one is
-        # damaged, learning goes on from the other.
+        # Checkpoints and versions have separate folders, so that they share no file: if one is
+        # damaged, training resumes from the other.
         self.checkpoint_memory = MemoryFiles(self._folder / MEMORY / "checkpoints", ranks=ranks)
-        """The files of memories in checkpoints and of the nightly baseline, which link to them."""
+        """The memory files of checkpoints and of the nightly baseline, which link to them."""
         self._version_memory = MemoryFiles(self._folder / MEMORY / "versions", ranks=ranks)
         self._version_memory.sweep()
         self._history_bytes = 0
@@ -136,18 +137,19 @@ class Ledger:
         if ranks.is_first:
             versions.sweep()
 
-    # Before the work of a step
+    # Before a step
 
     def begun(self) -> attempts.Attempt:
-        """Read the attempt that was begun last, perhaps before a restart."""
+        """Read the newest attempt, perhaps from before a restart."""
         last = attempts.last_attempt(self._folder)
         return attempts.Attempt(*self._ranks.tell(astuple(last)))
 
     def begin(self, windows: Sequence[Window], version: str, learner: Learner) -> Step:
-        """Write down that windows are about to be learned, so that a restart takes the same.
+        """Record durably that the trainer is about to train on windows, so that a restart takes the
+        same ones.
 
-        Returns: the step in full; "leave out" for a single window of mostly late events, "pass
-        over" if the windows failed MAX_FAILURES times.
+        Returns: the complete step; "leave out" for a single window of mostly late events, "pass
+        over" for windows that failed MAX_FAILURES times.
         """
         step = self._step("learn", windows, version, learner)
         failures = 0
@@ -165,9 +167,10 @@ class Ledger:
         return replace(step, do="pass over", why=why)
 
     def begin_bootstrap(self, short: bool, version: str, learner: Learner) -> Step | None:
-        """Write down the range that is learned at once, before any window.
+        """Record durably the range that is trained on at once, before any window.
 
-        short: as in `planned_range`. Returns: None where the log is learned window by window.
+        short: as in `planned_range`. Returns: None if the log is trained on window by window from
+        its start.
         """
         planned = None
         if self._ranks.is_first:
@@ -181,7 +184,7 @@ class Ledger:
         return self._step("bootstrap", [window], version, learner, self._bootstrap.epochs)
 
     def counting_failures(self) -> AbstractContextManager[None]:
-        """Count an error of the work inside against the step that was begun."""
+        """Count an error inside this context as a failure of the recorded attempt."""
         return attempts.counting_failures(self._folder)
 
     def _step(
@@ -202,41 +205,52 @@ class Ledger:
             replay=learner.draw(windows[0].first_edge, num_events),
         )
 
-    # Versions and who serves
+    # Versions, and the moves of champion and shadow
 
     def publish(self, candidate: Candidate, incumbent: str | None) -> PublishResult:
-        """Publish a version. incumbent: name of the champion of other settings, which goes on
-        serving; None where there is none."""
+        """Publish a version.
+
+        incumbent: name of the champion with other settings, which stays champion; None if there is
+        none.
+
+        With several ranks:
+        1. Every rank writes its rows of memory, unless the gate refuses the candidate.
+        2. The first rank writes the version with a manifest that names all files. Before step 1 is
+           complete, the manifest would name files that do not exist.
+        """
         if self._ranks.size == 1:
             return self._versions.publish(candidate, incumbent)
-        # Every rank writes its rows, of a version that the gate lets through; then the first names
-        # them all in the manifest.
+        # 1. Every rank writes its rows of a version that the gate promotes.
         if self._ranks.tell(candidate.judged().promote):
             files = candidate.memory()
             candidate = replace(candidate, memory=lambda: files)
+        # 2. The first rank names them all in the manifest.
         result = self._versions.publish(candidate, incumbent) if self._ranks.is_first else None
         return PublishResult(*self._ranks.tell(result and astuple(result)))
 
     def store_memory(self, memory: Memory) -> tuple[ImmutableFile, ...]:
-        """Write what of a version's memory changed since the last call, or all of it the first time
-        after a start. Returns: all files of it."""
+        """Write the rows of a version's memory that changed since the last call; all rows in the
+        first call after a start. Returns: all files of the memory."""
         return self._version_memory.store(memory)
 
     def prove(self, proof: Proof | None) -> None:
-        """Write to the registry's journal which version is the shadow; None changes nothing."""
+        """Record in the registry's journal which version is the shadow; None changes nothing."""
         if proof is not None and self._ranks.is_first:
             self._versions.prove(proof.version, proof.why)
 
     def rollback(self, why: str) -> None:
-        """Make the shadow the champion again. why: for the journal."""
+        """Make the shadow the champion again. why: the reason, for the journal."""
         if self._ranks.is_first:
             self._versions.rollback("trainer", why)
 
-    # What was done, and where to go on
+    # Results of a step, and the position of a restart
 
     def record(self, record: WindowRecord) -> WindowRecord:
-        """Append a window to the history, with its surprise. A restart keeps it only if a
-        checkpoint follows it. Returns: what was appended."""
+        """Append a window's record to the history, with its surprise. Returns: the record as
+        appended.
+
+        The record becomes valid with the next checkpoint: a restart before it truncates the record.
+        """
         if not self._ranks.is_first:
             return record
         record = replace(record, surprise=self._drift.surprise(record))
@@ -248,19 +262,29 @@ class Ledger:
     def checkpoint(
         self, position: TrainerPosition, learner: Learner, contest: Contest, nightly: Nightly
     ) -> None:
-        """Write a checkpoint, then drop what only older checkpoints named. position: at which a
-        restart continues."""
+        """Write a checkpoint, then delete the files that only older checkpoints named.
+
+        1. Write the checkpoint durably.
+        2. Delete unused files of replay, nightly baseline and memory. Before step 1, the newest
+           checkpoint could still name them.
+        3. Release the log up to the new position. Before step 1, a restart would lack events.
+
+        position: from which a restart continues.
+        """
+        # 1. The new checkpoint.
         self.save(position, learner, contest, nightly)
+        # 2. Files that no checkpoint names any more.
         learner.replay.sweep()
         nightly.sweep()
         self.checkpoint_memory.sweep()
         self._version_memory.sweep()
+        # 3. The log before the new position.
         self.keep(position)
 
     def save(
         self, position: TrainerPosition, learner: Learner, contest: Contest, nightly: Nightly
     ) -> None:
-        """Write a checkpoint and drop nothing but older checkpoints. Arguments: as `checkpoint`."""
+        """Write a checkpoint and delete only older checkpoints. Arguments: as in `checkpoint`."""
         memory = learner.memory
         save_checkpoint(
             self._checkpoints,
@@ -287,14 +311,15 @@ class Ledger:
         )
 
     def keep(self, position: TrainerPosition) -> None:
-        """Store facts if due, drop the versions that a compaction request makes stale, and write
-        the hold, which says what of the log a restart needs."""
+        """Write the hold for a position, so that the log keeps the events that a restart needs.
+        Before it, store facts if due, and drop the versions that a compaction request makes
+        stale."""
         if self._hold is not None:
             self._hold.keep(position)
         self._hold_log_here()
 
     def _hold_log_here(self) -> None:
-        """Write the first rank's hold for this machine's log too, where it is another one."""
+        """Write the first rank's hold also for this machine's log, if that is another log."""
         told = self._ranks.tell(self._hold and astuple_of(self._hold.written))
         if self._paths.log == self._paths.learned or not self._ranks.is_first_here:
             return
@@ -304,12 +329,12 @@ class Ledger:
             self._held_here = hold
 
     def compaction_request(self) -> int | None:
-        """Id of the event before which compaction was asked for, None where it was not."""
+        """Id of the event before which compaction was requested; None without a request."""
         asked: int | None = self._ranks.tell(self._hold and self._hold.compaction_request())
         return asked
 
     def should_keep(self) -> bool:
-        """Whether compaction waits and `keep` was last called KEEP_SECONDS ago or earlier."""
+        """Whether compaction waits and the last call of `keep` was at least KEEP_SECONDS ago."""
         is_due = self._hold is not None and (
             time.monotonic() - self._hold.kept_at >= KEEP_SECONDS
             and self._hold.compaction_request() is not None
@@ -317,22 +342,23 @@ class Ledger:
         return bool(self._ranks.tell(is_due))
 
     def oldest_window(self) -> int:
-        """First event id of the oldest window that the champion or the shadow was learned from."""
+        """First event id of the oldest window among those that produced the champion and the
+        shadow."""
         oldest: int = self._ranks.tell(min(first for first, _ in self._versions.named_windows()))
         return oldest
 
     # After a stop
 
     def read(self) -> Cursor | None:
-        """Read the newest checkpoint's cursor; None where there is none.
-
-        Raises: as `read_cursor`.
-        """
+        """Read the newest checkpoint's cursor; None without a checkpoint. Raises: as
+        `read_cursor`."""
         return self._on_all_ranks(lambda: read_cursor(self._checkpoints))
 
     def _on_all_ranks(self, read: Callable[[], T]) -> T:
-        """Read a checkpoint on every rank. Raises: CorruptionError on all of them where it is
-        damaged for one: they go on from the same place."""
+        """Read a checkpoint on every rank, so that all continue from the same position.
+
+        Raises: CorruptionError on all ranks if it is damaged on one of them.
+        """
         damage = None
         try:
             found = read()
@@ -345,7 +371,7 @@ class Ledger:
         return found
 
     def load(self, cursor: Cursor, learner: Learner, state: LogState) -> None:
-        """Load the newest checkpoint into the learner. cursor: as `read` gave it.
+        """Load the newest checkpoint into the learner. cursor: as returned by `read`.
 
         Raises: as `load_checkpoint`.
         """
@@ -366,8 +392,8 @@ class Ledger:
             )
 
     def _with_schema(self, cursor: Cursor) -> Cursor:
-        """A cursor with the schema that its checkpoint was written under, which older releases said
-        in the manifests of versions only."""
+        """Add the schema under which a checkpoint was written. Older releases stored it only in the
+        manifests of versions."""
         if cursor.schema or not cursor.champion:
             return cursor
         try:
@@ -376,19 +402,20 @@ class Ledger:
             return cursor
 
     def begin_with_new_settings(self, cursor: Cursor) -> None:
-        """Drop what was begun under a checkpoint's settings that are no longer the trainer's."""
+        """Delete the recorded attempt and range of a checkpoint that has other settings than the
+        trainer."""
         for name in (initial_training.FILE, attempts.FILE) if self._ranks.is_first else ():
             (self._folder / name).unlink(missing_ok=True)
         self._history_bytes = cursor.history_bytes if self._bootstrap.max_events else 0
 
     def rewind_to(self, edge: int) -> None:
-        """Let no record of a window after event `edge` count: learning goes on from there without a
-        checkpoint."""
+        """Invalidate the records of windows after event `edge`: training continues from there
+        without a checkpoint."""
         self._history_bytes = history_until(self._paths.learned, edge)
 
     def resume(self, edge: int) -> None:
-        """Cut the history to the length that counts, and load the facts stored at or before event
-        `edge`."""
+        """Load the newest facts stored at or before event `edge`. The first rank also truncates the
+        history to its valid length."""
         if self._hold is None:
             self._live.restore_facts(self._paths.folder / FACTS, edge)
             return

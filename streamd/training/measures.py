@@ -1,4 +1,5 @@
-"""Prequential measures: how the true destination ranks, how well scores tell true from false."""
+"""Prequential measures: the rank of the true destination, and how well scores separate true from
+false."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -13,14 +14,15 @@ from streamd.windows.novelty import Novelty
 
 Measures = dict[str, float]
 EXTREME = 1e300
-"""Stands for infinity: larger than every float32, and twice as much is still a finite float64."""
+"""Replaces infinity: larger than every float32, and twice as much is still a finite float64."""
 
 
 class LabelScores(NamedTuple):
-    """Labels of a chunk as they were predicted before they were learned.
+    """Predictions and targets of a chunk's labels, made before the model was trained on them.
 
-    predicted_LT, constant_LT, target_LT: float32, by the label heads, by a constant, and the truth.
-    set_L: int64, the node sets.
+    predicted_LT, constant_LT, target_LT: float32[L, T], of the label heads, of a constant, and the
+    truth.
+    set_L: int64[L], node set of each label's node.
     """
 
     predicted_LT: Float32
@@ -30,7 +32,7 @@ class LabelScores(NamedTuple):
 
     @classmethod
     def joined(cls, parts: Sequence["LabelScores"]) -> "LabelScores":
-        """The labels of several chunks, of which there must be one."""
+        """The labels of several chunks; at least one chunk is required."""
         return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
     def gathered(self, ranks: Ranks) -> "LabelScores":
@@ -42,8 +44,9 @@ def measures(score_EC: Float32, novelty: Novelty | None = None) -> Measures:
     """MRR and Hits@10 of the first candidate among all; AP and AUC of the first against the second.
 
     score_EC: float32[E, 101], the true destination first.
-    novelty: of the events. With it, `mrr_known` is the MRR over events whose destination was one
-    before, and `mrr_pair_seen` and so on that over each part of NOVELTIES, where there are any.
+    novelty: of the events. With it, the result also has `mrr_known`, the MRR over events with a
+    known destination, and `mrr_pair_seen` and so on, the MRR over each part of NOVELTIES that has
+    events.
     """
     rank = ranks(score_EC)
     ap, auc = average_precision(score_EC[:, 0], score_EC[:, 1])
@@ -54,7 +57,7 @@ def measures(score_EC: Float32, novelty: Novelty | None = None) -> Measures:
         "auc": auc,
     }
     if novelty is not None:
-        # Means of parts without an event are left out.
+        # A part without events has no mean.
         if novelty.known_E.any():
             scores["mrr_known"] = float((1 / rank[novelty.known_E]).mean())
         scores |= {f"mrr_{name}": mean for name, mean in novelty.means(1 / rank).items()}
@@ -68,11 +71,13 @@ def scores_of_sets(
     num_negatives_E: Int64,
     edge_sets: Sequence[str],
 ) -> dict[str, SetScores]:
-    """Measures of the events of each edge set that has any, by its name.
+    """Measures by edge set, for each set that has events. Key: name of the set.
 
-    scores: name of a model -> its scores, float32[E, 101]. novelty: of the events. set_E,
-    num_negatives_E: number of each event's set, and that of its negatives, int64[E]. Empty where
-    the log has one edge set.
+    scores: name of a model -> its scores, float32[E, 101]. novelty: of the events.
+    set_E: int64[E], number of each event's set. num_negatives_E: int64[E], how many negatives each
+    event was ranked against.
+
+    Returns: empty if the log has only one edge set.
     """
     out = {}
     for number, name in enumerate(edge_sets if len(edge_sets) > 1 else ()):
@@ -93,7 +98,7 @@ def label_measures(task: str, predicted_LT: Float32, target_LT: Float32) -> Meas
     """Measures of a window's labels, float32[L, T] predicted and true.
 
     Regression: mean absolute error and root mean square error. Classification: NDCG@10 over several
-    classes; of one class AP and AUC, where the window has labels of both kinds.
+    classes; for a single class AP and AUC, or nothing if all labels of the window are of one kind.
     """
     if task == "regression":
         error = predicted_LT.astype(np.float64) - target_LT
@@ -114,10 +119,12 @@ def label_scores_of_sets(
     set_L: Int64,
     node_sets: Sequence[str],
 ) -> dict[str, SetScores]:
-    """`label_measures` of the labels of each node set that has any, by its name.
+    """`label_measures` by node set, for each set that has labels. Key: name of the set.
 
-    predicted: name of a model -> its predictions, float32[L, T]. set_L: number of each label's set.
-    Empty where the log has one node set.
+    predicted: name of a model -> its predictions, float32[L, T]. set_L: int64[L], number of each
+    label's set.
+
+    Returns: empty if the log has only one node set.
     """
     out = {}
     for number, name in enumerate(node_sets if len(node_sets) > 1 else ()):
@@ -134,7 +141,7 @@ def label_scores_of_sets(
 def ndcg(predicted_LT: Float32, target_LT: Float32, k: int) -> float:
     """Mean normalised discounted cumulative gain at k (Jarvelin and Kekalainen 2002).
 
-    Rows without any gain do not count; 0 where there are no others.
+    Rows without any gain are left out of the mean; it is 0 if no row has gain.
     """
     discount = 1 / np.log2(np.arange(min(k, predicted_LT.shape[1])) + 2)
     order = np.argsort(-predicted_LT, axis=1, kind="stable")
@@ -145,11 +152,11 @@ def ndcg(predicted_LT: Float32, target_LT: Float32, k: int) -> float:
 
 
 def average_precision(true_E: Float32, false_E: Float32) -> tuple[float, float]:
-    """Average precision and area under the ROC curve, with ties as scikit-learn treats them.
+    """Average precision and area under the ROC curve, with ties as in scikit-learn.
 
-    A NaN counts as the worst possible score: lowest of the true, highest of the false.
+    A NaN counts as the worst possible score: lowest for a true event, highest for a false one.
     """
-    # Scores of both kinds, highest first.
+    # Sort the scores of both kinds together, highest first.
     parts = ((true_E, -EXTREME), (false_E, EXTREME))
     score = np.concatenate(
         [
@@ -162,7 +169,7 @@ def average_precision(true_E: Float32, false_E: Float32) -> tuple[float, float]:
     score = score[order]
     label = label[order]
 
-    # Counts at the last of each group of equal scores: ties are one threshold.
+    # Equal scores are one threshold: take counts at the last of each group of ties.
     last: Int64 = np.append(np.flatnonzero(np.diff(score)), len(score) - 1)
     hits = np.cumsum(label)[last]
     falls = np.cumsum(1 - label)[last]

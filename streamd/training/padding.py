@@ -1,4 +1,5 @@
-"""Inputs of a step padded to sizes that many steps share, in one piece of memory for each dtype."""
+"""Inputs of a training step, padded to sizes that many steps share, in one tensor for each
+dtype."""
 
 from dataclasses import dataclass
 
@@ -8,21 +9,22 @@ from torch import Tensor
 from streamd.models import LinkInputs
 
 PARTS = 4
-"""A size is rounded up to a multiple of this share of the power of two below it: at most a quarter
-of a step is padding, and few steps differ in size."""
+"""A size is rounded up to a multiple of the power of two below it divided by PARTS: at most a
+quarter of a step is padding, and few steps differ in size."""
 ALIGNED = 64
-"""Tensors begin at multiples of so many elements: kernels that load several at once need it."""
+"""Tensors begin at multiples of this many elements: kernels that load several elements at once need
+it."""
 Shapes = tuple[tuple[str, torch.dtype, torch.Size], ...]
-"""Names, dtypes and padded shapes of all tensors, in their order."""
+"""Names, dtypes and padded shapes of all tensors, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedInputs:
     """Padded inputs. pieces: a tensor for each dtype, of which `inputs` has views.
 
-    What is added weighs nothing: an event of weight 0, a neighbour that is masked, an unknown node,
-    roots that no event asks for. It is spread over what it names, since a GPU adds up the gradients
-    of a row one by one, zeros too.
+    Padding has no effect on the result: events of weight 0, masked neighbours, unknown nodes, and
+    roots that no event uses. Its indices are spread over many rows, since a GPU adds the gradients
+    of one row one after another, zeros too.
     """
 
     shapes: Shapes
@@ -31,7 +33,7 @@ class PackedInputs:
 
     @classmethod
     def of(cls, inputs: LinkInputs) -> "PackedInputs":
-        """Pad a copy of inputs, on their device."""
+        """Copy the inputs with padding, on their device."""
         values = inputs.tensors()
         shapes = padded_shapes(values)
         size_of = {name: shape[0] for name, _, shape in shapes}
@@ -58,27 +60,30 @@ class PackedInputs:
         return cls(shapes, pieces, LinkInputs.restored(views))
 
     def zeros_like(self) -> "PackedInputs":
-        """Room for inputs of these shapes."""
+        """Zeros of the same shapes, as buffers for `fill`."""
         pieces, views = _laid_out(self.shapes, self.pieces[0].device)
         return PackedInputs(self.shapes, pieces, LinkInputs.restored(views))
 
     def fill(self, other: "PackedInputs") -> None:
-        """Take over inputs of the same shapes."""
+        """Copy inputs of the same shapes into these."""
         for piece, source in zip(self.pieces, other.pieces, strict=True):
             piece.copy_(source)
 
     def without_padding(self, inputs: LinkInputs) -> LinkInputs:
-        """Views of these inputs with the sizes of `inputs`, which they are of."""
+        """Views of these tensors with the sizes of `inputs`, from which they were made."""
         views = self.inputs.tensors()
         return LinkInputs.restored({n: views[n][: len(t)] for n, t in inputs.tensors().items()})
 
 
 def padded_shapes(values: dict[str, Tensor]) -> Shapes:
-    """The shapes of inputs once they are padded: a function of their shapes alone, so that a
-    restart pads alike. values: by the names of `LinkInputs.tensors`, whose capitals at the end are
-    the axes: sizes of the same letter are equal, but for the U roots of each hop."""
+    """The shapes of inputs after padding. They depend on the unpadded shapes alone, so that a
+    restart pads alike.
+
+    values: by the names of `LinkInputs.tensors`. The capitals at the end of a name are its axes:
+    axes with the same letter have equal sizes, except for the U roots of each hop.
+    """
     sizes = {axis_of(name): round_up(len(tensor)) for name, tensor in values.items()}
-    # Roots that are added to a hop are nodes of their own: states are written by root.
+    # Each root added to a hop is a separate node, because states are written by root.
     roots = [name for name in values if name.endswith("root_U")]
     added = max(sizes[axis_of(name)] - len(values[name]) for name in roots)
     sizes["M"] = round_up(len(values["node_M"]) + added)
@@ -89,19 +94,20 @@ def padded_shapes(values: dict[str, Tensor]) -> Shapes:
 
 
 def axis_of(name: str) -> str:
-    """The first axis of a value by its name; that of a hop's roots has the hop's number."""
+    """The first axis of a value, by its name; for the roots of a hop, with the hop's number."""
     *hop, field = name.rsplit(".", 1)
     return "".join(hop) + field.rsplit("_", 1)[1][0]
 
 
 def round_up(size: int) -> int:
-    """The next size that steps are padded to, as of PARTS."""
+    """The next size that steps are padded to: see PARTS."""
     part = max(1, (1 << max(size - 1, 1).bit_length() - 1) // PARTS)
     return -(-size // part) * part
 
 
 def _laid_out(shapes: Shapes, device: torch.device) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """Room for tensors of some shapes: a piece for each dtype, and the views by name."""
+    """Allocate zeroed tensors of the given shapes: a piece for each dtype, and the views by
+    name."""
     dtypes = list(dict.fromkeys(dtype for _, dtype, _ in shapes))
     ends = dict.fromkeys(dtypes, 0)
     begins = {}

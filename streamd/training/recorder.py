@@ -38,34 +38,35 @@ from streamd.windows import Window, canonical_chunks
 from streamd.windows.novelty import Novelty
 
 MAX_LABELS = 2_000
-"""Most labels of one chunk that are scored and learned: those of a day may all have one time."""
+"""The most labels of one chunk that are scored and trained on: all labels of a day may have the
+same time."""
 LONG_CHUNK = 4
-"""A chunk is long where more than so many times `model.memory_chunk` of its events are scored. It
-is then recorded, scored and learned in slices. Only equal times make such chunks: fewer would cut
-common ones, more would take more memory, also in replay, which counts chunks."""
+"""A chunk with more scored events than this multiple of `model.memory_chunk` is recorded, scored
+and trained on in slices. Only many events of equal time make such chunks. A lower value would cut
+common chunks; a higher one would take more memory, also in replay, which counts chunks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chunk:
-    """The recorded inputs of one canonical chunk, or of a slice of one with very many events.
+    """The recorded inputs of one canonical chunk, or of a slice of a chunk with very many events.
 
-    All slices of a chunk see what lies before the chunk; memory moves after its last slice.
+    All slices of a chunk see graph and memory before the chunk; memory moves after its last slice.
 
     first_edge: id of its first event.
     edges: the rows of all events of the canonical chunk, over which memory moves after it; none for
     a slice that is not its chunk's last.
-    score: events with all their candidates: the true one, 100 to be scored against and 10 to be
-    learned with (`SCORED` and `LEARNED` are their columns), fewer in a log of few destinations
-    (`LinkInputs.is_candidate_EC`); None where no event is scored.
-    learn: the same events with the candidates that they are learned with.
+    score: the events with all their candidates: the true one, 100 negatives for scoring and 10 for
+    training (`SCORED` and `LEARNED` are their columns), fewer in a log of few destinations
+    (`LinkInputs.is_candidate_EC`); None if no event is scored.
+    learn: the same events with the candidates for training.
     known_E: bool[E], whether each event's destination was a destination before. Other events have
-    weight 0 in learning: all negatives were seen before, so a destination never seen would be true
-    by construction, and the model would rank unknown nodes first. In a backtest with older facts
-    the same holds for destinations that these facts have not seen.
-    num_others_E: how many other destinations of its set were known before each event.
-    labels: labels whose time is after the previous chunk's last event and not after this chunk's
-    last event, with inputs as of the chunk's start; they come with the last slice.
-    num_events, num_labels: in all; of several ranks each has its even share of both, in order.
+    weight 0 in training: all negatives were seen before, so an unseen destination would be true by
+    construction, and the model would learn to rank unknown nodes first. In a backtest with older
+    facts, events have weight 0 too if those facts lack the destination.
+    num_others_E: int64[E], number of other destinations of its set known before each event.
+    labels: labels with a time after the previous chunk's last event and up to this chunk's last
+    one, with inputs at the chunk's start; they come with the last slice.
+    num_events, num_labels: over all ranks; each rank has its even share of both, in order.
     """
 
     first_edge: int
@@ -80,7 +81,7 @@ class Chunk:
 
     @property
     def edge_set_E(self) -> Int64:
-        """Number of the edge set of each scored event: int64[E]."""
+        """Number of the edge set of each scored event, int64[E]."""
         num_sets = self.scored_facts.shape[-1] - 2 * NUM_FACTS
         if num_sets < 0:
             return np.zeros(len(self.scored_facts), np.int64)
@@ -89,13 +90,13 @@ class Chunk:
 
     @property
     def novelty(self) -> Novelty:
-        """What was new of each scored event, as its facts have it. The chunk must be scored."""
+        """Novelty of the scored events, from their facts. The chunk must be scored."""
         return Novelty.of(self.scored_facts[:, 0], self.known_E)
 
     def new_counts(self, logits_EC: Float32, num_edge_sets: int, has_learned: bool) -> Tensor:
-        """Counts of the scored events for `NewDestinations`: float64[3, S].
+        """Counts of the scored events for `NewDestinations`, float64[3, S].
 
-        logits_EC, has_learned: as of `log_sum_odds`.
+        logits_EC, has_learned: as in `log_sum_odds`.
         """
         of_known_E = log_sum_odds(logits_EC, self.known_E, self.num_others_E, has_learned)
         columns = (np.ones(len(self.known_E)), ~self.known_E, of_known_E)
@@ -107,27 +108,26 @@ class Chunk:
 
     @property
     def is_candidate_EC(self) -> Bools:
-        """Which columns events are scored with are candidates, bool[E, 101]. The chunk must be
+        """Which columns of the scored candidates are filled, bool[E, 101]. The chunk must be
         scored."""
         assert self.score is not None
         return self.score.is_candidate_EC.numpy()[:, SCORED]
 
     @property
     def num_negatives_E(self) -> Int64:
-        """Number of negatives that each event is scored against, int64[E]."""
+        """Number of negatives against which each event is scored, int64[E]."""
         out: Int64 = self.is_candidate_EC.sum(1) - 1
         return out
 
     @property
     def scored_facts(self) -> Float32:
-        """Facts of the candidates that events are scored with, float32[E, 101, F]. The chunk must
-        be scored."""
+        """Facts of the candidates for scoring, float32[E, 101, F]. The chunk must be scored."""
         assert self.score is not None
         return self.score.facts_ECF.numpy()[:, SCORED]
 
 
 def prefetch(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-    """Yield the same chunks, recording the next one in a thread while the caller uses this one.
+    """Yield the same chunks, while another thread records the next one.
 
     Meanwhile the caller must neither move the recorder nor refresh its log; it may read the log's
     counts and deletes.
@@ -142,7 +142,7 @@ def prefetch(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
 def graph_of(
     settings: LearningSettings, log: LogReader, ranks: Ranks
 ) -> tuple[TemporalGraph, FeatureRows | None]:
-    """An empty graph of a log, and, where several ranks share its nodes, the rows of their
+    """Make an empty graph for a log, and, if several ranks share its nodes, the rows of their
     features."""
     direction = settings.model.direction
     if ranks.num_shards == 1:
@@ -169,10 +169,10 @@ def graph_of(
 class Recorder:
     """Moves a `LiveGraph` over windows and records inputs. Owner: one thread.
 
-    Of several ranks each records its share of a chunk's events, asking the others for neighbours
-    and features: all record the same chunks at the same time.
+    With several ranks, each records its share of a chunk's events and requests neighbours and
+    features from the others: all record the same chunks at the same time.
 
-    sight: what events see; backtests set another.
+    sight: the view of graph and facts for the events; backtests replace it.
     """
 
     def __init__(self, settings: LearningSettings, log: LogReader, ranks: Ranks = ALONE) -> None:
@@ -192,7 +192,7 @@ class Recorder:
 
     @property
     def edge(self) -> int:
-        """Id of the first event that is not yet recorded or passed over."""
+        """Id of the first event that is neither recorded nor skipped yet."""
         return self.live.edge
 
     def rebuild(
@@ -204,18 +204,18 @@ class Recorder:
     ) -> None:
         """Move up to event `until_event` without recording, as after a restart.
 
-        slice_edges, catch_up_edges: as `LiveGraph.step` has them. on_slice: called with the graph's
-        next event id after each slice.
+        slice_edges, catch_up_edges: as in `LiveGraph.step`.
+        on_slice: called with the graph's next event id after each slice.
         """
         while self.live.step(until_event, slice_edges, catch_up_edges):
             on_slice(self.live.graph.next_event)
 
     def free_device_memory(self) -> bool:
-        """Move what can be elsewhere off the GPU. Returns: whether anything was moved."""
+        """Move graph data off the GPU if possible. Returns: whether any was moved."""
         return free_device_memory(self.live.graph)
 
     def cut(self, window: Window) -> Iterator[EdgeRows]:
-        """Yield the rows of a window's canonical chunks."""
+        """Yield the rows of each canonical chunk of a window."""
         rows = EdgeRows.of(self._log, window.first_edge, window.end_edge)
         for a, b in canonical_chunks(rows.time_E, self._settings.model.memory_chunk):
             yield rows.cut(a, b)
@@ -232,10 +232,10 @@ class Recorder:
         Afterwards graph and facts are at the window's end.
 
         recorded: False only moves graph and facts.
-        max_events: most events of the window that are scored, `windows.max_events` where None.
+        max_events: the most events that are scored; None for `windows.max_events`.
         first_recorded: events with a lower id only move graph and facts.
         """
-        # Choose the events that are scored.
+        # Choose the events to score.
         rows = EdgeRows.of(self._log, window.first_edge, window.end_edge)
         pool = self.sight.pool_of(window)
         known_E = pool.known_before(rows.time_E, rows.dst_E)
@@ -245,7 +245,7 @@ class Recorder:
             possible[: max(0, first_recorded - rows.first_edge)] = False
             chosen = self._chosen(rows, possible, max_events or self._settings.windows.max_events)
 
-        # Destinations that a share of the negatives for learning is drawn from.
+        # Recent destinations, for a share of the negatives for training.
         share = self._settings.training.recent_negatives if len(chosen) else 0.0
         recent = RecentDestinations.until(self._log, window.end_edge, share)
 
@@ -254,12 +254,12 @@ class Recorder:
             part = rows.cut(a, b)
             asked = chosen[np.searchsorted(chosen, a) : np.searchsorted(chosen, b)] - a
 
-            # Node features as of the chunk, then its labels, which see them.
+            # Node features as of the chunk, then its labels, which use them.
             before_event = self.sight.edge_before(part)
             self.live.take_features(before_event)
             labels = self._labels(part, before_event) if recorded else (None, 0)
 
-            # Its chosen events, slice by slice, and of each this rank's share.
+            # The chosen events, slice by slice, of each slice this rank's share.
             for cut in self._slices(asked, b - a):
                 whole = asked[slice(*np.searchsorted(asked, cut))]
                 own = whole[self._ranks.share(len(whole))]
@@ -274,8 +274,9 @@ class Recorder:
         self.sight.leave(rows)
 
     def _slices(self, asked: Int64, num_rows: int) -> list[tuple[int, int]]:
-        """Cut a chunk of `num_rows` rows into ranges of rows with about equally many asked events,
-        at most LONG_CHUNK times `model.memory_chunk`. asked: rows, int64[A], ascending."""
+        """Cut a chunk of `num_rows` rows into ranges with about equally many chosen events, at most
+        LONG_CHUNK times `model.memory_chunk`. asked: int64[A], the rows of the chosen events,
+        ascending."""
         most = LONG_CHUNK * self._settings.model.memory_chunk
         count = max(1, -(-len(asked) // most))
         cuts = [0, *asked[len(asked) * np.arange(1, count) // count].tolist(), num_rows]
@@ -294,8 +295,9 @@ class Recorder:
     ) -> Chunk:
         """Record the rows [first, until) of a chunk, without its labels.
 
-        asked: int64[A], rows of the chunk. known: int64[A], how many destinations were known at
-        each. num_events: rows that are asked of all ranks.
+        asked: int64[A], the chosen rows of the chunk. known: int64[A], number of destinations known
+        at each.
+        num_events: chosen rows of all ranks.
         """
         first, until = rows
         last = until == len(part.src_E)
@@ -303,15 +305,16 @@ class Recorder:
         dst = part.dst_E[asked]
         is_known = pool.holds(dst, known)
 
-        # Candidates: the true destination, those known at the event, those of the window.
+        # Candidates: the true destination, negatives known before the event, and negatives for
+        # training.
         scored = pool.draw(event, dst, known, NUM_SCORED, SCORED_SEED)
         learned, log_draws = draw_for_learning(pool, recent, event, dst)
         candidates = np.concatenate([dst[:, None], scored, learned], 1)
 
-        # Facts as of each event; asking for them advances them.
+        # Facts at each event; this call advances them.
         facts = self.sight.facts(part, until, asked, candidates)
 
-        # Neighbourhoods. Events with a destination never seen before are not learned.
+        # Neighbourhoods. Events with an unseen destination get weight 0.
         score = learn = None
         if num_events:
             query_us = self._time_before(before_event)
@@ -334,20 +337,20 @@ class Recorder:
         )
 
     def _time_before(self, edge: int) -> int:
-        """Event time, microseconds, of the event before `edge`, or of the log's first."""
+        """Event time, microseconds, of the event before `edge`, or of the log's first event."""
         return int(self._log.time_of(np.array([max(edge - 1, self._log.first_edge)]))[0])
 
     def _labels(self, part: EdgeRows, before_event: int) -> tuple[LabelInputs | None, int]:
-        """Record this rank's share of the chunk's labels as of its start, of a seeded sample where
-        there are too many.
+        """Record this rank's share of the chunk's labels, with inputs at its start; a seeded sample
+        if there are more than MAX_LABELS.
 
-        Returns: the labels, and the number of all; None and 0 where there are none, or the model
-        has no head for them.
+        Returns: the labels, and their number over all ranks; None and 0 if there are none, or the
+        model has no head for them.
         """
         if self._settings.model.labels == "none" or not self._settings.label_dim:
             return None, 0
 
-        # Labels after the previous chunk's last event; all earlier ones for the log's first chunk.
+        # Labels after the previous chunk's last event; for the log's first chunk all earlier ones.
         after = (
             self._time_before(part.first_edge)
             if part.first_edge > self._log.first_edge
@@ -355,7 +358,7 @@ class Recorder:
         )
         node, _, target = self._log.labels_between(after, int(part.time_E[-1]))
 
-        # Those of deleted nodes do not count.
+        # Skip labels of deleted nodes.
         kept = np.flatnonzero(~self._log.deletions.is_gone(node))
         if len(kept) > MAX_LABELS:
             rng = np.random.default_rng([self._settings.training.seed, 3, part.first_edge])
@@ -378,9 +381,9 @@ class Recorder:
         return labels, num_labels
 
     def _chosen(self, rows: EdgeRows, possible_E: Bools, limit: int) -> Int64:
-        """Rows of the window's events that are scored and learned, int64, ascending.
+        """Rows of the window's events to score and train on, int64, ascending.
 
-        Deleted events are left out. Of more than `limit` a seeded sample is taken.
+        Deleted events are skipped. If more than `limit` remain, a seeded sample is taken.
         """
         chosen = np.flatnonzero(
             possible_E & ~self._log.deletions.hides(rows.first_edge, rows.src_E, rows.dst_E)
@@ -399,14 +402,15 @@ class Recorder:
         before_event: int,
         query_us: int,
     ) -> tuple[LinkInputs, LinkInputs]:
-        """Sample neighbourhoods of all nodes asked. Returns: inputs to score, and inputs to learn.
+        """Sample the neighbourhoods of all nodes. Returns: inputs for scoring, and inputs for
+        training.
 
         candidates: int64[E, 111]. facts: float32[E, 111, F].
         """
         src_at, candidate_at, around = self._around(src, candidates, before_event, query_us)
         score = link_inputs(event, facts, src_at, candidate_at, around)
 
-        # Learning needs the neighbourhoods of its own candidates only.
+        # Training needs only the neighbourhoods of its own candidates.
         few, index = np.unique(
             np.concatenate([src_at, candidate_at[:, LEARNED].ravel()]), return_inverse=True
         )
@@ -422,9 +426,9 @@ class Recorder:
     def inputs_before(
         self, event: Int64, facts: Float32, src: Int64, candidates: Int64, before_event: int
     ) -> LinkInputs:
-        """Inputs of events whose neighbours are taken before an event that may be long past.
+        """Inputs of events with their neighbours before `before_event`, which may be much older.
 
-        Features of nodes are those in force now. candidates: int64[E, C]. facts: float32[E, C, F].
+        Node features are the present ones. candidates: int64[E, C]. facts: float32[E, C, F].
         """
         query_us = self._time_before(before_event)
         return link_inputs(event, facts, *self._around(src, candidates, before_event, query_us))
@@ -432,9 +436,9 @@ class Recorder:
     def _around(
         self, src: Int64, candidates: Int64, before_event: int, query_us: int
     ) -> tuple[Int64, Int64, Neighborhood]:
-        """Returns: places of sources and candidates among the distinct nodes, and what is around
-        those."""
-        # Each node is sampled once, however often it is a candidate.
+        """Returns: indices of sources and candidates among the distinct nodes, and the
+        neighbourhoods of those."""
+        # Sample each node once, however often it is a candidate.
         nodes, index = np.unique(np.concatenate([src, candidates.ravel()]), return_inverse=True)
         around = sample_neighborhood(
             self.live.graph,

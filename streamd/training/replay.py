@@ -31,11 +31,13 @@ Strategy = Literal["uniform", "recent", "none"]
 
 @dataclass(frozen=True)
 class ReplayChunk:
-    """Inputs of some events, with the memory of the nodes around them as it was then.
+    """Inputs of some events, with the memory of the surrounding nodes at the time of recording.
 
-    Learning from a replayed chunk moves no memory. first_edge: id of its chunk's first event.
-    state_MD: float32[M, D], memory of `inputs.node_M`. num_events: of the chunk; of several ranks
-    each has the inputs of its share of them.
+    A training step on a replayed chunk does not move memory.
+
+    first_edge: id of the chunk's first event.
+    state_MD: float32[M, D], memory of `inputs.node_M`.
+    num_events: events of the whole chunk; with several ranks each has the inputs of its share.
     """
 
     first_edge: int
@@ -45,12 +47,12 @@ class ReplayChunk:
 
     @classmethod
     def joined(cls, parts: Sequence["ReplayChunk"]) -> "ReplayChunk":
-        """The whole chunk of all ranks' shares."""
+        """Join the shares of all ranks into the whole chunk."""
         inputs, state_MD = joined([(part.inputs, part.state_MD) for part in parts])
         return cls(parts[0].first_edge, inputs, state_MD, parts[0].num_events)
 
     def without_deleted(self, deletions: Deletions) -> "ReplayChunk":
-        """The chunk without what deletes hide; the same object where they hide nothing of it."""
+        """The chunk without deleted nodes and events; the same object if none of it is deleted."""
         remaining = without_deleted(
             self.inputs, self.state_MD, deletions.is_gone, deletions.hides_edges
         )
@@ -64,16 +66,17 @@ class ReplayChunk:
 
     @classmethod
     def restored(cls, first_edge: int, tensors: dict[str, Tensor]) -> "ReplayChunk":
-        """The whole chunk of named tensors. Takes `state_MD` out of `tensors`. Raises: KeyError."""
+        """Build a whole chunk from named tensors. Removes `state_MD` from `tensors`. Raises:
+        KeyError."""
         state = tensors.pop("state_MD")
         inputs = LinkInputs.restored(tensors)
         return cls(first_edge, inputs, state, inputs.num_events)
 
     def widened(self, made_on: Schema, schema: Schema) -> "ReplayChunk | None":
-        """The chunk under a schema; the same object where it was recorded under it.
+        """The chunk under a schema; the same object if it was recorded under that schema.
 
-        made_on: a schema that it may have been recorded under instead. Returns: None where it has
-        other widths, as where an older release recorded fewer facts.
+        made_on: the older schema that the chunk may have been recorded under. Returns: None if the
+        widths fit neither schema, for example because an older release recorded fewer facts.
         """
         if fits(self.inputs, schema):
             return self
@@ -83,7 +86,7 @@ class ReplayChunk:
 
 
 def whole_chunk(chunk: ReplayChunk, ranks: Ranks) -> ReplayChunk | None:
-    """The whole chunk, on the first rank; None on the others. chunk: this rank's share."""
+    """Gather the whole chunk on the first rank; None on the others. chunk: this rank's share."""
     if ranks.size == 1:
         return chunk
     parts = ranks.tensors_to_first(chunk.tensors())
@@ -94,14 +97,14 @@ def whole_chunk(chunk: ReplayChunk, ranks: Ranks) -> ReplayChunk | None:
 
 
 class ReplayStore:
-    """A bounded store of past chunks, each in a file of its own. Owner: the trainer.
+    """A bounded store of past chunks, one file each. Owner: the trainer.
 
-    What it holds after n offers depends on the seed and the offers alone. Several ranks make the
-    same offers and hold their shares of the same chunks; the first one alone writes files, of whole
+    Its content after n offers depends only on the seed and the offers. All ranks make the same
+    offers and hold their shares of the same chunks; only the first rank writes files, of whole
     chunks.
 
     strategy: "uniform" holds a uniform sample of all chunks (reservoir sampling, Vitter 1985,
-    algorithm R), "recent" the newest, "none" nothing.
+    algorithm R), "recent" the newest ones, "none" nothing.
     """
 
     def __init__(
@@ -113,8 +116,10 @@ class ReplayStore:
         ranks: Ranks = ALONE,
         windows: bool = False,
     ) -> None:
-        """folder: where the files are; None keeps chunks in memory only. capacity_chunks: most
-        chunks that it holds. windows: whether hops are windows of time."""
+        """folder: holds the files; None keeps chunks in memory only.
+        capacity_chunks: the most chunks that the store holds.
+        windows: whether the model's hops are windows of time.
+        """
         self._folder = folder
         self._ranks = ranks
         self._windows = windows
@@ -130,7 +135,8 @@ class ReplayStore:
     def of(
         cls, settings: LearningSettings, folder: Path | None = None, ranks: Ranks = ALONE
     ) -> "ReplayStore":
-        """A store of `training.replay_capacity_events`, in chunks of `model.memory_chunk`."""
+        """A store for `training.replay_capacity_events` events, in chunks of
+        `model.memory_chunk`."""
         training = settings.training
         return cls(
             folder,
@@ -142,20 +148,20 @@ class ReplayStore:
         )
 
     def copy(self) -> "ReplayStore":
-        """A store equal to this one, to be changed by itself. The chunks, which never change, are
-        shared."""
+        """An independent copy of the store. It shares the chunks, which are immutable."""
         twin = copy.copy(self)
         twin._chunks = list(self._chunks)
         return twin
 
     def offer(self, chunk: ReplayChunk) -> None:
-        """Offer the store one more chunk. A full store may take it in place of another."""
+        """Offer one more chunk. A full store either replaces a chunk by it or drops it."""
         self.num_offered += 1
         slot = len(self._chunks)
         if self._strategy == "none":
             return
 
-        # A full store: the oldest goes, or a chunk by chance, perhaps the one offered.
+        # A full store replaces the oldest chunk ("recent") or one drawn at random ("uniform"); the
+        # offered chunk itself may be the one that is dropped.
         if slot >= self.capacity and self._strategy == "recent":
             slot = (self.num_offered - 1) % self.capacity
         elif slot >= self.capacity:
@@ -169,13 +175,16 @@ class ReplayStore:
             self._store(chunk)
 
     def draw(self, num_events: float, window_edge: int) -> list[ReplayChunk]:
-        """Draw distinct chunks with `num_events` events in all, on average over windows while there
-        are as many. The window is the seed."""
+        """Draw distinct chunks, without replacement, until they have `num_events` events.
+
+        The number is met on average over windows, as long as the store holds enough events. The
+        seed is `window_edge`, the window's first event id.
+        """
         rng = np.random.default_rng([self._seed, 2, window_edge])
         drawn: list[ReplayChunk] = []
         left = num_events
         for i in rng.permutation(len(self._chunks)).tolist():
-            # Of a chunk with more events than are left, take all or nothing, by chance.
+            # A chunk with more events than are left is taken whole or not at all, at random.
             if left <= rng.random() * self._chunks[i].num_events:
                 break
             drawn.append(self._chunks[i])
@@ -183,15 +192,17 @@ class ReplayStore:
         return drawn
 
     def named(self, first_edges: Sequence[int]) -> list[ReplayChunk]:
-        """The chunks with these first event ids, in this order. Raises: KeyError for others."""
+        """The chunks with these first event ids, in this order. Raises: KeyError for an unknown
+        id."""
         by_edge = {chunk.first_edge: chunk for chunk in self._chunks}
         return [by_edge[edge] for edge in first_edges]
 
     def drop_deleted(self, deletions: Deletions) -> None:
-        """Remove what deletes hide from all chunks and their files."""
+        """Remove deleted nodes and events from all chunks and their files."""
         remaining = [chunk.without_deleted(deletions) for chunk in self._chunks]
         pairs = zip(remaining, self._chunks, strict=True)
-        # Where a delete hides something of one rank's share, the whole chunk is written again.
+        # If a delete changes one rank's share, all ranks take part in writing the whole chunk
+        # again.
         changed = self._ranks.total([float(now is not before) for now, before in pairs])
         self._chunks = remaining
         if self._folder is not None:
@@ -201,25 +212,26 @@ class ReplayStore:
 
     @property
     def chunks(self) -> list[ReplayChunk]:
-        """The chunks that it holds, in no order."""
+        """The chunks that the store holds, in no particular order."""
         return list(self._chunks)
 
     @property
     def num_events(self) -> int:
-        """Number of events in the chunks that it holds."""
+        """Number of events in all chunks of the store."""
         return sum(c.num_events for c in self._chunks)
 
     def index(self) -> dict[str, list[int] | int]:
-        """The index that a checkpoint stores; the chunks themselves are files already."""
+        """The index for a checkpoint. It names the chunks; their files are already written."""
         return {"offered": self.num_offered, "chunks": [c.first_edge for c in self._chunks]}
 
     def restore(self, index: dict[str, list[int] | int], made_on: Schema, schema: Schema) -> None:
         """Load the chunks that a checkpoint's index names.
 
-        made_on: the log's schema as of the checkpoint. schema: the log's now; chunks from before it
-        was extended are widened. A store that has become smaller takes a sample of them. A chunk
-        that cannot be read is logged and left out, and so is one that was recorded with another
-        number of facts.
+        A store with a smaller capacity than then loads a sample of them. A chunk that cannot be
+        read, or was recorded with another number of facts, is logged and left out.
+
+        made_on: the log's schema at the time of the checkpoint. schema: the log's schema now; older
+        chunks are widened to it.
         """
         names = index["chunks"]
         assert isinstance(names, list) and isinstance(index["offered"], int)
@@ -236,7 +248,8 @@ class ReplayStore:
                     num_left_out += 1
                     continue
                 if chunk is not read and self._ranks.is_first:
-                    # The next checkpoint says that all are of the schema now.
+                    # The next checkpoint records the new schema for all chunks, so the file must
+                    # have it too.
                     self._write(chunk)
                 chunks.append(self.share_of(chunk))
             except (CorruptionError, FileNotFoundError, KeyError) as error:
@@ -266,7 +279,7 @@ class ReplayStore:
         return replace(chunk, inputs=inputs, state_MD=state_MD)
 
     def sweep(self) -> None:
-        """Remove files of chunks no longer held. Call it once no checkpoint names them."""
+        """Remove the files of chunks no longer held. Call it once no checkpoint names them."""
         if self._folder is not None and self._ranks.is_first:
             held = {self._file(c.first_edge).name for c in self._chunks}
             for path in self._folder.glob("*.safetensors"):
@@ -274,7 +287,7 @@ class ReplayStore:
                     path.unlink()
 
     def _fitting(self, names: list[int], num_offered: int) -> list[int]:
-        """As many names as the store holds, in their order: a uniform sample, or the newest."""
+        """At most `capacity` of the names, in their order: a uniform sample, or the newest."""
         if len(names) <= self.capacity:
             return names
         if self._strategy == "recent":
@@ -285,7 +298,7 @@ class ReplayStore:
         ]
 
     def _store(self, chunk: ReplayChunk) -> None:
-        """Write a chunk. chunk: this rank's share; all ranks store it at the same time."""
+        """Write a chunk. chunk: this rank's share; all ranks call this at the same time."""
         whole = whole_chunk(chunk, self._ranks)
         if whole is not None:
             self._write(whole)

@@ -24,11 +24,11 @@ logger = structlog.get_logger()
 
 
 class Resumption:
-    """Brings the parts of a new trainer to the state that is stored, all to the same event.
+    """Restores the parts of a new trainer from durable state, all to the same event.
 
     Owner: the trainer, at its start.
 
-    position: the event that the parts are brought to; the log's first without anything stored.
+    position: the event to which the parts are restored; the log's first event if nothing is stored.
     """
 
     def __init__(
@@ -56,13 +56,21 @@ class Resumption:
         self.position = TrainerPosition(log.first_edge, log.first_edge)
 
     def resume(self) -> TrainerPosition:
-        """Resume from the newest checkpoint; where it is damaged, from the champion. Learning
-        begins at the log's start if there is no checkpoint, it has other settings than this
-        trainer, or that champion cannot be used either.
+        """Resume from the newest checkpoint, or from the champion if the checkpoint is damaged.
+        Start at the log's first event if there is no checkpoint, if it has other settings than this
+        trainer, or if the champion cannot be used either.
 
-        Raises: Stopped; VersionError where the checkpoint is not of this log or this release.
+        1. Load weights, memory, replay and the comparison.
+        2. Rebuild graph and facts up to the same event.
+        3. Load the shadow, advance its memory to that event, and journal its proof if that is
+           missing.
+        4. Write a checkpoint if the old one was damaged. Before step 3, it would name no shadow.
+        5. Load the incumbent.
+        6. Write the hold for this position.
+
+        Raises: Stopped; VersionError if the checkpoint is of another log or a newer release.
         """
-        # Weights, memory, replay and the contest.
+        # 1. Weights, memory, replay and the contest.
         from_champion = False
         try:
             shadow = self._from_checkpoint()
@@ -73,20 +81,22 @@ class Resumption:
             from_champion = self._from_champion()
             shadow = (self._versions.shadow() or "") if from_champion else ""
 
-        # Graph and facts, rebuilt up to the same event.
+        # 2. Graph and facts, rebuilt up to the same event.
         started = time.perf_counter()
         event = self.position.event
         report_trained_until(self._log, event, self._settings.width_us)
         self._ledger.resume(event)
         self._recorder.rebuild(event, on_slice=self._rebuilding(event))
 
-        # The shadow or the incumbent, its memory advanced to the same event.
+        # 3. The shadow, its memory advanced to the same event.
         if shadow:
             self._ledger.prove(self._contest.restore_shadow(shadow, event))
+        # 4. A checkpoint instead of the damaged one.
         if from_champion:
             self._save()
+        # 5. The incumbent.
         self._contest.restore_incumbent()
-
+        # 6. The hold.
         self._ledger.keep(self.position)
         logger.info(
             "trainer_started",
@@ -97,8 +107,8 @@ class Resumption:
         return self.position
 
     def _from_checkpoint(self) -> str:
-        """Load the newest checkpoint, if it has this trainer's settings. One of other settings is
-        replaced by a checkpoint at the log's start.
+        """Load the newest checkpoint if it has this trainer's settings; else replace it by a
+        checkpoint at the log's start.
 
         Returns: the shadow's name, "" for none. Raises: CorruptionError, VersionError.
         """
@@ -113,7 +123,7 @@ class Resumption:
             self._ledger.begin_with_new_settings(cursor)
             self._save()
             return ""
-        # Weights, memory, replay and the baseline, all at the cursor's position.
+        # Weights, memory, replay and the nightly baseline, all at the cursor's position.
         self._ledger.load(cursor, self._learner, self._log.state)
         self._nightly.restore(cursor.nightly)
         self.position = cursor.position
@@ -122,12 +132,12 @@ class Resumption:
         return cursor.shadow
 
     def _from_champion(self) -> bool:
-        """Resume from the champion's weights and memory, with a fresh optimizer and no replay.
+        """Resume from the champion's weights and memory, with a new optimizer and no replay.
 
-        Returns: False if no champion of these settings can be read. Learning then begins as at a
+        Returns: False if no champion with these settings can be read. Training then begins as at a
         first start.
         """
-        # The champion, if it is one of these settings at an event of this log.
+        # The champion, if it has these settings and its event is in this log.
         name = self._versions.champion()
         if name is None:
             return False
@@ -145,7 +155,7 @@ class Resumption:
         except VersionError as error:
             logger.error("champion_not_followed", version=name, reason=str(error))
             return False
-        # Records after its event describe windows that are learned again.
+        # Records after its event are invalid: their windows are trained on again.
         self._learner.continue_from(model.state_dict(), memory)
         self.position = TrainerPosition(manifest.edge, manifest.first_edge)
         self._contest.restore(name, Comparison())

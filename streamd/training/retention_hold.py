@@ -1,6 +1,7 @@
-"""The trainer's hold says what of the log its restart needs.
+"""The trainer's hold: it makes the log keep the events that a restart of the trainer reads.
 
-That is the log from its own event on, and the windows that champion and shadow were learned from.
+These are the events from the trainer's position on, and the windows that produced the champion and
+the shadow.
 """
 
 import time
@@ -13,7 +14,7 @@ from streamd.settings.paths import Paths
 from streamd.training.checkpoint import TrainerPosition
 
 NAME = "train"
-"""The role's name, and that of its folder in `roles/`."""
+"""The role's name, and the name of its folder in `roles/`."""
 
 
 class RetentionHold:
@@ -24,31 +25,38 @@ class RetentionHold:
         self._live = live
         self._restart = RestartPoint(paths.learned, paths.role, live)
         self.kept_at = 0.0
-        """When `keep` was last called, by the monotonic clock."""
+        """Time of the last call of `keep`, seconds of the monotonic clock."""
 
     @property
     def written(self) -> Hold:
-        """The hold as it was written last."""
+        """The hold that was written last."""
         return self._restart.written
 
     def resume(self, edge: int) -> None:
-        """Load the facts last stored before event `edge`, where there are any."""
+        """Load the newest facts stored at or before event `edge`, if there are any."""
         self._restart.resume(edge)
 
     def compaction_request(self) -> int | None:
-        """Id of the event before which compaction was asked for, None where it was not."""
+        """Id of the event before which compaction was requested; None without a request."""
         return self._restart.compaction_request()
 
     def keep(self, position: TrainerPosition) -> None:
-        """Store facts if due, drop the versions that a compaction request makes stale, and write
-        the events of the log that a restart needs. position: also of the facts."""
+        """Write a hold for a position, which the facts have reached too.
+
+        1. Store the facts if due: the hold advances no further than durable facts.
+        2. Drop the versions that a compaction request makes stale.
+        3. Write the hold. Before step 2, it could report data as purged that a stale version still
+           has.
+        """
         self.kept_at = time.monotonic()
+        # 1. Facts.
         if self._restart.is_due(position.event):
             self._restart.store(self._live.facts)
+        # 2. Versions that may hold deleted data.
         if (compaction_request := self.compaction_request()) is not None:
             self._versions.drop_before(compaction_request)
 
-        # The newest facts and the oldest events that a restart or a rollback reads.
+        # 3. The oldest events that a restart or a rollback reads.
         named = self._versions.named_windows()
         self._restart.hold(
             min([position.event, *(end for _, end in named)]),

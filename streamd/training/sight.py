@@ -1,5 +1,5 @@
-"""What the events of a window see of graph and facts: a recorder's other half, so that backtests
-can give it another one."""
+"""The view of graph and facts that events of a window get. It is separate from the recorder, so
+that a backtest can replace it."""
 
 from typing import Protocol
 
@@ -13,41 +13,44 @@ from streamd.windows import Window
 
 
 class Sight(Protocol):
-    """What the events of a window see of graph and facts, and when these advance.
+    """The view of graph and facts for the events of a window, and the moments at which both
+    advance.
 
-    A recorder calls in this order: `pool_of` and `enter` for the window, `edge_before` for each
-    chunk and `facts` for each of its slices, `leave` after the last.
+    A recorder calls, in this order: `pool_of` and `enter` for the window, `edge_before` for each
+    chunk and `facts` for each of its slices, `leave` after the last chunk.
     """
 
     def pool_of(self, window: Window) -> Pools:
-        """The pools that the window's negatives are drawn from."""
+        """The pools from which the window's negatives are drawn."""
 
     def enter(self, window: Window) -> None:
         """Called before the window is recorded."""
 
     def edge_before(self, part: EdgeRows) -> int:
-        """Id of the event before which the chunk's neighbours and features are taken."""
+        """Id of the event before which the chunk's neighbours and node features are taken."""
 
     def facts(self, part: EdgeRows, until: int, asked: Int64, candidates: Int64) -> Float32:
-        """Facts of the events of a slice and their candidates, float32[A, C, F].
+        """Facts of a slice's events and their candidates, float32[A, C, F].
 
-        part: rows of the whole chunk. until: the row at which the slice ends, the chunk's length
-        for its last. asked: int64[A], rows of the chunk, ascending from slice to slice.
-        candidates: int64[A, C] node ids.
+        part: rows of the whole chunk. until: the row at which the slice ends; for the chunk's last
+        slice the chunk's length.
+        asked: int64[A], rows of the chunk, ascending from slice to slice. candidates: int64[A, C],
+        node ids.
         """
 
     def know(self, facts_AF: Float32) -> Bools:
-        """Whether the facts have seen each true destination, bool[A]; older facts may lack it.
+        """Whether the facts include each true destination, bool[A]. Facts older than the event may
+        lack it.
 
-        facts_AF: facts of the true destinations.
+        facts_AF: float32[A, F], facts of the true destinations.
         """
 
     def leave(self, rows: EdgeRows) -> None:
-        """Called after the window was recorded. rows: all of the window's."""
+        """Called after the window was recorded. rows: all rows of the window."""
 
 
 class FreshSight:
-    """Events see the facts strictly before them, and neighbours and features before their chunk."""
+    """Facts strictly before each event; neighbours and node features before its chunk."""
 
     def __init__(self, live: LiveGraph) -> None:
         self._live = live
@@ -64,7 +67,8 @@ class FreshSight:
         return part.first_edge
 
     def facts(self, part: EdgeRows, until: int, asked: Int64, candidates: Int64) -> Float32:
-        # Facts move to the first event of the time at which the slice ends, be it split there.
+        # Advance the facts to the first event with the time at which the slice ends: events of
+        # equal time may be split between slices, and must not see each other.
         done = self._live.edge - part.first_edge
         end = until
         if until < len(part.time_E):
@@ -77,7 +81,7 @@ class FreshSight:
         if passed == len(asked):
             return before
 
-        # The slice's other events have that one time, and see what lies before it.
+        # The slice's remaining events all have that time, and see only facts before it.
         at = asked[passed:]
         same = part.facts_now(self._live, at, candidates[passed:])
         return np.concatenate([before, same])

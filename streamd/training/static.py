@@ -1,7 +1,7 @@
-"""Static training (GNNFlow, section 3) learns the log as one graph whose edges have no time.
+"""Static training (GNNFlow, section 3): the log as one graph, with edges without time.
 
-GraphSAGE, GAT or GCN learns to tell true edges from negatives. The older edges are the graph and
-are learned; the newer ones validate and test, and are not in the graph.
+GraphSAGE, GAT or GCN learns to distinguish true edges from negatives. The older edges are the graph
+and the training set; the newer ones validate and test, and are not in the graph.
 """
 
 import math
@@ -42,27 +42,29 @@ from streamd.training.learning_settings import LearningSettings
 from streamd.training.measures import Measures, measures
 
 SPLIT = (0.7, 0.85)
-"""Shares of the edges, oldest first, at which training and validation end: 70, 15 and 15 %, as TGL
-splits."""
+"""Shares of the edges, oldest first, at which training and validation end: 70, 15 and 15 %, the
+split of TGL."""
 BATCH_EDGES = 600
-"""Edges a step, as in TGL and GNNFlow."""
+"""Edges of a training step, as in TGL and GNNFlow."""
 SCORED_EDGES = 20_000
-"""Most edges that a measure is taken over; of more, a seeded sample. MRR is then exact to 0.003."""
+"""The most edges for a measure; of more, a seeded sample is taken. MRR is then exact to 0.003."""
 EMBEDDED_NODES = 4096
-"""Nodes embedded in one pass; more take more memory and no less time."""
+"""Nodes embedded in one pass; more would take more memory and no less time."""
 FEATURE_ROWS = 262_144
 """Rows of edge features read at once for their statistics: it bounds the memory for a long log."""
 
 Progress = Callable[[str, int, int, str], None]
-"""Called with (part of the work, done, in all, unit)."""
+"""Called with (part of the work, units done, units in all, name of the unit)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Epoch:
-    """The result of one pass over the training edges.
+    """The result of one epoch over the training edges.
 
-    number: 0 is the state before the first pass. loss: mean over the edges, NaN for number 0.
-    valid: measures of the validation edges after it. seconds: wall time, measuring included.
+    number: 0 is the state before the first epoch.
+    loss: mean over the edges, NaN for number 0.
+    valid: measures of the validation edges after the epoch.
+    seconds: wall time, measuring included.
     """
 
     number: int
@@ -72,14 +74,16 @@ class Epoch:
 
 
 class StaticTraining:
-    """Trains a model on a static graph. The log is only read, as it was when opened.
+    """Trains a model on a static graph. It only reads the log, as it was when opened.
 
-    train, valid, test: int64 event ids of the edges that are not deleted. epochs: those done.
+    train, valid, test: int64 event ids of the edges that are not deleted.
+    epochs: the finished epochs.
+
     Owner: one thread.
     """
 
     def __init__(self, settings: LearningSettings, log: LogReader, progress: Progress) -> None:
-        """Raises: SettingsError where the model needs time; StreamdError where there are too few
+        """Raises: SettingsError if the model needs time; StreamdError if there are too few
         edges."""
         assert log.state is not None
         self._log = log
@@ -90,7 +94,7 @@ class StaticTraining:
         self.train, self.valid, self.test = _split(log)
         self.epochs: list[Epoch] = []
 
-        # The graph, and the destinations that negatives are drawn from.
+        # The graph, and the pools from which negatives are drawn.
         self._end = int(self.train[-1]) + 1
         graph = make_graph(
             settings.graph,
@@ -107,7 +111,7 @@ class StaticTraining:
         self._pool = Pools(self._live.facts, dst, when, log.deletions.nodes)
         self._cut_us = log.time_of(self.valid[:1])
 
-        # The model, with the statistics of its inputs before it learns.
+        # The model; its input statistics are computed before the training.
         self._transfer = DeviceTransfer(settings.device, settings.gpu, self.schema.edge_feature_dim)
         self.model = build_model(
             self.settings, self.schema, settings.training.seed, settings.device
@@ -124,7 +128,7 @@ class StaticTraining:
         self._best = self._weights()
 
     def run(self, epochs: int) -> Iterator[Epoch]:
-        """Measure, then learn `epochs` epochs, yielding each when it is done.
+        """Measure, then train for `epochs` epochs, yielding each when it is finished.
 
         The weights of the best epoch are kept.
         """
@@ -141,16 +145,17 @@ class StaticTraining:
 
     @property
     def best(self) -> Epoch:
-        """The epoch of the highest MRR on the validation edges."""
+        """The epoch with the highest MRR on the validation edges."""
         return max(self.epochs, key=lambda epoch: epoch.valid["mrr"])
 
     def tested(self) -> Measures:
-        """Measure the test edges under the best weights, which the model has from then on."""
+        """Restore the best weights in the model, and measure the test edges."""
         self.model.restore(self._best)
         return self.measured(self.test, "test")
 
     def write(self, folder: Path, test: Measures) -> None:
-        """Write a folder with the best weights, model.safetensors, and their manifest.json."""
+        """Write a folder with the best weights, model.safetensors, and their manifest.json. test:
+        measures of the test edges."""
         manifest = {
             "model": self.settings.model_dump(mode="json"),
             "schema": self.schema.fields(),
@@ -177,16 +182,16 @@ class StaticTraining:
         return {name: t.detach().cpu().clone() for name, t in self.model.state_dict().items()}
 
     def _epoch(self, number: int) -> float:
-        """Learn the training edges once, in a seeded order. Returns: mean loss."""
-        # Edges that have a negative, in an order of this epoch's own.
+        """Train on the edges once, in a seeded order. Returns: mean loss."""
+        # Edges with a negative, in a different order for each epoch.
         _, dst, _ = self._ends(self.train)
         train = self.train[self._pool.has_others(dst, self._known(dst))]
         order = np.random.default_rng([self._training.seed, number]).permutation(len(train))
         steps = [train[order[a : a + BATCH_EDGES]] for a in range(0, len(order), BATCH_EDGES)]
 
-        # Steps, each with a number of its own over all epochs: the seed of its negatives.
+        # Steps, numbered over all epochs: the number seeds a step's negatives.
         self.model.train()
-        # On the device: to read a loss is to wait for it.
+        # A tensor on the device: reading each loss would wait for the GPU.
         total = torch.zeros((), dtype=torch.float64, device=self._transfer.device)
         numbered = [(number * len(steps) + i, events) for i, events in enumerate(steps)]
         for done, inputs in enumerate(self._transfer.ahead(numbered, self.prepared), 1):
@@ -202,8 +207,8 @@ class StaticTraining:
         return float(total) / len(order)
 
     def _asked_sets(self, event: Int64, num_candidates: int) -> Float32:
-        """In place of facts: one-hot of the edge set of each event, float32[E, C, sets]; nothing
-        where there is one set."""
+        """Replacement of facts: one-hot edge set of each event, float32[E, C, sets]; width 0 if
+        there is only one set."""
         sets = self.schema.num_edge_sets
         if sets == 1:
             return np.zeros((len(event), num_candidates, 0), np.float32)
@@ -211,14 +216,14 @@ class StaticTraining:
         return one_hot[:, None].repeat(num_candidates, 1)
 
     def _known(self, dst: Int64) -> Int64:
-        """How many nodes of each destination's set are destinations of training edges."""
+        """Number of nodes of each destination's set that are destinations of training edges."""
         return self._pool.known_before(np.broadcast_to(self._cut_us, dst.shape), dst)
 
     def prepared(self, step: tuple[int, Int64]) -> LinkInputs:
-        """Make the inputs of a step's edges, on the device: negatives and neighbourhoods.
+        """Make the inputs of a step's edges on the device, with negatives and neighbourhoods.
 
-        The step's own edges are masked in the neighbourhoods: a model that saw the edge in question
-        would learn to look it up. step: its number, and int64 event ids.
+        The step's own edges are masked in the neighbourhoods: a model that sees them would learn to
+        look the answer up. step: its number, and int64 event ids.
         """
         # Negatives.
         number, event = step
@@ -227,14 +232,14 @@ class StaticTraining:
         negatives = self._pool.draw(event, dst, known, NUM_LEARNED, LEARNED_SEED + number)
         asked = np.concatenate([src[:, None], dst[:, None], negatives], 1)
 
-        # Neighbourhoods of all ends.
+        # Neighbourhoods of sources, destinations and negatives.
         nodes, index = np.unique(asked, return_inverse=True)
         index = index.reshape(asked.shape)
         around = self._around(nodes, self._training.seed + number)
         sets = self._asked_sets(event, asked.shape[1] - 1)
         inputs = link_inputs(event, sets, index[:, 0], index[:, 1:], around)
 
-        # Without the edges themselves.
+        # Mask the step's own edges.
         hops = tuple(
             replace(hop, mask_UK=hop.mask_UK & ~torch.isin(hop.eid_UK, inputs.event_E))
             for hop in inputs.hops
@@ -243,8 +248,9 @@ class StaticTraining:
 
     @torch.no_grad()
     def measured(self, event: Int64, part: str) -> Measures:
-        """Measure edges, each against 100 destinations known before it. part: for the progress."""
-        # Edges that have a negative, a sample of too many.
+        """Measure edges, each against 100 destinations known before it. part: name for the
+        progress."""
+        # Edges with a negative; a sample if there are too many.
         if len(event) > SCORED_EDGES:
             rng = np.random.default_rng([self._training.seed, int(event[0])])
             event = np.sort(rng.choice(event, SCORED_EDGES, replace=False))
@@ -260,7 +266,7 @@ class StaticTraining:
         negatives = self._pool.draw(event, dst, known, NUM_SCORED, SCORED_SEED)
         candidate_EC = np.concatenate([dst[:, None], negatives], 1)
 
-        # Nothing moves between two edges, so each node is embedded once.
+        # Embed each node once, since no state changes between edges.
         nodes = np.unique(np.concatenate([src, candidate_EC.ravel()]))
         heads = self._heads(nodes, part)
         score_EC = np.empty(candidate_EC.shape, np.float32)
@@ -275,7 +281,7 @@ class StaticTraining:
             logits = self.model.residual_of(src_E1D, heads[1][dst_at])
             score_EC[rows] = logits.cpu().numpy()
         score_EC = among_candidates(score_EC, is_candidate(candidate_EC))
-        # Edges without time repeat no pair: only known destinations have a mean of their own.
+        # Novelty needs time, so only known destinations get a separate mean.
         scores = measures(score_EC)
         is_known_E = self._pool.holds(dst, known)
         if is_known_E.any():
@@ -283,7 +289,8 @@ class StaticTraining:
         return scores
 
     def _heads(self, nodes: Int64, part: str) -> Tensor:
-        """The head's vectors of nodes as sources and as destinations, float32[2, N, D]."""
+        """Projections of nodes as sources and as destinations by the model's head, float32[2, N,
+        D]."""
         out = []
         none = np.zeros((0, 1), np.int64)
         for a in range(0, len(nodes), EMBEDDED_NODES):
@@ -299,7 +306,7 @@ class StaticTraining:
         return torch.cat(out, 1)
 
     def _around(self, nodes: Int64, seed: int) -> Neighborhood:
-        """Sample neighbourhoods uniformly among all edges of the graph, whatever their time."""
+        """Sample neighbourhoods uniformly among all edges of the graph, regardless of time."""
         live = self._live
         draws = []
         for hop, draw in enumerate(self._plan.hops):
@@ -320,10 +327,10 @@ class StaticTraining:
 
 
 def _static(model: ModelSettings, log: LogReader) -> ModelSettings:
-    """The model's settings for a static graph: its graph layers alone.
+    """The model's settings for a static graph: graph layers only.
 
-    Where nodes have no features, each gets a learned vector, since nothing else tells them apart.
-    Raises: SettingsError where the architecture needs time.
+    If nodes have no features, each gets a learned vector, since the model could not distinguish
+    them otherwise. Raises: SettingsError if the architecture needs time.
     """
     if not architecture_of(model).static:
         names = [name for name, row in ARCHITECTURES.items() if row.static]
@@ -345,8 +352,8 @@ def _static(model: ModelSettings, log: LogReader) -> ModelSettings:
 def _draw_id_vectors(model: LinkModel, seed: int) -> None:
     """Draw the nodes' learned vectors at random.
 
-    A live stream's begin at zero, for the sake of new nodes. A closed graph is learned in a third
-    of the epochs, and better, from vectors that differ.
+    In a live stream they start at zero, because new nodes appear. A static graph needs a third of
+    the epochs, with better results, if the vectors differ from the start.
     """
     vectors = model.encoder.id_vectors
     if vectors is not None:
@@ -358,7 +365,7 @@ def _draw_id_vectors(model: LinkModel, seed: int) -> None:
 def _split(log: LogReader) -> tuple[Int64, Int64, Int64]:
     """Split the edges that are not deleted by time. Returns: int64 ids to train, validate, test.
 
-    Edges of equal time stay together. Raises: StreamdError where a part would be empty.
+    Edges of equal time stay together. Raises: StreamdError if a part would be empty.
     """
     first, end = log.first_edge, log.num_edges
     event = first + np.flatnonzero(~log.hidden(first, end))

@@ -1,8 +1,8 @@
-"""Learning steps as CUDA graphs: some 550 kernels of a step are launched by one call.
+"""Training steps as CUDA graphs: one call launches the about 550 kernels of a step.
 
-A graph replays the same kernels on the same memory, so the values of a step are first copied to
-where its graph reads them, padded to sizes that many steps share. What is added weighs nothing: an
-event of weight 0, a neighbour that is masked, a node that no event asks for.
+A graph replays the same kernels on the same memory, so the values of a step are first copied into
+the graph's buffers, padded to sizes that many steps share. Padding has no effect on the result: see
+`streamd.training.padding`.
 """
 
 from collections.abc import Iterator
@@ -26,20 +26,20 @@ from streamd.training.padding import PackedInputs, round_up
 
 logger = structlog.get_logger()
 MAX_GRAPHS = 32
-"""Graphs that are kept, each with a padded copy of a step's inputs on the device. 36,000 events
-needed 4; with replay a step comes in more sizes."""
+"""The most graphs that are kept, each with a padded copy of a step's inputs on the device. A run
+over 36,000 events needed 4; with replay, steps have more sizes."""
 Values = dict[str, Tensor]
 """Tensors by name."""
 MESSAGES = ("own_PD", "other_PD", "message_PF", "since_P")
-"""Values of the pending messages, by name."""
+"""Names of the values of pending messages."""
 
 
 @dataclass(slots=True)
 class StepGraph:
-    """A captured step of certain sizes.
+    """A training step of certain sizes, and its CUDA graph once captured.
 
-    inputs, of_memory: what it reads. updated_PD: the states of the nodes with a message, which it
-    writes.
+    inputs, of_memory: the buffers that it reads.
+    updated_PD: the buffer that it writes, the states of the nodes with a pending message.
     """
 
     inputs: PackedInputs
@@ -49,10 +49,11 @@ class StepGraph:
 
 
 class StepGraphs:
-    """Learns steps of one model by one optimizer, on a stream of its own. Owner: one thread.
+    """Runs training steps of one model and one optimizer, on a CUDA stream of their own. Owner: one
+    thread.
 
-    A step of sizes that were not seen before runs kernel by kernel, on padded inputs too, so that
-    it changes the weights as its graph would, to the same bits; the second one is captured.
+    The first step of each combination of sizes runs kernel by kernel, also on padded inputs, so
+    that it changes the weights to the same bits as its graph would. The second one is captured.
     """
 
     def __init__(
@@ -63,11 +64,11 @@ class StepGraphs:
         self._transfer = transfer
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._graphs: dict[Any, StepGraph] = {}
-        """By the sizes of inputs and of messages, the one used last at the end."""
+        """By the sizes of inputs and of messages, the most recently used last."""
         self._failed: list[Any] = []
         device = transfer.device
-        # Read by every graph, so made once: the key of dropout, the weights of a step's events, and
-        # the losses so far.
+        # Buffers that every graph reads, allocated once: the key of dropout, the weights of a
+        # step's events, and the sum of losses so far.
         self._dropout = torch.zeros((), dtype=torch.int64, device=device)
         self._events = torch.ones((), device=device)
         self.total = torch.zeros((), dtype=torch.float64, device=device)
@@ -76,24 +77,24 @@ class StepGraphs:
             self._pool = torch.cuda.graph_pool_handle()
 
     def are_of(self, model: LinkModel, optimizer: torch.optim.AdamW) -> bool:
-        """Whether they change the weights of this model by this optimizer."""
+        """Whether these are the graphs of this model and this optimizer."""
         return self._model is model and self._optimizer is optimizer
 
     def can_learn(self, step: Step, memory: Memory) -> bool:
-        """Whether a step can be learned here: a padded one, once memory has messages. The deletes
-        before it are in memory already."""
+        """Whether a step can run here: a padded one with events, if memory has pending messages.
+        Deletes before it must be applied to memory already."""
         return step.packed is not None and bool(step.events) and len(memory.pending_node) > 0
 
     @contextmanager
     def epoch(self, dropout: int) -> Iterator[None]:
-        """An epoch's steps are learned inside. dropout: key of the dropout's hash."""
+        """A context for the steps of an epoch. dropout: key of the dropout's hash."""
         self.total.zero_()
         self._dropout.fill_(dropout - (1 << 64) if dropout >= 1 << 63 else dropout)
         stream = self._transfer.graph_stream
         if stream is None:
             yield
             return
-        # Each stream goes on where the other has ended.
+        # Each stream waits for the other before it continues.
         outer = torch.cuda.current_stream()
         stream.wait_stream(outer)
         try:
@@ -103,8 +104,8 @@ class StepGraphs:
             outer.wait_stream(stream)
 
     def learn(self, memory: Memory, step: Step) -> Tensor:
-        """Change the weights by one step. Returns: states of the nodes with a pending message under
-        the weights before, float32[P, D]."""
+        """Take one training step. Returns: states of the nodes with a pending message under the
+        weights before it, float32[P, D]."""
         assert step.packed is not None
         values = memory_values(self._model, memory, step)
         room = {n: round_up(len(t)) if n in MESSAGES else len(t) for n, t in values.items()}
@@ -116,15 +117,16 @@ class StepGraphs:
                 self._drop_oldest()
             of_memory = {n: t.new_zeros(room[n], *t.shape[1:]) for n, t in values.items()}
             found = StepGraph(step.packed.zeros_like(), of_memory)
-        # The one used last comes last.
+        # Keep the order of use.
         self._graphs[key] = found
-        # No event reads the states after those of the step's own messages.
+        # Copy the step into the buffers. Old values after the step's own messages may remain: no
+        # event reads them.
         found.inputs.fill(step.packed)
         for name, tensor in values.items():
             found.of_memory[name][: len(tensor)].copy_(tensor)
         self._events.fill_(step.events)
 
-        # Kernel by kernel first, and where it could not be captured.
+        # Run kernel by kernel at first, and always if capturing failed.
         if found.graph is None and not is_new and self._transfer.captures_steps:
             self._capture(found)
         if found.graph is None:
@@ -139,19 +141,20 @@ class StepGraphs:
         return found.updated_PD[: len(memory.pending_node)]
 
     def _drop_oldest(self) -> None:
-        """Drop the graph that was used least lately, once the GPU is done with it."""
+        """Drop the least recently used graph, once the GPU has finished with it."""
         if self._pool is not None:
             torch.cuda.synchronize()
         del self._graphs[next(iter(self._graphs))]
 
     def _capture(self, into: StepGraph) -> None:
-        """Record the kernels of a step, none of which runs."""
+        """Record the kernels of a step as a graph, without executing them."""
         graph: Any = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        # A graph needs memory of its own, and no cached memory is freed while it is captured.
+        # Free cached memory first: a graph needs its own memory, and during a capture none is
+        # freed.
         torch.cuda.empty_cache()
         try:
-            # The next step is prepared meanwhile by another thread, which may allocate and wait.
+            # Another thread prepares the next step meanwhile, and may allocate and wait.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             into.updated_PD = self._run(into)
             graph.capture_end()
@@ -168,8 +171,8 @@ class StepGraphs:
         try:
             graph.capture_end()
         except RuntimeError:
-            # CUDA has ended it already, and the allocator still takes memory for it: as long as it
-            # does it asks the graph for which stream.
+            # CUDA has ended the capture, but the allocator still allocates for it and asks the
+            # graph for its stream: keep the graph, and end the allocation.
             self._failed.append(graph)
             device = self._transfer.device
             with suppress(RuntimeError):
@@ -180,10 +183,10 @@ class StepGraphs:
                 )
 
     def _run(self, of: StepGraph) -> Tensor:
-        """One step on padded values. Returns: the updated states, padded."""
+        """Run one training step on padded values. Returns: the updated states, padded."""
         model, inputs = self._model, of.inputs.inputs
         updated_PD, states_MD = node_states(model, of.of_memory)
-        # Weights that were cast for one graph must not be used by another.
+        # A weight cast for one graph must not be used by another.
         with self._transfer.autocast(keep_casts=False):
             logits_EC = model(inputs, states_MD, self._dropout)
         loss = link_loss(
@@ -198,14 +201,14 @@ class StepGraphs:
 
 
 def can_replay(model: LinkModel, transfer: DeviceTransfer) -> bool:
-    """Whether steps of a model are learned by `StepGraphs`. Those of a plug-in are not: its layers
-    may look at all rows at once, padding too."""
+    """Whether `StepGraphs` may run steps of a model. It may not for models of plug-ins: their
+    layers may mix all rows, padding too."""
     return transfer.replays_steps and model.has_graph and model.settings.name in ARCHITECTURES
 
 
 def memory_values(model: LinkModel, memory: Memory, step: Step) -> Values:
-    """The part of a step's inputs that memory holds: rows of all nodes, padding included, the
-    indices of their messages, and the messages. Nodes of the past come first, as in the inputs."""
+    """The inputs of a step that come from memory: rows of all nodes, padding included, the indices
+    of their messages, and the messages. Nodes of replayed events come first, as in the inputs."""
     assert step.packed is not None
     num_updated = len(memory.pending_node)
     past = sum(len(states_MD) for states_MD in step.past_states)
@@ -213,7 +216,7 @@ def memory_values(model: LinkModel, memory: Memory, step: Step) -> Values:
     row_MD, index_M, waits_M = memory.rows_and_messages(node_M[past:], num_updated)
     if past:
         row_MD = torch.cat([*step.past_states, row_MD])
-        # States of the past are as they were recorded: no message changes them.
+        # States of replayed nodes stay as recorded: no message changes them.
         index_M = torch.cat([torch.arange(past, device=node_M.device) % num_updated, index_M])
         waits_M = torch.cat([waits_M.new_zeros(past), waits_M])
     values = {"row_MD": row_MD, "index_M": index_M, "waits_M": waits_M}

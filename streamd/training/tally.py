@@ -1,4 +1,4 @@
-"""A tally gathers the scores of a window chunk by chunk, before any of it is learned."""
+"""A tally collects the scores of a window chunk by chunk, before any training on it."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -30,10 +30,10 @@ NO_EVENTS = np.zeros(0, np.int64)
 class ScoredWindow(NamedTuple):
     """Measures of one scored window.
 
-    table: model name -> measure -> value. novelty: of the scored events. edge_sets: as of
-    `scores_of_sets`; node_sets: of `label_scores_of_sets`.
-    num_late: events with a time before the window. mean_negatives: of a scored event, None without
-    any.
+    table: model name -> measure -> value. novelty: of the scored events.
+    edge_sets: as in `scores_of_sets`. node_sets: as in `label_scores_of_sets`.
+    num_late: number of events with a time before the window.
+    mean_negatives: mean number of negatives of a scored event; None without scored events.
     """
 
     table: dict[str, Measures]
@@ -46,13 +46,13 @@ class ScoredWindow(NamedTuple):
 
 
 class Tally:
-    """Scores of a window's events so far, by the name of the model or baseline.
+    """Scores of a window's events so far, by name of the model or baseline.
 
     Owner: the trainer, for the window that it scores.
     """
 
     def __init__(self, schema: Schema) -> None:
-        """schema: of the log, whose sets are scored apart."""
+        """schema: of the log; measures are also computed for each of its sets."""
         self._schema = schema
         self._set_of: list[Int64] = [np.zeros(0, np.int64)]
         self._scores: dict[str, list[Float32]] = {}
@@ -61,17 +61,18 @@ class Tally:
         self._num_negatives: list[Int64] = []
 
     def add(self, chunk: Chunk, live_EC: Float32 | None, shadow_EC: Float32 | None) -> None:
-        """Add the scores of a chunk, and those of the baselines.
+        """Add the scores of a chunk, and compute those of the rules.
 
-        live_EC: of the version that serves, float32[E, 101]; None before there is one: then the
-        rule serves. shadow_EC: of the shadow, None if there is none to compare.
+        live_EC: of the version that serves, float32[E, 101]; None before the first: then the rule
+        serves.
+        shadow_EC: of the shadow, float32[E, 101]; None if there is none to compare.
         """
         assert chunk.score is not None
         baselines = scores_of_rules(chunk.scored_facts)
         shadow = {} if shadow_EC is None else {"shadow": shadow_EC}
         live = {"live": baselines[RULE] if live_EC is None else live_EC}
         for name, scores in (shadow | live | baselines).items():
-            # The rules score every column, a candidate or not.
+            # Rules score every column; mask those that are no candidate.
             ranked = among_candidates(scores, chunk.is_candidate_EC)
             self._scores.setdefault(name, []).append(ranked)
         self._events.append(chunk.score.event_E.numpy())
@@ -80,12 +81,12 @@ class Tally:
         self._set_of.append(chunk.edge_set_E)
 
     def __len__(self) -> int:
-        """Number of events scored."""
+        """Number of scored events."""
         return sum(map(len, self._events))
 
     @property
     def event_E(self) -> Int64:
-        """Ids of the events, int64[E], ascending. There must be one."""
+        """Ids of the events, int64[E], ascending. At least one chunk is required."""
         return np.concatenate(self._events)
 
     @property
@@ -100,18 +101,18 @@ class Tally:
 
     @property
     def shadow_EC(self) -> Float32 | None:
-        """Scores by the shadow, float32[E, 101]; None where there is none to compare."""
+        """Scores by the shadow, float32[E, 101]; None if there is none to compare."""
         return np.concatenate(self._scores["shadow"]) if "shadow" in self._scores else None
 
     def gathered(self, ranks: Ranks) -> "Tally":
-        """The scores of all ranks' events, by event id; each rank has its shares of the chunks."""
+        """Gather the scores of all ranks, by event id; each rank has its shares of the chunks."""
         if ranks.size == 1:
             return self
         whole = Tally(self._schema)
         event_E = ranks.gather(np.concatenate([NO_EVENTS, *self._events]))
         order = np.argsort(event_E)
         whole._events = [event_E[order]]
-        # Ranks gather arrays, so each column goes by itself.
+        # `gather` takes arrays, so gather each column separately.
         own = self.novelty
         columns = (own.pair_seen_E, own.known_E, own.source_known_E)
         whole._novelty = [Novelty(*(ranks.gather(column)[order] for column in columns))]
@@ -136,11 +137,12 @@ class Tally:
         """Measures of all models, baselines and labels.
 
         incumbent: edge sets of the events that the incumbent scored meanwhile, int64[E], its scores
-        of them, float32[E, 101], and their novelty. Its windows may be others: of an edge set
-        without an event in this window it is not told. nightly: scores by the nightly twin, of some
-        events; `mrr_live` is the MRR of the version that serves over the same ones, `events` their
-        number; `mrr_live_known` and `events_known` are those of events with a known destination.
-        label_task: as `label_measures`.
+        of them, float32[E, 101], and their novelty. Its windows may differ from this one, so an
+        edge set without events in this window gets no measures of the incumbent.
+        nightly: scores of some events by the nightly baseline. The row `nightly` also has the
+        measures of the version that serves over the same events: `mrr_live` and their number
+        `events`, and over those with a known destination `mrr_live_known` and `events_known`.
+        label_task: as in `label_measures`.
         """
         novelty = self.novelty
         all_scores = {name: np.concatenate(parts) for name, parts in self._scores.items()}
@@ -151,7 +153,7 @@ class Tally:
             all_scores, novelty, set_E, num_negatives_E, self._schema.edge_set_names
         )
 
-        # Models that scored other events than those of the window, or only some.
+        # Models that scored other events than those of the window, or only some of them.
         partial = {}
         if incumbent is not None and len(incumbent[1]):
             partial["incumbent"] = incumbent
@@ -187,7 +189,7 @@ class Tally:
 
 
 def _live_beside(live_NC: Float32, novelty: Novelty) -> Measures:
-    """The version that serves, in a window's nightly scores: over the twin's events."""
+    """Measures of the version that serves, over the events that the nightly baseline scored."""
     live = measures(live_NC, novelty)
     out = {"mrr_live": live["mrr"], "events": float(len(live_NC))}
     if "mrr_known" in live:

@@ -1,4 +1,5 @@
-"""The trainer's loop: wait for a window to close, score it, learn it, publish, and checkpoint."""
+"""The trainer's loop: wait for a window to close, score it, train on it, publish, and
+checkpoint."""
 
 import contextlib
 import threading
@@ -46,19 +47,22 @@ from streamd.windows.history import ONE_DESTINATION, WindowRecord
 
 logger = structlog.get_logger()
 POLL_SECONDS = 0.05
-"""Seconds between two looks at the log while no window is closed: far less than a window takes."""
+"""Pause between two refreshes of the log while no window is closed: much less than a window
+takes."""
 
 
 class Trainer:
-    """Learns windows as they close. Its owner is the train process's main thread; chunks are
-    recorded and sent to a GPU ahead of time in threads of their own.
+    """Trains on windows as they close.
 
-    It owns the graph and facts (`recorder`), the model and its past (`learner`), the comparison of
-    versions (`contest`), the nightly baseline (`nightly`), and the durable state (`_ledger`).
-    Others read the first four and change nothing in them.
+    Owner: the main thread of the train process; separate threads record chunks and transfer them to
+    a GPU ahead of time.
 
-    log: reader of the event log that it learns; `run` refreshes it.
-    position: its progress through the log.
+    It owns graph and facts (`recorder`), the model and its past (`learner`), the comparison of
+    versions (`contest`), the nightly baseline (`nightly`), and the durable state (`_ledger`). Other
+    objects read the first four and change nothing in them.
+
+    log: reader of the event log; `run` refreshes it.
+    position: the trainer's progress through the log.
     """
 
     def __init__(
@@ -74,14 +78,16 @@ class Trainer:
         ranks: Ranks = ALONE,
         stop: threading.Event | None = None,
     ) -> None:
-        """device: the chosen one, of graph and model. on_step: called with the name of each step
-        as it begins, and with "rest" where nothing is under way and all that was learned is
-        durable; what it raises ends the trainer. ranks: that learn together, each of which runs a
-        trainer. stop: ends the rebuild of graph and facts, if this is the only rank.
+        """device: "cpu" or "cuda", for graph and model.
+        on_step: called with the name of each step as it begins, and with "rest" when no step is
+        under way and all results are durable; an exception from it ends the trainer.
+        ranks: the ranks that train together; each runs a trainer.
+        stop: interrupts the rebuild of graph and facts, if there is only one rank.
 
-        Raises: Stopped; VersionError where the checkpoint is not of this log or this release.
+        Raises: Stopped; VersionError if the checkpoint is of another log or a newer release;
+        RanksError if the log was extended while the ranks started.
         """
-        # What it reads and reports to.
+        # Inputs, and the receivers of its reports.
         self._settings = LearningSettings.of(settings, device)
         self.log = reader
         self._versions = versions
@@ -94,7 +100,7 @@ class Trainer:
         if ranks.size > 1 and not self._read_on():
             raise RanksError("The log was extended while the ranks started.", "none is needed.")
 
-        # What it owns: the parts that learn, those that are durable, and those that are compared.
+        # The parts that it owns: for training, for durable state, and for comparisons.
         own, rebuild = self._settings, self._rebuilding
         folder = paths.learned / FOLDER
         replay = ReplayStore.of(own, folder / "replay", ranks)
@@ -111,7 +117,7 @@ class Trainer:
         events = settings.registry.gate_events
         self.contest = Contest(paths, own, events, reader, versions, learner, recorder, rebuild)
 
-        # All of them as they were at the last checkpoint.
+        # Restore all of them from the last checkpoint.
         self.position = Resumption(
             own, reader, versions, learner, recorder, ledger, self.contest, self.nightly, rebuild
         ).resume()
@@ -122,9 +128,12 @@ class Trainer:
         return self.position.event
 
     def run(self, stop: threading.Event) -> bool:
-        """Learn windows as they close, until the log has another schema: then it returns True, to
-        continue with another reader. It returns False soon after `stop` is set on the first rank; a
-        restart begins the work of then again."""
+        """Train on windows as they close.
+
+        Returns: True when the log continues under another schema, so that the caller opens a new
+        reader; False soon after `stop` is set on the first rank. A restart repeats the step that
+        the stop interrupted.
+        """
         self._stop = stop
         with contextlib.suppress(Stopped):
             self.bootstrap()
@@ -143,11 +152,11 @@ class Trainer:
         return False
 
     def _read_on(self) -> bool:
-        """Read new commits, on all ranks up to the same one. Returns: False where the log goes on
-        with another schema.
+        """Refresh the log to the same commit on every rank. Returns: False if the log continues
+        under another schema.
 
-        Followers apply them once a window, in `process`: to clear the replay store takes long, and
-        all ranks have to do it at the same commit.
+        Followers apply the new commits once a window, in `process`: clearing the replay store takes
+        long, and all ranks have to do it at the same commit.
         """
         self.log.read()
         while True:
@@ -158,13 +167,14 @@ class Trainer:
             self.log.read(max(seqs))
 
     def due(self) -> list[Window]:
-        """The windows to learn next: one, or several as one if the trainer lags. A window of mostly
-        late events, which is left out, comes alone.
+        """The windows to train on next: one, or several to merge if the trainer lags. A window of
+        mostly late events, which is left out, comes alone.
 
-        Windows that were begun before a stop are tried again together, or singly once they failed
-        too often together.
+        After a restart, the interrupted windows are retried together; after MAX_FAILURES, one at a
+        time.
         """
-        # Closed windows, at most one more than may be merged: that many show that the trainer lags.
+        # Find closed windows, at most one more than may be merged: with that many, the trainer
+        # lags.
         begun = self._ledger.begun()
         merge_after = self._settings.windows.merge_after
         closed: list[Window] = []
@@ -175,7 +185,7 @@ class Trainer:
             closed.append(window)
             edge = window.end_edge
 
-        # What was begun before a stop goes first.
+        # Windows of an interrupted attempt come first.
         if begun.edge == self.edge:
             again = [w for w in closed if w.end_edge <= begun.end_edge]
             return mergeable(self.log, again if begun.failures < MAX_FAILURES else again[:1])
@@ -183,14 +193,14 @@ class Trainer:
         return mergeable(self.log, closed[:merge_after] if several else closed[:1])
 
     def process(self, *windows: Window) -> WindowRecord:
-        """Score each window singly, learn and publish them as one, record each, and write one
+        """Score each window, train on them as one, publish, record each window, and write one
         checkpoint.
 
-        Windows that a stop cut short are processed from their start. Returns: the last one's
-        record.
+        A restart processes windows that a stop interrupted from their start. Returns: the last
+        window's record.
         """
         self.log.apply_changes()
-        # Where someone moved the champion by hand, learning goes on from that version.
+        # If an operator moved the champion, training continues from that version.
         followed = self.contest.follow(self.edge)
         if followed is not None:
             self.learner.continue_from(followed.model.state_dict(), followed.memory)
@@ -200,40 +210,51 @@ class Trainer:
             return self._process(step)
 
     def _process(self, step: Step) -> WindowRecord:
-        """Do a step that the ledger wrote down. Returns: the last window's record."""
-        # 1. Score each window, before anything of it is learned.
+        """Execute a step that the ledger has recorded. Returns: the last window's record.
+
+        1. Score each window, before the training: later, scores would not be predictions.
+        2. Judge the comparison: the learner's version may be proven, or worse.
+        3. Train on the windows as one, unless step 2 rolls back.
+        4. Publish the result, or roll back to the shadow.
+        5. Append the records to the history.
+        6. Write a checkpoint. A restart before it repeats all steps and truncates the records;
+           after it, a restart continues with the next window.
+        7. Journal the proof. Before step 6, the journal could name a shadow that the checkpoint
+           lacks; if a stop prevents step 7, the restart journals it.
+        """
+        # 1. Score each window, before any training on it.
         begun_at = time.monotonic()
         scored = [self._score(window, step) for window in step.windows]
 
-        # 2. Decide, once enough events were compared, whether the learner's version is proven or
+        # 2. Once enough events were compared, decide whether the learner's version is proven or
         # worse.
         scored_at = time.monotonic()
         self._touch("learning")
         self._on_step("learn")
         verdict = self.contest.judge()
 
-        # 3. Learn the windows as one, unless the champion is worse than the shadow: what it learned
-        # lately, or these windows, may be the cause.
+        # 3. Train, unless the champion is worse than the shadow: recent training, or these windows,
+        # may be the cause.
         learned = None
         if verdict.back_to is None:
             learned = self.learner.learn(step.range.first_edge, step.epochs, step.replay)
 
-        # 4. Publish what was learned, or go back to the shadow.
+        # 4. Publish the result, or roll back to the shadow.
         outcome = self._hand_over(step, verdict, learned, scored[-1].table)
         self.position = TrainerPosition(step.range.end_edge, step.range.first_edge)
         times = begun_at, scored_at, time.monotonic()
 
-        # 5. Record each window. The records count once a checkpoint follows them.
+        # 5. Record each window. The next checkpoint makes the records valid.
         self._on_step("record")
         nightly_seconds = self.nightly.take_seconds()
         records = records_of(step, scored, outcome, learned, times, nightly_seconds, self._clock)
         records = [self._ledger.record(record) for record in records]
 
-        # 6. Checkpoint: a restart goes on from here. If a stop comes between the checkpoint and the
-        # proof, the restart writes the proof to the registry's journal.
+        # 6. Checkpoint: a restart continues from here.
         self._on_step("checkpoint")
         self.nightly.drop_before(self._ledger.compaction_request())
         self._checkpoint()
+        # 7. Journal the proof.
         self._ledger.prove(verdict.proof)
         self.learner.begin()
         self._renew_shadow()
@@ -243,7 +264,7 @@ class Trainer:
         return records[-1]
 
     def _score(self, window: Window, step: Step) -> ScoredWindow:
-        """Score a window by all models that are compared, before any of it is learned."""
+        """Score a window by all models that are compared, before any training on it."""
         # Merged windows share `windows.max_events`.
         self.nightly.enter(window, self.position.window_event)
         tally = Tally(self.log.state.schema)
@@ -254,7 +275,8 @@ class Trainer:
             max_events=max(1, self._settings.windows.max_events // len(step.windows)),
         )
 
-        # Chunk by chunk: the learner's version (the rule before there is one), and the shadow.
+        # Score chunk by chunk, by the learner's version (the rule before the first one) and the
+        # shadow.
         for chunk in prefetch(chunks):
             logits_EC = self.learner.score(chunk)
             self._touch("scoring")
@@ -263,12 +285,12 @@ class Trainer:
             if chunk.score is not None:
                 tally.add(chunk, logits_EC if step.version else None, shadow_EC)
 
-        # The events of all ranks, and the shadow over them.
+        # Gather the events of all ranks, and compare with the shadow over them.
         tally = tally.gathered(self._ranks)
         if (shadow_EC := tally.shadow_EC) is not None:
             self.contest.compare(tally.live_EC, shadow_EC, tally.novelty.known_E)
 
-        # The incumbent, with windows of its own width, and the nightly baseline.
+        # Score by the incumbent, with windows of its own width, and by the nightly baseline.
         incumbent = of_night = None
         on_chunk = partial(self._touch, "scoring")
         if len(tally) and step.version:
@@ -285,9 +307,9 @@ class Trainer:
     def _hand_over(
         self, step: Step, verdict: Verdict, learned: TrainResult | None, scores: dict[str, Measures]
     ) -> PublishResult:
-        """Publish what was learned, or roll back. scores: of the step's last window.
+        """Publish the result of the training, or roll back. scores: of the step's last window.
 
-        Returns: the version that learning goes on from, whether it was promoted, and why.
+        Returns: the version from which training continues, whether it was promoted, and the reason.
         """
         if step.do == "pass over":
             logger.error(
@@ -297,7 +319,7 @@ class Trainer:
                 failures=MAX_FAILURES,
             )
 
-        # Back to the shadow, or on with what was learned, if anything was.
+        # Roll back to the shadow, or publish if a training step was made.
         if verdict.back_to is not None:
             self._on_step("publish")
             self._ledger.rollback(verdict.why)
@@ -315,13 +337,14 @@ class Trainer:
             outcome = self._publish(step, learned, scores)
             metrics.versions.labels(str(outcome.promoted).lower()).inc()
 
-        # If the windows were neither scored nor learned, record that reason, not a rollback.
+        # Windows that were skipped or left out record that reason, even if the step rolled back.
         return PublishResult(self.contest.version, False, step.why) if step.why else outcome
 
     def _publish(
         self, step: Step, learned: TrainResult, scores: dict[str, Measures]
     ) -> PublishResult:
-        """Publish the learner's model as a version. What a refused version learned is undone."""
+        """Publish the learner's model as a version. If it is refused, its training step is
+        undone."""
         learner = self.learner
         outcome = self._ledger.publish(
             Candidate(
@@ -343,17 +366,16 @@ class Trainer:
             self.contest.incumbent_name,
         )
 
-        # The gate may refuse it: then the weights from before the step are restored.
+        # If the gate refuses it, restore the weights from before the step.
         if outcome.refused:
             learner.refuse()
         self._ledger.prove(self.contest.after(outcome))
         return outcome
 
     def bootstrap(self) -> None:
-        """Where nothing was learned under these settings yet, learn the log's newest windows at
-        once and publish. No scores of them are kept. Otherwise nothing happens.
-        """
-        # Whether there is a range to learn, even a short one beside an incumbent.
+        """Train on the log's newest windows at once and publish the result, if nothing was learned
+        under these settings yet; else do nothing. Their scores are not kept."""
+        # Find a range to train on; while an incumbent serves, even a short one.
         if self.learner.num_learned or self.edge > self.log.first_edge:
             return
         short = self.contest.incumbent is not None
@@ -364,7 +386,7 @@ class Trainer:
         num_events = step.range.num_edges
         logger.info("bootstrap", first_edge=step.range.first_edge, events=num_events)
 
-        # Record the range: graph and facts from the log's first edge, memory from the range's.
+        # Record the range: graph and facts from the log's first event, memory from the range's.
         first = step.range.first_edge
         self.position = replace(self.position, event=first)
         self.recorder.rebuild(self.edge, on_slice=self._rebuilding(self.edge))
@@ -378,7 +400,7 @@ class Trainer:
                 self._touch("bootstrapping", recording.at(self.recorder.edge - first, num_events))
             self.position = replace(self.position, event=window.end_edge)
 
-        # Learn and publish it. `run` goes on with the windows after it.
+        # Train on it and publish. `run` continues with the next window.
         learning = RoleProgress("bootstrapping", step="learn")
         self.learner.on_progress = lambda *done: self._touch("bootstrapping", learning.at(*done))
         learned = self.learner.learn(first, step.epochs, step.replay)
@@ -397,8 +419,13 @@ class Trainer:
         )
 
     def _renew_shadow(self) -> None:
-        """Make the champion the shadow, unproven, where compaction waits for the shadow only: the
-        older shadow may hold what was deleted.
+        """Make the champion the shadow, although unproven, if compaction waits only for the older
+        shadow, which may hold deleted data.
+
+        1. Write a checkpoint with the new shadow.
+        2. Journal the proof; before step 1, a restart could load the older shadow, which step 3
+           allows to be dropped.
+        3. Write the hold, which releases the older shadow's windows.
         """
         compaction_request = self._ledger.compaction_request()
         self.nightly.drop_before(compaction_request)
@@ -416,6 +443,10 @@ class Trainer:
         self._ledger.checkpoint(self.position, self.learner, self.contest, self.nightly)
 
     def _touch(self, state: str, reading: Reading | None = None) -> None:
+        """Update the heartbeat. All ranks call this equally often.
+
+        Raises: Stopped if `stop` is set on the first rank.
+        """
         self._beat.touch(
             state,
             edge=self.edge,
@@ -425,6 +456,6 @@ class Trainer:
             **(reading.fields() if reading else {}),
         )
 
-        # Ranks stop together: each calls this as often as the others.
+        # All ranks stop at the same call, by the first rank's flag.
         if self._ranks.tell(self._stop.is_set()):
             raise Stopped

@@ -1,6 +1,7 @@
-"""The trainer writes down the windows that it is about to learn, so that a restart takes the same.
+"""Attempts: the trainer records the windows it is about to train on, so that a restart takes the
+same ones.
 
-Failures are counted with them, so that windows which always fail are passed over in the end.
+It counts failures with them, so that windows that always fail are skipped in the end.
 """
 
 from collections.abc import Iterator
@@ -19,13 +20,13 @@ logger = structlog.get_logger()
 FILE = "attempt.json"
 """Name of the file, in the trainer's folder."""
 MAX_FAILURES = 3
-"""Times scoring or learning a window may fail before it is passed over. One failure may be chance,
-such as a moment without device memory; a third in a row is caused by the window."""
+"""Failures of scoring or training after which a window is skipped. One failure may be chance, such
+as a short lack of device memory; a third in a row is caused by the window."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """The events [edge, end_edge) of whole windows, and how often scoring or learning them
+    """Events [edge, end_edge) of whole windows, and how often scoring or training on them
     failed."""
 
     edge: int
@@ -38,9 +39,9 @@ NONE = Attempt(-1, -1)
 
 
 def last_attempt(folder: Path) -> Attempt:
-    """Read the attempt that was written last, perhaps before a restart.
+    """Read the newest attempt, perhaps from before a restart.
 
-    Returns: NONE where there was none, or it cannot be read.
+    Returns: NONE if there is none, or it cannot be read.
     """
     path = folder / FILE
     if not path.exists():
@@ -58,9 +59,9 @@ def last_attempt(folder: Path) -> Attempt:
 
 
 def begin_attempt(folder: Path, window: Window) -> int:
-    """Write down durably that a window is tried. Returns: how often it failed before.
+    """Record an attempt on a window durably. Returns: how often it failed before.
 
-    Windows that failed when they were learned as one count from 0 when they are tried singly.
+    The count starts at 0 for a window that failed only as part of merged windows.
     """
     now = Attempt(window.first_edge, window.end_edge)
     before = last_attempt(folder)
@@ -71,16 +72,16 @@ def begin_attempt(folder: Path, window: Window) -> int:
 
 
 class Stopped(Exception):
-    """Raised in the middle of the trainer's work by a stop; a restart begins that work again, as
-    after a kill."""
+    """Raised to end the trainer's work at a stop; a restart begins that step again, as after a
+    kill."""
 
 
 @contextmanager
 def counting_failures(folder: Path) -> Iterator[None]:
-    """Count an error of the work inside against the window that was begun.
+    """Count an error inside this context as a failure of the recorded attempt.
 
-    A stop, a signal that ends the process, a disk that takes no bytes (OSError), another rank that
-    is gone and another trainer that leads never count: they are not the window's fault.
+    A stop, a signal that ends the process, an I/O error (OSError), a lost rank and a new leader do
+    not count: the window did not cause them.
     """
     try:
         yield

@@ -30,10 +30,10 @@ LOGGED = {
     "unscored": "window_passed",
     "left_out": "window_left_out",
 }
-"""Outcome -> event name in the log."""
+"""Outcome of a window -> name of its log event."""
 FORGETTING_SECONDS = 10.0
-"""Least time between two measurements of forgetting: it takes a tenth of a small window's time, and
-windows of a replayed history come faster than metrics are scraped."""
+"""Minimum interval of two measurements of forgetting: one takes a tenth of a small window's time,
+and a replayed history closes windows faster than metrics are scraped."""
 
 
 def records_of(
@@ -47,11 +47,12 @@ def records_of(
 ) -> list[WindowRecord]:
     """Make the record of each window of a step, and the step's spans.
 
-    Windows merged into the last one name the version that scored them.
+    Windows that were merged with later ones name the version that scored them.
 
-    scored: an entry a window. outcome, learned: of the step. times: when scoring began, when
-    learning began, and when both were done, seconds of the monotonic clock. nightly_seconds: of the
-    scoring, what the model of last midnight took. clock: says when each was finished.
+    scored: an entry for each window. outcome, learned: of the step.
+    times: start of scoring, start of training, and end of both, seconds of the monotonic clock.
+    nightly_seconds: the share of the nightly baseline in the time of scoring.
+    clock: gives each record's time of completion.
     """
     begun_at, scored_at, done_at = times
     seconds = {
@@ -64,7 +65,7 @@ def records_of(
     merged = PublishResult(scored_by, False, "handled as one with the later windows of its step")
     records = []
     for window, part in zip(step.windows, scored, strict=True):
-        # What was learned and published belongs to the last window.
+        # The training and the publication belong to the last window.
         is_last = window is step.windows[-1]
         own = outcome if is_last else merged
         records.append(
@@ -94,8 +95,8 @@ def records_of(
 
 
 def report_trained_until(log: LogReader, edge: int, width_us: int) -> None:
-    """Set the metric to the start of the window that holds event `edge`, or the watermark if it is
-    yet to come: every window before it is finished."""
+    """Set the metric to the start of the window that holds event `edge`: all windows before it are
+    finished. If that event is yet to come, its window is taken from the watermark."""
     if log.num_edges:
         next_us = log.watermark
         if edge < log.num_edges:
@@ -106,8 +107,10 @@ def report_trained_until(log: LogReader, edge: int, width_us: int) -> None:
 def rebuilding(
     log: LogReader, beat: Heartbeat, stop: threading.Event | None, until_event: int
 ) -> Callable[[int], None]:
-    """Make the progress callback of a rebuild up to `until_event`; it is called with the event id
-    reached, and raises Stopped where `stop` is set."""
+    """Make the progress callback of a rebuild up to `until_event`.
+
+    It takes the event id reached so far, and raises Stopped if `stop` is set.
+    """
     first = log.first_edge
     work = RoleProgress("rebuilding", metrics.rebuild_ratio)
     work.at(0, until_event - first)
@@ -122,7 +125,7 @@ def rebuilding(
 
 
 def _trace(step: Step, outcome: PublishResult, times: tuple[float, float, float]) -> None:
-    """Make the span of a step's windows, and within it those of scoring and learning."""
+    """Add the span of a step's windows, with child spans for scoring and training."""
     made = spans.active()
     if made is None:
         return
@@ -159,7 +162,7 @@ def report(record: WindowRecord, learner: Learner, compared: Comparison) -> None
     """
     _report_scores(record, learner.model.schema)
 
-    # The state that it leaves.
+    # State after the window.
     metrics.trained_until.set(record.end_us / 1e6)
     metrics.gate_events.set(compared.num_events)
     metrics.gate_difference.set(compared.mean if compared.num_events else math.nan)
@@ -186,8 +189,7 @@ def report(record: WindowRecord, learner: Learner, compared: Comparison) -> None
 
 
 class Forgetting:
-    """Sets the metric of forgetting after a step, at most once in FORGETTING_SECONDS. Owner: the
-    trainer."""
+    """Measures forgetting after a step, at most once in FORGETTING_SECONDS. Owner: the trainer."""
 
     def __init__(self, learner: Learner, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._learner = learner
@@ -195,10 +197,10 @@ class Forgetting:
         self._measured_at = -math.inf
 
     def measure(self) -> None:
-        """Measure it if it is time. All ranks call this after the same step."""
+        """Set the metric if it is due. All ranks call this after the same step."""
         learner = self._learner
         now = self._monotonic()
-        # The clocks of ranks differ, and all take part in a measurement.
+        # Clocks of ranks differ, but all have to take part: the first rank decides.
         is_due = now - self._measured_at >= FORGETTING_SECONDS
         if not learner.num_learned or not learner.ranks.tell(is_due):
             return
@@ -208,7 +210,7 @@ class Forgetting:
 
 
 def _report_scores(record: WindowRecord, schema: Schema) -> None:
-    """Set the metrics of a window's own scores, in all and by set. schema: of the log."""
+    """Set the metrics of a window's own scores, overall and by set. schema: of the log."""
     metrics.windows.labels(outcome_of(record)).inc()
     for phase, seconds in record.seconds.items():
         metrics.window_seconds.labels(phase).observe(seconds)
@@ -221,7 +223,7 @@ def _report_scores(record: WindowRecord, schema: Schema) -> None:
         if "mrr_known" in values:
             metrics.window_mrr_known.labels(name).set(values["mrr_known"])
         metrics.window_ap.labels(name).set(values["ap"])
-    # Which parts of the scores matter to this stream.
+    # Recurrence shows which part of the scores matters for this stream.
     if (share := recurrence([record.novelty])) is not None:
         metrics.recurrence.set(share)
     night = record.scores.get("nightly")
@@ -233,7 +235,7 @@ def _report_scores(record: WindowRecord, schema: Schema) -> None:
         )
         metrics.nightly_difference.set(live - twin)
 
-    # Those of sets, of edges and of nodes.
+    # Metrics by edge set and by node set.
     if schema.num_edge_sets > 1:
         metrics.begin_at_zero(metrics.edge_set_scored, schema.edge_set_names)
     for edge_set, own in record.edge_sets.items():
@@ -253,6 +255,6 @@ def _report_scores(record: WindowRecord, schema: Schema) -> None:
 
 
 def _of_sets(record: WindowRecord) -> dict[str, dict[str, float]]:
-    """What the log line says of edge sets: nothing where there is one."""
+    """Fields of the log line for edge sets; empty for a log with one edge set."""
     mrr = {name: round(own.scores["live"]["mrr"], 4) for name, own in record.edge_sets.items()}
     return {"mrr_of_edge_sets": mrr} if mrr else {}

@@ -1,5 +1,5 @@
-"""The contest of versions: the learner's version is compared with a shadow or an incumbent, and the
-verdict says which version serves from then on."""
+"""The contest of versions: it compares the learner's version with a shadow or an incumbent, and its
+verdict decides which version serves from then on."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,7 +30,8 @@ logger = structlog.get_logger()
 
 
 class Proof(NamedTuple):
-    """A line for the registry's journal: this version is the shadow from now on, and why."""
+    """An entry for the registry's journal: this version is the shadow from now on, and the
+    reason."""
 
     version: str
     why: str
@@ -38,12 +39,12 @@ class Proof(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What a comparison came to.
+    """The outcome of a comparison.
 
-    decision: "open" while the comparison goes on. why: the reason, in words.
-    back_to: the shadow that learning goes back to, where the version is worse than it; None against
-    an incumbent, which just goes on serving.
-    proof: for the journal, where the champion took the shadow's place.
+    decision: "open" while the comparison continues. why: the reason, in words.
+    back_to: the shadow from which training continues, if the learner's version is worse than it;
+    None against an incumbent, which simply remains champion.
+    proof: for the journal, if the champion became the shadow.
     """
 
     decision: ComparisonResult
@@ -53,17 +54,19 @@ class Verdict:
 
 
 class Contest:
-    """Keeps the learner's version, the shadow and the incumbent, and compares them over the same
-    events.
+    """Holds the shadow and the incumbent, and compares the learner's version with them over the
+    same events.
 
-    Owner: the trainer's thread. A contest changes its own state only; the trainer tells the learner
-    and the ledger what follows from a verdict.
+    Owner: the trainer's thread. A contest changes only its own state; the trainer applies its
+    verdicts to the learner and the ledger.
 
-    version: name of the version that the learner goes on from, "" before the first. It is the
-    champion, or, while an incumbent serves, the newest version learned here.
-    shadow: the version to fall back to, with fixed weights: the last proven one learned here, or
-    the champion where that was lost or may hold deleted data; None before there is one.
-    incumbent: the champion of other settings, which serves until what is learned here is proven.
+    version: name of the version from which the learner continues, "" before the first. It is the
+    champion, or, while an incumbent serves, the newest version of this trainer.
+    shadow: the version to fall back to, with fixed weights: the last proven one of this trainer, or
+    the champion if that one was lost or may hold deleted data; None before the first version
+    serves, and while an incumbent serves.
+    incumbent: the champion with other settings, which serves until this trainer's version is
+    proven.
     compared: `version` against the shadow or the incumbent, since the last verdict.
     """
 
@@ -78,9 +81,11 @@ class Contest:
         recorder: Recorder,
         rebuilding: Callable[[int], Callable[[int], None]],
     ) -> None:
-        """gate_events: events over which two versions are compared. rebuilding: makes the progress
-        callback of a rebuild up to an event id; it is called with the event id reached."""
-        # What it reads.
+        """gate_events: number of events over which two versions are compared.
+        rebuilding: makes the progress callback of a rebuild up to an event id; the callback takes
+        the event id reached so far.
+        """
+        # Inputs.
         self._paths = paths
         self._settings = settings
         self._gate_events = gate_events
@@ -91,7 +96,7 @@ class Contest:
         self._recorder = recorder
         self._rebuilding = rebuilding
 
-        # What it owns.
+        # Its state.
         self.version = ""
         self.shadow: Shadow | None = None
         self.incumbent: Incumbent | None = None
@@ -100,20 +105,20 @@ class Contest:
 
     @property
     def incumbent_name(self) -> str | None:
-        """Name of the incumbent, None where there is none."""
+        """Name of the incumbent, None if there is none."""
         return self.incumbent.name if self.incumbent else None
 
     @property
     def shadow_is_older(self) -> bool:
-        """Whether there is a shadow and it is another version than the champion."""
+        """Whether the shadow exists and is another version than the learner's."""
         return self.shadow is not None and self.shadow.name != self.version
 
-    # While windows are learned
+    # For each window
 
     def score(self, chunk: Chunk) -> Float32 | None:
-        """Move the shadow over a chunk.
+        """Score a chunk by the shadow, and move the shadow's memory over it.
 
-        Returns: its logits, float32[E, 101]; None where there is no shadow, the shadow is the
+        Returns: its logits, float32[E, 101]; None if there is no shadow, the shadow is the
         learner's version itself, or no event of the chunk is scored.
         """
         if self.shadow is None:
@@ -122,8 +127,12 @@ class Contest:
         return shadow_EC if self.shadow_is_older else None
 
     def compare(self, live_EC: Float32, shadow_EC: Float32, known_E: Bools) -> None:
-        """Compare the learner's version with the shadow over a window. Args: logits of both,
-        float32[E, 101]; bool[E], whether each event's destination was known."""
+        """Add a window to the comparison.
+
+        live_EC, shadow_EC: logits of the learner's version and of the shadow or the incumbent,
+        float32[E, 101]. known_E: bool[E], whether each event's destination was known; only these
+        count.
+        """
         self.compared = self.compared.added(
             1 / ranks(live_EC[known_E]), 1 / ranks(shadow_EC[known_E])
         )
@@ -136,11 +145,11 @@ class Contest:
         window: Window,
         on_chunk: Callable[[], None],
     ) -> tuple[Int64, Float32, Novelty] | None:
-        """Move the incumbent over a window that was scored, and compare the learner's version with
-        it; arguments as in `Incumbent.compare`.
+        """Move the incumbent over a scored window, and compare the learner's version with it.
+        Arguments: as in `Incumbent.compare`.
 
-        Returns: edge sets of the events that it has scored meanwhile, int64[E], its logits of them,
-        float32[E, 101], and their novelty; None where there is no incumbent.
+        Returns: edge sets of the events that the incumbent scored meanwhile, int64[E], its logits
+        of them, float32[E, 101], and their novelty; None if there is no incumbent.
         """
         if self.incumbent is None:
             return None
@@ -149,22 +158,22 @@ class Contest:
         return self._log.edge_sets_of(paired.event_E), paired.incumbent_EC, paired.novelty
 
     def judge(self) -> Verdict:
-        """Decide, once enough events were compared and before the window is learned; each verdict
-        that is not "open" starts a new comparison."""
+        """Decide, once enough events were compared, and before the training on the window. Each
+        verdict other than "open" starts a new comparison."""
         decision, why = judge(self.compared, self._gate_events)
         if decision == "open":
             return Verdict(decision=decision, why=why)
         metrics.gate_verdicts.labels(decision).inc()
         self.compared = Comparison()
 
-        # Against an incumbent: a version that is worse goes on learning beside it.
+        # Against an incumbent: a worse version continues training next to it.
         if self.incumbent is not None:
             if decision == "proven":
                 logger.warning("settings_proven", instead_of=self.incumbent.name, why=why)
                 self.incumbent = None
             return Verdict(decision=decision, why=why)
 
-        # Against the shadow: the champion takes its place, or learning goes back to it.
+        # Against the shadow: the champion becomes the shadow, or training returns to the shadow.
         if decision == "proven":
             self.shadow = Shadow.of(self.version, self._learner)
             return Verdict(decision=decision, why=why, proof=Proof(self.version, why))
@@ -174,10 +183,11 @@ class Contest:
         return Verdict(decision=decision, why=why, back_to=self.shadow)
 
     def after(self, outcome: PublishResult) -> Proof | None:
-        """Note the version that learning goes on from: the published one or, after a refusal, its
+        """Set the version from which training continues: the published one or, after a refusal, its
         parent.
 
-        Returns: a proof where it serves and there was no shadow, because it becomes the shadow too.
+        Returns: a proof if it was promoted without a shadow existing, because it becomes the shadow
+        too.
         """
         self.version = outcome.version
         if not outcome.promoted or self.shadow is not None:
@@ -186,23 +196,24 @@ class Contest:
         return Proof(outcome.version, "the first under its settings to serve")
 
     def renew_shadow(self, why: str) -> Proof:
-        """Make the champion the shadow although it is unproven. why: for the journal."""
+        """Make the champion the shadow although it is unproven. why: the reason, for the
+        journal."""
         self.shadow = Shadow.of(self.version, self._learner)
         self.compared = Comparison()
         return Proof(self.version, why)
 
-    # Moves by hand
+    # Moves by an operator
 
     def follow(self, edge: int) -> Shadow | None:
-        """Follow the champion where someone moved it by hand.
+        """Follow the champion if an operator moved it.
 
-        A champion of other settings becomes the incumbent; learning goes on from one of the same
-        settings.
+        A champion with other settings becomes the incumbent; training continues from one with the
+        same settings.
 
-        Returns: the version that learning goes on from, its memory at event `edge`; None where
-        learning goes on as before.
+        Returns: the version from which training continues, with its memory at event `edge`; None if
+        training continues as before.
         """
-        # Whether there is anything to follow.
+        # Find a move that was not followed yet.
         champion = self._ranks.tell(self._versions.moved_by_hand())
         if champion is None or champion == self.incumbent_name:
             return None
@@ -210,7 +221,7 @@ class Contest:
             self.incumbent = None
             return None
 
-        # Load it, as the incumbent or as the version that learning goes on from.
+        # Load it, as the incumbent or to continue training from it.
         reason = "its event lies before the log's first event or after the trainer's"
         try:
             if self._begin_incumbent(champion):
@@ -220,7 +231,7 @@ class Contest:
             carried = None
             reason = str(error)
 
-        # One that cannot be followed is reported once, not at every window.
+        # Report a champion that cannot be followed once, not for every window.
         if carried is None:
             if champion != self._not_followed:
                 logger.error("champion_not_followed", version=champion, reason=reason)
@@ -232,13 +243,13 @@ class Contest:
         self.incumbent = None
         return carried
 
-    # After a stop
+    # After a restart
 
     def restore(self, version: str, compared: Comparison) -> None:
-        """Take over the name of the version that learning goes on from, and the comparison so far,
-        from a checkpoint; without one, the champion and an empty comparison.
+        """Set the version from which training continues, and the comparison so far, from a
+        checkpoint; without one, the champion and an empty comparison.
 
-        `restore_shadow` and `restore_incumbent` are called later, once graph and facts exist.
+        `restore_shadow` and `restore_incumbent` are called later, when graph and facts are rebuilt.
         """
         self.version = version
         self.compared = compared
@@ -246,8 +257,8 @@ class Contest:
     def restore_shadow(self, name: str, edge: int) -> Proof | None:
         """Load the last proven version and advance its memory to event `edge`.
 
-        Returns: a proof that the journal does not hold yet, because a stop came before it was
-        written, or because the champion replaces a shadow that cannot be read; else None.
+        Returns: a proof that the journal lacks, because a stop came before it was written, or
+        because the champion replaces an unreadable shadow; else None.
         """
         try:
             self.shadow = self._load_at(name, edge)
@@ -263,8 +274,8 @@ class Contest:
         return Proof(name, "proven before a restart") if journal != name else None
 
     def restore_incumbent(self) -> None:
-        """Go on comparing with the champion where it has other settings."""
-        # The comparison of the checkpoint goes on: beginning an incumbent would empty it.
+        """Continue the comparison with the champion if it has other settings."""
+        # Keep the checkpoint's comparison: loading an incumbent starts a new one.
         compared = self.compared
         champion = self._ranks.tell(self._versions.champion())
         try:
@@ -274,12 +285,13 @@ class Contest:
             logger.error("champion_not_compared", version=champion, reason=str(error))
 
     def _begin_incumbent(self, champion: str) -> bool:
-        """Make a champion of other settings the incumbent, until what is learned here is proven.
+        """Make a champion with other settings the incumbent, until this trainer's version is
+        proven.
 
-        Returns: False where it has this trainer's settings, or the log does not reach its event.
-        Raises: VersionError where it cannot be loaded.
+        Returns: False if it has this trainer's settings, or its event is not in the log. Raises:
+        VersionError if it cannot be loaded.
         """
-        # Whether it is an incumbent that can be compared.
+        # Check that it is one, and that its event is in the log.
         version = self._versions.load(champion)
         edge = version.manifest.edge
         if self._settings.continues(version.manifest.fixed_settings):
@@ -292,7 +304,7 @@ class Contest:
             )
             return False
 
-        # From here on the learner's version is compared with it alone.
+        # From here on the learner's version is compared with the incumbent only.
         logger.warning(
             "learning_beside_champion",
             version=champion,
@@ -313,8 +325,8 @@ class Contest:
     def _load_at(self, name: str, edge: int) -> Shadow | None:
         """Load a version and advance its memory to event `edge`.
 
-        Returns: None where the log begins after the version's event, or `edge` lies before it.
-        Raises: VersionError where it cannot be loaded or has other settings.
+        Returns: None if the log begins after the version's event, or `edge` is before it. Raises:
+        VersionError if it cannot be loaded or has other settings.
         """
         version = self._versions.load(name)
         if not self._log.first_edge <= version.manifest.edge <= edge:

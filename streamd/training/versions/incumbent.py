@@ -1,4 +1,5 @@
-"""The incumbent is a champion of other settings, which serves while a new model is learned.
+"""The incumbent: a champion with other settings, which serves while this trainer learns a new
+model.
 
 Both score the same events, each with its own graph, facts, memory and window width.
 """
@@ -24,8 +25,11 @@ from streamd.windows.novelty import Novelty
 
 
 class Paired(NamedTuple):
-    """Events that two models have scored: their ids, int64[E], the logits of the model that is
-    learned and of the incumbent, float32[E, 101] each, and the events' novelty."""
+    """Events that both models have scored.
+
+    event_E: int64[E], their ids. learned_EC, incumbent_EC: logits of the learner's version and of
+    the incumbent, float32[E, 101] each. novelty: of the events.
+    """
 
     event_E: Int64
     learned_EC: Float32
@@ -34,9 +38,9 @@ class Paired(NamedTuple):
 
 
 class Incumbent:
-    """A version with fixed weights, whose graph, facts and memory move with the log.
+    """A version with fixed weights; its graph, facts and memory advance with the log.
 
-    It moves in windows of its own width and costs a second graph and fact table. Owner: the
+    It advances in windows of its own width and costs a second graph and fact table. Owner: the
     trainer.
     """
 
@@ -49,18 +53,18 @@ class Incumbent:
         on_slice: Callable[[int], None],
         ranks: Ranks = ALONE,
     ) -> None:
-        """settings: the trainer's. facts: the folder of the trainer's stored facts. on_slice:
-        called with the event id reached while graph and facts are made. ranks: that share its
-        graph, memory and events.
+        """settings: the trainer's. facts: the folder of the trainer's stored facts.
+        on_slice: called with the event id reached during the rebuild of graph and facts.
+        ranks: share its graph, memory and events.
 
-        Raises: VersionError where the version's model cannot be built.
+        Raises: VersionError if the version's model cannot be built.
         """
-        # This process's settings, with the version's model and windows.
+        # This trainer's settings, with the version's model and window width.
         manifest = version.manifest
         windows = settings.windows.model_copy(update={"width_seconds": manifest.window_seconds})
         own = replace(settings, model=manifest.model_settings(), windows=windows)
 
-        # The version itself.
+        # Model and memory of the version.
         transfer = DeviceTransfer(own.device, own.gpu, log.state.schema.edge_feature_dim)
         model, memory = load_model(version, log.state.schema, transfer.device, ranks=ranks)
         self.name = manifest.name
@@ -68,7 +72,7 @@ class Incumbent:
         self._width_us = own.width_us
         self._shadow = Shadow(manifest.name, model, memory, transfer)
 
-        # Graph and facts of its settings, up to where its memory is.
+        # Graph and facts by its settings, up to the event of its memory.
         self._ranks = ranks
         self._recorder = Recorder(own, log, ranks)
         self._recorder.live.restore_facts(facts, manifest.edge)
@@ -85,14 +89,15 @@ class Incumbent:
         window: Window,
         on_chunk: Callable[[], None],
     ) -> Paired:
-        """Move to the end of a window of the other model, and pair the scores of both.
+        """Advance to the end of a window of the learner's version, and pair the scores of both.
 
-        event_E: int64 ids of the events that the other model scored in the window, ascending.
-        logits_EC: the other model's logits of them, float32[E, 101]. novelty: of them.
-        on_chunk: called after each chunk, so that the heartbeat goes on.
-        Returns: the events that both have scored since the last call.
+        event_E: int64 ids of the events that the learner's version scored in the window, ascending.
+        logits_EC: its logits of them, float32[E, 101]. novelty: of the events.
+        on_chunk: called after each chunk, to keep the heartbeat alive.
+
+        Returns: the events that both have scored, as far as they were not returned before.
         """
-        # Score the incumbent's own windows that begin before the other's ends.
+        # Score all of the incumbent's windows that begin before this window ends.
         events = [np.zeros(0, np.int64)]
         logits = [np.zeros((0, 101), np.float32)]
         while (
@@ -105,7 +110,7 @@ class Incumbent:
                     events.append(chunk.score.event_E.numpy())
                     logits.append(own_EC)
 
-        # Pair by event id: the widths of windows differ, so either may be ahead.
+        # Pair by event id: window widths differ, so either model may be ahead.
         new_E, new_EC = (self._ranks.gather(np.concatenate(own)) for own in (events, logits))
         order = np.argsort(new_E, kind="stable")
         ours = (
@@ -121,7 +126,7 @@ class Incumbent:
             ours[0], theirs[0], assume_unique=True, return_indices=True
         )
 
-        # Keep what the other side has yet to score.
+        # Keep the events that the other model has yet to score.
         done = min(ours[0].max(initial=-1), theirs[0].max(initial=-1))
         left_E, ahead_E = ours[0] > done, theirs[0] > done
         self._ours = ours[0][left_E], ours[1][left_E]

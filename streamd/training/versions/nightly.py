@@ -1,10 +1,10 @@
-"""The nightly twin is the live model as it was at the last midnight UTC of event time: weights,
-memory, facts and neighbours. It scores a sample of each window's events and learns nothing, so that
-the windows show what learning while events arrive is worth.
+"""The nightly baseline: the live model as it was at the last midnight UTC of event time, with
+weights, memory, facts and neighbours. It scores a sample of each window's events and is never
+trained, so the difference shows the value of continuous training.
 
-Stored as a folder `train/nightly/<event id>`: `weights.safetensors`, the files of its memory,
-`facts.safetensors` with one file more for each of several edge sets, and `twin.json`. Facts are
-mapped from there: they take the file cache, not memory.
+It is stored as a folder `train/nightly/<event id>`: `weights.safetensors`, the files of its memory,
+`facts.safetensors` with one more file for each of several edge sets, and `twin.json`. Facts are
+mapped from there: they occupy the file cache, not memory.
 """
 
 import copy
@@ -43,25 +43,26 @@ from streamd.windows import Window
 
 logger = structlog.get_logger()
 FOLDER = "nightly"
-"""The twin's folder in the trainer's."""
+"""The baseline's folder, within the trainer's."""
 FACTS = "facts.safetensors"
 WEIGHTS = "weights.safetensors"
 DAY_US = 86_400_000_000
 """A day in microseconds."""
 MAX_EVENTS = 2_000
-"""Most events of a window that the twin scores: enough for a standard error of .01 in MRR, few
-enough to cost a fraction of what learning them costs."""
+"""The most events of a window that the baseline scores: enough for a standard error of .01 in MRR,
+few enough to cost a fraction of the training on them."""
 SAMPLE_SEED = 4
-"""Keeps the sample apart from the other draws of a window."""
+"""Separates the sample's seed from those of a window's other draws."""
 StoreMemory = Callable[[Memory], tuple[ImmutableFile, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TwinFile:
-    """What `twin.json` holds.
+    """The content of `twin.json`.
 
-    edge: id of the first event after midnight. window_edge: first event of the last window that
-    was learned. memory_us: event time up to which memory has seen. schema: the log's then.
+    edge: id of the first event after midnight. window_edge: first event of the last window that was
+    trained on.
+    memory_us: event time that memory has reached, microseconds. schema: the log's at that time.
     checksums: CRC32C of weights and of the files of the memory, by name.
     """
 
@@ -75,7 +76,7 @@ class TwinFile:
 
 @dataclass(frozen=True, slots=True)
 class Twin:
-    """The state of one midnight. Nothing of it changes."""
+    """The state of one midnight; immutable."""
 
     about: TwinFile
     model: LinkModel
@@ -84,15 +85,16 @@ class Twin:
 
 
 class NightlyScores(NamedTuple):
-    """row_N: int64, which of a window's scored events the twin scored; score_NC: float32[N, 101],
-    its logits of them."""
+    """row_N: int64, indices of the window's scored events that the baseline scored.
+    score_NC: float32[N, 101], its logits of them.
+    """
 
     row_N: Int64
     score_NC: Float32
 
 
 class Nightly:
-    """Makes a twin at each midnight, scores windows by it, and keeps it over restarts.
+    """Makes a baseline at each midnight, scores windows by it, and keeps it over restarts.
 
     Owner: the trainer's thread. With several ranks there is none: each would need the facts of that
     night, and rank 0 alone writes files.
@@ -107,8 +109,9 @@ class Nightly:
         folder: Path,
         store_memory: StoreMemory,
     ) -> None:
-        """folder: the trainer's. store_memory: writes a memory of the learner's pool, as
-        `MemoryFiles.store` does."""
+        """folder: the trainer's.
+        store_memory: writes a memory of the learner's pool, as `MemoryFiles.store` does.
+        """
         self._settings = settings
         self._log = log
         self._learner = learner
@@ -118,7 +121,7 @@ class Nightly:
         self._twin: Twin | None = None
         self._seconds = 0.0
         self._candidates: list[Int64] = []
-        """int64[E, 101] of each scored chunk of the window."""
+        """int64[E, 101] for each scored chunk of the window."""
         self._is_on = settings.training.nightly_twin
         if self._is_on and learner.ranks.size > 1:
             self._is_on = False
@@ -131,16 +134,16 @@ class Nightly:
 
     @property
     def name(self) -> str:
-        """Name of the twin's folder, "" where there is none. A checkpoint holds it."""
+        """Name of the baseline's folder, for checkpoints; "" if there is none."""
         return f"{self._twin.about.edge:020d}" if self._twin else ""
 
     # While windows are scored
 
     def enter(self, window: Window, window_edge: int) -> None:
-        """Begin a window: where it is the first of its day, the twin becomes what is live now.
+        """Begin a window. At the first window of a day, the live state becomes the new baseline.
 
-        window_edge: first event of the windows that were learned last. Graph, facts and memory must
-        be at the window's start.
+        window_edge: first event of the windows trained on last. Graph, facts and memory must be at
+        the window's start.
         """
         self._candidates = []
         if not self._is_on or not self._learner.num_learned or not self._begins_day(window):
@@ -150,7 +153,7 @@ class Nightly:
         try:
             self._twin = self._made(window.first_edge, window_edge)
         except OSError as error:
-            # A disk that is full must not keep the trainer from learning.
+            # A full disk must not stop the training.
             logger.error(
                 "nightly_twin_not_stored",
                 error=str(error),
@@ -160,7 +163,7 @@ class Nightly:
         self._seconds += time.perf_counter() - begun
 
     def note(self, chunk: Chunk) -> None:
-        """Keep the candidates of a chunk of the window, which must be scored."""
+        """Keep the candidates of a chunk of the window, if it has scored events."""
         if self._twin is not None and chunk.score is not None:
             roots = chunk.score.node_M[chunk.score.hops[0].root_U]
             self._candidates.append(roots[chunk.score.candidate_EC[:, SCORED]].numpy())
@@ -170,8 +173,10 @@ class Nightly:
     def score(self, event_E: Int64, on_chunk: Callable[[], None]) -> NightlyScores | None:
         """Score a seeded sample of the window's scored events.
 
-        event_E: all of them, in the order of the chunks. on_chunk: called after each batch, so that
-        the heartbeat goes on. Returns: None where there is no twin.
+        event_E: all of them, in the order of the chunks.
+        on_chunk: called after each batch, to keep the heartbeat alive.
+
+        Returns: None if there is no baseline.
         """
         if self._twin is None or not len(event_E):
             return None
@@ -183,7 +188,7 @@ class Nightly:
             row_N = np.sort(rng.choice(row_N, MAX_EVENTS, replace=False))
         candidate_NC = np.concatenate(self._candidates)[row_N]
 
-        # A chunk at a time, as live scores take them.
+        # In batches of the size of chunks, like live scores.
         step = self._settings.model.memory_chunk
         parts = []
         for at in range(0, len(row_N), step):
@@ -201,30 +206,35 @@ class Nightly:
         return seconds
 
     def _logits(self, event_E: Int64, candidate_EC: Int64) -> Float32:
-        """The twin's logits of events and their candidates, float32[E, C]."""
+        """The baseline's logits of events and their candidates, float32[E, C]."""
         twin = self._twin
         assert twin is not None
         src_E = self._log.gather("src", event_E)
         sets_E = self._log.edge_sets_of(event_E)
         facts = twin.facts.compute(src_E, self._log.time_of(event_E), candidate_EC, sets_E)
 
-        # Neighbours that retention dropped since are not there any more.
+        # Retention may have dropped neighbours since.
         before = max(twin.about.edge, self._log.first_edge)
         inputs = self._recorder.inputs_before(event_E, facts, src_E, candidate_EC, before)
         updated_PD = twin.model.updated(twin.memory)
         return self._learner.transfer.logits(twin.model, twin.memory, inputs, updated_PD)
 
     def _begins_day(self, window: Window) -> bool:
-        """Whether the event before a window is of an earlier day."""
+        """Whether the event before a window is on an earlier day."""
         if window.first_edge <= self._log.first_edge:
             return False
         before = int(self._log.time_of(np.array([window.first_edge - 1]))[0])
         return before // DAY_US < window.start_us // DAY_US
 
-    # Making it, and after a stop
+    # Creation and restart
 
     def _made(self, edge: int, window_edge: int) -> Twin:
-        """Store what is live now, and make a twin of it. Raises: OSError."""
+        """Store the live state as a baseline. Raises: OSError.
+
+        1. Save the facts to files.
+        2. Write the folder with links to them, whole or not at all.
+        3. Remove the files of step 1: the folder's links keep them.
+        """
         learner = self._learner
         live = self._recorder.live
         assert live.edge == edge == learner.memory.edge, "a twin is made between two windows"
@@ -232,7 +242,7 @@ class Nightly:
         home.mkdir(parents=True, exist_ok=True)
         remove_scratch(home)
 
-        # Facts first, as files that the folder links to.
+        # 1. Facts, as files to which the folder links.
         path = home / FACTS
         live.facts.save(path)
         facts = [path, *(beside(path, n) for n in range(len(live.facts.per_set)))]
@@ -247,7 +257,7 @@ class Nightly:
             | {name: file.checksum for name, file in memory.items()},
         )
 
-        # The folder is whole or not there. One of the same night is of a step that was cut short.
+        # 2. The folder. One of the same night is from a step that a stop interrupted.
         folder = home / f"{edge:020d}"
         shutil.rmtree(folder, ignore_errors=True)
         write_folder_durably(
@@ -259,10 +269,11 @@ class Nightly:
                 "twin.json": msgspec.json.encode(asdict(about)),
             },
         )
+        # 3. The files outside the folder.
         for one in facts:
             one.unlink()
 
-        # Memory shares with the live one what does not change.
+        # The memory's copy shares unchanged rows with the live one.
         model = copy.deepcopy(learner.model).eval()
         model.new_destinations.stop()
         logger.info("nightly_twin_made", edge=edge, facts_bytes=_num_bytes(folder))
@@ -274,9 +285,10 @@ class Nightly:
         return facts
 
     def restore(self, name: str) -> None:
-        """Take over the twin that a checkpoint names; "" is none. The learner must be restored.
+        """Load the baseline that a checkpoint names, if any. The learner must be restored already.
 
-        One that cannot be read, or is of another schema, is left out until the next midnight.
+        One that cannot be read, or has another schema, is logged; there is none until the next
+        midnight.
         """
         if not name or not self._is_on:
             return
@@ -299,8 +311,8 @@ class Nightly:
         self._report()
 
     def _read(self, folder: Path) -> Twin:
-        """Read a stored twin. Raises: OSError, DecodeError, CorruptionError, VersionError,
-        KeyError."""
+        """Read a stored baseline. Raises: OSError, DecodeError, CorruptionError, VersionError,
+        KeyError, TypeError."""
         learner = self._learner
         about = msgspec.json.decode((folder / "twin.json").read_bytes(), type=TwinFile)
         made_on = Schema.restored(about.schema)
@@ -331,8 +343,8 @@ class Nightly:
         return Twin(about, model.eval(), memory, self._mapped(folder))
 
     def drop_before(self, compaction_request: int | None) -> None:
-        """Forget the twin where compaction was asked for before an event, and it was learned from
-        older ones: it may hold what was deleted."""
+        """Drop the baseline if compaction was requested up to an event after the start of its last
+        window: it may hold deleted data."""
         if self._twin is None or compaction_request is None:
             return
         if self._twin.about.window_edge < compaction_request:
@@ -342,8 +354,8 @@ class Nightly:
             self._report()
 
     def sweep(self) -> None:
-        """Remove all stored twins but the one in use, and facts that a kill left beside them; a
-        checkpoint names it or was written after it was dropped."""
+        """Remove all stored baselines except the present one, and facts that a kill left next to
+        them. Call it after a checkpoint that no longer names the others."""
         if not self._learner.ranks.is_first:
             return
         for path in self._folder.glob("*"):
@@ -353,7 +365,7 @@ class Nightly:
             path.unlink()
 
     def _report(self) -> None:
-        """Set the metrics of the twin's size."""
+        """Set the metrics of the baseline's size."""
         on_disk = _num_bytes(self._folder / self.name) if self._twin else 0
         metrics.nightly_bytes.labels("mapped").set(on_disk)
         slots = self._twin.facts.num_bytes_of_slots if self._twin else 0
@@ -361,5 +373,5 @@ class Nightly:
 
 
 def _num_bytes(folder: Path) -> int:
-    """Bytes of the facts in a twin's folder."""
+    """Bytes of the facts in a baseline's folder."""
     return sum(path.stat().st_size for path in folder.glob("facts*"))

@@ -1,4 +1,4 @@
-"""The shadow is the last proven version, with fixed weights. Champions are compared with it.
+"""The shadow: the last proven version, with fixed weights. Champions are compared with it.
 
 Both score the same candidates of the same events.
 """
@@ -21,18 +21,18 @@ from streamd.training.learner import Learner
 from streamd.training.recorder import Chunk
 
 ComparisonResult = Literal["open", "proven", "worse"]
-"""The outcome of a comparison; "open" while too few events were compared."""
+"""The outcome of a comparison; "open" until enough events were compared."""
 NUM_SPREADS = 3.5
-"""Standard errors below 0 at which a mean difference counts as worse. By chance that happens once
+"""A mean difference this many standard errors below 0 counts as worse. By chance that happens once
 in 4,300 comparisons."""
 LEAST_EFFECT = 0.02
-"""Share of the shadow's score below which a difference does no harm. On real streams, equal models
-of different seeds differ by five standard errors, but by less than this."""
+"""A difference below this share of the shadow's score does no harm. On real streams, equal models
+with different seeds differ by five standard errors, but by less than this."""
 
 
 @dataclass
 class Shadow:
-    """A version with fixed weights whose memory advances with the log. Owner: the trainer."""
+    """A version with fixed weights; its memory advances with the log. Owner: the trainer."""
 
     name: str
     model: LinkModel
@@ -41,7 +41,7 @@ class Shadow:
 
     @classmethod
     def of(cls, name: str, learner: Learner) -> "Shadow":
-        """A copy of the learner's model and memory as they are now."""
+        """Copy the learner's model and memory as they are now."""
         return cls(
             name, copy.deepcopy(learner.model).eval(), learner.memory.copy(), learner.transfer
         )
@@ -50,8 +50,7 @@ class Shadow:
     def score(self, chunk: Chunk) -> Float32 | None:
         """Score a chunk's candidates, then move memory over the chunk.
 
-        Returns: logits, float32[E, 101], as `Learner.score` gives them; None where no event is
-        scored.
+        Returns: logits, float32[E, 101], as in `Learner.score`; None if no event is scored.
         """
         with self.model.over(self.memory, chunk.edges) as updated_PD:
             if chunk.score is None:
@@ -62,12 +61,13 @@ class Shadow:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Sums over events that the champion of the moment and the shadow both scored, with a
-    known destination.
+    """Sums over events with a known destination that both the present champion and the shadow
+    scored.
 
-    Of others the two rates of new destinations alone would be compared, which are of other times.
+    For new destinations, the comparison would depend only on the two versions' rates of new
+    destinations, which were measured at different times.
 
-    sum, sum_squares: of the differences of reciprocal ranks, champion's less shadow's.
+    sum, sum_squares: of the differences of reciprocal ranks, champion's minus shadow's.
     sum_shadow: of the shadow's reciprocal ranks.
     """
 
@@ -77,7 +77,8 @@ class Comparison:
     sum_shadow: float = 0.0
 
     def added(self, champion_E: NDArray[np.float64], shadow_E: NDArray[np.float64]) -> "Comparison":
-        """The comparison with more events. Args: reciprocal ranks of the same events by either."""
+        """The comparison with more events. champion_E, shadow_E: reciprocal ranks of the same
+        events."""
         difference_E = champion_E - shadow_E
         return Comparison(
             self.num_events + len(difference_E),
@@ -95,9 +96,9 @@ class Comparison:
 def judge(compared: Comparison, enough: int) -> tuple[ComparisonResult, str]:
     """Decide whether the champion is worse than the shadow, once `enough` events were compared.
 
-    It is worse where the mean difference is more than NUM_SPREADS standard errors below 0 (a
-    one-sided paired test) and more than LEAST_EFFECT of the shadow's score; else it is proven.
-    Returns: the decision and why.
+    It is worse if the mean difference is more than NUM_SPREADS standard errors below 0 (a one-sided
+    paired test) and more than LEAST_EFFECT of the shadow's score below 0; else it is proven.
+    Returns: the decision and the reason.
     """
     n = compared.num_events
     mean = compared.mean
