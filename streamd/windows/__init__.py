@@ -1,6 +1,7 @@
-"""Windows of event time: which are closed, where memory's chunks end, and what each window scored.
+"""Windows of event time: their boundaries, the ends of memory's chunks, and the history of their
+scores.
 
-All of it is pure functions, but for the history of scores, which is a file.
+All of it is pure functions, except for the history, which is a file.
 """
 
 from streamd.windows.window import (

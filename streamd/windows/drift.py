@@ -1,4 +1,5 @@
-"""Drift: a window that is ranked far worse than the windows before it, as when a stream changes."""
+"""Drift: a window ranks much worse than the windows before it, for example because the stream has
+changed."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -8,29 +9,32 @@ import numpy as np
 from streamd.windows.history import WindowRecord
 
 WINDOWS = 100
-"""Newest windows that a window is compared with."""
+"""Number of the newest windows with which a window is compared."""
 FEWEST = 10
-"""Windows before which there is nothing to compare with."""
+"""Fewest windows for a comparison."""
 RANK_VARIANCE = 0.2
-"""Variance of one event's reciprocal rank, about the most that is seen: what chance alone does to
-the MRR of a window of n events is this divided by n."""
+"""Variance of one event's reciprocal rank, about the largest observed one. Divided by the number of
+a window's events, it is the variance of the window's MRR by chance."""
 
 
 class Drift:
     """Compares each window's MRR, of the version that served, with those of the windows before it.
-    Owner: the trainer."""
+
+    Owner: the trainer.
+    """
 
     def __init__(self, records: Iterable[WindowRecord] = ()) -> None:
-        """records: windows before, oldest first."""
+        """records: earlier windows, oldest first."""
         self._before: deque[tuple[float, int]] = deque(maxlen=WINDOWS)
         for record in records:
             self.surprise(record)
 
     def surprise(self, record: WindowRecord) -> float | None:
-        """Standard deviations that a window's MRR lies below the mean of those before, weighted by
-        their events; the next window is compared with this one as well.
+        """By how many standard deviations a window's MRR is below the event-weighted mean of the
+        windows before it. The window then counts as one of them for the next call.
 
-        Returns: None where nothing of the window was scored, 0 where too few came before it.
+        Returns: None if the window has no scored event, 0 if fewer than FEWEST windows came before
+        it.
         """
         live = record.scores.get("live")
         if live is None or not record.num_scored:

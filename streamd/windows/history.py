@@ -16,18 +16,18 @@ logger = structlog.get_logger()
 FILE = "train/windows.jsonl"
 """Path in the data directory."""
 ONE_DESTINATION = "all events have one destination: nothing to rank"
-"""Reason of a window that cannot be scored, because no event has another candidate."""
+"""Reason for a window that cannot be scored, because no event has another candidate."""
 RULES = ("rule", "edgebank", "popularity")
-"""Rules that each window is scored by, as by the models. Records of older releases lack the first,
-which answers until there is a version."""
+"""Rules that score each window, as the models do. Records of older releases lack the first one,
+which serves until there is a version."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SetScores:
     """Scores of a window's events of one edge set, or of its labels of one node set.
 
-    num_scored: those events or labels. scores: as of `WindowRecord`; num_known, novelty and
-    mean_negatives too, of labels 0, None and None.
+    num_scored: number of those events or labels. scores: as in `WindowRecord`.
+    num_known, novelty, mean_negatives: as in `WindowRecord`; 0, None and None for labels.
     """
 
     num_scored: int
@@ -41,14 +41,17 @@ class SetScores:
 class WindowRecord:
     """One finished window, with times in microseconds and `finished_at` in seconds.
 
-    scores: model name -> measure -> value; "live" is the version that served. num_known: scored
-    events whose destination was a destination before. version: what came of the window; scored_by:
-    what served it. num_late: events with a time before the window. seconds: phase -> time it
-    took. surprise: as `Drift.surprise`. edge_sets, node_sets: the scores of each edge set with
-    scored events and of each node set with labels, in a log of several. novelty: numbers of the
-    scored events, None in records of older releases. mean_negatives:
-    destinations that a scored event was ranked against, on average; None where none was scored, and
-    in records of older releases, which always counted 100.
+    scores: model name -> measure -> value; "live" is the version that served.
+    num_known: number of scored events with a known destination.
+    version: from which training continued after the window; scored_by: the version or rule that
+    served.
+    num_late: number of events with a time before the window.
+    seconds: phase -> wall time. surprise: as in `Drift.surprise`.
+    edge_sets, node_sets: in a log of several, the scores of each edge set with scored events and of
+    each node set with labels.
+    mean_negatives: mean number of negatives of a scored event; None without any, and in records of
+    older releases, which always counted 100.
+    novelty: counts of the scored events; None in records of older releases.
     """
 
     start_us: int
@@ -88,7 +91,7 @@ class WindowRecord:
 def append_record(data_dir: Path, record: WindowRecord) -> int:
     """Append a window's record durably.
 
-    Returns: the file's size after it in bytes, which the trainer's checkpoint stores.
+    Returns: the file's new size in bytes, for the trainer's checkpoint.
     """
     path = data_dir / FILE
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,9 +99,9 @@ def append_record(data_dir: Path, record: WindowRecord) -> int:
 
 
 def truncate_records(data_dir: Path, size: int) -> None:
-    """Drop the records that a crashed trainer wrote after its last checkpoint.
+    """Remove the records that a crashed trainer wrote after its last checkpoint.
 
-    Their windows will be written again. size: the file's in bytes, as the checkpoint stores it.
+    The trainer will write them again. size: the file's size in bytes, from the checkpoint.
     """
     path = data_dir / FILE
     present = path.stat().st_size if path.exists() else 0
@@ -114,9 +117,9 @@ def truncate_records(data_dir: Path, size: int) -> None:
 
 
 def history_until(data_dir: Path, edge: int) -> int:
-    """Bytes of the records whose windows end at or before an event id.
+    """Total size in bytes of the records with windows that end at or before an event id.
 
-    They stay where learning goes back to that event.
+    These records remain valid if training resumes from that event.
     """
     path = data_dir / FILE
     if not path.exists():
@@ -124,7 +127,7 @@ def history_until(data_dir: Path, edge: int) -> int:
     size = 0
     with path.open("rb") as file:
         for line in file:
-            # Of the bytes in the file: a record of another release may be encoded otherwise.
+            # Count bytes of the file: another release may have encoded a record differently.
             record = _decode_record(line, path, size) if line.endswith(b"\n") else None
             if not line.endswith(b"\n") or (record is not None and record.end_edge > edge):
                 break
@@ -133,7 +136,7 @@ def history_until(data_dir: Path, edge: int) -> int:
 
 
 def _decode_record(line: bytes, path: Path, at_byte: int) -> WindowRecord | None:
-    """The record of a line of the history; a damaged one is logged and gives None."""
+    """Decode a line of the history; a damaged one is logged and gives None."""
     try:
         return msgspec.json.decode(line, type=WindowRecord)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -150,9 +153,9 @@ class HistoryReader:
         self.records: list[WindowRecord] = []
 
     def refresh(self) -> list[WindowRecord]:
-        """Read all records so far; a line that is still being written waits for the next call."""
-        # A trainer that was restarted may have cut the file, and a follower put another one in its
-        # place: then read it from its beginning.
+        """Read all records so far; a line that is still being written is left for the next call."""
+        # A restarted trainer may have truncated the file, and a follower may have replaced it: then
+        # read it from its start.
         try:
             status = self._path.stat()
         except FileNotFoundError:
@@ -162,7 +165,7 @@ class HistoryReader:
             self._at = 0
             self.records = []
 
-        # Append what is new; a damaged line is logged and skipped.
+        # Read the new lines; a damaged line is logged and skipped.
         with self._path.open("rb") as file:
             file.seek(self._at)
             for line in file:

@@ -1,9 +1,9 @@
 """The difference between two models' scores, with an interval by a block bootstrap over windows.
 
-Windows that follow one another are alike, so blocks of them are drawn, not single windows: the
+Neighbouring windows are correlated, so blocks of them are drawn, not single windows: the
 moving-block bootstrap (Künsch 1989, "The jackknife and the bootstrap for general stationary
-observations"). The blocks go on from the last window to the first, so that every window is drawn
-as often: the circular one (Politis and Romano 1992, "A circular block-resampling procedure for
+observations"). Blocks continue from the last window to the first, so that every window is drawn
+equally often: the circular one (Politis and Romano 1992, "A circular block-resampling procedure for
 stationary data").
 """
 
@@ -16,22 +16,23 @@ from numpy.typing import NDArray
 
 Float64 = NDArray[np.float64]
 DRAWS = 2000
-"""Draws of a bootstrap: the radius then varies from seed to seed by about 2 % of itself."""
+"""Number of bootstrap draws: the radius then varies by about 2 % between seeds."""
 CONFIDENCE = 0.95
-"""Share of the draws that the interval holds."""
+"""Share of the draws within the interval."""
 SEED = 0
-"""The same windows give the same interval."""
+"""Fixed, so that the same windows give the same interval."""
 MIN_WINDOWS = 12
-"""With fewer windows the interval is too narrow to be shown: of independent windows it holds the
-true difference 91 times in 100 with 12 of them, 87 with 8."""
+"""With fewer windows the interval is too narrow to be shown: with 12 independent windows it
+contains the true difference in 91 of 100 cases, with 8 in 87."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How much better one regime is than another.
+    """By how much one regime scores above another.
 
-    mean: of the event-weighted differences. radius: half the width of the 95 % interval around it,
-    infinite if unknown. num_windows: windows that both were scored on.
+    mean: of the event-weighted differences.
+    radius: half the width of the 95 % interval around the mean, infinite if unknown.
+    num_windows: windows on which both were scored.
     """
 
     mean: float
@@ -45,16 +46,16 @@ class Difference:
 
     @property
     def is_level(self) -> bool:
-        """Whether the interval holds 0: it is unknown which is better."""
+        """Whether the interval contains 0: then neither regime is shown to be better."""
         return abs(self.mean) <= self.radius
 
     @property
     def is_worse(self) -> bool:
-        """Whether the one is worse by more than chance explains, over enough windows."""
+        """Whether the first regime is worse by more than chance explains, over enough windows."""
         return self.is_sure and not self.is_level and self.mean < 0
 
     def opposite(self) -> "Difference":
-        """How much better the other one is."""
+        """The difference with the two regimes swapped."""
         return Difference(-self.mean, self.radius, self.num_windows)
 
     def text(self, digits: int) -> str:
@@ -68,16 +69,17 @@ class Difference:
 
 
 def score_text(score: float, digits: int = 3) -> str:
-    """A score or a difference of scores, as ".906" or "-.012"."""
-    # Adding 0.0 makes -0.0 a plain 0.
+    """Format a score or a difference of scores, as ".906" or "-.012"."""
+    # Adding 0.0 turns -0.0 into 0.0.
     text = f"{round(score, digits) + 0.0:.{digits}f}"
     return re.sub(r"^(-?)0\.", r"\1.", text)
 
 
 def difference(weight_W: Float64, score_W: Float64, other_W: Float64) -> Difference:
-    """By how much `score_W` is above `other_W`, both scored on the same windows.
+    """By how much `score_W` is above `other_W`, both over the same windows.
 
-    weight_W: float64[W], scored events of each window, above 0. score_W, other_W: float64[W].
+    weight_W: float64[W], scored events of each window, above 0.
+    score_W, other_W: float64[W].
     """
     gap_W = score_W - other_W
     mean = float(np.average(gap_W, weights=weight_W))
@@ -85,18 +87,18 @@ def difference(weight_W: Float64, score_W: Float64, other_W: Float64) -> Differe
 
 
 def block_length(num_windows: int) -> int:
-    """Windows in a block: the cube root of their number, the order at which the error of the
-    interval's width is least (Künsch 1989)."""
+    """Number of windows in a block: the cube root of the number of all windows, the order at which
+    the error of the interval's width is least (Künsch 1989)."""
     return max(1, round(math.cbrt(num_windows)))
 
 
 def radius(weight_W: Float64, gap_W: Float64, block: int) -> float:
     """Half the width of a 95 % interval of the weighted mean of differences.
 
-    The interval lies evenly around the mean (Hall 1988, "On symmetric bootstrap confidence
-    intervals"): 95 % of the draws are nearer to the mean than the radius. Draws vary about the mean
-    of the very windows they are drawn from, too little by (W - block) / W in variance, which is
-    made up for.
+    The interval is symmetric around the mean (Hall 1988, "On symmetric bootstrap confidence
+    intervals"): 95 % of the draws are closer to the mean than the radius. Draws vary around the
+    mean of the same windows from which they are drawn, so their variance is too small by the factor
+    (W - block) / W; the result is corrected for that.
 
     weight_W, gap_W: float64[W]. block: windows in a block. Returns: infinity if there is no more
     than one block.
@@ -105,19 +107,19 @@ def radius(weight_W: Float64, gap_W: Float64, block: int) -> float:
     if count <= block:
         return math.inf
 
-    # As many blocks as cover the windows; the last one is cut so that it is exactly as many.
+    # Draw blocks with as many windows in all as there are; the last block is shortened.
     num_blocks = -(-count // block)
     length_B = np.full(num_blocks, block)
     length_B[-1] = count - (num_blocks - 1) * block
     start_DB = np.random.default_rng(SEED).integers(0, count, (DRAWS, num_blocks))
 
-    # A block's sum is the difference of two running sums over the windows, laid end to end twice.
+    # The sum of a block is the difference of two running sums over the windows, repeated twice.
     def draw_sums(value_W: Float64) -> Float64:
         running = np.concatenate([[0.0], np.cumsum(np.concatenate([value_W, value_W]))])
         sums: Float64 = (running[start_DB + length_B] - running[start_DB]).sum(1)
         return sums
 
-    # Of distances from the mean, so that equal differences have none.
+    # Subtract the mean first, so that equal differences give a radius of 0.
     centred_W = gap_W - np.average(gap_W, weights=weight_W)
     distance_D = np.abs(draw_sums(weight_W * centred_W) / draw_sums(weight_W))
     return float(np.quantile(distance_D, CONFIDENCE)) * math.sqrt(count / (count - block))

@@ -1,4 +1,5 @@
-"""What was new of an event before it came: columns of every table of accuracy."""
+"""Novelty: whether an event's pair, destination and source were seen before it. Tables of accuracy
+have a column for each part."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,13 +18,13 @@ NOVELTIES = {
     "destination_new": "destination new",
     "source_new": "source new",
 }
-"""Parts of the events, with their names in tables. The first two are all events; events with a new
-destination or source are among those of new pairs."""
+"""Parts of the events, with their names in tables. The first two parts together are all events;
+events with a new destination or source also have a new pair."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoveltyCounts:
-    """Numbers of scored events by the names of NOVELTIES."""
+    """Numbers of scored events in each part of NOVELTIES."""
 
     pair_seen: int
     pair_new: int
@@ -33,11 +34,11 @@ class NoveltyCounts:
 
 @dataclass(frozen=True)
 class Novelty:
-    """What was known of scored events before each: bool[E].
+    """Facts about scored events from the time before each, bool[E].
 
-    pair_seen_E: whether an event of its edge set went from its source to its destination before.
-    known_E: whether its destination was a destination before. source_known_E: whether its source
-    took part in an event before, of any edge set.
+    pair_seen_E: whether an event of the same edge set had the same source and destination before.
+    known_E: whether its destination was a destination before.
+    source_known_E: whether its source took part in an event before, of any edge set.
     """
 
     pair_seen_E: Bools
@@ -46,8 +47,8 @@ class Novelty:
 
     @classmethod
     def of(cls, facts_EF: Float32, known_E: Bools) -> "Novelty":
-        """facts_EF: float32[E, F], facts of the true destinations as of each event."""
-        # Of several edge sets the asked one's facts come first, then those of all sets.
+        """facts_EF: float32[E, F], facts of the true destinations, as of each event."""
+        # With several edge sets, facts of the event's set come first, then those over all sets.
         all_sets = NUM_FACTS if facts_EF.shape[-1] > NUM_FACTS else 0
         return cls(
             facts_EF[:, FactColumn.LOG_SECONDS_SINCE_SENT] < NEVER_LOG_SECONDS,
@@ -57,7 +58,7 @@ class Novelty:
 
     @classmethod
     def join(cls, parts: Sequence["Novelty"]) -> "Novelty":
-        """The events of all parts, in order; none without parts."""
+        """Concatenate the events of all parts; no events if there are no parts."""
         none = np.zeros(0, np.bool_)
         return cls(
             np.concatenate([none, *(part.pair_seen_E for part in parts)]),
@@ -66,17 +67,17 @@ class Novelty:
         )
 
     def rows(self, row_N: Int64 | Bools) -> "Novelty":
-        """Some of the events, by their indices or by bool[E]."""
+        """Select events, by their indices or by bool[E]."""
         return Novelty(self.pair_seen_E[row_N], self.known_E[row_N], self.source_known_E[row_N])
 
     @cached_property
     def mask_KE(self) -> NDArray[np.float64]:
-        """1 for the events of each part, else 0, in the order of NOVELTIES: float64[4, E]."""
+        """1 for the events of each part, else 0, in the order of NOVELTIES, float64[4, E]."""
         seen = self.pair_seen_E
         return np.stack([seen, ~seen, ~self.known_E, ~self.source_known_E]).astype(np.float64)
 
     def means(self, value_E: NDArray[np.float64]) -> dict[str, float]:
-        """Mean of a value over each part that has an event, by the part's name."""
+        """Mean of a value over each part that has events, by the part's name."""
         counts = self.mask_KE.sum(1)
         sums = self.mask_KE @ value_E
         of_parts = zip(NOVELTIES, sums.tolist(), counts.tolist(), strict=True)
@@ -84,14 +85,14 @@ class Novelty:
 
     @cached_property
     def counts(self) -> "NoveltyCounts":
-        """Numbers of the events."""
+        """Number of events in each part."""
         of_parts = self.mask_KE.sum(1).astype(int).tolist()
         return NoveltyCounts(**dict(zip(NOVELTIES, of_parts, strict=True)))
 
 
 def recurrence(parts: Iterable[NoveltyCounts | None]) -> float | None:
-    """Share of the scored events whose pair was seen before, over windows that counted them; None
-    if none did."""
+    """Share of scored events with a pair that was seen before, over the windows that have counts;
+    None if none has."""
     # Records of older releases have no counts.
     counted = [part for part in parts if part is not None]
     num_events = sum(part.pair_seen + part.pair_new for part in counted)

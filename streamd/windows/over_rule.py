@@ -1,4 +1,5 @@
-"""By how much the live model ranks above a rule over windows, and whether chance explains it."""
+"""By how much the live model ranks above a rule over windows, and whether chance explains the
+difference."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -19,8 +20,8 @@ from streamd.windows.means import (
 
 
 def over_rule(parts: Sequence[Part], rule: str) -> Difference:
-    """By how much the model that served is above a rule in MRR. Both scored each of the comparable
-    parts, of which there must be one."""
+    """By how much the MRR of the version that served is above a rule's. Both must have scored each
+    of the comparable parts; at least one part is required."""
     weight_W = np.array([weight_of(part) for part in parts], np.float64)
     live_W = np.array([compared_mrr(part, "live") for part in parts])
     rule_W = np.array([compared_mrr(part, rule) for part in parts])
@@ -30,30 +31,31 @@ def over_rule(parts: Sequence[Part], rule: str) -> Difference:
 def are_newest_worse(parts: Sequence[Part], num_newest: int, rule: str) -> bool:
     """Whether the newest of comparable parts rank below a rule by more than chance explains.
 
-    Few windows have no interval of their own. The one over the parts before them is widened to so
-    few windows: by the root of the ratio of their numbers. False if too few came before.
+    A few windows alone have no interval. Instead the interval over the parts before them is widened
+    by the square root of the ratio of the numbers of parts. False if too few parts came before.
     """
     before, newest = parts[:-num_newest], parts[-num_newest:]
     if len(before) < MIN_WINDOWS:
         return False
+    # The standard error of a mean falls with the root of the number of windows.
     radius = over_rule(before, rule).radius * math.sqrt(len(before) / len(newest))
     return mean_mrr(newest, "live") - mean_mrr(newest, rule) < -radius
 
 
 class BelowRule:
-    """Follows whether the newest windows rank below the best rule over them. Owner: the trainer."""
+    """Tracks whether the newest windows rank below the best rule over them. Owner: the trainer."""
 
     def __init__(self, records: Iterable[WindowRecord] = ()) -> None:
-        """records: windows before, oldest first."""
+        """records: earlier windows, oldest first."""
         self._newest = newest_windows(records)
 
     def add(self, record: WindowRecord) -> None:
-        """Take in the next window."""
+        """Add the next window."""
         self._newest = newest_windows([*self._newest, record])
 
     @property
     def holds(self) -> bool:
-        """Whether they rank below by more than chance explains, as on the status page; False over
-        too few windows."""
+        """Whether they rank below by more than chance explains, as on the status page; False if
+        there are too few windows."""
         newest = comparable(self._newest)
         return bool(newest) and over_rule(newest, best_rule(newest)[0]).is_worse

@@ -10,7 +10,7 @@ import numpy as np
 from streamd.events import Int64
 
 MOSTLY = 0.5
-"""A window with a larger share of late events than this is not learned."""
+"""A window with a larger share of late events than this is not trained on."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,7 @@ class Window:
 
 
 class TimeIndex(Protocol):
-    """The part of a log that windows are computed from; `streamd.eventlog.reader.LogReader` is
-    one."""
+    """The part of a log that determines the windows; `streamd.eventlog.reader.LogReader` has it."""
 
     @property
     def num_edges(self) -> int: ...
@@ -47,20 +46,20 @@ class TimeIndex(Protocol):
 
 
 class LateIndex(Protocol):
-    """Counts late events; `LogReader` is one."""
+    """Counts late events; `LogReader` has it."""
 
     def num_late(self, first: int, end: int, before_us: int) -> int: ...
 
 
 def num_late(log: LateIndex, window: Window) -> int:
-    """Number of events that came late, with a time before the window's start; the log stores them
-    with the watermark as time."""
+    """Number of a window's events that came late, with a time before the window's start; the log
+    stores them with the watermark as time."""
     return log.num_late(window.first_edge, window.end_edge, window.start_us)
 
 
 def is_mostly_late(log: LateIndex, window: Window) -> bool:
-    """Whether most of a window's events have a time before it, as after a replay of many dead
-    letters. Such a window does not show its own time, so it is not learned.
+    """Whether more than half of a window's events came late, for example after a replay of many
+    dead letters. Such a window does not represent its own time, so it is not trained on.
 
     The result depends only on the log, since a closed window gets no more events.
     """
@@ -68,19 +67,21 @@ def is_mostly_late(log: LateIndex, window: Window) -> bool:
 
 
 def mergeable(log: LateIndex, windows: list[Window]) -> list[Window]:
-    """The first windows that may be learned as one: a mostly late window comes alone."""
+    """The first of the windows that may be trained on as one: a window of mostly late events comes
+    alone."""
     late = (i for i, window in enumerate(windows) if is_mostly_late(log, window))
     return windows[: max(1, next(late, len(windows)))]
 
 
 def next_window(log: TimeIndex, cursor_edge: int, width_us: int) -> Window | None:
-    """The window that begins at event id `cursor_edge`; None until the watermark passed its end.
+    """The window that begins at event id `cursor_edge`; None until the watermark has passed its
+    end.
 
     It is never empty: stretches of time without an event are skipped.
     """
     if cursor_edge >= log.num_edges:
         return None
-    # Windows begin at multiples of their width since the epoch, whatever was learned before.
+    # Windows begin at multiples of their width since the epoch, regardless of earlier windows.
     start = int(log.time_of(np.array([cursor_edge]))[0]) // width_us * width_us
     if log.watermark < start + width_us:
         return None
@@ -93,7 +94,7 @@ def recorded_windows(log: TimeIndex, width_us: int, origin_us: int = 0) -> Itera
 
     origin_us: a time at which a window begins.
     """
-    # Each window begins with the first event behind the one before, so none is empty.
+    # Each window begins with the first event after the previous one, so none is empty.
     edge = int(log.first_edge)
     while edge < log.num_edges:
         start = (
@@ -105,11 +106,12 @@ def recorded_windows(log: TimeIndex, width_us: int, origin_us: int = 0) -> Itera
 
 
 def canonical_chunks(time_E: Int64, memory_chunk: int) -> list[tuple[int, int]]:
-    """Cut a whole window into chunks of rows [a, b), of at least `memory_chunk` edges but the last.
+    """Cut a whole window into chunks of rows [a, b), of at least `memory_chunk` events each except
+    the last.
 
-    A cut lies where the time changes, so that events of equal time share a chunk.
+    Cuts are made only between different times, so that events of equal time share a chunk.
     """
-    # Times ascend, so a search finds where the time at the cut changes.
+    # Times ascend: search for the first event with a later time than the one before the cut.
     cuts = [0]
     while cuts[-1] < len(time_E):
         cut = cuts[-1] + memory_chunk
@@ -122,10 +124,11 @@ def canonical_chunks(time_E: Int64, memory_chunk: int) -> list[tuple[int, int]]:
 def closed_chunks(
     time_E: Int64, watermark: int, width_us: int, memory_chunk: int
 ) -> list[tuple[int, int]]:
-    """Cut the chunks of rows [a, b) that are final in a tail of the log, which starts at a cut.
+    """Cut a tail of the log, which starts at a cut, into chunks of rows [a, b), as far as they are
+    final.
 
-    The cuts are the same as `canonical_chunks` makes of each window, however the tail grows: a
-    chunk that more events could still join is left out.
+    The cuts equal those of `canonical_chunks` in each window, however the tail grows: a chunk that
+    later events could still join is left out.
     """
     out = []
     at = 0
@@ -133,7 +136,7 @@ def closed_chunks(
         window_end = (int(time_E[at]) // width_us + 1) * width_us
         end = int(np.searchsorted(time_E, window_end))
 
-        # Within the window a cut is final once an event of a later time lies behind it.
+        # Within the window a cut is final once an event with a later time follows it.
         cut = at + memory_chunk
         if cut < end:
             cut = int(np.searchsorted(time_E, time_E[cut - 1], side="right"))
@@ -152,7 +155,7 @@ def ends_until_after(log: TimeIndex, event: int, width_us: int) -> list[int]:
     """Ends, in microseconds, of the windows up to the first one that begins at or after an event:
     the window of that event, and the next one if events before it share its window.
 
-    Events that have not come yet are taken to follow the watermark at once.
+    Events that have not arrived yet are assumed to follow the watermark at once.
     """
     newest = log.watermark
     if event < log.num_edges:
@@ -160,7 +163,7 @@ def ends_until_after(log: TimeIndex, event: int, width_us: int) -> list[int]:
     end = (newest // width_us + 1) * width_us
     if log.lower_bound(end - width_us) >= event:
         return [end]
-    # The next window is that of the next event, which a stretch without events may precede.
+    # The next window is that of the next event; time without events may precede it.
     following = log.lower_bound(end)
     start = end
     if following < log.num_edges:
